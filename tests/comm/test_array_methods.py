@@ -162,10 +162,10 @@ def test_names_of_a_received_dtype_are_the_receivers_own(naive):
 def test_bytes_of_any_length_are_gathered_from_all_ranks(naive):
     for length in (0, 1, 96, 97, 5000):
         mine = [bytes([rank]) * (length + rank) for rank in range(naive.size)]
-        assert naive.allgather_bytes(mine[naive.rank]) == mine
-        assert CommunicatorBase.allgather_bytes(naive, mine[naive.rank]) == mine
-    with pytest.raises((TypeError, PeerError), match=r"rank 0: .*the payload of allgather_bytes"):
-        naive.allgather_bytes(b"" if naive.rank else "text")
+        assert naive.handshake("call", payload=mine[naive.rank]) == mine
+        assert CommunicatorBase.handshake(naive, "call", payload=mine[naive.rank]) == mine
+    with pytest.raises((TypeError, PeerError), match=r"rank 0: .*the payload of call"):
+        naive.handshake("call", payload=b"" if naive.rank else "text")
 
 
 two_ranks = pytest.mark.sizes(2)

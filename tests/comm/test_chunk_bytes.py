@@ -80,14 +80,13 @@ def test_large_arrays_keep_to_it_by_each_algorithm_that_is_tried(world, monkeypa
     name=["flat", "hierarchical", "two_dimensional", "pure_nccl"],
     chunk_bytes=[64, 192, 4096],
     wire=[None, "float16"],
-    cuda_aware=[False, True],
 )
 @pytest.mark.ranks(2)
-def test_gradients_on_gpus_keep_to_it(world, monkeypatch, name, chunk_bytes, wire, cuda_aware):
+def test_gradients_on_gpus_keep_to_it(world, monkeypatch, name, chunk_bytes, wire):
     monkeypatch.setenv(VARIABLE, str(chunk_bytes))
     nodes, own = IMPOSED[world.size][-1], whole_numbers(world.rank)
     how = {"allreduce_grad_dtype": wire}
-    with gpus.mpi_says(cuda_aware), installed() as gpu, on_nodes(nodes, name, **how) as comm:
+    with installed() as gpu, on_nodes(nodes, name, **how) as comm:
         gpu.delay = 0
         found = gpus.means_of(comm, list(own.values()))
         for mean, first in zip(found, whole_numbers(0).values(), strict=True):

@@ -72,7 +72,7 @@ def test_the_other_methods_come_with_the_interface():
     comm = Alone()
     assert comm.intra_size == 1
     assert comm.allgather(3) == (3,)
-    assert comm.allgather_bytes(b"three") == [b"three"]
+    assert comm.handshake("call", payload=b"three") == [b"three"]
     assert comm.scatter([4]) == 4
     assert comm.scatter(np.array([[1, 2]])).tolist() == [1, 2]
     with pytest.raises(ValueError, match="scatter needs 1 arrays"):

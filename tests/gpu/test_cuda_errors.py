@@ -46,7 +46,6 @@ ALGORITHMS: dict[str, tuple[str, tuple[int, ...], tuple[str, ...], tuple[str, ..
         (*NCCL_EACH, *GROUPED, "reduce", "broadcast", *COPIES),
     ),
     "mpi": ("flat", (0, 0, 0, 0), (), COPIES),
-    "cuda_aware": ("flat", (0, 0, 0, 0), (), COPIES[1:]),
 }
 WIRES = {"float32_sums": "float16"}
 LEAST_RANKS = {"single_leader": 3, "staged": 3, "multi_leader": 4}
@@ -99,23 +98,22 @@ def test_an_error_at_any_call_raises_on_every_rank(world, double, algorithm, whe
         grads = [gpus.put(np.full(size, step, "f4")) for size in (3, 2000)]
         models.append(Model(**{f"p{i}": Param(grad, grad) for i, grad in enumerate(grads)}))
     error = error_at(call)
-    with gpus.mpi_says(algorithm == "cuda_aware"):
-        comm = on_nodes(nodes[: world.size], name, allreduce_grad_dtype=WIRES.get(algorithm))
-        comm.set_config("reduce_dtype", "float32")  # of 16 bits
-        if when == "later":
-            for model in models[:2]:
-                comm.allreduce_grad(model)
-            world.Barrier()  # a rank that is ahead must not fail while others are in there
-        fails = fails_here(world, algorithm, call, who)
-        if fails:
-            double.plant(call, error)
-        raised = [error_of(comm.allreduce_grad, model) for model in models[2:]]
-        assert comm.allreduce_obj(1) == world.size
-        if name != "pure_nccl":
-            on_host = with_grads(w=np.full(3, world.rank, "f4"))
-            comm.allreduce_grad(on_host)
-            np.testing.assert_array_equal(on_host["w"].grad, (world.size - 1) / 2)
-        raised.append(error_of(comm.finalize))
+    comm = on_nodes(nodes[: world.size], name, allreduce_grad_dtype=WIRES.get(algorithm))
+    comm.set_config("reduce_dtype", "float32")  # of 16 bits
+    if when == "later":
+        for model in models[:2]:
+            comm.allreduce_grad(model)
+        world.Barrier()  # a rank that is ahead must not fail while others are in there
+    fails = fails_here(world, algorithm, call, who)
+    if fails:
+        double.plant(call, error)
+    raised = [error_of(comm.allreduce_grad, model) for model in models[2:]]
+    assert comm.allreduce_obj(1) == world.size
+    if name != "pure_nccl":
+        on_host = with_grads(w=np.full(3, world.rank, "f4"))
+        comm.allreduce_grad(on_host)
+        np.testing.assert_array_equal(on_host["w"].grad, (world.size - 1) / 2)
+    raised.append(error_of(comm.finalize))
     assert any(re.search("cudaError|NCCL_ERROR", text) for text in raised), raised
     assert not double.planted
     with on_nodes(nodes[: world.size], "flat") as comm:  # it was for this communicator alone

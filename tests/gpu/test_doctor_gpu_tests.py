@@ -43,15 +43,6 @@ def test_wrong_means_are_noticed(world, double, monkeypatch):
     }
 
 
-def test_device_memory_is_given_to_mpi_only_where_it_is_taken(world, gpu, monkeypatch):
-    aware = all(world.allgather(gpu_tests.mpi_takes_gpu_memory()))
-    expected = {"aware": True, "correct": True} if aware else {"aware": False}
-    assert gpu_tests.try_device_reduce(world) == expected
-    monkeypatch.setattr(gpu_tests, "mpi_takes_gpu_memory", lambda: world.rank == 0)
-    assert gpu_tests.try_device_reduce(world) == {"aware": False}
-
-
 def test_without_gpus_all_is_left_out(world, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)  # its import fails
     assert set(gpu_tests.try_gpu_means(world)) == {"reason"}
-    assert set(gpu_tests.try_device_reduce(world)) == {"aware", "reason"}

@@ -12,7 +12,7 @@ import pytest
 
 from chainermn_comm import CommunicationError, PeerError, RankMismatchError, create_communicator
 from tests.support import gpus
-from tests.support.gpus import NCCL, Real, assert_mean, have_one_each, mean_of, put
+from tests.support.gpus import NCCL, assert_mean, have_one_each, mean_of, put
 from tests.support.models import Model, Param
 from tests.support.topologies import on_nodes
 
@@ -151,25 +151,21 @@ def raises_in_this_call_or_the_next(comm, told: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kernel", "aware"),
-    [*product(ALGORITHMS, ("pack", "unpack"), (False,)), ("flat", "pack", True)],
-    indirect=["name"],
+    ("name", "kernel"), list(product(ALGORITHMS, ("pack", "unpack"))), indirect=["name"]
 )
-def test_a_rank_whose_kernel_fails_raises_on_every_rank(world, gpu, name, kernel, aware):
+def test_a_rank_whose_kernel_fails_raises_on_every_rank(world, gpu, name, kernel):
     gpu.delay = 40
     told, failing = "cudaErrorIllegalAddress", world.rank == world.size - 1
-    # Under a CUDA-aware MPI the others of `flat` have sent it their shards, and wait for its own.
-    with gpus.mpi_says(aware and not isinstance(gpu, Real)):
-        with create_communicator(name) as comm:
-            means(comm)
-            world.Barrier()  # a rank that is ahead must not fail while others are in there
-            if failing:
-                with gpus.failing(kernel, told):
-                    raises_in_this_call_or_the_next(comm, told)
-            else:
-                raises_in_this_call_or_the_next(comm, f"rank {comm.size - 1}.* failed")
-        with create_communicator(name) as comm:
-            assert_mean(comm)
+    with create_communicator(name) as comm:
+        means(comm)
+        world.Barrier()  # a rank that is ahead must not fail while others are in there
+        if failing:
+            with gpus.failing(kernel, told):
+                raises_in_this_call_or_the_next(comm, told)
+        else:
+            raises_in_this_call_or_the_next(comm, f"rank {comm.size - 1}.* failed")
+    with create_communicator(name) as comm:
+        assert_mean(comm)
 
 
 def test_a_mean_that_is_interrupted_on_a_rank_raises_on_every_rank(world, gpu):
@@ -187,21 +183,20 @@ def test_a_mean_that_is_interrupted_on_a_rank_raises_on_every_rank(world, gpu):
 
 
 @pytest.mark.parametrize(
-    ("name", "how", "aware"),
+    ("name", "how", "by_nccl"),
     [
-        ("pure_nccl", "nccl_fails", None),
+        ("pure_nccl", "nccl_fails", True),
         *[
-            pytest.param("hierarchical", how, aware, marks=pytest.mark.sizes(3, 4))
+            pytest.param("hierarchical", how, by_nccl, marks=pytest.mark.sizes(3, 4))
             for how in ("nccl_fails", "group_fails")
-            for aware in (None, False, True)
+            for by_nccl in (False, True)
         ],
     ],
 )
-def test_nccl_that_fails_on_a_rank_raises_on_every_rank(world, double, name, how, aware):
-    """Those that wait for other nodes, too, by NCCL (`aware` is None) or by MPI."""
+def test_nccl_that_fails_on_a_rank_raises_on_every_rank(world, double, name, how, by_nccl):
+    """Those that wait for other nodes, too, by NCCL or by MPI."""
     nodes = (0, 0, 1, 1)[: world.size]
-    nccl = gpus.nccl_between_nodes(aware is None)
-    with nccl, gpus.mpi_says(bool(aware)), on_nodes(nodes, name) as comm:
+    with gpus.nccl_between_nodes(by_nccl), on_nodes(nodes, name) as comm:
         means(comm)
         world.Barrier()  # a rank that is ahead must not fail while others are in there
         failing = comm.rank == 1

@@ -7,8 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from tests.support import gpus
-from tests.support.gpus import NCCL, STAGED, Real, means_of
+from tests.support.gpus import NCCL, STAGED, means_of
 from tests.support.models import with_grads
 from tests.support.topologies import IMPOSED, on_nodes
 
@@ -29,16 +28,14 @@ def bits(means: list[np.ndarray]) -> list[bytes]:
     return [mean.tobytes() for mean in means]
 
 
-@pytest.mark.parametrize("cuda_aware", [False, True])
 @pytest.mark.parametrize("wire", [None, "float16", "float64"])
-def test_bits_are_the_same_over_all_topologies_and_by_all_names(world, gpu, wire, cuda_aware):
+def test_bits_are_the_same_over_all_topologies_and_by_all_names(world, gpu, wire):
     own, found = arrays(world.rank), {}
     how = {"allreduce_grad_dtype": wire, "reproducible": True}
-    with gpus.mpi_says(cuda_aware and not isinstance(gpu, Real)):
-        for name, nodes in product((*STAGED, *NCCL), IMPOSED[world.size]):
-            if name != "single_node" or len(set(nodes)) == 1:
-                with on_nodes(nodes, name, **how) as comm:
-                    found[name, nodes] = bits(means_of(comm, own))
+    for name, nodes in product((*STAGED, *NCCL), IMPOSED[world.size]):
+        if name != "single_node" or len(set(nodes)) == 1:
+            with on_nodes(nodes, name, **how) as comm:
+                found[name, nodes] = bits(means_of(comm, own))
     assert len(found) > len(NCCL) * len(IMPOSED[world.size])
     first = next(iter(found.values()))
     assert [case for case in found if found[case] != first] == []

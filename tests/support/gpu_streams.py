@@ -82,5 +82,5 @@ def all_arrays_on_one_gpu() -> Iterator[None]:
 def parameters_on_gpus() -> Iterator[None]:
     """The optimizer takes all parameters for those on GPUs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(overlapped_exchange, "are_on_gpus", lambda _: True)
+        patch.setattr(overlapped_exchange, "_place_of", lambda _: "a GPU")
         yield

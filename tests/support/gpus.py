@@ -13,7 +13,7 @@ import pytest
 
 from chainermn_comm import CommunicationError, CommunicatorBase, devices, staging
 from chainermn_comm.allreduce import Chunk, plan_chunks
-from chainermn_comm.gpu import inter_node, kernels, links, pipeline
+from chainermn_comm.gpu import kernels, links, pipeline
 from chainermn_comm.messaging import Handshake
 from tests.support.models import Model, Param
 
@@ -100,14 +100,6 @@ def failing(place: str, message: str, error: type[BaseException] = RuntimeError)
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(where, name, fail)
-        yield
-
-
-@contextlib.contextmanager
-def mpi_says(takes_gpu_memory: bool) -> Iterator[None]:
-    """What MPI answers; the double's device memory is host memory, which any MPI takes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inter_node, "mpi_takes_gpu_memory", lambda: takes_gpu_memory)
         yield
 
 

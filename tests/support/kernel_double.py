@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from chainermn_comm.allreduce.summation import overflow_errstate, sum_rows
-
 # Bits of bfloat16 lie in uint16.
 WIRE_DTYPES = {"e": "f2", "f": "f4", "d": "f8", "b": "u2"}
 
@@ -50,11 +48,6 @@ def run_kernel(
     """Run the kernel of that name on memory that ``bytes_at`` gives for (address, bytes)."""
     operation, _, letter = name.partition("_")
     wire = bytes_at(buffer, size * np.dtype(WIRE_DTYPES[letter]).itemsize).view(WIRE_DTYPES[letter])
-    if operation == "sum":
-        places = bytes_at(table, count * 8).view(np.int64)
-        rows = [bytes_at(int(place), wire.nbytes).view(wire.dtype) for place in places]
-        wire[...] = mean_of_rows(rows, divisor)
-        return
     if operation == "cast":
         wire[...] = cast(bytes_at(table, size * 4).view("f4"), wire.dtype)
         return
@@ -68,26 +61,3 @@ def run_kernel(
                 wire[begin:end] = cast(grad, wire.dtype, divisor)
             else:
                 grad[...] = cast(wire[begin:end], grad.dtype)
-
-
-def mean_of_rows(rows: list[np.ndarray], divisor: float) -> np.ndarray:
-    """The sum in the rows' order divided, in float32 or wider, whether or not it overflows."""
-    wide = np.dtype(np.float64 if rows[0].dtype == np.float64 else np.float32)
-    terms = [cast(row, wide) for row in rows]
-    power = 1 << (len(rows) - 1).bit_length()
-    with np.errstate(all="ignore"):
-        total, scaled = terms[0], terms[0] / wide.type(power)
-        for term in terms[1:]:
-            total, scaled = total + term, scaled + term / wide.type(power)
-        mean = total / wide.type(divisor)
-        if divisor > 1:
-            mean = np.where(np.isfinite(mean), mean, scaled / wide.type(divisor / power))
-    return cast(mean, rows[0].dtype)
-
-
-def mean_on_cpus(rows: list[np.ndarray], divisor: float) -> np.ndarray:
-    """What ranks without GPUs find."""
-    found = np.empty_like(rows[0])
-    with overflow_errstate() if divisor > 1 else np.errstate(all="ignore"):
-        sum_rows([row.copy() for row in rows], found, divisor)
-    return found

@@ -10,7 +10,7 @@ from tests.support.doctor import COMMUNICATORS, STAGES, STEPS, turns
 
 # Of two ranks.
 START, ALLGATHER, ORDER, MESSAGES = STEPS[:4]
-GPU_MEANS, DEVICE, END = STEPS[-3:]
+GPU_MEANS, END = STEPS[-2:]
 FLAT = "communicator flat"
 IN_TURN = turns(0, 1)
 GPU_LESS = "CUDA finds no device"
@@ -21,7 +21,6 @@ SPECIAL = {
     ALLGATHER: {"ranks": [0, 1]},
     "communicator pure_nccl": {"reason": GPU_LESS},
     GPU_MEANS: {"reason": GPU_LESS},
-    DEVICE: {"aware": False, "reason": GPU_LESS},
     ORDER: {},
     END: {},
 }
@@ -65,7 +64,7 @@ def test_a_good_job_is_well(judge):
     found, bad = judge(*both())
     assert bad == []
     skipped = [name for name, one in found.items() if one.status == "skipped"]
-    assert skipped == ["communicator pure_nccl", "means on gpus", "device reduce"]
+    assert skipped == ["communicator pure_nccl", "means on gpus"]
     assert "5 GB/s, 0.5 of a copy in memory (10 GB/s)" in found[FLAT].message
     assert found[FLAT].details == RATES
 
@@ -218,21 +217,6 @@ def test_lower_thread_levels_are_warned_of_unless_asked_for(judge, machine):
     assert judge(*funneled)[1] == ["thread level"]
     machine.plant(MPI4PY_RC_THREAD_LEVEL="funneled")
     assert judge(*funneled)[1] == []
-
-
-@pytest.mark.parametrize(
-    ("of_device", "vendor", "status", "fix"),
-    [
-        ({"aware": True, "correct": True}, "MPICH", "ok", ""),
-        ({"aware": True, "correct": False}, "MPICH", "failed", OTHER),
-        ({"aware": False}, "MPICH", "skipped", ""),
-        ({"aware": False}, "MVAPICH2", "warning", "export MV2_USE_CUDA=1"),
-    ],
-)
-def test_reduces_of_gpu_memory_are_judged(judge, machine, of_device, vendor, status, fix):
-    machine.mpi(vendor, "MPICH")
-    found = judge(*({**one, DEVICE: of_device} for one in both()))[0][DEVICE]
-    assert (found.status, (found.hint or "").split("   #")[0]) == (status, fix)
 
 
 @pytest.mark.parametrize(("status", "bad"), [(0, []), (3, [END]), (None, [END])], ids=str)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 
-from chainermn_train.optimizers.background_thread import BackgroundThread
+from chainermn_train.background_thread import BackgroundThread
 
 
 def test_a_thread_hands_over_its_error_and_restores_the_interval():

@@ -6,13 +6,13 @@ from itertools import product
 
 import pytest
 
-from chainermn_train.optimizers.decision import Agreement, Decision, Report, decide
+from chainermn_train.optimizers.decision import Decision, Report, decide, keeps_gradients
 
 SIZE = 3
 NONE_SOME_ALL = (0, 1, SIZE)
 COUNTED = [
-    *("before_loss", "before_backward", "unshared", "changed", "apart", "uninitialized"),
-    *("without_loss", "rescaled", "without_model", "failed", "in_flight", "resend"),
+    *("before_loss", "before_backward", "unshared", "changed", "apart", "cannot_count"),
+    *("rescaled", "in_flight", "resend"),
 ]
 
 
@@ -20,10 +20,8 @@ def expected(total: Report, is_last: bool) -> Decision:
     """The table that `decide` stands for, a row a line: what holds, and what is done then."""
     differ = total.unshared or total.changed or total.apart
     differ = differ or total.in_flight == 1 or total.before_loss == 1
-    in_time = total.before_loss == SIZE and not total.uninitialized and not total.without_loss
+    in_time = total.before_loss == SIZE and not total.cannot_count
     rows = [
-        (total.without_model, Decision.RAISE_WITHOUT_MODEL),
-        (total.failed, Decision.RAISE_FAILED),
         (total.rescaled and not total.apart, Decision.COMPARE_SETTINGS),
         (differ and in_time, Decision.SYNCHRONIZE),
         (differ, Decision.START_AGAIN),
@@ -50,7 +48,7 @@ def test_every_combination_of_reports_has_its_row(is_last, drifted):
     missing = (
         {Decision.COMPARE_STATE}
         if not drifted
-        else set(Decision) - {*list(Decision)[:4], Decision.SYNCHRONIZE, Decision.START_AGAIN}
+        else set(Decision) - {*list(Decision)[:2], Decision.SYNCHRONIZE, Decision.START_AGAIN}
     )
     assert seen == set(Decision) - missing - {Decision.STEP if not is_last else Decision.ADD}
 
@@ -65,11 +63,10 @@ ROWS = {
         Decision.COMPARE_SETTINGS,
     ),
     "alike settings then": ({"before_loss": 3, "unshared": 3}, Decision.SYNCHRONIZE),
-    "lazy parameters": (
-        {"before_loss": 3, "unshared": 3, "uninitialized": 1},
+    "lazy parameters, or no loss on one": (
+        {"before_loss": 3, "unshared": 3, "cannot_count": 1},
         Decision.START_AGAIN,
     ),
-    "no loss on one": ({"before_loss": 3, "unshared": 3, "without_loss": 1}, Decision.START_AGAIN),
     "a link replaced on all": ({"before_loss": 3, "changed": 3}, Decision.SYNCHRONIZE),
     "a link replaced on one": ({"before_loss": 1, "changed": 1}, Decision.START_AGAIN),
     "a hook failed on one": ({"before_loss": 1, "apart": 1}, Decision.START_AGAIN),
@@ -109,4 +106,4 @@ def test_what_is_done_where(row):
     ],
 )
 def test_gradients_stay_only_where_all_ranks_begin_or_resume(counts, keeps):
-    assert Agreement(Decision.SYNCHRONIZE, Report(**counts), SIZE).keeps_gradients is keeps
+    assert keeps_gradients(Report(**counts), SIZE) is keeps

@@ -10,8 +10,10 @@ import chainer
 import numpy as np
 import pytest
 
+from chainermn_comm import PeerError
 from chainermn_train import create_multi_node_optimizer
 from chainermn_train.optimizers import gradient_set
+from tests.support.exchanges import HIERARCHICAL, KINDS, exchanging, states
 from tests.support.stale import TanhNet, batch_of
 from tests.support.training import assert_near, load_state, same_everywhere, state_of
 
@@ -95,6 +97,29 @@ def test_the_loss_scale_may_change_in_the_middle_of_a_group(comm, double_precisi
         optimizer.update(model, batch(comm.rank, number))
     large_steps(expected, comm.size, range(3))
     assert_near(model, expected, 1e-12)
+
+
+@HIERARCHICAL
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_flush_that_fails_on_a_rank_loses_nothing(comm, kind):
+    """It is repeated, and makes the steps that it would have made."""
+    ends = []
+    for fails in False, True:
+        optimizer = exchanging(kind, comm, momentum(), net(0), steps=3)
+        for number in range(5):
+            optimizer.update(optimizer.target, batch(comm.rank, number))
+        if fails:
+            with pytest.MonkeyPatch.context() as patch:
+                if comm.rank == comm.size - 1:
+                    failing = mock.Mock(side_effect=MemoryError)
+                    patch.setattr(gradient_set.GradientGroup, "assign_mean", failing)
+                with pytest.raises((MemoryError, PeerError)):
+                    optimizer.flush()
+        optimizer.flush()
+        assert optimizer.t == 2
+        ends.append(states(optimizer))
+        optimizer.finalize()
+    assert ends[0] == ends[1]
 
 
 # Saving and loading.

@@ -32,7 +32,7 @@ def test_ranks_stay_alike_whatever_happens(world, comm, stderr, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_stay_alike_in_many_sequences(world, comm, stderr, kind):
     """With another seed each time; CHAINERMN_TEST_SEED repeats one."""
-    seed, count = chosen_seed(), MANY[world.size] // len(KINDS)
+    seed, count = chosen_seed(), -(-MANY[world.size] // len(KINDS))
     if world.rank == 0:
         os.write(stderr, f"\n--- {kind}: CHAINERMN_TEST_SEED={seed}\n".encode())
     failure = play(world, comm, stderr, kind, seed, count)

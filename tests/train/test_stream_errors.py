@@ -1,4 +1,4 @@
-"""Streams and events beside training: the host needn't wait, and CUDA's errors reach all ranks."""
+"""Streams and events beside training: the host needn't wait, and CUDA's errors are told."""
 
 from __future__ import annotations
 
@@ -64,9 +64,10 @@ def test_the_host_waits_for_no_gpu_while_gradients_travel_beside_backward(world,
 
 
 @pytest.mark.parametrize(("kind", "call", "update", "after"), CASES)
-def test_an_error_is_raised_on_all_ranks_and_training_goes_on(
+def test_an_error_is_raised_and_who_goes_on_trains_with_the_same_state(
     world, gpu, kind, call, update, after
 ):
+    """On all ranks where they agree after it; else on its own, and they share rank 0's state."""
     with create_communicator("naive") as comm:
         model = Deep()
         optimizer = create_multi_node_optimizer(
@@ -82,9 +83,11 @@ def test_an_error_is_raised_on_all_ranks_and_training_goes_on(
         ]
         raised = [error for error in outcomes if error is not None]
         assert comm.rank != 1 or gpu.recover(), "the call isn't made"
-        assert WORDS in str(raised[0])
-        assert isinstance(raised[0], PeerError) != (comm.rank == 1)
-        # A rank that failed while the others stepped may raise twice: at once, and with them.
-        assert len(raised) <= 1 + (comm.rank == 1 and kind == "overlap")
+        assert len(raised) <= 1
+        if comm.rank == 1:
+            assert WORDS in str(raised[0])
+        elif kind == "double_buffering" or update == FIRST:
+            assert WORDS in str(raised[0])
+            assert isinstance(raised[0], PeerError)
         assert same_everywhere(comm, model)
         optimizer.finalize()

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from chainer import _backprop_utils
 
 from chainermn_train.optimizers import tracked_backward
-from tests.support.jobs import run_text
 
 WIDTH = 4
 X = np.arange(2 * WIDTH, dtype="f4").reshape(2, WIDTH) / 10
@@ -251,68 +246,3 @@ def test_a_layer_that_failed_has_its_own_backward_again(monkeypatch):
 def test_a_loss_that_no_function_computed_tells_nothing():
     model = Net()
     assert told_of(model, chainer.Variable(np.ones((), "f4"))) == []
-
-
-# Where Chainer's insides are others.
-
-
-class OtherTable(_backprop_utils.GradTable):
-    """Keeps gradients under another name."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.kept = self.grads
-
-    def __getattribute__(self, name):
-        if name == "grads" and sys._getframe(1).f_code.co_filename == tracked_backward.__file__:
-            raise AttributeError(name)
-        return super().__getattribute__(name)
-
-
-def test_with_other_insides_it_is_not_available_and_says_so(monkeypatch):
-    assert tracked_backward.is_available
-    with monkeypatch.context() as patch:
-        patch.setattr(_backprop_utils, "GradTable", OtherTable)
-        with pytest.warns(RuntimeWarning, match="overlap=True hides nothing"):
-            importlib.reload(tracked_backward)
-        assert not tracked_backward.is_available
-    importlib.reload(tracked_backward)
-    assert tracked_backward.is_available
-
-
-WITHOUT = """
-import warnings
-from chainer import _backprop_utils
-
-plain = _backprop_utils.GradTable
-class Frozen(plain):
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.__dict__["table"] = self.__dict__.pop("grads")
-    grads = property(lambda self: self.table if sys._getframe(1).f_globals["__name__"]
-                     == "chainer._backprop_utils" else None)
-    @grads.setter
-    def grads(self, value): self.__dict__["grads"] = value
-import sys
-_backprop_utils.GradTable = Frozen
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    import chainermn_train
-assert [each for each in caught if "hides nothing" in str(each.message)], caught
-from chainermn_comm import create_communicator
-from tests.support.overlapped import Twins, sending
-
-comm = create_communicator()
-twins = Twins(comm)
-with sending(comm) as events:
-    twins.update(4)
-assert set(events) == {"after backward"}, events
-twins.finalize()
-print("as ever")
-"""
-
-
-def test_overlap_is_the_synchronous_way_then():
-    job = run_text(2, WITHOUT)
-    assert job.returncode == 0, job
-    assert job.out.count("as ever") == 2, job

@@ -32,8 +32,11 @@ class CommunicatorBase(ABC):
     can put in a buffer: any shape, memory order and dtype but ``object``; a scalar; or a tuple or
     list of arrays, which arrives as a tuple. Methods ending in ``_obj`` send any picklable object.
 
-    All ranks raise RankMismatchError where they call different collective methods. Where a rank's
-    own error keeps it from taking part, it raises that error, and the others raise PeerError.
+    Where an argument isn't as a method describes it, or pickling or unpickling fails, the rank
+    raises TypeError, ValueError, or what pickle raises; :meth:`send` and the like have sent nothing
+    then. A collective method raises on every rank: the others raise PeerError, which names the rank
+    and says why. All raise RankMismatchError where they call different methods, or where roots,
+    names, or shapes and dtypes differ that must be equal. The communicator can be used afterwards.
     After :meth:`finalize` a method that communicates raises FinalizedError.
 
     Attributes:
@@ -108,9 +111,6 @@ class CommunicatorBase(ABC):
 
         Returns:
             The communicator of this rank's group, with this one's settings.
-
-        Raises:
-            ValueError: color or key isn't such an int; PeerError on the other ranks.
         """
 
     # Arrays.
@@ -123,10 +123,6 @@ class CommunicatorBase(ABC):
             data: an array of any shape and dtype, or a tuple of them.
             dest: the rank that receives it; not this one.
             tag: an int from 0 on; a message is received with the tag with which it was sent.
-
-        Raises:
-            TypeError: ``data`` is no array.
-            ValueError: there is no such rank or tag.
         """
 
     @abstractmethod
@@ -167,11 +163,6 @@ class CommunicatorBase(ABC):
                 which it was sent.
             label: what the call is made for, for the watchdog's reports.
             message_id: 64 bits, signed.
-
-        Raises:
-            TypeError: the metadata are not bytes, ``data`` no tuple, or the message id no int;
-                nothing has been sent then.
-            ValueError: the message id is too large, or there is no such rank or tag.
         """
         check_metadata(metadata, data, message_id, self.rank)
         head = np.frombuffer(message_id.to_bytes(8, "little", signed=True) + metadata, np.uint8)
@@ -221,11 +212,6 @@ class CommunicatorBase(ABC):
 
         Returns:
             An array of the shape and dtype of root's.
-
-        Raises:
-            RankMismatchError: on all ranks, when roots differ.
-            ValueError: there is no rank ``root``; PeerError on the other ranks.
-            TypeError: ``data`` is no array at ``root``; PeerError on the other ranks.
         """
 
     @abstractmethod
@@ -238,11 +224,6 @@ class CommunicatorBase(ABC):
 
         Returns:
             At ``root`` a tuple of ``size`` arrays in rank order, its own included; None elsewhere.
-
-        Raises:
-            RankMismatchError: on all ranks, when roots differ.
-            ValueError: there is no rank ``root``; PeerError on the other ranks.
-            TypeError: ``data`` is no array; PeerError on the other ranks.
         """
 
     @abstractmethod
@@ -254,10 +235,6 @@ class CommunicatorBase(ABC):
 
         Returns:
             A tuple of ``size`` arrays, the i-th from rank ``i``.
-
-        Raises:
-            TypeError: ``xs`` or a value in it isn't as above; PeerError on the other ranks.
-            ValueError: ``xs`` hasn't ``size`` values; PeerError on the other ranks.
         """
 
     @abstractmethod
@@ -270,10 +247,6 @@ class CommunicatorBase(ABC):
 
         Returns:
             A new array of the same shape and dtype.
-
-        Raises:
-            RankMismatchError: on all ranks, when shapes or dtypes differ.
-            TypeError: ``data`` is no array of numbers; PeerError on the other ranks.
         """
 
     def allgather(self, x: Any) -> tuple[Any, ...]:
@@ -284,27 +257,8 @@ class CommunicatorBase(ABC):
 
         Returns:
             A tuple of ``size`` arrays in rank order.
-
-        Raises:
-            TypeError: ``x`` is no array; PeerError on the other ranks.
         """
         return self.alltoall((x,) * self.size)
-
-    def allgather_bytes(self, data: bytes, label: str = "allgather_bytes") -> list[bytes]:
-        """Return every rank's bytes, in rank order, on every rank (collective).
-
-        It is a handshake with a payload: nothing is pickled, and no array described.
-
-        Args:
-            data: some kilobytes at most; lengths may differ.
-            label: what the call is made for, for errors and the watchdog's reports; the same on all
-                ranks.
-
-        Raises:
-            RankMismatchError: on all ranks, when labels differ.
-            TypeError: ``data`` isn't bytes; PeerError on the other ranks.
-        """
-        return self.handshake(label, payload=data)
 
     def handshake(
         self,
@@ -369,12 +323,6 @@ class CommunicatorBase(ABC):
 
         Returns:
             The array for this rank.
-
-        Raises:
-            RankMismatchError: on all ranks, when roots differ.
-            TypeError: ``xs`` or a value in it isn't as above; PeerError on the other ranks.
-            ValueError: ``xs`` hasn't ``size`` values at ``root``, or there is no rank ``root``;
-                PeerError on the other ranks.
         """
         own = () if xs is None or self.rank != root else tuple(xs)
         arrays = self.bcast(own, root=root)
@@ -395,9 +343,6 @@ class CommunicatorBase(ABC):
             obj: anything that can be pickled; what pickling raises is raised.
             dest: the rank that receives it; not this one.
             tag: an int from 0 on; a message is received with the tag with which it was sent.
-
-        Raises:
-            ValueError: there is no such rank or tag.
         """
 
     @abstractmethod
@@ -425,11 +370,6 @@ class CommunicatorBase(ABC):
 
         Returns:
             ``obj`` itself at ``root``, a copy elsewhere.
-
-        Raises:
-            RankMismatchError: on all ranks, when roots differ.
-            ValueError: there is no rank ``root``; PeerError on the other ranks.
-            Exception: what pickling or unpickling raises on this rank; PeerError on the others.
         """
 
     @abstractmethod
@@ -442,11 +382,6 @@ class CommunicatorBase(ABC):
 
         Returns:
             At ``root`` a list of ``size`` objects in rank order; None elsewhere.
-
-        Raises:
-            RankMismatchError: on all ranks, when roots differ.
-            ValueError: there is no rank ``root``; PeerError on the other ranks.
-            Exception: what pickling or unpickling raises on this rank; PeerError on the others.
         """
 
     @abstractmethod
@@ -455,10 +390,6 @@ class CommunicatorBase(ABC):
 
         Args:
             obj: this rank's object, which can be pickled and added.
-
-        Raises:
-            TypeError: on all ranks, when the objects can't be added.
-            Exception: what pickling or unpickling raises on this rank; PeerError on the others.
         """
 
     def allgather_obj(self, obj: Any) -> list[Any]:
@@ -466,9 +397,6 @@ class CommunicatorBase(ABC):
 
         Args:
             obj: this rank's object, which can be pickled.
-
-        Raises:
-            Exception: what pickling or unpickling raises on this rank; PeerError on the others.
         """
         everybody: list[Any] = self.bcast_obj(self.gather_obj(obj))
         return everybody
@@ -479,13 +407,6 @@ class CommunicatorBase(ABC):
         Args:
             objs: at ``root``, ``size`` objects that can be pickled; ignored elsewhere.
             root: the rank that sends; the same on all ranks.
-
-        Raises:
-            RankMismatchError: on all ranks, when roots differ.
-            TypeError: ``objs`` is no sequence at ``root``; PeerError on the other ranks.
-            ValueError: ``objs`` hasn't ``size`` values at ``root``, or there is no rank ``root``;
-                PeerError on the other ranks.
-            Exception: what pickling or unpickling raises on this rank; PeerError on the others.
         """
         return self.bcast_obj(objs, root=root)[self.rank]
 
@@ -497,11 +418,6 @@ class CommunicatorBase(ABC):
 
         Returns:
             A list of ``size`` objects, the i-th from rank ``i``.
-
-        Raises:
-            TypeError: ``objs`` is no sequence; PeerError on the other ranks.
-            ValueError: ``objs`` hasn't ``size`` values; PeerError on the other ranks.
-            Exception: what pickling or unpickling raises on this rank; PeerError on the others.
         """
         return [row[self.rank] for row in self.allgather_obj(objs)]
 
@@ -514,10 +430,6 @@ class CommunicatorBase(ABC):
         Args:
             model: anything with ``namedparams()``; each parameter's ``data`` is overwritten. Names,
                 shapes and dtypes must be equal on all ranks.
-
-        Raises:
-            RankMismatchError: on all ranks, when they aren't.
-            TypeError: ``model`` isn't as above; PeerError on the other ranks.
         """
 
     def broadcast_data(self, model: Any) -> None:
@@ -532,11 +444,6 @@ class CommunicatorBase(ABC):
             model: anything with ``namedparams()``; each parameter's ``grad`` is overwritten or
                 replaced. Names, shapes and dtypes must be equal on all ranks.
             zero_fill: as for :meth:`multi_node_mean_grad`, which calls this without it.
-
-        Raises:
-            RankMismatchError: on all ranks, when they aren't.
-            TypeError: ``model`` isn't as above, or a gradient no array of floats; PeerError on the
-                other ranks.
         """
 
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
@@ -546,9 +453,6 @@ class CommunicatorBase(ABC):
             model: as for :meth:`allreduce_grad`.
             zero_fill: count a missing gradient (None) as zeros. Without it, the same gradients must
                 be missing on all ranks, and they stay None.
-
-        Raises:
-            RankMismatchError, TypeError: as :meth:`allreduce_grad` does.
         """
         if zero_fill:
             for _, param in model.namedparams():

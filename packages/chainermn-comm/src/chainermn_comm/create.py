@@ -55,7 +55,7 @@ def create_communicator(
                         exchanges with the other nodes
     ``two_dimensional`` the same, but as many ranks as the smallest node has exchange
     ``single_node``     the same, and refuses more than one node
-    ``non_cuda_aware``  as ``hierarchical``; never gives MPI memory of GPUs
+    ``non_cuda_aware``  as ``hierarchical``, but between nodes by MPI
     ``flat``            packed into chunks, straight through MPI
     ``naive``           one by one, straight through MPI
     ``pure_nccl``       for gradients on GPUs only: straight through NCCL
@@ -63,11 +63,10 @@ def create_communicator(
     ==================  ==================================================================
 
     Gradients on GPUs go through NCCL in a node and between nodes. Where NCCL doesn't connect the
-    nodes, rank 0 says so once, and MPI does; always by ``non_cuda_aware``. Those of ``flat`` and
-    ``naive`` go through MPI only. MPI gets GPU memory where it is CUDA-aware on all ranks
-    (``MPIX_Query_cuda_support``), except by ``non_cuda_aware``; else host memory. Where NCCL takes
-    all sums, a mean is enqueued, and the current stream waits for it; what fails then is raised by
-    the next call, or by ``finalize``.
+    nodes, rank 0 says so once, and they go through host memory and MPI; always by
+    ``non_cuda_aware``. Those of ``flat`` and ``naive`` go through host memory and MPI only. Where
+    NCCL takes all sums, a mean is enqueued, and the current stream waits for it; what fails then is
+    raised by the next call, or by ``finalize``.
 
     Gradients travel in chunks, whose default size depends on the algorithm. The environment
     variable ``CHAINERMN_CHUNK_BYTES`` overrides it, the same on all ranks: a number of bytes, a

@@ -44,13 +44,9 @@ class MpiCommunicator(CommunicatorBase):
     Where CUDA fails on a rank, a collective method raises ``CommunicationError`` on all ranks;
     ``send`` does on its rank, and the receiver's ``recv`` raises ``PeerError``.
 
-    All collective methods raise on every rank: ``RankMismatchError`` when ranks call different
-    operations or pass arguments that don't fit; where one rank's argument is wrong in itself,
-    ``TypeError`` or ``ValueError`` there and ``PeerError`` elsewhere. The communicator can be
-    used afterwards. But an exception in the middle of a call that moves data (no memory, a signal's
-    handler) ends the job, as it can't be raised on the other ranks. Where
-    ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0`` refuses that, later calls on this rank raise
-    ``CommunicationError``.
+    An exception in the middle of a call that moves data (no memory, a signal's handler) ends the
+    job, as it can't be raised on the other ranks. Where ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0``
+    refuses that, later calls on this rank raise ``CommunicationError``.
 
     Only one thread at a time may use it; another thread needs a communicator of its own, made by
     :meth:`split`.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import sys
 from functools import partial
 from types import FrameType
@@ -17,7 +16,6 @@ from .functions import check_communicator
 
 _NAME = "share_loss_scale"
 _SCALING = ("_loss_scale", "_loss_scaling_multiplier", "_loss_scaling_isnan_ever")
-_FORM = struct.Struct("<dd?")
 
 
 def share_loss_scale(optimizer: Any, communicator: CommunicatorBase) -> None:
@@ -50,17 +48,16 @@ def share_loss_scale(optimizer: Any, communicator: CommunicatorBase) -> None:
     """
     communicator = check_communicator(communicator, "communicator")
     with SharedFailure(communicator.handshake, _NAME):
-        payload = _check_scaling(optimizer, communicator.rank)
-    scaling = _FORM.unpack(communicator.handshake(_NAME, payload=payload)[0])
-    for name, value in zip(_SCALING, scaling, strict=True):
+        own = _check_scaling(optimizer, communicator.rank)
+    for name, value in zip(_SCALING, communicator.bcast_obj(own), strict=True):
         setattr(optimizer, name, value)
     if _NAME in optimizer._hookable._pre_update_hooks:
         optimizer.remove_hook(_NAME)
     optimizer.add_hook(partial(_share_overflow, communicator), _NAME, "pre")
 
 
-def _check_scaling(optimizer: Any, rank: int) -> bytes:
-    """Return the packed settings of the scale; raise if the optimizer can't share one."""
+def _check_scaling(optimizer: Any, rank: int) -> list[Any]:
+    """Return the settings of the scale; raise if the optimizer can't share one."""
     if optimizer._hookable is None:
         raise RuntimeError(f"rank {rank}: the optimizer has no model: call its setup(model) first")
     if not optimizer._loss_scaling_is_dynamic:
@@ -72,7 +69,7 @@ def _check_scaling(optimizer: Any, rank: int) -> bytes:
         for name, param in optimizer.target.namedparams():
             if not param.is_initialized:
                 raise ValueError(f"rank {rank}: {name} is not initialised: give its input size")
-    return _FORM.pack(*[getattr(optimizer, name) for name in _SCALING])
+    return [getattr(optimizer, name) for name in _SCALING]
 
 
 def _share_overflow(communicator: CommunicatorBase, optimizer: Any) -> None:

@@ -46,10 +46,8 @@ FACTORIES: dict[str, Factory] = {
     "nccl_only": lambda context: _through_nccl(context, Topology((0,) * context.size)),
     # NCCL in each node; one rank of each exchanges with other nodes, by NCCL too where it can.
     "single_leader": lambda context: _through_nccl(context, context.topology),
-    # The same; between nodes always by MPI and through host memory.
-    "single_leader_staged": lambda context: _through_nccl(
-        context, context.topology, between="staged"
-    ),
+    # The same; between nodes always through host memory and MPI.
+    "single_leader_staged": lambda context: _through_nccl(context, context.topology, between="mpi"),
     # NCCL in each node; as many ranks as possible exchange, each a shard.
     "multi_leader": lambda context: _through_nccl(
         context, context.topology, context.topology.least_intra_size

@@ -1,4 +1,4 @@
-"""The only CUDA source: kernels that pack a chunk's gradients, unpack them, sum, and cast.
+"""The only CUDA source: kernels that pack a chunk's gradients, unpack them, and cast.
 
 The first two walk a table of a chunk's segments, and cast and divide on the way.
 """
@@ -128,26 +128,6 @@ __device__ inline void walk(
     }
 }
 
-// Sums rows of numbers in their order and divides, in float32 or wider; a sum that overflows is
-// taken anew of terms divided by a power of two, which is exact.
-template <typename Wire>
-__device__ inline void sum(const i64* rows, i64 count, Wire* out, i64 size, double divisor) {
-    typedef decltype(widen(Wire())) Wide;
-    Wide power = 1;
-    while (power < count) power *= 2;
-    for (i64 i = (i64)blockIdx.x * THREADS + threadIdx.x; i < size; i += (i64)gridDim.x * THREADS) {
-        Wide total = widen(((const Wire*)rows[0])[i]);
-        for (i64 r = 1; r < count; ++r) total += widen(((const Wire*)rows[r])[i]);
-        Wide mean = total / (Wide)divisor;
-        if (divisor > 1 && mean - mean != 0) {
-            total = 0;
-            for (i64 r = 0; r < count; ++r) total += widen(((const Wire*)rows[r])[i]) / power;
-            mean = total / ((Wide)divisor / power);
-        }
-        narrow(mean, out[i]);
-    }
-}
-
 template <typename Wire>
 __device__ inline void cast(const float* from, Wire* to, i64 size) {
     for (i64 i = (i64)blockIdx.x * THREADS + threadIdx.x; i < size; i += (i64)gridDim.x * THREADS)
@@ -162,10 +142,6 @@ __device__ inline void cast(const float* from, Wire* to, i64 size) {
     extern "C" __global__ void unpack_##LETTER(                                            \
         const Part* parts, i64 count, Wire* wire, i64 size, double divisor) {              \
         walk<false>(parts, count, wire, size, divisor);                                    \
-    }                                                                                      \
-    extern "C" __global__ void sum_##LETTER(                                               \
-        const i64* rows, i64 count, Wire* out, i64 size, double divisor) {                 \
-        sum<Wire>(rows, count, out, size, divisor);                                        \
     }                                                                                      \
     extern "C" __global__ void cast_##LETTER(                                              \
         const float* from, i64, Wire* to, i64 size, double) {                              \
@@ -216,14 +192,13 @@ def launch(
     """Run a kernel on the current stream; return at once.
 
     Args:
-        name: ``"pack"``; ``"unpack"``, which ignores ``divisor``; ``"sum"``, of rows in their
-            order; or ``"cast"``, of float32 numbers, which ignores ``count``, too.
+        name: ``"pack"``; ``"unpack"``, which ignores ``divisor``; or ``"cast"``, of float32
+            numbers, which ignores ``count``, too.
         dtype: of the numbers in ``buffer``, one of ``DTYPE_CODES``.
-        table: GPU memory: a chunk's :func:`segment_table`; for a sum the address of each row, of
-            which ``buffer`` may be one, (count,) int64; for a cast the numbers themselves.
-        count: of the chunk's segments, or of the rows.
+        table: GPU memory: a chunk's :func:`segment_table`; for a cast the numbers themselves.
+        count: of the chunk's segments.
         buffer: GPU memory of at least ``size`` numbers.
-        size: elements of the chunk or the sum.
+        size: elements of the chunk.
         divisor: each element is divided by it, in float32 or wider, before it is rounded.
     """
     kernel = devices.kernel(source(), f"{name}_{DTYPE_CODES[dtype.name]}")

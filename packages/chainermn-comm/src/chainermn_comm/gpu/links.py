@@ -11,7 +11,6 @@ from mpi4py import MPI
 from ..errors import CommunicationError, SharedFailure
 from ..messaging import Context
 from ..topology import Topology
-from . import inter_node
 from .failures import on_all_ranks
 from .inter_node import MpiExchange
 from .nccl import NcclCommunicator
@@ -56,9 +55,8 @@ def connect_ranks(
 
     NCCL is used within nodes of more than one rank. Between nodes each node's ``leaders``, at most
     the ranks of the smallest node, exchange equal shards of every chunk: through NCCL where
-    ``between`` is ``"nccl"`` and it can be connected; else through MPI, by GPU memory where that is
-    CUDA-aware on all ranks, else by host memory; always by host memory if it is ``"staged"``. At
-    most ``slots`` chunks are on their way by MPI.
+    ``between`` is ``"nccl"`` and it can be connected; else through host memory and MPI, at most
+    ``slots`` chunks at a time.
     """
     comm, rank = context.comm, context.rank
     several = topology.inter_size > 1
@@ -83,18 +81,15 @@ def connect_ranks(
             inter, why = _connect_nodes(context, inter_comm if is_leader else None)
         exchange, by_mpi = None, several and (between != "nccl" or bool(why))
         if by_mpi:
-            aware = between != "staged" and all(comm.allgather(inter_node.mpi_takes_gpu_memory()))
-            kind = inter_node.CudaAwareExchange if aware else inter_node.StagedExchange
             exchange = on_all_ranks(
                 context.handshake,
                 f"rank {rank}: {OPERATION} by MPI",
-                lambda: kind(inter_comm, slots) if is_leader else None,
+                lambda: MpiExchange(inter_comm, slots) if is_leader else None,
             )
             if why and rank == 0:
-                way = "a CUDA-aware MPI" if aware else "host memory and MPI"
                 print(
                     f"ChainerMN: NCCL doesn't connect the nodes ({why}); gradients on GPUs go "
-                    f"between them through {way}",
+                    "between them through host memory and MPI",
                     file=sys.stderr,
                 )
     except BaseException:

@@ -16,7 +16,7 @@ from mpi4py import MPI
 MAX_MESSAGE_BYTES = 3 << 29
 _DISCARD_BYTES = 64 << 10
 
-# A contiguous 1-D array that MPI takes: NumPy's, or CuPy's where MPI is CUDA-aware.
+# A contiguous 1-D array that MPI takes.
 Buffer: TypeAlias = Any
 
 

@@ -12,6 +12,11 @@ Every function is collective, and so is its backward, unless no rank needs a gra
   a rank's loss depends on none of the results, connect one to it:
   ``loss = pseudo_connect(result, loss)``.
 - Gradients can be differentiated again (``enable_double_backprop=True``, on all ranks).
+- TypeError says that ``comm`` is no communicator, or that no variable or array was given where one
+  must be; ValueError that there is no such rank, that variables are not initialised, or not as many
+  or as large as described. The other ranks raise PeerError then. All raise RankMismatchError when
+  they call different functions or what must be equal differs; and by backward, if a gradient is
+  needed and some rank called in ``no_backprop_mode``.
 - Nothing is converted: each array and each gradient is sent in its own dtype. Sums are taken in
   float32 or wider and rounded once, by the communicators of ``create_communicator``.
 """
@@ -47,13 +52,6 @@ def bcast(comm: CommunicatorBase, x: Any = None, root: int = 0) -> Variable:
 
     Returns:
         A variable with the shape and dtype of the root's.
-
-    Raises:
-        TypeError: ``comm`` is no communicator, or the root's ``x`` no variable or array.
-        ValueError: there is no rank ``root``, or the root's ``x`` is not initialised.
-        PeerError: another rank raised one of these.
-        RankMismatchError: on all ranks, when they call different functions or roots differ; and
-            by backward, if a gradient is needed and some rank called in ``no_backprop_mode``.
     """
     return _apply_from_root(comm, "bcast", x, root, lambda: (_variable(comm, "x", x),))
 
@@ -74,11 +72,6 @@ def gather(comm: CommunicatorBase, x: Any, root: int = 0) -> Any:
         :func:`send` (float32 of shape ``(0,)``), because that gradient can only come back if
         backward starts here too: call its ``backward``, or connect it to this rank's loss with
         :func:`pseudo_connect`.
-
-    Raises:
-        TypeError: ``comm`` is no communicator, or ``x`` no variable or array.
-        ValueError: there is no rank ``root``, or ``x`` is not initialised.
-        PeerError, RankMismatchError: as for :func:`bcast`.
     """
 
     def make_inputs() -> Inputs:
@@ -105,13 +98,6 @@ def scatter(comm: CommunicatorBase, xs: Sequence[Any] | None = None, root: int =
 
     Returns:
         A variable with the shape and dtype of the one that is for this rank.
-
-    Raises:
-        TypeError: ``comm`` is no communicator, or the root's ``xs`` no tuple or list of variables
-            or arrays.
-        ValueError: there is no rank ``root``, or the root's ``xs`` are not ``comm.size``
-            initialised variables.
-        PeerError, RankMismatchError: as for :func:`bcast`.
     """
     return _apply_from_root(comm, "scatter", xs, root, lambda: _one_per_rank(comm, xs))
 
@@ -128,11 +114,6 @@ def alltoall(comm: CommunicatorBase, xs: Sequence[Any]) -> Variables:
 
     Returns:
         ``comm.size`` variables, the i-th from rank i.
-
-    Raises:
-        TypeError: ``comm`` is no communicator, or ``xs`` no tuple or list of variables or arrays.
-        ValueError: ``xs`` are not ``comm.size`` initialised variables.
-        PeerError, RankMismatchError: as for :func:`bcast`.
     """
     return apply_collective(comm, "alltoall", lambda: Inputs(_one_per_rank(comm, xs)))
 
@@ -148,11 +129,6 @@ def allgather(comm: CommunicatorBase, x: Any) -> Variables:
 
     Returns:
         ``comm.size`` variables in rank order, this rank's own included.
-
-    Raises:
-        TypeError: ``comm`` is no communicator, or ``x`` no variable or array.
-        ValueError: ``x`` is not initialised.
-        PeerError, RankMismatchError: as for :func:`bcast`.
     """
     return apply_collective(comm, "allgather", lambda: Inputs((_variable(comm, "x", x),)))
 
@@ -169,13 +145,6 @@ def allreduce(comm: CommunicatorBase, x: Any, op: str = "sum") -> Variable:
 
     Returns:
         A variable of the same shape and dtype.
-
-    Raises:
-        TypeError: ``comm`` is no communicator, ``x`` no variable or array, or a mean is asked for
-            of something that is not floats.
-        ValueError: ``op`` is another one, or ``x`` is not initialised.
-        PeerError: another rank raised one of these.
-        RankMismatchError: as for :func:`bcast`, and when shapes, dtypes or ``op`` differ.
     """
 
     def make_inputs() -> Inputs:
@@ -202,12 +171,6 @@ def reduce_scatter(comm: CommunicatorBase, xs: Sequence[Any]) -> Variable:
 
     Returns:
         A variable of the shape and dtype of ``xs[comm.rank]``, summed in rank order.
-
-    Raises:
-        TypeError: ``comm`` is no communicator, or ``xs`` no tuple or list of variables or arrays.
-        ValueError: ``xs`` are not ``comm.size`` initialised variables.
-        PeerError: another rank raised one of these.
-        RankMismatchError: as for :func:`bcast`, and when shapes or dtypes differ.
     """
 
     def make_inputs() -> Inputs:

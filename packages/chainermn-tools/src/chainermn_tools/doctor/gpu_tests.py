@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from chainermn_comm import CommunicatorBase, create_communicator, devices
-from chainermn_comm.gpu import mpi_takes_gpu_memory
 from chainermn_tools.bench.operations import Model
 
 if TYPE_CHECKING:
@@ -97,28 +96,6 @@ class _Several:
 
     def namedparams(self) -> list[tuple[str, Model]]:
         return [(f"/{index}", each) for index, each in enumerate(self.params)]
-
-
-def try_device_reduce(world: MPI.Intracomm) -> dict[str, Any]:
-    """Sum arrays that lie on GPUs at rank 0, through MPI itself (collective).
-
-    Return ``aware``: whether MPI says, on all ranks, that it takes memory of GPUs; ``reason``: why
-    there is no GPU to try it with; ``correct``, where it was tried.
-    """
-    aware = all(world.allgather(mpi_takes_gpu_memory()))
-    problem = gpu_problem(world)
-    if problem is not None:
-        return {"aware": aware, "reason": problem}
-    if not aware:
-        return {"aware": aware}
-    with devices.use(own_device(world)):
-        sent = devices.to_device(np.full(CHECKED_COUNT, world.rank, np.float64))
-        total = devices.to_device(np.zeros(CHECKED_COUNT))
-        devices.current_stream().synchronize()  # MPI knows nothing of streams
-        world.Reduce(sent, total)
-        wanted = world.size * (world.size - 1) / 2
-        correct = world.rank != 0 or bool((devices.to_host(total) == wanted).all())
-    return {"aware": aware, "correct": all(world.allgather(correct))}
 
 
 def gpu_problem(world: MPI.Intracomm) -> str | None:

@@ -240,27 +240,6 @@ def gpu_means(context: Context, job: RankJob) -> CheckResult:
     return failed(told, hint_for_output(told, default), ways=ways)
 
 
-@checks.add_step(
-    "device reduce",
-    "Does MPI take memory of GPUs, and sum it?",
-    (MESSAGES,),
-    lambda world: _gpu_tests().try_device_reduce(world),
-)
-def device_reduce(context: Context, job: RankJob) -> CheckResult:
-    found = job.results("device reduce")[0]
-    if "reason" in found:
-        return skipped(found["reason"])
-    if not found["aware"]:
-        message = "MPI says that it takes no memory of GPUs"
-        if find_library(context)["vendor"].startswith("MVAPICH"):
-            return warning(message, "export MV2_USE_CUDA=1   # on every host")
-        return skipped(f"{message}: communicators take the way through host memory")
-    if not found["correct"]:
-        hint = "use the communicator 'non_cuda_aware', or another build of this MPI"
-        return failed("MPI says that it takes memory of GPUs, and sums it wrongly", hint)
-    return ok("it does, and the sum is right")
-
-
 def _finalize(world: MPI.Intracomm) -> dict[str, Any]:
     from mpi4py import MPI
 

@@ -83,10 +83,9 @@ def gather_ranks() -> dict[str, Any] | None:
     """
     from mpi4py import MPI
 
-    from chainermn_comm.gpu import mpi_takes_gpu_memory
     from chainermn_comm.topology import Topology
 
-    level, cuda_aware = thread_level(), mpi_takes_gpu_memory()
+    level = thread_level()
     world, size = MPI.COMM_WORLD, MPI.COMM_WORLD.size
     nodes = Topology.discover(world).nodes
     hosts = world.gather((MPI.Get_processor_name(), jobs.available_cores()["usable"]))
@@ -103,7 +102,6 @@ def gather_ranks() -> dict[str, Any] | None:
         "size": size,
         "nodes": len(set(nodes)),
         "thread level": level,
-        "CUDA-aware MPI": cuda_aware,
         "ranks": [
             {"rank": number, "node": node, "host": host, "cores": usable}
             for number, (node, (host, usable)) in enumerate(zip(nodes, hosts, strict=True))

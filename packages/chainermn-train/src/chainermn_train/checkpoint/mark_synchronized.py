@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-import numpy as np
-from chainer.backends import cuda
-
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import run_on_all_ranks
+from ..host_arrays import to_host
+from ..optimizer_state import array_of, keys_of, updates_of
 from ..optimizers import MultiNodeOptimizer
 from ..trainer_introspection import updater_of
 
@@ -37,12 +36,9 @@ def _digest(optimizer: Any) -> str:
     counts = [getattr(optimizer, name, None) for name in ("t", "_loss_scale")]
     digest = hashlib.sha256(f"{counts}".encode())
     for name, param in sorted(optimizer.target.namedparams()):
-        rule = getattr(param, "update_rule", None)
-        found = {"": param.array, **(getattr(rule, "state", None) or {})}
-        digest.update(f"{name} {getattr(rule, 't', 0)}\n".encode())
-        for key, value in sorted(found.items()):
-            if value is not None:
-                array = np.asarray(cuda.to_cpu(value) if hasattr(value, "ndim") else value)
-                digest.update(f"{key} {array.dtype} {array.shape}\n".encode())
-                digest.update(array.tobytes())
+        digest.update(f"{name} {updates_of(param)}\n".encode())
+        for key in keys_of(param):
+            array = to_host(array_of(param, key))
+            digest.update(f"{key} {array.dtype} {array.shape}\n".encode())
+            digest.update(array.tobytes())
     return digest.hexdigest()

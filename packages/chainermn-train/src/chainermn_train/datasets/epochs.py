@@ -23,8 +23,7 @@ def get_n_iterations_for_one_epoch(
         comm: the ranks.
 
     Raises:
-        TypeError, ValueError: on rank 0, an argument is not as above (a
-            :class:`~chainermn_comm.errors.PeerError` on the others).
+        TypeError, ValueError: on rank 0, an argument is not as above (PeerError on the others).
         TypeError: ``comm`` is not a communicator; raised at once on this rank only.
     """
     operation = "get_n_iterations_for_one_epoch"

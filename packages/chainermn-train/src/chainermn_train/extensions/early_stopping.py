@@ -75,8 +75,7 @@ class MultiNodeEarlyStoppingTrigger(UnpicklableMixin, EarlyStoppingTrigger):
         """Return whether training should stop, the same on all ranks (collective).
 
         Raises:
-            BaseException: whatever a trigger raises on this rank (a
-                :class:`~chainermn_comm.errors.PeerError` on the others).
+            BaseException: whatever a trigger raises on this rank (PeerError on the others).
         """
         self._trainer = weakref.ref(trainer)
 

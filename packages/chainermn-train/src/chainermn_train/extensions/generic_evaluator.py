@@ -148,8 +148,7 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
             What ``aggregate`` returns on ``root``, and None on the other ranks.
 
         Raises:
-            BaseException: whatever failed on this rank (a
-                :class:`~chainermn_comm.errors.PeerError` that names it on the others).
+            BaseException: whatever failed on this rank (PeerError, which names it, on the others).
             RankMismatchError: on all ranks, when they were given different ``root``.
         """
         result = self._aggregate_at_root()

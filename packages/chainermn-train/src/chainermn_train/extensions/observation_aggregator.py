@@ -75,8 +75,7 @@ class ObservationAggregator(UnpicklableMixin, training.Extension):
 
         Raises:
             TypeError: there is no aggregator, and this rank observed something that is neither
-                a number nor an array of them (a :class:`~chainermn_comm.errors.PeerError` on the
-                others).
+                a number nor an array of them (PeerError on the others).
             BaseException: whatever the aggregator raises, on rank 0 (a ``PeerError`` elsewhere).
         """
         observation = trainer.observation

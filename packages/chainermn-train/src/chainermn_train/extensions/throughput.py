@@ -70,8 +70,7 @@ class ThroughputReport(UnpicklableMixin, training.Extension):
 
         Raises:
             TypeError: the trainer's updater has no multi-node optimizer on this rank, or its
-                main iterator no data set (a :class:`~chainermn_comm.errors.PeerError` on the
-                others).
+                main iterator no data set (PeerError on the others).
         """
         updater = trainer.updater
         with raise_on_all_ranks(self.comm, "ThroughputReport"):
@@ -93,8 +92,7 @@ class ThroughputReport(UnpicklableMixin, training.Extension):
         """Report on the steps since the last call (collective).
 
         Raises:
-            BaseException: the examples can't be counted on this rank (a
-                :class:`~chainermn_comm.errors.PeerError` on the others).
+            BaseException: the examples can't be counted on this rank (PeerError on the others).
         """
 
         def pop() -> tuple[float, StepTimes]:

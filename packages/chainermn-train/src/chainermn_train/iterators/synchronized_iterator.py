@@ -47,8 +47,7 @@ def create_synchronized_iterator(
         An iterator that is used like ``actual_iterator``; see :class:`SynchronizedIterator`.
 
     Raises:
-        TypeError: the iterator is none of the above; raised on that rank, and a
-            :class:`~chainermn_comm.errors.PeerError` on the others.
+        TypeError: the iterator is none of the above (PeerError on the others).
         RankMismatchError: on all ranks, if the number of examples, the batch size, ``repeat``
             or whether to shuffle differ between ranks.
         TypeError: ``communicator`` is not a communicator; raised at once on this rank only.

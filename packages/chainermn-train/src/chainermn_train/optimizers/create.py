@@ -97,7 +97,7 @@ def create_multi_node_optimizer(
     exchange: GradientExchange
     if double_buffering:
         exchange = DelayedExchange(communicator, bool(zero_fill))
-    elif overlap is False:
+    elif overlap is False or steps > 1:
         exchange = GradientExchange(communicator, bool(zero_fill))
     else:
         only_on_gpus = overlap is None and communicator.inter_size == 1

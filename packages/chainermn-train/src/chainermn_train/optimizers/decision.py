@@ -23,11 +23,8 @@ class Report(NamedTuple):
     unshared: int = 0  # it has never had the same state as the others, or has loaded another
     changed: int = 0  # its set of initialised parameters is not the one that ranks share
     apart: int = 0  # its last step failed, so that its state may differ
-    uninitialized: int = 0  # it has parameters that are not
-    without_loss: int = 0  # it has no loss function to call
+    cannot_count: int = 0  # it has no loss function to call, or parameters without values
     rescaled: int = 0  # its loss scale has changed
-    without_model: int = 0
-    failed: int = 0  # the exchange under way
     in_flight: int = 0  # it has gradients that the next step uses
     resend: int = 0  # what it has sent is not what its parameters have now
     can_plan: int = 0  # it knows in which order backward gives its gradients
@@ -37,15 +34,13 @@ class Report(NamedTuple):
     @property
     def is_news(self) -> bool:
         """Whether it is known that this rank may have another state."""
-        return bool(self.unshared or self.changed or self.apart or self.without_model)
+        return bool(self.unshared or self.changed or self.apart)
 
 
 class Decision(Enum):
     """What all ranks do next."""
 
     COMPARE_SETTINGS = "compare the optimizers' settings, raise if they differ, decide again"
-    RAISE_WITHOUT_MODEL = "raise that some rank has no model"
-    RAISE_FAILED = "raise what made the exchange under way fail"
     COMPARE_STATE = (
         "compare what a checksum was made of, repair or raise what differs, decide again"
     )
@@ -58,21 +53,12 @@ class Decision(Enum):
     STEP = "exchange the gradients, and step"
 
 
-class Agreement(NamedTuple):
-    """What all ranks do, and why."""
+def keeps_gradients(total: Report, size: int) -> bool:
+    """Return whether gradients in flight or added up stay valid when rank 0's state goes to all.
 
-    decision: Decision
-    total: Report  # the sums of all ranks' reports
-    size: int = 0  # number of ranks
-
-    @property
-    def keeps_gradients(self) -> bool:
-        """Whether gradients in flight or added up stay valid when rank 0's state goes to all.
-
-        They do where all ranks begin or resume; else they may belong to other parameters.
-        """
-        total = self.total
-        return total.unshared == self.size and total.in_flight in (0, self.size) and not total.apart
+    They do where all ranks begin or resume; else they may belong to other parameters.
+    """
+    return total.unshared == size and total.in_flight in (0, size) and not total.apart
 
 
 def decide(total: Report, size: int, is_last: bool = True) -> Decision:
@@ -83,17 +69,13 @@ def decide(total: Report, size: int, is_last: bool = True) -> Decision:
         size: number of ranks.
         is_last: whether the gradients complete a group.
     """
-    if total.without_model:
-        return Decision.RAISE_WITHOUT_MODEL
-    if total.failed:
-        return Decision.RAISE_FAILED
     if total.rescaled and not total.apart:
         return Decision.COMPARE_SETTINGS
     are_alike = not (total.unshared or total.changed or total.apart)
     is_together = total.in_flight in (0, size) and total.before_loss in (0, size)
     if not (are_alike and is_together):
         # The update still counts where its loss comes later, on parameters that have values.
-        can_count = total.before_loss == size and not (total.uninitialized or total.without_loss)
+        can_count = total.before_loss == size and not total.cannot_count
         return Decision.SYNCHRONIZE if can_count else Decision.START_AGAIN
     if total.drifted:
         return Decision.COMPARE_STATE
@@ -107,7 +89,7 @@ def decide(total: Report, size: int, is_last: bool = True) -> Decision:
 
 
 # Reports are nearly always the same from one update to the next.
-_FORM = struct.Struct("<13Bq")
+_FORM = struct.Struct("<10Bq")
 _DIGEST = struct.Struct("<I")
 
 
@@ -129,26 +111,18 @@ def agree(mean: MeanInProgress, call: str, own: Report, digest: int) -> Report:
     Raises:
         RankMismatchError: on all ranks, if calls or gradients differ.
     """
-    packed = _packed(own)
-    row = packed + _DIGEST.pack(digest)
+    row = _FORM.pack(*own[:-1]) + _DIGEST.pack(digest)
     with region("waiting"):
         try:
             rows = mean.agree((("call", call),), row)
         except RankMismatchError as error:
             add_mismatch_hint(error, "a multi-node optimizer")
             raise
-    if rows.count(row) == len(rows):
-        return _total(packed, len(rows))
-    reports = [_FORM.unpack_from(each) for each in rows]
     drifted = len({each[_FORM.size :] for each in rows}) > 1
+    return _total(tuple([each[: _FORM.size] for each in rows]), drifted)
+
+
+@lru_cache(maxsize=8)
+def _total(rows: tuple[bytes, ...], drifted: bool) -> Report:
+    reports = map(_FORM.unpack, rows)
     return Report._make([*map(sum, zip(*reports, strict=True)), int(drifted)])
-
-
-@lru_cache(maxsize=8)
-def _packed(own: Report) -> bytes:
-    return _FORM.pack(*own[:-1])
-
-
-@lru_cache(maxsize=8)
-def _total(packed: bytes, size: int) -> Report:
-    return Report(*(size * each for each in _FORM.unpack(packed)))

@@ -8,10 +8,10 @@ from typing import Any
 
 from chainermn_comm import CommunicatorBase, MeanInProgress, patient_waits
 
+from ..background_thread import BackgroundThread, threads_may_use_mpi
 from ..collective_errors import SharedFailure
 from ..parameter_set import ParameterSet
 from ..profiling import region
-from .background_thread import BackgroundThread, threads_may_use_mpi
 from .decision import OPERATION
 from .gpus import device_of, new_stream, recorded_event, using_stream
 from .gradient_exchange import GradientExchange, make_channel
@@ -25,7 +25,7 @@ class DelayedExchange(GradientExchange):
 
     def __init__(self, communicator: CommunicatorBase, zero_fill: bool) -> None:
         super().__init__(communicator, zero_fill)
-        # The training thread can use the given one meanwhile.
+        # The training thread can use the given one meanwhile. Made after the first mean.
         self._own: CommunicatorBase | None = None
         self._thread: BackgroundThread | None = None
         self._flight: GradientSet | None = None  # under way, or means once they have come
@@ -41,16 +41,8 @@ class DelayedExchange(GradientExchange):
         return twin
 
     @property
-    def is_prepared(self) -> bool:  # type: ignore[override]
-        return self._own is not None
-
-    @property
     def has_flight(self) -> bool:  # type: ignore[override]
         return self._flight is not None
-
-    def prepare(self, params: ParameterSet) -> None:
-        if self._own is None:
-            self._own = make_channel(self._communicator, params)
 
     def error(self) -> BaseException | None:
         with region("communication"):
@@ -87,11 +79,13 @@ class DelayedExchange(GradientExchange):
                     multiply_gradients(gradients.gradients, factor)
 
         self._flight = gradients
-        self._thread = BackgroundThread(exchange, threaded=threads_may_use_mpi(_ALONE))
-        if before is None:
-            return False
-        before.assign()
-        return True
+        is_beside = self._own is not None and threads_may_use_mpi(_ALONE)
+        self._thread = BackgroundThread(exchange, threaded=is_beside)
+        if self._own is None:
+            self._own = make_channel(self._communicator, device)
+        if before is not None:
+            before.assign()
+        return before is not None
 
     def cancel(self) -> None:
         if self._handed_in is not None:

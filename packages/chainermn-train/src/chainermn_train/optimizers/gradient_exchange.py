@@ -11,7 +11,6 @@ from ..parameter_set import ParameterSet
 from ..profiling import region
 from ..wrappers import UnpicklableMixin
 from .decision import OPERATION
-from .gpus import are_on_gpus
 from .gradient_set import GradientSet, multiply_gradients, set_scale
 
 # What is under way is four times as much: a link of 1 Gbit/s stays busy between two looks of a
@@ -33,17 +32,12 @@ class GradientExchange(UnpicklableMixin):
         self._communicator, self._zero_fill = communicator, zero_fill
         self._handed_in: tuple[MeanInProgress, Any, float | None] | None = None
 
-    #: Whether all is made that is made by all ranks together.
-    is_prepared = True
     #: Whether gradients that no step has used yet are under way, or are means already.
     has_flight = False
     #: Whether what was sent during backward is not what parameters have now.
     must_resend = False
     #: Whether this update's backward told what ranks need to plan what they send during the next.
     can_plan = False
-
-    def prepare(self, params: ParameterSet) -> None:
-        """Make what all ranks make together (collective)."""
 
     def can_send(self, params: ParameterSet, loss: Any, scale: float | None) -> bool:
         """Return whether the gradients of this loss can leave during backward, as planned."""
@@ -87,7 +81,7 @@ class GradientExchange(UnpicklableMixin):
         if factor != 1:
             multiply_gradients(params.params, factor)
         if scale is not None:
-            set_scale(params, scale)
+            set_scale(params.params, scale)
         return True
 
     def cancel(self) -> None:
@@ -121,17 +115,17 @@ class GradientExchange(UnpicklableMixin):
             raise ValueError("the snapshot holds gradients in flight: use double_buffering=True")
 
     def close(self) -> None:
-        """Release what :meth:`prepare` made (collective)."""
+        """Release what ranks have made together (collective)."""
 
 
-def make_channel(communicator: CommunicatorBase, params: ParameterSet) -> CommunicatorBase:
+def make_channel(communicator: CommunicatorBase, device: Any) -> CommunicatorBase:
     """Return a communicator of the same ranks, for gradients in pieces (collective).
 
-    A thread exchanges gradients on it, beside the training. From GPU to GPU they travel in the
-    pieces that these want.
+    A thread exchanges gradients on it, beside the training. Those on a GPU, the ``device``, travel
+    in the pieces that GPUs want.
     """
     channel = communicator.split(0, communicator.rank)
-    if are_on_gpus(params):
+    if device is not None:
         return channel
     with contextlib.suppress(KeyError, ValueError):  # a class of the user's may lack this setting
         if channel.get_config("chunk_bytes") is None:

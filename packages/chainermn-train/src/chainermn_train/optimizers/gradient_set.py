@@ -11,14 +11,15 @@ import chainer
 import numpy as np
 from chainer.backend import get_array_module, get_device_from_array
 
+from ..optimizer_state import load_arrays, save_arrays
 from ..parameter_set import ParameterSet
-from .optimizer_state import StoredArray, serialize_arrays
 
 
 @dataclass(eq=False)
 class Gradient:
     """A gradient with the attributes that a communicator expects of a parameter."""
 
+    name: str  # of the parameter
     param: Any  # whose gradient it is
     grad: Any = None  # an array; None if there is no gradient
     like: Any = None  # where shape and dtype were planned: an array that has them
@@ -35,17 +36,24 @@ class GradientSet:
     The set of parameters never changes: where a model's does, its gradients are dropped.
 
     Attributes:
-        params: whose gradients these are.
+        gradients: one for each parameter, in an order that is equal on all ranks.
         scale: the loss scale that all are multiplied by; None for none.
-        gradients: one for each parameter, in their order.
     """
 
-    def __init__(self, params: ParameterSet, scale: float | None, grads: Iterable[Any]) -> None:
-        self.params, self.scale = params, scale
-        self.gradients = list(map(Gradient, params.params, grads))
+    def __init__(self, gradients: Iterable[Gradient], scale: float | None) -> None:
+        self.gradients, self.scale = list(gradients), scale
+
+    @classmethod
+    def empty(cls, params: ParameterSet, scale: float | None) -> GradientSet:
+        """Return a place for a gradient of each parameter."""
+        return cls([Gradient(*each) for each in params.namedparams()], scale)
 
     def namedparams(self) -> list[tuple[str, Gradient]]:
-        return list(zip(self.params.sorted_names, self.gradients, strict=True))
+        return [(each.name, each) for each in self.gradients]
+
+    def is_of(self, target: Any) -> bool:
+        """Return whether these are the gradients of a model's present parameters."""
+        return {id(each.param) for each in self.gradients} == set(map(id, target.params()))
 
     @classmethod
     def detach_from(cls, params: ParameterSet, scale: float | None) -> GradientSet:
@@ -54,16 +62,15 @@ class GradientSet:
         Arrays with other owners (parameters, views, the user) or read-only ones are copied, not
         moved: somebody might write into them meanwhile.
         """
-        grads = []
-        for param in params.params:
-            grad = param.grad if param.is_initialized else None
-            param.cleargrad()
+        detached = cls.empty(params, scale)
+        for each in detached.gradients:
+            grad = present_gradient(each.param)
+            each.param.cleargrad()
             # One reference is `grad`, one is the function's argument.
             if grad is not None and (sys.getrefcount(grad) > 2 or not _owns_memory(grad)):
-                grad = _copy_of(param, grad)
-            grads.append(grad)
-            del grad
-        return cls(params, scale, grads)
+                grad = _copy_of(each.param, grad)
+            each.grad = grad
+        return detached
 
     def give_copies(self) -> None:
         """Give the parameters copies of these, for what looks at them."""
@@ -79,22 +86,22 @@ class GradientSet:
                 param.cleargrad()
             else:
                 param.grad = param.device.send(grad)
-        set_scale(self.params, self.scale)
+        set_scale([each.param for each in self.gradients], self.scale)
 
     def save(self, serializer: Any) -> None:
         """Save these."""
-        named = zip(self.params.sorted_names, self.gradients, strict=False)
-        serialize_arrays(serializer, [StoredArray(n, self.scale, each.grad) for n, each in named])
+        save_arrays(serializer, {each.name: each.grad for each in self.gradients}, self.scale)
 
     @classmethod
     def load(cls, serializer: Any, target: Any) -> GradientSet:
         """Return those that were saved, of a model's parameters that have their names."""
-        params, rows = ParameterSet(target), serialize_arrays(serializer, [])
-        arrays = {row.name: row.array for row in rows}
+        arrays, scale = load_arrays(serializer)
         named = target.namedparams()  # of several paths to a parameter any may have been taken
         by_id = {id(param): arrays[name] for name, param in named if name in arrays}
-        scale = rows[0].scale if rows else None
-        return cls(params, scale, [by_id.get(id(param)) for param in params.params])
+        loaded = cls.empty(ParameterSet(target), scale)
+        for each in loaded.gradients:
+            each.grad = by_id.get(id(each.param))
+        return loaded
 
 
 class GradientGroup:
@@ -127,7 +134,7 @@ class GradientGroup:
     def add(self, params: ParameterSet, scale: float | None) -> None:
         """Count an update and add the parameters' present gradients, in float32 or wider."""
         if self.sums is None:
-            self.sums = GradientSet(params, scale, [None] * len(params.params))
+            self.sums = GradientSet.empty(params, scale)
         rescale(params, self.sums.scale)
         for each in self.sums.gradients:
             grad = present_gradient(each.param)
@@ -139,14 +146,12 @@ class GradientGroup:
         self.num_calls += 1
         self.num_accumulated += 1
 
-    def assign_mean(
-        self, params: ParameterSet, scale: float | None, num_updates: float, and_present: bool
-    ) -> None:
-        """Make the sums, divided by a number of updates, the parameters' gradients.
+    def assign_mean(self, params: ParameterSet, scale: float | None, and_present: bool) -> None:
+        """Make the sums, divided by the group's number of updates, the parameters' gradients.
 
         The present gradients are the last terms, if ``and_present``. The group stays as it is.
         """
-        sums = self.sums or GradientSet(params, scale, [None] * len(params.params))
+        sums = self.sums or GradientSet.empty(params, scale)
         rescale(params, sums.scale)
         for each in sums.gradients:
             param, total = each.param, each.grad
@@ -157,7 +162,7 @@ class GradientGroup:
                 param.cleargrad()
                 continue
             # An operation on a 0-d array gives a scalar.
-            mean = get_array_module(param.array, total).asarray(total / num_updates)
+            mean = get_array_module(param.array, total).asarray(total / self.steps)
             with np.errstate(over="ignore"):  # as infinite in float16, the step is skipped
                 param.grad = param.device.send(mean).astype(param.dtype, copy=False)
 
@@ -182,11 +187,9 @@ class GradientGroup:
             sums = GradientSet.load(serializer["sums"], target)
             self.sums = sums if self.num_accumulated else None
             return
-        sums = self.sums or GradientSet(ParameterSet(target), None, [])
-        if not sums.params.has_parameters_of(target):  # the next update drops them
-            sums = GradientSet(ParameterSet(target), None, [])
-        serializer("terms", self.num_accumulated if sums is self.sums else 0)
-        sums.save(serializer["sums"])
+        own = self.sums if self.sums is not None and self.sums.is_of(target) else None
+        serializer("terms", 0 if own is None else self.num_accumulated)
+        (own or GradientSet([], None)).save(serializer["sums"])
 
 
 def present_gradient(param: Any) -> Any:
@@ -214,13 +217,13 @@ def is_scaled(params: ParameterSet) -> bool:
     return any([param._loss_scale is not None for param in params.params])
 
 
-def set_scale(params: ParameterSet, scale: float | None) -> None:
+def set_scale(params: Iterable[Any], scale: float | None) -> None:
     """Let the step undo the loss scale wherever there is a gradient, and nowhere else.
 
     Backward may have met a parameter on other ranks only. Hooks treat one that no rank has a
     gradient of as one process does.
     """
-    for param in params.params:
+    for param in params:
         param._loss_scale = None if present_gradient(param) is None else scale
 
 

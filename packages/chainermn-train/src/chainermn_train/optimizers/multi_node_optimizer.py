@@ -13,14 +13,17 @@ import chainer
 from chainermn_comm import CommunicatorBase, MeanInProgress, RankMismatchError
 
 from ..collective_errors import SharedFailure, raise_on_all_ranks
+from ..optimizer_state import is_missing, serialize_mixed_precision, serialize_state
 from ..parameter_set import ParameterSet
 from ..wrappers import AttributeProxy, UnpicklableMixin
-from .decision import OPERATION, Agreement, Decision, Report, agree, decide, steady
+from .decision import OPERATION, Decision, Report, agree, decide, keeps_gradients, steady
 from .drift import DriftDetector
 from .gradient_exchange import GradientExchange
 from .gradient_set import GradientGroup, GradientSet, is_scaled, rescale
-from .optimizer_state import is_missing, serialize_mixed_precision, serialize_state
 from .replicated_state import ReplicatedState
+
+Agreed = tuple[Decision, Report]  # what all ranks do, and the sums of their reports
+_STALE = 2  # in a snapshot, where 1 stands for gradients in flight
 
 
 class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
@@ -103,16 +106,14 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             kwds: keyword arguments of ``lossfun``.
 
         Raises:
-            RuntimeError: :meth:`setup` has not been called on this rank
-                (a :class:`~chainermn_comm.errors.PeerError` on the others).
+            RuntimeError: :meth:`setup` has not been called on this rank (PeerError on the others).
             RankMismatchError: ranks have different optimizers, scale losses differently, or were
                 given different arguments; some flush; their states have drifted apart; or,
                 without ``zero_fill``, not all have the same gradients (with double buffering on
                 another's communicator the next call says so).
-            BaseException: whatever ``lossfun`` or its backward raises on this rank (a
-                :class:`~chainermn_comm.errors.PeerError` that names the rank on the others).
-                No rank steps then, and all may go on with the next update. Between the first
-                and the last of ``accumulate_steps`` calls it is raised on this rank only, and
+            BaseException: whatever ``lossfun`` or its backward raises on this rank (PeerError on
+                the others). No rank steps then, and all may go on with the next update. Between the
+                first and the last of ``accumulate_steps`` calls it is raised on this rank only, and
                 the others count one gradient less.
         """
         compute_loss = None if lossfun is None else partial(lossfun, *args, **kwds)
@@ -124,23 +125,22 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             agreed = self._agree_on_news(call, lossfun is None)
             if compute_loss is not None:
                 agreed = self._compute(call, compute_loss, agreed)
-            if agreed.decision in (Decision.CONTINUE, Decision.SEND):
-                agreed = self._agree_on_gradients(call)
-            if agreed.decision is Decision.RESEND:
+            if agreed[0] in (Decision.CONTINUE, Decision.SEND):
+                agreed = self._agree_on_gradients(call, own=1)
+            if agreed[0] is Decision.RESEND:
                 self._exchange.cancel()
                 self._exchange.drop_plan()
-                agreed = self._agree_on_gradients(call)
+                agreed = self._agree_on_gradients(call, own=1)
         except BaseException:
             self._exchange.cancel()
             raise
-        if agreed.decision is Decision.START_AGAIN:
-            self._start_again(agreed)
-        elif agreed.decision is Decision.ADD:
+        decision, total = agreed
+        if decision is Decision.START_AGAIN:
+            self._start_again(total)
+        elif decision is Decision.ADD:
             self._group.add(self._params, self._scale)
         else:
-            total_updates = self._group.steps * self.communicator.size
-            if self._take_means(agreed.total, total_updates / agreed.total.num_accumulated):
-                self._step()
+            self._step_along_mean(total)
 
     def flush(self) -> None:
         """Use the gradients that no step has used yet (collective).
@@ -156,35 +156,25 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                 :meth:`update` raises it.
             BaseException: what made the exchange in flight fail.
         """
-        group, exchange = self._group, self._exchange
-        agreed = self._agree_on_news("flush()")
-        if agreed.decision is Decision.CONTINUE:
-            report = steady(group.num_accumulated, int(exchange.has_flight))
-            report = report._replace(apart=int(self._state.is_apart))
-            agreed = self._agree("flush()", report, is_last=True)
-        if agreed.decision is Decision.START_AGAIN:
-            self._start_again(agreed)
+        exchange = self._exchange
+        try:
+            decision, total = self._agree_on_news("flush()")
+            if decision is Decision.CONTINUE:
+                decision, total = self._agree_on_gradients("flush()", own=0)
+        except BaseException:
+            exchange.cancel()
+            raise
+        if decision is Decision.START_AGAIN:
+            self._start_again(total)
             return
-        means = [exchange.take_flight()]
-        if agreed.total.num_accumulated:
-            params, scale = self._params, group.scale(self._scale)
-            num_per_rank = agreed.total.num_accumulated / self.communicator.size
-            with SharedFailure(self.communicator.handshake, OPERATION):
-                group.assign_mean(params, scale, num_per_rank, and_present=False)
-            exchange.prepare(params)
-            try:
-                self._agree("flush()", steady(0, 0), exchange.ready(params, scale), is_last=True)
-            except BaseException:
-                exchange.cancel()
-                exchange.put_flight(*means)
-                raise
-            taken = self._take_means(agreed.total, factor=1.0)
-            means.append(
-                GradientSet.detach_from(params, scale) if taken else exchange.take_flight()
-            )
-        group.clear()
-        for each in filter(None, means):  # no rank waits for another one: a hook may fail on some
-            each.assign()
+        if total.num_accumulated:
+            self._step_along_mean(total)
+        else:
+            exchange.cancel()
+            self._group.clear()
+        means = exchange.take_flight()  # no rank waits for another one: a hook may fail on some
+        if means is not None:
+            means.assign()
             self._step()
 
     def synchronize(self) -> None:
@@ -195,11 +185,11 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         one. Gradients in flight or added up are dropped.
 
         Raises:
-            RuntimeError: :meth:`setup` has not been called on this rank
-                (a :class:`~chainermn_comm.errors.PeerError` on the others).
+            RuntimeError: :meth:`setup` has not been called on this rank (PeerError on the others).
             RankMismatchError: names of parameters differ, or other ranks do something else.
         """
-        self._state.raise_without_model(self.target)
+        with SharedFailure(self.communicator.handshake, OPERATION):
+            self._require_model()
         self._share(keep_gradients=False)
 
     def finalize(self) -> None:
@@ -225,27 +215,28 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                 ``double_buffering`` or ``accumulate_steps``, has no use for.
             BaseException: what made the exchange in flight fail.
         """
-        optimizer, exchange, communicator = self.actual_optimizer, self._exchange, self.communicator
-        if isinstance(serializer, chainer.Deserializer):
-            self._state.forget()  # also where loading fails midway
-        serialize_state(optimizer, serializer)
-        own, target = serializer["chainermn"], optimizer.target
-        if is_missing(own, "in_flight"):  # Chainer's own snapshot, or of older versions
+        optimizer, exchange, group = self.actual_optimizer, self._exchange, self._group
+        target, communicator = optimizer.target, self.communicator
+        is_loading = isinstance(serializer, chainer.Deserializer)
+        if is_loading:  # also where it fails midway
+            self._state.forget(target)
             self._drop_gradients()
-            self._state.forget()
-            return
-        if isinstance(serializer, chainer.Deserializer):
-            has_flight = bool(own("in_flight", False))
-            exchange.put_flight(GradientSet.load(own["means"], target) if has_flight else None)
             exchange.drop_plan()
-            self._state.forget(not is_missing(own, "stale") and bool(own("stale", False)))
-        else:
-            flight, are_stale = exchange.flight(), not self._gradients_fit()
-            own("stale", are_stale)  # of a link that was replaced: the next update drops them
-            if own("in_flight", flight is not None and not are_stale) and flight is not None:
-                flight.save(own["means"])
+        serialize_state(optimizer, serializer)
+        own = serializer["chainermn"]
+        if is_missing(own, "in_flight"):  # Chainer's own snapshot, or of older versions
+            return
+        flight = exchange.flight()
+        are_stale = any(each and not each.is_of(target) for each in (flight, group.sums))
+        held = int(own("in_flight", _STALE if are_stale else int(flight is not None)))
+        if held == _STALE and is_loading:  # of a link that was replaced: ranks drop what they have
+            self._state.forget(chainer.Link())
+        elif held == 1 and is_loading:
+            exchange.put_flight(GradientSet.load(own["means"], target))
+        elif held == 1 and flight is not None:
+            flight.save(own["means"])
         serialize_mixed_precision(optimizer, own)
-        self._group.serialize(own["group"], target, communicator.rank, communicator.size)
+        group.serialize(own["group"], target, communicator.rank, communicator.size)
 
     def assume_synchronized(self) -> None:
         """Say that all ranks have the same state: the next update won't give them rank 0's.
@@ -259,30 +250,30 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
 
     # An update, step by step.
 
-    def _agree_on_news(self, call: str, without_loss: bool = False) -> Agreement:
-        """Agree before the loss if something has changed here, or nothing is made yet.
+    def _agree_on_news(self, call: str, without_loss: bool = False) -> Agreed:
+        """Agree before the loss if something has changed here.
 
         It is collective then; other ranks may have computed their loss.
         """
-        exchange = self._exchange
-        report = self._state.report(self.actual_optimizer, self._gradients_fit)
-        if report is None and exchange.is_prepared:
-            return Agreement(Decision.CONTINUE, steady(0, 0))
-        report = (report or steady(0, 0))._replace(
-            before_loss=1,
-            without_loss=int(without_loss),
-            in_flight=int(exchange.has_flight),
-            apart=int(self._state.is_apart),
+        with SharedFailure(self.communicator.handshake, OPERATION):
+            self._require_model()
+        report = self._state.report(self.actual_optimizer)
+        if report is None:
+            return Decision.CONTINUE, steady(0, 0)
+        decision, total = self._agree(
+            call,
+            report._replace(
+                before_loss=1,
+                cannot_count=int(without_loss or report.cannot_count),
+                in_flight=int(self._exchange.has_flight),
+            ),
         )
-        agreed = self._agree(call, report)
-        if agreed.decision is Decision.SYNCHRONIZE:
-            self._share(agreed.keeps_gradients)
-            agreed = agreed._replace(decision=Decision.CONTINUE)
-        if agreed.decision is Decision.CONTINUE:
-            exchange.prepare(self._params)
-        return agreed
+        if decision is Decision.SYNCHRONIZE:
+            self._share(keeps_gradients(total, self.communicator.size))
+            decision = Decision.CONTINUE
+        return decision, total
 
-    def _compute(self, call: str, compute_loss: Callable[[], Any], agreed: Agreement) -> Agreement:
+    def _compute(self, call: str, compute_loss: Callable[[], Any], agreed: Agreed) -> Agreed:
         """Compute gradients, which may leave meanwhile if ranks agree to it before backward.
 
         An error stays in its rank until all know of it: else a caller that catches it, to skip a
@@ -292,68 +283,58 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         with SharedFailure(handshake, OPERATION):
             loss = compute_loss()
             _clear_gradients(self.actual_optimizer)
-        backward: Callable[..., None] = _backward
-        if agreed.decision is Decision.CONTINUE and self._group.steps == 1:
-            backward = exchange.backward
-            if exchange.can_send(params, loss, self._scale):
-                is_apart = int(self._state.is_apart)
-                report = steady(1, 0)._replace(before_backward=1, apart=is_apart)
-                agreed = self._agree(call, report)
-            if agreed.decision is Decision.SEND:
-                backward = exchange.backward_and_send
+        if agreed[0] is Decision.CONTINUE and exchange.can_send(params, loss, self._scale):
+            agreed = self._agree(call, steady(1, 0)._replace(before_backward=1))
+        is_sending = agreed[0] is Decision.SEND
+        backward = exchange.backward_and_send if is_sending else exchange.backward
         with SharedFailure(handshake, OPERATION):
             backward(params, loss, self._scale)
         return agreed
 
-    def _agree_on_gradients(self, call: str) -> Agreement:
-        """Hand the gradients in if they complete a group, and agree (collective)."""
+    def _agree_on_gradients(self, call: str, own: int) -> Agreed:
+        """Hand the gradients in if they complete a group, and agree (collective).
+
+        ``own`` is 1 if the parameters' present gradients are among them, else 0: all that there
+        are complete a group then.
+        """
         group, exchange, params = self._group, self._exchange, self._params
-        report, mean = steady(group.num_accumulated + 1, int(exchange.has_flight)), None
-        if self._state.is_apart:
-            report = report._replace(apart=1)
-        elif self._state.has_initialized(self.target):  # by the loss
+        report, mean = steady(group.num_accumulated + own, int(exchange.has_flight)), None
+        is_last = group.is_last or not own
+        if self._state.has_initialized(self.target):  # by the loss
             report = report._replace(changed=1)
-        elif group.is_last:
+        elif is_last and (own or group.num_calls) and not self._state.is_apart:
             scale = group.scale(self._scale)
             with SharedFailure(self.communicator.handshake, OPERATION):
                 if group.steps > 1:
-                    group.assign_mean(params, scale, group.steps, and_present=True)
+                    group.assign_mean(params, scale, and_present=own > 0)
                 elif scale is not None or is_scaled(params):
                     rescale(params, scale)
             mean = exchange.ready(params, scale)
             resend, can_plan = int(exchange.must_resend), int(exchange.can_plan)
             if resend or can_plan:
                 report = report._replace(resend=resend, can_plan=can_plan)
-        return self._agree(call, report, mean)
+        return self._agree(call, report, mean, is_last)
 
     def _agree(
-        self,
-        call: str,
-        report: Report,
-        mean: MeanInProgress | None = None,
-        is_last: bool | None = None,
-    ) -> Agreement:
-        """Return what all ranks do (collective); raise on all if they can't go on.
+        self, call: str, report: Report, mean: MeanInProgress | None = None, is_last: bool = True
+    ) -> Agreed:
+        """Return what all ranks do, and why (collective); raise on all if they can't go on.
 
-        ``is_last`` says whether the gradients complete a group, if this update's don't.
+        ``is_last`` says whether the gradients complete a group.
         """
         optimizer, communicator, digest = self.actual_optimizer, self.communicator, 0
         with SharedFailure(communicator.handshake, OPERATION):
             if self._exchange.error() is not None:
-                report = report._replace(failed=1)
+                self._exchange.take_flight()  # raises it
+            if self._state.is_apart:
+                report = report._replace(apart=1)
             if self._detects_drift and not report.is_news:
                 digest = self._drift.checksum(self._params, optimizer)
         mean = mean or communicator.start_mean(self.zero_fill, OPERATION)
         total = agree(mean, call, report, digest)
-        is_last = self._group.is_last if is_last is None else is_last
         while True:
             decision = decide(total, communicator.size, is_last)
-            if decision is Decision.RAISE_WITHOUT_MODEL:
-                self._state.raise_without_model(optimizer.target)
-            elif decision is Decision.RAISE_FAILED:
-                with raise_on_all_ranks(communicator, OPERATION):
-                    self._exchange.take_flight()
-            elif decision is Decision.COMPARE_SETTINGS:
+            if decision is Decision.COMPARE_SETTINGS:
                 self._state.compare_settings(optimizer, total)
                 total = total._replace(rescaled=0)
             elif decision is Decision.COMPARE_STATE:
@@ -363,35 +344,37 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         # Where rank 0's state goes to all, a new turn begins.
         if self._detects_drift and decision not in (Decision.SYNCHRONIZE, Decision.START_AGAIN):
             self._drift.advance(optimizer)
-        return Agreement(decision, total, communicator.size)
+        return decision, total
 
-    def _take_means(self, total: Report, factor: float) -> bool:
-        """Exchange what was handed in, times a factor; return whether to step (collective)."""
+    def _step_along_mean(self, total: Report) -> None:
+        """Exchange what was handed in (collective), and step along what has come."""
+        factor = self._group.steps * self.communicator.size / total.num_accumulated
         self._group.clear()
         try:
             are_means = self._exchange.finish(factor)
         except BaseException:  # the others may step
-            self._state.mark_apart()
+            self._state.is_apart = True
             raise
         if total.can_plan == self.communicator.size:
             self._exchange.plan(self._params)
-        return are_means
+        if are_means:
+            self._step()
 
     def _step(self) -> None:
         optimizer = self.actual_optimizer
         try:
             optimizer.update(None)
         except BaseException:  # a hook's, say; this rank may not have stepped as the others did
-            self._state.mark_apart()
+            self._state.is_apart = True
             raise
         self._state.note_scaling(optimizer)  # it may have changed, on all ranks alike
 
-    def _start_again(self, agreed: Agreement) -> None:
+    def _start_again(self, total: Report) -> None:
         """Give up this update's gradients, and give rank 0's state to all (collective)."""
         self._exchange.cancel()
         # Ranks that had news before their loss have computed it meanwhile, or failed.
         self.communicator.handshake(OPERATION)
-        self._share(agreed.keeps_gradients)
+        self._share(keeps_gradients(total, self.communicator.size))
 
     def _share(self, keep_gradients: bool) -> None:
         """Give rank 0's state to all (collective)."""
@@ -408,7 +391,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             if compute_loss is not None:
                 loss = compute_loss()
                 _clear_gradients(self.actual_optimizer)
-                _backward(params, loss, scale)
+                self._exchange.backward(params, loss, scale)
         except BaseException:
             group.num_calls += 1
             raise
@@ -431,11 +414,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         self._group.clear()
         self._exchange.put_flight(None)
 
-    def _gradients_fit(self) -> bool:
-        """Return whether gradients in flight or added up are of the model's present parameters."""
-        flight = None if self._exchange.error() is not None else self._exchange.flight()
-        held = [each.params for each in (flight, self._group.sums) if each is not None]
-        return all(params.has_parameters_of(self.actual_optimizer.target) for params in held)
+    def _require_model(self) -> None:
+        if self.actual_optimizer.target is None:
+            raise RuntimeError("the optimizer has no model: call its `setup(model)` first")
 
     @property
     def _params(self) -> ParameterSet:
@@ -445,10 +426,6 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     def _scale(self) -> float | None:
         scale = getattr(self.actual_optimizer, "_loss_scale", None)
         return float(scale) if isinstance(scale, Real) else None  # a mock has one of no number
-
-
-def _backward(_: ParameterSet, loss: Any, loss_scale: float | None) -> None:
-    loss.backward(loss_scale=loss_scale)
 
 
 def _clear_gradients(optimizer: Any) -> None:

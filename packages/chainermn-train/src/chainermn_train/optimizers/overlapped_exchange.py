@@ -16,18 +16,19 @@ import numpy as np
 
 from chainermn_comm import CommunicatorBase, MeanInProgress, patient_waits
 
+from ..background_thread import BackgroundThread, threads_may_use_mpi
 from ..collective_errors import SharedFailure
 from ..parameter_set import ParameterSet
 from ..profiling import region
 from . import tracked_backward
-from .background_thread import BackgroundThread, threads_may_use_mpi
 from .decision import OPERATION
-from .gpus import StreamError, are_on_gpus, device_of, new_stream, using_stream, wait_on_device
+from .gpus import device_of, new_stream, using_stream, wait_on_device
 from .gradient_exchange import GradientExchange, make_channel
-from .gradient_set import Gradient, GradientSet, has_form_of, is_scaled, present_gradient, set_scale
+from .gradient_set import GradientSet, has_form_of, is_scaled, present_gradient
 
 # Long enough that a bucket's costs don't count, short enough that the first one leaves early.
 BUCKET_BYTES = 1 << 20
+_HOST = "host memory"
 _ALONE = "gradients are exchanged after backward"
 _WIRE = "allreduce_grad_dtype"
 
@@ -43,77 +44,66 @@ class _Plan(NamedTuple):
     stream: Any  # of that GPU, for the thread
 
 
-class _Bucket(NamedTuple):
-    """A model for a communicator."""
-
-    named: list[tuple[str, Gradient]]
-
-    def namedparams(self) -> list[tuple[str, Gradient]]:
-        return self.named
-
-
 class _Sending:
     """One update's buckets on their way."""
 
-    def __init__(self, plan: _Plan, mean: MeanInProgress) -> None:
+    def __init__(self, plan: _Plan, mean: MeanInProgress, scale: float | None) -> None:
         self.plan, self.mean = plan, mean
-        self.final: dict[int, Any] = {}  # by place: the gradients that backward told of
+        self.gradients = GradientSet.empty(plan.params, scale)  # that backward told of
+        for each, like in zip(self.gradients.gradients, plan.like, strict=True):
+            each.like = like
         self._left = list(map(len, plan.buckets))
-        self._buckets: list[_Bucket] = []  # handed in
+        self._handed_in = 0  # buckets
+        self.must_resend = False
+        self._thread: BackgroundThread | None = None
+
+    def start(self, threaded: bool = True) -> BackgroundThread:
+        """Take the means of what is handed in meanwhile."""
+        plan = self.plan
 
         def reduce(wait_requested: threading.Event) -> None:
             with patient_waits(wait_requested), using_stream(plan.device, plan.stream, wait=False):
-                mean.reduce_planned(len(plan.buckets))
+                self.mean.reduce_planned(len(plan.buckets))
 
-        self.thread = BackgroundThread(reduce)
+        self._thread = BackgroundThread(reduce, threaded)
+        return self._thread
 
     def tell(self, place: int, grad: Any) -> None:
         """Take a final gradient, and hand in what is complete."""
-        if place in self.final or not _fits(grad, self.plan.like[place]):
+        own = self.gradients.gradients[place]
+        if own.grad is not None or not _fits(grad, own.like):
             return
-        self.final[place] = grad
+        own.grad = grad
         self._left[self.plan.bucket_of[place]] -= 1
-        while len(self._buckets) < len(self._left) and not self._left[len(self._buckets)]:
+        while self._handed_in < len(self._left) and not self._left[self._handed_in]:
             self._hand_in()
 
-    def tell_rest(self) -> bool:
-        """Hand in all that is left; return whether what has left is what parameters have now."""
-        right = True
-        for place, param in enumerate(self.plan.params.params):
-            grad = present_gradient(param)
-            if place in self.final:
-                right = right and grad is self.final[place]
-            elif grad is not None and _fits(grad, self.plan.like[place]):
-                self.final[place] = grad
-            elif grad is not None:
-                right = False
-        while len(self._buckets) < len(self._left):
+    def tell_rest(self) -> None:
+        """Hand in all that is left; see whether what has left is what parameters have now."""
+        for own in self.gradients.gradients:
+            grad = present_gradient(own.param)
+            if own.grad is None and grad is not None and _fits(grad, own.like):
+                own.grad = grad
+            self.must_resend |= own.grad is not grad
+        while self._handed_in < len(self._left):
             self._hand_in()
-        return right
 
     def end(self) -> None:
         """Hand in all that is left, whatever fails meanwhile: other ranks wait for it."""
-        while len(self._buckets) < len(self._left):
+        while self._handed_in < len(self._left):
             with contextlib.suppress(Exception):
                 self._hand_in()
+        self.wait()
+
+    def wait(self) -> BaseException | None:
+        """Wait until all means are under way; return what made this fail, if anything did."""
+        return (self._thread or self.start(threaded=False)).wait()  # if it couldn't be started
 
     def _hand_in(self) -> None:
-        plan = self.plan
-        named = plan.params.namedparams()
-        bucket = []
-        for place in plan.buckets[len(self._buckets)]:
-            name, param = named[place]
-            bucket.append((name, Gradient(param, self.final.get(place), plan.like[place])))
-        self._buckets.append(_Bucket(bucket))
-        self.mean.add(self._buckets[-1], planned=True)
-
-    def assign(self) -> None:
-        """Give the parameters their means."""
-        self.mean.assign()
-        for bucket in self._buckets:
-            for _, each in bucket.named:
-                if each.grad is not None:
-                    each.param.grad = each.grad
+        places = self.plan.buckets[self._handed_in]
+        self._handed_in += 1
+        bucket = GradientSet([self.gradients.gradients[place] for place in places], None)
+        self.mean.add(bucket, planned=True)
 
 
 class OverlappedExchange(GradientExchange):
@@ -136,13 +126,8 @@ class OverlappedExchange(GradientExchange):
         self._own: CommunicatorBase | None = None
         self._plan: _Plan | None = None
         self._sending: _Sending | None = None
-        self._scale: float | None = None  # the loss scale of what is sent
         self._order: list[int] = []  # of places, as this update's gradients became final
-        self._is_given_up = not tracked_backward.is_available
-        self._is_off: bool | None = None  # not known before it sees the parameters
-        self.must_resend = False
-        # What has failed on this rank alone: the others learn of it in the next update.
-        self._unreported: StreamError | None = None
+        self._is_given_up = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OverlappedExchange:
         twin = OverlappedExchange(self._communicator, self._zero_fill, self._only_on_gpus)
@@ -154,6 +139,10 @@ class OverlappedExchange(GradientExchange):
     def can_plan(self) -> bool:  # type: ignore[override]
         return len(self._order) > 0
 
+    @property
+    def must_resend(self) -> bool:  # type: ignore[override]
+        return self._sending is not None and self._sending.must_resend
+
     def can_send(self, params: ParameterSet, loss: Any, scale: float | None) -> bool:
         plan, own = self._plan, self._own
         if plan is None or own is None:
@@ -161,76 +150,70 @@ class OverlappedExchange(GradientExchange):
         if plan.params is not params or _wire_dtype(own) != _wire_dtype(self._communicator):
             self._plan = None  # it is outdated; all make another one
             return False
-        return _is_tracked(params, loss) and (scale is not None or not is_scaled(params))
+        return self._is_tracked(params, loss) and (scale is not None or not is_scaled(params))
 
     def backward(self, params: ParameterSet, loss: Any, loss_scale: float | None) -> None:
         self._order = []
-        if self._is_off is None:
-            self._is_off = self._is_given_up or (self._only_on_gpus and not are_on_gpus(params))
-        if self._plan is not None or self._is_off or not _is_tracked(params, loss):
+        if self._plan is not None or self._is_given_up or not self._is_tracked(params, loss):
             super().backward(params, loss, loss_scale)
             return
-        on_final = lambda place, _: self._order.append(place)  # noqa: E731
-        tracked_backward.backward(loss, params.params, on_final, loss_scale)
+        note = lambda place, _: self._order.append(place)  # noqa: E731
+        tracked_backward.backward(loss, params.params, note, loss_scale)
 
     def backward_and_send(self, params: ParameterSet, loss: Any, loss_scale: float | None) -> None:
         assert self._plan is not None  # else it can't send
         mean = self._communicator.start_mean(self._zero_fill, OPERATION, self._own)
-        self._sending, self._scale = _Sending(self._plan, mean), loss_scale
+        self._sending = _Sending(self._plan, mean, loss_scale)
+        self._sending.start()
         tracked_backward.backward(loss, params.params, self._sending.tell, loss_scale)
 
     def ready(self, params: ParameterSet, scale: float | None) -> MeanInProgress:
         if self._sending is not None:
             with SharedFailure(self._communicator.handshake, OPERATION):
-                self.must_resend = not self._sending.tell_rest()
+                self._sending.tell_rest()
             self._is_given_up = self._is_given_up or self.must_resend
             return self._sending.mean
         mean = super().ready(params, scale)
         if self._order and not (mean.takes_plans and threads_may_use_mpi(_ALONE)):
             self._order, self._is_given_up = [], True
-            self._is_off = None
         if self._order and _rounds_by_message(params, self._communicator):
             self._order = []
         return mean
 
     def finish(self, factor: float = 1.0) -> bool:
-        sending, self._sending, self.must_resend = self._sending, None, False
+        sending, self._sending = self._sending, None
         if sending is None:
             return super().finish(factor)
         with region("communication"):
-            error = sending.thread.wait() or _wait_on_device(sending.plan)
+            error = sending.wait()
         try:
             if error is not None:
-                if isinstance(error, StreamError):  # without a traceback's arrays
-                    self._unreported = StreamError(str(error))
                 raise error
         finally:
             del error  # else a cycle through its traceback would keep the gradients' memory
-        sending.assign()
-        if self._scale is not None:
-            set_scale(sending.plan.params, self._scale)
+        wait_on_device(sending.plan.device, sending.plan.stream)
+        sending.mean.assign()
+        sending.gradients.assign()
         return True
 
     def cancel(self) -> None:
         super().cancel()
-        sending, self._sending, self.must_resend = self._sending, None, False
+        sending, self._sending = self._sending, None
         if sending is not None:
             sending.end()
-            error = sending.thread.wait() or _wait_on_device(sending.plan)
-            if isinstance(error, StreamError):
-                self._unreported = StreamError(str(error))
 
-    def error(self) -> BaseException | None:
-        return self._unreported
+    def _is_tracked(self, params: ParameterSet, loss: Any) -> bool:
+        """Return whether final gradients can be known: those of plain losses and real floats.
 
-    def flight(self) -> GradientSet | None:
-        if self._unreported is not None:
-            raise self._unreported
-        return None
-
-    def put_flight(self, means: GradientSet | None) -> None:
-        super().put_flight(means)
-        self._unreported = None
+        All parameters are NumPy's arrays, or of one GPU.
+        """
+        arrays = [param.array for param in params.params]
+        places = set(map(_place_of, arrays))
+        if type(loss) is not chainer.Variable or None in places or len(places) != 1:
+            return False
+        if self._only_on_gpus and _HOST in places:
+            return False
+        return all([array.dtype.kind == "f" for array in arrays])
 
     def plan(self, params: ParameterSet) -> None:
         with SharedFailure(self._communicator.handshake, OPERATION):
@@ -240,7 +223,7 @@ class OverlappedExchange(GradientExchange):
         order: list[int] = self._communicator.bcast_obj(self._order)
         self._order = []
         if self._own is None:
-            self._own = make_channel(self._communicator, params)
+            self._own = make_channel(self._communicator, device)
         elif _wire_dtype(self._own) != _wire_dtype(self._communicator):
             self._own.set_config(_WIRE, _wire_dtype(self._communicator))
         rest = set(range(len(like))) - set(order)
@@ -256,21 +239,13 @@ class OverlappedExchange(GradientExchange):
         self._plan = _Plan(params, buckets, bucket_of, like, device, stream)
 
     def drop_plan(self) -> None:
-        self._plan, self._order, self._is_off = None, [], None
+        self._plan, self._order = None, []
 
     def close(self) -> None:
         self._plan = None
         if self._own is not None:
             self._own.finalize()
             self._own = None
-
-
-def _wait_on_device(plan: _Plan) -> StreamError | None:
-    try:
-        wait_on_device(plan.device, plan.stream)
-    except StreamError as error:
-        return error
-    return None
 
 
 def _wire_dtype(communicator: CommunicatorBase) -> Any:
@@ -296,23 +271,13 @@ def _fits(grad: Any, like: Any) -> bool:
     return type(grad) is type(like) and has_form_of(grad, like)
 
 
+def _place_of(array: Any) -> Any:
+    """Return the GPU that holds an array, _HOST, or None."""
+    return _HOST if type(array) is np.ndarray else device_of(array)
+
+
 def _without_memory(array: Any) -> Any:
     """Return an array of the same shape and dtype that holds one number."""
     with chainer.using_device(chainer.backend.get_device_from_array(array)):
         module = chainer.backend.get_array_module(array)
         return module.broadcast_to(module.zeros((), array.dtype), array.shape)
-
-
-def _is_tracked(params: ParameterSet, loss: Any) -> bool:
-    """Return whether final gradients can be known: those of plain losses and real floats.
-
-    All parameters are NumPy's arrays, or of one GPU.
-    """
-    if type(loss) is not chainer.Variable:
-        return False
-    arrays = [param.array for param in params.params]
-    if not {np.ndarray} >= set(map(type, arrays)):
-        devices = {device_of(array) for array in arrays}
-        if None in devices or len(devices) > 1:
-            return False
-    return all([array.dtype.kind == "f" for array in arrays])

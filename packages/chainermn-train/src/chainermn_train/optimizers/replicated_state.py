@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import raise_on_all_ranks, values_of_first_holders
+from ..optimizer_state import broadcast_state, describe_settings, loss_scaling
 from ..parameter_set import ParameterSet
 from ..persistents import broadcast_persistents
 from ..profiling import region
 from ..wrappers import UnpicklableMixin
-from .decision import OPERATION, Report
-from .optimizer_state import broadcast_state, describe_settings, loss_scaling
+from .decision import Report
 
 
 class ReplicatedState(UnpicklableMixin):
@@ -22,48 +20,37 @@ class ReplicatedState(UnpicklableMixin):
     def __init__(self, communicator: CommunicatorBase, settings: dict[str, Any]) -> None:
         self._communicator = communicator
         self._settings = settings  # arguments of the optimizer that must be equal on all ranks
-        self._shared: ParameterSet | None = None  # None: nothing, since the start or a load
-        self.is_apart = self._has_changed = False
+        self._shared: ParameterSet | None = None  # which all ranks have in the same state
+        self._loaded: ParameterSet | None = None  # whose gradients this rank has loaded since
+        self.is_apart = False  # whether it may not have stepped as the others did
         self._scaling: tuple[Any, ...] | None = None
 
     def params(self, target: Any) -> ParameterSet:
         """Return the parameters that ranks share, or the model's where they share none yet."""
         return self._shared or ParameterSet(target)
 
-    def report(self, optimizer: Any, gradients_fit: Callable[[], bool]) -> Report | None:
+    def report(self, optimizer: Any) -> Report | None:
         """Return what ranks must know of before the loss; None if nothing has changed.
 
         That the last step failed here they learn after backward, as others may communicate in
         their loss by now.
-        ``gradients_fit`` tells whether those that were loaded belong to the model's parameters.
         """
-        target, known, changed = optimizer.target, self._shared, False
-        if target is None:
-            return Report(without_model=1)
+        target, shared, loaded = optimizer.target, self._shared, self._loaded
         is_rescaled = self._scaling != loss_scaling(optimizer)
-        if known is not None and known.is_still_of(target):
-            if not is_rescaled:
-                return None
-        else:
-            changed = known is not None or self._has_changed or not gradients_fit()
-            known = ParameterSet(target)
+        if shared is not None and shared.is_still_of(target):
+            return Report(rescaled=1) if is_rescaled else None
+        changed = bool(shared or (loaded and not loaded.has_parameters_of(target)))
         return Report(
-            unshared=int(self._shared is None and not changed),
+            unshared=int(not changed),
             changed=int(changed),
-            uninitialized=int(known.has_uninitialized),
+            cannot_count=int(ParameterSet(target).has_uninitialized),
             rescaled=int(is_rescaled),
         )
 
     def has_initialized(self, target: Any) -> bool:
         """Return whether a parameter got its first value since ranks shared the others."""
-        known = self._shared
-        return known is None or (known.has_uninitialized and not known.is_still_of(target))
-
-    def raise_without_model(self, target: Any) -> None:
-        """Raise on all ranks that this one, or some other, has no model (collective)."""
-        with raise_on_all_ranks(self._communicator, OPERATION):
-            if target is None:
-                raise RuntimeError("the optimizer has no model: call its `setup(model)` first")
+        shared = self._shared
+        return shared is None or (shared.has_uninitialized and not shared.is_still_of(target))
 
     def compare_settings(self, optimizer: Any, total: Report) -> None:
         """Raise RankMismatchError if ranks are set differently (collective)."""
@@ -78,7 +65,6 @@ class ReplicatedState(UnpicklableMixin):
         What rank 0 has no value for comes from the first rank that has one.
         """
         target = optimizer.target
-        self._initialize_missing(target)
         with region("communication"):
             self._communicator.bcast_data(target)
             broadcast_persistents(self._communicator, target)
@@ -86,35 +72,18 @@ class ReplicatedState(UnpicklableMixin):
         self.note_scaling(optimizer)
         self.assume(target)
 
-    def _initialize_missing(self, target: Any) -> None:
-        """Initialise parameters whose shapes only ranks that had examples know (collective)."""
-        named = list(target.namedparams())
-        known = {name: param.shape for name, param in named if param.is_initialized}
-        lacking = {name for name, _ in named} - known.keys()
-        shapes = values_of_first_holders(
-            self._communicator, OPERATION, lacking, {*known}, known.__getitem__
-        )
-        with raise_on_all_ranks(self._communicator, OPERATION):
-            for name, param in named:
-                if not param.is_initialized and name in shapes:
-                    param.initialize(shapes[name])
-
     def note_scaling(self, optimizer: Any) -> None:
         """Record that all ranks scale their losses alike now."""
         self._scaling = loss_scaling(optimizer)
 
     def assume(self, target: Any) -> None:
         """Record that all ranks have the same state now."""
-        self._shared = ParameterSet(target)
-        self.is_apart = self._has_changed = False
+        self._shared, self._loaded, self.is_apart = ParameterSet(target), None, False
 
-    def forget(self, has_changed: bool = False) -> None:
-        """Record that this rank may have another state than the others: it has loaded one.
+    def forget(self, target: Any = None) -> None:
+        """Record that this rank may have another state than the others.
 
-        ``has_changed`` says that its set of parameters had changed when that was saved.
+        It has loaded one, with gradients of the parameters that ``target`` has now.
         """
-        self._shared, self.is_apart, self._has_changed = None, False, has_changed
-
-    def mark_apart(self) -> None:
-        """Record that this rank may not have stepped as others did: the next update shares."""
-        self.is_apart = True
+        self._shared, self._loaded = None, None if target is None else ParameterSet(target)
+        self.is_apart = False

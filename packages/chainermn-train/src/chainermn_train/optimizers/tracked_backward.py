@@ -2,15 +2,14 @@
 
 This is the only file that relies on the insides of Chainer 7: that backward keeps gradients in a
 ``GradTable``, whose lists grow with each function that runs, and takes them out of it at the end. A
-function hook cannot see gradients, but can tell which function has run. ``is_available`` says
-whether a small graph gave what is expected here.
+function hook cannot see gradients, but can tell which function has run. Who is told of a gradient
+has to see whether the parameter gets that one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -147,32 +146,3 @@ def _captured_by(tracker: _Tracker) -> Iterator[None]:
         yield
     finally:
         _active.tracker, _backprop_utils.GradTable = before, plain
-
-
-def _check() -> bool:
-    """Return whether the gradients of a small graph are told of, each as the one it has then."""
-    weight, shared, unused = (chainer.Parameter(np.ones((2, 2), np.float32)) for _ in range(3))
-    told: dict[int, Any] = {}
-    with (
-        chainer.using_config("enable_backprop", True),
-        chainer.using_config("lazy_grad_sum", False),
-    ):
-        data = chainer.Variable(np.ones((3, 2), np.float32))
-        hidden = chainer.functions.linear(chainer.functions.linear(data, weight), shared)
-        loss = chainer.functions.sum(chainer.functions.linear(hidden, shared))
-        backward(loss, [weight, shared, unused], told.__setitem__, None)
-    same = all(told.get(place) is param.grad for place, param in enumerate((weight, shared)))
-    return same and set(told) == {0, 1} and bool((shared.grad == 24).all())
-
-
-try:
-    is_available = _check()
-except Exception:
-    is_available = False
-if not is_available:
-    warnings.warn(
-        "gradients can't be told apart within this Chainer's backward, so they travel after it: "
-        "training is right, but overlap=True hides nothing",
-        RuntimeWarning,
-        stacklevel=2,
-    )

@@ -33,14 +33,14 @@ class BackgroundThread:
         self._wait_requested = threading.Event()
         self._thread: threading.Thread | None = None
         with _lock:
+            if threaded:
+                self._thread = threading.Thread(None, self._run, "ChainerMN", (work,), daemon=True)
+                self._thread.start()  # first, as it may fail
             if not len(_running):
                 _usual_interval[:] = [sys.getswitchinterval()]
                 sys.setswitchinterval(min(SWITCH_INTERVAL_SECONDS, *_usual_interval))
             _running.add(self)
-        if threaded:
-            self._thread = threading.Thread(None, self._run, "ChainerMN", (work,), daemon=True)
-            self._thread.start()
-        else:
+        if not threaded:
             self._wait_requested.set()
             self._run(work)
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from numbers import Number
+from typing import Any
 
 import chainer
 import numpy as np
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import bcast_checked
-from ..host_arrays import to_host
+from .collective_errors import bcast_checked
+from .host_arrays import to_host
 
 _SCALING = (
     "_loss_scale",
@@ -19,33 +20,26 @@ _SCALING = (
     "_loss_scaling_multiplier",
     "_loss_scaling_isnan_ever",
 )
-_COUNTS = ("t", "epoch")
-_UNSCALED = (None, False, None, None)
+# What belongs to a parameter, beside what its update rule's state has by other keys.
+VALUE, MASTER = "value", "float32 value"
 
 
-class StoredArray(NamedTuple):
-    """An array that belongs to a parameter, in a snapshot."""
+def save_arrays(serializer: Any, arrays: dict[str, Any], scale: float | None = None) -> None:
+    """Save arrays, or None, by names, with the loss scale that they were computed with."""
+    heads = [[name, scale, array is not None] for name, array in arrays.items()]
+    serializer("names", np.frombuffer(json.dumps(heads).encode(), np.uint8))
+    for number, array in enumerate(arrays.values()):
+        if array is not None:
+            serializer(str(number), array)
 
-    name: str  # the parameter's path
-    scale: float | None  # the loss scale that it was computed with
-    array: Any  # None if there is none
 
-
-def serialize_arrays(serializer: Any, rows: list[StoredArray]) -> list[StoredArray]:
-    """Save these, or load others; return those that were saved or loaded."""
-    if not isinstance(serializer, chainer.Deserializer):
-        heads = [[row.name, row.scale, row.array is not None] for row in rows]
-        serializer("names", np.frombuffer(json.dumps(heads).encode(), np.uint8))
-        for number, row in enumerate(rows):
-            if row.array is not None:
-                serializer(str(number), row.array)
-        return rows
-    text = serializer("names", None)
+def load_arrays(serializer: Any) -> tuple[dict[str, Any], float | None]:
+    """Return what was saved."""
+    text, arrays, scale = serializer("names", None), {}, None
     heads = [] if text is None else json.loads(np.asarray(text).tobytes())
-    return [
-        StoredArray(name, scale, serializer(str(number), None) if present else None)
-        for number, (name, scale, present) in enumerate(heads)
-    ]
+    for number, (name, scale, present) in enumerate(heads):  # noqa: B007
+        arrays[name] = serializer(str(number), None) if present else None
+    return arrays, scale
 
 
 def serialize_state(optimizer: Any, serializer: Any) -> None:
@@ -76,11 +70,10 @@ def serialize_mixed_precision(optimizer: Any, serializer: Any) -> None:
         ever = serializer("overflowed", optimizer._loss_scaling_isnan_ever)
         optimizer._loss_scale = float(scale)
         optimizer._loss_scaling_isnan_ever = bool(ever)
-    mine = master_weights(optimizer.target)
-    rows = [StoredArray(name, None, array) for name, array in mine.items()]
-    now = serialize_arrays(serializer["masters"], rows)
     if isinstance(serializer, chainer.Deserializer):
-        _set_master_weights(optimizer.target, {row.name: row.array for row in now})
+        _set_master_weights(optimizer.target, load_arrays(serializer["masters"])[0])
+    else:
+        save_arrays(serializer["masters"], master_weights(optimizer.target))
 
 
 def is_missing(serializer: Any, key: str) -> bool:
@@ -100,7 +93,7 @@ def loss_scaling(optimizer: Any) -> tuple[Any, ...]:
     whose bits are equal on all ranks: a number that isn't finite on one makes that of all so.
     """
     if getattr(optimizer, "_loss_scale", None) is None:  # nothing else matters then
-        return _UNSCALED
+        return None, False, None, None
     return tuple([getattr(optimizer, name, None) for name in _SCALING])
 
 
@@ -130,6 +123,33 @@ def update_rules(target: Any) -> dict[str, Any]:
     """Return the update rules of a model's parameters, by name."""
     rules = {name: getattr(param, "update_rule", None) for name, param in target.namedparams()}
     return {name: rule for name, rule in rules.items() if rule is not None}
+
+
+def keys_of(param: Any) -> list[str]:
+    """Return the keys of all that belongs to a parameter now; see :func:`array_of`."""
+    rule = getattr(param, "update_rule", None)
+    keys = [VALUE] if param.array is not None else []
+    keys += [MASTER] if master_weight(rule) is not None else []
+    return keys + sorted(getattr(rule, "state", None) or {})
+
+
+def array_of(param: Any, key: str) -> Any:
+    """Return the array of that key; a number as one, and what is gone as one of no elements."""
+    rule = getattr(param, "update_rule", None)
+    if key == VALUE:
+        found = param.array
+    elif key == MASTER:
+        found = master_weight(rule)
+    else:
+        found = (getattr(rule, "state", None) or {}).get(key)
+    if hasattr(found, "flags"):
+        return found
+    return np.array([found] if isinstance(found, Number) else [], np.complex128)
+
+
+def updates_of(param: Any) -> int:
+    """Return how often a parameter was updated."""
+    return int(getattr(getattr(param, "update_rule", None), "t", 0))
 
 
 def master_weight(rule: Any) -> Any:
@@ -165,7 +185,9 @@ def broadcast_state(communicator: CommunicatorBase, optimizer: Any) -> None:
     def give() -> tuple[Any, ...]:
         states = {name: (rule.t, to_host(rule.state)) for name, rule in rules.items()}
         masters = to_host(master_weights(target))
-        counts = {name: getattr(optimizer, name) for name in _COUNTS if hasattr(optimizer, name)}
+        counts = {
+            name: getattr(optimizer, name) for name in ("t", "epoch") if hasattr(optimizer, name)
+        }
         return counts, loss_scaling(optimizer), states, masters
 
     given = bcast_checked(communicator, "broadcast of the optimizer's state", give)
