@@ -185,9 +185,7 @@ def broadcast_state(communicator: CommunicatorBase, optimizer: Any) -> None:
     def give() -> tuple[Any, ...]:
         states = {name: (rule.t, to_host(rule.state)) for name, rule in rules.items()}
         masters = to_host(master_weights(target))
-        counts = {
-            name: getattr(optimizer, name) for name in ("t", "epoch") if hasattr(optimizer, name)
-        }
+        counts = {n: getattr(optimizer, n) for n in ("t", "epoch") if hasattr(optimizer, n)}
         return counts, loss_scaling(optimizer), states, masters
 
     given = bcast_checked(communicator, "broadcast of the optimizer's state", give)
