@@ -140,7 +140,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         elif decision is Decision.ADD:
             self._group.add(self._params, self._scale)
         else:
-            self._step_along_mean(total)
+            self._step(partial(self._take_means, total))
 
     def flush(self) -> None:
         """Use the gradients that no step has used yet (collective).
@@ -168,14 +168,11 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             self._start_again(total)
             return
         if total.num_accumulated:
-            self._step_along_mean(total)
+            self._step(partial(self._take_means, total))
         else:
             exchange.cancel()
             self._group.clear()
-        means = exchange.take_flight()  # no rank waits for another one: a hook may fail on some
-        if means is not None:
-            means.assign()
-            self._step()
+        self._step(self._take_flight)  # no rank waits for another one: a hook may fail on some
 
     def synchronize(self) -> None:
         """Give rank 0's state to all ranks (collective); the first update does so by itself.
@@ -346,24 +343,27 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             self._drift.advance(optimizer)
         return decision, total
 
-    def _step_along_mean(self, total: Report) -> None:
-        """Exchange what was handed in (collective), and step along what has come."""
+    def _take_means(self, total: Report) -> bool:
+        """Exchange what was handed in (collective); return whether there are means to step along."""
         factor = self._group.steps * self.communicator.size / total.num_accumulated
         self._group.clear()
-        try:
-            are_means = self._exchange.finish(factor)
-        except BaseException:  # the others may step
-            self._state.is_apart = True
-            raise
+        are_means = self._exchange.finish(factor)
         if total.can_plan == self.communicator.size:
             self._exchange.plan(self._params)
-        if are_means:
-            self._step()
+        return are_means
 
-    def _step(self) -> None:
+    def _take_flight(self) -> bool:
+        means = self._exchange.take_flight()
+        if means is not None:
+            means.assign()
+        return means is not None
+
+    def _step(self, take: Callable[[], bool]) -> None:
+        """Take means, and step along them if there are any."""
         optimizer = self.actual_optimizer
         try:
-            optimizer.update(None)
+            if take():
+                optimizer.update(None)
         except BaseException:  # a hook's, say; this rank may not have stepped as the others did
             self._state.is_apart = True
             raise
