@@ -344,7 +344,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         return decision, total
 
     def _take_means(self, total: Report) -> bool:
-        """Exchange what was handed in (collective); return whether there are means to step along."""
+        """Exchange what was handed in (collective); say if there are means to step along."""
         factor = self._group.steps * self.communicator.size / total.num_accumulated
         self._group.clear()
         are_means = self._exchange.finish(factor)
