@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
+from unittest import mock
+
+import pytest
 
 from chainermn_train.background_thread import BackgroundThread
 
@@ -17,6 +20,8 @@ def test_a_thread_hands_over_its_error_and_restores_the_interval():
         raise ValueError("planted")
 
     tasks = [BackgroundThread(work), BackgroundThread(work)]
+    for task in tasks:
+        task.start()
     assert sys.getswitchinterval() < interval
     go.set()
     for task in tasks:
@@ -24,20 +29,31 @@ def test_a_thread_hands_over_its_error_and_restores_the_interval():
     assert sys.getswitchinterval() == interval
 
 
-def test_work_without_a_thread_is_done_at_once():
+@pytest.mark.parametrize("starts", [False, True])
+def test_what_has_no_thread_is_done_by_who_waits(starts):
+    """It was not started, or can't be."""
     done = []
 
     def work(wait_requested):
         done.append((wait_requested.is_set(), threading.current_thread()))
 
-    task = BackgroundThread(work, False)
+    with pytest.MonkeyPatch.context() as patch:
+        if starts:
+            patch.setattr(threading.Thread, "start", mock.Mock(side_effect=RuntimeError))
+            interval = sys.getswitchinterval()
+        task = BackgroundThread(work)
+        if starts:
+            task.start()
+    assert not done
+    assert task.wait() is task.wait() is None
     assert done == [(True, threading.main_thread())]
-    assert task.wait() is None
+    assert not starts or sys.getswitchinterval() == interval
 
 
 def test_waiting_gives_up_after_its_time():
     go, done = threading.Event(), []
     task = BackgroundThread(lambda wait_requested: done.append(go.wait(60)))
+    task.start()
     assert task.wait(0.01) is None
     assert not done
     go.set()

@@ -12,17 +12,18 @@ SIZE = 3
 NONE_SOME_ALL = (0, 1, SIZE)
 COUNTED = [
     *("before_loss", "before_backward", "unshared", "changed", "apart", "cannot_count"),
-    *("rescaled", "in_flight", "resend"),
+    *("rescaled", "in_flight", "has_channel", "resend"),
 ]
 
 
 def expected(total: Report, is_last: bool) -> Decision:
     """The table that `decide` stands for, a row a line: what holds, and what is done then."""
-    differ = total.unshared or total.changed or total.apart
-    differ = differ or total.in_flight == 1 or total.before_loss == 1
+    news = total.unshared or total.changed or total.apart
+    differ = news or 1 in (total.in_flight, total.has_channel, total.before_loss)
     in_time = total.before_loss == SIZE and not total.cannot_count
     rows = [
         (total.rescaled and not total.apart, Decision.COMPARE_SETTINGS),
+        (total.uneven and not news, Decision.COMPARE_SETTINGS),
         (differ and in_time, Decision.SYNCHRONIZE),
         (differ, Decision.START_AGAIN),
         (total.drifted, Decision.COMPARE_STATE),
@@ -37,20 +38,23 @@ def expected(total: Report, is_last: bool) -> Decision:
 
 @pytest.mark.parametrize("is_last", [False, True])
 @pytest.mark.parametrize("drifted", [0, 1])
-def test_every_combination_of_reports_has_its_row(is_last, drifted):
+@pytest.mark.parametrize("uneven", [0, 1])
+def test_every_combination_of_reports_has_its_row(is_last, drifted, uneven):
     seen = set()
     for counts in product(NONE_SOME_ALL, repeat=len(COUNTED)):
-        total = Report(**dict(zip(COUNTED, counts, strict=True)), drifted=drifted)
+        total = Report(**dict(zip(COUNTED, counts, strict=True)), drifted=drifted, uneven=uneven)
         decision = decide(total, SIZE, is_last)
         if decision is not expected(total, is_last):
             pytest.fail(f"{decision} for {total}")
         seen.add(decision)
-    missing = (
-        {Decision.COMPARE_STATE}
-        if not drifted
-        else set(Decision) - {*list(Decision)[:2], Decision.SYNCHRONIZE, Decision.START_AGAIN}
-    )
-    assert seen == set(Decision) - missing - {Decision.STEP if not is_last else Decision.ADD}
+    always = {Decision.COMPARE_SETTINGS, Decision.SYNCHRONIZE, Decision.START_AGAIN}
+    if uneven:
+        assert seen == always
+    elif drifted:
+        assert seen == always | {Decision.COMPARE_STATE}
+    else:
+        unseen = {Decision.COMPARE_STATE, Decision.STEP if not is_last else Decision.ADD}
+        assert seen == set(Decision) - unseen
 
 
 # Each row of the manual's and the decision record's words, by itself.
@@ -76,6 +80,12 @@ ROWS = {
     ),
     "a flight on one only": ({"in_flight": 1}, Decision.START_AGAIN),
     "flights on all": ({"in_flight": 3}, Decision.STEP),
+    "a channel on some": ({"has_channel": 2, "in_flight": 3}, Decision.START_AGAIN),
+    "out of step in a group": ({"uneven": 1}, Decision.COMPARE_SETTINGS),
+    "out of step since one has loaded": (
+        {"uneven": 1, "before_loss": 1, "unshared": 1},
+        Decision.START_AGAIN,
+    ),
     "a checksum that differs": ({"drifted": 1}, Decision.COMPARE_STATE),
     "all can send": ({"before_backward": 3}, Decision.SEND),
     "one cannot": ({"before_backward": 2}, Decision.RESEND),
@@ -101,6 +111,7 @@ def test_what_is_done_where(row):
         ({"unshared": 2, "changed": 1}, False),
         ({"unshared": 1}, False),
         ({"unshared": 3, "apart": 1}, False),
+        ({"unshared": 3, "uneven": 1}, False),
         ({"changed": 3}, False),
         ({"apart": 3}, False),
     ],

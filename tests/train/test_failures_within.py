@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 import warnings
 from unittest import mock
@@ -13,7 +14,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from chainermn_comm import PeerError
+from chainermn_comm import PeerError, RankMismatchError
 from chainermn_modelparallel import MultiNodeBatchNormalization
 from chainermn_train import create_multi_node_optimizer
 from tests.support.exchanges import HIERARCHICAL, KINDS, exchanging, states
@@ -172,14 +173,140 @@ def test_an_optimizer_of_the_users_needs_no_count_of_steps(comm, kind):
     optimizer.finalize()
 
 
-def test_a_thread_that_cannot_be_started_keeps_no_rank_waiting(comm):
+@of_each_kind
+def test_a_thread_that_cannot_be_started_makes_no_difference(comm, kind):
     """Others have agreed to send then, and do."""
-    optimizer = exchanging("overlap", comm, chainer.optimizers.SGD(0.1), Net(comm.rank))
+    ends = []
+    for can_start in True, False:
+        optimizer = exchanging(kind, comm, chainer.optimizers.SGD(0.1), Net(0))
+        update(optimizer, comm.rank, 3)
+        with pytest.MonkeyPatch.context() as patch:
+            if comm.rank == 1 and not can_start:
+                patch.setattr(threading.Thread, "start", mock.Mock(side_effect=RuntimeError))
+            update(optimizer, comm.rank, 2)
+        optimizer.flush()
+        ends.append(states(optimizer))
+        assert_trains_on(comm, optimizer)
+    assert ends[0] == ends[1]
+
+
+def other(comm, optimizer, kind, steps=1):
+    """An optimizer of the same kind that has loaded what another one saves."""
+    twin = exchanging(kind, comm, chainer.optimizers.SGD(0.1), Net(9), steps)
+    for one, it in (optimizer.target, twin.target), (optimizer, twin):
+        load_state(it, state_of(one))
+    return twin
+
+
+@of_each_kind
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("how", ["a copy", "another"])
+def test_a_rank_goes_on_with_another_optimizer_than_before(comm, kind, who, how):
+    """Which has no communicator of its own yet, as those of the others have."""
+    optimizer = exchanging(kind, comm, chainer.optimizers.SGD(0.1), Net(comm.rank))
+    update(optimizer, comm.rank, 4)
+    if comm.rank == who:
+        optimizer = copy.deepcopy(optimizer) if how == "a copy" else other(comm, optimizer, kind)
+    update(optimizer, comm.rank, 4)
+    assert_alike(comm, optimizer)
+    assert_trains_on(comm, optimizer)
+
+
+@of_each_kind
+@pytest.mark.parametrize("steps", [1, 2])
+def test_ranks_that_resume_from_different_moments_have_rank_0s_state(comm, kind, steps):
+    """With its gradients in flight, and its loss scale for those of a group."""
+    optimizer = exchanging(kind, comm, chainer.optimizers.SGD(0.1), Net(comm.rank), steps)
+    optimizer.loss_scaling(interval=1)
+    update(optimizer, comm.rank, 4 * steps + (steps > 1))
+    twins = [other(comm, optimizer, kind, steps)]
+    update(optimizer, comm.rank, 2 * steps)
+    twins.append(other(comm, optimizer, kind, steps))
+    twin = twins[comm.rank > 0]
+    twin.loss_scaling(interval=1)
+    load_state(twin, state_of(twins[comm.rank > 0]))
+    update(twin, comm.rank, 2 * steps)
+    assert_alike(comm, twin)
+    twin.flush()
+    assert_alike(comm, twin)
+    assert_trains_on(comm, twin)
+
+
+@of_each_kind
+@pytest.mark.parametrize("scaling", ["static", "dynamic"])
+def test_a_scale_that_a_loss_changes_on_one_rank_is_named(comm, kind, scaling):
+    arguments = {**KINDS[kind].arguments, "on_drift": "ignore"}
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), comm, **arguments)
+    optimizer.setup(Net(comm.rank))
+    optimizer.set_loss_scale(8.0) if scaling == "static" else optimizer.loss_scaling()
+    update(optimizer, comm.rank, 4)
+
+    def loss():
+        if comm.rank == 1:
+            optimizer.set_loss_scale(64.0)
+        return optimizer.target(batch(comm.rank, 0))
+
+    optimizer.update(loss)
+    with pytest.raises(RankMismatchError, match="loss scal"):
+        update(optimizer, comm.rank, 1)
+    optimizer.finalize()
+
+
+@of_each_kind
+def test_a_hook_fails_in_a_step_that_overflows_beside_a_loss_that_communicates(comm, kind):
+    model = Net(comm.rank, MultiNodeBatchNormalization(4, comm))
+    optimizer = exchanging(kind, comm, chainer.optimizers.SGD(0.1), model)
+    optimizer.loss_scaling(interval=1)
+    planned = []
+
+    def fail(_):
+        if planned:
+            raise PlantedError(planned.pop())
+
+    optimizer.add_hook(fail, "fail", timing="pre")
     update(optimizer, comm.rank, 3)
+    planned += ["planted"] * (comm.rank == 1)
+    with pytest.raises(PlantedError) if comm.rank == 1 else contextlib.nullcontext():
+        update(optimizer, comm.rank)
+    update(optimizer, comm.rank)
+    assert_alike(comm, optimizer)
+    assert_trains_on(comm, optimizer)
+
+
+@pytest.mark.parametrize("steps", [2, 3])
+@of_each_kind
+def test_adding_up_fails_on_a_rank(comm, kind, steps):
+    """All begin anew then."""
+    optimizer = exchanging(kind, comm, chainer.optimizers.SGD(0.1), Net(comm.rank), steps)
+    update(optimizer, comm.rank, 2 * steps + steps - 2)
     with pytest.MonkeyPatch.context() as patch:
         if comm.rank == 1:
-            patch.setattr(threading.Thread, "start", mock.Mock(side_effect=PlantedError))
-        with raised(comm.rank == 1):
-            update(optimizer, comm.rank)
+            patch.setattr(chainer.Parameter, "grad", Unreadable())
+        with pytest.raises(MemoryError) if comm.rank == 1 else contextlib.nullcontext():
+            optimizer.update()
+    update(optimizer, comm.rank, 2 * steps + 1)
+    assert_alike(comm, optimizer)
+    assert_trains_on(comm, optimizer)
+
+
+class Unreadable:
+    """Raises where it is read once more than the agreement needs."""
+
+    def __get__(self, *_):
+        raise MemoryError
+
+
+@of_each_kind
+@pytest.mark.parametrize("how", ["setup", "load"])
+def test_a_rank_begins_anew_within_a_group(comm, kind, how):
+    """The others' next update is collective, too."""
+    optimizer = exchanging(kind, comm, chainer.optimizers.SGD(0.1), Net(comm.rank), 2)
+    update(optimizer, comm.rank, 4)
+    state = state_of(optimizer)
+    update(optimizer, comm.rank, 1)
+    if comm.rank == 1:
+        optimizer.setup(Net(5)) if how == "setup" else load_state(optimizer, state)
+    update(optimizer, comm.rank, 4)
+    optimizer.flush()
     assert_alike(comm, optimizer)
     assert_trains_on(comm, optimizer)

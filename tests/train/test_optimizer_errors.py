@@ -180,11 +180,10 @@ def test_ranks_out_of_step_at_a_flush_are_told_why(comm, updates, double_bufferi
 
     with pytest.raises(RankMismatchError, match=r"disagree on call: .* equally often") as raised:
         call()
-    told = re.findall(r"(\w+)\(\)(?: after \d+ .*?)? on ranks? ([\d, ]+)", str(raised.value))
+    told = re.findall(r"(\w+)\(\) on ranks? ([\d, ]+)", str(raised.value))
     methods = {int(rank): method for method, ranks in told for rank in ranks.split(", ")}
     assert len(methods) == comm.size
     assert sorted(methods.values()).count("flush") in (1, comm.size - 1)
     assert (methods[comm.rank] == "update") == more
-    assert re.search(r"update\(\) after \d+ updates of a step", str(raised.value))
     assert comm.allreduce_obj(1) == comm.size
     optimizer.finalize()

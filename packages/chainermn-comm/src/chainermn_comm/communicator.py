@@ -374,11 +374,7 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
-        """Collect every rank's object at ``root`` (collective).
-
-        Args:
-            obj: this rank's object, which can be pickled.
-            root: the rank that receives them; the same on all ranks.
+        """Collect every rank's ``obj`` at ``root``, the same on all ranks (collective).
 
         Returns:
             At ``root`` a list of ``size`` objects in rank order; None elsewhere.
@@ -386,27 +382,17 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def allreduce_obj(self, obj: Any) -> Any:
-        """Return the sum (``+``) of all ranks' objects in rank order, on every rank (collective).
-
-        Args:
-            obj: this rank's object, which can be pickled and added.
-        """
+        """Return the sum (``+``) of all ranks' ``obj`` in rank order, on each rank (collective)."""
 
     def allgather_obj(self, obj: Any) -> list[Any]:
-        """Return every rank's object, in rank order, on every rank (collective).
-
-        Args:
-            obj: this rank's object, which can be pickled.
-        """
+        """Return every rank's ``obj``, in rank order, on every rank (collective)."""
         everybody: list[Any] = self.bcast_obj(self.gather_obj(obj))
         return everybody
 
     def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
         """Send ``objs[i]`` of ``root`` to rank ``i``, for each ``i`` (collective).
 
-        Args:
-            objs: at ``root``, ``size`` objects that can be pickled; ignored elsewhere.
-            root: the rank that sends; the same on all ranks.
+        ``objs`` are ``size`` objects, and ignored elsewhere; all ranks pass the same ``root``.
         """
         return self.bcast_obj(objs, root=root)[self.rank]
 

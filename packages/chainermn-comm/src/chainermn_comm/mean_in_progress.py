@@ -55,9 +55,8 @@ class MeanInProgress:
         Raises:
             NotImplementedError: ``planned``, on a communicator that can't, or on a mean that was
                 not started ``through`` another one.
-            TypeError: as :meth:`CommunicatorBase.allreduce_grad` does; PeerError on the ranks that
-                agree, unless it is ``planned``: the caller tells those.
-            CommunicationError: likewise, where CUDA fails.
+            TypeError, CommunicationError: a gradient is no array of floats; CUDA fails. PeerError
+                on the ranks that agree, unless it is ``planned``: the caller tells those.
         """
         if planned:
             raise NotImplementedError(f"{type(self._communicator).__name__} takes no plans")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import sys
 import threading
 import warnings
@@ -23,43 +24,50 @@ _usual_interval: list[float] = []
 
 
 class BackgroundThread:
-    """A function that runs in a daemon thread, or in the calling one if not ``threaded``.
+    """A function that runs in a daemon thread; or in :meth:`wait`, if it wasn't started.
 
     It is called with an event, which is set when somebody waits for its end.
     """
 
-    def __init__(self, work: Callable[[threading.Event], None], threaded: bool = True) -> None:
+    def __init__(self, work: Callable[[threading.Event], None]) -> None:
+        self._work: Callable[[threading.Event], None] | None = work
         self._error: BaseException | None = None
         self._wait_requested = threading.Event()
         self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread; where no thread can be started, `wait` does its work."""
+        thread = threading.Thread(None, self._run, "ChainerMN", daemon=True)
         with _lock:
-            if threaded:
-                self._thread = threading.Thread(None, self._run, "ChainerMN", (work,), daemon=True)
-                self._thread.start()  # first, as it may fail
             if not len(_running):
                 _usual_interval[:] = [sys.getswitchinterval()]
                 sys.setswitchinterval(min(SWITCH_INTERVAL_SECONDS, *_usual_interval))
             _running.add(self)
-        if not threaded:
-            self._wait_requested.set()
-            self._run(work)
+            with contextlib.suppress(Exception):
+                thread.start()
+                self._thread = thread
 
-    def _run(self, work: Callable[[threading.Event], None]) -> None:
+    def _run(self) -> None:
+        work, self._work = self._work, None
         try:
-            work(self._wait_requested)
+            if work is not None:
+                work(self._wait_requested)
         except BaseException as error:
             self._error = error
         finally:
             with _lock:
-                _running.discard(self)
-                if not len(_running):
-                    sys.setswitchinterval(_usual_interval[0])
+                if self in _running:
+                    _running.discard(self)
+                    if not len(_running):
+                        sys.setswitchinterval(_usual_interval[0])
             del self, work  # they may hold much memory, and the error's traceback this frame
 
     def wait(self, seconds: float | None = None) -> BaseException | None:
         """Wait for the end, at most so many seconds; return the exception that ended it, if any."""
         self._wait_requested.set()
-        if self._thread is not None:
+        if self._thread is None:
+            self._run()
+        else:
             self._thread.join(seconds)
         return self._error
 

@@ -65,34 +65,20 @@ def bcast_checked(
 
 
 def values_of_first_holders(
-    communicator: CommunicatorBase,
-    operation: str,
-    lacking: set[str],
-    held: set[str],
-    give: Callable[[str], Any],
+    communicator: CommunicatorBase, operation: str, held: set[str], give: Callable[[str], Any]
 ) -> dict[str, Any]:
-    """Return by name what some rank lacks, as the first rank that has it gives it (collective).
+    """Return by name what other ranks ``give`` who are the first to have it (collective).
 
-    Each value comes from that rank alone, however many have it. ``lacking`` and ``held`` name what
-    this rank lacks and has; errors are those of :func:`run_on_all_ranks`.
+    ``held`` names what this rank has. Errors are those of :func:`run_on_all_ranks`.
     """
-    everywhere = run_on_all_ranks(communicator, operation, lambda: lacking)
-    wanted = sorted(set().union(*everywhere))
-    if not wanted:
-        return {}
-    holders = communicator.handshake(operation, payload=bytes(name in held for name in wanted))
-    first = {
-        name: next((rank for rank, holds in enumerate(holders) if holds[index]), None)
-        for index, name in enumerate(wanted)
-    }
+    names, rank = run_on_all_ranks(communicator, operation, lambda: held), communicator.rank
 
     def give_own() -> dict[str, Any]:
-        return {name: give(name) for name in wanted if first[name] == communicator.rank}
+        return {name: give(name) for name in held.difference(*names[:rank])}
 
-    values: dict[str, Any] = {}
-    for given in run_on_all_ranks(communicator, operation, give_own):
-        values |= given
-    return values
+    given = run_on_all_ranks(communicator, operation, give_own)
+    others = [*given[:rank], *given[rank + 1 :]]
+    return {name: value for values in others for name, value in values.items()}
 
 
 def _run_and_pickle(

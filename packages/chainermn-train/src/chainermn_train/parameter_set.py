@@ -5,6 +5,10 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from chainermn_comm import CommunicatorBase
+
+from .collective_errors import raise_on_all_ranks, values_of_first_holders
+
 
 class ParameterSet:
     """The parameters that a model had at one time, in the order of their names.
@@ -38,3 +42,13 @@ class ParameterSet:
         return self.has_parameters_of(target) and not (
             self.has_uninitialized and any(param.is_initialized for param in self._uninitialized)
         )
+
+
+def initialize_missing(communicator: CommunicatorBase, model: Any) -> None:
+    """Initialise parameters whose shapes only ranks that had examples know (collective)."""
+    operation, named = "initialising parameters", dict(model.namedparams())
+    known = {name for name, param in named.items() if param.is_initialized}
+    shapes = values_of_first_holders(communicator, operation, known, lambda name: named[name].shape)
+    with raise_on_all_ranks(communicator, operation):
+        for name in (named.keys() & shapes.keys()) - known:
+            named[name].initialize(shapes[name])

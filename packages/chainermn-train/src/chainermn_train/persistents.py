@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from chainermn_comm import CommunicatorBase
 
 from .collective_errors import raise_on_all_ranks, values_of_first_holders
@@ -36,16 +38,13 @@ def broadcast_persistents(communicator: CommunicatorBase, model: Any) -> None:
     that has had none gets the parameters from others; without the statistics, a lazy
     :class:`~chainer.links.BatchNormalization` would begin anew later, and its parameters with it.
     """
-    operation = "broadcast of persistent values"
-    here = {each.name: each for each in persistents(model)}
+    operation, here = "broadcast of persistent values", {it.name: it for it in persistents(model)}
     held = {name for name, each in here.items() if each.value is not None}
     values = values_of_first_holders(
-        communicator, operation, {*here}, held, lambda name: to_host(here[name].value)
+        communicator, operation, held, lambda name: to_host(here[name].value)
     )
-    if not values:
-        return
     with raise_on_all_ranks(communicator, operation):
         for name in here.keys() & values.keys():
-            link, attribute, *_ = here[name]
-            value = values[name]
-            setattr(link, attribute, link.device.send(value) if hasattr(value, "ndim") else value)
+            (link, attribute, *_), value = here[name], values[name]
+            is_array = isinstance(value, np.ndarray)
+            setattr(link, attribute, link.device.send(value) if is_array else value)

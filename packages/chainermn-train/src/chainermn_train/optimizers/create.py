@@ -53,10 +53,9 @@ def create_multi_node_optimizer(
         overlap: send gradients while backward computes the others. Parameters become those of the
             synchronous way. None decides: on where ranks sit on several machines or parameters on
             GPUs, off inside one machine's CPUs, where no core is free. It takes memory for a
-            second set of gradients. Where it can't be done (no loss function,
-            ``accumulate_steps``, another's communicator, an ``allreduce_grad_dtype`` narrower
-            than a parameter, 16-bit parameters where only some ranks share a machine) gradients
-            are sent after backward.
+            second set of gradients. Where it can't be done (no loss function, ``accumulate_steps``,
+            another's communicator, an ``allreduce_grad_dtype`` narrower than a parameter, 16-bit
+            parameters where only some ranks share a machine) gradients are sent after backward.
         on_drift: what happens where ranks' parameters or optimizer states are found to differ. Each
             update that exchanges compares 2 KiB of them, or a thousandth if that is more, so that
             some 1,000 updates compare all: ``"raise"`` RankMismatchError, give rank 0's state to
@@ -94,9 +93,8 @@ def create_multi_node_optimizer(
         # With `dummy` ranks do drift apart.
         "on_drift": "ignore" if isinstance(communicator, DummyCommunicator) else on_drift,
     }
-    exchange: GradientExchange
     if double_buffering:
-        exchange = DelayedExchange(communicator, bool(zero_fill))
+        exchange: GradientExchange = DelayedExchange(communicator, bool(zero_fill))
     elif overlap is False or steps > 1:
         exchange = GradientExchange(communicator, bool(zero_fill))
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from enum import Enum
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import NamedTuple
 
 from chainermn_comm import MeanInProgress, RankMismatchError
@@ -26,24 +26,19 @@ class Report(NamedTuple):
     cannot_count: int = 0  # it has no loss function to call, or parameters without values
     rescaled: int = 0  # its loss scale has changed
     in_flight: int = 0  # it has gradients that the next step uses
+    has_channel: int = 0  # it has a communicator for gradients beside the training
     resend: int = 0  # what it has sent is not what its parameters have now
     can_plan: int = 0  # it knows in which order backward gives its gradients
     num_accumulated: int = 0  # updates whose gradients are in those handed in
     drifted: int = 0  # of all ranks only: they don't have the same parameters or state
-
-    @property
-    def is_news(self) -> bool:
-        """Whether it is known that this rank may have another state."""
-        return bool(self.unshared or self.changed or self.apart)
+    uneven: int = 0  # likewise: they have made different numbers of updates of a group
 
 
 class Decision(Enum):
     """What all ranks do next."""
 
     COMPARE_SETTINGS = "compare the optimizers' settings, raise if they differ, decide again"
-    COMPARE_STATE = (
-        "compare what a checksum was made of, repair or raise what differs, decide again"
-    )
+    COMPARE_STATE = "compare what a checksum was made of, mend or raise it, decide again"
     CONTINUE = "compute the loss, and report again"
     SYNCHRONIZE = "give rank 0's state to all, then compute the loss, and report again"
     START_AGAIN = "compute what is left to compute, then give rank 0's state to all; nobody steps"
@@ -58,7 +53,8 @@ def keeps_gradients(total: Report, size: int) -> bool:
 
     They do where all ranks begin or resume; else they may belong to other parameters.
     """
-    return total.unshared == size and total.in_flight in (0, size) and not total.apart
+    is_even = total.in_flight in (0, size) and not total.uneven
+    return is_even and total.unshared == size and not total.apart
 
 
 def decide(total: Report, size: int, is_last: bool = True) -> Decision:
@@ -69,10 +65,11 @@ def decide(total: Report, size: int, is_last: bool = True) -> Decision:
         size: number of ranks.
         is_last: whether the gradients complete a group.
     """
-    if total.rescaled and not total.apart:
-        return Decision.COMPARE_SETTINGS
     are_alike = not (total.unshared or total.changed or total.apart)
-    is_together = total.in_flight in (0, size) and total.before_loss in (0, size)
+    if (total.rescaled and not total.apart) or (total.uneven and are_alike):
+        return Decision.COMPARE_SETTINGS
+    counts = total.in_flight, total.before_loss, total.has_channel
+    is_together = all(count in (0, size) for count in counts)
     if not (are_alike and is_together):
         # The update still counts where its loss comes later, on parameters that have values.
         can_count = total.before_loss == size and not total.cannot_count
@@ -88,41 +85,40 @@ def decide(total: Report, size: int, is_last: bool = True) -> Decision:
     return Decision.STEP if is_last else Decision.ADD
 
 
-# Reports are nearly always the same from one update to the next.
-_FORM = struct.Struct("<10Bq")
-_DIGEST = struct.Struct("<I")
+_FORM = struct.Struct("<11Bq")
+_REST = struct.Struct("<II")
 
 
-@cache
-def steady(num_accumulated: int, in_flight: int) -> Report:
-    """Return the report of a rank that has nothing to say but what it hands in."""
-    return Report(num_accumulated=num_accumulated, in_flight=in_flight)
-
-
-def agree(mean: MeanInProgress, call: str, own: Report, digest: int) -> Report:
+def agree(
+    mean: MeanInProgress, call: str, own: Report, digest: int = 0, num_calls: int = 0
+) -> Report:
     """Return the sums of all ranks' reports (collective).
 
     Args:
         mean: by which ranks synchronize, with the gradients that were handed in.
-        call: what ranks do, and after how many updates.
+        call: what ranks do.
         own: this rank's report.
         digest: of what must be equal on all ranks; ``drifted`` is set where it is not.
+        num_calls: likewise the updates of the present group; ``uneven``.
 
     Raises:
         RankMismatchError: on all ranks, if calls or gradients differ.
     """
-    row = _FORM.pack(*own[:-1]) + _DIGEST.pack(digest)
+    row = _FORM.pack(*own[:-2]) + _REST.pack(digest, num_calls)
     with region("waiting"):
         try:
             rows = mean.agree((("call", call),), row)
         except RankMismatchError as error:
             add_mismatch_hint(error, "a multi-node optimizer")
             raise
-    drifted = len({each[_FORM.size :] for each in rows}) > 1
-    return _total(tuple([each[: _FORM.size] for each in rows]), drifted)
+    differ = [False, False]
+    if rows.count(row) < len(rows):
+        rest = [_REST.unpack_from(each, _FORM.size) for each in rows]
+        differ = [len(set(column)) > 1 for column in zip(*rest, strict=True)]
+    return _total(tuple([each[: _FORM.size] for each in rows]), *differ)
 
 
-@lru_cache(maxsize=8)
-def _total(rows: tuple[bytes, ...], drifted: bool) -> Report:
+@lru_cache(maxsize=8)  # reports are nearly always the same from one update to the next
+def _total(rows: tuple[bytes, ...], drifted: bool, uneven: bool) -> Report:
     reports = map(_FORM.unpack, rows)
-    return Report._make([*map(sum, zip(*reports, strict=True)), int(drifted)])
+    return Report._make([*map(sum, zip(*reports, strict=True)), int(drifted), int(uneven)])

@@ -25,8 +25,6 @@ class DelayedExchange(GradientExchange):
 
     def __init__(self, communicator: CommunicatorBase, zero_fill: bool) -> None:
         super().__init__(communicator, zero_fill)
-        # The training thread can use the given one meanwhile. Made after the first mean.
-        self._own: CommunicatorBase | None = None
         self._thread: BackgroundThread | None = None
         self._flight: GradientSet | None = None  # under way, or means once they have come
         # Where gradients are on a GPU: it, its stream for the thread, and when they are computed.
@@ -49,7 +47,7 @@ class DelayedExchange(GradientExchange):
             return None if self._thread is None else self._thread.wait()
 
     def ready(self, params: ParameterSet, scale: float | None) -> MeanInProgress:
-        mean = self._communicator.start_mean(self._zero_fill, OPERATION, self._own)
+        mean = self._communicator.start_mean(self._zero_fill, OPERATION, self.channel)
         # All that can fail on one rank alone, before ranks agree; the thread finds it done.
         with SharedFailure(self._communicator.handshake, OPERATION):
             gradients = GradientSet.detach_from(params, scale)
@@ -68,7 +66,7 @@ class DelayedExchange(GradientExchange):
         assert self._handed_in is not None  # else nothing was ready
         mean, gradients, _ = self._handed_in
         self._handed_in = None
-        before = self.take_flight()
+        has_means = self.assign_flight()  # of the update before
         device, stream, computed = self._device, self._stream, self._computed
 
         def exchange(wait_requested: threading.Event) -> None:
@@ -79,13 +77,15 @@ class DelayedExchange(GradientExchange):
                     multiply_gradients(gradients.gradients, factor)
 
         self._flight = gradients
-        is_beside = self._own is not None and threads_may_use_mpi(_ALONE)
-        self._thread = BackgroundThread(exchange, threaded=is_beside)
-        if self._own is None:
-            self._own = make_channel(self._communicator, device)
-        if before is not None:
-            before.assign()
-        return before is not None
+        self._thread = BackgroundThread(exchange)
+        if self.channel is None:  # the first mean is taken at once
+            self._thread.wait()
+            self.channel = make_channel(self._communicator, device)
+        elif threads_may_use_mpi(_ALONE):
+            self._thread.start()
+        else:
+            self._thread.wait()
+        return has_means
 
     def cancel(self) -> None:
         if self._handed_in is not None:
@@ -105,9 +105,3 @@ class DelayedExchange(GradientExchange):
     def put_flight(self, means: GradientSet | None) -> None:
         self.error()
         self._flight, self._thread = means, None
-
-    def close(self) -> None:
-        self.error()
-        if self._own is not None:
-            self._own.finalize()
-            self._own = None

@@ -43,13 +43,9 @@ class Piece(NamedTuple):
     start: int = 0
     stop: int = 0
 
-    def array(self) -> Any:
-        """Return the whole array."""
-        return array_of(self.param, self.key)
-
     def elements(self) -> Any:
         """Return the part's elements, in C order, 1-D, on the array's device."""
-        array = self.array()
+        array = array_of(self.param, self.key)
         if type(array) is not np.ndarray and devices.on_gpu(array):
             return staging.flat(array)[self.start : self.stop]
         flat = array.reshape(-1) if array.flags.c_contiguous else array.flat
@@ -101,7 +97,7 @@ class DriftDetector:
         for piece in pieces:
             updates += updates_of(piece.param)
             if not self._copies:
-                array = piece.param.array if piece.key == VALUE else piece.array()
+                array = piece.param.array if piece.key == VALUE else array_of(*piece[1:3])
                 if type(array) is np.ndarray and array.flags.c_contiguous:  # as it is fast
                     part = array.reshape(-1)[piece.start : piece.stop]
                 else:
@@ -131,30 +127,33 @@ class DriftDetector:
         different slices: these begin a new turn.
         """
         pieces = self._turn[self._next]
-        parts = [to_host(piece.elements()) for piece in pieces]
         heads = [
+            ("the number of arrays, in pieces", sum(map(len, self._turn))),
             ("t", _steps(optimizer)),
             ("the loss scale", getattr(optimizer, "_loss_scale", None)),
-            *[(str(each), each.array().dtype, each.array().shape) for each in pieces],
+            *[(str(each), (it := array_of(*each[1:3])).dtype, it.shape) for each in pieces],
             *[(f"updates of {each.name}", updates_of(each.param)) for each in pieces],
         ]
-        mine = self._next, heads, parts
-        rows = run_on_all_ranks(communicator, OPERATION, lambda: mine)
-        if len({row[0] for row in rows}) > 1:
+        parts = [to_host(piece.elements()) for piece in pieces]
+        rows = run_on_all_ranks(communicator, OPERATION, lambda: (self._next, heads, parts))
+        if len({row[0] for row in rows}) > 1 and len({row[1][0] for row in rows}) == 1:
             self.restart()
             return
-        if any(row[1] != heads for row in rows):
-            since = f"perhaps since t = {min(self._alike_at)}; t and the scale: the last update"
-            _raise(communicator, [row[1] for row in rows], since)
-        for number, piece in enumerate(pieces):
+        signatures = [list(row[1]) for row in rows]
+        for number, piece in enumerate(pieces if all(row[1] == heads for row in rows) else []):
             views = [row[2][number] for row in rows]
             different = np.flatnonzero(np.any([_differs(views[0], it) for it in views], axis=0))
-            if different.size:
-                index = int(different[0])
+            for index in different[:1]:
                 name = f"element {piece.start + index} of the {piece}"
-                values = [[(name, repr(view[index].item()))] for view in views]
-                since = f"perhaps since t = {self._alike_at[self._next]}"
-                _raise(communicator, values, since)
+                for signature, view in zip(signatures, views, strict=True):
+                    signature.append((name, repr(view[index].item())))
+        if any(signature != signatures[0] for signature in signatures):
+            try:
+                raise_mismatch(OPERATION, communicator.rank, signatures)
+            except RankMismatchError as error:
+                since = self._alike_at[self._next]
+                error.args = (f"{error} (perhaps since t = {since}){_REMEDY}",)
+                raise
 
     def _begin_turn(self, params: ParameterSet, steps: int) -> None:
         """Cut all that there is now into slices."""
@@ -163,7 +162,7 @@ class DriftDetector:
             for name, param in params.namedparams()
             for key in keys_of(param)
         ]
-        arrays = [piece.array() for piece in pieces]
+        arrays = [array_of(piece.param, piece.key) for piece in pieces]
         self._are_on_gpus = any(map(devices.on_gpu, arrays))
         most = max(SLICE_BYTES, -(-sum(array.nbytes for array in arrays) // MOST_SLICES))
         turn: list[list[Piece]] = [[]]
@@ -205,11 +204,3 @@ def _differs(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     are_none = (one != one) & (other != other)
     found: np.ndarray = np.any(rows[0] != rows[1], axis=1) & ~are_none
     return found
-
-
-def _raise(communicator: CommunicatorBase, rows: list[Any], since: str) -> None:
-    try:
-        raise_mismatch(OPERATION, communicator.rank, rows)
-    except RankMismatchError as error:
-        error.args = (f"{error} ({since}){_REMEDY}",)
-        raise

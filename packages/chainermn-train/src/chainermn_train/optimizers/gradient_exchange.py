@@ -30,6 +30,9 @@ class GradientExchange(UnpicklableMixin):
     def __init__(self, communicator: CommunicatorBase, zero_fill: bool) -> None:
         """Exchange on ``communicator``; not collective."""
         self._communicator, self._zero_fill = communicator, zero_fill
+        # Another thread's, so that the training thread can use the given one meanwhile: all ranks
+        # have one, or none.
+        self.channel: CommunicatorBase | None = None
         self._handed_in: tuple[MeanInProgress, Any, float | None] | None = None
 
     #: Whether gradients that no step has used yet are under way, or are means already.
@@ -101,21 +104,29 @@ class GradientExchange(UnpicklableMixin):
         finally:
             self.put_flight(None)
 
+    def assign_flight(self) -> bool:
+        """Take the flight, and give parameters its means; return whether there was one."""
+        means = self.take_flight()
+        if means is not None:
+            means.assign()
+        return means is not None
+
     def flight(self) -> GradientSet | None:
         """Wait for the means under way and return them; raise what made the exchange fail."""
         return None
 
     def put_flight(self, means: GradientSet | None) -> None:
-        """Put means into the place of what is under way.
-
-        Raises:
-            ValueError: this kind has no use for them.
-        """
+        """Put means in the place of what is under way; ValueError if they are of no use here."""
         if means is not None:
             raise ValueError("the snapshot holds gradients in flight: use double_buffering=True")
 
     def close(self) -> None:
-        """Release what ranks have made together (collective)."""
+        """Wait for what is under way, and free the channel (collective)."""
+        self.error()
+        self.drop_plan()
+        if self.channel is not None:
+            self.channel.finalize()
+            self.channel = None
 
 
 def make_channel(communicator: CommunicatorBase, device: Any) -> CommunicatorBase:

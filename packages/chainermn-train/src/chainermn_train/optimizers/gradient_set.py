@@ -88,6 +88,12 @@ class GradientSet:
                 param.grad = param.device.send(grad)
         set_scale([each.param for each in self.gradients], self.scale)
 
+    def rescale(self, scale: float | None) -> None:
+        """Let these be as if they had been computed with this loss scale."""
+        if self.scale != scale:
+            multiply_gradients(self.gradients, (scale or 1) / (self.scale or 1))
+            self.scale = scale
+
     def save(self, serializer: Any) -> None:
         """Save these."""
         save_arrays(serializer, {each.name: each.grad for each in self.gradients}, self.scale)
@@ -131,8 +137,9 @@ class GradientGroup:
         """Return the loss scale of the group: that which was set at its first update."""
         return now if self.sums is None else self.sums.scale
 
-    def add(self, params: ParameterSet, scale: float | None) -> None:
-        """Count an update and add the parameters' present gradients, in float32 or wider."""
+    def add(self, params: ParameterSet, scale: float | None) -> bool:
+        """Count an update, and add its gradients in float32 or wider; return False: no step yet."""
+        self.num_calls += 1
         if self.sums is None:
             self.sums = GradientSet.empty(params, scale)
         rescale(params, self.sums.scale)
@@ -143,8 +150,8 @@ class GradientGroup:
             elif grad is not None:
                 each.grad = _beside(each.grad, grad)
                 each.grad += grad
-        self.num_calls += 1
         self.num_accumulated += 1
+        return False
 
     def assign_mean(self, params: ParameterSet, scale: float | None, and_present: bool) -> None:
         """Make the sums, divided by the group's number of updates, the parameters' gradients.

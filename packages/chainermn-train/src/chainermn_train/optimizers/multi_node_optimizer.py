@@ -12,17 +12,19 @@ import chainer
 
 from chainermn_comm import CommunicatorBase, MeanInProgress, RankMismatchError
 
-from ..collective_errors import SharedFailure, raise_on_all_ranks
+from ..collective_errors import SharedFailure, bcast_checked, raise_on_all_ranks
+from ..host_arrays import to_host
 from ..optimizer_state import is_missing, serialize_mixed_precision, serialize_state
 from ..parameter_set import ParameterSet
 from ..wrappers import AttributeProxy, UnpicklableMixin
-from .decision import OPERATION, Decision, Report, agree, decide, keeps_gradients, steady
+from .decision import OPERATION, Decision, Report, agree, decide, keeps_gradients
 from .drift import DriftDetector
 from .gradient_exchange import GradientExchange
 from .gradient_set import GradientGroup, GradientSet, is_scaled, rescale
 from .replicated_state import ReplicatedState
 
 Agreed = tuple[Decision, Report]  # what all ranks do, and the sums of their reports
+_NOTHING = Report()
 _STALE = 2  # in a snapshot, where 1 stands for gradients in flight
 
 
@@ -120,17 +122,16 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         if self._group.is_between:
             self._update_alone(compute_loss)
             return
-        call = f"update() after {self._group.num_calls} updates of a step"
         try:
-            agreed = self._agree_on_news(call, lossfun is None)
+            agreed = self._agree_on_news("update()", lossfun is None)
             if compute_loss is not None:
-                agreed = self._compute(call, compute_loss, agreed)
+                agreed = self._compute(compute_loss, agreed)
             if agreed[0] in (Decision.CONTINUE, Decision.SEND):
-                agreed = self._agree_on_gradients(call, own=1)
+                agreed = self._agree_on_gradients("update()", own=1)
             if agreed[0] is Decision.RESEND:
                 self._exchange.cancel()
                 self._exchange.drop_plan()
-                agreed = self._agree_on_gradients(call, own=1)
+                agreed = self._agree_on_gradients("update()", own=1)
         except BaseException:
             self._exchange.cancel()
             raise
@@ -138,7 +139,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         if decision is Decision.START_AGAIN:
             self._start_again(total)
         elif decision is Decision.ADD:
-            self._group.add(self._params, self._scale)
+            self._step(partial(self._group.add, self._params, self._scale))
         else:
             self._step(partial(self._take_means, total))
 
@@ -172,7 +173,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         else:
             exchange.cancel()
             self._group.clear()
-        self._step(self._take_flight)  # no rank waits for another one: a hook may fail on some
+        self._step(exchange.assign_flight)  # no rank waits for another one: a hook may fail on some
 
     def synchronize(self) -> None:
         """Give rank 0's state to all ranks (collective); the first update does so by itself.
@@ -187,7 +188,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         """
         with SharedFailure(self.communicator.handshake, OPERATION):
             self._require_model()
-        self._share(keep_gradients=False)
+        self._share()
 
     def finalize(self) -> None:
         """Wait for the exchange in flight and free the communicator it used (collective).
@@ -256,21 +257,16 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             self._require_model()
         report = self._state.report(self.actual_optimizer)
         if report is None:
-            return Decision.CONTINUE, steady(0, 0)
-        decision, total = self._agree(
-            call,
-            report._replace(
-                before_loss=1,
-                cannot_count=int(without_loss or report.cannot_count),
-                in_flight=int(self._exchange.has_flight),
-            ),
-        )
+            return Decision.CONTINUE, _NOTHING
+        cannot_count, held = int(without_loss or report.cannot_count), self._group.num_accumulated
+        report = report._replace(before_loss=1, cannot_count=cannot_count, num_accumulated=held)
+        decision, total = self._agree(call, report)
         if decision is Decision.SYNCHRONIZE:
-            self._share(keeps_gradients(total, self.communicator.size))
+            self._share(total)
             decision = Decision.CONTINUE
         return decision, total
 
-    def _compute(self, call: str, compute_loss: Callable[[], Any], agreed: Agreed) -> Agreed:
+    def _compute(self, compute_loss: Callable[[], Any], agreed: Agreed) -> Agreed:
         """Compute gradients, which may leave meanwhile if ranks agree to it before backward.
 
         An error stays in its rank until all know of it: else a caller that catches it, to skip a
@@ -281,11 +277,10 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             loss = compute_loss()
             _clear_gradients(self.actual_optimizer)
         if agreed[0] is Decision.CONTINUE and exchange.can_send(params, loss, self._scale):
-            agreed = self._agree(call, steady(1, 0)._replace(before_backward=1))
-        is_sending = agreed[0] is Decision.SEND
-        backward = exchange.backward_and_send if is_sending else exchange.backward
+            agreed = self._agree("update()", Report(before_backward=1))
+        sends = agreed[0] is Decision.SEND
         with SharedFailure(handshake, OPERATION):
-            backward(params, loss, self._scale)
+            (exchange.backward_and_send if sends else exchange.backward)(params, loss, self._scale)
         return agreed
 
     def _agree_on_gradients(self, call: str, own: int) -> Agreed:
@@ -295,10 +290,10 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         are complete a group then.
         """
         group, exchange, params = self._group, self._exchange, self._params
-        report, mean = steady(group.num_accumulated + own, int(exchange.has_flight)), None
-        is_last = group.is_last or not own
+        changed = resend = can_plan = 0
+        is_last, mean = group.is_last or not own, None
         if self._state.has_initialized(self.target):  # by the loss
-            report = report._replace(changed=1)
+            changed = 1
         elif is_last and (own or group.num_calls) and not self._state.is_apart:
             scale = group.scale(self._scale)
             with SharedFailure(self.communicator.handshake, OPERATION):
@@ -308,8 +303,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                     rescale(params, scale)
             mean = exchange.ready(params, scale)
             resend, can_plan = int(exchange.must_resend), int(exchange.can_plan)
-            if resend or can_plan:
-                report = report._replace(resend=resend, can_plan=can_plan)
+        held = group.num_accumulated + own
+        report = Report(changed=changed, resend=resend, can_plan=can_plan, num_accumulated=held)
         return self._agree(call, report, mean, is_last)
 
     def _agree(
@@ -320,20 +315,25 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         ``is_last`` says whether the gradients complete a group.
         """
         optimizer, communicator, digest = self.actual_optimizer, self.communicator, 0
+        exchange = self._exchange
         with SharedFailure(communicator.handshake, OPERATION):
-            if self._exchange.error() is not None:
-                self._exchange.take_flight()  # raises it
-            if self._state.is_apart:
-                report = report._replace(apart=1)
-            if self._detects_drift and not report.is_news:
+            if exchange.error() is not None:
+                exchange.take_flight()  # raises it
+            report = report._replace(
+                apart=int(self._state.is_apart),
+                in_flight=int(exchange.has_flight),
+                has_channel=int(exchange.channel is not None),
+            )
+            if self._detects_drift:
                 digest = self._drift.checksum(self._params, optimizer)
         mean = mean or communicator.start_mean(self.zero_fill, OPERATION)
-        total = agree(mean, call, report, digest)
+        num_calls = 0 if call == "flush()" else self._group.num_calls  # it takes any
+        total = agree(mean, call, report, digest, num_calls)
         while True:
             decision = decide(total, communicator.size, is_last)
             if decision is Decision.COMPARE_SETTINGS:
-                self._state.compare_settings(optimizer, total)
-                total = total._replace(rescaled=0)
+                self._state.compare_settings(optimizer, total, num_calls)
+                total = total._replace(rescaled=0, uneven=0)
             elif decision is Decision.COMPARE_STATE:
                 total = total._replace(drifted=0, apart=int(self._has_drifted()))
             else:
@@ -347,55 +347,72 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         """Exchange what was handed in (collective); say if there are means to step along."""
         factor = self._group.steps * self.communicator.size / total.num_accumulated
         self._group.clear()
-        are_means = self._exchange.finish(factor)
-        if total.can_plan == self.communicator.size:
-            self._exchange.plan(self._params)
-        return are_means
-
-    def _take_flight(self) -> bool:
-        means = self._exchange.take_flight()
-        if means is not None:
-            means.assign()
-        return means is not None
+        try:
+            return self._exchange.finish(factor)
+        finally:  # all plan, also those where it fails
+            if total.can_plan == self.communicator.size:
+                self._exchange.plan(self._params)
 
     def _step(self, take: Callable[[], bool]) -> None:
-        """Take means, and step along them if there are any."""
-        optimizer = self.actual_optimizer
+        """Take gradients, and step along them if that says so."""
+        optimizer, are_alike = self.actual_optimizer, self._state.has_noted(self.actual_optimizer)
         try:
             if take():
                 optimizer.update(None)
         except BaseException:  # a hook's, say; this rank may not have stepped as the others did
             self._state.is_apart = True
             raise
-        self._state.note_scaling(optimizer)  # it may have changed, on all ranks alike
+        if are_alike:
+            self._state.note_scaling(optimizer)  # it may have changed, on all ranks alike
 
     def _start_again(self, total: Report) -> None:
         """Give up this update's gradients, and give rank 0's state to all (collective)."""
         self._exchange.cancel()
         # Ranks that had news before their loss have computed it meanwhile, or failed.
         self.communicator.handshake(OPERATION)
-        self._share(keeps_gradients(total, self.communicator.size))
+        self._share(total)
 
-    def _share(self, keep_gradients: bool) -> None:
-        """Give rank 0's state to all (collective)."""
-        if not keep_gradients:
+    def _share(self, total: Report = _NOTHING) -> None:
+        """Give rank 0's state to all (collective), as these reports ask for."""
+        size = self.communicator.size
+        keeps = keeps_gradients(total, size)
+        if not keeps:
             self._drop_gradients()
+        if total.has_channel not in (0, size):
+            self._exchange.channel = None
         self._exchange.drop_plan()
         self._state.synchronize(self.actual_optimizer)
+        if keeps and (total.in_flight or total.num_accumulated):
+            self._replicate_gradients()
         self._drift.restart()
+
+    def _replicate_gradients(self) -> None:
+        """Give rank 0's gradients in flight, and its group's loss scale, to all (collective)."""
+        flight, group = self._exchange.flight(), self._group
+
+        def give() -> tuple[Any, ...]:
+            means = [to_host(each.grad) for each in flight.gradients] if flight else []
+            return group.scale(self._scale), flight and flight.scale, means
+
+        scale, scale_of_means, means = bcast_checked(self.communicator, OPERATION, give)
+        if group.sums is not None:
+            group.sums.rescale(scale)
+        if flight is not None:
+            flight.scale = scale_of_means
+            for each, mean in zip(flight.gradients, means, strict=True):
+                each.grad = mean
 
     def _update_alone(self, compute_loss: Callable[[], Any] | None) -> None:
         """Make an update in the middle of a group, of which no other rank knows."""
-        group, params, scale = self._group, self._params, self._scale
         try:
             if compute_loss is not None:
                 loss = compute_loss()
                 _clear_gradients(self.actual_optimizer)
-                self._exchange.backward(params, loss, scale)
+                self._exchange.backward(self._params, loss, self._scale)
         except BaseException:
-            group.num_calls += 1
+            self._group.num_calls += 1
             raise
-        group.add(params, scale)
+        self._step(partial(self._group.add, self._params, self._scale))
 
     def _has_drifted(self) -> bool:
         """Raise on all what differs, or warn and return True if it is to be repaired."""

@@ -55,18 +55,12 @@ class _Sending:
         self._left = list(map(len, plan.buckets))
         self._handed_in = 0  # buckets
         self.must_resend = False
-        self._thread: BackgroundThread | None = None
-
-    def start(self, threaded: bool = True) -> BackgroundThread:
-        """Take the means of what is handed in meanwhile."""
-        plan = self.plan
 
         def reduce(wait_requested: threading.Event) -> None:
             with patient_waits(wait_requested), using_stream(plan.device, plan.stream, wait=False):
-                self.mean.reduce_planned(len(plan.buckets))
+                mean.reduce_planned(len(plan.buckets))
 
-        self._thread = BackgroundThread(reduce, threaded)
-        return self._thread
+        self.thread = BackgroundThread(reduce)
 
     def tell(self, place: int, grad: Any) -> None:
         """Take a final gradient, and hand in what is complete."""
@@ -93,11 +87,7 @@ class _Sending:
         while self._handed_in < len(self._left):
             with contextlib.suppress(Exception):
                 self._hand_in()
-        self.wait()
-
-    def wait(self) -> BaseException | None:
-        """Wait until all means are under way; return what made this fail, if anything did."""
-        return (self._thread or self.start(threaded=False)).wait()  # if it couldn't be started
+        self.thread.wait()
 
     def _hand_in(self) -> None:
         places = self.plan.buckets[self._handed_in]
@@ -123,7 +113,6 @@ class OverlappedExchange(GradientExchange):
         """
         super().__init__(communicator, zero_fill)
         self._only_on_gpus = only_on_gpus
-        self._own: CommunicatorBase | None = None
         self._plan: _Plan | None = None
         self._sending: _Sending | None = None
         self._order: list[int] = []  # of places, as this update's gradients became final
@@ -144,7 +133,7 @@ class OverlappedExchange(GradientExchange):
         return self._sending is not None and self._sending.must_resend
 
     def can_send(self, params: ParameterSet, loss: Any, scale: float | None) -> bool:
-        plan, own = self._plan, self._own
+        plan, own = self._plan, self.channel
         if plan is None or own is None:
             return False
         if plan.params is not params or _wire_dtype(own) != _wire_dtype(self._communicator):
@@ -162,9 +151,9 @@ class OverlappedExchange(GradientExchange):
 
     def backward_and_send(self, params: ParameterSet, loss: Any, loss_scale: float | None) -> None:
         assert self._plan is not None  # else it can't send
-        mean = self._communicator.start_mean(self._zero_fill, OPERATION, self._own)
+        mean = self._communicator.start_mean(self._zero_fill, OPERATION, self.channel)
         self._sending = _Sending(self._plan, mean, loss_scale)
-        self._sending.start()
+        self._sending.thread.start()
         tracked_backward.backward(loss, params.params, self._sending.tell, loss_scale)
 
     def ready(self, params: ParameterSet, scale: float | None) -> MeanInProgress:
@@ -185,7 +174,7 @@ class OverlappedExchange(GradientExchange):
         if sending is None:
             return super().finish(factor)
         with region("communication"):
-            error = sending.wait()
+            error = sending.thread.wait()
         try:
             if error is not None:
                 raise error
@@ -222,10 +211,10 @@ class OverlappedExchange(GradientExchange):
             stream = new_stream(device)
         order: list[int] = self._communicator.bcast_obj(self._order)
         self._order = []
-        if self._own is None:
-            self._own = make_channel(self._communicator, device)
-        elif _wire_dtype(self._own) != _wire_dtype(self._communicator):
-            self._own.set_config(_WIRE, _wire_dtype(self._communicator))
+        if self.channel is None:
+            self.channel = make_channel(self._communicator, device)
+        elif _wire_dtype(self.channel) != _wire_dtype(self._communicator):
+            self.channel.set_config(_WIRE, _wire_dtype(self._communicator))
         rest = set(range(len(like))) - set(order)
         buckets: list[list[int]] = []
         room, dtype = 0, None
@@ -240,12 +229,6 @@ class OverlappedExchange(GradientExchange):
 
     def drop_plan(self) -> None:
         self._plan, self._order = None, []
-
-    def close(self) -> None:
-        self._plan = None
-        if self._own is not None:
-            self._own.finalize()
-            self._own = None
 
 
 def _wire_dtype(communicator: CommunicatorBase) -> Any:

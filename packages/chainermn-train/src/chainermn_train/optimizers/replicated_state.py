@@ -6,12 +6,13 @@ from typing import Any
 
 from chainermn_comm import CommunicatorBase
 
+from ..collective_errors import raise_on_all_ranks
 from ..optimizer_state import broadcast_state, describe_settings, loss_scaling
-from ..parameter_set import ParameterSet
+from ..parameter_set import ParameterSet, initialize_missing
 from ..persistents import broadcast_persistents
 from ..profiling import region
 from ..wrappers import UnpicklableMixin
-from .decision import Report
+from .decision import OPERATION, Report
 
 
 class ReplicatedState(UnpicklableMixin):
@@ -36,9 +37,9 @@ class ReplicatedState(UnpicklableMixin):
         their loss by now.
         """
         target, shared, loaded = optimizer.target, self._shared, self._loaded
-        is_rescaled = self._scaling != loss_scaling(optimizer)
+        is_rescaled = not self.has_noted(optimizer)
         if shared is not None and shared.is_still_of(target):
-            return Report(rescaled=1) if is_rescaled else None
+            return Report(rescaled=1) if is_rescaled and not self.is_apart else None
         changed = bool(shared or (loaded and not loaded.has_parameters_of(target)))
         return Report(
             unshared=int(not changed),
@@ -52,10 +53,11 @@ class ReplicatedState(UnpicklableMixin):
         shared = self._shared
         return shared is None or (shared.has_uninitialized and not shared.is_still_of(target))
 
-    def compare_settings(self, optimizer: Any, total: Report) -> None:
-        """Raise RankMismatchError if ranks are set differently (collective)."""
-        described = describe_settings(optimizer, not (total.changed or total.unshared))
-        settings = {**self._settings, **described}
+    def compare_settings(self, optimizer: Any, total: Report, num_calls: int) -> None:
+        """Raise RankMismatchError if ranks are set differently, or out of step (collective)."""
+        are_shared = not (total.changed or total.unshared)
+        settings = {**self._settings, **describe_settings(optimizer, are_shared)}
+        settings["updates of a step so far"] = num_calls if are_shared else None
         self._communicator.handshake("create_multi_node_optimizer", settings.items())
         self.note_scaling(optimizer)
 
@@ -64,21 +66,28 @@ class ReplicatedState(UnpicklableMixin):
 
         What rank 0 has no value for comes from the first rank that has one.
         """
-        target = optimizer.target
-        with region("communication"):
-            self._communicator.bcast_data(target)
-            broadcast_persistents(self._communicator, target)
-            broadcast_state(self._communicator, optimizer)
+        target, communicator = optimizer.target, self._communicator
+        self._shared = self._loaded = None  # also where it fails midway
+        with region("communication"), raise_on_all_ranks(communicator, OPERATION):
+            initialize_missing(communicator, target)  # others' communicators want that
+            communicator.bcast_data(target)
+            broadcast_persistents(communicator, target)
+            broadcast_state(communicator, optimizer)
         self.note_scaling(optimizer)
         self.assume(target)
+
+    def has_noted(self, optimizer: Any) -> bool:
+        """Return whether all ranks are known to scale their losses as this one does."""
+        return self._scaling == loss_scaling(optimizer)
 
     def note_scaling(self, optimizer: Any) -> None:
         """Record that all ranks scale their losses alike now."""
         self._scaling = loss_scaling(optimizer)
 
     def assume(self, target: Any) -> None:
-        """Record that all ranks have the same state now."""
-        self._shared, self._loaded, self.is_apart = ParameterSet(target), None, False
+        """Record that all ranks have the same state now, unless loaded gradients are of another."""
+        if self._loaded is None or self._loaded.has_parameters_of(target):
+            self._shared, self._loaded, self.is_apart = ParameterSet(target), None, False
 
     def forget(self, target: Any = None) -> None:
         """Record that this rank may have another state than the others.
