@@ -194,8 +194,8 @@ class OptimizerMachine(RuleBasedStateMachine):
     @precondition(may_change_on_one)
     @rule(ranks=RANKS, seed=NUMBERS)
     def set_up_another_model(self, ranks: int | None, seed: int) -> None:
-        if ranks is not None and not between_groups(self):
-            return
+        if ranks is not None and any(each.is_local for each in self.situations):
+            return  # only this rank's next update would be collective
         some = self._ranks(ranks)
 
         def predict(each: Situation) -> list[Prediction]:
@@ -262,13 +262,22 @@ class OptimizerMachine(RuleBasedStateMachine):
 
     # Other optimizers with the same state.
 
-    @rule()
-    def go_on_with_a_copy(self) -> None:
-        self._do(lambda each: each.nothing(each.copied(), state="own"), "go_on_with_a_copy")
+    @precondition(may_change_on_one)
+    @rule(ranks=RANKS)
+    def go_on_with_a_copy(self, ranks: int | None) -> None:
+        """On one rank it may lack what the others' have made together."""
+        some = self._ranks(ranks)
 
-    @rule(ranks=st.sampled_from([None, None, 0]), assume=st.booleans())
+        def predict(each: Situation) -> list[Prediction]:
+            same = each.nothing(each.copied(), state="own")
+            other = each.nothing(each.copied().change(some), state="own")
+            return same if ranks is None else [*same, *other]
+
+        self._do(predict, "go_on_with_a_copy", tuple(some))
+
+    @rule(ranks=RANKS, assume=st.booleans())
     def save_and_load(self, ranks: int | None, assume: bool) -> None:
-        """On all ranks, or on rank 0 alone."""
+        """On all ranks, or on one alone."""
         assume = assume and ranks is None and quiet(self)
         in_group = not between_groups(self)
 

@@ -30,8 +30,7 @@ class GradientExchange(UnpicklableMixin):
     def __init__(self, communicator: CommunicatorBase, zero_fill: bool) -> None:
         """Exchange on ``communicator``; not collective."""
         self._communicator, self._zero_fill = communicator, zero_fill
-        # Another thread's, so that the training thread can use the given one meanwhile: all ranks
-        # have one, or none.
+        # For another thread, while the training uses the given one; all ranks have it, or none.
         self.channel: CommunicatorBase | None = None
         self._handed_in: tuple[MeanInProgress, Any, float | None] | None = None
 
@@ -121,12 +120,14 @@ class GradientExchange(UnpicklableMixin):
             raise ValueError("the snapshot holds gradients in flight: use double_buffering=True")
 
     def close(self) -> None:
-        """Wait for what is under way, and free the channel (collective)."""
+        """Wait for what is under way, and free the channel if all ranks have it (collective)."""
         self.error()
         self.drop_plan()
-        if self.channel is not None:
-            self.channel.finalize()
-            self.channel = None
+        channel, self.channel = self.channel, None
+        if type(self) is not GradientExchange:  # else there never is one
+            have = self._communicator.handshake("finalize", payload=bytes([channel is not None]))
+            if channel is not None and all(map(any, have)):
+                channel.finalize()
 
 
 def make_channel(communicator: CommunicatorBase, device: Any) -> CommunicatorBase:

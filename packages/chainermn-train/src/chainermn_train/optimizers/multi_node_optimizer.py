@@ -188,6 +188,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         """
         with SharedFailure(self.communicator.handshake, OPERATION):
             self._require_model()
+        self._exchange.close()  # a copy on one rank has no channel
         self._share()
 
     def finalize(self) -> None:
@@ -314,8 +315,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
 
         ``is_last`` says whether the gradients complete a group.
         """
-        optimizer, communicator, digest = self.actual_optimizer, self.communicator, 0
-        exchange = self._exchange
+        optimizer, communicator, exchange = self.actual_optimizer, self.communicator, self._exchange
+        digest, num_calls = 0, self._group.num_calls
         with SharedFailure(communicator.handshake, OPERATION):
             if exchange.error() is not None:
                 exchange.take_flight()  # raises it
@@ -327,13 +328,13 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             if self._detects_drift:
                 digest = self._drift.checksum(self._params, optimizer)
         mean = mean or communicator.start_mean(self.zero_fill, OPERATION)
-        num_calls = 0 if call == "flush()" else self._group.num_calls  # it takes any
+        num_calls = min(num_calls, 1) if call == "flush()" else num_calls  # it takes any number
         total = agree(mean, call, report, digest, num_calls)
         while True:
             decision = decide(total, communicator.size, is_last)
             if decision is Decision.COMPARE_SETTINGS:
                 self._state.compare_settings(optimizer, total, num_calls)
-                total = total._replace(rescaled=0, uneven=0)
+                total = total._replace(rescaled=0)
             elif decision is Decision.COMPARE_STATE:
                 total = total._replace(drifted=0, apart=int(self._has_drifted()))
             else:
