@@ -124,10 +124,9 @@ class GradientExchange(UnpicklableMixin):
         self.error()
         self.drop_plan()
         channel, self.channel = self.channel, None
-        if type(self) is not GradientExchange:  # else there never is one
-            have = self._communicator.handshake("finalize", payload=bytes([channel is not None]))
-            if channel is not None and all(map(any, have)):
-                channel.finalize()
+        have = self._communicator.handshake("finalize", payload=bytes([channel is not None]))
+        if channel is not None and all(map(any, have)):
+            channel.finalize()
 
 
 def make_channel(communicator: CommunicatorBase, device: Any) -> CommunicatorBase:
