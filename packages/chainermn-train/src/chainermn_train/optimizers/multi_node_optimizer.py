@@ -194,7 +194,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     def finalize(self) -> None:
         """Wait for the exchange in flight and free the communicator it used (collective).
 
-        Only where gradients travel beside the computing there is anything to do, and only a
+        Only where gradients travel beside the computing there is anything to free, and only a
         program that makes many optimizers needs to. The communicator that the user gave stays
         theirs. What made the exchange fail is not raised.
         """
