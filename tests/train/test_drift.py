@@ -259,7 +259,7 @@ class Twin:
             arrays = property(lambda param: self.arrays[id(param)])
             patch.setattr(chainer.Parameter, "array", arrays)
             found = self.detector.checksum(self.params, self.optimizer)
-            self.detector.advance(self.optimizer)
+            self.detector.advance()
         return found
 
 

@@ -79,16 +79,16 @@ class DriftDetector:
         self._wait()
         self._copies = []
         self._turn: list[list[Piece]] = []  # slices
+        self._is_of: list[tuple[Any, ...]] = []  # what the turn goes through
         self._are_on_gpus = False
-        # By slice: the count of steps when ranks last had the same.
-        self._alike_at: list[int] = []
+        self._alike_at: list[int] = []  # by slice: steps when ranks last had the same
         self._next = 0  # the slice that is compared next
 
     def checksum(self, params: ParameterSet, optimizer: Any) -> int:
         """Return the checksum of the next slice, of ``t`` and of the loss scale."""
-        steps = _steps(optimizer)
+        self._steps = steps = _steps(optimizer)
         if self._next >= len(self._turn):
-            self._begin_turn(params, steps)
+            self._begin_turn(params)
         pieces, updates, value = self._turn[self._next], 0, 1
         part: Any
         if self._copies:
@@ -106,11 +106,11 @@ class DriftDetector:
         scale = getattr(optimizer, "_loss_scale", None) or 0.0
         return zlib.adler32(_COUNTS.pack(steps, self._next, updates, scale), value)
 
-    def advance(self, optimizer: Any) -> None:
+    def advance(self) -> None:
         """Go on to the next slice, as ranks have the same."""
         if not self._turn:  # a new one begins
             return
-        self._alike_at[self._next] = _steps(optimizer)
+        self._alike_at[self._next] = self._steps
         self._next += 1
         if self._are_on_gpus:  # the next slice comes while the step computes
             pieces = self._turn[self._next] if self._next < len(self._turn) else []
@@ -155,15 +155,17 @@ class DriftDetector:
                 error.args = (f"{error} (perhaps since t = {since}){_REMEDY}",)
                 raise
 
-    def _begin_turn(self, params: ParameterSet, steps: int) -> None:
-        """Cut all that there is now into slices."""
-        pieces = [
-            Piece(name, param, key)
-            for name, param in params.namedparams()
-            for key in keys_of(param)
-        ]
+    def _begin_turn(self, params: ParameterSet) -> None:
+        """Cut all that there is now into slices, unless it is what there was before."""
+        self._next = 0
+        named = params.namedparams()
+        pieces = [Piece(name, param, key) for name, param in named for key in keys_of(param)]
         arrays = [array_of(piece.param, piece.key) for piece in pieces]
         self._are_on_gpus = any(map(devices.on_gpu, arrays))
+        sizes = [(array.size, array.itemsize) for array in arrays]
+        before, self._is_of = self._is_of, [(id(it[1]), it.key) for it in pieces] + sizes
+        if self._is_of == before:
+            return
         most = max(SLICE_BYTES, -(-sum(array.nbytes for array in arrays) // MOST_SLICES))
         turn: list[list[Piece]] = [[]]
         room = most
@@ -178,10 +180,9 @@ class DriftDetector:
                 room -= (stop - start) * array.itemsize
                 start = stop
         # Momenta come to be in the first step: slices aren't those of the turn before then.
-        before = self._alike_at
-        if len(before) != len(turn):
-            before = [min(before, default=steps)] * len(turn)
-        self._turn, self._alike_at, self._next = turn, before, 0
+        if len(self._alike_at) != len(turn):
+            self._alike_at = [min(self._alike_at, default=self._steps)] * len(turn)
+        self._turn = turn
 
 
 def _steps(optimizer: Any) -> int:

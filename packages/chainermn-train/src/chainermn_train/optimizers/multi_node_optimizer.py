@@ -341,7 +341,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                 break
         # Where rank 0's state goes to all, a new turn begins.
         if self._detects_drift and decision not in (Decision.SYNCHRONIZE, Decision.START_AGAIN):
-            self._drift.advance(optimizer)
+            self._drift.advance()
         return decision, total
 
     def _take_means(self, total: Report) -> bool:
