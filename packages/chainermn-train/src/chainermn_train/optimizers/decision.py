@@ -57,6 +57,7 @@ def keeps_gradients(total: Report, size: int) -> bool:
     return is_even and total.unshared == size and not total.apart
 
 
+@lru_cache(maxsize=8)  # reports are nearly always the same from one update to the next
 def decide(total: Report, size: int, is_last: bool = True) -> Decision:
     """Return what all ranks do.
 
@@ -118,7 +119,7 @@ def agree(
     return _total(tuple([each[: _FORM.size] for each in rows]), *differ)
 
 
-@lru_cache(maxsize=8)  # reports are nearly always the same from one update to the next
+@lru_cache(maxsize=8)
 def _total(rows: tuple[bytes, ...], drifted: bool, uneven: bool) -> Report:
     reports = map(_FORM.unpack, rows)
     return Report._make([*map(sum, zip(*reports, strict=True)), int(drifted), int(uneven)])

@@ -293,7 +293,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         group, exchange, params = self._group, self._exchange, self._params
         changed = resend = can_plan = 0
         is_last, mean = group.is_last or not own, None
-        if self._state.has_initialized(self.target):  # by the loss
+        if self._state.has_initialized(self.actual_optimizer.target):  # by the loss
             changed = 1
         elif is_last and (own or group.num_calls) and not self._state.is_apart:
             scale = group.scale(self._scale)
@@ -320,11 +320,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         with SharedFailure(communicator.handshake, OPERATION):
             if exchange.error() is not None:
                 exchange.take_flight()  # raises it
-            report = report._replace(
-                apart=int(self._state.is_apart),
-                in_flight=int(exchange.has_flight),
-                has_channel=int(exchange.channel is not None),
-            )
+            own = self._state.is_apart, exchange.has_flight, exchange.channel is not None
+            if any(own):
+                report = report._replace(apart=own[0], in_flight=own[1], has_channel=own[2])
             if self._detects_drift:
                 digest = self._drift.checksum(self._params, optimizer)
         mean = mean or communicator.start_mean(self.zero_fill, OPERATION)
@@ -356,7 +354,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
 
     def _step(self, take: Callable[[], bool]) -> None:
         """Take gradients, and step along them if that says so."""
-        optimizer, are_alike = self.actual_optimizer, self._state.has_noted(self.actual_optimizer)
+        optimizer = self.actual_optimizer
+        adapts = getattr(optimizer, "_loss_scaling_is_dynamic", False)
+        are_alike = adapts and self._state.has_noted(optimizer)
         try:
             if take():
                 optimizer.update(None)
@@ -364,7 +364,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             self._state.is_apart = True
             raise
         if are_alike:
-            self._state.note_scaling(optimizer)  # it may have changed, on all ranks alike
+            self._state.note_scaling(optimizer)
 
     def _start_again(self, total: Report) -> None:
         """Give up this update's gradients, and give rank 0's state to all (collective)."""
