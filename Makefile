@@ -22,20 +22,24 @@ SECONDS_PER_FULL_WORLD ?= 7200
 
 VENV := .venv$(if $(filter-out mpich,$(MPI)),-$(MPI))
 BIN := $(CURDIR)/$(VENV)/bin
+# What is installed: what training needs; on top of it what tests need, and what linters need.
 READY := $(VENV)/.ready
+TESTS := $(VENV)/.tests
+LINTERS := $(VENV)/.linters
 # Version and path of an interpreter, or of the one that a virtual environment is built on. Asked
 # before the environment is put on PATH, where it would shadow the one that was chosen.
 IDENTITY := import os, sys; print("%d.%d" % sys.version_info[:2], os.path.realpath(sys._base_executable))
 CHOSEN := $(shell $(PYTHON) -I -c '$(IDENTITY)')
 INTERPRETER := $(wordlist 2,$(words $(CHOSEN)),$(CHOSEN))
 BUILT_ON := $(shell $(BIN)/python -I -c '$(IDENTITY)' 2>/dev/null)
+UV := 'uv>=0.9'
 PACKAGES := $(foreach p,train modelparallel tools,-e packages/chainermn-$(p))
 # Open MPI refuses root and more ranks than cores unless told; MPICH never asks.
 export OMPI_ALLOW_RUN_AS_ROOT = 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
 export OMPI_MCA_osc = ^ucx
-export PIP_BUILD_CONSTRAINT = $(CURDIR)/build-constraints.txt
+INSTALL = $(BIN)/uv pip install --python $(BIN)/python
 export PATH := $(BIN):$(PATH)
 # pytest rewrites modules as it imports them: each rank anew, unless they may be kept.
 unexport PYTHONDONTWRITEBYTECODE
@@ -55,7 +59,7 @@ world = CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0 OMP_NUM_THREADS=1 timeout -k 10 $(2
 	$(BIN)/mpiexec -n $(1) $(BIN)/python -m pytest --world -p no:cacheprovider $(3)
 
 # The default tier. What is `alone` holds the promises of time, so nothing runs beside it.
-test: $(READY)
+test: $(TESTS)
 	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not alone"
 	$(BIN)/python -m pytest -m alone
 	set -e; for n in $(WORLDS); do $(call world,$$n,$(SECONDS_PER_WORLD),); done
@@ -64,7 +68,7 @@ test: $(READY)
 # same on Open MPI; the doubles beside CuPy itself; the default tier on a second Python.
 test-full: has-second-python test-everything test-openmpi test-doubles test-second-python
 
-test-everything: $(READY)
+test-everything: $(TESTS)
 	$(BIN)/python -m pytest --full -n 3 --dist loadgroup -m "not alone" --durations=10
 	$(BIN)/python -m pytest --full -m alone
 	set -e; for n in 1 2 3 4; do CHAINERMN_TEST_SECONDS=1200 \
@@ -75,7 +79,7 @@ test-openmpi:
 	$(MAKE) test-everything MPI=openmpi
 
 has-second-python test-second-python: SECOND ?= $(shell $(BIN)/python -m tests.support.interpreters)
-has-second-python: $(READY)
+has-second-python: $(TESTS)
 	$(if $(SECOND),,$(error no second Python was found: name one with SECOND=))
 
 test-second-python: has-second-python
@@ -86,27 +90,26 @@ test-doubles: .venv-cupy/.ready
 	.venv-cupy/bin/python -c "import cupy"  # else all would be skipped
 	.venv-cupy/bin/python -m pytest --full tests/gpu/test_doubles_against_cupy.py
 
-.venv-cupy/.ready: pyproject.toml
-	"$(INTERPRETER)" -m venv --clear .venv-cupy
-	.venv-cupy/bin/python -m pip install -q --upgrade 'pip>=25.3'
-	.venv-cupy/bin/python -m pip install -q --group test cupy-cuda$(CUDA)x nvidia-nccl-cu$(CUDA) \
+.venv-cupy/.ready: pyproject.toml | $(READY)
+	$(BIN)/uv venv -q --clear --python "$(INTERPRETER)" .venv-cupy
+	$(BIN)/uv pip install --python .venv-cupy/bin/python --group test cupy-cuda$(CUDA)x nvidia-nccl-cu$(CUDA) \
 	    "cuda-toolkit[nvrtc,cudart]==$(CUDA).*" -e 'packages/chainermn-comm[mpich]'
 	touch $@
 
 # Jobs in which a rank fails, however and whenever, and what jobs bear; an hour or two. A run that
 # went wrong says how to repeat it alone.
-chaos: $(READY)
+chaos: $(TESTS)
 	$(BIN)/python -m tests.chaos --runs $(RUNS) --seed $(SEED)
 	$(BIN)/python -m pytest --full tests/chaos
 
 # Plants faults one by one in the code that matters most, and runs the default tier on each.
-mutation: $(READY)
-	$(BIN)/python -m pip install -q --group mutation
+mutation: $(TESTS)
+	$(INSTALL) --group mutation
 	$(BIN)/python -m tests.mutation --seed $(SEED)
 
 # Of lines and branches by the default tier, on all ranks and in subprocesses.
-coverage: $(READY)
-	$(BIN)/python -m pip install -q --group coverage
+coverage: $(TESTS)
+	$(INSTALL) --group coverage
 	rm -rf .coverage && mkdir .coverage
 	COVERAGE_PROCESS_START=$(CURDIR)/pyproject.toml COVERAGE_FOLDER=$(CURDIR)/.coverage $(MAKE) test
 	cd .coverage && COVERAGE_FOLDER=. $(BIN)/coverage combine -q --rcfile=../pyproject.toml
@@ -115,13 +118,13 @@ coverage: $(READY)
 # On a machine with GPUs: the doctor, their tests and benchmark, with as many ranks as there are
 # devices. What came of it is in result/gpu-report.txt, for a report.
 test-gpu: export CHAINERMN_FORCE_ABORT_ON_EXCEPTION = 0
-test-gpu: $(READY)
+test-gpu: $(TESTS)
 	$(if $(filter-out 0,$(GPUS)),,$(error nvidia-smi lists no GPU; name their number with GPUS=))
-	$(BIN)/python -m pip install -q -e 'packages/chainermn-comm[$(MPI),cuda$(CUDA)]' \
+	$(INSTALL) -e 'packages/chainermn-comm[$(MPI),cuda$(CUDA)]' \
 	    'cupy-cuda$(CUDA)x[ctk]' nvidia-nccl-cu$(CUDA)
 	$(BIN)/python -m tests.gpu.report --ranks $(GPUS) --launcher $(BIN)/mpiexec
 
-lint: $(READY)
+lint: $(LINTERS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -130,32 +133,31 @@ lint: $(READY)
 docs: .venv-docs/.ready
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict
 
-.venv-docs/.ready: pyproject.toml
-	"$(INTERPRETER)" -m venv --clear .venv-docs
-	.venv-docs/bin/python -m pip install -q --upgrade 'pip>=25.3'
-	.venv-docs/bin/python -m pip install -q --group docs
+.venv-docs/.ready: pyproject.toml | $(READY)
+	$(BIN)/uv venv -q --clear --python "$(INTERPRETER)" .venv-docs
+	$(BIN)/uv pip install --python .venv-docs/bin/python --group docs
 	touch $@
 
 # The mean of gradients beside its peers; whole steps, by each way to exchange gradients.
-bench: $(READY)
+bench: $(TESTS)
 	$(BIN)/python benchmarks/allreduce.py
 	$(BIN)/python benchmarks/step.py
 
 # Two ranks: send and recv beside raw MPI, multi-node batch normalization beside Chainer's own.
-bench-modelparallel: $(READY)
+bench-modelparallel: $(TESTS)
 	$(BIN)/python benchmarks/modelparallel.py
 
 # Four ranks, a data set of 400 MB: time and memory, beside one copy and bundled ChainerMN.
-bench-scatter: $(READY)
+bench-scatter: $(TESTS)
 	$(BIN)/python benchmarks/scatter.py
 
 # Over two hosts of this machine; like tests/cluster, it needs root and what `make hosts` installs.
-bench-hosts: $(READY)
+bench-hosts: $(TESTS)
 	$(BIN)/python benchmarks/hosts.py
 	$(BIN)/python benchmarks/step.py --hosts
 
 # Costs measured over two to eight hosts of this machine, as root, and simulated to 1,024.
-bench-scaling: $(READY)
+bench-scaling: $(TESTS)
 	$(BIN)/python benchmarks/scaling_hosts.py
 	$(BIN)/python benchmarks/scaling.py
 
@@ -164,18 +166,26 @@ hosts:
 	apt-get update -q
 	apt-get install -q -y --no-install-recommends iproute2 openssh-client openssh-server
 
+# uv says what it installs and how far it is.
 ifneq ($(CHOSEN),$(BUILT_ON))
 .PHONY: $(READY)
 CLEAR := --clear
 endif
-$(READY): pyproject.toml packages/*/pyproject.toml build-constraints.txt \
-		hatch_build.py src/chainermn_facade/_table.py
+$(READY): pyproject.toml packages/*/pyproject.toml hatch_build.py src/chainermn_facade/_table.py
 	$(if $(CHOSEN),,$(error PYTHON=$(PYTHON) is no Python that runs))
-	"$(INTERPRETER)" -m venv $(CLEAR) $(VENV)
-	$(BIN)/python -m pip install -q --upgrade 'pip>=25.3'
-	$(BIN)/python -m pip install -q -e 'packages/chainermn-comm[$(MPI)]' $(PACKAGES) -e . \
-	    --group test --group lint
-	touch $@
+	@echo "Making an environment of Python $(firstword $(CHOSEN)) in $(VENV)"
+	@"$(INTERPRETER)" -m venv $(CLEAR) $(VENV)
+	@$(BIN)/python -m pip install -q --disable-pip-version-check $(UV)
+	$(INSTALL) -e 'packages/chainermn-comm[$(MPI)]' $(PACKAGES) -e . --group train
+	@touch $@
+
+$(TESTS): $(READY)
+	$(INSTALL) --group test
+	@touch $@
+
+$(LINTERS): $(READY)
+	$(INSTALL) --group lint
+	@touch $@
 
 # The wheels and sdists of all five distributions, in dist/.
 dist: $(READY)
@@ -187,4 +197,4 @@ release: $(READY)
 	$(BIN)/python scripts/release.py $(VERSION)
 
 clean:
-	rm -rf .venv .venv-openmpi .venv-second .venv-cupy .venv-docs result site
+	rm -rf .venv .venv-openmpi .venv-second .venv-cupy .venv-docs .debian result site

@@ -71,7 +71,7 @@ def release(root: Path, version: str, day: str) -> list[Path]:
                 texts[file] = changelog(text, version, day)
             else:
                 texts[file] = project(text, version)
-        except (OSError, ValueError) as problem:  # noqa: PERF203
+        except (OSError, ValueError) as problem:
             problems.append(f"{file.relative_to(root)}: {problem}")
     if problems:
         raise ValueError("; ".join(problems))

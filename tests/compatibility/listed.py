@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 LIST = Path(__file__).parent / "given" / "differences.toml"
 
@@ -26,6 +22,7 @@ class Difference:
     signatures: tuple[str, ...] = ()
     hung: tuple[str, ...] = ()  # cases in which the older one hangs or dies; it isn't asked
     where: tuple[str, ...] = ()  # the differences inside these cases, as `fits` takes them
+    since: tuple[int, ...] = ()  # the Python from which on they differ
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -35,10 +32,11 @@ class Difference:
 def load() -> list[Difference]:
     with LIST.open("rb") as file:
         entries = tomllib.load(file)["difference"]
-    return [
+    found = [
         Difference(**{k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()})
         for entry in entries
     ]
+    return [each for each in found if sys.version_info >= each.since]
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

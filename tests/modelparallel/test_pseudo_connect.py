@@ -51,6 +51,23 @@ def test_second_derivatives_pass_and_one_variable_gives_no_tuple():
     np.testing.assert_array_equal(x.grad, [6.0, 12.0])
 
 
+def test_a_scalar_is_also_a_tuple_of_itself():
+    """Scripts for 1.3 take the result, and those for Chainer 7 unpack it."""
+    x = Variable(np.array([1.0, 2.0]))
+    delegate = Variable(np.zeros(0, "f"))
+    loss = pseudo_connect(delegate, F.sum(x))
+    (unpacked,) = loss
+    assert unpacked is loss
+    assert loss[0] is loss
+    assert loss[None].shape == (1,)
+    with pytest.raises(IndexError):
+        loss[1]
+    (unpacked * 3).backward()
+    np.testing.assert_array_equal(x.grad, [3.0, 3.0])
+    # Elsewhere a variable's elements stay what iterating gives.
+    assert [each.array for each in pseudo_connect(delegate, x)] == [1.0, 2.0]
+
+
 def test_no_delegate_gives_what_an_empty_one_does():
     """As the last rank of an RNN has none, whose script is that of the others."""
     x, data = Variable(np.array([1.0, 2.0])), np.array([3, 4])

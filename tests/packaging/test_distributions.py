@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.interpreters import found_interpreters
+from tests.support.interpreters import PYTHONS, found_interpreters
 from tests.support.scripts import ROOT
 
 PARTS = [f"chainermn-{part}" for part in ("comm", "train", "modelparallel", "tools")]
@@ -81,7 +81,7 @@ def test_wheels_and_sdists_hold_licence_readme_and_types_and_no_files_under_chai
         tops = {file.split("/")[0] for file in files(wheel)}
         assert tops == {MODULES[name], about} | MORE.get(name, set())
         assert info["License-Expression"] == "MIT"
-        assert info["Requires-Python"] == ">=3.10"
+        assert info["Requires-Python"] == ">=3.11"
         assert len(str(info.get_payload())) > 300, f"{name} has no README to speak of"
         assert any(file.endswith("licenses/LICENSE") for file in files(wheel))
         assert f"{MODULES[name]}/py.typed" in files(wheel)
@@ -91,6 +91,7 @@ def test_wheels_and_sdists_hold_licence_readme_and_types_and_no_files_under_chai
         (sdist,) = wheel.parent.glob(f"{name.replace('-', '_')}-*.tar.gz")
         with tarfile.open(sdist) as archive:
             names = {member.name.partition("/")[2] for member in archive}
+        assert not [file for file in names if file.startswith(("packages/", "examples/", "docs/"))]
         assert {"LICENSE", "README.md", "pyproject.toml"} <= names
         assert ("CHANGELOG.md" in names) == (name == "chainermn")
 
@@ -140,7 +141,7 @@ def test_imports_are_declared_and_point_the_right_way(name, wheels):
 def test_lowest_versions_declared_install_and_work(wheels, environment):
     """The oldest of everything that a distribution names, on a Python that NumPy 1.26 knows."""
     interpreters = found_interpreters()
-    python = next(interpreters[v] for v in ("3.11", "3.10", "3.12", "3.13") if v in interpreters)
+    python = next(interpreters[version] for version in PYTHONS if version in interpreters)
     lowest = {
         name: bounds
         for wheel in wheels.values()

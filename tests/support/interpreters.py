@@ -9,7 +9,9 @@ import sys
 from functools import cache
 from pathlib import Path
 
-PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14", "3.15")
+OLDEST_NUMPY = "numpy==1.26.*"
+WITH_OLDEST_NUMPY = ("3.11", "3.12")  # it has no wheel for later ones
 
 
 @cache
@@ -31,8 +33,8 @@ def found_combinations() -> list[tuple[str, str]]:
     return [
         (python, numpy)
         for python in PYTHONS
-        for numpy in ("numpy==1.26.*", "numpy>=2")
-        if python in found_interpreters() and (python, numpy) != ("3.13", "numpy==1.26.*")
+        for numpy in (OLDEST_NUMPY, "numpy>=2")
+        if python in found_interpreters() and (numpy != OLDEST_NUMPY or python in WITH_OLDEST_NUMPY)
     ]
 
 

@@ -77,9 +77,10 @@ def gpus(smi=f"echo '{GPU}'", cupy="13.6.0", devices=2, nccl="2.22.3", files=(),
 
 TABLE = {
     "python": [
-        ("failed", "", "use Python 3.10 to 3.13", dict(version=(3, 9, 1))),
+        ("failed", "", "use Python 3.11 to 3.15", dict(version=(3, 10, 1))),
         ("ok", "", "", dict(version=(3, 13, 9))),
-        ("warning", "", "use Python 3.10 to 3.13", dict(version=(3, 14, 0))),
+        ("warning", "", "use Python 3.11 to 3.15", dict(version=(3, 16, 0))),
+        ("warning", "free-threaded", "", dict(returns={"sysconfig.get_config_var": 1})),
         ("failed", "Darwin", "", dict(returns={"platform.system": "Darwin"})),
         ("failed", "PyPy", "", dict(returns={"platform.python_implementation": "PyPy"})),
     ],

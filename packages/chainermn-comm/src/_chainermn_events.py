@@ -2,7 +2,7 @@
 
 Nothing else reaches the launcher from any host without a shared folder or an open port. An event
 is a JSON object with ``version``, ``event`` (its kind) and ``rank``; it is cut into frames that a
-pipe carries whole. docs/decisions/events.md lists the kinds and their fields.
+pipe carries whole. docs/decisions/launch.md lists the kinds and their fields.
 
 It imports the standard library only, and nothing of `chainermn_comm`: a rank imports it before the
 script, which may set variables for NumPy or MPI, and the watchdog's monitor has neither.

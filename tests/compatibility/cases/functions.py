@@ -132,6 +132,16 @@ def pseudo_connect_gives(chainermn, comm):
 
 
 @case
+def pseudo_connect_unpacks_a_scalar(chainermn, comm):
+    """As scripts for Chainer 7 do with a loss."""
+    delegate = chainer.Variable(np.zeros(0, np.float32))
+    x = variable(comm.rank)
+    (loss,) = chainermn.functions.pseudo_connect(delegate, F.sum(x * 2))
+    loss.backward()
+    return loss, x.grad, chainermn.functions.pseudo_connect(delegate, F.sum(x))[0]
+
+
+@case
 def pseudo_connect_several(chainermn, comm):
     delegate = chainer.Variable(np.zeros(0, np.float32))
     xs = variable(comm.rank), variable(comm.rank, (3,))

@@ -146,7 +146,7 @@ TABLE: tuple[Repair, ...] = (
     Repair(
         "chainer.iterators.multiprocess_iterator",
         "setDaemon is deprecated",
-        Since("Python 3.10", lambda: True),
+        Since("all Pythons", lambda: True),
         ("thread.setDaemon(True)", "thread.daemon = True"),
     ),
     Repair(

@@ -5,16 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 
 from .errors import comparable, describe, raise_failure, raise_mismatch
 from .mean_in_progress import MeanInProgress
 from .watchdog import annotate
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 # Message ids are from -MESSAGE_IDS on and less than MESSAGE_IDS.
 MESSAGE_IDS = 2**63

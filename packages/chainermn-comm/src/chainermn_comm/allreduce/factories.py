@@ -23,7 +23,7 @@ from .shared_memory import (
 from .shared_window import NoSharedMemory
 
 # In a node it is measured which algorithm is fastest, among them groups of so many chunks, where
-# every rank sums so much, over all ranks; see docs/decisions/autotuner.md.
+# every rank sums so much, over all ranks; see docs/decisions/shared-memory.md.
 WAYS = ((4, REDUNDANT_BYTES), (8, REDUNDANT_BYTES), (8, MOST_REDUNDANT_BYTES))
 
 

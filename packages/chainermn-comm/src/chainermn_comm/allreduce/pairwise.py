@@ -51,7 +51,7 @@ class Pipeline:
 # One round after the other. A shard, what is received for it and its sum stay in a core's cache.
 BLOCKING = Pipeline(2 << 20, 3)
 # For ranks whose cores share little cache: reading what another core has just written is slow
-# there; see docs/decisions/autotuner.md.
+# there; see docs/decisions/shared-memory.md.
 LATE_GATHER = Pipeline(2 << 20, 3, gather_delay=2, wait_delay=2)
 # For ranks that share no memory. MPI progresses messages only during its calls; so much is in
 # flight that a link of 1 Gbit/s stays busy for some ten milliseconds between them.

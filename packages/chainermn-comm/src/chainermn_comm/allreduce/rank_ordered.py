@@ -1,6 +1,6 @@
 """Means on one node whose bits don't depend on its being one node: sums in the order of ranks.
 
-See docs/decisions/reproducible.md.
+See docs/decisions/sums.md.
 """
 
 from __future__ import annotations

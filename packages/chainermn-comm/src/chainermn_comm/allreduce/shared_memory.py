@@ -31,7 +31,7 @@ WINDOW_GROUPS = 2
 # Up to so many ranks in a node, each rank sums the whole chunk itself: one barrier less. With more
 # ranks, each sums one shard for all, since n times the bytes would move. So little that it fits the
 # second limit, over all ranks, is still summed by every rank, and what fits the third may be, where
-# a barrier takes long. See docs/decisions/stream.md.
+# a barrier takes long. See docs/decisions/shared-memory.md.
 REDUNDANT_RANKS = 2
 REDUNDANT_BYTES = 512 << 10
 MOST_REDUNDANT_BYTES = 4 << 20

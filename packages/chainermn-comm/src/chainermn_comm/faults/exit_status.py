@@ -2,8 +2,8 @@
 
 Python calls no hook for this: `sys.exit(3)` reaches neither `sys.excepthook` nor, with its code,
 `atexit`; wrapping it misses `raise SystemExit(3)`, and is fooled when the exception is caught. From
-3.12 on `sys.monitoring` sees the exception leave the outermost frame. 3.10 and 3.11, which no
-longer change, read the exception's `code`, a descriptor of ours, when no frame is left (see
+3.12 on `sys.monitoring` sees the exception leave the outermost frame. 3.11, which no longer
+changes, reads the exception's `code`, a descriptor of ours, when no frame is left (see
 docs/decisions/abort.md).
 """
 

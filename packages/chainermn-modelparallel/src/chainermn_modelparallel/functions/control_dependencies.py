@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import chainer
@@ -33,7 +34,8 @@ def pseudo_connect(delegate_variable: Variable | None, *actual_variables: Any) -
         actual_variables: variables or arrays, at least one, of any shape and dtype.
 
     Returns:
-        A variable, or a tuple of them if there are several actual variables.
+        A variable, or a tuple of them if there are several actual variables. A single scalar, such
+        as a loss, can also be unpacked like the tuple of one that Chainer 7's ``chainermn`` gave.
 
     Raises:
         TypeError: ``delegate_variable`` is neither variable nor None, an actual one is neither
@@ -54,7 +56,25 @@ def pseudo_connect(delegate_variable: Variable | None, *actual_variables: Any) -
                 f"tuple), got {type(variable).__name__}"
             )
     outputs = connect_all(delegate_variable, actual_variables)
-    return outputs[0] if len(outputs) == 1 else outputs
+    if len(outputs) > 1:
+        return outputs
+    if outputs[0].ndim == 0:
+        outputs[0].__class__ = ScalarVariable
+    return outputs[0]
+
+
+class ScalarVariable(Variable):
+    """A variable without dimensions, which is also like a tuple of itself alone.
+
+    ChainerMN 1.3 gave a variable (``y = pseudo_connect(...)``), Chainer 7 a tuple of one
+    (``y, = pseudo_connect(...)``): both ways of writing work. It hides no elements.
+    """
+
+    def __iter__(self) -> Iterator[Variable]:
+        yield self
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self,)[index] if isinstance(index, int) else super().__getitem__(index)
 
 
 def connect_all(delegate: Variable, variables: Arrays) -> Variables:

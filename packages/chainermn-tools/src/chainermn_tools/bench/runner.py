@@ -123,7 +123,7 @@ def _communicators(
     for name in names:
         try:
             comms[name] = create_communicator(name, world)
-        except ValueError as error:  # noqa: PERF203  on all ranks
+        except ValueError as error:  # on all ranks
             reason = str(error).removeprefix(f"rank {world.rank}: ")
             skipped.append({"communicator": name, "reason": reason})
     return comms, skipped

@@ -48,7 +48,7 @@ def _describe(
 
 
 @checks.add(
-    "hosts' variables", "Has a shell on the hosts, as ssh starts it, the variables that matter?"
+    "hosts' variables", "Do shells that ssh starts on the hosts have the variables that matter?"
 )
 @over_hosts
 def variables(context: Context, cluster: ClusterFacts) -> CheckResult:
@@ -101,7 +101,7 @@ def _variables_only_there(here: Facts, there: Facts, mpiexec_passes_all: bool) -
     return sorted(name for name in names if name not in passed and here.get(name) != there[name])
 
 
-@checks.add("hosts' python", "Is the same Python at the same path on the hosts?")
+@checks.add("hosts' python", "Do the hosts have the same Python at the same path?")
 @over_hosts
 def python(_: Context, cluster: ClusterFacts) -> CheckResult:
     here = cluster.local["python"]
@@ -137,7 +137,7 @@ def _copy_command(host: str) -> str:
     return f"{shlex.join(words)}   # and the Python that it is built on; or share both by NFS"
 
 
-@checks.add("hosts' packages", "Are the packages of the hosts those of this machine?")
+@checks.add("hosts' packages", "Do the hosts have the same packages as this machine?")
 @over_hosts
 def packages(_: Context, cluster: ClusterFacts) -> CheckResult:
     here = cluster.local["packages"]
@@ -180,7 +180,7 @@ def _differing_packages(here: Facts, there: Facts, hosts: Collection[Facts]) -> 
     ]
 
 
-@checks.add("hosts' mpiexec", "Is the mpiexec of the hosts that of this machine?")
+@checks.add("hosts' mpiexec", "Do the hosts have the same mpiexec as this machine?")
 @over_hosts
 def mpiexec(context: Context, cluster: ClusterFacts) -> CheckResult:
     mine = cluster.local["mpiexec"].get("same path")
@@ -219,7 +219,7 @@ def _describe_mpi(mpiexec: Facts) -> str:
     return f"{known['vendor']} {known['version'] or 'of an unknown version'}"
 
 
-@checks.add("script", "Is the script the same, at the same path, on the hosts?")
+@checks.add("script", "Do the hosts have the same script at the same path?")
 @over_hosts
 def script(context: Context, cluster: ClusterFacts) -> CheckResult:
     if context.script is None:
@@ -244,7 +244,7 @@ def script(context: Context, cluster: ClusterFacts) -> CheckResult:
     return _evaluate(problems, cluster.facts(), f"{path} is the same")
 
 
-@checks.add("hosts' shared memory", "Is there room in /dev/shm of the hosts?")
+@checks.add("hosts' shared memory", "Is there enough room in /dev/shm of the hosts?")
 @over_hosts
 def shared_memory(context: Context, cluster: ClusterFacts) -> CheckResult:
     ranks = context.max_ranks_per_host() or DEFAULT_RANKS

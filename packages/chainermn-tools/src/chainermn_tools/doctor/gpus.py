@@ -80,7 +80,7 @@ def cupy(context: Context) -> CheckResult:
     return ok(f"CuPy {version} on CUDA {found['cuda']} sees {count}", devices=devices)
 
 
-@checks.add("nccl", "Is NCCL there, and new enough?", needs=("cupy",))
+@checks.add("nccl", "Is NCCL installed, and new enough?", needs=("cupy",))
 def nccl(context: Context) -> CheckResult:
     if not has_gpu(context):
         return skipped(NO_GPU)
@@ -101,7 +101,7 @@ def nccl(context: Context) -> CheckResult:
     return ok(f"{found}{lacking}", version=found)
 
 
-@checks.add("visible gpus", "Does CUDA_VISIBLE_DEVICES leave each rank a GPU?", needs=("cupy",))
+@checks.add("visible gpus", "Does CUDA_VISIBLE_DEVICES leave a GPU for each rank?", needs=("cupy",))
 def visible_gpus(context: Context) -> CheckResult:
     if not has_gpu(context):
         return skipped(NO_GPU)

@@ -37,7 +37,7 @@ Pair = tuple[str, str]
 checks, connection_checks = Checks(), Checks()
 
 
-@checks.add("hostfile", "Is the hostfile written as this MPI reads it?")
+@checks.add("hostfile", "Is the hostfile in the format of this MPI?")
 def hostfile(context: Context) -> CheckResult:
     if context.hostfile is None:
         return skipped("no hostfile was named")
@@ -87,7 +87,7 @@ def foreign_lines(text: str, vendor: str | None) -> dict[int, tuple[str, str]]:
     return found
 
 
-@checks.add("slots", "Have the hosts slots enough for the ranks?")
+@checks.add("slots", "Do the hosts have enough slots for the ranks?")
 def slots(context: Context) -> CheckResult:
     if not context.hosts:
         return skipped("no hosts were named")
@@ -125,9 +125,9 @@ def _check_logins(_: Context, cluster: ClusterFacts, *, check: str, success: str
 
 
 for _name, _question, _success in (
-    ("host names", "Are the hosts' names known?", "they are known"),
+    ("host names", "Do the names of the hosts resolve?", "they are known"),
     ("host keys", "Does ssh know the hosts' keys?", "the keys are known"),
-    ("ssh", "Can one log in to each host without a password, as mpiexec does?", "they let us in"),
+    ("ssh", "Can you log in to each host without a password, as mpiexec does?", "they let us in"),
 ):
     checks.add(_name, _question)(over_hosts(partial(_check_logins, check=_name, success=_success)))
 
@@ -166,7 +166,7 @@ def connections(_: Context, cluster: ClusterFacts) -> CheckResult:
     return failed(message, hint, failed=[[*pair, problem] for pair, problem in bad.items()])
 
 
-@connection_checks.add("round trip", "Are the hosts near one another?", needs=("connections",))
+@connection_checks.add("round trip", "Is the latency between hosts low?", needs=("connections",))
 @over_hosts
 def round_trip(_: Context, cluster: ClusterFacts) -> CheckResult:
     tried = _tried_connections(cluster)

@@ -38,7 +38,7 @@ FORK_VARIABLES = ("RDMAV_FORK_SAFE", "IBV_FORK_SAFE")
 checks = Checks()
 
 
-@checks.add("shared memory", "Is there room in /dev/shm, where ranks of a machine meet?")
+@checks.add("shared memory", "Is there enough room in /dev/shm, which ranks share?")
 def shared_memory(context: Context) -> CheckResult:
     try:
         size = environment.shared_memory()
@@ -135,7 +135,7 @@ def _read_secret(pid: int, address: int) -> int:
     return 0 if target.raw == SECRET else ENOSYS
 
 
-@checks.add("start method", "Is the way in which Python starts processes safe beside MPI?")
+@checks.add("start method", "Is Python's start method for processes safe with MPI?")
 def start_method(context: Context) -> CheckResult:
     method, folder = environment.start_method(), INFINIBAND_FOLDER
     cards = ", ".join(sorted(card.name for card in folder.iterdir()) if folder.is_dir() else [])
@@ -153,7 +153,7 @@ def start_method(context: Context) -> CheckResult:
     return warning(f"{message}: data loaders' processes crash", hint)
 
 
-@checks.add("cores", "Are there cores enough for the ranks and the threads of their BLAS?")
+@checks.add("cores", "Are there enough cores for the ranks and their BLAS threads?")
 def cores(context: Context) -> CheckResult:
     found = jobs.available_cores()
     usable, ranks = found["usable"], context.local_ranks()
@@ -172,7 +172,7 @@ def cores(context: Context) -> CheckResult:
     return ok(f"{message}; communicators limit the BLAS of each rank to its share", **found)
 
 
-@checks.add("scheduler", "Does a scheduler grant what the ranks need?")
+@checks.add("scheduler", "Does the scheduler grant what the ranks need?")
 def scheduler(context: Context) -> CheckResult:
     job = os.environ.get("SLURM_JOB_ID")
     if job is None:

@@ -98,7 +98,7 @@ def exchange(pairs: Sequence[Pair] = (), communicators: Sequence[str] = ()) -> N
                 report(communicator=name, found=found)
 
 
-@checks.add("placement", "Do ranks start on the hosts that were asked for, and meet?", NEEDS)
+@checks.add("placement", "Do ranks start on the requested hosts, and see one another?", NEEDS)
 @over_hosts
 def placement(context: Context, cluster: ClusterFacts) -> CheckResult:
     names = {host: facts["hostname"] for host, facts in cluster.facts().items()}
@@ -183,7 +183,7 @@ def messages(context: Context, cluster: ClusterFacts) -> CheckResult:
 
 @checks.add(
     "hosts' communicators",
-    "Do the communicators give what they must over the hosts?",
+    "Do the communicators give correct results across the hosts?",
     ("hosts' messages",),
 )
 @over_hosts

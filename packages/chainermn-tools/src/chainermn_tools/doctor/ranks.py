@@ -51,9 +51,7 @@ def _start(world: MPI.Intracomm) -> dict[str, Any]:
     return {"rank": world.rank, "size": world.size, "host": socket.gethostname(), "level": level}
 
 
-@checks.add_step(
-    START, "Do the ranks come up that mpiexec starts?", NEEDS, _start, evaluates_incomplete=True
-)
+@checks.add_step(START, "Does mpiexec start the ranks?", NEEDS, _start, evaluates_incomplete=True)
 def ranks_start(context: Context, job: RankJob) -> CheckResult:
     began = sum(event.kind == "started" for event in job.output.events)
     up = len(job.results(START))
@@ -128,7 +126,7 @@ def _print_in_turn(world: MPI.Intracomm) -> dict[str, Any]:
 
 @checks.add_step(
     "order of output",
-    "Does mpiexec show what ranks print one after another?",
+    "Does mpiexec show the output of ranks in the right order?",
     (ALLGATHER,),
     _print_in_turn,
 )
@@ -172,7 +170,7 @@ def _add_communicator(communicator: str) -> None:
 
     @checks.add_step(
         name,
-        f"Does the communicator {communicator!r} give what it must?",
+        f"Does the communicator {communicator!r} give correct results?",
         (MESSAGES,),
         lambda world: _tests().try_communicator(world, communicator),
     )
@@ -218,7 +216,7 @@ def _format_rate(nbytes: float) -> str:
 
 @checks.add_step(
     GPU_MEANS,
-    "Do ranks average gradients that lie on GPUs?",
+    "Do ranks average gradients on GPUs correctly?",
     (MESSAGES,),
     lambda world: _gpu_tests().try_gpu_means(world),
 )
@@ -247,7 +245,7 @@ def _finalize(world: MPI.Intracomm) -> dict[str, Any]:
     return {}
 
 
-@checks.add_step("ranks end", "Do all ranks end, and mpiexec with success?", (MESSAGES,), _finalize)
+@checks.add_step("ranks end", "Do all ranks end, and does mpiexec succeed?", (MESSAGES,), _finalize)
 def ranks_end(context: Context, job: RankJob) -> CheckResult:
     if job.output.timed_out:
         hint = f"{HELLO}; echo $?   # must come to an end"

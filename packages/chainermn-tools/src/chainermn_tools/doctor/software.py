@@ -7,6 +7,7 @@ import platform
 import shlex
 import shutil
 import sys
+import sysconfig
 from collections.abc import Iterable
 from contextlib import suppress
 from importlib import metadata
@@ -22,7 +23,7 @@ from chainermn_tools.doctor.hints import hint_for_error, most_telling_line
 from chainermn_tools.environment import OUR_PACKAGES
 from chainermn_tools.jobs import Unavailable
 
-OLDEST, NEWEST = (3, 10), (3, 13)
+OLDEST, NEWEST = (3, 11), (3, 15)
 FACADE = "chainermn_facade"
 INSTALL_ALL = "install ChainerMN's packages together, from its repository or its wheels"
 INSTALL_MPI = (
@@ -40,7 +41,7 @@ def installed_versions(context: Context) -> dict[str, str | None]:
     return environment.package_versions()
 
 
-@checks.add("python", "Is this Python one that ChainerMN was made for?")
+@checks.add("python", "Does ChainerMN support this Python?")
 def python(context: Context) -> CheckResult:
     version, here = sys.version_info[:2], f"{platform.python_version()}, {sys.executable}"
     span = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
@@ -50,12 +51,14 @@ def python(context: Context) -> CheckResult:
         return failed(f"{here} is {implementation}", f"use CPython {span}")
     if version < OLDEST:
         return failed(here, f"use Python {span}")
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return warning(f"{here} is a free-threaded build", f"use the usual build of Python {span}")
     if version > NEWEST:
         return warning(f"{here} is newer than what was tested, {span}", f"use Python {span}")
     return ok(here)
 
 
-@checks.add("packages", "Are the packages there that the installed ones need, in fitting versions?")
+@checks.add("packages", "Are all required packages installed, in suitable versions?")
 def packages(context: Context) -> CheckResult:
     versions = installed_versions(context)
     missing = unsatisfied_requirements(name for name in OUR_PACKAGES if versions[name] is not None)
@@ -120,7 +123,7 @@ def _install_command(requirement: str) -> str:
 
 
 @checks.add(
-    "import chainermn", "Does `import chainermn` give this project, and not Chainer's old copy?"
+    "import chainermn", "Does `import chainermn` import this project, and not Chainer's old copy?"
 )
 def import_chainermn(context: Context) -> CheckResult:
     found = environment.call_in_subprocess(environment.import_origins, context.program_timeout())
@@ -202,7 +205,7 @@ def mpi4py(context: Context) -> CheckResult:
     return ok(message, vendor=found["vendor"], version=found["version"])
 
 
-@checks.add("mpiexec", "Is there an mpiexec on PATH, and of which MPI is it?")
+@checks.add("mpiexec", "Is there an mpiexec on PATH, and which MPI does it belong to?")
 def mpiexec(context: Context) -> CheckResult:
     try:
         found = find_launcher(context)
@@ -232,7 +235,7 @@ def mpi_match(context: Context) -> CheckResult:
 
 @checks.add(
     "mpicc",
-    "Is there an MPI compiler on PATH, and is it of the same MPI as mpiexec?",
+    "Is there an MPI compiler on PATH, and does it belong to the same MPI as mpiexec?",
     needs=("mpi match",),
 )
 def mpicc(context: Context) -> CheckResult:

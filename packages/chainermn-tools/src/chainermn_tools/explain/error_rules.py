@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
+import tomllib
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 # A file for each kind of software, and a table for each rule.
 FOLDER = Path(__file__).with_name("rules")

@@ -37,7 +37,7 @@ MAX_REPORTS = 100
 
 @dataclass(frozen=True)
 class Event:
-    """An event that a rank reported; docs/decisions/events.md lists kinds and their fields."""
+    """An event that a rank reported; docs/decisions/launch.md lists kinds and their fields."""
 
     rank: int
     kind: str

@@ -25,7 +25,7 @@ LINGER_SECONDS = 1.0
 TIMEOUT_STATUS = 124  # of what had to be ended at its time limit, as of timeout(1)
 # The end of the output, which is searched for known errors where no rank has started.
 TAIL_BYTES = 1 << 16
-# Events after which a job does not come to a good end; docs/decisions/events.md lists all.
+# Events after which a job does not come to a good end; docs/decisions/launch.md lists all.
 FAILURES = ("failed", "exited", "aborted", "rank_lost", "watchdog_abort")
 
 

@@ -30,7 +30,7 @@ LEFT_FREE_BYTES = 32 << 20
 ALIGNMENT = 64
 _TOKEN_BYTES = 32
 
-# Python 3.10 has no name for it. Pages that are never written to need no memory set aside.
+# Python names it from 3.13 on. Pages that are never written to need no memory set aside.
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 _sharing = threading.Lock()  # an array is put into one file, whichever thread pickles it first
@@ -91,7 +91,7 @@ class SharedFile:
         for folder in dict.fromkeys((MEMORY_FOLDER, tempfile.gettempdir())):
             try:
                 return cls._reserve_in(folder, nbytes)
-            except OSError as error:  # noqa: PERF203
+            except OSError as error:
                 failures.append(f"{folder}: {error.strerror or error}")
         raise OSError(
             errno.ENOSPC,

@@ -63,11 +63,12 @@ class GradientSet:
         moved: somebody might write into them meanwhile.
         """
         detached = cls.empty(params, scale)
+        # One reference is `grad`; before Python 3.14 the function's argument is another.
+        sole = 1 if sys.version_info >= (3, 14) else 2
         for each in detached.gradients:
             grad = present_gradient(each.param)
             each.param.cleargrad()
-            # One reference is `grad`, one is the function's argument.
-            if grad is not None and (sys.getrefcount(grad) > 2 or not _owns_memory(grad)):
+            if grad is not None and (sys.getrefcount(grad) > sole or not _owns_memory(grad)):
                 grad = _copy_of(each.param, grad)
             each.grad = grad
         return detached

@@ -1,0 +1,89 @@
+"""GitHub and commits run what `make` runs, on the Pythons that we support."""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.commands import BIN, invoke, run
+from tests.support.interpreters import PYTHONS
+from tests.support.scripts import ROOT
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+FORM = ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml"
+MAKE = re.compile(r"\bmake ([a-z][\w-]*)")
+
+
+def read(name: str) -> Any:
+    return yaml.safe_load((ROOT / name).read_text())
+
+
+def jobs() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each job of a workflow, by its file and name."""
+    for path in WORKFLOWS:
+        for name, job in read(f".github/workflows/{path.name}")["jobs"].items():
+            yield f"{path.stem} {name}", job
+
+
+def commands(workflow: str = "") -> str:
+    """All that the jobs of a workflow, or of all of them, run."""
+    steps = [step for name, job in jobs() if workflow in name for step in job.get("steps", [])]
+    return "\n".join(step["run"] for step in steps if "run" in step)
+
+
+def test_actionlint_finds_nothing_in_the_workflows():
+    # Alone: it would call what else a machine happens to have.
+    done = run(BIN / "actionlint", "-shellcheck=", "-pyflakes=", *WORKFLOWS)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_all_supported_pythons_are_tested_and_no_other_is_named():
+    matrix = read(".github/workflows/tests.yml")["jobs"]["tests"]["strategy"]["matrix"]
+    assert tuple(matrix["python"]) == PYTHONS
+    assert matrix["mpi"] == ["mpich"]
+    assert {more["mpi"] for more in matrix["include"]} == {"openmpi"}
+    named = {more["python"] for more in matrix["include"]}
+    for _, job in jobs():
+        named |= {step.get("with", {}).get("python-version") for step in job.get("steps", [])}
+    assert named - {None, "${{ matrix.python }}"} <= set(PYTHONS)
+
+
+def test_tests_are_those_of_the_submissions():
+    """What `.ci/run` makes; `make` and installers know all that a workflow names."""
+    submission = MAKE.findall((ROOT / ".ci" / "run").read_text())
+    assert set(MAKE.findall(commands("tests "))) == set(submission)
+    targets = re.findall(r"^([\w-]+)(?: [\w-]+)*:", (ROOT / "Makefile").read_text(), re.M)
+    assert set(MAKE.findall(commands())) <= set(targets)
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    assert set(re.findall(r"--group ([\w-]+)", commands())) <= set(groups)
+
+
+def test_each_job_ends_and_may_do_little():
+    for path in WORKFLOWS:
+        assert read(f".github/workflows/{path.name}")["permissions"] == {"contents": "read"}
+    rights = {name: job["permissions"] for name, job in jobs() if "permissions" in job}
+    assert rights == {"release publish": {"id-token": "write"}}
+    endless = [name for name, job in jobs() if not {"timeout-minutes", "uses"} & job.keys()]
+    assert endless == []
+
+
+def test_commits_are_checked_by_what_make_lint_runs():
+    makefile = (ROOT / "Makefile").read_text()
+    (recipe,) = re.findall(r"^lint:.*\n((?:\t.*\n)+)", makefile, re.M)
+    (repository,) = read(".pre-commit-config.yaml")["repos"]
+    made = [line.strip().replace("$(BIN)", ".venv/bin") for line in recipe.splitlines()]
+    assert [hook["entry"] for hook in repository["hooks"]] == made
+    assert not any(hook["pass_filenames"] for hook in repository["hooks"])
+
+
+@pytest.mark.parametrize("command", ["env", "doctor --report"])
+def test_a_bugs_form_asks_for_what_commands_print(command):
+    asked = [field["attributes"].get("label", "") for field in read(FORM)["body"]]
+    assert f"What does `chainermn {command}` print?" in asked
+    name, *options = command.split()
+    shown = invoke(name, "--help")
+    assert shown.exit_code == 0
+    assert all(option in shown.output for option in options)
