@@ -5,7 +5,7 @@
 #   RUNS    of `make chaos` (200), and SEED of its first, or of `make mutation`'s draw (0)
 #   PYTHON  the interpreter to build on; with another one than before the environment is made
 #           anew (python3)                   WORLDS  numbers of ranks that `make test` runs
-#   SECOND  another interpreter, for `make test-full` (a supported one that is found)
+#   SECOND  its version, for `make test-second-python` (the newest other one that is found)
 N ?= 2
 COMM ?= hierarchical
 EPOCHS ?= 20
@@ -46,7 +46,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Tests that run beside others take longer, and what is `alone` must be.
 .NOTPARALLEL:
-.PHONY: train test test-full has-second-python test-everything test-openmpi test-second-python test-doubles test-gpu chaos mutation coverage lint docs bench bench-modelparallel bench-scatter bench-hosts bench-scaling hosts dist release clean
+.PHONY: train test test-full test-everything test-openmpi test-second-python test-pythons test-packaging test-doubles test-gpu chaos mutation coverage lint docs pictures bench bench-modelparallel bench-scatter bench-hosts bench-scaling hosts dist release clean
 train: $(READY)
 	@case '$(N)' in 0|''|*[!0-9]*) \
 	    echo "N is the number of ranks, 1 or more; got '$(N)'" >&2; exit 2;; esac
@@ -65,8 +65,9 @@ test: $(TESTS)
 	set -e; for n in $(WORLDS); do $(call world,$$n,$(SECONDS_PER_WORLD),); done
 
 # The full tier: all of `make test` and of the marker `full` on 1 to 4 ranks, and a little chaos; the
-# same on Open MPI; the doubles beside CuPy itself; the default tier on a second Python.
-test-full: has-second-python test-everything test-openmpi test-doubles test-second-python
+# same on Open MPI; the doubles beside CuPy itself; the default tier on the oldest and the newest
+# Python, and the packaging tests on all.
+test-full: test-everything test-openmpi test-doubles test-pythons
 
 test-everything: $(TESTS)
 	$(BIN)/python -m pytest --full -n 3 --dist loadgroup -m "not alone" --durations=10
@@ -78,12 +79,22 @@ test-everything: $(TESTS)
 test-openmpi:
 	$(MAKE) test-everything MPI=openmpi
 
-has-second-python test-second-python: SECOND ?= $(shell $(BIN)/python -m tests.support.interpreters)
-has-second-python: $(TESTS)
-	$(if $(SECOND),,$(error no second Python was found: name one with SECOND=))
+# The default tier on another Python: one that is found here, or of Debian's unstable suite.
+test-second-python: $(TESTS)
+	$(BIN)/python -m tests.support.interpreters $(SECOND) -- \
+	    make test VENV=.venv-second PYTHON=
 
-test-second-python: has-second-python
-	$(MAKE) test PYTHON="$(SECOND)" VENV=.venv-second
+# Those that the machine lacks come from Debian's unstable suite, as root and with debootstrap.
+test-pythons: $(TESTS)
+	for version in 3.11 3.15; do \
+	    $(BIN)/python -m tests.support.interpreters $$version -- \
+	        make test VENV=.venv-second PYTHON= || exit 1; done
+	for version in 3.12 3.13 3.14; do \
+	    $(BIN)/python -m tests.support.interpreters $$version -- \
+	        make test-packaging VENV=.venv-second PYTHON= || exit 1; done
+
+test-packaging: $(TESTS)
+	$(BIN)/python -m pytest --full -n 3 --dist loadgroup tests/packaging
 
 # CuPy's wheel imports without a driver; in an environment of its own, since Chainer would use it.
 test-doubles: .venv-cupy/.ready
@@ -137,6 +148,10 @@ docs: .venv-docs/.ready
 	$(BIN)/uv venv -q --clear --python "$(INTERPRETER)" .venv-docs
 	$(BIN)/uv pip install --python .venv-docs/bin/python --group docs
 	touch $@
+
+# What the manual shows of programs that draw and print: it runs them, which takes minutes.
+pictures: $(TESTS)
+	$(BIN)/python docs/figures/pictures.py
 
 # The mean of gradients beside its peers; whole steps, by each way to exchange gradients.
 bench: $(TESTS)

@@ -1,9 +1,8 @@
-"""Writes what docs/communicators.md shows of measurements: tables, and pictures of them.
+"""Writes the table of measurements in docs/communicators.md.
 
-    python docs/figures/communicators.py result/allreduce.json result/allreduce-4.json ...
+    python docs/figures/communicators.py result/hosts.json
 
-The files are those that `make bench` and `make bench-hosts` write. The tables take the place of
-what stands between the two marks on the page; the pictures are docs/figures/communicators-*.svg.
+`make bench-hosts` writes the file. The table replaces what is between the two marks on the page.
 """
 
 from __future__ import annotations
@@ -14,22 +13,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-from parts import BLUE, GREY, HERE, ORANGE, plt, save
-
-PAGE = HERE.parent / "communicators.md"
+PAGE = Path(__file__).parents[1] / "communicators.md"
 BEGIN, END = "<!-- measured -->\n", "<!-- until here -->\n"
-COLORS = {"ours": BLUE, "bundled": ORANGE, "mpi": "#000000", "copy": GREY}
-MEANING = {
-    "ours": "this ChainerMN",
-    "bundled": "bundled with Chainer 7",
-    "mpi": "sum of one buffer",
-    "copy": "only moving the bytes",
-}
 PEERS = {
     "bundled naive": "`naive` of Chainer 7's bundled ChainerMN",
     "PyTorch gloo": "PyTorch's gloo, a sum of one buffer",
     "MPI_Allreduce": "`MPI_Allreduce`, a sum of one buffer",
-    "handoff": "*handoff*: each rank only writes its gradients and reads another's",
     "two ranks swap the bytes": "*the link*: two ranks swap the bytes",
 }
 ORDER = ["ours", "bundled", "mpi", "copy"]
@@ -70,32 +59,6 @@ def table(header: list[str], body: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def of_models(results: dict[str, Any]) -> str:
-    """What is said of one machine's ranks; draws the pictures."""
-    models = results["models"]
-    by_model = [rows(model["cases"]) for model in models]
-    header = ["milliseconds"] + [
-        f"{model['model']}, {number(model['floats'] * 4e-6)} MB" for model in models
-    ]
-    body = [
-        [label(same[0]), *(number(row["median_ms"]) for row in same)]
-        for same in zip(*by_model, strict=True)
-    ]
-    ranks = results["ranks"]
-    names = [draw_models(results, f"communicators-{ranks}-ranks")]
-    if "sizes" in results:
-        names.append(draw_sizes(results, f"communicators-{ranks}-ranks-sizes"))
-    pictures = "".join(
-        f"\n![Time of each communicator on {ranks} ranks.](figures/{name}.svg)\n" for name in names
-    )
-    cores = " and ".join(map(str, results["cores"]))
-    return (
-        f"### {ranks} ranks on one machine\n\n{table(header, body)}{pictures}\n"
-        f"*{cores} cores{', at real-time priority' if results['realtime'] else ''}; "
-        f"{circumstances(results)}.*\n\n"
-    )
-
-
 def of_hosts(results: dict[str, Any]) -> str:
     """What is said of ranks on several hosts."""
     found = rows(results["cases"])
@@ -122,96 +85,12 @@ def of_hosts(results: dict[str, Any]) -> str:
     )
 
 
-def draw_models(results: dict[str, Any], name: str) -> str:
-    models = results["models"]
-    count = len(rows(models[0]["cases"]))
-    height = len(models) * (0.7 + 0.21 * count)
-    # One below the other, and narrow: so they can be read on a telephone, too.
-    figure, panels = plt.subplots(
-        len(models), 1, figsize=(5.4, height), squeeze=False, layout="constrained"
-    )
-    for axes, model in zip(panels.flat, models, strict=False):
-        found = rows(model["cases"])
-        for y, row in enumerate(found):
-            times, color = sorted(row["ms"]), COLORS[row["kind"]]
-            last = len(times) - 1
-            quartiles = times[round(0.25 * last)], times[round(0.75 * last)]
-            axes.plot(quartiles, (y, y), color=color, lw=5, alpha=0.4, solid_capstyle="butt")
-            axes.plot(row["median_ms"], y, "o", color=color, ms=5)
-            axes.annotate(
-                number(row["median_ms"]),
-                (max(quartiles), y),
-                (5, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=8,
-            )
-        axes.set_yticks(range(count), [row["name"] for row in found], fontsize=9)
-        axes.set_ylim(count - 0.4, -0.6)
-        most = max(sorted(row["ms"])[round(0.75 * (len(row["ms"]) - 1))] for row in found)
-        axes.set_xlim(0, 1.2 * most)
-        size = number(model["floats"] * 4e-6)
-        axes.set_title(f"{model['model']}, {size} MB", fontsize=10, fontweight="bold", loc="left")
-        axes.set_xlabel("milliseconds", fontsize=8)
-        axes.tick_params(axis="x", labelsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="x", alpha=0.25)
-    marks = [
-        plt.Line2D([], [], marker="o", ls="", color=COLORS[kind], label=MEANING[kind])
-        for kind in ORDER
-    ]
-    figure.legend(handles=marks, loc="outside lower center", ncols=2, frameon=False, fontsize=8)
-    save(figure, name)
-    return name
-
-
-def draw_sizes(results: dict[str, Any], name: str) -> str:
-    """Time against bytes. Where ways are the same in one node, one line stands for all."""
-    shown = {
-        "hierarchical": (BLUE, "o", "hierarchical, two_dimensional, single_node"),
-        "flat": ("#cc79a7", "P", "flat"),
-        "naive": ("#e69f00", "^", "naive"),
-        "bundled naive": (ORANGE, "s", "bundled naive"),
-        "PyTorch gloo": ("#8c5a2b", "D", "PyTorch gloo"),
-        "MPI_Allreduce": ("#000000", "v", "MPI_Allreduce"),
-        "handoff": (GREY, "", "handoff (the floor)"),
-    }
-    figure, axes = plt.subplots(figsize=(6.4, 4.6), layout="constrained")
-    for case, (color, marker, text) in shown.items():
-        points = [
-            (size["bytes"], row["median_ms"])
-            for size in results["sizes"]
-            for row in size["cases"]
-            if row["name"] == case
-        ]
-        if points:
-            style = {"marker": marker, "ms": 4} if marker else {"ls": "--"}
-            axes.plot(*zip(*points, strict=True), color=color, label=text, lw=1.5, **style)
-    sizes = [size["bytes"] for size in results["sizes"]]
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(sizes, [in_units(nbytes) for nbytes in sizes], fontsize=8, rotation=45)
-    axes.minorticks_off()
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_title("One array of float32: milliseconds", fontsize=10, fontweight="bold", loc="left")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=8)
-    save(figure, name)
-    return name
-
-
-def in_units(nbytes: float) -> str:
-    return f"{nbytes / 2**20:g} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:g} KiB"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("file", type=Path, nargs="+")
-    found = [json.loads(file.read_text()) for file in parser.parse_args().file]
-    text = "".join(of_models(one) if "models" in one else of_hosts(one) for one in found)
+    parser.add_argument("file", type=Path)
+    text = of_hosts(json.loads(parser.parse_args().file.read_text()))
     before, rest = PAGE.read_text().split(BEGIN)
     _, after = rest.split(END)
     PAGE.write_text(f"{before}{BEGIN}\n{text}{END}{after}")

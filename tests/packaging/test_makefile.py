@@ -81,7 +81,7 @@ def test_an_interpreter_and_a_number_of_ranks_that_are_none_are_refused(reposito
 
 
 def test_the_full_tier_is_all_there_is(repository):
-    done = make(repository, "-n", "test-full", f"PYTHON={sys.executable}", "SECOND=python3")
+    done = make(repository, "-n", "test-full", f"PYTHON={sys.executable}")
     assert done.returncode == 0, done.stderr
     for mpi in ("", "-openmpi"):
         python = f"{repository}/.venv{mpi}/bin/python"
@@ -90,5 +90,6 @@ def test_the_full_tier_is_all_there_is(repository):
             f"{repository}/.venv{mpi}/bin/mpiexec -n $n {python} -m pytest --world" in done.stdout
         )
     assert done.stdout.count("for n in 1 2 3 4; do") == 2
+    assert "for version in 3.11 3.15" in done.stdout
     for words in ("--full -m alone", ".venv-second", "tests/gpu/test_doubles_against_cupy.py"):
         assert words in done.stdout

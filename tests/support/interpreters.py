@@ -1,4 +1,9 @@
-"""The supported Pythons on this machine; as a program, prints one that is not running it."""
+"""The supported Pythons on this machine.
+
+    python -m tests.support.interpreters 3.15 -- make test PYTHON=
+
+runs a command with one of them, by default with another one than runs this.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,8 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+
+from . import unstable
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14", "3.15")
 OLDEST_NUMPY = "numpy==1.26.*"
@@ -46,6 +53,24 @@ def _runs(python: str) -> bool:
         return False
 
 
+def other() -> str:
+    """The newest version that is found here and isn't running this, else the newest of all."""
+    running = "%d.%d" % sys.version_info[:2]  # noqa: UP031
+    found = [version for version in PYTHONS if version in found_interpreters()]
+    return ([version for version in found if version != running] or [PYTHONS[-1]])[-1]
+
+
+def main(version: str, *command: str) -> int:
+    """Run a command that ends with ``PYTHON=``, here or in Debian's unstable suite."""
+    if version in found_interpreters():
+        return subprocess.run(
+            [*command[:-1], command[-1] + found_interpreters()[version]]
+        ).returncode
+    if version not in unstable.PYTHONS or unstable.why_not():
+        sys.exit(f"Python {version} was not found, and {unstable.why_not() or 'Debian lacks it'}")
+    return unstable.run(*command[:-1], f"{command[-1]}python{version}")
+
+
 if __name__ == "__main__":
-    others = [path for path in found_interpreters().values() if path != sys.executable]
-    print(others[-1] if others else "")
+    before = sys.argv[1 : sys.argv.index("--")]
+    sys.exit(main(before[0] if before else other(), *sys.argv[sys.argv.index("--") + 1 :]))

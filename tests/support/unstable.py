@@ -19,7 +19,7 @@ FOLDER = ROOT / ".debian"
 PYTHONS = ("3.14", "3.15")
 # What `make` needs, and what tests of several hosts need.
 PACKAGES = [f"python{version}-venv" for version in PYTHONS]
-PACKAGES += ["make", "git", "gcc", "libc6-dev", "procps"]
+PACKAGES += ["make", "git", "g++", "procps"]
 PACKAGES += ["iproute2", "openssh-client", "openssh-server"]
 # Of this machine. Installers look for their settings, certificates and wheels there.
 SHARED = ("/dev", "/proc", "/sys", "/run", "/tmp", "/home", "/root", "/opt", "/etc/ssl")
@@ -52,7 +52,9 @@ def make() -> None:
 def run(*command: str) -> int:
     """Run a command there, in the repository, and return its status."""
     make()
-    lines = ["set -e"]
+    folder = shlex.quote(str(FOLDER))
+    # A mount of its own, since tests of several hosts change how mounts below / propagate.
+    lines = ["set -e", f"mount --bind {folder} {folder}"]
     # The repository's folder comes last, as it may be below one of the others.
     for place in [*SHARED, *FILES, str(ROOT)]:
         if not Path(place).exists():
@@ -65,7 +67,7 @@ def run(*command: str) -> int:
             target.mkdir(parents=True, exist_ok=True)
         lines.append(f"mount --rbind {shlex.quote(place)} {shlex.quote(str(target))}")
     inside = f"cd {shlex.quote(str(ROOT))} && {shlex.join(command)}"
-    lines.append(f"exec chroot {shlex.quote(str(FOLDER))} sh -c {shlex.quote(inside)}")
+    lines.append(f"exec chroot {folder} sh -c {shlex.quote(inside)}")
     # Make's own settings of the caller, such as the jobs that it shares, are of no use there.
     env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     own = ["unshare", "--mount", "--propagation", "private", "bash", "-c", "\n".join(lines)]

@@ -1,6 +1,7 @@
 """A run that is killed with SIGKILL, wherever, and started again ends with the same bits.
 
-test_checkpoint_crashes.py has every change of the files, without the jobs.
+test_checkpoint_crashes.py has every change of the files, without the jobs; so the full tier has
+the jobs that are killed at each of these.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tests.support import jobs
 SCRIPT = Path(__file__).parents[1] / "support" / "killed.py"
 STOP = 21  # a checkpoint is saved at every third iteration
 LONG_STOP = 90
+FULL = pytest.mark.full
 
 # Where a rank is killed, and the iteration that the next job goes on from, chained: each job is
 # killed in turn. Only the newest generation is kept, so each save collects the one before.
@@ -130,13 +132,19 @@ def check_chain(out: Path, chain: Chain, kind: Kind) -> dict[str, str]:
     return kind.digests(last)
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("writing", "a step and a collective") else FULL)
+        for name in CHAINS
+    ],
+)
 @pytest.mark.parametrize(
     "kind",
     [
         Kind(),
-        pytest.param(Kind(3, "hierarchical"), marks=pytest.mark.full),
-        pytest.param(Kind(4, "two_dimensional"), marks=pytest.mark.full),
+        pytest.param(Kind(3, "hierarchical"), marks=FULL),
+        pytest.param(Kind(4, "two_dimensional"), marks=FULL),
     ],
     ids=str,
 )
@@ -144,6 +152,7 @@ def test_killed_at_each_point_of(name, tmp_path, whole, kind):
     assert check_chain(tmp_path, CHAINS[name], kind) == whole(kind)
 
 
+@FULL
 def test_killed_while_replacing_the_only_generation(tmp_path, whole):
     assert check_chain(tmp_path, AGAIN, Kind(again=True)) == whole(Kind())
 

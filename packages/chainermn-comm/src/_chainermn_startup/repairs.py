@@ -94,7 +94,7 @@ TABLE: tuple[Repair, ...] = (
     ),
     Repair(
         "chainer.reporter",
-        "a float16 plus a Python float is a float16: sums must be told to be float64",
+        "a float16 plus a Python float is a float16: sums are made float64",
         numpy(2, 0),
         (
             "            # ChainerX arrays does not support inplace assignment if it's\n"

@@ -274,7 +274,7 @@ class CommunicatorBase(ABC):
         Args:
             operation: the operation's name, for errors and the watchdog's reports.
             signature: what must be equal on all ranks: hashable tuples of a name and its values,
-                of which NumPy's numbers are equal to Python's.
+                where a number of NumPy's is equal to Python's.
             error: why this rank can't take part; None if nothing is wrong.
             payload: bytes for the other ranks, some kilobytes at most; lengths may differ.
 

@@ -87,7 +87,7 @@ class MeanInProgress:
         return [row[1:] for row in rows]
 
     def reduce_planned(self, number: int) -> None:
-        """Take the means of so many planned buckets, as another thread hands them in (collective).
+        """Take the means of planned buckets, as another thread hands them in (collective).
 
         To be called while buckets are handed in, in another thread than ``add`` and ``agree``, on a
         mean that was started ``through`` another communicator. Ranks need not have agreed;
@@ -95,8 +95,8 @@ class MeanInProgress:
         waits for gradients by itself; the caller waits for that stream before it uses the means.
 
         Args:
-            number: of the buckets, 1 or more, the same on all ranks, each of which must hand in
-                all of them.
+            number: how many buckets, 1 or more, the same on all ranks. Every rank must hand in all
+                of them.
 
         Raises:
             NotImplementedError: there are no plans on this communicator, or the mean was not

@@ -136,8 +136,8 @@ def _reproducible(name: str, entry: Entry) -> Entry:
     """Return the entry with algorithms whose bits depend on no topology and no name."""
     if not (isinstance(entry.host, str) and isinstance(entry.gpu, str)):
         raise ValueError(
-            f"communicator {name!r} has an algorithm of its own, of which it isn't known whether "
-            "it is reproducible; take another name, or leave reproducible out"
+            f"communicator {name!r} has an algorithm of its own, which may not be reproducible; "
+            "take another name, or leave reproducible out"
         )
     host = entry.host if entry.host in _WITHOUT_SUMS else "rank_ordered"
     return replace(entry, host=host, gpu=entry.gpu if entry.gpu in _WITHOUT_SUMS else "mpi")

@@ -37,7 +37,7 @@ STATUSES = {"ok": 0, "failed": 1, "warning": 3}
     default=120.0,
     show_default=True,
     metavar="S",
-    help="End within so many seconds, whatever hangs.",
+    help="Seconds after which the doctor ends, whatever hangs.",
 )
 @click.pass_context
 def doctor(

@@ -229,7 +229,9 @@ def mpi_match(context: Context) -> CheckResult:
         message = f"{reason}: each rank would believe that it is alone, or not start"
         return failed(message, _prepend_path() or other)
     if launcher["vendor"] is None:
-        return skipped("mpiexec doesn't say of which MPI it is; ranks that are started will tell")
+        return skipped(
+            "mpiexec doesn't say which MPI it belongs to; the ranks that it starts will show it"
+        )
     return ok(f"both are {library['vendor']}")
 
 

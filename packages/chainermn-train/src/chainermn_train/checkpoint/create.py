@@ -45,7 +45,7 @@ def create_multi_node_checkpointer(
         name: of the run: part of the files' names; the same on all ranks.
         comm: the ranks that train together.
         cp_interval: how many generations are kept at least.
-        gc_interval: older ones are removed as soon as there are so many of them.
+        gc_interval: older ones are removed as soon as there are as many of them.
         path: the folder; made if need be. None for the trainer's ``out``; for another target,
             its ``out`` if that is a path, or else ``result``.
         background: hold training only while the state is copied (which takes as much memory

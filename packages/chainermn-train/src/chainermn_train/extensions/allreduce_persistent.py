@@ -21,8 +21,8 @@ class AllreducePersistent(UnpicklableMixin, training.Extension):
     """Replaces each persistent float of a model by its mean over ranks.
 
     It is meant for the running mean and variance of
-    :class:`~chainer.links.BatchNormalization`, of which each rank has its own, and makes them
-    those of more examples. Calling it before the model is stored or evaluated is enough: by
+    :class:`~chainer.links.BatchNormalization`. Each rank has its own; their mean stands for more
+    examples. Calling it before the model is stored or evaluated is enough: by
     default it runs once an epoch, before extensions of ``PRIORITY_WRITER`` such as evaluators.
 
     Floats of every width, as arrays on the host or a GPU or as scalars, are averaged in

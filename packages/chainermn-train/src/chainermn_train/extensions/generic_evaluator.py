@@ -121,7 +121,7 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
             kwargs: the same, where the converter returns a dict.
 
         Returns:
-            Any picklable object, of which ``aggregate`` gets a copy.
+            Any picklable object; ``aggregate`` gets a copy.
         """
         return self.target(*args, **kwargs)
 

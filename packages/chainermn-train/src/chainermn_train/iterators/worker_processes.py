@@ -28,7 +28,7 @@ def use_forkserver() -> None:
     """Have ``multiprocessing`` start processes from a clean one, not by forking this one.
 
     A process that has started MPI must not fork: on InfiniBand, children damage its memory.
-    Chainer's ``MultiprocessIterator`` forks its workers unless it is told otherwise. Call this
+    Chainer's ``MultiprocessIterator`` starts them by fork up to Python 3.13. Call this
     at the beginning of the script's main part, before ``create_communicator``::
 
         if __name__ == "__main__":

@@ -48,7 +48,7 @@ def create_multi_node_optimizer(
         zero_fill: count a gradient that a rank doesn't have (None) as zeros. Without it
             ranks must agree on which gradients are missing.
         accumulate_steps: how many updates make one step: their gradients are added up on each
-            rank, and only every so many updates the mean of all is exchanged and used. Every
+            rank, and the last of these updates exchanges and uses the mean of all. Every
             update counts the same, whatever its number of examples.
         overlap: send gradients while backward computes the others. Parameters become those of the
             synchronous way. None decides: on where ranks sit on several machines or parameters on

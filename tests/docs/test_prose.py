@@ -1,0 +1,95 @@
+"""Sentences of pages, help texts and messages are short, and without what readers stumble over."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+
+from .blocks import PAGES, ROOT
+
+# VOCABULARY's style: what to avoid, and what to do instead.
+STYLE = {
+    r"of which": "begin a sentence with the thing itself",
+    r"so (many|much|long|few)": "name the number, or what it depends on",
+    r"told": "say what is printed, sent or raised",
+    r"such an? one": "name it",
+    r"let pile up": "say what is not done, and by whom",
+}
+MOST_WORDS = 45  # in a sentence
+# In all; decisions apart.
+BUDGETS = {"docs/decisions/": 8_000, "docs/": 18_000}
+CODE = [file for file in ROOT.glob("packages/*/src/**/*.py") if file.name != "repairs.py"]
+
+
+def sentences(text: str) -> Iterator[tuple[int, str]]:
+    """The sentences of a page with their lines; code in them is one word."""
+    for block in MarkdownIt("commonmark").enable("table").parse(text):
+        if block.type == "inline":
+            words = (
+                "x" if part.type == "code_inline" else part.content or " "
+                for part in block.children or []
+            )
+            for sentence in re.split(r"(?<=[.!?:;])\s", "".join(words)):
+                yield (block.map or [0])[0] + 1, sentence
+
+
+def messages(file: Path) -> Iterator[tuple[int, str]]:
+    """The strings of a module that aren't docstrings."""
+    tree = ast.parse(file.read_text())
+    documented = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
+    bodies = [node.body for node in ast.walk(tree) if isinstance(node, documented)]
+    docstrings = {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
+    for node in ast.walk(tree):
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if is_text and id(node) not in docstrings:
+            yield node.lineno, node.value
+
+
+def faults(where: str, texts: Iterator[tuple[int, str]]) -> list[str]:
+    return [
+        f"{where}:{line}: {found[0]!r}: {advice}"
+        for line, text in texts
+        for avoided, advice in STYLE.items()
+        if (found := re.search(rf"\b{avoided}\b", text, re.I))
+    ]
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md"])
+def test_a_page_is_plain(page):
+    found = list(sentences((ROOT / page).read_text()))
+    long = [(line, text) for line, text in found if len(text.split()) > MOST_WORDS]
+    assert faults(page, iter(found)) == []
+    assert [f"{page}:{line}: split it: {text}" for line, text in long] == []
+
+
+def test_messages_and_help_are_plain():
+    assert [each for file in CODE for each in faults(file.name, messages(file))] == []
+
+
+def test_each_column_of_a_table_has_a_head():
+    heads = re.compile(r"^(\|.*)\n\|[-| :]+\|$", re.M)
+    assert [
+        f"{page}: {head}"
+        for page in PAGES
+        for head in heads.findall((ROOT / page).read_text())
+        if not all(cell.strip() for cell in head.strip().strip("|").split("|")[1:])
+    ] == []
+
+
+@pytest.mark.parametrize("folder", BUDGETS)
+def test_the_manual_is_short(folder):
+    within = [page for page in PAGES if page.startswith(folder)]
+    if folder == "docs/":
+        within = [page for page in within if not page.startswith("docs/decisions/")]
+    assert sum(len((ROOT / page).read_text().split()) for page in within) <= BUDGETS[folder]
+
+
+@pytest.mark.parametrize(
+    "text", ["It has two parts, of which one is ours.", " ".join(["word"] * 50)]
+)
+def test_a_fault_is_found(text):
+    found = list(sentences(f"# A page\n\n- {text}\n"))
+    assert faults("page", iter(found)) or any(len(each.split()) > MOST_WORDS for _, each in found)
