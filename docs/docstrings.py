@@ -59,5 +59,9 @@ def _tables(text: str) -> str:
                 rows.append([first, rest])
             else:
                 rows[-1][1] += " " + rest
-        lines[top : bottom + 1] = ["| | |", "|---|---|", *(f"| {a} | {b} |" for a, b in rows)]
+        lines[top : bottom + 1] = [
+            "| name | meaning |",
+            "|---|---|",
+            *(f"| {a} | {b} |" for a, b in rows),
+        ]
     return "\n".join(lines)
