@@ -94,7 +94,8 @@ def main():
         log = trainer.get_extension("LogReport").log
         draw(log, os.path.join(args.out, "curves.png"))
         if log:  # `--epoch -1` trains nothing
-            print(f"validation accuracy {log[-1]['validation/main/accuracy']:.4f}; see {args.out}")
+            accuracy = log[-1]["validation/main/accuracy"]
+            print(f"validation accuracy {accuracy:.4f}; see {args.out}/curves.png")
 
 
 if __name__ == "__main__":
