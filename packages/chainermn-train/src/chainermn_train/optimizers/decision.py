@@ -86,8 +86,7 @@ def decide(total: Report, size: int, is_last: bool = True) -> Decision:
     return Decision.STEP if is_last else Decision.ADD
 
 
-_FORM = struct.Struct("<11Bq")
-_REST = struct.Struct("<II")
+_ROW = struct.Struct("<11BqII")  # a report, a digest, and updates of the present group
 
 
 def agree(
@@ -105,21 +104,19 @@ def agree(
     Raises:
         RankMismatchError: on all ranks, if calls or gradients differ.
     """
-    row = _FORM.pack(*own[:-2]) + _REST.pack(digest, num_calls)
+    row = _ROW.pack(*own[:-2], digest, num_calls)
     with region("waiting"):
         try:
             rows = mean.agree((("call", call),), row)
         except RankMismatchError as error:
             add_mismatch_hint(error, "a multi-node optimizer")
             raise
-    differ = [False, False]
-    if rows.count(row) < len(rows):
-        rest = [_REST.unpack_from(each, _FORM.size) for each in rows]
-        differ = [len(set(column)) > 1 for column in zip(*rest, strict=True)]
-    return _total(tuple([each[: _FORM.size] for each in rows]), *differ)
+    if rows.count(row) == len(rows):  # nearly always
+        return _total_of_equal(own, len(rows))
+    *counts, digests, calls = zip(*map(_ROW.unpack, rows), strict=True)
+    return Report._make([*map(sum, counts), *[len(set(it)) > 1 for it in (digests, calls)]])
 
 
 @lru_cache(maxsize=8)
-def _total(rows: tuple[bytes, ...], drifted: bool, uneven: bool) -> Report:
-    reports = map(_FORM.unpack, rows)
-    return Report._make([*map(sum, zip(*reports, strict=True)), int(drifted), int(uneven)])
+def _total_of_equal(report: Report, size: int) -> Report:
+    return Report._make([count * size for count in report])

@@ -186,8 +186,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             RuntimeError: :meth:`setup` has not been called on this rank (PeerError on the others).
             RankMismatchError: names of parameters differ, or other ranks do something else.
         """
-        with SharedFailure(self.communicator.handshake, OPERATION):
-            self._require_model()
+        self._require_model()
         self._exchange.close()  # a copy on one rank has no channel
         self._share()
 
@@ -254,8 +253,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
 
         It is collective then; other ranks may have computed their loss.
         """
-        with SharedFailure(self.communicator.handshake, OPERATION):
-            self._require_model()
+        self._require_model()
         report = self._state.report(self.actual_optimizer)
         if report is None:
             return Decision.CONTINUE, _NOTHING
@@ -277,11 +275,14 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         with SharedFailure(handshake, OPERATION):
             loss = compute_loss()
             _clear_gradients(self.actual_optimizer)
-        if agreed[0] is Decision.CONTINUE and exchange.can_send(params, loss, self._scale):
-            agreed = self._agree("update()", Report(before_backward=1))
+            scale = self._scale
+            if agreed[0] is not Decision.CONTINUE or not exchange.can_send(params, loss, scale):
+                exchange.backward(params, loss, scale)
+                return agreed
+        agreed = self._agree("update()", Report(before_backward=1))
         sends = agreed[0] is Decision.SEND
         with SharedFailure(handshake, OPERATION):
-            (exchange.backward_and_send if sends else exchange.backward)(params, loss, self._scale)
+            (exchange.backward_and_send if sends else exchange.backward)(params, loss, scale)
         return agreed
 
     def _agree_on_gradients(self, call: str, own: int) -> Agreed:
@@ -297,11 +298,12 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             changed = 1
         elif is_last and (own or group.num_calls) and not self._state.is_apart:
             scale = group.scale(self._scale)
-            with SharedFailure(self.communicator.handshake, OPERATION):
-                if group.steps > 1:
-                    group.assign_mean(params, scale, and_present=own > 0)
-                elif scale is not None or is_scaled(params):
-                    rescale(params, scale)
+            if group.steps > 1 or scale is not None or is_scaled(params):
+                with SharedFailure(self.communicator.handshake, OPERATION):
+                    if group.steps > 1:
+                        group.assign_mean(params, scale, and_present=own > 0)
+                    else:
+                        rescale(params, scale)
             mean = exchange.ready(params, scale)
             resend, can_plan = int(exchange.must_resend), int(exchange.can_plan)
         held = group.num_accumulated + own
@@ -434,7 +436,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
 
     def _require_model(self) -> None:
         if self.actual_optimizer.target is None:
-            raise RuntimeError("the optimizer has no model: call its `setup(model)` first")
+            with SharedFailure(self.communicator.handshake, OPERATION):
+                raise RuntimeError("the optimizer has no model: call its `setup(model)` first")
 
     @property
     def _params(self) -> ParameterSet:

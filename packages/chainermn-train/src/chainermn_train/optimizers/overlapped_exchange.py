@@ -197,10 +197,10 @@ class OverlappedExchange(GradientExchange):
         All parameters are NumPy's arrays, or of one GPU.
         """
         arrays = [param.array for param in params.params]
+        if self._only_on_gpus and _HOST in map(_place_of, arrays[:1]):
+            return False
         places = set(map(_place_of, arrays))
         if type(loss) is not chainer.Variable or None in places or len(places) != 1:
-            return False
-        if self._only_on_gpus and _HOST in places:
             return False
         return all([array.dtype.kind == "f" for array in arrays])
 
