@@ -16,15 +16,15 @@ from tests.support.examples import (
 from tests.support.scripts import imported
 
 
-def on_all_sizes(test):
-    return pytest.mark.world(pytest.mark.ranks(1, 2, 3, 4)(test))
+def alone_and_together(test):
+    return pytest.mark.world(pytest.mark.ranks(1, 2)(test))
 
 
 @pytest.mark.world
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param((), marks=pytest.mark.ranks(1, 2, 3, 4)),
+        pytest.param((), marks=pytest.mark.ranks(1, 2)),
         pytest.param(("--mnbn",), marks=pytest.mark.ranks(3)),
     ],
 )
@@ -57,7 +57,7 @@ def test_the_learning_rate_shifts_on_all_ranks(tmp_path):
     assert [entry["lr"] for entry in log_of(tmp_path)] == [0.05] * 5 + [0.025]
 
 
-@on_all_sizes
+@alone_and_together
 def test_the_generator_comes_near_to_digits(world, folder):
     out = train_here(DCGAN, "--epoch", world.size, "--picture", world.size)  # 57 iterations
     assert out.count("1797 digits") == 1
@@ -89,7 +89,7 @@ def test_the_generator_comes_near_to_digits(world, folder):
     assert {"discriminator/loss", "generator/loss"} < log_of(folder / "result")[-1].keys()
 
 
-@on_all_sizes
+@alone_and_together
 def test_dates_are_learnt_from_shares(world, folder):
     small = ("--examples", 480, "--tests", 31, "--unit", 64, "--batchsize", 48 // world.size)
     out = train_here(DATES, *small, "--epoch", 3)

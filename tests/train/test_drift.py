@@ -19,7 +19,7 @@ from tests.support.exchanges import HIERARCHICAL, KINDS, exchanging, states
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
 
-BATCH, WIDTH = 2, 40
+BATCH, WIDTH = 2, 24
 # Bytes of the model and Adam's two moments; the detector's slices.
 TURN = -(-3 * 4 * (WIDTH * WIDTH + WIDTH + 3 * WIDTH + 3) // drift.SLICE_BYTES)
 

@@ -12,8 +12,8 @@ from tests.support.optimizer_machine import play
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3), HIERARCHICAL]
 
-SEQUENCES = 40  # of a kind, in the default tier
-MANY = {2: 2000, 3: 1000}  # by number of ranks, of all kinds, in the full tier
+# By number of ranks: sequences of a kind in the default tier, and of all kinds in the full one.
+SEQUENCES, MANY = {2: 40, 3: 20}, {2: 2000, 3: 1000}
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def stderr(request):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_stay_alike_whatever_happens(world, comm, stderr, kind):
-    failure = play(world, comm, stderr, kind, chosen_seed(world.size), SEQUENCES)
+    failure = play(world, comm, stderr, kind, chosen_seed(world.size), SEQUENCES[world.size])
     assert not failure, failure
 
 

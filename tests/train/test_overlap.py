@@ -134,6 +134,7 @@ def test_parameters_become_those_of_the_synchronous_way(comm, model):
     twins.finalize()
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("wire", [np.float16, np.float32])
 @pytest.mark.parametrize("model", ["deep", "mixed", "convolutional"])
 def test_with_another_dtype_on_the_wire_too(world, model, wire):
