@@ -47,7 +47,8 @@ def absmax_each(numbers: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
     """Return the largest magnitude, which may be NaN, of each so many numbers; float64."""
     starts = [0, *itertools.accumulate(sizes[:-1])]
     largest = np.maximum.reduceat(numbers, starts)
-    return np.maximum(largest, -np.minimum.reduceat(numbers, starts)).astype(np.float64)
+    absmax: np.ndarray = np.maximum(largest, -np.minimum.reduceat(numbers, starts))
+    return absmax.astype(np.float64)
 
 
 def choose_wire_format(largest: float, exponent: int, wire: np.dtype) -> WireFormat:

@@ -135,13 +135,13 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         weights = np.array(float(counts[0]))  # nearly always that of all ranks
         if counts.count(counts[0]) < len(counts):
             weights = np.array(counts, np.float64).reshape(-1, *(1,) * len(shape))
-        center = np.add.reduce(means * weights)
+        center = (means * weights).sum(axis=0)
         center *= per_value
         means -= center
         means *= means
         means *= weights
         means += squares
-        var = np.add.reduce(means)
+        var = means.sum(axis=0)
         var *= per_value
         self.mean = self._xp.asarray(center.astype(local.dtype))
         self.var = self._xp.asarray(var.astype(local.dtype))
@@ -179,7 +179,7 @@ class SyncBatchNormFunction(OrderedFunctionNode):
             host, call_id = cuda.to_cpu(local), self._call.call_id
             operation, payload = f"backward of {NAME}", host.tobytes()
             call = handshake(self.comm, operation, payload=payload, forward_id=call_id)
-            means = np.add.reduce(_stack_ranks(call.payloads, host), axis=1)
+            means = _stack_ranks(call.payloads, host).sum(axis=1)
             means *= 1 / max(self.count, 1)
             of_gamma, of_beta = xp.asarray(means.astype(dtype))
             x_hat *= -of_gamma[expander]

@@ -83,7 +83,7 @@ def _window(run: Run, collectives: np.ndarray) -> tuple[float, float]:
     if not len(table):
         return 0.0, 1.0
     if len(collectives):
-        worst = collectives[collectives["waited"].argmax()]
+        worst = collectives[np.argmax(collectives["waited"])]
         rank, center = worst["last"], worst["start"]
         same = table["communicator"] == worst["communicator"]
         same &= table["sequence"] == worst["sequence"]

@@ -101,7 +101,7 @@ def straggler_stats(run: Run, collectives: np.ndarray) -> list[StragglerStats]:
         own = collectives[kinds == kind]
         ranks, which = np.unique(own["last"], return_inverse=True)
         kept = np.bincount(which, own["waited"]) / 1e6
-        worst = int(kept.argmax())
+        worst = int(np.argmax(kept))
         operation, communicator = (run.names[number] for number in kind.tolist())
         stats = StragglerStats(
             operation=operation,
