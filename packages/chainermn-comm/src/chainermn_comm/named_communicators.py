@@ -58,7 +58,16 @@ class DummyCommunicator(MpiCommunicator):
     communicator_name = "dummy"
 
 
-# By name: all of the above.
 CLASSES: dict[str, type[MpiCommunicator]] = {
-    each.communicator_name: each for each in MpiCommunicator.__subclasses__()
+    each.communicator_name: each
+    for each in (
+        NaiveCommunicator,
+        FlatCommunicator,
+        HierarchicalCommunicator,
+        TwoDimensionalCommunicator,
+        SingleNodeCommunicator,
+        NonCudaAwareCommunicator,
+        PureNcclCommunicator,
+        DummyCommunicator,
+    )
 }
