@@ -60,7 +60,7 @@ world = CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0 OMP_NUM_THREADS=1 timeout -k 10 $(2
 
 # The default tier. What is `alone` holds the promises of time, so nothing runs beside it.
 test: $(TESTS)
-	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not alone"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not alone"
 	$(BIN)/python -m pytest -m alone
 	set -e; for n in $(WORLDS); do $(call world,$$n,$(SECONDS_PER_WORLD),); done
 
@@ -70,7 +70,7 @@ test: $(TESTS)
 test-full: test-everything test-openmpi test-doubles test-pythons
 
 test-everything: $(TESTS)
-	$(BIN)/python -m pytest --full -n 3 --dist loadgroup -m "not alone" --durations=10
+	$(BIN)/python -m pytest --full -n 2 --dist loadgroup -m "not alone" --durations=10
 	$(BIN)/python -m pytest --full -m alone
 	set -e; for n in 1 2 3 4; do CHAINERMN_TEST_SECONDS=1200 \
 	    $(call world,$$n,$(SECONDS_PER_FULL_WORLD),--full --durations=10); done
@@ -94,7 +94,7 @@ test-pythons: $(TESTS)
 	        make test-packaging VENV=.venv-second PYTHON= || exit 1; done
 
 test-packaging: $(TESTS)
-	$(BIN)/python -m pytest --full -n 3 --dist loadgroup tests/packaging
+	$(BIN)/python -m pytest --full -n 2 --dist loadgroup tests/packaging
 
 # CuPy's wheel imports without a driver; in an environment of its own, since Chainer would use it.
 test-doubles: .venv-cupy/.ready

@@ -10,11 +10,20 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
+import pytest
 
 from chainermn_train import create_multi_node_optimizer
+from chainermn_train.optimizers import overlapped_exchange
 from tests.support.training import parameter_bits, same_everywhere
 
-BATCH, WIDTH, CLASSES = 3, 520, 3  # a layer of WIDTH by WIDTH has more than 1 MiB
+BATCH, WIDTH, CLASSES = 3, 260, 3  # a layer of WIDTH by WIDTH has more than BUCKET_BYTES
+BUCKET_BYTES = 1 << 18
+
+
+@pytest.fixture(autouse=True)
+def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buckets of a quarter of their size, and models likewise: most of a test's time is theirs."""
+    monkeypatch.setattr(overlapped_exchange, "BUCKET_BYTES", BUCKET_BYTES)
 
 
 class Deep(chainer.Chain):

@@ -15,13 +15,14 @@ from chainermn_comm import PeerError, RankMismatchError, create_communicator
 from chainermn_train import create_multi_node_optimizer
 from tests.support.gpu_streams import Streams, parameters_on_gpus
 from tests.support.overlapped import CLASSES, WIDTH, Deep, Twins, batch, sending
+from tests.support.overlapped import small_buckets as small_buckets
 from tests.support.third_party import PlainCommunicator
 from tests.support.topologies import on_nodes
 from tests.support.training import parameter_bits, same_everywhere
 
 pytestmark = pytest.mark.world
 
-UPDATES = 20
+UPDATES = 10
 NODES = {3: (0, 0, 1), 4: (0, 0, 1, 1)}
 UNTIL_PLANNED = (
     2  # updates: the first gives all ranks rank 0's weights if there is no loss function
@@ -75,10 +76,10 @@ class Convolutional(chainer.Chain):
         super().__init__()
         with self.init_scope():
             self.conv, self.norm = L.Convolution2D(1, 16, 3), L.BatchNormalization(16)
-            self.wide, self.last = L.Linear(16 * 18 * 24, 40), L.Linear(40, CLASSES)
+            self.wide, self.last = L.Linear(16 * 8 * 24, 40), L.Linear(40, CLASSES)
 
     def __call__(self, x):
-        h = F.relu(self.norm(self.conv(x.reshape(-1, 1, 20, 26))))
+        h = F.relu(self.norm(self.conv(x.reshape(-1, 1, 10, 26))))
         return F.mean(self.last(self.wide(h)) ** 2)
 
 

@@ -13,6 +13,7 @@ from tests.support.cupy_double import Gpu, installed
 from tests.support.device_double import ILLEGAL_ADDRESS
 from tests.support.gpu_streams import all_arrays_on_one_gpu
 from tests.support.overlapped import Deep, batch
+from tests.support.overlapped import small_buckets as small_buckets
 from tests.support.training import same_everywhere
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3)]
