@@ -12,7 +12,7 @@ from unittest import mock
 import chainer
 import pytest
 
-from chainermn_train.optimizers import overlapped_exchange
+from chainermn_train.optimizers import create, overlapped_exchange
 
 
 class Device(chainer.backend.CpuDevice):
@@ -80,7 +80,8 @@ def all_arrays_on_one_gpu() -> Iterator[None]:
 
 @contextlib.contextmanager
 def parameters_on_gpus() -> Iterator[None]:
-    """The optimizer takes all parameters for those on GPUs."""
+    """The optimizer, which is made within, takes all parameters for those on GPUs."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(create, "has_gpus", True)
         patch.setattr(overlapped_exchange, "_place_of", lambda _: "a GPU")
         yield

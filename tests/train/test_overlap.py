@@ -231,10 +231,10 @@ def test_by_default_it_is_on_where_ranks_sit_on_several_machines(comm, overlap, 
 
 @pytest.mark.parametrize(("overlap", "expected"), [(None, True), (False, False)])
 def test_by_default_it_is_on_where_parameters_are_on_gpus(comm, overlap, expected):
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), comm, overlap=overlap)
     model = Deep()
-    optimizer.setup(model)
     with parameters_on_gpus(), sending(comm) as events:
+        optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), comm, overlap=overlap)
+        optimizer.setup(model)
         for number in range(4):
             optimizer.update(model, batch(comm.rank, number))
     assert ("planned" in events) == expected

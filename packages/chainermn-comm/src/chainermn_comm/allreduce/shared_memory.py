@@ -130,7 +130,7 @@ class SharedMemoryAllreduce(Algorithm):
             with overflow_errstate():
                 for tick in range(1, len(groups) + len(stages) - 1 if groups else 0):
                     if tick > 1:
-                        self._barrier()
+                        self._window.barrier()
                     for place, stage in enumerate(stages):
                         if 0 <= tick - place < len(groups):
                             work(stage, tick - place)
@@ -149,9 +149,6 @@ class SharedMemoryAllreduce(Algorithm):
             nbytes = sum([chunk.nbytes for chunk in todo])
             self._last = sizes, wire_dtypes, size, groups, nbytes
         return groups, nbytes
-
-    def _barrier(self) -> None:
-        self._window.barrier()
 
     def _stages(self, inputs: Arrays, flats: Arrays, nbytes: int) -> list[Stage]:
         pack = partial(self._pack, inputs)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from chainer.backends.cuda import available as has_gpus
+
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.named_communicators import DummyCommunicator
 
@@ -93,11 +95,11 @@ def create_multi_node_optimizer(
         # With `dummy` ranks do drift apart.
         "on_drift": "ignore" if isinstance(communicator, DummyCommunicator) else on_drift,
     }
+    only_on_gpus = overlap is None and communicator.inter_size == 1
     if double_buffering:
         exchange: GradientExchange = DelayedExchange(communicator, bool(zero_fill))
-    elif overlap is False or steps > 1:
+    elif overlap is False or steps > 1 or (only_on_gpus and not has_gpus):
         exchange = GradientExchange(communicator, bool(zero_fill))
     else:
-        only_on_gpus = overlap is None and communicator.inter_size == 1
         exchange = OverlappedExchange(communicator, bool(zero_fill), only_on_gpus)
     return MultiNodeOptimizer(actual_optimizer, communicator, settings, exchange)

@@ -446,7 +446,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     @property
     def _scale(self) -> float | None:
         scale = getattr(self.actual_optimizer, "_loss_scale", None)
-        return float(scale) if isinstance(scale, Real) else None  # a mock has one of no number
+        return None if scale is None or not isinstance(scale, Real) else float(scale)  # a mock's
 
 
 def _clear_gradients(optimizer: Any) -> None:

@@ -196,9 +196,9 @@ class OverlappedExchange(GradientExchange):
 
         All parameters are NumPy's arrays, or of one GPU.
         """
-        arrays = [param.array for param in params.params]
-        if self._only_on_gpus and _HOST in map(_place_of, arrays[:1]):
+        if self._only_on_gpus and _HOST in [_place_of(param.array) for param in params.params[:1]]:
             return False
+        arrays = [param.array for param in params.params]
         places = set(map(_place_of, arrays))
         if type(loss) is not chainer.Variable or None in places or len(places) != 1:
             return False

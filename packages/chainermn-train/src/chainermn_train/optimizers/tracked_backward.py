@@ -97,13 +97,11 @@ class _Tracker(chainer.FunctionHook):
         grads = compute(weights, grad_outputs)
         for index, grad in zip(weights, grads, strict=True):
             node = function.inputs[index]
-            if self._left.get(id(node)) == 1 and grad is not None and not self._has_terms(node):
+            is_last = self._left.get(id(node)) == 1 and not self.table.grads.get(node)
+            if is_last and grad is not None:
                 self._tell(node, grad)
                 del self._left[id(node)]
         return [*compute(indexes[:1], grad_outputs), *grads]
-
-    def _has_terms(self, node: Any) -> bool:
-        return bool(self.table.grads.get(node))
 
     def _tell(self, node: Any, grad: Any) -> None:
         if type(grad.array) in (np.ndarray, cuda.ndarray):
