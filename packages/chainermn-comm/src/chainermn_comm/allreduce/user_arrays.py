@@ -39,8 +39,7 @@ def reduce_arrays(
                     f"shape of sendbuf, {', '.join(map(str, shapes))}"
                 )
         # Contiguous copies in this machine's byte order, in which the sums are taken.
-        dtypes = [array.dtype.newbyteorder("=") for array in message.arrays]
-        buffers = [np.array(*each, order="C") for each in zip(message.arrays, dtypes, strict=True)]
+        buffers = [np.array(it, it.dtype.newbyteorder("="), order="C") for it in message.arrays]
     specs = [("array", array.dtype, array.shape) for array in message.arrays]
     signature = (("chunk_bytes", context.chunk_bytes), *specs)
     uses_gpu = bytes([bool(message.on_gpu) or devices.on_gpu(out)])

@@ -96,14 +96,13 @@ def recv(
 ) -> Any:
     """Receive the variables that another rank sends with :func:`send`.
 
-    Not collective: the two ranks take part. ``backward`` of the result sends the gradients to
-    the other rank, if that rank has use for them; then it continues to ``delegate_variable``.
-    Received variables without a gradient of their own count as having one of zeros there. Call
-    several ``backward`` in the reverse order of the sends, as for :func:`send`. The
-    gradient itself can be differentiated (``enable_double_backprop=True`` on both ranks); the
-    gradient of ``delegate_variable`` is then where this rank's second backward starts. Without
-    one, a second backward through these gradients raises RankMismatchError on the other
-    rank.
+    Not collective: the two ranks take part. ``backward`` of the result sends the gradients to the
+    other rank, if that rank has use for them; then it continues to ``delegate_variable``. Received
+    variables without a gradient of their own count as having one of zeros there. Call several
+    ``backward`` in the reverse order of the sends, as for :func:`send`. The gradient itself can be
+    differentiated (``enable_double_backprop=True`` on both ranks); the gradient of
+    ``delegate_variable`` is then where this rank's second backward starts. Without one, a second
+    backward through these gradients raises RankMismatchError on the other rank.
 
     Args:
         communicator: the communicator to which both ranks belong.

@@ -1,9 +1,8 @@
 """The program that the doctor runs on each host, this one too: it reports facts and connects.
 
-It is sent as text to whatever Python the host has. So it imports nothing of ours, and keeps to
-what Python 3.6 understands: newer types stand in quotes. It reads orders, JSON objects a line
-each, and answers each with a line that begins with MARK. It ends with its input, or when its time
-is over.
+It is sent as text to whatever Python the host has. So it imports nothing of ours, and keeps to what
+Python 3.6 understands: newer types stand in quotes. It reads orders, JSON objects a line each, and
+answers each with a line that begins with MARK. It ends with its input, or when its time is over.
 """
 
 import contextlib

@@ -31,13 +31,12 @@ def scatter_dataset(
 ) -> SubDataset:
     """Divide the data set of one rank among all ranks, in almost equal parts (collective).
 
-    Every rank receives its own examples only: slices of NumPy arrays as arrays, lists as
-    lists, paths as paths, also inside Chainer's ``TupleDataset``, ``DictDataset``,
-    ``SubDataset``, ``ConcatenatedDataset``, ``TransformDataset``, ``ImageDataset`` and
-    ``LabeledImageDataset``, and subclasses that override none of ``__getitem__``,
-    ``get_example`` and ``__len__``. No example is computed or read on the way. Of a data set
-    of another class, which only that class can divide, each rank receives the
-    object, and uses its own share of the indices.
+    Every rank receives its own examples only: slices of NumPy arrays as arrays, lists as lists,
+    paths as paths, also inside Chainer's ``TupleDataset``, ``DictDataset``, ``SubDataset``,
+    ``ConcatenatedDataset``, ``TransformDataset``, ``ImageDataset`` and ``LabeledImageDataset``, and
+    subclasses that override none of ``__getitem__``, ``get_example`` and ``__len__``. No example is
+    computed or read on the way. Of a data set of another class, which only that class can divide,
+    each rank receives the object, and uses its own share of the indices.
 
     The ranks of one machine hold one copy of the arrays together, in files without a name in
     ``/dev/shm``, or in the temporary folder where the former has no room. These last as long as the
@@ -59,19 +58,17 @@ def scatter_dataset(
             by ``root``, as are the following.
         max_buf_len: bytes sent at once at most; at most 2147483647.
         force_equal_length: give all ranks the same number of examples, so that they do the
-            same number of iterations in an epoch; if the number of examples is not divisible
-            by the number of ranks, up to one example a rank then goes to two ranks.
-            False gives each example to exactly one rank, and one more to the first ranks than
-            to the others.
+            same number of iterations in an epoch; if the number of examples is not divisible by the
+            number of ranks, up to one example a rank then goes to two ranks. False gives each
+            example to exactly one rank, and one more to the first ranks than to the others.
 
     Returns:
         This rank's part, a :class:`chainer.datasets.SubDataset`.
 
     Raises:
         TypeError, ValueError: an argument is not as above, on any rank. That rank raises
-            this error, the others a :class:`~chainermn_comm.errors.PeerError` that names
-            it. So do they if the root fails to take or pickle a part, or a rank to unpickle
-            its own.
+            this error, the others a :class:`~chainermn_comm.errors.PeerError` that names it. So do
+            they if the root fails to take or pickle a part, or a rank to unpickle its own.
         RankMismatchError: on all ranks, if they name different roots.
         OSError: there is no room for the arrays; raised likewise.
         TypeError: ``comm`` is not a communicator; raised at once on this rank only.

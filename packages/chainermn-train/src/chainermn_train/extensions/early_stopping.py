@@ -23,10 +23,9 @@ class MultiNodeEarlyStoppingTrigger(UnpicklableMixin, EarlyStoppingTrigger):
     best mean so far, so all ranks come to the same decision. Ranks that observed nothing
     count nothing. Where none did, rank 0 warns, and training goes on.
 
-    Each call is collective (one small exchange): as soon as ``max_trigger`` fires on one
-    rank, all ranks stop, and as soon as ``check_trigger`` fires on one, all ranks check.
-    Either may thus be a trigger that depends on the rank, such as a
-    :class:`~chainer.training.triggers.TimeTrigger`.
+    Each call is collective (one small exchange): as soon as ``max_trigger`` fires on one rank, all
+    ranks stop, and as soon as ``check_trigger`` fires on one, all ranks check. Either may thus be a
+    trigger that depends on the rank, such as a :class:`~chainer.training.triggers.TimeTrigger`.
 
     Unlike Chainer's, it is saved with the trainer, so that a resumed training stops when
     an uninterrupted one would have.

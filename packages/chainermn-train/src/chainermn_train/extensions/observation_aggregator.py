@@ -20,11 +20,10 @@ from ..wrappers import UnpicklableMixin
 class ObservationAggregator(UnpicklableMixin, training.Extension):
     """Combines a reported value over all ranks, so that each rank's ``LogReport`` sees the same.
 
-    It runs at every iteration, after extensions that report values (such as evaluators) and
-    before those that read them. Values are kept until ``comm_trigger`` fires; then those of
-    all ranks are combined, and the result is the observation ``aggregated_key`` of that
-    iteration, on every rank. Ranks that observed nothing since add nothing. Where no rank
-    did, nothing is reported.
+    It runs at every iteration, after extensions that report values (such as evaluators) and before
+    those that read them. Values are kept until ``comm_trigger`` fires; then those of all ranks are
+    combined, and the result is the observation ``aggregated_key`` of that iteration, on every rank.
+    Ranks that observed nothing since add nothing. Where no rank did, nothing is reported.
 
     If ``aggregated_key`` is ``original_key``, a rank's own value is taken out of the
     observation when it is kept, so that no log mixes it with the result.

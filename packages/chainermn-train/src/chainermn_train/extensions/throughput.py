@@ -30,20 +30,18 @@ class ThroughputReport(UnpicklableMixin, training.Extension):
     (the mean over ranks), the shares of it ``throughput/computing``, ``throughput/waiting``
     and ``throughput/wire``, which add up to 1, and ``throughput/slowest_rank``.
 
-    A step is a call of the updater's ``update``: evaluation, snapshots and other extensions
-    don't count. *On the wire* is the time in the exchange of gradients (and of parameters, in
-    the first step). Just before it, the multi-node optimizer agrees on a few integers; what
-    a rank spends there is *waiting* for slower ranks, but for some microseconds. All else is
-    *computing*, reading the data included. The slowest rank is the one that computes longest.
-    With double buffering, the wait for what is still on its way is *on the wire*; what goes
-    on behind a step is no part of it.
+    A step is a call of the updater's ``update``: evaluation, snapshots and other extensions don't
+    count. *On the wire* is the time in the exchange of gradients (and of parameters, in the first
+    step). Just before it, the multi-node optimizer agrees on a few integers; what a rank spends
+    there is *waiting* for slower ranks, but for some microseconds. All else is *computing*, reading
+    the data included. The slowest rank is the one that computes longest. With double buffering, the
+    wait for what is still on its way is *on the wire*; what goes on behind a step is no part of it.
 
     Nothing more is communicated in a step, and on CPUs timing costs some microseconds. On
     GPUs the shares are measured in one step of 16, which waits for its kernels.
 
     While the trainer runs, ``trainer.updater`` is an object that forwards to the original one.
-    Nothing is kept in snapshots: the first report of a resumed training covers what was done
-    since.
+    Nothing is kept in snapshots: the first report of a resumed training covers what was done since.
 
     Calling it is collective: its trigger has to fire on all ranks at the same time.
 

@@ -39,8 +39,7 @@ def create_synchronized_iterator(
 
     Args:
         actual_iterator: a ``SerialIterator``, ``MultiprocessIterator`` or
-            ``MultithreadIterator`` of Chainer, shuffling or not. Classes may differ between
-            ranks.
+            ``MultithreadIterator`` of Chainer, shuffling or not. Classes may differ between ranks.
         communicator: the ranks that iterate together.
 
     Returns:

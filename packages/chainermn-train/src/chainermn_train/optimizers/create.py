@@ -30,13 +30,12 @@ def create_multi_node_optimizer(
 ) -> MultiNodeOptimizer:
     """Make a Chainer optimizer work on all ranks at once.
 
-    Making it is no collective call; its ``update`` is (all ranks must call it).
-    Ranks may start from different weights and states: the first update gives rank 0's to all. It
-    compares class and hyperparameters, which must be equal on all ranks; change them on every
-    rank. Hooks that draw random numbers, such as ``chainer.optimizer_hooks.GradientNoise``, let
-    ranks drift apart, unless all draw the same: seed NumPy's generator (CuPy's on GPUs) alike on
-    all ranks, and let nothing else, such as shuffling or dropout, draw from it on some of them
-    only.
+    Making it is no collective call; its ``update`` is (all ranks must call it). Ranks may start
+    from different weights and states: the first update gives rank 0's to all. It compares class and
+    hyperparameters, which must be equal on all ranks; change them on every rank. Hooks that draw
+    random numbers, such as ``chainer.optimizer_hooks.GradientNoise``, let ranks drift apart, unless
+    all draw the same: seed NumPy's generator (CuPy's on GPUs) alike on all ranks, and let nothing
+    else, such as shuffling or dropout, draw from it on some of them only.
 
     Args:
         actual_optimizer: a Chainer optimizer, set up or not; or anything with its ``setup``,
