@@ -12,8 +12,9 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from chainermn_comm import RankMismatchError, create_communicator
+from chainermn_comm import PeerError, RankMismatchError, create_communicator
 from chainermn_train import create_multi_node_optimizer
+from chainermn_train.optimizer_state import master_weight
 from chainermn_train.optimizers import drift
 from tests.support.exchanges import HIERARCHICAL, KINDS, exchanging, states
 
@@ -110,6 +111,25 @@ def test_what_differs_is_named_within_a_turn_until_it_is_mended(comm, kind, what
 
 
 @HIERARCHICAL
+def test_the_float32_array_beside_a_float16_parameter_is_compared_too(comm):
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0), comm)
+    with chainer.using_config("dtype", np.float16):
+        model = L.Linear(WIDTH, 3)
+    optimizer.setup(model).use_fp32_update()
+    x = batch(comm.rank, 0).astype(np.float16)
+
+    def train(updates):
+        for _ in range(updates):
+            optimizer.update(lambda: F.mean(model(x)))
+
+    train(2)
+    if comm.rank == 1:
+        flip(master_weight(model.b.update_rule))
+    with pytest.raises(RankMismatchError, match="float32 value of parameter /b"):
+        train(4)
+
+
+@HIERARCHICAL
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_count_of_steps_is_named_at_once(comm, kind):
     _, optimizer = trained(comm, kind)
@@ -155,6 +175,23 @@ def test_it_is_mended_from_rank_0_where_that_was_asked_for(comm, kind):
     assert optimizer.t == t  # nobody steps
     np.testing.assert_array_equal(model.first.W.array, kept)
     update(comm, optimizer, TURN)
+    assert comm.allgather_obj(states(optimizer)) == [states(optimizer)] * comm.size
+    optimizer.finalize()
+
+
+@HIERARCHICAL
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_warnings_are_errors_all_ranks_raise_and_then_go_on(comm, kind):
+    model, optimizer = trained(comm, kind, on_drift="synchronize")
+    if comm.rank:
+        flip(model.first.W.array)
+    raised = RuntimeWarning if comm.rank == 0 else PeerError
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(raised, match="value of parameter /first/W"):
+            update(comm, optimizer, TURN)
+        warnings.simplefilter("ignore")
+        update(comm, optimizer, TURN)
     assert comm.allgather_obj(states(optimizer)) == [states(optimizer)] * comm.size
     optimizer.finalize()
 
