@@ -18,9 +18,9 @@ from tests.support.jobs import run_text
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "inside.md"
-FILES = [str(path) for path in (ROOT / "packages").glob("*/src/**/*.py")]
-# What runs as a module is imported, whenever that may be.
-OF_IMPORTS = "/_chainermn_startup/"
+# Those of the start-up take part in imports, whenever one may be.
+ALL_FILES = map(str, (ROOT / "packages").glob("*/src/**/*.py"))
+FILES = [path for path in ALL_FILES if "/_chainermn_startup/" not in path]
 NAMES = re.compile(r"`([\w/]+\.py)`")
 STEP = re.compile(r"^\d+\. ", re.MULTILINE)
 WALKS = (
@@ -67,7 +67,7 @@ def named_in(text: str) -> set[str]:
 def recorded() -> Iterator[list[str]]:
     """The files of ours that meanwhile run, in order, in this thread and in new ones."""
     files: list[str] = []
-    unseen = {path for path in FILES if OF_IMPORTS not in path}
+    unseen = set(FILES)
 
     def look(frame: Any, event: str, _: Any) -> None:
         code = frame.f_code

@@ -53,7 +53,6 @@ def run(*command: str) -> int:
     """Run a command there, in the repository, and return its status."""
     make()
     folder = shlex.quote(str(FOLDER))
-    # A mount of its own, since tests of several hosts change how mounts below / propagate.
     lines = ["set -e", f"mount --bind {folder} {folder}"]
     # The repository's folder comes last, as it may be below one of the others.
     for place in [*SHARED, *FILES, str(ROOT)]:
@@ -66,8 +65,9 @@ def run(*command: str) -> int:
         else:
             target.mkdir(parents=True, exist_ok=True)
         lines.append(f"mount --rbind {shlex.quote(place)} {shlex.quote(str(target))}")
-    inside = f"cd {shlex.quote(str(ROOT))} && {shlex.join(command)}"
-    lines.append(f"exec chroot {folder} sh -c {shlex.quote(inside)}")
+    # Not `chroot` alone, which `nsenter` leaves: tests of several hosts enter their hosts' mounts.
+    inside = f"umount -l /mnt && cd {shlex.quote(str(ROOT))} && {shlex.join(command)}"
+    lines += [f"cd {folder}", "pivot_root . mnt", f"exec chroot . sh -c {shlex.quote(inside)}"]
     # Make's own settings of the caller, such as the jobs that it shares, are of no use there.
     env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     own = ["unshare", "--mount", "--propagation", "private", "bash", "-c", "\n".join(lines)]
