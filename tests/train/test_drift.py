@@ -14,9 +14,9 @@ import pytest
 
 from chainermn_comm import PeerError, RankMismatchError, create_communicator
 from chainermn_train import create_multi_node_optimizer
-from chainermn_train.optimizer_state import master_weight
 from chainermn_train.optimizers import drift
 from tests.support.exchanges import HIERARCHICAL, KINDS, exchanging, states
+from tests.support.training import float32_parameters
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
 
@@ -124,7 +124,7 @@ def test_the_float32_array_beside_a_float16_parameter_is_compared_too(comm):
 
     train(2)
     if comm.rank == 1:
-        flip(master_weight(model.b.update_rule))
+        flip(float32_parameters(model)["/b"])
     with pytest.raises(RankMismatchError, match="float32 value of parameter /b"):
         train(4)
 

@@ -29,8 +29,8 @@ VERSION = 1
 JOB_VARIABLE = "CHAINERMN_LAUNCH"
 # The launch and the rank's process, whose children inherit JOB_VARIABLE and must not speak for it.
 REPORTER_VARIABLE = "CHAINERMN_LAUNCH_REPORTER"
-# Where launchers tell a process its rank, and how many there are. SLURM_PROCID is none of
-# them: the batch script has it too, where no MPI was started.
+# The variables in which launchers put a process's rank, and the number of ranks. SLURM_PROCID is
+# none of them: the batch script has it too, where no MPI was started.
 RANK_VARIABLES = (
     ("PMI_RANK", "PMI_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -48,7 +48,7 @@ _serials = itertools.count()
 
 
 def encode(job: str, rank: int, serial: int, event: dict[str, Any]) -> list[bytes]:
-    """Return an event as frames, each of which is to be written in one piece.
+    """Return an event as frames; each is to be written in one piece.
 
     ``job`` is JOB_VARIABLE's value, and ``serial`` a number that no other event of the rank has.
     """

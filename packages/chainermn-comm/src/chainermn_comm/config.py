@@ -74,7 +74,7 @@ def wire_dtype(value: Any) -> np.dtype | None:
 
 
 def reproducible(value: Any) -> bool:
-    """Return whether a user asks for it; raise ValueError if that can't be told."""
+    """Return whether a user asks for it; raise ValueError unless it is True or False."""
     if not isinstance(value, (bool, np.bool_)):
         raise ValueError(f"reproducible must be True or False, got {value!r}")
     return bool(value)

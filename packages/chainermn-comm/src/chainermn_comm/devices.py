@@ -170,7 +170,7 @@ def is_done(event: Any) -> bool:
 
 
 @contextmanager
-def errors_told(what: str) -> Iterator[None]:
+def translated_errors(what: str) -> Iterator[None]:
     """Raise CommunicationError, with CUDA's or NCCL's words, where one of them fails inside.
 
     ``what`` failed then, for the message. Other exceptions go through as they are.

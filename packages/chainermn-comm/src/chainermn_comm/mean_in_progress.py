@@ -56,7 +56,7 @@ class MeanInProgress:
             NotImplementedError: ``planned``, on a communicator that can't, or on a mean that was
                 not started ``through`` another one.
             TypeError, CommunicationError: a gradient is no array of floats; CUDA fails. PeerError
-                on the ranks that agree, unless it is ``planned``: the caller tells those.
+                on the ranks that agree, unless it is ``planned``: the caller notifies those.
         """
         if planned:
             raise NotImplementedError(f"{type(self._communicator).__name__} takes no plans")

@@ -530,7 +530,7 @@ class MpiCommunicator(CommunicatorBase):
     def _send_error(
         self, error: CommunicationError, peer: point_to_point.Peer, label: str = ""
     ) -> None:
-        """Tell the receiver of a message, who waits for it, why it doesn't come."""
+        """Send the reason why a message doesn't come to its receiver, which waits for it."""
         message = messages.of_error(error, self._rank)
         point_to_point.send("send", message, peer, self._record, label)
 

@@ -1,7 +1,7 @@
 """Copies arrays between GPUs and host memory through page-locked buffers: many at once, few waits.
 
 All copies of a batch are queued before the host waits, each in the order of its device's current
-stream. Large arrays pass through two buffers, of which one is emptied while the other is filled.
+stream. Large arrays pass through two buffers: one is emptied while the other is filled.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def to_host(arrays: Sequence[Any], rank: int) -> list[np.ndarray]:
 
     CommunicationError, whose text names ``rank``, is raised where CUDA fails.
     """
-    with devices.errors_told(f"rank {rank}: copying GPU arrays to host memory"):
+    with devices.translated_errors(f"rank {rank}: copying GPU arrays to host memory"):
         flats, copies = [], []
         for array in arrays:
             is_f = array.flags.f_contiguous and not array.flags.c_contiguous
@@ -72,7 +72,7 @@ def to_device(arrays: Sequence[np.ndarray], rank: int) -> list[Any]:
         raise CommunicationError(
             f"rank {rank}: an array that was sent from a GPU can't be put on one here: {reason}"
         )
-    with devices.errors_told(f"rank {rank}: copying arrays to a GPU"):
+    with devices.translated_errors(f"rank {rank}: copying arrays to a GPU"):
         orders = ["C" if array.flags.c_contiguous else "F" for array in arrays]
         pairs = zip(arrays, orders, strict=True)
         copies = [devices.new_array(array.shape, array.dtype, order) for array, order in pairs]
@@ -96,7 +96,7 @@ def to_device(arrays: Sequence[np.ndarray], rank: int) -> list[Any]:
 def assign(target: Any, array: np.ndarray, rank: int) -> None:
     """Overwrite a GPU array, of any strides, by a contiguous array; raise as :func:`to_device`."""
     with (
-        devices.errors_told(f"rank {rank}: copying an array to a GPU"),
+        devices.translated_errors(f"rank {rank}: copying an array to a GPU"),
         devices.using_device_of(target),
     ):
         overwrite(target, to_device([array], rank)[0])
@@ -123,7 +123,7 @@ def flat(array: Any) -> Any:
 
 
 def cut(sizes: Iterable[int]) -> list[list[Piece]]:
-    """Cut arrays of so many bytes into batches that fill a buffer; an empty one has no piece."""
+    """Cut arrays of ``sizes`` bytes into batches that fill a buffer; an empty one has no piece."""
     batches: list[list[Piece]] = []
     filled = BUFFER_BYTES
     for index, size in enumerate(sizes):

@@ -63,7 +63,7 @@ class BackgroundThread:
             del self, work  # they may hold much memory, and the error's traceback this frame
 
     def wait(self, seconds: float | None = None) -> BaseException | None:
-        """Wait for the end, at most so many seconds; return the exception that ended it, if any."""
+        """Wait for the end, at most ``seconds``; return the exception that ended it, if any."""
         self._wait_requested.set()
         if self._thread is None:
             self._run()

@@ -67,7 +67,7 @@ def bcast_checked(
 def values_of_first_holders(
     communicator: CommunicatorBase, operation: str, held: set[str], give: Callable[[str], Any]
 ) -> dict[str, Any]:
-    """Return by name what other ranks ``give`` who are the first to have it (collective).
+    """Return by name what other ranks ``give`` that are the first to have it (collective).
 
     ``held`` names what this rank has. Errors are those of :func:`run_on_all_ranks`.
     """

@@ -12,7 +12,7 @@ from typing import Any
 from .wrappers import AttributeProxy
 
 # Kernels run asynchronously. A step whose shares are measured has to wait for them, which costs
-# a little overlap, so on GPUs only one step in so many is measured.
+# a little overlap, so on GPUs only one step in STEPS_PER_SAMPLE_ON_GPU is measured.
 STEPS_PER_SAMPLE_ON_GPU = 16
 
 _UNTIMED = nullcontext()

@@ -66,7 +66,7 @@ class Algorithm(ABC):
         """Release what the algorithm owns (collective)."""
 
     def release_local(self) -> None:  # noqa: B027  (likewise)
-        """Release what needs no other rank, and tell ranks that wait for this (not collective)."""
+        """Release what needs no other rank, and notify ranks that wait for it (not collective)."""
 
 
 def mean_apart(

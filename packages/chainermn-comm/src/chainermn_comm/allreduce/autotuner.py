@@ -16,8 +16,8 @@ TRIALS = 3
 class Autotuner(Algorithm):
     """Takes few bytes by the default algorithm, and more by the fastest of the candidates.
 
-    The first calls with so many bytes use each candidate in turn; by rank 0's clock one is chosen
-    for all later ones, so that a call then needs no agreement.
+    The first calls with a number of bytes use each candidate in turn; rank 0's clock then chooses
+    one for all later calls with that number, so that these need no agreement.
     """
 
     def __init__(

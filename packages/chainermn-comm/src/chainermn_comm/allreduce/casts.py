@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 
 FLOAT16, FLOAT32, UINT32 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.uint32)
-# Elements that are cast or summed at a time: what NumPy allocates for so many stays in cache and
+# Elements that are cast or summed at a time: what NumPy allocates for them stays in cache and
 # costs no page faults.
 BLOCK_ELEMENTS = 1 << 16
 
@@ -59,7 +59,7 @@ def _narrow(source: np.ndarray, out: np.ndarray) -> None:
     if rounded.max(initial=0) >= TOO_LARGE:  # or infinite, or no number
         np.copyto(out, source, casting="unsafe")
         return
-    # Of a number 2^13 times as large the last place is that of the float16 number: adding it
+    # The last place of a number 2^13 times as large is that of the float16 number: adding it
     # rounds there, to nearest even.
     np.bitwise_and(rounded, EXPONENT, out=spacing)
     np.maximum(spacing, smallest, out=spacing)

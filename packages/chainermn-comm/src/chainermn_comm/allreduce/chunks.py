@@ -76,7 +76,7 @@ def _pack_cast(pieces: Sequence[np.ndarray], out: np.ndarray) -> None:
 def plan_chunks(
     sizes: tuple[int, ...], dtypes: tuple[np.dtype, ...], chunk_bytes: int
 ) -> list[Chunk]:
-    """Divide arrays, of so many elements each, into chunks of at most ``chunk_bytes``.
+    """Divide arrays of ``sizes`` elements into chunks of at most ``chunk_bytes``.
 
     A large array is divided into equal chunks of its own, so that they can be summed in its own
     memory; only small ones are packed together, whole. Chunks have one element at least. ``dtypes``

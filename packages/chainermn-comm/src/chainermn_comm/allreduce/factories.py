@@ -22,8 +22,8 @@ from .shared_memory import (
 )
 from .shared_window import NoSharedMemory
 
-# In a node it is measured which algorithm is fastest, among them groups of so many chunks, where
-# every rank sums so much, over all ranks; see docs/decisions/shared-memory.md.
+# Among the algorithms that a node measures, to take the fastest: chunks in a group, and the most
+# bytes, over all ranks, that every rank sums itself; see docs/decisions/shared-memory.md.
 WAYS = ((4, REDUNDANT_BYTES), (8, REDUNDANT_BYTES), (8, MOST_REDUNDANT_BYTES))
 
 
@@ -37,7 +37,7 @@ def rank_ordered(context: Context) -> Algorithm:
     is_shared = context.topology.inter_size == 1
     pipeline = BLOCKING if is_shared else OVERLAPPED
     pairwise = PairwiseAllreduce(context.comm, context.tag, pipeline, context.chunk_bytes)
-    # What is narrowed has an exponent for so many numbers as users don't set.
+    # Users don't set how many narrowed numbers share an exponent.
     packed = Bucketed(pairwise.allreduce, context.size)
     by_messages = LargeInPlace(pairwise, context.size, packed)
     return RankOrdered(by_messages, single_leader(context)) if is_shared else by_messages

@@ -24,9 +24,9 @@ from .casts import BLOCK_ELEMENTS, cast_into
 from .summation import sum_rows
 from .wire_format import ldexp_into
 
-# Up to so many ranks exchange pairwise, which keeps the order of ranks and takes two rounds.
+# Most ranks that exchange pairwise, which keeps the order of ranks and takes two rounds.
 PAIRWISE_RANKS = 16
-# A chunk has so many bytes for each round each way, so that neither latency nor Python's time
+# A chunk has BYTES_PER_ROUND for each round each way, so that neither latency nor Python's time
 # counts beside them; what has few such chunks is divided into shorter ones, whose rounds overlap.
 # See docs/decisions/scaling.md.
 BYTES_PER_ROUND, LEAST_BYTES_PER_ROUND, ENOUGH_CHUNKS = 512 << 10, 128 << 10, 8
@@ -36,7 +36,7 @@ HEADER_BYTES = HEADER.size
 
 
 def is_halved(size: int) -> bool:
-    """Return whether sums over so many ranks are taken here, and not pairwise."""
+    """Return whether sums over ``size`` ranks are taken here, and not pairwise."""
     return size > PAIRWISE_RANKS
 
 
@@ -51,7 +51,7 @@ def skips(size: int) -> tuple[tuple[int, int], ...]:
 
 
 def default_chunk_bytes(size: int) -> int:
-    """Return how many bytes at most are summed over so many ranks at a time."""
+    """Return the most bytes that are summed over ``size`` ranks at a time."""
     return max(1, len(skips(size))) * BYTES_PER_ROUND
 
 
@@ -196,7 +196,7 @@ class HalvingSum:
             )
 
     def _offsets(self, elements: int) -> tuple[int, Callable[[int], int]]:
-        """Return where this rank's block begins, and how many elements so many blocks from it have.
+        """Return where this rank's block begins, and the elements in a number of blocks from it on.
 
         Blocks are nearly equal, and those of the ranks after this one follow its own.
         """
@@ -323,7 +323,7 @@ class HalvingAllreduce:
 
 
 def _cut(memory: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-    """Return consecutive slices of so many bytes."""
+    """Return consecutive slices of ``sizes`` bytes."""
     ends = np.cumsum(sizes).tolist()
     return [memory[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 

@@ -30,9 +30,9 @@ from .wire_format import WireFormat, absmax, choose_wire_format, ldexp_into
 # Chunks n and n + INTER_NODE_SLOTS use the same slot. What is sent at one tick is waited for at the
 # next.
 INTER_NODE_SLOTS, IN_FLIGHT = 4, 2
-# Among many nodes a chunk's rounds are divided among so many ticks, so that among the chunks in
-# flight there is always a large message; and a chunk is longer, since Python takes its time for
-# each round.
+# With many nodes, a chunk's rounds are divided among at most EXCHANGE_TICKS ticks, so that there
+# is always a large message among the chunks in flight; and a chunk is longer, since Python takes
+# its time for each round.
 EXCHANGE_TICKS, ROUNDS_PER_MIB = 4, 4
 # The widest numbers that are summed: complex256.
 WIDEST_BYTES = 32
@@ -174,7 +174,7 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
         """Take this tick's rounds, in turn, of all chunks that are exchanged."""
         if self._halving is None or number not in self._exchanges:
             return
-        # Of the chunks of a tick the oldest comes last.
+        # The oldest of a tick's chunks comes last.
         self._turns.insert(0, number)
         if number != min(self._exchanges):
             return

@@ -53,8 +53,8 @@ BLOCKING = Pipeline(2 << 20, 3)
 # For ranks whose cores share little cache: reading what another core has just written is slow
 # there; see docs/decisions/shared-memory.md.
 LATE_GATHER = Pipeline(2 << 20, 3, gather_delay=2, wait_delay=2)
-# For ranks that share no memory. MPI progresses messages only during its calls; so much is in
-# flight that a link of 1 Gbit/s stays busy for some ten milliseconds between them.
+# For ranks that share no memory. MPI progresses messages only during its calls; enough is in
+# flight for a link of 1 Gbit/s to stay busy for some ten milliseconds between them.
 OVERLAPPED = Pipeline(1 << 20, 1, sum_delay=2, gather_delay=2, wait_delay=4)
 
 
@@ -171,7 +171,7 @@ class PairwiseAllreduce:
                 del in_flight[number]
 
     def reserve(self, nbytes: int) -> None:
-        """Allocate now what buffers of so many bytes need; none may be in flight."""
+        """Allocate now what buffers of ``nbytes`` bytes need; none may be in flight."""
         # Shards differ by an element, of at most 8 bytes.
         shard = min(self._shard_bytes, -(-nbytes // self._size) + 8)
         for index in range(len(self._received)):

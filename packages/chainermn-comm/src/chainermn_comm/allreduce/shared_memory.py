@@ -23,15 +23,15 @@ from .shared_window import NoSharedMemory, SharedWindow
 from .summation import overflow_errstate, sum_rows
 
 # A chunk is summed in a core's cache. How many of them stay in it from packing to unpacking depends
-# on the machine; there is room for so many in a group.
+# on the machine; a group has room for MOST_CHUNKS.
 SHARED_CHUNK_BYTES = 256 << 10
 MOST_CHUNKS = 8
 # Groups n and n + WINDOW_GROUPS use the same slots; one is read at the tick after it was written.
 WINDOW_GROUPS = 2
-# Up to so many ranks in a node, each rank sums the whole chunk itself: one barrier less. With more
-# ranks, each sums one shard for all, since n times the bytes would move. So little that it fits the
-# second limit, over all ranks, is still summed by every rank, and what fits the third may be, where
-# a barrier takes long. See docs/decisions/shared-memory.md.
+# On a node of at most REDUNDANT_RANKS ranks, each rank sums the whole chunk itself: one barrier
+# less. With more ranks, each sums one shard for all, since n times the bytes would move; but every
+# rank still sums what has at most REDUNDANT_BYTES over all ranks, and may sum what has at most
+# MOST_REDUNDANT_BYTES where a barrier takes long. See docs/decisions/shared-memory.md.
 REDUNDANT_RANKS = 2
 REDUNDANT_BYTES = 512 << 10
 MOST_REDUNDANT_BYTES = 4 << 20

@@ -44,7 +44,7 @@ def absmax(numbers: np.ndarray, wire: np.dtype) -> float:
 
 
 def absmax_each(numbers: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
-    """Return the largest magnitude, which may be NaN, of each so many numbers; float64."""
+    """Return the largest magnitude (maybe NaN) of each slice of ``sizes`` numbers; float64."""
     starts = [0, *itertools.accumulate(sizes[:-1])]
     largest = np.maximum.reduceat(numbers, starts)
     absmax: np.ndarray = np.maximum(largest, -np.minimum.reduceat(numbers, starts))
@@ -64,7 +64,7 @@ def choose_wire_format(largest: float, exponent: int, wire: np.dtype) -> WireFor
 
 def fit_each(largest: np.ndarray, wire: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     """Return of each `absmax` whether its numbers travel as ``wire``, and their exponent then."""
-    # Of other dtypes, such as those of 8 bits, the range isn't known here.
+    # The range of other dtypes, such as those of 8 bits, isn't known here.
     limit = {"float16": LARGE, "bfloat16": LARGE_FOR_BFLOAT16}.get(wire.name, 0.0)
     is_narrow = largest < limit  # which NaN is not
     exponents = np.zeros(largest.shape, int)
@@ -80,7 +80,7 @@ def ldexp_into(numbers: np.ndarray, exponent: int, out: np.ndarray) -> None:
 
 
 def ldexp_each(numbers: np.ndarray, exponents: np.ndarray, sizes: Sequence[int]) -> None:
-    """Multiply each so many ``numbers`` by 2 to the power of its exponent."""
+    """Multiply each slice of ``sizes`` numbers by 2 to the power of its exponent."""
     if exponents.any():
         factors = np.ldexp(numbers.dtype.type(1), exponents)
         numbers *= factors if len(sizes) == 1 else np.repeat(factors, sizes)

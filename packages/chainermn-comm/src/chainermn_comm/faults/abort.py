@@ -27,7 +27,7 @@ from . import exit_status
 from .forks import real_exit
 
 VARIABLE = "CHAINERMN_FORCE_ABORT_ON_EXCEPTION"
-# Tells the child processes of a rank that they are no ranks: they inherit the launcher's
+# Shows the child processes of a rank that they are no ranks: they inherit the launcher's
 # variables, but a second MPI_Init under the same rank number fails.
 RANK_PROCESS = "CHAINERMN_RANK_PROCESS"
 # For a rank whose error may only follow from another rank's to be ended silently.
@@ -36,7 +36,7 @@ SECONDARY_ERROR_SECONDS = 1.5
 # ranks that fail get to print theirs; see docs/decisions/abort.md.
 FORWARDING_SECONDS = 0.5
 # Ranks that fail at the same time write one after the other, as Open MPI's launcher mixes texts
-# longer than 4 kB. Only so many turns, so that the last isn't late.
+# longer than 4 kB. There are only TURNS turns, so that the last isn't late.
 TURN_SECONDS = 0.04
 TURNS = 8
 # After this the process ends even if MPI_Abort hangs; the launcher then ends the others.
@@ -115,7 +115,7 @@ def abort_if_desynchronized() -> None:
     """Abort the job because of the exception being handled, if others may wait for this rank.
 
     It is for exceptions between steps that only all ranks take together, such as those of a
-    signal's handler: the other ranks are in a step of their own, and can't be told.
+    signal's handler: the other ranks are in a step of their own, and can't be notified.
     """
     kind, value, trace = sys.exc_info()
     if kind is None or value is None or not _others_may_wait():

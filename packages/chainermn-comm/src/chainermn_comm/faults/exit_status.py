@@ -90,7 +90,7 @@ else:
             return code
 
         _replace_code(property(read_code, _code.__set__, _code.__delete__))
-        for module in list(sys.modules.values()):  # sys, and whoever did `from sys import exit`
+        for module in list(sys.modules.values()):  # sys, and modules with `from sys import exit`
             if not isinstance(module, types.ModuleType) or module is sys.modules[__name__]:
                 continue
             names = object.__getattribute__(module, "__dict__")  # loads no lazy module

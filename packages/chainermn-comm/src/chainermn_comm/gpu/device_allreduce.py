@@ -78,7 +78,7 @@ class DeviceAllreduce(Algorithm):
     def stage(
         self, sources: Sequence[Any], targets: Sequence[Any], wire_dtypes: Sequence[Any]
     ) -> Callable[[], None]:
-        with devices.errors_told(self._told):
+        with devices.translated_errors(self._told):
             call = self._prepare(sources, targets, wire_dtypes)
         return partial(self._run, _key(targets, wire_dtypes), call)
 
@@ -226,5 +226,5 @@ class _Failures:
 
 
 def _key(targets: Sequence[Any], wire_dtypes: Sequence[Any]) -> Any:
-    """Return what is equal on all ranks of a call, and tells how it is cut."""
+    """Return what is equal on all ranks of a call, and determines how it is cut."""
     return tuple([(target.size, target.dtype) for target in targets]), tuple(wire_dtypes)

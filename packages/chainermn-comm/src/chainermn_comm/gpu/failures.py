@@ -19,7 +19,7 @@ def on_all_ranks(handshake: Handshake, what: str, make: Callable[[], Value]) -> 
     """
 
     def attempt() -> Value:
-        with devices.errors_told(what):
+        with devices.translated_errors(what):
             return make()
 
     return handshake.run_on_all_ranks("averaging gradients on GPUs", attempt)

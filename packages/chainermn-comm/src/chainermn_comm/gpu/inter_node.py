@@ -82,7 +82,7 @@ class MpiExchange:
         stream.wait_event(self._uploaded[slot])
 
     def reserve(self, nbytes: int) -> None:
-        """Allocate what buffers of so many bytes need; none may be begun."""
+        """Allocate what buffers of ``nbytes`` bytes need; none may be begun."""
         if self._host[0].nbytes < nbytes:
             self._host = [devices.pinned(nbytes) for _ in self._host]
         shard = -(-nbytes // self._comm.size) + 8  # shards differ by an element, of at most 8 bytes

@@ -23,7 +23,7 @@ _orphaned: list[Any] = []
 
 @dataclass(frozen=True)
 class Links:
-    """How a rank reaches others. Of a node's ranks only the leaders reach other nodes."""
+    """How a rank reaches others. Only a node's leaders reach other nodes."""
 
     node: NcclCommunicator | None  # among the node's ranks; None for a rank alone there
     inter: NcclCommunicator | None  # among the leaders of one index, a rank of each node

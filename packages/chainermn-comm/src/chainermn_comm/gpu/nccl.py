@@ -169,7 +169,7 @@ def abort_all(communicators: Sequence[NcclCommunicator]) -> None:
     """Abort communicators whose work goes by one stream; what fails is ignored.
 
     An abort returns when the work of its communicator is over, which may be behind that of another
-    one on the stream. In NCCL's group all are told before any is waited for.
+    one on the stream. NCCL's group begins all aborts before it waits for any.
     """
     with contextlib.suppress(Exception), contextlib.ExitStack() as stack:
         if len(communicators) > 1:

@@ -21,7 +21,7 @@ from .tables import Tables
 
 # While NCCL sums a chunk, the one before is unpacked and the one after packed.
 NCCL_SLOTS = 3
-# So many chunks are on their way between nodes at once, where MPI takes them there.
+# Most chunks that are on their way between nodes at once, where MPI takes them there.
 MPI_SLOTS = 4
 FLOAT32 = np.dtype(np.float32)
 

@@ -1,8 +1,8 @@
 """Watches what was enqueued on a device: a call returns before its work is over, or has failed.
 
 A thread looks at CUDA's events, NCCL's asynchronous errors and other ranks' failures. After a
-failure it aborts NCCL's communicators, so that no rank's stream waits for ever; the next call tells
-of it.
+failure it aborts NCCL's communicators, so that no rank's stream waits for ever; the next call
+reports it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .error_notifier import ErrorNotifier
 from .nccl import NcclCommunicator, abort_all
 
 # Between two looks of the thread while work is under way. Short beside a step of training; work
-# that is over keeps its memory for so long.
+# that is over keeps its memory until the next look.
 LOOK_SECONDS = 5e-3
 # How long a rank that failed, or a process that ends, waits for its device to finish.
 DRAIN_SECONDS = 5.0
@@ -127,7 +127,7 @@ class Watcher:
         self._check_nccl()
 
     def fail(self, error: BaseException) -> None:
-        """Tell the other ranks of this rank's failure, and abort NCCL; only the first counts."""
+        """Send this rank's failure to the other ranks, and abort NCCL; only the first counts."""
         with self._lock:
             if self.failure:
                 return
@@ -223,6 +223,6 @@ class Watcher:
 
 @atexit.register
 def stop_all() -> None:
-    """End the threads of communicators that nobody finalized, and print what they could tell."""
+    """End the threads of communicators that nobody finalized, and print what no call raised."""
     for watcher in list(_watchers):
         watcher.at_exit()

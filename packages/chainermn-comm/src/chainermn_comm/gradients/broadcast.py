@@ -76,7 +76,7 @@ def _bcast_packed(context: Context, params: list[Any], root: int) -> None:
 
         def take_turn(arrived: Any, leaving: Any) -> None:
             nonlocal buffer
-            with devices.errors_told(f"rank {context.rank}: copying parameters"):
+            with devices.translated_errors(f"rank {context.rank}: copying parameters"):
                 if buffer is None:
                     flats.extend([_flat(param.data, is_root) for param in params])
                     buffer = stack.enter_context(staging.buffers(flats, count=1))[0]

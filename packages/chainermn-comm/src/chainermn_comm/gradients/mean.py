@@ -18,8 +18,8 @@ from ..messaging import Context
 from .gradient_call import GradientCall, GradientSignature, call_of, joined, wire_dtypes_of
 
 OPERATION, DESCRIPTION = "allreduce_grad", "a mean of gradients"
-# What a rank tells the others: the digest of its gradients' signature, and how long the caller's
-# payload is, which follows. If gradients are missing, a bit for each follows that.
+# What a rank sends to the others: the digest of its gradients' signature, and the length of the
+# caller's payload, which follows. If gradients are missing, a bit for each follows that.
 _HEAD = struct.Struct("<16sB")
 _NO_GRADIENTS = bytes(16)
 _NO_PLAN = "what is planned goes through another communicator: start_mean(through=...)"
@@ -67,7 +67,7 @@ class GradientMean(MeanInProgress):
         if planned and self._data_context is context:
             raise NotImplementedError(_NO_PLAN)
         try:
-            with devices.errors_told(f"rank {context.rank}: {self._operation}"):
+            with devices.translated_errors(f"rank {context.rank}: {self._operation}"):
                 call = call_of(
                     model,
                     context.rank,
@@ -80,7 +80,7 @@ class GradientMean(MeanInProgress):
                 if not (self._calls or planned) and self._data_context is context:
                     self._stage(call)
         except BaseException as error:
-            if planned:  # the caller is somewhere in backward, and tells the others itself
+            if planned:  # the caller is somewhere in backward, and reports to the others itself
                 raise
             try:
                 share_failure(context.handshake, self._operation, error)
@@ -92,7 +92,7 @@ class GradientMean(MeanInProgress):
             try:
                 if call.on_gpu:
                     with (
-                        devices.errors_told(f"rank {context.rank}: {self._operation}"),
+                        devices.translated_errors(f"rank {context.rank}: {self._operation}"),
                         devices.using_device_of(call.params[0].data),
                     ):
                         call.ready = devices.recorded_event()
@@ -141,7 +141,7 @@ class GradientMean(MeanInProgress):
         return payloads
 
     def _signature(self) -> GradientSignature:
-        """Return the signature of all gradients, which doesn't tell how they were handed in."""
+        """Return the signature of all gradients, which doesn't show how they were handed in."""
         if len(self._calls) == 1:
             return self._calls[0].signature
         return joined(tuple([call.signature for call in self._calls]))

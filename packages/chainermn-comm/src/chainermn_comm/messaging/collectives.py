@@ -19,10 +19,10 @@ from . import messages, transfer
 from .context import Context
 from .messages import Message
 
-# From so many bytes on, ranks check that all of them could allocate before any data move: next to
-# moving so much, a handshake costs nothing.
+# The least bytes for which ranks check that all of them could allocate before any data move: beside
+# such a transfer, a handshake costs nothing.
 CONFIRMED_BYTES = 64 << 20
-# Up to so many bytes travel in the handshake's payload: copying them costs less than a transfer.
+# The most bytes that travel in the handshake's payload: copying them costs less than a transfer.
 SMALL_BYTES = 16 << 10
 _PREFIX = struct.Struct("<Q?")  # bytes of a rank's data; whether some come from a GPU
 

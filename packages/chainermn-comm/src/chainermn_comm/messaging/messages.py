@@ -127,9 +127,7 @@ def _on_host(found: list[Message], rank: int) -> list[Message]:
         return _moved(found, staging.to_host, rank)
     except CommunicationError:
         raise
-    except (
-        Exception
-    ) as error:  # no memory of the host's, say: a receiver is told of it all the same
+    except Exception as error:  # no host memory, say: a receiver gets the error all the same
         text = f"rank {rank}: copying GPU arrays to host memory failed: {describe_exception(error)}"
         raise CommunicationError(text) from error
 
@@ -167,7 +165,7 @@ def with_metadata(arrays: tuple[Any, ...], rank: int) -> Message:
 
 
 def of_error(error: BaseException, rank: int) -> Message:
-    """Return the message that tells its receiver why ``rank`` sends nothing else."""
+    """Return the message that says why ``rank`` sends nothing else."""
     return Message(ERROR, (np.frombuffer(describe(error, rank).encode(), np.uint8),))
 
 

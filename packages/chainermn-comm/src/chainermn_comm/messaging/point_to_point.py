@@ -98,7 +98,7 @@ def recv(
             message is discarded.
         MemoryError: there is no memory for an array, or for long metadata; the message is discarded
             (unless its header alone is longer than ``INLINE_BYTES``).
-        PeerError: it tells an error of its sender instead.
+        PeerError: the message holds an error of its sender instead.
         TypeError: the message is of none of these kinds; it is discarded.
     """
     comm, source, tag = peer

@@ -33,7 +33,7 @@ def split_large(buffer: Buffer) -> Iterator[Buffer]:
 
 
 def discard(nbytes: int, comm: MPI.Intracomm, source: int, tag: int) -> None:
-    """Receive so many bytes, in the pieces of :func:`split_large`, and keep none of them.
+    """Receive ``nbytes`` bytes, in the pieces of :func:`split_large`, and keep none of them.
 
     Each block overwrites the one before. To receive into a shorter buffer would do in MPICH; Open
     MPI 5 copies a large message past the buffer's end.

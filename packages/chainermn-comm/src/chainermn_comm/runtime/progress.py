@@ -17,8 +17,8 @@ if TYPE_CHECKING:  # importing it starts MPI
 
 # A link of 1 Gbit/s brings 250 KB meanwhile, which the sockets' buffers hold.
 POLL_INTERVAL = 2e-3  # seconds
-# Each test of the requests moves what MPI finds, up to some amount; so many keep a link of 1 Gbit/s
-# busy, see docs/decisions/double_buffering.md.
+# Each test of the requests moves what MPI finds, up to some amount; this number keeps a link of
+# 1 Gbit/s busy, see docs/decisions/double_buffering.md.
 TESTS_PER_POLL = 12
 
 _thread = threading.local()
@@ -79,6 +79,6 @@ def are_done(requests: Sequence[MPI.Request]) -> bool:
 
 
 def barrier(comm: MPI.Intracomm) -> None:
-    """Wait for all ranks, of which some may be patient and some not (collective)."""
+    """Wait for all ranks (collective); some of them may be patient and others not."""
     # MPI matches no Ibarrier with a Barrier. Waited for at once it takes as long.
     wait_all([comm.Ibarrier()])

@@ -24,7 +24,7 @@ from typing import Any
 from ..watchdog import NOBODY
 
 TRACE_VARIABLE = "CHAINERMN_TRACE"
-# Calls of so long a time are lost at most when the process is killed.
+# When the process is killed, it loses at most the calls of this time.
 FLUSH_SECONDS = 0.25
 # Calls that wait to be written, of some 250 bytes each (a hanging network disk must not take all
 # memory), and that are written at a time.

@@ -17,7 +17,7 @@ from .file import Kind, TraceFile, microseconds, now
 
 # Clocks drift: they are compared again at this collective call, at twice as many, and so on.
 NEXT_COMPARISON = 64
-# Round trips to rank 0, of which the shortest counts.
+# Round trips to rank 0; only the shortest counts.
 ROUND_TRIPS = 10
 FINALIZE = "finalize"
 # Communicators that this process made, to give each a name.
@@ -109,7 +109,7 @@ class TracedCallRecorder(CallRecorder):
 
 
 class TracedHandshake(Handshake):
-    """Tells a traced recorder when all ranks have come."""
+    """Notifies a traced recorder when all ranks have come."""
 
     _record: TracedCallRecorder
 
@@ -134,7 +134,7 @@ def _measure_clock(comm: MPI.Intracomm) -> tuple[float, float, float]:
     # ranks are here between the same two operations.
     tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0)
     rank, size = comm.rank, comm.size
-    theirs = np.zeros(2)  # rank 0's time, and the messages' time up to whom is asked
+    theirs = np.zeros(2)  # rank 0's time, and the messages' time up to the rank that is asked
     at, ahead, round_trip = now(), 0.0, 0.0
     found = []
     for _ in range(ROUND_TRIPS if rank else 0):

@@ -1,4 +1,4 @@
-"""Tells which rank keeps the others waiting, and ends the job if asked; see docs/decisions/.
+"""Reports which rank keeps the others waiting, and ends the job if asked; see docs/decisions/.
 
 A rank records each call in memory (`recorder`, `status_region`) that one process a machine, the
 `monitor`, maps and reads; it needs nothing else of the ranks, and only the standard library.

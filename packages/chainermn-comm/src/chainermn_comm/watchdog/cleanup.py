@@ -33,13 +33,13 @@ LAUNCHER_SECONDS = 1.0
 WAIT_SECONDS = 3.0
 # For a daemon of the launcher to learn from it that the job is over, unless a link is cut.
 DAEMON_SECONDS = 5.0
-# For `chainermn launch`, or whoever started it, to end a launcher that a cut link keeps waiting.
+# For `chainermn launch`, or whatever started it, to end a launcher that a cut link keeps waiting.
 FOLDER_SECONDS = 20.0
-# At least so long between two scans while others make files.
+# The least time between two scans while others make files.
 SCAN_INTERVAL = 0.02
 # Of Linux's inotify: a name was made.
 IN_CREATE, IN_MOVED_TO = 0x100, 0x80
-# By so much a clock may be set back during a job.
+# The most by which a clock may be set back during a job.
 CLOCK_SECONDS = 2.0
 # Open MPI's daemon on other machines than the first; in its command line, that it serves one job
 # (a site's own serve many).
@@ -51,7 +51,7 @@ Identity = tuple[int, int]  # device and inode
 class SharedFiles:
     """The files in shared memory that a job's ranks on this machine have made.
 
-    Who has mapped a file is known only while a rank lives, so `scan` must be called before.
+    Which processes have mapped a file is known only while a rank lives: call `scan` before.
     """
 
     def __init__(self, ranks: list[Process]) -> None:
@@ -107,7 +107,7 @@ class SharedFiles:
         ranks = {pid for pid, _ in self._ranks}
         family = processes.descendants(ranks)
         everyone = processes.all_stats().items()
-        # Nor is it left behind in the group of a rank.
+        # What was left behind in the group of a rank is part of the job, too.
         others = (pid for pid, it in everyone if pid not in family and it.group not in ranks)
         return identities & set().union(*map(_mapped, others))
 
@@ -121,7 +121,7 @@ class SharedFiles:
 
 
 class Launcher:
-    """The parent of a rank, of which Open MPI's may leave something behind.
+    """The parent of a rank; Open MPI's may leave something behind.
 
     Where the job was started it is `mpiexec`, elsewhere a daemon, which waits for it for ever when
     the link is cut. Each has a folder. Other launchers' helpers end by themselves.

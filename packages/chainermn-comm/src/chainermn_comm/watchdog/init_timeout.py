@@ -1,8 +1,8 @@
 """Watches the making of the first communicator, which brings the ranks together for a monitor.
 
-Until then nobody knows who is where, so each rank that waits keeps a thread; mpi4py lets threads
-run. Of a machine's ranks the first that has come reports. It finds the others by the variable that
-tells each its number, and those that have come by the anonymous file of their status region.
+Until then no rank knows where others are, so each that waits keeps a thread; mpi4py lets threads
+run. The first of a machine's ranks that has come reports. It finds the others by the variable with
+each one's number, and those that have come by the anonymous file of their status region.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .report import next_step, reason, report, warning
 from .status_region import REGION_BYTES, WORLD, Call, read_calls
 from .timeout import Timeout
 
-# In which launchers tell a process its rank. Here MPI is running, so Slurm's may count.
+# The variables in which launchers put a process's rank. Here MPI is running, so Slurm's may count.
 RANK_NAMES = (*(rank for rank, _ in RANK_VARIABLES), "SLURM_PROCID")
 # From a report to the end, for the launcher to forward it; the other ranks wait for longer.
 REPORTER_SECONDS, OTHERS_SECONDS = 0.5, 2.0

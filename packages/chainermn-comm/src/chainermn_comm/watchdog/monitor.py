@@ -134,7 +134,7 @@ class Monitor:
         # Others that fall silent meanwhile are no news: the job can't go on as it is.
         is_news, self.knows_silence = bool(silent) and not self.knows_silence, bool(silent)
         ends_job = bool(silent) and self.timeout.ends_job
-        # Of several one is enough, but not one that is left to another monitor.
+        # One of several is enough, but not one that is left to another monitor.
         mine = (peer for number, peer in silent if self.tree.is_first_to_find_silent(number))
         if is_news and (peer := next(mine, None)) is not None:
             why, text = report.host_silent(peer.host, self.timeout)
@@ -187,7 +187,7 @@ class Monitor:
         return True
 
     def stalled(self, graph: WaitGraph, known: float, seconds: float, now: float) -> Waits:
-        """Return the calls that have waited for so long and began after the time ``known``."""
+        """Return the calls that have waited for ``seconds`` and began after the time ``known``."""
         return [
             (rank, call)
             for rank in graph.ranks.values()
@@ -230,7 +230,7 @@ class Monitor:
 
 
 def supervise(config: dict[str, Any], ranks: list[MonitoredRank]) -> None:
-    """Run a monitor in a child process, and another one if it fails, so often as ATTEMPTS says."""
+    """Run a monitor in a child process, and another one if it fails, at most ATTEMPTS in all."""
     us = f"{report.PREFIX}the process that watches the ranks on {os.uname().nodename}"
     for _ in range(ATTEMPTS):
         child = os.fork()

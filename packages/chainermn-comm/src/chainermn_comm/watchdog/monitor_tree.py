@@ -36,7 +36,7 @@ FRESH_SECONDS = {"stacks": 2.0, "calls": 1.0, "failed": 0.0}
 # Of different stacks in a reply, so that it stays small; equal ones are sent once.
 MOST_STACKS_CHARACTERS = 1 << 20
 
-# "machines": what they say, by their numbers; "texts": the stacks of which they give the keys;
+# "machines": what they say, by their numbers; "texts": the stacks whose keys they give;
 # "finished": numbers of machines whose monitors are gone since their ranks have ended.
 Reply = dict[str, dict[str, Any]]
 # What a machine says to "alive", "failed", "calls" or "stacks".
@@ -213,7 +213,7 @@ class MonitorTree:
         seconds = deadline - now
         if is_suspect:  # it may be gone, or late: it and those behind it at the same time
             sides = self._sides(behind, number, kind, seconds - STEP_SECONDS)
-            seconds /= 2  # others, who have come since and have less time, wait for this, too
+            seconds /= 2  # others, which have come since and have less time, wait for this, too
         query = f"{kind} {number if is_suspect else beyond} {seconds:.3f}"
         try:
             found.append(_with_ages(_joined([peer.query(query, seconds)])))

@@ -182,7 +182,7 @@ def _proof(secret: str, *parts: str) -> str:
 
 
 def _check(proof: str, secret: str, *parts: str) -> None:
-    """Raise ValueError for whoever doesn't know the secret."""
+    """Raise ValueError if the proof was made without the secret."""
     if not hmac.compare_digest(proof.encode(), _proof(secret, *parts).encode()):
         raise ValueError("a line without proof")
 

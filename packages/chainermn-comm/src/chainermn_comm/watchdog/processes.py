@@ -117,7 +117,7 @@ def wait_until(is_done: Callable[[], bool], seconds: float, pause: float = 0.05)
 def write_stderr(pid: int, text: str, seconds: float, frames: Sequence[bytes] = ()) -> bool:
     """Write events and a text to where a process's standard error goes; return whether all fit.
 
-    It is opened only now: who holds the launcher's pipe keeps the launcher waiting for its end.
+    It is opened only now: the launcher waits until no process holds its pipe.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
     deadline = time.monotonic() + seconds
@@ -132,7 +132,7 @@ def write_stderr(pid: int, text: str, seconds: float, frames: Sequence[bytes] = 
 
 
 def write(file: int, text: str, seconds: float) -> bool:
-    """Write all of the text unless nobody reads it for so long; return whether that worked."""
+    """Write all of the text if it is read within ``seconds``; return whether that worked."""
     data = text.encode(errors="backslashreplace")
     deadline = time.monotonic() + seconds
     poll = select.poll()

@@ -95,7 +95,7 @@ def watched(method: Method) -> Method:
 
 @contextlib.contextmanager
 def watch_call(operation: str, size: int = 1) -> Iterator[None]:
-    """Record a call of so many ranks that belongs to no communicator, as those within may.
+    """Record a call of ``size`` ranks that belongs to no communicator, as those within may.
 
     Nothing is recorded before the first communicator is about to be made.
     """
@@ -111,13 +111,13 @@ def watch_call(operation: str, size: int = 1) -> Iterator[None]:
 
 
 def mark_aborting() -> None:
-    """Tell the monitor that this process calls MPI_Abort."""
+    """Report to the monitor that this process calls MPI_Abort."""
     if _region is not None:
         layout.HEADER.pack_into(_region.memory, 0, _region.used_slots, _now())
 
 
 def mark_finalizing() -> None:
-    """Tell the monitor that this process ends on purpose, or is about to call MPI_Finalize."""
+    """Report to the monitor that this process ends on purpose or is about to call MPI_Finalize."""
     if _region is not None and _region.process == os.getpid():
         allocate(layout.WORLD, 0, 1).collective(layout.FINALIZE, 0)
 

@@ -1,7 +1,7 @@
 """Brings the ranks of a communicator together, and starts the monitor of each machine.
 
-Ranks describe themselves to the first one of their machine alone. Of other machines only that rank
-gets to know something, and that is a record of fixed length; see docs/decisions/start-up.md.
+Ranks describe themselves to the first one of their machine alone. Only that rank gets to know
+something of other machines, and that is a record of fixed length; see docs/decisions/start-up.md.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def _listen(own: list[str], elsewhere: list[list[str]]) -> list[socket.socket]:
 
 def _launch_monitor(config: dict[str, Any], listeners: list[socket.socket]) -> None:
     package = str(Path(__file__).resolve().parents[1])
-    pids = [str(it["pid"]) for it in config["ranks"]]  # for whoever looks at the processes
+    pids = [str(it["pid"]) for it in config["ranks"]]  # for people who look at the processes
     kept = ("PATH", "LD_LIBRARY_PATH", "LANG")
     try:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The texts of the watchdog: who waits for what and for whom, and what happens next."""
+"""The texts of the watchdog: which rank waits for what and for which, and what happens next."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def warning(graph: WaitGraph, rank: Rank, call: Call, seconds: float) -> str:
 
 
 def report(graph: WaitGraph, stalled: Waits, next_step: str) -> str:
-    """Return a text with the likely culprit first, then who waits for what, then the stacks."""
+    """Return a text: the likely culprit first, then which rank waits for what, then the stacks."""
     causes = graph.root_causes(stalled)
     runs = {} if causes else {rank.world: what for rank, what in graph.off_path_ranks(stalled)}
     causes = causes or [graph.ranks[world] for world in runs]
@@ -61,7 +61,7 @@ def report(graph: WaitGraph, stalled: Waits, next_step: str) -> str:
 
 
 def reason(report: str) -> str:
-    """Return the first line of a report: whom the ranks wait for."""
+    """Return the first line of a report: which rank the others wait for."""
     return report.lstrip("\n").partition("\n")[0].removeprefix(PREFIX)
 
 

@@ -34,7 +34,7 @@ STATE_AND_TIME = struct.Struct("<B7xd")
 VERSION = struct.Struct("<Q")
 VERSION_OFFSET = IDENTITY.size + CALL.size
 FIRST_VERSION = 2
-# A write is over before so many reads, unless the process is stopped in the middle.
+# A write is over before READ_ATTEMPTS reads, unless the process is stopped in the middle.
 READ_ATTEMPTS = 100
 IDLE, COLLECTIVE, MESSAGE = 0, 1, 2
 # In an operation's name, before the function that the call is part of.
@@ -74,7 +74,7 @@ class Scope:
     name: str  # such as a function's
     age: float  # seconds since the rank entered it
     exempt: bool  # whether the others may have to wait for it for long
-    thread: int  # of which calls are part of it
+    thread: int  # whose calls are part of it
 
 
 def offset_of(slot: int) -> int:

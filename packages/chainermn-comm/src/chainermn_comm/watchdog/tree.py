@@ -1,8 +1,8 @@
-"""The tree of a job's machines, by their numbers: who queries whom, and who is behind whom."""
+"""The tree of a job's machines, by number: which one queries which, and which is behind which."""
 
 from __future__ import annotations
 
-# At most so many children: a machine has few connections, and the last of 1,024 is five steps from
+# The most children: a machine has few connections, and the last of 1,024 is five steps from
 # the first.
 FANOUT = 4
 

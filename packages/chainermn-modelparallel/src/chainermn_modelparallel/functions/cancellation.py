@@ -26,7 +26,7 @@ REASONS = {
         "it to the loss with pseudo_connect, or send without gradients"
     ),
 }
-# At most so many are kept or sent: who drops more evaluates a model, and was warned.
+# Most that are kept or sent: a user who drops more evaluates a model, and was warned.
 MAX_CANCELLATIONS = 1000
 
 # The sends that were dropped though a gradient may come for them: id, and how they were called.
@@ -41,7 +41,7 @@ _num_sent = 0
 def send_cancellation(
     communicator: CommunicatorBase, peer: int, message_id: int, reason: int
 ) -> None:
-    """Tell a rank that its message of this id gets no gradients, unless it was told too often."""
+    """Notify a rank, MAX_CANCELLATIONS times at most, that its message gets no gradients."""
     global _num_sent
     if _num_sent >= MAX_CANCELLATIONS:
         return
@@ -51,7 +51,7 @@ def send_cancellation(
 
 
 def send_pending_cancellations(communicator: CommunicatorBase) -> None:
-    """Tell other ranks what was dropped here; called before each call that may wait for them."""
+    """Send to other ranks what was dropped here; called before each call that may wait for them."""
     for _ in range(len(_pending)):
         entry = reference, peer, message_id = _pending.popleft()
         if reference() is None:

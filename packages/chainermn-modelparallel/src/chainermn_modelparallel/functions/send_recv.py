@@ -36,7 +36,7 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Var
             dtypes, which may differ. Nothing is converted on the way.
         communicator: the communicator to which both ranks belong.
         rank: where to.
-        tag: tells apart messages between the same two ranks; from 0 on.
+        tag: distinguishes messages between the same two ranks; from 0 on.
 
     Returns:
         A delegate variable: it holds no data (float32 of shape ``(0,)``), only the way back.

@@ -187,7 +187,7 @@ class SyncBatchNormFunction(OrderedFunctionNode):
             x_hat -= of_beta[expander]
             x_hat *= self._inv_std[expander]
             gx = x_hat.astype(x.dtype, copy=False)
-        # Arrays even where there is one channel without an axis, of which NumPy makes scalars.
+        # Arrays even for one channel without an axis: NumPy makes scalars there.
         return gx, xp.asarray(ggamma, gamma.dtype), xp.asarray(gbeta, gamma.dtype)
 
     def _differentiable(

@@ -24,7 +24,7 @@ from ..functions import (
 
 
 class _ParallelLinear(chainer.Link):
-    """A :class:`chainer.links.Linear` of which each rank keeps a part.
+    """A :class:`chainer.links.Linear`; each rank keeps a part of it.
 
     ``_axis`` is the axis of ``W`` that is divided: 0 for the outputs, 1 for the inputs.
     """

@@ -29,7 +29,7 @@ FLOAT_BYTES = 4
 # Arrays as long as `bytes` that a rank holds at most: its own, one for the baselines' results,
 # what an operation returns, and a copy that MPI or an operation makes.
 ARRAYS = 4
-# Every operation of every communicator is checked with so much, before anything is timed.
+# Bytes with which every operation of every communicator is checked before anything is timed.
 CHECK_BYTES = 64 << 10
 # Sizes up to this get equal shares of the time.
 EVEN_BYTES = 4 << 20
@@ -158,7 +158,7 @@ def _check(world: MPI.Intracomm, comms: dict[str, CommunicatorBase]) -> list[dic
 def _allocate(
     world: MPI.Intracomm, nbytes: int, left: float, least: float, comms: dict[str, CommunicatorBase]
 ) -> list[np.ndarray] | str:
-    """Return two arrays of so many bytes, or why none is tried, the same on all ranks."""
+    """Return two arrays of ``nbytes`` bytes, or why none is tried, the same on all ranks."""
     if not comms:
         return "no communicator could be made"
     ranks = next(iter(comms.values())).intra_size

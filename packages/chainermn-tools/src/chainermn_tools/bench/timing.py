@@ -17,7 +17,7 @@ from chainermn_tools.bench.operations import Invocation
 if TYPE_CHECKING:  # importing it starts MPI
     from mpi4py import MPI
 
-# Calls whose time counts as one: as many as take so long, since a clock and a barrier cost some.
+# Calls whose time counts as one: as many as take this time, since a clock and a barrier cost some.
 BATCH_SECONDS = 2e-3
 MAX_CALLS, MAX_ROUNDS = 100, 40
 # A communicator may try several ways before it settles for one; large sizes have less time.
@@ -97,7 +97,7 @@ def _warm_up(world: MPI.Intracomm, invocation: Invocation) -> float:
 
 
 def _time(world: MPI.Intracomm, invocation: Invocation, calls: int) -> float:
-    """Return the seconds that each of so many calls took on the slowest rank."""
+    """Return the seconds that each of ``calls`` calls took on the slowest rank."""
     return float(max(world.allgather(time_call(world, invocation.call, calls, sleep=True))))
 
 
@@ -108,7 +108,7 @@ def time_call(
     *,
     sleep: bool = False,  # until all ranks are done; in a barrier they would keep a core busy
 ) -> float:
-    """Return the seconds that each of so many calls in a row took on this rank."""
+    """Return the seconds that each of ``calls`` calls in a row took on this rank."""
     if world is not None:
         world.Barrier()
     took = 0.0
@@ -140,7 +140,7 @@ def time_in_turn(
     *,
     warm_up: int = 0,  # rounds before, that don't count
     # Times that a case is timed in its turn; after the first, its code and what it works on lie in
-    # the caches, whoever's turn was before.
+    # the caches, whichever case was timed before.
     in_a_row: int = 1,
     calls: int = 1,  # whose mean counts as one time
     realtime: bool = False,  # whether nothing else may have this core meanwhile; needs root

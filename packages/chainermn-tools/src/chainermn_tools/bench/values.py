@@ -1,4 +1,4 @@
-"""The pattern of values that is sent: each tells its rank and its place."""
+"""The pattern of values that is sent: each shows its rank and its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts the ranks of a benchmark, and is what each rank runs, whoever started it.
+"""Starts the ranks of a benchmark, and is what each rank runs, whatever started it.
 
 Run as a script by `chainermn bench`, it sends the result to its parent as an event.
 """
@@ -25,7 +25,7 @@ START_SECONDS = 30.0
 def measure_on(
     ranks: int, names: Sequence[str], sizes: Sequence[int], seconds: float, limit: float
 ) -> tuple[JobResult, dict[str, Any]]:
-    """Start so many ranks, as `chainermn launch` would, and have them call `measure_here`.
+    """Start ``ranks`` ranks, as `chainermn launch` would, and have them call `measure_here`.
 
     Return what became of the job, and the report, which is empty unless that succeeded.
     """

@@ -15,12 +15,12 @@ from chainermn_tools.jobs import Unavailable, available_cores, rank_from_env
 # What there is to be measured: `dummy` moves nothing.
 NOT_MEASURED = ("dummy",)
 DEFAULT_SECONDS = 60.0
-# A run that takes so many times as long as it should, and some more, hangs.
+# A run that takes LIMIT_FACTOR times as long as it should, and LEAST_LIMIT_SECONDS at least, hangs.
 LIMIT_FACTOR, LEAST_LIMIT_SECONDS = 3.0, 60.0
 # Sizes that are measured go from 1 KiB by fours.
 SMALLEST, STEP = KIB, 4
 SIZE = re.compile(r"([0-9]{1,15})\s*(?:([KMGT]?)(?:i?B)?)", re.IGNORECASE)
-# More tell little more, and two are enough to tell that ranks meet.
+# More ranks show little more, and two are enough to show that ranks meet.
 FEWEST_RANKS, MAX_RANKS = 2, 4
 
 

@@ -45,7 +45,7 @@ def summary(results: Sequence[CheckResult]) -> str:
 
 
 def as_dict(results: Sequence[CheckResult], context: Context, seconds: float) -> dict[str, Any]:
-    """Return what ``--json`` prints, as docs/doctor.md describes it, after so many seconds."""
+    """Return what ``--json`` prints after ``seconds``, as docs/doctor.md describes it."""
     worst = worst_status(results)
     return {
         "schema": SCHEMA,
@@ -78,7 +78,7 @@ def as_markdown(
 ) -> str:
     """Return results and environment in Markdown, folded away below one line.
 
-    The results took so many seconds, and collecting the environment may take ``environment_time``.
+    The results took ``seconds``, and collecting the environment may take ``environment_time``.
     """
     file = io.StringIO()
     console = Console(file=file, force_terminal=False)

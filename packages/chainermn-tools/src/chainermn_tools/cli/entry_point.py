@@ -56,7 +56,7 @@ def main() -> None:
     if failure is None:
         sys.exit(status)  # type: ignore[arg-type]
     if not isinstance(failure, BrokenPipeError):  # `chainermn env | head` is nobody's mistake
-        with contextlib.suppress(OSError):  # there may be nobody to tell
+        with contextlib.suppress(OSError):  # nobody may read that, either
             sys.stderr.write(f"chainermn: the output could not be written: {failure.strerror}\n")
             sys.stderr.flush()
     # The interpreter's last flush goes nowhere, since it would fail and say so.

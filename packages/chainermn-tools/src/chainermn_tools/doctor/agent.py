@@ -22,14 +22,14 @@ from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
 from typing import Any
 
 MARK = "chainermn-doctor:"
-# Of the same package two may be installed; the one that would be imported says in its own files.
+# Two of the same package may be installed; the one that would be imported says in its own files.
 IMPORTED_PACKAGES = ("numpy", "mpi4py", "chainer", "cupy")
 VERSION_LINE = re.compile(r"^(?:__version__|version)\s*(?::[^=]*)?=\s*[\"']([^\"']+)[\"']", re.M)
 BACKLOG = 128  # connections that may wait until they are accepted
 CONNECT_THREADS = 100  # threads that try connections
-TRIES = 5  # connections to the same host, of which the fastest is its distance
+TRIES = 5  # connections to the same host; the fastest is its distance
 MAX_TEXT_LENGTH = 4000
-# More than any network carries in one piece. One that is told to carry more than it can loses it.
+# More than any network carries in one piece. One that is set to carry more than it can loses it.
 STALL_TEST_BYTES = 1 << 18
 STALLED = "a short message arrives, and a long one stalls"
 
@@ -167,7 +167,7 @@ def listen() -> socket.socket:
 
 
 def serve(listener: socket.socket, token: str) -> None:
-    """Send the token to whoever connects, so that it knows which program it has reached."""
+    """Send the token to every client, so that it knows which program it has reached."""
     while True:
         connection, _ = listener.accept()
         # One that stalls holds up no other.
@@ -211,7 +211,7 @@ def connect(address: str, port: int, token: str, seconds: float) -> "dict[str, A
 
 
 def read(connection: socket.socket, nbytes: int) -> bytearray:
-    """Return so many bytes, or fewer where the connection ends."""
+    """Return ``nbytes`` bytes, or fewer where the connection ends."""
     received = bytearray()
     while len(received) < nbytes:
         piece = connection.recv(min(STALL_TEST_BYTES, nbytes - len(received)))

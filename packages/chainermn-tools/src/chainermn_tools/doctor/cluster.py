@@ -224,7 +224,7 @@ def describe_problems(problems: Mapping[str, str]) -> str:
 
 
 def subject_of(names: Sequence[str]) -> str:
-    """Return the subject of a sentence about hosts of which all is well."""
+    """Return the subject of a sentence about hosts that have no problem."""
     if len(names) == 1:
         return names[0]
     return "both hosts" if len(names) == 2 else f"all {len(names)} hosts"

@@ -26,7 +26,7 @@ GPU_WAYS = ("hierarchical", GPU_ONLY, "non_cuda_aware", "flat")
 SHARED_GPU_WAYS = ("flat",)
 # Of the gradients on GPUs: dtypes and elements, one of them larger than a chunk.
 GPU_GRADIENTS = (("f4", 12345), ("f2", 999), ("f8", 1), ("f4", 9 << 20))
-GPU_CALLS = 3  # a call may return before its work is over, and tell its errors in the next one
+GPU_CALLS = 3  # a call may return before its work is over, and raise its errors in the next one
 
 
 def try_gpu_means(world: MPI.Intracomm) -> dict[str, Any]:

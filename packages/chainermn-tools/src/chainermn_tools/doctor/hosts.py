@@ -184,7 +184,7 @@ def round_trip(_: Context, cluster: ClusterFacts) -> CheckResult:
 
 
 def _tried_connections(cluster: ClusterFacts) -> dict[Pair, dict[str, Any] | None]:
-    """Return who tried to connect to whom, and what came of it; None where it did not finish.
+    """Return what came of each host's try to connect to another; None where it did not finish.
 
     Of this machine only connections from others to it count, which ranks' launchers make to
     mpiexec; and none where it is one of the hosts.

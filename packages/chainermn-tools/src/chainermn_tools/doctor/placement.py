@@ -27,12 +27,12 @@ from chainermn_tools.doctor.rank_job import EVENT, RankJob, run_ranks
 from chainermn_tools.doctor.ranks import COMMUNICATORS, START
 from chainermn_tools.formatting import format_bytes, format_count
 
-# So many ranks of a host show where it puts them; more would only take longer.
+# Enough ranks of a host to show where it puts them; more would only take longer.
 MAX_RANKS_PER_HOST = 2
 # Usual seconds of the job, share of the remaining time, and the most of it; then each host may be
-# tried alone. Ranks do little: whoever isn't done by then hangs, or is very slow.
+# tried alone. Ranks do little: one that isn't done by then hangs, or is very slow.
 JOB_TIME = (60.0, 0.4, 0.6)
-# Up to so many hosts each two are tried; of more, neighbours.
+# Most hosts whose pairs are all tried; of more hosts, only neighbours are.
 MAX_ALL_PAIRS = 6
 # Hosts that are tried alone, where one that hangs may hold up all, and for how long.
 MAX_ALONE, ALONE_SECONDS = 16, 40.0
@@ -109,7 +109,7 @@ def placement(context: Context, cluster: ClusterFacts) -> CheckResult:
     wanted = Counter[str]()
     for host, ranks in job.ranks_per_host.items():
         wanted[names[host]] += ranks
-    reports = job.reports("hosts")  # the host of each rank, as they told one another
+    reports = job.reports("hosts")  # the host of each rank, as ranks exchanged them
     if not reports:
         began, asked = _started_on(job), job.ranks_per_host
         silent = [host for host in asked if began[names[host]] < wanted[names[host]]]

@@ -42,7 +42,7 @@ STAY_HERE = {
 }
 # Ranks of Open MPI that wait leave the core to others, without which few cores are far slower.
 YIELDING = {"OMPI_MCA_mpi_yield_when_idle": "1"}
-# A rank that nobody ends any more ends itself so much later than it should have been.
+# How long after its time limit a rank ends itself, if nobody has ended it.
 SPARE_SECONDS = 3
 
 # What each rank here does, by the name of the check that evaluates it. The check's file adds it, in
@@ -119,7 +119,7 @@ def run_local_job(context: Context) -> RankJob:
 
 
 class StepChecks(Checks):
-    """Checks each of which evaluates a step that the ranks on this machine take."""
+    """Checks; each evaluates a step that the ranks on this machine take."""
 
     def add_step(
         self,
@@ -167,7 +167,7 @@ def run_ranks(
     script = [__file__, json.dumps(order, separators=(",", ":"))]
     chosen = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     env = {**YIELDING, **os.environ, **variables, **chosen}
-    # Of an mpiexec of no known MPI the option that names hosts isn't known.
+    # The option that names hosts isn't known for an mpiexec of no known MPI.
     hosts = None if launcher["vendor"] is None and [*ranks_per_host] == [HERE] else ranks_per_host
     ranks = sum(ranks_per_host.values())
     args = jobs.mpiexec_command(
@@ -188,7 +188,7 @@ def ranks_to_start(context: Context) -> int:
 
 
 def overload_reason(ranks: int = 0) -> str:
-    """Return why so many ranks (0: any) may just be slow on this machine; empty if they may not."""
+    """Return why ``ranks`` (0: any) may just be slow on this machine; empty if they may not."""
     usable = jobs.available_cores()["usable"]
     if ranks > usable:
         return f"{ranks} ranks are too many for {usable} cores"

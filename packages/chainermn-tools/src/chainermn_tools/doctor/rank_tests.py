@@ -34,7 +34,7 @@ CHECKED = ("send", "bcast", "allreduce", MEAN_GRAD)
 NO_OP = "dummy"
 # Elements of a message between hosts: more than any switch or MPI sends at once.
 MESSAGE_COUNT = 1 << 20
-# Messages go there and back so often, unless that takes longer.
+# Most rounds of messages there and back, and the seconds after which no other begins.
 MAX_ROUNDS, ROUNDS_SECONDS = 3, 2.0
 # Within it some of a large message must have moved.
 STALL_SECONDS = 8.0

@@ -160,7 +160,7 @@ class Session:
                     with contextlib.suppress(ValueError):
                         self._answers.put(json.loads(text[len(agent.MARK) :]))
                         self.answered.set()
-        # Whoever hears that the program has ended asks why.
+        # A caller that learns that the program has ended asks why.
         self._stderr_reader.join(GRACE_SECONDS)
         self._answers.put(None)
         self.answered.set()

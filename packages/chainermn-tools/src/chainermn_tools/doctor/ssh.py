@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from chainermn_tools.jobs import HOST_NAME
 
-# Where users tell mpiexec which ssh to take, MPICH and its relatives and then Open MPI.
+# The variables that name mpiexec's ssh: of MPICH and its relatives, and then of Open MPI.
 HYDRA_AGENTS = ("HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP_EXEC")
 OPEN_MPI_AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "OMPI_MCA_plm_ssh_agent")
 OPTIONS = (
@@ -40,7 +40,7 @@ class FailureKind(NamedTuple):
     check: str = "ssh"  # the name of the check that reports it
 
 
-# Most telling first.
+# Most specific first.
 FAILURE_KINDS = (
     FailureKind(
         "unknown name",

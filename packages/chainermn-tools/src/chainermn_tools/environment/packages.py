@@ -66,7 +66,7 @@ def package_versions() -> dict[str, str | None]:
 
 
 def import_origins() -> dict[str, Any]:
-    """Return which files `import chainermn` and `import chainer` would run, and who decides it."""
+    """Return which files `import chainermn` and `import chainer` would run, and what decides it."""
     # Some finders are classes themselves.
     is_registered = any(getattr(one, "__module__", None) == STARTUP for one in sys.meta_path)
     return {

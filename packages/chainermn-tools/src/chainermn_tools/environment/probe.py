@@ -29,7 +29,7 @@ def unavailable(reason: str) -> dict[str, str]:
 
 
 def run_concurrently(probes: Mapping[str, Callable[[], Any]], timeout: float) -> dict[str, Any]:
-    """Run probes concurrently, for so many seconds; they return what JSON can hold.
+    """Run probes concurrently, for ``timeout`` seconds; they return what JSON can hold.
 
     Return under each name, in the order given, the answer, or ``{"unavailable": reason}`` when the
     probe raised or has not finished. Never raise.

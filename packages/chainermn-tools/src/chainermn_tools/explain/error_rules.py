@@ -34,8 +34,8 @@ class ErrorRule:
     name: str  # unique; what tests and people call it
     kind: Kind  # how much its message says
     component: str  # the program or library that prints it
-    # Texts, specific enough that no healthy job prints them. Each is part of one line (of which
-    # the launcher may have put a rank at the beginning).
+    # Texts, specific enough that no healthy job prints them. Each is part of one line (the
+    # launcher may have put a rank at its beginning).
     literals: tuple[str, ...]
     # Real output, as test: some line for every literal, and nothing in it may mean another
     # ROOT_CAUSE.

@@ -13,14 +13,14 @@ from _chainermn_events import MARK, VERSION
 
 # What begins like a frame and is longer is none.
 MAX_FRAME_BYTES = 4096
-# Of events of which some frames are still missing; a corrupted frame is missing for ever.
+# Most events that still lack frames; a corrupted frame is missing for ever.
 MAX_INCOMPLETE = 256
 # What mpiexec puts before a line when it is asked for ranks: MPICH's `[0] `, Open MPI's
 # `[1,0]<stderr>: ` with the job's name or number before the comma.
 TAG = rb"\[(?:[^\[\],\s]{0,200},)?(\d{1,9})\](?:<std(?:out|err)>:)? ?"
 OPEN_MPI_TAG = re.compile(rb"\[[^\[\],\s]{0,200},(\d{1,9})\]<std(?:out|err)>: ?")
 # What mpiexec reports of a rank that ended badly, MPICH's and then Open MPI's (which breaks
-# lines). Nothing else tells of a rank that a signal ended.
+# lines). Nothing else reports a rank that a signal ended.
 HYDRA_LOST = re.compile(r"^=   PID (\d+) RUNNING AT (\S+)\s*$", re.M)
 HYDRA_CODE = re.compile(r"^=   EXIT CODE: (\d+)\s*$", re.M)
 HYDRA_SIGNAL = re.compile(r"^YOUR APPLICATION TERMINATED .* \(signal (\d+)\)", re.M)
@@ -94,7 +94,7 @@ class Decoder:
 
 @dataclass
 class LostProcess:
-    """A process of which mpiexec reports that it ended badly, as far as it says."""
+    """A process that ended badly, as far as mpiexec reports it."""
 
     pid: int | None = None  # on its host
     rank: int | None = None

@@ -20,7 +20,7 @@ from chainermn_tools.jobs.process import Unavailable, check_output
 from chainermn_tools.jobs.variables import is_forwarded
 
 HYDRA_VENDORS = ("MPICH", "MVAPICH", "Intel MPI")
-# What `mpiexec --version` prints, most telling first: MVAPICH and Intel MPI build on Hydra too.
+# What `mpiexec --version` prints, most specific first: MVAPICH and Intel MPI build on Hydra too.
 VENDOR_PATTERNS = (
     ("MVAPICH", r"mvapich"),
     ("Intel MPI", r"intel\(r\) mpi|intel mpi"),
@@ -42,7 +42,7 @@ def find_mpiexec() -> dict[str, Any]:
 
 
 def find_launcher(timeout: float) -> dict[str, Any]:
-    """Ask the mpiexec on PATH for its version, which may take so many seconds.
+    """Ask the mpiexec on PATH for its version, which may take ``timeout`` seconds.
 
     Return ``path``, ``vendor``, ``version`` (both None where it doesn't say) and ``description``,
     the lines that it printed. Raise Unavailable if there is none, or it fails or hangs.

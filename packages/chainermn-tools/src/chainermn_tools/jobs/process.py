@@ -64,7 +64,7 @@ def run(args: Sequence[str], timeout: float, *, merge_stderr: bool = False) -> C
 def check_output(args: Sequence[str], timeout: float) -> str:
     """Run a command to its end, and return what it printed on both streams.
 
-    Raise TimedOut if it took more than so many seconds, and was ended with all that it started,
+    Raise TimedOut if it took more than ``timeout`` seconds, and was ended with all that it started,
     and Unavailable if it could not be started, failed or crashed.
     """
     name = os.path.basename(args[0])

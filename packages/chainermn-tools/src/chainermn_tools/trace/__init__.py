@@ -1,4 +1,4 @@
-"""Trace files of a job's ranks: read, aligned and matched; who was late, in tables and a plot."""
+"""Trace files of a job's ranks: read, aligned and matched; late ranks, in tables and a plot."""
 
 from chainermn_tools.trace.chrome_export import write_chrome_trace
 from chainermn_tools.trace.clocks import align

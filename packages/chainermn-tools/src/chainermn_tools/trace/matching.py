@@ -1,4 +1,4 @@
-"""Finds out who waited for whom: calls of different ranks that belong together."""
+"""Finds out which rank waited for which: calls of different ranks that belong together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from chainermn_tools.trace.table import NONE, Run
 
-# A collective call of several ranks, all of which are known, as a row of a table.
+# A collective call of several ranks as a row of a table; all of these ranks are known.
 COLLECTIVE = np.dtype(
     [
         ("operation", "i4"),  # its name, on the rank that came last
@@ -20,7 +20,7 @@ COLLECTIVE = np.dtype(
 
 
 def match(run: Run) -> tuple[np.ndarray, int]:
-    """Record in each call for how long it waited, and for whom; times must be aligned.
+    """Record in each call for how long it waited, and for which rank; times must be aligned.
 
     Return the collective calls of more than one rank in the order of time, shape (n,), dtype
     ``COLLECTIVE``, and how many lack ranks.
@@ -32,7 +32,7 @@ def match(run: Run) -> tuple[np.ndarray, int]:
     keys = np.stack([table[name][order] for name in ("communicator", "sequence", "rank")])
     by_key = np.lexsort(keys[::-1])
     order, keys = order[by_key], keys[:, by_key]
-    # Of several calls of a rank under one number the last one counts.
+    # The last of several calls of a rank under one number counts.
     newest = np.append(_begins(keys), True)[1:]
     order, keys = order[newest], keys[:, newest]
     begins = _begins(keys[:2])

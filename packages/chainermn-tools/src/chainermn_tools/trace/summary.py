@@ -1,4 +1,4 @@
-"""Sums up a run's calls: by operation, by rank, and who was late; times in seconds.
+"""Sums up a run's calls: by operation, by rank, and which were late; times in seconds.
 
 The run's times are aligned, its calls matched, and ``collectives`` is as `match` returns it.
 """
@@ -42,7 +42,7 @@ class RankSummary:
 
 @dataclass(frozen=True)
 class StragglerStats:
-    """Who comes last to the collective calls of one kind."""
+    """The rank that comes last to the collective calls of one kind."""
 
     operation: str
     communicator: str
@@ -60,7 +60,7 @@ def by_operation(run: Run) -> list[OperationSummary]:
         calls = run.table[run.table["operation"] == number]
         times = (calls["end"] - calls["start"]) / 1e6
         total, waited = float(times.sum()), float(calls["waited"].sum()) / 1e6
-        # Of millions of calls the sum of bytes may be beyond an integer of 64 bits.
+        # The sum of millions of calls' bytes may be beyond an integer of 64 bits.
         nbytes, moving = sum(calls["nbytes"].tolist()), total - waited
         summary = OperationSummary(
             operation=run.names[number],
@@ -94,7 +94,7 @@ def by_rank(run: Run, collectives: np.ndarray) -> list[RankSummary]:
 
 
 def straggler_stats(run: Run, collectives: np.ndarray) -> list[StragglerStats]:
-    """Return who is late by kind of call, the kind that was waited in longest first."""
+    """Return which rank is late by kind of call, the kind that was waited in longest first."""
     found = []
     kinds = collectives[["operation", "communicator"]]
     for kind in np.unique(kinds):

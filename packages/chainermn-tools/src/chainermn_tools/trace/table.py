@@ -12,7 +12,7 @@ import numpy as np
 
 # Rows that are taken out of a table at a time.
 ROWS_AT_ONCE = 1 << 15
-# A call of a rank as a row of a table: some 100 bytes each, of which a long job writes millions.
+# A call of a rank as a row of a table: some 100 bytes each; a long job writes millions.
 # Names are numbers, their places in the run's list of names. Times are in microseconds, of the
 # rank's own clock until they are aligned.
 CALL = np.dtype(
@@ -88,4 +88,4 @@ class Run:
     ranks: dict[int, RankTrace]  # by number; not all need be there
     table: np.ndarray  # all ranks' calls, rank by rank, shape (n,), dtype `CALL`
     names: list[str]  # of operations, communicators and errors
-    warnings: list[str]  # what whoever reads the result should know
+    warnings: list[str]  # what readers of the result should know

@@ -1,4 +1,4 @@
-"""Prints a run in tables: time per operation, ranks, and who was late."""
+"""Prints a run in tables: time per operation, ranks, and which of them were late."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def _verify(comm: CommunicatorBase, paths: CheckpointPaths, manifest: Manifest) 
 
 
 def explain(skipped: Mapping[Any, str], what: str = "") -> str:
-    """Say why generations or snapshots, by what tells them apart, were not taken."""
+    """Say why generations or snapshots, by what distinguishes them, were not taken."""
     return "; ".join(f"{what}{each} skipped: {why}" for each, why in skipped.items())
 
 

@@ -33,7 +33,7 @@ class ScatterPlan:
         # The arrays of all parts, and the unsplittable data sets that they refer to, by their
         # `id`. Pickles hold only what is stored here.
         self._persistent_ids: dict[int, tuple[Any, ...]] = {}
-        self.unsplittable: list[Any] = []  # the data sets of which each part holds the whole
+        self.unsplittable: list[Any] = []  # the data sets that each part holds whole
         self.parts: list[Any] = []  # the ranks'
         self.nbytes: list[int] = []  # of each rank's shared file; 0 where there are no arrays
         self._slices: list[list[ArraySlice]] = []  # of each rank, in the order of its file

@@ -86,7 +86,7 @@ class SharedFile:
 
     @classmethod
     def reserve(cls, nbytes: int) -> SharedFile:
-        """Make a file of so many bytes, the token included, in memory or else on disk."""
+        """Make a file of ``nbytes`` bytes, the token included, in memory or else on disk."""
         failures = []
         for folder in dict.fromkeys((MEMORY_FOLDER, tempfile.gettempdir())):
             try:

@@ -127,7 +127,7 @@ class MultiNodeEarlyStoppingTrigger(UnpicklableMixin, EarlyStoppingTrigger):
     def serialize(self, serializer: Any) -> None:
         """Save or load the best mean, the patience used up, and what was observed since."""
         # A snapshot is taken within an iteration, before the trainer asks the stop trigger.
-        # Whoever resumes from it won't have this iteration's observation.
+        # A run that resumes from it won't have this iteration's observation.
         trainer = self._trainer()
         if trainer is not None:
             self._observe(trainer.observation)

@@ -13,7 +13,7 @@ from ..wrappers import AttributeProxy, UnpicklableMixin
 
 
 class IteratorProxy(AttributeProxy, UnpicklableMixin, Iterator):
-    """Reads and sets the attributes of the actual iterator, of which a copy has a copy."""
+    """Reads and sets the attributes of the actual iterator; a copy has a copy of it."""
 
     _OWN = AttributeProxy._OWN | {"communicator"}
 

@@ -51,7 +51,7 @@ def using_stream(device: Any, stream: Any, after: Any = None, wait: bool = True)
     with contextlib.ExitStack() as stack:
         if device is not None:
             try:
-                with _errors_told("using a stream"):
+                with _translated_errors("using a stream"):
                     stack.enter_context(chainer.using_device(device))
                     stack.enter_context(stream)
                     if after is not None:
@@ -62,16 +62,16 @@ def using_stream(device: Any, stream: Any, after: Any = None, wait: bool = True)
         if failure is not None:
             raise failure
         if device is not None and wait:
-            with _errors_told("waiting for a stream"):
+            with _translated_errors("waiting for a stream"):
                 staging.wait([devices.recorded_event()])
 
 
 def _call_on(device: Any, what: str, function: Callable[[], Any]) -> Any:
     if device is None:
         return None
-    with _errors_told(what), chainer.using_device(device):
+    with _translated_errors(what), chainer.using_device(device):
         return function()
 
 
-def _errors_told(what: str) -> AbstractContextManager[None]:
-    return devices.errors_told(f"exchanging gradients on a GPU: {what}")
+def _translated_errors(what: str) -> AbstractContextManager[None]:
+    return devices.translated_errors(f"exchanging gradients on a GPU: {what}")

@@ -38,7 +38,7 @@ class GradientExchange(UnpicklableMixin):
     has_flight = False
     #: Whether what was sent during backward is not what parameters have now.
     must_resend = False
-    #: Whether this update's backward told what ranks need to plan what they send during the next.
+    #: Whether this update's backward showed what ranks need to plan what they send in the next.
     can_plan = False
 
     def can_send(self, params: ParameterSet, loss: Any, scale: float | None) -> bool:
@@ -60,7 +60,7 @@ class GradientExchange(UnpicklableMixin):
     def ready(self, params: ParameterSet, scale: float | None) -> MeanInProgress:
         """Hand in the present gradients, which are final, with this loss scale."""
         mean = self._communicator.start_mean(self._zero_fill, OPERATION)
-        # Who takes the mean by a method of its own is given the model, and may look at all of it.
+        # A communicator with its own method for the mean gets the model, and may look at all of it.
         mean.add(params if mean.takes_plans else params.target)
         self._handed_in = mean, params, scale
         return mean

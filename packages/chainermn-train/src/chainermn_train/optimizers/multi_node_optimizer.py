@@ -239,7 +239,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     def assume_synchronized(self) -> None:
         """Say that all ranks have the same state: the next update won't give them rank 0's.
 
-        For who loads it on every rank and has made sure that they are equal, as
+        For users who load it on every rank and have made sure that they are equal, as
         ``maybe_load`` of a checkpointer does. Not collective; if a rank doesn't say so, the
         next update does so all the same. Before :meth:`setup` it raises AttributeError.
         """
@@ -406,7 +406,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                 each.grad = mean
 
     def _update_alone(self, compute_loss: Callable[[], Any] | None) -> None:
-        """Make an update in the middle of a group, of which no other rank knows."""
+        """Make an update in the middle of a group; no other rank knows of it."""
         try:
             if compute_loss is not None:
                 loss = compute_loss()

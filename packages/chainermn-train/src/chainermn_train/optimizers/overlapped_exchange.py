@@ -49,7 +49,7 @@ class _Sending:
 
     def __init__(self, plan: _Plan, mean: MeanInProgress, scale: float | None) -> None:
         self.plan, self.mean = plan, mean
-        self.gradients = GradientSet.empty(plan.params, scale)  # that backward told of
+        self.gradients = GradientSet.empty(plan.params, scale)  # that backward has passed on
         for each, like in zip(self.gradients.gradients, plan.like, strict=True):
             each.like = like
         self._left = list(map(len, plan.buckets))
@@ -62,7 +62,7 @@ class _Sending:
 
         self.thread = BackgroundThread(reduce)
 
-    def tell(self, place: int, grad: Any) -> None:
+    def take(self, place: int, grad: Any) -> None:
         """Take a final gradient, and hand in what is complete."""
         own = self.gradients.gradients[place]
         if own.grad is not None or not _fits(grad, own.like):
@@ -72,7 +72,7 @@ class _Sending:
         while self._handed_in < len(self._left) and not self._left[self._handed_in]:
             self._hand_in()
 
-    def tell_rest(self) -> None:
+    def take_rest(self) -> None:
         """Hand in all that is left; see whether what has left is what parameters have now."""
         for own in self.gradients.gradients:
             grad = present_gradient(own.param)
@@ -154,12 +154,12 @@ class OverlappedExchange(GradientExchange):
         mean = self._communicator.start_mean(self._zero_fill, OPERATION, self.channel)
         self._sending = _Sending(self._plan, mean, loss_scale)
         self._sending.thread.start()
-        tracked_backward.backward(loss, params.params, self._sending.tell, loss_scale)
+        tracked_backward.backward(loss, params.params, self._sending.take, loss_scale)
 
     def ready(self, params: ParameterSet, scale: float | None) -> MeanInProgress:
         if self._sending is not None:
             with SharedFailure(self._communicator.handshake, OPERATION):
-                self._sending.tell_rest()
+                self._sending.take_rest()
             self._is_given_up = self._is_given_up or self.must_resend
             return self._sending.mean
         mean = super().ready(params, scale)

@@ -1,9 +1,9 @@
-"""Backward that tells of each parameter's gradient as soon as it is final.
+"""Backward that reports each parameter's gradient as soon as it is final.
 
 This is the only file that relies on the insides of Chainer 7: that backward keeps gradients in a
 ``GradTable``, whose lists grow with each function that runs, and takes them out of it at the end. A
-function hook cannot see gradients, but can tell which function has run. Who is told of a gradient
-has to see whether the parameter gets that one.
+function hook cannot see gradients, but sees which function has run. A caller that is given a
+gradient has to check whether the parameter gets that one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from chainer.backends import cuda
 from chainer.functions.connection.convolution_2d import Convolution2DFunction
 from chainer.functions.connection.linear import LinearFunction
 
-# Told of a parameter's place in the list, and its gradient, which is final.
+# Takes a parameter's place in the list, and its gradient, which is final.
 OnFinal = Callable[[int, Any], None]
 
 # Their inputs are data, weights and bias; each gradient is computed by itself.
@@ -31,10 +31,10 @@ _active = threading.local()
 
 
 def backward(loss: Any, params: list[Any], on_final: OnFinal, loss_scale: float | None) -> None:
-    """Do what ``loss.backward(loss_scale=loss_scale)`` does, and tell of final gradients.
+    """Do what ``loss.backward(loss_scale=loss_scale)`` does, and report final gradients.
 
-    A gradient is final when every function that uses the parameter has run. Of those that only some
-    have run nothing is told, nor of what is an array neither of NumPy nor of CuPy.
+    A gradient is final when every function that uses the parameter has run. It isn't reported
+    where only some have run, or where it is an array neither of NumPy nor of CuPy.
 
     Args:
         loss: a variable.
@@ -87,7 +87,7 @@ class _Tracker(chainer.FunctionHook):
                 self._left[id(node)] = left - 1
                 grads = self.table.grads.get(node) if left == 1 else None
                 if grads is not None and len(grads) == 1:
-                    self._tell(node, grads[0])
+                    self._take(node, grads[0])
 
     def _weights_first(self, function: Any, indexes: tuple[int, ...], grad_outputs: Any) -> Any:
         compute = partial(type(function).backward, function)
@@ -99,11 +99,11 @@ class _Tracker(chainer.FunctionHook):
             node = function.inputs[index]
             is_last = self._left.get(id(node)) == 1 and not self.table.grads.get(node)
             if is_last and grad is not None:
-                self._tell(node, grad)
+                self._take(node, grad)
                 del self._left[id(node)]
         return [*compute(indexes[:1], grad_outputs), *grads]
 
-    def _tell(self, node: Any, grad: Any) -> None:
+    def _take(self, node: Any, grad: Any) -> None:
         if type(grad.array) in (np.ndarray, cuda.ndarray):
             self._on_final(self._places[id(node)], grad.array)
 
