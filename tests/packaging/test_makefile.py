@@ -67,17 +67,24 @@ def test_an_environment_whose_interpreter_is_gone_is_made_anew(repository):
     assert "--clear" in command
 
 
-def test_an_interpreter_and_a_number_of_ranks_that_are_none_are_refused(repository):
-    """Before `mpiexec` gets the number, from which it takes what it likes."""
-    make_environment(repository)
-    mine, number = f"PYTHON={sys.executable}", "N is the number of ranks, 1 or more; got"
-    for variables, said in (
-        (["PYTHON=nowhere"], "PYTHON=nowhere is no Python"),
-        (["N=-1", mine], f"{number} '-1'"),
-        (["N=two", mine], f"{number} 'two'"),
-    ):
-        done = make(repository, "train", *variables)
-        assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [
+        ("PYTHON=nowhere", "PYTHON=nowhere is no Python"),
+        ("PYTHON={old}", "Python 3.11 or newer is needed, and {old} is 3.10"),
+        ("MPI=mpi", "MPI is mpich or openmpi; got 'mpi'"),
+        ("N=-1", "N, the number of ranks, must be a whole number, 1 or more; got '-1'"),
+        ("N=", "1 or more; got ''"),
+        ("EPOCHS=0", "EPOCHS must be a whole number, 1 or more; got '0'"),
+        ("EPOCHS=two", "EPOCHS must be a whole number, 1 or more; got 'two'"),
+    ],
+)
+def test_a_wrong_variable_is_named_before_anything_is_installed(repository, variable, said):
+    old = program(repository / "old", "#!/bin/sh\necho 3.10 /opt/old\n")
+    variables = variable.format(old=old), *([] if "PYTHON" in variable else [f"PYTHON={old}"])
+    done = make(repository, "train", *variables)
+    assert (done.returncode, said.format(old=old) in done.stderr) == (2, True), done.stderr
+    assert not (repository / ".venv").exists()
 
 
 def test_the_full_tier_is_all_there_is(repository):
