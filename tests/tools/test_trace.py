@@ -180,7 +180,7 @@ def test_tables_say_what_took_the_time_and_who_was_late(tmp_path):
     assert rows[0][:2] == ["allreduce", "4"]
     late = next(row for row in rows if row[1] == "0.1")
     assert late[2:6] == ["2", "1", "1", "(50%)"]
-    worst = "Others wait most for rank 1 on h: 50 µs of the 60 µs that ranks waited, together"
+    worst = "Others wait most for rank 1 on h: 50 µs of 60 µs of all waiting"
     assert said.splitlines()[-1] == worst
 
 

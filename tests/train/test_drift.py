@@ -131,6 +131,29 @@ def test_the_float32_array_beside_a_float16_parameter_is_compared_too(comm):
 
 @HIERARCHICAL
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("updates", [1, 2, 3, TURN])
+def test_a_copy_on_one_rank_begins_a_turn_of_its_own(comm, kind, updates):
+    """All begin one then: equal states are no drift."""
+    _, optimizer = trained(comm, kind, updates=updates)
+    if comm.rank == 1:
+        optimizer = copy.deepcopy(optimizer)
+    update(comm, optimizer, 2 * TURN)
+    assert comm.allgather_obj(states(optimizer)) == [states(optimizer)] * comm.size
+    optimizer.finalize()
+
+
+@HIERARCHICAL
+def test_settings_are_compared_after_a_synchronization_that_came_first(comm):
+    model = Net(comm.rank)
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1 * (1 + comm.rank)), comm)
+    optimizer.setup(model)
+    optimizer.synchronize()
+    with pytest.raises(RankMismatchError, match="hyperparameters"):
+        update(comm, optimizer, 1)
+
+
+@HIERARCHICAL
+@pytest.mark.parametrize("kind", KINDS)
 def test_another_count_of_steps_is_named_at_once(comm, kind):
     _, optimizer = trained(comm, kind)
     t = optimizer.t

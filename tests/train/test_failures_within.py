@@ -297,3 +297,50 @@ def test_a_rank_begins_anew_within_a_group(comm, kind, how):
     optimizer.flush()
     assert_alike(comm, optimizer)
     assert_trains_on(comm, optimizer)
+
+
+class Failing(Net):
+    """Normalized over all ranks; its loss fails where it is asked to."""
+
+    place = None
+
+    def __call__(self, x):
+        if self.place == "before":
+            raise PlantedError
+        loss = super().__call__(x)
+        if self.place == "after":
+            raise PlantedError
+        return loss
+
+
+@of_each_kind
+@pytest.mark.parametrize("place", ["before", "after"])
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_loss_that_communicates_fails_on_a_rank(comm, kind, place, who):
+    """The others are in its batch normalization, or in that one's backward: they raise there."""
+    model = Failing(comm.rank, MultiNodeBatchNormalization(4, comm))
+    optimizer = exchanging(kind, comm, chainer.optimizers.SGD(0.1), model)
+    update(optimizer, comm.rank, 4)
+    for _ in range(2):
+        model.place = place if comm.rank == who else None
+        with pytest.raises(PlantedError if comm.rank == who else PeerError):
+            update(optimizer, comm.rank)
+    model.place = None
+    assert_trains_on(comm, optimizer)
+
+
+def test_means_that_do_not_fit_fail_on_a_rank(comm):
+    """Ranks have agreed by then: the next exchange begins on all."""
+    kind = "double buffering"
+    optimizer = exchanging(kind, comm, chainer.optimizers.SGD(0.1), Net(comm.rank))
+    update(optimizer, comm.rank, 4)
+    with pytest.MonkeyPatch.context() as patch:
+        if comm.rank == 1:
+            getter = chainer.Variable.grad.fget
+            failing = property(getter, mock.Mock(side_effect=MemoryError))
+            patch.setattr(chainer.Parameter, "grad", failing)
+        with pytest.raises(MemoryError) if comm.rank == 1 else contextlib.nullcontext():
+            update(optimizer, comm.rank)
+    update(optimizer, comm.rank, 2)
+    assert_alike(comm, optimizer)
+    assert_trains_on(comm, optimizer)

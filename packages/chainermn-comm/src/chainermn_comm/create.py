@@ -38,16 +38,16 @@ def create_communicator(
             and stays the caller's.
         allreduce_grad_dtype: the dtype in which gradients travel: float16, float32, float64 or a
             bfloat16; None for each one's own. A mean outside of its range may become infinite, on
-            GPUs also the mean of a gradient outside of it. Communicators that share memory on one
-            node send nothing there, and round to no dtype narrower than a gradient's.
+            GPUs also the mean of a gradient outside of it. On one node, means in shared memory
+            ignore a dtype narrower than a gradient's.
         batched_copy: accepted for scripts of ChainerMN 1.3 and without effect.
         reproducible: whether, on the same number of ranks, the bits of means and sums follow from
             the numbers alone: neither from which rank is on which node, nor from
             ``communicator_name``, nor from buckets or chunks. All is summed in the order of ranks.
             It costs nothing where all ranks are on one node, unless ``allreduce_grad_dtype`` is
             narrower than the gradients, which are then rounded to it there, too. Over several nodes
-            no rank exchanges for others, so one of k ranks sends k times the bytes. Gradients on
-            GPUs take the way of ``flat``, through MPI.
+            each rank sends its own gradients. With k ranks per node that is k times the bytes.
+            Gradients on GPUs take the way of ``flat``, through MPI.
         **unknown: there are no others.
 
     ==================  ==================================================================

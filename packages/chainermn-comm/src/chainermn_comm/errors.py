@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import zip_longest
+from itertools import count, zip_longest
 from types import TracebackType
 from typing import Any, NoReturn
 
 import numpy as np
+
+# An error's attribute: the handshake, and the number of its call, in which all ranks raised, and
+# when that was by this clock.
+RAISED_ON_ALL, clock = "_chainermn_raised_on_all", count()
 
 
 class CommunicationError(RuntimeError):
@@ -93,20 +97,23 @@ def comparable(value: Any) -> str:
 class SharedFailure:
     """What is raised within makes all ranks raise; a handshake is to follow where nothing is.
 
-    That includes `KeyboardInterrupt` and `SystemExit`: the other ranks are about to wait.
-    ``handshake`` is a communicator's, or is called like it: ``handshake(operation, error=error)``.
+    That includes `KeyboardInterrupt` and `SystemExit`: the other ranks are about to wait. What the
+    handshake's last call has raised on all ranks, within, isn't sent again. ``handshake`` is a
+    communicator's, or is called like it: ``handshake(operation, error=error)``.
     """
 
-    __slots__ = ("_handshake", "_operation")
+    __slots__ = ("_entered", "_handshake", "_operation")
 
     def __init__(self, handshake: Callable[..., Any], operation: str) -> None:
         self._handshake, self._operation = handshake, operation
 
     def __enter__(self) -> None:
-        pass
+        self._entered = next(clock)
 
     def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
         if error is not None:
+            if vars(error).get(RAISED_ON_ALL, (0, 0, 0))[2] < self._entered:
+                vars(error).pop(RAISED_ON_ALL, None)
             share_failure(self._handshake, self._operation, error)
 
 

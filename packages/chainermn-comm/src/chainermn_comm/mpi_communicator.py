@@ -17,7 +17,7 @@ from .allreduce import AlgorithmCache, Factory, reduce_arrays
 from .arrays import as_integer, integer_between
 from .communicator import CommunicatorBase, by_the_other_name, check_metadata, wrong_kind
 from .config import Settings
-from .errors import CommunicationError, FinalizedError
+from .errors import CommunicationError, FinalizedError, share_failure
 from .faults import abort_if_desynchronized
 from .gradients import GradientMean, bcast_parameters, mean_gradients
 from .mean_in_progress import MeanInProgress
@@ -270,10 +270,13 @@ class MpiCommunicator(CommunicatorBase):
         # Not `watched`, whose frame would refer to `error`: see `SharedFailure`.
         try:
             handshake = self._context.handshake
-            if error is not None or not isinstance(payload, bytes):
+            if error is not None:
+                share_failure(handshake, operation, error)
+                raise error
+            if not isinstance(payload, bytes):
                 with SharedFailure(handshake, operation):
                     what = f"the payload of {operation} must be bytes"
-                    raise wrong_kind(what, payload, self._rank) if error is None else error
+                    raise wrong_kind(what, payload, self._rank)
             return handshake(operation, tuple(signature), payload, len(payload))
         finally:
             del error

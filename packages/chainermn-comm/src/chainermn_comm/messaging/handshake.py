@@ -11,7 +11,16 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 from mpi4py import MPI
 
-from ..errors import SharedFailure, comparable, describe, raise_failure, raise_mismatch
+from ..errors import (
+    RAISED_ON_ALL,
+    CommunicationError,
+    SharedFailure,
+    clock,
+    comparable,
+    describe,
+    raise_failure,
+    raise_mismatch,
+)
 from ..watchdog import NOBODY, CallRecorder
 
 # What must be equal on all ranks: hashable entries of a name and its values. Of signatures that
@@ -64,9 +73,9 @@ class Handshake:
         For the watchdog ``nbytes`` says how much data this rank has, unless ``signature`` has an
         attribute ``nbytes``. An ``error`` is raised where a :class:`SharedFailure` catches it.
         """
-        self._calls += 1
         if error is not None:
             self._fail(operation, error)
+        self._calls += 1
         digest, root, size = self._digest(operation, signature)
         self._record.collective(operation, self._calls, root, size or nbytes)
         prefix = _PREFIX.pack(digest, self._calls, False, len(payload))
@@ -82,12 +91,16 @@ class Handshake:
         return self._payloads(entries, lengths, payload)
 
     def _fail(self, operation: str, error: BaseException) -> NoReturn:
-        if self.interruptions:  # the others are elsewhere
+        # The others are elsewhere, or they have raised in the last call, as this rank did.
+        raised = vars(error).get(RAISED_ON_ALL, ())[:2]
+        if self.interruptions or raised == (id(self), self._calls):
             raise error
+        self._calls += 1
         self._record.collective(operation, self._calls)
         entry = _PREFIX.pack(b"", self._calls, True, 0).ljust(_ENTRY_BYTES, b"\0")
         self._comm.Allgather([entry, MPI.BYTE], [self._received, MPI.BYTE])
         self._comm.allgather(describe(error, self._comm.rank))
+        vars(error)[RAISED_ON_ALL] = id(self), self._calls, next(clock)
         raise error
 
     def begin(self, operation: str, nbytes: int = 0) -> None:
@@ -117,11 +130,15 @@ class Handshake:
     def _compare(self, entries: list[bytearray], operation: str, signature: Signature) -> list[int]:
         """Return the lengths of the ranks' payloads; raise if more than the lengths differs."""
         prefixes = [_PREFIX.unpack_from(entry) for entry in entries]
-        if any(failed for _, _, failed, _ in prefixes):
-            raise_failure(operation, self._comm.rank, self._comm.allgather(""))
-        if any(other[:2] != prefixes[0][:2] for other in prefixes):
-            signatures = self._comm.allgather([("operation", operation), *signature])
-            raise_mismatch(operation, self._comm.rank, signatures)
+        try:
+            if any(failed for _, _, failed, _ in prefixes):
+                raise_failure(operation, self._comm.rank, self._comm.allgather(""))
+            if any(other[:2] != prefixes[0][:2] for other in prefixes):
+                signatures = self._comm.allgather([("operation", operation), *signature])
+                raise_mismatch(operation, self._comm.rank, signatures)
+        except CommunicationError as error:
+            vars(error)[RAISED_ON_ALL] = id(self), self._calls, next(clock)
+            raise
         return [length for *_, length in prefixes]
 
     def _payloads(self, entries: list[bytearray], lengths: list[int], own: bytes) -> list[bytes]:

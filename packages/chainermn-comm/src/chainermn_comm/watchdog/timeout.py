@@ -41,8 +41,8 @@ def timeout_from_env() -> Timeout:
         seconds = -1.0
     if seconds != 0 and not SHORTEST <= seconds <= LONGEST:
         raise ValueError(
-            f"{TIMEOUT_VARIABLE} must be the seconds that a call may wait before the job is ended, "
-            f"from {SHORTEST:g} to {LONGEST:g}, or 0 for no limit, got {text!r}; unset it for a "
-            f"report after {DEFAULT_SECONDS:g} s and no end"
+            f"{TIMEOUT_VARIABLE} is {text!r}; use seconds from {SHORTEST:g} to {LONGEST:g}, or 0 "
+            "for no limit. If it is not set, a waiting call is reported after "
+            f"{DEFAULT_SECONDS:g} s and the job goes on"
         )
     return Timeout(seconds, ends_job=seconds > 0)

@@ -67,9 +67,9 @@ def handshake(
     try:
         rows = comm.handshake(SCOPE + operation, signature, error=error, payload=prefix + payload)
     except RankMismatchError as mismatch:
-        if mismatch.entry != "operation":
-            raise
-        raise RankMismatchError(f"{mismatch}{_ADVICE}", mismatch.entry) from None
+        if mismatch.entry == "operation":
+            mismatch.args = (f"{mismatch}{_ADVICE}",)
+        raise
     payloads = [row[_PREFIX.size :] for row in rows]
     if all([row.startswith(prefix) for row in rows]):  # nearly always
         return Handshake(number, requires_grad, payloads)

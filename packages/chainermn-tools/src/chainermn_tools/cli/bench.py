@@ -114,7 +114,8 @@ def _names(wanted: tuple[str, ...]) -> list[str]:
     known = [name for name in REGISTRY if name not in NOT_MEASURED]
     for name in wanted:
         if name not in known:
-            raise click.UsageError(f"no communicator {name!r} to measure; use {', '.join(known)}")
+            usable = ", ".join(one for one in known if one != "pure_nccl")  # arrays are on the host
+            raise click.UsageError(f"no communicator {name!r} to measure; use {usable}")
     return list(dict.fromkeys(wanted)) or known
 
 

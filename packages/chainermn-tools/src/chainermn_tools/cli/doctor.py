@@ -52,9 +52,8 @@ def doctor(
 ) -> None:
     """Find out what is wrong here, and how to mend it.
 
-    First this machine, its MPI and its GPUs are looked at, then a few ranks are started here,
-    with which every communicator is tried, and then, with --hosts or --hostfile, the hosts are
-    looked at.
+    The doctor first checks this machine, its MPI and its GPUs. Then it starts a few ranks here, and
+    they try every communicator. With --hosts or --hostfile it checks the hosts last.
 
     Exit status: 0 if all is well, 1 if a check failed, 3 if there are warnings only, 2 for a
     wrong command line, 128 + n if this program was ended by signal n.

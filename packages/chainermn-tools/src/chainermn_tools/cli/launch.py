@@ -42,8 +42,8 @@ def launch(
     It is a thin wrapper of the mpiexec that is on PATH, of MPICH or Open MPI or a relative, and
     prints the line that it runs.
 
-    The job is good if mpiexec says so and no rank reports a failure: an error, a lost rank, or
-    one that left by os._exit. Otherwise the first rank that failed is shown, with its
+    The job succeeds if mpiexec reports success and no rank fails. A rank fails by an error, by
+    dying, or by os._exit. Otherwise the first rank that failed is shown, with its
     exit status and, of an exception, the traceback. With --max-restarts all ranks are then
     started anew; the script goes on from its last checkpoint, as with
     create_multi_node_checkpointer. Ctrl-C ends everything.
@@ -51,7 +51,7 @@ def launch(
     OMP_NUM_THREADS is set to this host's cores divided by its ranks, unless it, or another
     BLAS's variable, is set already.
 
-    Exit status: 0 for a good job; else that of the rank that failed first (128 + n after
+    Exit status: 0 if the job succeeds; else that of the rank that failed first (128 + n after
     signal n), 128 + n if this program was ended by signal n, and 2 if nothing could be started.
     """
     try:

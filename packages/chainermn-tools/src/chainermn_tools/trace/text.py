@@ -95,7 +95,7 @@ def _stragglers(run: Run, collectives: np.ndarray, console: Console) -> None:
         times = format_duration(row.kept), format_duration(row.waited)
         who = (row.operation, row.communicator, str(row.count), str(row.rank))
         cells.append((*who, share, *times))
-    title = "Who is late: for whom others wait longest in each kind of collective call"
+    title = "Late ranks, by kind of collective call"
     _table(title, columns, cells, console)
     if (more := len(kinds) - MOST_KINDS) > 0:
         print_line(f"and {format_count(more, 'kind')} with less waiting", console)
@@ -121,8 +121,8 @@ def _most_waited_for(rows: Sequence[summary.RankSummary]) -> str:
     if not total:
         return "No rank was waited for."
     return (
-        f"Others wait most for rank {row.rank} on {row.host}: {format_duration(row.kept)} of the "
-        f"{format_duration(total)} that ranks waited, together"
+        f"Others wait most for rank {row.rank} on {row.host}: {format_duration(row.kept)} of "
+        f"{format_duration(total)} of all waiting"
     )
 
 

@@ -66,7 +66,6 @@ class DelayedExchange(GradientExchange):
         assert self._handed_in is not None  # else nothing was ready
         mean, gradients, _ = self._handed_in
         self._handed_in = None
-        has_means = self.assign_flight()  # of the update before
         device, stream, computed = self._device, self._stream, self._computed
 
         def exchange(wait_requested: threading.Event) -> None:
@@ -76,16 +75,17 @@ class DelayedExchange(GradientExchange):
                 if factor != 1:
                     multiply_gradients(gradients.gradients, factor)
 
-        self._flight = gradients
-        self._thread = BackgroundThread(exchange)
-        if self.channel is None:  # the first mean is taken at once
-            self._thread.wait()
-            self.channel = make_channel(self._communicator, device)
-        elif threads_may_use_mpi(_ALONE):
-            self._thread.start()
-        else:
-            self._thread.wait()
-        return has_means
+        try:
+            return self.assign_flight()  # of the update before
+        finally:  # also where that fails: the others exchange these
+            self._flight, self._thread = gradients, BackgroundThread(exchange)
+            if self.channel is None:  # the first mean is taken at once
+                self._thread.wait()
+                self.channel = make_channel(self._communicator, device)
+            elif threads_may_use_mpi(_ALONE):
+                self._thread.start()
+            else:
+                self._thread.wait()
 
     def cancel(self) -> None:
         if self._handed_in is not None:

@@ -22,9 +22,8 @@ from ..optimizer_state import VALUE, array_of, keys_of, updates_of
 from ..parameter_set import ParameterSet
 from .decision import OPERATION
 
-# A slice takes some ten microseconds, with caches that the training has filled. Where a model is
-# large, and its updates long, it grows with the model, so that a turn takes no more updates than
-# this. Adler-32 needs no table; that of CRC-32 takes as much of the caches as the slice.
+# Bytes of a slice, which takes some ten microseconds, and most slices: of a large model they are
+# longer. Adler-32 needs no table; that of CRC-32 takes as much of the caches as the slice.
 SLICE_BYTES = 2 << 10
 MOST_SLICES = 1000
 _COUNTS = struct.Struct("<qqqd")
@@ -83,11 +82,13 @@ class DriftDetector:
         self._are_on_gpus = False
         self._alike_at: list[int] = []  # by slice: steps when ranks last had the same
         self._next = 0  # the slice that is compared next
+        self._began_at = 0  # steps when the turn began
 
     def checksum(self, params: ParameterSet, optimizer: Any) -> int:
         """Return the checksum of the next slice, of ``t`` and of the loss scale."""
         self._steps = steps = _steps(optimizer)
-        if self._next >= len(self._turn):
+        # The first step makes momenta: a turn that was cut before lacks them.
+        if self._next >= len(self._turn) or (steps and not self._began_at):
             self._begin_turn(params)
         pieces, updates, value = self._turn[self._next], 0, 1
         part: Any
@@ -123,24 +124,25 @@ class DriftDetector:
     def raise_difference(self, communicator: CommunicatorBase, optimizer: Any) -> None:
         """Raise RankMismatchError that names what differs, if anything does (collective).
 
-        Nothing does where only the bits of NaNs differ, or where an interruption has left ranks at
-        different slices: these begin a new turn.
+        Nothing does where only the bits of NaNs differ, or where ranks are at different slices, as
+        after an interruption or a copy on one rank: they begin a new turn.
         """
-        pieces = self._turn[self._next]
+        pieces, present = self._turn[self._next], _pieces_of(ParameterSet(optimizer.target))
         heads = [
-            ("the number of arrays, in pieces", sum(map(len, self._turn))),
             ("t", _steps(optimizer)),
             ("the loss scale", getattr(optimizer, "_loss_scale", None)),
-            *[(str(each), (it := array_of(*each[1:3])).dtype, it.shape) for each in pieces],
-            *[(f"updates of {each.name}", updates_of(each.param)) for each in pieces],
+            *[(str(it), (array := array_of(*it[1:3])).dtype, array.shape) for it in present],
+            *[(f"updates of {it.name}", updates_of(it.param)) for it in present],
         ]
+        place = [(str(it), it.start, it.stop) for it in pieces]
         parts = [to_host(piece.elements()) for piece in pieces]
-        rows = run_on_all_ranks(communicator, OPERATION, lambda: (self._next, heads, parts))
-        if len({row[0] for row in rows}) > 1 and len({row[1][0] for row in rows}) == 1:
+        rows = run_on_all_ranks(communicator, OPERATION, lambda: (heads, place, parts))
+        are_alike = all(row[0] == heads for row in rows)
+        if are_alike and any(row[1] != rows[0][1] for row in rows):
             self.restart()
             return
-        signatures = [list(row[1]) for row in rows]
-        for number, piece in enumerate(pieces if all(row[1] == heads for row in rows) else []):
+        signatures = [list(row[0]) for row in rows]
+        for number, piece in enumerate(pieces if are_alike else []):
             views = [row[2][number] for row in rows]
             different = np.flatnonzero(np.any([_differs(views[0], it) for it in views], axis=0))
             for index in different[:1]:
@@ -157,9 +159,9 @@ class DriftDetector:
 
     def _begin_turn(self, params: ParameterSet) -> None:
         """Cut all that there is now into slices, unless it is what there was before."""
-        self._next = 0
-        named = params.namedparams()
-        pieces = [Piece(name, param, key) for name, param in named for key in keys_of(param)]
+        self._wait()
+        self._copies, self._next, self._began_at = [], 0, self._steps
+        pieces = _pieces_of(params)
         arrays = [array_of(piece.param, piece.key) for piece in pieces]
         self._are_on_gpus = any(map(devices.on_gpu, arrays))
         sizes = [(array.size, array.itemsize) for array in arrays]
@@ -183,6 +185,10 @@ class DriftDetector:
         if len(self._alike_at) != len(turn):
             self._alike_at = [min(self._alike_at, default=self._steps)] * len(turn)
         self._turn = turn
+
+
+def _pieces_of(params: ParameterSet) -> list[Piece]:
+    return [Piece(*it, key) for it in params.namedparams() for key in keys_of(it[1])]
 
 
 def _steps(optimizer: Any) -> int:

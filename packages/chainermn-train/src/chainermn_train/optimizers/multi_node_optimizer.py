@@ -249,10 +249,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     # An update, step by step.
 
     def _agree_on_news(self, call: str, without_loss: bool = False) -> Agreed:
-        """Agree before the loss if something has changed here.
-
-        It is collective then; other ranks may have computed their loss.
-        """
+        """Agree before the loss if something changed here; others may have computed theirs."""
         self._require_model()
         report = self._state.report(self.actual_optimizer)
         if report is None:

@@ -73,7 +73,8 @@ class ReplicatedState(UnpicklableMixin):
             communicator.bcast_data(target)
             broadcast_persistents(communicator, target)
             broadcast_state(communicator, optimizer)
-        self.note_scaling(optimizer)
+        if self._scaling is not None:  # else the next update compares settings, too
+            self.note_scaling(optimizer)
         self.assume(target)
 
     def has_noted(self, optimizer: Any) -> bool:
