@@ -38,8 +38,7 @@ def reduce_arrays(
                     f"rank {context.rank}: recvbuf of {operation} must be a writable array of the "
                     f"shape of sendbuf, {', '.join(map(str, shapes))}"
                 )
-        # Contiguous copies in this machine's byte order, in which the sums are taken.
-        buffers = [np.array(it, it.dtype.newbyteorder("="), order="C") for it in message.arrays]
+        buffers = [_copied(array) for array in message.arrays]
     specs = [("array", array.dtype, array.shape) for array in message.arrays]
     signature = (("chunk_bytes", context.chunk_bytes), *specs)
     uses_gpu = bytes([bool(message.on_gpu) or devices.on_gpu(out)])
@@ -68,3 +67,8 @@ def _allreduce_each(allreduce: Allreduce, buffers: list[np.ndarray], divisor: in
     with overflow_errstate() if divisor > 1 else np.errstate(all="ignore"):
         for buffer in buffers:
             allreduce([buffer.reshape(-1)], divisor)
+
+
+def _copied(array: np.ndarray) -> np.ndarray:
+    """Return a contiguous copy in this machine's byte order, in which the sum is taken."""
+    return np.array(array, array.dtype.newbyteorder("="), order="C")

@@ -38,8 +38,8 @@ MAX_ALL_PAIRS = 6
 MAX_ALONE, ALONE_SECONDS = 16, 40.0
 # The communicator that refuses more than one host.
 SINGLE_HOST = "single_node"
-# MPI is as fast as a plain connection, or faster where it has a better network. Where it is so much
-# slower, something is in the way.
+# MPI is as fast as a plain connection, or faster where it has a better network. Where it has less
+# than this share of that rate, something is in the way.
 SLOW_SHARE = 0.05
 NAME_NETWORK_HINT = (
     "name the network that joins them: export HYDRA_IFACE=eth0 UCX_NET_DEVICES=eth0 (MPICH), or "

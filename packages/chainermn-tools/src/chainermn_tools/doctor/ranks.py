@@ -34,8 +34,8 @@ COMMUNICATORS = (
 TURN = "chainermn-doctor-turn"
 # For mpiexec to read one rank's line before the next rank writes its own.
 TURN_SECONDS = 0.1
-# On busy cores a mean of gradients may run at a hundredth of a copy's rate. Where it is so much
-# slower, something is in the way.
+# On busy cores a mean of gradients may run at a hundredth of a copy's rate. Where it has less than
+# this share, something is in the way.
 SLOW_SHARE = 0.004
 START, ALLGATHER, MESSAGES = "ranks start", "ranks meet", "messages"
 GPU_MEANS = "means on gpus"
