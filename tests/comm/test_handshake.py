@@ -35,6 +35,15 @@ def test_an_error_is_raised_where_it_is_and_told_elsewhere(naive, kind):
     assert kind(naive).handshake(naive, "save") == [b""] * naive.size
 
 
+def test_the_same_error_may_be_raised_again(naive, kind):
+    """In a call of its own each time, without one between."""
+    error = ValueError("planted")
+    for operation in "save", "load":
+        with pytest.raises(ValueError if naive.rank == 0 else PeerError, match="planted"):
+            kind(naive).handshake(naive, operation, error=None if naive.rank else error)
+    assert kind(naive).handshake(naive, "save") == [b""] * naive.size
+
+
 @pytest.mark.sizes(2, 3)
 @pytest.mark.parametrize("entry", ["operation", "step"])
 def test_what_differs_is_named_on_all_ranks(naive, kind, entry):

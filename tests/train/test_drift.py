@@ -343,3 +343,30 @@ def test_from_gpus_slices_come_while_the_step_computes(monkeypatch, waits, distu
     disturb(other.model)
     found = [one.checksum(monkeypatch) == other.checksum(monkeypatch) for _ in range(turn + 1)]
     assert not all(found)
+
+
+def test_moments_are_in_the_turn_that_goes_on_after_the_first_step():
+    """They come to be in it: one that was cut before begins anew."""
+    twins = []
+    for _ in range(2):
+        model = Net(0)
+        optimizer = chainer.optimizers.Adam().setup(model)
+        twins.append((model, optimizer, drift.ParameterSet(model), drift.DriftDetector()))
+
+    def checksums():
+        found = []
+        for _, optimizer, params, detector in twins:
+            found.append(detector.checksum(params, optimizer))
+            detector.advance()
+        return found
+
+    assert len(set(checksums())) == 1
+    for model, optimizer, *_ in twins:
+        for param in model.params():
+            param.grad = np.ones_like(param.array)
+        optimizer.update()
+    array = twins[1][0].first.W.update_rule.state["v"]
+    array.reshape(-1).view(np.uint32)[0] ^= 1
+    # Behind the value and the first moment of the first parameter.
+    before = 2 * array.nbytes // drift.SLICE_BYTES
+    assert [len(set(checksums())) for _ in range(before + 1)] == [1] * before + [2]

@@ -9,9 +9,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-# An error's attribute: the handshake, and the number of its call, in which all ranks raised, and
-# when that was by this clock.
-RAISED_ON_ALL, clock = "_chainermn_raised_on_all", count()
+# Attributes of an error: the call in which all ranks raised, and when that was by this clock; the
+# call alone, where a `SharedFailure` was around it.
+_RAISED_ON_ALL, _RAISED_WITHIN = "_chainermn_raised_on_all", "_chainermn_raised_within"
+_clock = count()
 
 
 class CommunicationError(RuntimeError):
@@ -108,13 +109,24 @@ class SharedFailure:
         self._handshake, self._operation = handshake, operation
 
     def __enter__(self) -> None:
-        self._entered = next(clock)
+        self._entered = next(_clock)
 
     def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
         if error is not None:
-            if vars(error).get(RAISED_ON_ALL, (0, 0, 0))[2] < self._entered:
-                vars(error).pop(RAISED_ON_ALL, None)
+            raised = vars(error).get(_RAISED_ON_ALL)
+            if raised is not None and raised[1] > self._entered:
+                vars(error)[_RAISED_WITHIN] = raised[0]
             share_failure(self._handshake, self._operation, error)
+
+
+def record_raised_on_all(error: BaseException, call: tuple[int, int]) -> None:
+    """Record that all ranks raise in this call: the id of its handshake, and its number."""
+    vars(error)[_RAISED_ON_ALL] = call, next(_clock)
+
+
+def is_known_to_all(error: BaseException, call: tuple[int, int]) -> bool:
+    """Return whether a `SharedFailure` passes on what all ranks have raised in this call."""
+    return bool(vars(error).pop(_RAISED_WITHIN, None) == call)
 
 
 def share_failure(handshake: Callable[..., Any], operation: str, error: BaseException) -> None:

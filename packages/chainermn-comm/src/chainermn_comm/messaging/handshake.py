@@ -12,14 +12,14 @@ import numpy as np
 from mpi4py import MPI
 
 from ..errors import (
-    RAISED_ON_ALL,
     CommunicationError,
     SharedFailure,
-    clock,
     comparable,
     describe,
+    is_known_to_all,
     raise_failure,
     raise_mismatch,
+    record_raised_on_all,
 )
 from ..watchdog import NOBODY, CallRecorder
 
@@ -92,15 +92,14 @@ class Handshake:
 
     def _fail(self, operation: str, error: BaseException) -> NoReturn:
         # The others are elsewhere, or they have raised in the last call, as this rank did.
-        raised = vars(error).get(RAISED_ON_ALL, ())[:2]
-        if self.interruptions or raised == (id(self), self._calls):
+        if self.interruptions or is_known_to_all(error, (id(self), self._calls)):
             raise error
         self._calls += 1
         self._record.collective(operation, self._calls)
         entry = _PREFIX.pack(b"", self._calls, True, 0).ljust(_ENTRY_BYTES, b"\0")
         self._comm.Allgather([entry, MPI.BYTE], [self._received, MPI.BYTE])
         self._comm.allgather(describe(error, self._comm.rank))
-        vars(error)[RAISED_ON_ALL] = id(self), self._calls, next(clock)
+        record_raised_on_all(error, (id(self), self._calls))
         raise error
 
     def begin(self, operation: str, nbytes: int = 0) -> None:
@@ -137,7 +136,7 @@ class Handshake:
                 signatures = self._comm.allgather([("operation", operation), *signature])
                 raise_mismatch(operation, self._comm.rank, signatures)
         except CommunicationError as error:
-            vars(error)[RAISED_ON_ALL] = id(self), self._calls, next(clock)
+            record_raised_on_all(error, (id(self), self._calls))
             raise
         return [length for *_, length in prefixes]
 

@@ -12,8 +12,8 @@ from chainermn_tools.cli import options
 from chainermn_tools.formatting import KIB
 from chainermn_tools.jobs import Unavailable, available_cores, rank_from_env
 
-# What there is to be measured: `dummy` moves nothing.
-NOT_MEASURED = ("dummy",)
+# `dummy` moves nothing, and `pure_nccl` no arrays in host memory, as are those here.
+NOT_MEASURED = ("dummy", "pure_nccl")
 DEFAULT_SECONDS = 60.0
 # A run that takes LIMIT_FACTOR times as long as it should, and LEAST_LIMIT_SECONDS at least, hangs.
 LIMIT_FACTOR, LEAST_LIMIT_SECONDS = 3.0, 60.0
@@ -114,8 +114,7 @@ def _names(wanted: tuple[str, ...]) -> list[str]:
     known = [name for name in REGISTRY if name not in NOT_MEASURED]
     for name in wanted:
         if name not in known:
-            usable = ", ".join(one for one in known if one != "pure_nccl")  # arrays are on the host
-            raise click.UsageError(f"no communicator {name!r} to measure; use {usable}")
+            raise click.UsageError(f"no communicator {name!r} to measure; use {', '.join(known)}")
     return list(dict.fromkeys(wanted)) or known
 
 
