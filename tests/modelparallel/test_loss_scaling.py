@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -121,9 +122,9 @@ def test_updates_are_those_of_one_process(comm, kind):
     alone.loss_scaling(INTERVAL)
     optimizer.loss_scaling(INTERVAL + comm.rank)  # rank 0's is for all
     own: list[bool] = []
-    optimizer.add_hook(lambda each: own.append(each.is_safe_to_update()), "own")
     share_loss_scale(optimizer, comm)
     (param,) = optimizer.target.params()
+    optimizer.add_hook(lambda _: own.append(bool(np.isfinite(param.grad).all())), "own")
     seen, expected = [], []
     for _ in range(UPDATES):
         for each, rows, loss in ((optimizer, seen, lossfun), (alone, expected, lossfun_of_whole)):
@@ -152,6 +153,29 @@ def test_all_ranks_get_rank_0s_scale(comm):
     assert comm.allgather_obj(case.optimizer._loss_scale) == [1.0] * comm.size
     case.optimizer.update(case.lossfun)
     assert comm.allgather_obj(case.optimizer._loss_scale) == [2.0] * comm.size
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_hook_that_fails_on_one_rank_leaves_ranks_in_step(comm, wrapped):
+    """Also one that was there before: whatever it raises, ranks meet in the same updates."""
+    case = placed(comm, wrapped=wrapped)
+    failures = [comm.rank == 0]
+
+    def fail_once(_: Any) -> None:
+        if failures and failures.pop():
+            raise ArithmeticError("planned")
+
+    case.optimizer.add_hook(fail_once)
+    case.optimizer.loss_scaling(INTERVAL)
+    share_loss_scale(case.optimizer, comm)
+    with pytest.raises(ArithmeticError) if comm.rank == 0 else contextlib.nullcontext():
+        case.optimizer.update(case.lossfun)
+    assert comm.allgather_obj("here") == ["here"] * comm.size
+    if wrapped:
+        case.optimizer.synchronize()
+    share_loss_scale(case.optimizer, comm)
+    case.optimizer.update(case.lossfun)
+    assert len(set(comm.allgather_obj(case.optimizer._loss_scale))) == 1
 
 
 @pytest.mark.parametrize("wrapped", [False, True])

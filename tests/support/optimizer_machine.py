@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import hypothesis
 from hypothesis import strategies as st
@@ -16,12 +17,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from chainermn_train.optimizers import overlapped_exchange
 from tests.support.exchanges import KINDS
 from tests.support.lockstep import Lockstep
 from tests.support.optimizer_commands import OPTIMIZERS, Config, OneRank
 from tests.support.optimizer_expectations import NONE, Prediction, Ranks, Situation, judge
 
 COMMANDS = 15  # at most, in a sequence
+BUCKET_BYTES = 8  # of overlap: each parameter goes by itself
 MOST_LINKS = 4
 SCALES = [0.5, 8.0, 64.0, 1024.0]
 IN_A_STEP = ["pre", "rule", "post"]
@@ -56,7 +59,8 @@ def draw_sequences(lockstep: Lockstep, kind: str, seed: int, count: int) -> None
 def play(world: Any, comm: Any, stderr: int, kind: str, seed: int, count: int) -> str:
     """Judge so many sequences on all ranks; return how one failed (collective)."""
     lockstep = Lockstep(world, OneRank(comm), stderr)
-    failure = lockstep.play(partial(draw_sequences, lockstep, kind, seed, count))
+    with mock.patch.object(overlapped_exchange, "BUCKET_BYTES", BUCKET_BYTES):
+        failure = lockstep.play(partial(draw_sequences, lockstep, kind, seed, count))
     return f"CHAINERMN_TEST_SEED={seed}: {failure}" if failure else ""
 
 

@@ -4,18 +4,11 @@ Knows requirements as Chainer writes them: a name, and release numbers after `==
 `<=`, `>`, `>=`, separated by commas. A suffix such as `rc1` doesn't count in comparisons.
 """
 
-import operator
 import re
 from importlib import metadata
+from operator import eq, ge, gt, le, lt, ne
 
-OPERATORS = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
+OPERATORS = {"==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
 
 
 class ResolutionError(Exception):

@@ -82,7 +82,8 @@ class MpiCommunicator(CommunicatorBase):
                 f"node, and these are on {self.inter_size}; use 'hierarchical'"
             )
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, name: str | None = None) -> None:
+        cls.communicator_name = name or cls.communicator_name
         names, own = ("allreduce_grad", "multi_node_mean_grad"), vars(cls)
         defined = [name in own for name in names]
         if defined == [True, False]:

@@ -10,64 +10,41 @@ from .mpi_communicator import MpiCommunicator
 MpiCommunicatorBase = MpiCommunicator  # its name in ChainerMN 1.3
 
 
-class NaiveCommunicator(MpiCommunicator):
+class NaiveCommunicator(MpiCommunicator, name="naive"):
     """The communicator ``naive``."""
 
-    communicator_name = "naive"
 
-
-class FlatCommunicator(MpiCommunicator):
+class FlatCommunicator(MpiCommunicator, name="flat"):
     """The communicator ``flat``."""
 
-    communicator_name = "flat"
 
-
-class HierarchicalCommunicator(MpiCommunicator):
+class HierarchicalCommunicator(MpiCommunicator, name="hierarchical"):
     """The communicator ``hierarchical``."""
 
-    communicator_name = "hierarchical"
 
-
-class TwoDimensionalCommunicator(MpiCommunicator):
+class TwoDimensionalCommunicator(MpiCommunicator, name="two_dimensional"):
     """The communicator ``two_dimensional``."""
 
-    communicator_name = "two_dimensional"
 
-
-class SingleNodeCommunicator(MpiCommunicator):
+class SingleNodeCommunicator(MpiCommunicator, name="single_node"):
     """The communicator ``single_node``."""
 
-    communicator_name = "single_node"
 
-
-class NonCudaAwareCommunicator(MpiCommunicator):
+class NonCudaAwareCommunicator(MpiCommunicator, name="non_cuda_aware"):
     """The communicator ``non_cuda_aware``."""
 
-    communicator_name = "non_cuda_aware"
 
-
-class PureNcclCommunicator(MpiCommunicator):
+class PureNcclCommunicator(MpiCommunicator, name="pure_nccl"):
     """The communicator ``pure_nccl``."""
 
-    communicator_name = "pure_nccl"
 
-
-class DummyCommunicator(MpiCommunicator):
+class DummyCommunicator(MpiCommunicator, name="dummy"):
     """The communicator ``dummy``."""
 
-    communicator_name = "dummy"
 
-
+# All of those above, by their names.
 CLASSES: dict[str, type[MpiCommunicator]] = {
     each.communicator_name: each
-    for each in (
-        NaiveCommunicator,
-        FlatCommunicator,
-        HierarchicalCommunicator,
-        TwoDimensionalCommunicator,
-        SingleNodeCommunicator,
-        NonCudaAwareCommunicator,
-        PureNcclCommunicator,
-        DummyCommunicator,
-    )
+    for each in list(vars().values())
+    if isinstance(each, type) and issubclass(each, MpiCommunicator) and each is not MpiCommunicator
 }

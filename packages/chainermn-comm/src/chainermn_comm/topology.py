@@ -71,10 +71,10 @@ class Topology:
         """Number of nodes."""
         return len(self._intra_sizes)
 
-    @property
+    @cached_property
     def least_intra_size(self) -> int:
         """Number of ranks on the node that has the fewest."""
-        return self._least_intra_size
+        return min(self._intra_sizes.values())
 
     def inter_rank(self, rank: int) -> int:
         """Return the number of the rank's node."""
@@ -95,10 +95,6 @@ class Topology:
     @cached_property
     def _intra_sizes(self) -> Counter[int]:
         return Counter(self.nodes)
-
-    @cached_property
-    def _least_intra_size(self) -> int:
-        return min(self._intra_sizes.values())
 
     @cached_property
     def _intra_ranks(self) -> list[int]:

@@ -30,9 +30,10 @@ def share_loss_scale(optimizer: Any, communicator: CommunicatorBase) -> None:
         chainermn.share_loss_scale(optimizer, comm)
 
     All ranks get rank 0's scale and interval now. Each step is collective from then on, by a hook
-    of this name that runs before parameters are updated: all ranks have to step in the same
-    updates. Call it again after ``setup``, which removes the hook, after ``loss_scaling``, and
-    after loading a snapshot, which holds the scale of multi-node optimizers only.
+    of this name that runs before all others: all ranks have to step in the same updates. Call it
+    again after ``setup``, which removes the hook, after ``loss_scaling``, and after loading a
+    snapshot, which holds the scale of multi-node optimizers only; also where a step failed on some
+    ranks, after a multi-node optimizer's ``synchronize``.
 
     Args:
         optimizer: of Chainer, or one that :func:`create_multi_node_optimizer` returned.
@@ -51,9 +52,9 @@ def share_loss_scale(optimizer: Any, communicator: CommunicatorBase) -> None:
         own = _check_scaling(optimizer, communicator.rank)
     for name, value in zip(_SCALING, communicator.bcast_obj(own), strict=True):
         setattr(optimizer, name, value)
-    if _NAME in optimizer._hookable._pre_update_hooks:
-        optimizer.remove_hook(_NAME)
-    optimizer.add_hook(partial(_share_overflow, communicator), _NAME, "pre")
+    hooks = optimizer._hookable._pre_update_hooks
+    hooks[_NAME] = partial(_share_overflow, communicator)
+    hooks.move_to_end(_NAME, last=False)  # before all that may fail on some ranks
 
 
 def _check_scaling(optimizer: Any, rank: int) -> list[Any]:

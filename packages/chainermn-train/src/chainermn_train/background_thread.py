@@ -72,6 +72,15 @@ class BackgroundThread:
         return self._error
 
 
+def raise_if_any(error: BaseException | None) -> None:
+    """Raise what :meth:`BackgroundThread.wait` returned, unless it is None."""
+    try:
+        if error is not None:
+            raise error
+    finally:
+        del error  # else a cycle through its traceback would keep the gradients' memory
+
+
 def threads_may_use_mpi(otherwise: str) -> bool:
     """Return whether a thread may communicate while another one does; warn where not."""
     MPI = getattr(sys.modules.get("mpi4py"), "MPI", None)

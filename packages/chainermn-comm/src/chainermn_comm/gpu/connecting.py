@@ -68,8 +68,8 @@ def connect(comm: MPI.Intracomm, make: Callable[[], Any]) -> Any:
     CommunicationError is raised on all ranks where it fails on one, or takes too long; the thread
     may then be blocked for ever.
     """
-    handshake, device = Handshake(comm), devices.current_device()
-    seconds = min(CONNECT_SECONDS, _timeout() or CONNECT_SECONDS)
+    handshake, device, timeout = Handshake(comm), devices.current_device(), timeout_from_env()
+    seconds = min(CONNECT_SECONDS, timeout.seconds if timeout.ends_job else CONNECT_SECONDS)
     notifier, attempt = ErrorNotifier(comm), _Attempt(make, device)
     try:
         with SharedFailure(handshake, OPERATION):
@@ -101,9 +101,3 @@ def _wait(attempt: _Attempt, notifier: ErrorNotifier, seconds: float) -> None:
                 f"rank {notifier.rank}: NCCL has not connected the ranks within {seconds:g} s; see "
                 "what it says with NCCL_DEBUG=INFO, and check NCCL_SOCKET_IFNAME"
             )
-
-
-def _timeout() -> float:
-    """Return the seconds after which the user wants a call that waits to end; 0 for none."""
-    found = timeout_from_env()
-    return found.seconds if found.ends_job else 0.0

@@ -45,7 +45,12 @@ def bcast(context: Context, operation: str, value: Any, make: Make, root: int) -
         return message or messages.allocate(payloads[root][_PREFIX.size :])
 
     incoming = _with_memory(context, operation, payloads, allocate)
-    context.run_in_step(operation, _bcast_buffers, context, incoming, root)
+
+    def overwrite() -> None:
+        for buffer in incoming.buffers:
+            transfer.bcast_buffer(context.comm, buffer, root)
+
+    context.run_in_step(operation, overwrite)
     return _on_devices(context, operation, payloads, [incoming])[0]
 
 
@@ -196,12 +201,6 @@ def _incoming(
         }
 
     return _with_memory(context, operation, payloads, allocate)
-
-
-def _bcast_buffers(context: Context, message: Message, root: int) -> None:
-    """Overwrite the message's arrays on all ranks by root's."""
-    for buffer in message.buffers:
-        transfer.bcast_buffer(context.comm, buffer, root)
 
 
 def _move(context: Context, outgoing: ByRank, incoming: ByRank) -> list[Message]:

@@ -1,7 +1,5 @@
 """Imported only by the server that worker processes are forked from: not each imports Chainer."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

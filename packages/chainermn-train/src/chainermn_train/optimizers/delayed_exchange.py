@@ -8,7 +8,7 @@ from typing import Any
 
 from chainermn_comm import CommunicatorBase, MeanInProgress, patient_waits
 
-from ..background_thread import BackgroundThread, threads_may_use_mpi
+from ..background_thread import BackgroundThread, raise_if_any, threads_may_use_mpi
 from ..collective_errors import SharedFailure
 from ..parameter_set import ParameterSet
 from ..profiling import region
@@ -89,18 +89,12 @@ class DelayedExchange(GradientExchange):
 
     def cancel(self) -> None:
         if self._handed_in is not None:
-            _, gradients, _ = self._handed_in
-            gradients.assign()
+            self._handed_in[1].assign()
             self._handed_in = None
 
     def flight(self) -> GradientSet | None:
-        error = self.error()
-        try:
-            if error is not None:
-                raise error
-            return self._flight
-        finally:
-            del error  # else a cycle through its traceback would keep the gradients' memory
+        raise_if_any(self.error())
+        return self._flight
 
     def put_flight(self, means: GradientSet | None) -> None:
         self.error()

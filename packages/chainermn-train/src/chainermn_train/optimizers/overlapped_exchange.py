@@ -16,7 +16,7 @@ import numpy as np
 
 from chainermn_comm import CommunicatorBase, MeanInProgress, patient_waits
 
-from ..background_thread import BackgroundThread, threads_may_use_mpi
+from ..background_thread import BackgroundThread, raise_if_any, threads_may_use_mpi
 from ..collective_errors import SharedFailure
 from ..parameter_set import ParameterSet
 from ..profiling import region
@@ -174,12 +174,7 @@ class OverlappedExchange(GradientExchange):
         if sending is None:
             return super().finish(factor)
         with region("communication"):
-            error = sending.thread.wait()
-        try:
-            if error is not None:
-                raise error
-        finally:
-            del error  # else a cycle through its traceback would keep the gradients' memory
+            raise_if_any(sending.thread.wait())
         wait_on_device(sending.plan.device, sending.plan.stream)
         sending.mean.assign()
         sending.gradients.assign()
