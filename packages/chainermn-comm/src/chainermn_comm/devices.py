@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -169,18 +168,20 @@ def is_done(event: Any) -> bool:
     raise runtime.CUDARuntimeError(status)
 
 
-@contextmanager
-def translated_errors(what: str) -> Iterator[None]:
+class translated_errors:
     """Raise CommunicationError, with CUDA's or NCCL's words, where one of them fails inside.
 
     ``what`` failed then, for the message. Other exceptions go through as they are.
     """
-    try:
-        yield
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] not in ("cupy", "cupy_backends"):
-            raise
-        raise CommunicationError(f"{what} failed: {describe_exception(error)}") from error
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error and type(error).__module__.partition(".")[0] in ("cupy", "cupy_backends"):
+            raise CommunicationError(f"{self._what} failed: {describe_exception(error)}") from error
 
 
 def kernel(source: str, name: str) -> Any:

@@ -135,13 +135,12 @@ def keys_of(param: Any) -> list[str]:
 
 def array_of(param: Any, key: str) -> Any:
     """Return the array of that key; a number as one, and what is gone as one of no elements."""
-    rule = getattr(param, "update_rule", None)
     if key == VALUE:
         found = param.array
     elif key == MASTER:
-        found = master_weight(rule)
+        found = master_weight(getattr(param, "update_rule", None))
     else:
-        found = (getattr(rule, "state", None) or {}).get(key)
+        found = (getattr(getattr(param, "update_rule", None), "state", None) or {}).get(key)
     if hasattr(found, "flags"):
         return found
     return np.array([found] if isinstance(found, Number) else [], np.complex128)

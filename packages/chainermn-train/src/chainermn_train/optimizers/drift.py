@@ -6,7 +6,6 @@ follows; a turn goes through all. The checksum rides in the synchronization that
 
 from __future__ import annotations
 
-import struct
 import zlib
 from numbers import Integral
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from chainermn_comm.errors import raise_mismatch
 
 from ..collective_errors import run_on_all_ranks
 from ..host_arrays import to_host
-from ..optimizer_state import VALUE, array_of, keys_of, updates_of
+from ..optimizer_state import array_of, keys_of, updates_of
 from ..parameter_set import ParameterSet
 from .decision import OPERATION
 
@@ -26,7 +25,6 @@ from .decision import OPERATION
 # longer. Adler-32 needs no table; that of CRC-32 takes as much of the caches as the slice.
 SLICE_BYTES = 2 << 10
 MOST_SLICES = 1000
-_COUNTS = struct.Struct("<qqqd")
 _REMEDY = (
     "; call synchronize() on all ranks to give them rank 0's state, and see "
     "create_multi_node_optimizer's on_drift"
@@ -46,8 +44,9 @@ class Piece(NamedTuple):
         """Return the part's elements, in C order, 1-D, on the array's device."""
         array = array_of(self.param, self.key)
         if type(array) is not np.ndarray and devices.on_gpu(array):
-            return staging.flat(array)[self.start : self.stop]
-        flat = array.reshape(-1) if array.flags.c_contiguous else array.flat
+            flat = staging.flat(array)
+        else:
+            flat = array.reshape(-1) if array.flags.c_contiguous else array.flat
         return flat[self.start : self.stop]
 
     def __str__(self) -> str:
@@ -90,22 +89,15 @@ class DriftDetector:
         # The first step makes momenta: a turn that was cut before lacks them.
         if self._next >= len(self._turn) or (steps and not self._began_at):
             self._begin_turn(params)
-        pieces, updates, value = self._turn[self._next], 0, 1
-        part: Any
-        if self._copies:
-            self._wait()
-            value = zlib.adler32(b"".join([each.host for each in self._copies]))
-        for piece in pieces:
-            updates += updates_of(piece.param)
-            if not self._copies:
-                array = piece.param.array if piece.key == VALUE else array_of(*piece[1:3])
-                if type(array) is np.ndarray and array.flags.c_contiguous:  # as it is fast
-                    part = array.reshape(-1)[piece.start : piece.stop]
-                else:
-                    part = to_host(piece.elements())
-                value = zlib.adler32(part, value)
-        scale = getattr(optimizer, "_loss_scale", None) or 0.0
-        return zlib.adler32(_COUNTS.pack(steps, self._next, updates, scale), value)
+        value = hash((steps, self._next, getattr(optimizer, "_loss_scale", None) or 0.0))
+        self._wait()
+        copies = self._copies
+        for place, piece in enumerate(self._turn[self._next]):
+            part = copies[place].host if copies else piece.elements()
+            if type(part) is not np.ndarray:
+                part = to_host(part)
+            value = zlib.adler32(part, value + updates_of(piece.param))
+        return value & 0xFFFFFFFF
 
     def advance(self) -> None:
         """Go on to the next slice, as ranks have the same."""

@@ -343,12 +343,13 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
 
     def _take_means(self, total: Report) -> bool:
         """Exchange what was handed in (collective); say if there are means to step along."""
-        factor = self._group.steps * self.communicator.size / total.num_accumulated
+        size = self.communicator.size
+        factor = self._group.steps * size / total.num_accumulated
         self._group.clear()
         try:
             return self._exchange.finish(factor)
         finally:  # all plan, also those where it fails
-            if total.can_plan == self.communicator.size:
+            if total.can_plan == size:
                 self._exchange.plan(self._params)
 
     def _step(self, take: Callable[[], bool]) -> None:
@@ -438,7 +439,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
 
     @property
     def _params(self) -> ParameterSet:
-        return self._state.params(self.actual_optimizer.target)
+        return self._state.shared or ParameterSet(self.actual_optimizer.target)
 
     @property
     def _scale(self) -> float | None:

@@ -21,14 +21,10 @@ class ReplicatedState(UnpicklableMixin):
     def __init__(self, communicator: CommunicatorBase, settings: dict[str, Any]) -> None:
         self._communicator = communicator
         self._settings = settings  # arguments of the optimizer that must be equal on all ranks
-        self._shared: ParameterSet | None = None  # which all ranks have in the same state
+        self.shared: ParameterSet | None = None  # parameters that all ranks have in the same state
         self._loaded: ParameterSet | None = None  # whose gradients this rank has loaded since
         self.is_apart = False  # whether it may not have stepped as the others did
         self._scaling: tuple[Any, ...] | None = None
-
-    def params(self, target: Any) -> ParameterSet:
-        """Return the parameters that ranks share, or the model's where they share none yet."""
-        return self._shared or ParameterSet(target)
 
     def report(self, optimizer: Any) -> Report | None:
         """Return what ranks must know of before the loss; None if nothing has changed.
@@ -36,7 +32,7 @@ class ReplicatedState(UnpicklableMixin):
         That the last step failed here they learn after backward, as others may communicate in
         their loss by now.
         """
-        target, shared, loaded = optimizer.target, self._shared, self._loaded
+        target, shared, loaded = optimizer.target, self.shared, self._loaded
         is_rescaled = not self.has_noted(optimizer)
         if shared is not None and shared.is_still_of(target):
             return Report(rescaled=1) if is_rescaled and not self.is_apart else None
@@ -50,7 +46,7 @@ class ReplicatedState(UnpicklableMixin):
 
     def has_initialized(self, target: Any) -> bool:
         """Return whether a parameter got its first value since ranks shared the others."""
-        shared = self._shared
+        shared = self.shared
         return shared is None or (shared.has_uninitialized and not shared.is_still_of(target))
 
     def compare_settings(self, optimizer: Any, total: Report, num_calls: int) -> None:
@@ -67,7 +63,7 @@ class ReplicatedState(UnpicklableMixin):
         What rank 0 has no value for comes from the first rank that has one.
         """
         target, communicator = optimizer.target, self._communicator
-        self._shared = self._loaded = None  # also where it fails midway
+        self.shared = self._loaded = None  # also where it fails midway
         with region("communication"), raise_on_all_ranks(communicator, OPERATION):
             initialize_missing(communicator, target)  # others' communicators want that
             communicator.bcast_data(target)
@@ -88,12 +84,12 @@ class ReplicatedState(UnpicklableMixin):
     def assume(self, target: Any) -> None:
         """Record that all ranks have the same state now, unless loaded gradients are of another."""
         if self._loaded is None or self._loaded.has_parameters_of(target):
-            self._shared, self._loaded, self.is_apart = ParameterSet(target), None, False
+            self.shared, self._loaded, self.is_apart = ParameterSet(target), None, False
 
     def forget(self, target: Any = None) -> None:
         """Record that this rank may have another state than the others.
 
         It has loaded one, with gradients of the parameters that ``target`` has now.
         """
-        self._shared, self._loaded = None, None if target is None else ParameterSet(target)
+        self.shared, self._loaded = None, None if target is None else ParameterSet(target)
         self.is_apart = False
