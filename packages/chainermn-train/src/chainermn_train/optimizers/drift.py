@@ -89,6 +89,7 @@ class DriftDetector:
         # The first step makes momenta: a turn that was cut before lacks them.
         if self._next >= len(self._turn) or (steps and not self._began_at):
             self._begin_turn(params)
+        # Numbers have the same hash in all processes.
         value = hash((steps, self._next, getattr(optimizer, "_loss_scale", None) or 0.0))
         self._wait()
         copies = self._copies
