@@ -97,7 +97,7 @@ class DriftDetector:
             part = copies[place].host if copies else piece.elements()
             if type(part) is not np.ndarray:
                 part = to_host(part)
-            value = zlib.adler32(part, value + updates_of(piece.param))
+            value = zlib.adler32(part, (value + updates_of(piece.param)) & 0xFFFFFFFF)
         return value & 0xFFFFFFFF
 
     def advance(self) -> None:
