@@ -53,6 +53,16 @@ def test_a_class_makes_the_communicator(name, world):
             check_mean(same)
 
 
+def test_a_class_without_a_name_leaves_it_to_its_other_bases():
+    class Mixin(MpiCommunicatorBase):
+        pass
+
+    class Mixed(Mixin, NaiveCommunicator):
+        pass
+
+    assert Mixed.communicator_name == "naive"
+
+
 def test_classes_take_what_create_communicator_takes(world):
     with FlatCommunicator(
         mpi_comm=world, allreduce_grad_dtype="float16", batched_copy=True, reproducible=True

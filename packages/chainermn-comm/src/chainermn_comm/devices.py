@@ -180,7 +180,9 @@ class translated_errors:
     def __enter__(self) -> None: ...
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if error and type(error).__module__.partition(".")[0] in ("cupy", "cupy_backends"):
+        if error is None:
+            return
+        if type(error).__module__.partition(".")[0] in ("cupy", "cupy_backends"):
             raise CommunicationError(f"{self._what} failed: {describe_exception(error)}") from error
 
 

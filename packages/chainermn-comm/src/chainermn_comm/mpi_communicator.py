@@ -83,7 +83,8 @@ class MpiCommunicator(CommunicatorBase):
             )
 
     def __init_subclass__(cls, name: str | None = None) -> None:
-        cls.communicator_name = name or cls.communicator_name
+        if name is not None:
+            cls.communicator_name = name
         names, own = ("allreduce_grad", "multi_node_mean_grad"), vars(cls)
         defined = [name in own for name in names]
         if defined == [True, False]:

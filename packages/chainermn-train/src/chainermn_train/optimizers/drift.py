@@ -6,6 +6,7 @@ follows; a turn goes through all. The checksum rides in the synchronization that
 
 from __future__ import annotations
 
+import struct
 import zlib
 from numbers import Integral
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from .decision import OPERATION
 # longer. Adler-32 needs no table; that of CRC-32 takes as much of the caches as the slice.
 SLICE_BYTES = 2 << 10
 MOST_SLICES = 1000
+_COUNTS = struct.Struct("<qqd")
 _REMEDY = (
     "; call synchronize() on all ranks to give them rank 0's state, and see "
     "create_multi_node_optimizer's on_drift"
@@ -89,8 +91,8 @@ class DriftDetector:
         # The first step makes momenta: a turn that was cut before lacks them.
         if self._next >= len(self._turn) or (steps and not self._began_at):
             self._begin_turn(params)
-        # Numbers have the same hash in all processes.
-        value = hash((steps, self._next, getattr(optimizer, "_loss_scale", None) or 0.0))
+        scale = getattr(optimizer, "_loss_scale", None) or 0.0
+        value = zlib.adler32(_COUNTS.pack(steps, self._next, scale))
         self._wait()
         copies = self._copies
         for place, piece in enumerate(self._turn[self._next]):
@@ -98,7 +100,7 @@ class DriftDetector:
             if type(part) is not np.ndarray:
                 part = to_host(part)
             value = zlib.adler32(part, (value + updates_of(piece.param)) & 0xFFFFFFFF)
-        return value & 0xFFFFFFFF
+        return value
 
     def advance(self) -> None:
         """Go on to the next slice, as ranks have the same."""
