@@ -28,12 +28,11 @@ def double() -> Iterator[Gpu]:
 
 
 @pytest.fixture(params=["double", pytest.param("device", marks=pytest.mark.gpu)])
-def gpu(request: pytest.FixtureRequest) -> Iterator[Any]:
+def gpu(request: pytest.FixtureRequest, world: Any) -> Iterator[Any]:
     """The rank's device, of either kind; nothing may be left on the double's streams."""
-    from mpi4py import MPI
-
     if request.param == "device":
-        yield gpus.Real(MPI.COMM_WORLD.rank)
+        with gpus.real(world) as device:
+            yield device
         return
     with installed() as device:
         yield device
@@ -49,8 +48,7 @@ def one_each(gpu: Any, world: Any) -> Any:
 
 
 @pytest.fixture
-def device() -> gpus.Real:
+def device(world: Any) -> Iterator[gpus.Real]:
     """A real one alone, for what the double lacks; the test is marked `gpu`."""
-    from mpi4py import MPI
-
-    return gpus.Real(MPI.COMM_WORLD.rank)
+    with gpus.real(world) as device:
+        yield device

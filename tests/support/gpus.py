@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -25,15 +26,29 @@ DTYPES = ("float16", "float32", "float64")
 on_gpu, to_host, address = devices.on_gpu, devices.to_host, devices.address
 pinned, copy_to_device = devices.pinned, devices.copy_to_device
 why_none, kernel_source = devices.unavailable_reason, kernels.source
+own_bus_id = devices.bus_id
 
 
 class Real:
     """A rank's real device. What can be set of the double, to let it misbehave, does nothing."""
 
-    def __init__(self, rank: int) -> None:
-        import cupy
 
-        cupy.cuda.Device(rank % cupy.cuda.runtime.getDeviceCount()).use()
+@contextlib.contextmanager
+def real(world: Any) -> Iterator[Real]:
+    """The rank's real device is the current one.
+
+    Where ranks have to share devices, NCCL and our own check take each rank for a host of its own:
+    NCCL then goes through sockets, slowly, but by all of its real calls.
+    """
+    import cupy
+
+    count = cupy.cuda.runtime.getDeviceCount()
+    cupy.cuda.Device(world.rank % count).use()
+    with pytest.MonkeyPatch.context() as patch:
+        if world.size > count:
+            os.environ.update(NCCL_HOSTID=f"rank {world.rank}", NCCL_SOCKET_IFNAME="lo")
+            patch.setattr(devices, "bus_id", lambda: f"{own_bus_id()} of rank {world.rank}")
+        yield Real()
 
 
 def put(array: np.ndarray, layout: str = "C") -> Any:
@@ -80,7 +95,9 @@ def on_one_device(gpu: Any) -> Iterator[None]:
     import cupy
 
     with cupy.cuda.Device(0), pytest.MonkeyPatch.context() as patch:
-        if not isinstance(gpu, Real):
+        if isinstance(gpu, Real):
+            patch.setattr(devices, "bus_id", own_bus_id)
+        else:
             patch.setattr(gpu, "bus_id", "0000:17:00.0")
         yield
 

@@ -177,6 +177,12 @@ def _checked_signature(
         where = ("on a GPU",) if devices.on_gpu(like) else ()
         missing = ("no gradient",) if grad is None and not zero_fill else ()
         entries.append(("parameter", name, like.dtype, like.shape, *where, *missing))
+    return _signature(tuple(entries))
+
+
+# As for `_fast_path`: the digest, which a handshake needs, takes a millisecond of 161 gradients.
+@lru_cache(maxsize=256)
+def _signature(entries: tuple[tuple[Any, ...], ...]) -> GradientSignature:
     return GradientSignature(entries)
 
 

@@ -1,0 +1,140 @@
+"""Trainings on real devices beside one process on a CPU: every exchange, scales, drift, snapshots.
+
+Not on the double, which does no arithmetic.
+"""
+
+from __future__ import annotations
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+from chainermn_comm import RankMismatchError, create_communicator
+from tests.support import gpus
+from tests.support.exchanges import KINDS, OneProcess, exchanging
+from tests.support.gpus import NCCL, STAGED
+from tests.support.training import (
+    assert_near,
+    load_state,
+    parameter_bits,
+    same_everywhere,
+    state_of,
+)
+
+pytestmark = [pytest.mark.gpu, pytest.mark.world, pytest.mark.sizes(1, 2, 4)]
+
+ROWS = 8  # of a rank's batch
+
+
+@pytest.fixture(params=[*STAGED, *NCCL])
+def comm(request, world, device):
+    if request.param in NCCL:
+        gpus.one_each(world)
+    with create_communicator(request.param) as communicator:
+        yield communicator
+
+
+def network() -> chainer.Chain:
+    """The same weights on each call."""
+    random = np.random.default_rng(0)
+
+    def linear(n_in: int, n_out: int) -> L.Linear:
+        return L.Linear(n_in, n_out, initialW=random.standard_normal((n_out, n_in)).astype("f4"))
+
+    return L.Classifier(chainer.Sequential(linear(6, 40), F.relu, linear(40, 3)))
+
+
+def network_on_gpu() -> chainer.Chain:
+    """On the current device."""
+    device = chainer.backends.cuda.cupy.cuda.Device()
+    model = network()
+    model.to_device(f"@cupy:{device.id}")
+    return model
+
+
+def batches(number: int, ranks: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Of all ranks put together."""
+    random = np.random.default_rng(1)
+    rows = ROWS * ranks
+    return [
+        (random.standard_normal((rows, 6)).astype("f4"), random.integers(0, 3, rows).astype("i4"))
+        for _ in range(number)
+    ]
+
+
+def mine(comm, batch: tuple[np.ndarray, np.ndarray]) -> list:
+    """A rank's rows, on its device."""
+    rows = slice(ROWS * comm.rank, ROWS * (comm.rank + 1))
+    return [gpus.put(part[rows]) for part in batch]
+
+
+def scaled(optimizer, scale: str):
+    if scale == "dynamic":
+        optimizer.loss_scaling(interval=3, scale=2.0**8)
+    return optimizer
+
+
+@pytest.mark.parametrize("scale", ["none", "dynamic"])
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training_is_that_of_one_process(comm, kind, steps, scale):
+    on_gpus, on_cpu = network_on_gpu(), network()
+    optimizer = exchanging(
+        kind, comm, scaled(chainer.optimizers.MomentumSGD(0.05), scale), on_gpus, steps
+    )
+    one = OneProcess(kind, chainer.optimizers.MomentumSGD(0.05).setup(on_cpu), steps)
+    for batch in batches(8, comm.size):
+        optimizer.update(on_gpus, *mine(comm, batch))
+        one.update(*batch)
+    optimizer.flush()
+    one.flush()
+    assert all(gpus.on_gpu(param.array) for param in on_gpus.params())
+    assert same_everywhere(comm, on_gpus)
+    on_gpus.to_device("@numpy")
+    assert_near(on_gpus, on_cpu, 1e-4)
+
+
+@pytest.mark.parametrize("what", ["parameter", "momentum"])
+@pytest.mark.sizes(2, 4)
+def test_drift_on_a_device_is_noticed(comm, what):
+    model = network_on_gpu()
+    optimizer = exchanging("synchronous", comm, chainer.optimizers.Adam(), model)
+    data = batches(20, comm.size)
+    optimizer.update(model, *mine(comm, data[0]))
+    weights = model.predictor[0].W
+    if comm.rank == comm.size - 1:
+        (weights.array if what == "parameter" else weights.update_rule.state["m"])[3, 2] += 1
+
+    def go_on():
+        for batch in data:
+            optimizer.update(model, *mine(comm, batch))
+
+    with pytest.raises(RankMismatchError, match="/predictor/0/W"):
+        go_on()
+    optimizer.synchronize()
+    optimizer.update(model, *mine(comm, data[0]))
+    assert same_everywhere(comm, model)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_snapshot_goes_on_with_the_same_bits(comm, kind):
+    data = batches(6, comm.size)
+
+    def trained(optimizer, some):
+        for batch in some:
+            optimizer.update(optimizer.target, *mine(comm, batch))
+        return optimizer
+
+    def fresh():
+        return exchanging(kind, comm, chainer.optimizers.Adam(), network_on_gpu(), 2)
+
+    whole, first, second = trained(fresh(), data), trained(fresh(), data[:3]), fresh()
+    for ours, of in (second, first), (second.target, first.target):
+        load_state(ours, state_of(of))
+    trained(second, data[3:])
+    for optimizer in whole, second:
+        optimizer.flush()
+        optimizer.target.to_device("@numpy")
+    assert parameter_bits(second.target) == parameter_bits(whole.target)
