@@ -209,7 +209,11 @@ def test_every_kernel_compiles_for_every_gpu(architecture):
     from cupy_backends.cuda.libs import nvrtc
 
     program = nvrtc.createProgram(gpus.kernel_source(), "kernels.cu", (), ())
-    options = (f"--gpu-architecture=sm_{architecture}", "--std=c++17")
+    options = (
+        f"--gpu-architecture=sm_{architecture}",
+        "--std=c++17",
+        f"--maxrregcount={gpus.REGISTERS}",
+    )
     try:
         nvrtc.compileProgram(program, options)
     except nvrtc.NVRTCError as error:

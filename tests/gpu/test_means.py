@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from itertools import product
 
@@ -372,8 +373,10 @@ def test_communicators_leave_nothing_behind(world, gpu, name, times):
         return found
 
     gpu.delay = 0
-    before = make(10 if real else 1)
-    after = make(60 if real else times)
+    # Where ranks share a device, NCCL takes half a second to connect them.
+    few = real and "NCCL_HOSTID" in os.environ
+    before = make((2 if few else 10) if real else 1)
+    after = make((10 if few else 60) if real else times)
     if real:
         assert after[0] <= before[0]
         assert after[1] - before[1] < MIB_LEFT << 20

@@ -161,7 +161,7 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
         return {"name": b"Double", "totalGlobalMem": MEMORY_BYTES, "major": 7, "minor": 0}
 
     class RawModule:
-        def __init__(self, code: str) -> None:
+        def __init__(self, code: str, *, options: tuple[str, ...] = ()) -> None:
             assert 'extern "C"' in code
 
         def get_function(self, name: str) -> Callable[..., None]:

@@ -186,23 +186,23 @@ class translated_errors:
             raise CommunicationError(f"{self._what} failed: {describe_exception(error)}") from error
 
 
-def kernel(source: str, name: str) -> Any:
+def kernel(source: str, name: str, registers: int) -> Any:
     """Return the compiled kernel: ``kernel(grid, block, arguments)``, on the current stream.
 
-    It is compiled once; ``source`` is to be the same string object each time, which is then found
-    without being hashed or compared.
+    A thread has at most that many registers. It is compiled once; ``source`` is to be the same
+    string object each time, which is then found without being hashed or compared.
     """
-    return _kernel(_cupy(), source, name)
+    return _kernel(_cupy(), source, name, registers)
 
 
 @lru_cache(maxsize=64)
-def _kernel(cupy: Any, source: str, name: str) -> Any:
-    return _module(cupy, source).get_function(name)
+def _kernel(cupy: Any, source: str, name: str, registers: int) -> Any:
+    return _module(cupy, source, registers).get_function(name)
 
 
 @lru_cache(maxsize=4)
-def _module(cupy: Any, source: str) -> Any:
-    return cupy.RawModule(code=source)
+def _module(cupy: Any, source: str, registers: int) -> Any:
+    return cupy.RawModule(code=source, options=(f"--maxrregcount={registers}",))
 
 
 def _cupy() -> Any:

@@ -15,11 +15,13 @@ from .. import devices
 from ..allreduce import Chunk
 
 THREADS = 256
-# Elements that each thread has under way at once. Not measured: no GPU was at hand.
+# Elements that each thread has under way at once.
 EACH = 8
 TILE = THREADS * EACH
-# Blocks beyond those that a device runs at once only queue.
-MAX_BLOCKS = 1 << 16
+# Some for each place of a device: with more of them each has fewer tiles for its search.
+MAX_BLOCKS = 1 << 12
+# Of a thread: the most with which a device runs as many threads as it can.
+REGISTERS = 32
 # Of a table: three 64-bit numbers.
 ROW_BYTES = 24
 # The wire dtypes by name, each with its letter in a kernel's name.
@@ -112,19 +114,24 @@ template <bool PACK, typename Wire>
 __device__ inline void walk(
     const Part* parts, i64 count, Wire* wire, i64 size, double divisor
 ) {
-    for (i64 first = (i64)blockIdx.x * TILE; first < size; first += (i64)gridDim.x * TILE) {
-        i64 last = first + TILE < size ? first + TILE : size;
-        for (i64 p = find(parts, count, first); p < count && parts[p].begin < last; ++p) {
-            i64 begin = parts[p].begin, end = parts[p + 1].begin;
-            i64 from = first > begin ? first : begin;
-            int n = (int)((last < end ? last : end) - from);
-            i64 address = parts[p].address, offset = from - begin;
-            switch (parts[p].itemsize) {
-            case 2: copy<PACK, Wire, Half>(address, offset, wire + from, n, divisor); break;
-            case 4: copy<PACK, Wire, float>(address, offset, wire + from, n, divisor); break;
-            case 8: copy<PACK, Wire, double>(address, offset, wire + from, n, divisor); break;
-            }
+    // Of tiles in a row, so that a block searches once.
+    i64 tiles = (size + TILE - 1) / TILE, each = (tiles + gridDim.x - 1) / gridDim.x * TILE;
+    i64 first = blockIdx.x * each, stop = first + each < size ? first + each : size;
+    for (i64 p = first < stop ? find(parts, count, first) : 0; first < stop;) {
+        const Part& part = parts[p];
+        i64 end = parts[p + 1].begin, last = first + TILE < stop ? first + TILE : stop;
+        if (last >= end) {
+            last = end;
+            ++p;
         }
+        int n = (int)(last - first);
+        i64 address = part.address, offset = first - part.begin;
+        switch (part.itemsize) {
+        case 2: copy<PACK, Wire, Half>(address, offset, wire + first, n, divisor); break;
+        case 4: copy<PACK, Wire, float>(address, offset, wire + first, n, divisor); break;
+        case 8: copy<PACK, Wire, double>(address, offset, wire + first, n, divisor); break;
+        }
+        first = last;
     }
 }
 
@@ -201,7 +208,7 @@ def launch(
         size: elements of the chunk.
         divisor: each element is divided by it, in float32 or wider, before it is rounded.
     """
-    kernel = devices.kernel(source(), f"{name}_{DTYPE_CODES[dtype.name]}")
+    kernel = devices.kernel(source(), f"{name}_{DTYPE_CODES[dtype.name]}", REGISTERS)
     blocks = min(-(-size // (TILE if "pack" in name else THREADS)), MAX_BLOCKS)
     arguments = (table, np.int64(count), buffer, np.int64(size), np.float64(divisor))
     kernel((blocks,), (THREADS,), arguments)
