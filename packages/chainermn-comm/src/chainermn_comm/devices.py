@@ -197,12 +197,8 @@ def kernel(source: str, name: str, registers: int) -> Any:
 
 @lru_cache(maxsize=64)
 def _kernel(cupy: Any, source: str, name: str, registers: int) -> Any:
-    return _module(cupy, source, registers).get_function(name)
-
-
-@lru_cache(maxsize=4)
-def _module(cupy: Any, source: str, registers: int) -> Any:
-    return cupy.RawModule(code=source, options=(f"--maxrregcount={registers}",))
+    module = cupy.RawModule(code=source, options=(f"--maxrregcount={registers}",))  # CuPy keeps it
+    return module.get_function(name)
 
 
 def _cupy() -> Any:

@@ -24,7 +24,7 @@ from .pipeline import MPI_SLOTS, Call, Pipeline
 from .tables import TableCache
 from .watcher import Watcher
 
-# Neither is measured, since no GPU was at hand. NCCL wants tens of megabytes to reach its
+# Neither is measured, since that takes several GPUs. NCCL wants tens of megabytes to reach its
 # bandwidth; a message between hosts must be short beside the whole for their work to overlap.
 NCCL_CHUNK_BYTES = 32 << 20
 MPI_CHUNK_BYTES = 4 << 20

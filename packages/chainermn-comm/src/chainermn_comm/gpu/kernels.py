@@ -72,20 +72,20 @@ __device__ inline void narrow(float wide, Bfloat& b) {  // to nearest, ties to e
 __device__ inline void narrow(double wide, Bfloat& b) { narrow((float)wide, b); }
 
 // Computes in float32, or in float64 where either side has it. All loads go out before the
-// first result is needed.
-template <bool DIVIDE, typename From, typename To>
+// first result is needed. A full tile takes no comparisons, which would make divisions wait.
+template <bool DIVIDE, bool FULL, typename From, typename To>
 __device__ inline void move(const From* from, To* to, int count, double divisor) {
     typedef decltype(widen(From()) + widen(To())) Wide;
     From raw[EACH];
     #pragma unroll
     for (int k = 0; k < EACH; ++k) {
         int i = threadIdx.x + k * THREADS;
-        if (i < count) raw[k] = from[i];
+        if (FULL || i < count) raw[k] = from[i];
     }
     #pragma unroll
     for (int k = 0; k < EACH; ++k) {
         int i = threadIdx.x + k * THREADS;
-        if (i < count) {
+        if (FULL || i < count) {
             Wide wide = widen(raw[k]);
             narrow(DIVIDE ? wide / (Wide)divisor : wide, to[i]);
         }
@@ -95,8 +95,11 @@ __device__ inline void move(const From* from, To* to, int count, double divisor)
 template <bool PACK, typename Wire, typename Grad>
 __device__ inline void copy(i64 address, i64 offset, Wire* wire, int count, double divisor) {
     Grad* grad = (Grad*)address + offset;
-    if (PACK) move<true>(grad, wire, count, divisor);
-    else move<false>(wire, grad, count, 1.0);
+    bool full = count == TILE;
+    if (PACK && full) move<true, true>(grad, wire, count, divisor);
+    else if (PACK) move<true, false>(grad, wire, count, divisor);
+    else if (full) move<false, true>(wire, grad, count, 1.0);
+    else move<false, false>(wire, grad, count, 1.0);
 }
 
 // The last part that begins at or before the element.

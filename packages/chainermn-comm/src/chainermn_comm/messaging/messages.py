@@ -204,7 +204,7 @@ def encode_header(kind: str, specs: tuple[ArraySpec, ...], *rest: Any) -> bytes:
 def decode_header(header: bytes) -> Any:
     """Return kind, specs (dtype, shape, order and bytes of each array), scalars and on_gpu."""
     kind, encoded, scalars, on_gpu = pickle.loads(header)
-    dtypes = [_dtype_of(token) for token, *_ in encoded]
+    dtypes = [np.dtype(it if isinstance(it, str) else pickle.loads(it[1])) for it, *_ in encoded]
     specs = tuple(
         (dtype, shape, order, dtype.itemsize * math.prod(shape))
         for dtype, (_, shape, order) in zip(dtypes, encoded, strict=True)
@@ -225,8 +225,10 @@ def decode_header_cached(header: bytes) -> Any:
 
 def array_sizes(header: bytes) -> list[int]:
     """Return the bytes of each array; also where :func:`decode_header` raises."""
-    encoded = pickle.loads(header)[1]
-    return [_itemsize_of(token) * math.prod(shape) for token, shape, _ in encoded]
+    return [
+        (np.dtype(token).itemsize if isinstance(token, str) else token[0]) * math.prod(shape)
+        for token, shape, _ in pickle.loads(header)[1]
+    ]
 
 
 def _is_plain(item: Any) -> bool:
@@ -242,16 +244,6 @@ def _contiguous(item: Any, rank: int) -> np.ndarray:
 
 # A plain dtype travels as its short string. Structured and foreign ones are pickled apart, with
 # their itemsize: where one can't be unpickled, the array's data can still be discarded.
-
-
 def _dtype_token(dtype: np.dtype) -> Any:
     is_plain = dtype.isbuiltin == 1 or np.dtype(dtype.str) == dtype
     return dtype.str if is_plain else (dtype.itemsize, pickle.dumps(dtype))
-
-
-def _dtype_of(token: Any) -> np.dtype:
-    return np.dtype(token if isinstance(token, str) else pickle.loads(token[1]))
-
-
-def _itemsize_of(token: Any) -> int:
-    return np.dtype(token).itemsize if isinstance(token, str) else token[0]
