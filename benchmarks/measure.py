@@ -44,7 +44,7 @@ def measure(
         comm,
         [case.timed for case in cases],
         rounds,
-        warm_up=warm_up // IN_A_ROW,
+        warm_up=min(warm_up // IN_A_ROW, rounds),  # a short run need not be exact
         in_a_row=IN_A_ROW,
         calls=calls,
         realtime=realtime,

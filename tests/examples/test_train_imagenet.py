@@ -53,7 +53,9 @@ def test_the_images_are_there_and_always_the_same(images, tmp_path):
     assert all((again / file).read_bytes() == (images / file).read_bytes() for file in files)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "ranks", [1, 2, *[pytest.param(n, marks=pytest.mark.full) for n in (3, 4)]]
+)
 def test_any_number_of_ranks_learns(ranks, images, tmp_path):
     job = train(ranks, IMAGENET, images, *SMALL, "--epoch", ranks + 2, cwd=tmp_path)
     check(job, tmp_path / "result", ranks + 2, ranks)

@@ -12,7 +12,7 @@ from tests.support import gpus
 from tests.support.models import Model, Param
 from tests.support.topologies import IMPOSED, on_nodes
 
-pytestmark = [pytest.mark.world, pytest.mark.ranks(2, 3)]
+pytestmark = [pytest.mark.world, pytest.mark.ranks(3)]
 
 # Bits after the leading one, and the exponent of the smallest number.
 WIRES = {"float16": (10, -24), "bfloat16": (7, -133)}

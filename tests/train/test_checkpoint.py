@@ -43,8 +43,8 @@ def in_order_by_workers(dataset):
         (False, shuffled),
         (True, shuffled),
         (False, by_own_generator),
-        (False, by_threads),
-        (False, in_order_by_workers),
+        pytest.param(False, by_threads, marks=pytest.mark.ranks(2)),
+        pytest.param(False, in_order_by_workers, marks=pytest.mark.ranks(2)),
     ],
 )
 def test_resume_ends_with_the_bits_of_an_uninterrupted_run(comm, folder, background, iterate):

@@ -263,7 +263,8 @@ def test_an_unknown_wish_is_named(naive):
 
 @HIERARCHICAL
 @pytest.mark.parametrize(
-    "updates", [pytest.param(300), pytest.param(10_000, marks=pytest.mark.full)]
+    "updates",
+    [pytest.param(300, marks=pytest.mark.ranks(2)), pytest.param(10_000, marks=pytest.mark.full)],
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_else_is_taken_for_drift(comm, kind, updates):

@@ -20,6 +20,7 @@ from tests.support.training import (
 
 pytestmark = [
     pytest.mark.world,
+    pytest.mark.ranks(2),  # the third would do as the second does
     pytest.mark.filterwarnings("ignore:Non finite number found in param.grad"),
 ]
 
