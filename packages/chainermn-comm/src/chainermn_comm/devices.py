@@ -180,10 +180,15 @@ class translated_errors:
     def __enter__(self) -> None: ...
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if error is None:
-            return
-        if type(error).__module__.partition(".")[0] in ("cupy", "cupy_backends"):
-            raise CommunicationError(f"{self._what} failed: {describe_exception(error)}") from error
+        if error is not None and (translated := translate(error, self._what)) is not error:
+            raise translated from error
+
+
+def translate(error: BaseException, what: str) -> BaseException:
+    """Return what :class:`translated_errors` raises in place of this error, or the error."""
+    if type(error).__module__.partition(".")[0] in ("cupy", "cupy_backends"):
+        return CommunicationError(f"{what} failed: {describe_exception(error)}")
+    return error
 
 
 def kernel(source: str, name: str, registers: int) -> Any:

@@ -67,25 +67,26 @@ class GradientMean(MeanInProgress):
         if planned and self._data_context is context:
             raise NotImplementedError(_NO_PLAN)
         try:
-            with devices.translated_errors(f"rank {context.rank}: {self._operation}"):
-                call = call_of(
-                    model,
-                    context.rank,
-                    bool(self._zero_fill),
-                    self._settings,
-                    algorithms.stays_in_memory,
-                    planned,
-                )
-                # What moves elsewhere needs a barrier there.
-                if not (self._calls or planned) and self._data_context is context:
-                    self._stage(call)
-        except BaseException as error:
-            if planned:  # the caller is somewhere in backward, and reports to the others itself
-                raise
-            try:
-                share_failure(context.handshake, self._operation, error)
-            finally:
-                context.handshake.leave()
+            call = call_of(
+                model,
+                context.rank,
+                bool(self._zero_fill),
+                self._settings,
+                algorithms.stays_in_memory,
+                planned,
+            )
+            # What moves elsewhere needs a barrier there.
+            if not (self._calls or planned) and self._data_context is context:
+                self._stage(call)
+        except BaseException as caught:
+            error = devices.translate(caught, f"rank {context.rank}: {self._operation}")
+            if not planned:  # else the caller is somewhere in backward, and reports it itself
+                try:
+                    share_failure(context.handshake, self._operation, error)
+                finally:
+                    context.handshake.leave()
+            if error is not caught:
+                raise error from caught
             raise
         self._calls.append(call)
         if planned:

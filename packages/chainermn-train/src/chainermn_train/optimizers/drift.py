@@ -93,8 +93,8 @@ class DriftDetector:
             self._begin_turn(params)
         scale = getattr(optimizer, "_loss_scale", None) or 0.0
         value = zlib.adler32(_COUNTS.pack(steps, self._next, scale))
-        self._wait()
-        copies = self._copies
+        if copies := self._copies:
+            self._wait()
         for place, piece in enumerate(self._turn[self._next]):
             part = copies[place].host if copies else piece.elements()
             if type(part) is not np.ndarray:

@@ -85,9 +85,10 @@ class GradientSet:
             param, grad = each.param, each.grad
             if grad is None or param.array is None or not has_form_of(grad, param.array):
                 param.cleargrad()
+                param._loss_scale = None
             else:
                 param.grad = param.device.send(grad)
-        set_scale([each.param for each in self.gradients], self.scale)
+                param._loss_scale = self.scale
 
     def rescale(self, scale: float | None) -> None:
         """Let these be as if they had been computed with this loss scale."""
@@ -220,9 +221,12 @@ def rescale(params: ParameterSet, scale: float | None) -> None:
             param._loss_scale = scale
 
 
-def is_scaled(params: ParameterSet) -> bool:
-    """Return whether a backward with a loss scale has met some parameter."""
-    return any([param._loss_scale is not None for param in params.params])
+def are_scaled_by(params: ParameterSet, scale: float | None) -> bool:
+    """Return whether each parameter's last backward was with this loss scale, None for none."""
+    for param in params.params:  # noqa: SIM110  (a generator takes twice the time)
+        if param._loss_scale != scale:
+            return False
+    return True
 
 
 def set_scale(params: Iterable[Any], scale: float | None) -> None:

@@ -12,7 +12,7 @@ import chainer
 
 from chainermn_comm import CommunicatorBase, MeanInProgress, RankMismatchError
 
-from ..collective_errors import SharedFailure, bcast_checked, raise_on_all_ranks
+from ..collective_errors import SharedFailure, bcast_checked, raise_on_all_ranks, share_failure
 from ..host_arrays import to_host
 from ..optimizer_state import is_missing, serialize_mixed_precision, serialize_state
 from ..parameter_set import ParameterSet
@@ -20,7 +20,7 @@ from ..wrappers import AttributeProxy, UnpicklableMixin
 from .decision import OPERATION, Decision, Report, agree, decide, keeps_gradients
 from .drift import DriftDetector
 from .gradient_exchange import GradientExchange
-from .gradient_set import GradientGroup, GradientSet, is_scaled, rescale
+from .gradient_set import GradientGroup, GradientSet, are_scaled_by, rescale
 from .replicated_state import ReplicatedState
 
 Agreed = tuple[Decision, Report]  # what all ranks do, and the sums of their reports
@@ -186,7 +186,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             RuntimeError: :meth:`setup` has not been called on this rank (PeerError on the others).
             RankMismatchError: names of parameters differ, or other ranks do something else.
         """
-        self._require_model()
+        if self.actual_optimizer.target is None:
+            self._refuse_without_model()
         self._exchange.close()  # a copy on one rank has no channel
         self._share()
 
@@ -250,7 +251,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
 
     def _agree_on_news(self, call: str, without_loss: bool = False) -> Agreed:
         """Agree before the loss if something changed here; others may have computed theirs."""
-        self._require_model()
+        if self.actual_optimizer.target is None:
+            self._refuse_without_model()
         report = self._state.report(self.actual_optimizer)
         if report is None:
             return Decision.CONTINUE, _NOTHING
@@ -295,7 +297,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             changed = 1
         elif is_last and (own or group.num_calls) and not self._state.is_apart:
             scale = group.scale(self._scale)
-            if group.steps > 1 or scale is not None or is_scaled(params):
+            if group.steps > 1 or not are_scaled_by(params, scale):
                 with SharedFailure(self.communicator.handshake, OPERATION):
                     if group.steps > 1:
                         group.assign_mean(params, scale, and_present=own > 0)
@@ -316,7 +318,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         """
         optimizer, communicator, exchange = self.actual_optimizer, self.communicator, self._exchange
         digest, num_calls = 0, self._group.num_calls
-        with SharedFailure(communicator.handshake, OPERATION):
+        try:
             if exchange.error() is not None:
                 exchange.take_flight()  # raises it
             own = self._state.is_apart, exchange.has_flight, exchange.channel is not None
@@ -324,6 +326,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                 report = report._replace(apart=own[0], in_flight=own[1], has_channel=own[2])
             if self._detects_drift:
                 digest = self._drift.checksum(self._params, optimizer)
+        except BaseException as error:
+            share_failure(communicator.handshake, OPERATION, error)
+            raise
         mean = mean or communicator.start_mean(self.zero_fill, OPERATION)
         num_calls = min(num_calls, 1) if call == "flush()" else num_calls  # it takes any number
         total = agree(mean, call, report, digest, num_calls)
@@ -432,10 +437,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         self._group.clear()
         self._exchange.put_flight(None)
 
-    def _require_model(self) -> None:
-        if self.actual_optimizer.target is None:
-            with SharedFailure(self.communicator.handshake, OPERATION):
-                raise RuntimeError("the optimizer has no model: call its `setup(model)` first")
+    def _refuse_without_model(self) -> None:
+        with SharedFailure(self.communicator.handshake, OPERATION):
+            raise RuntimeError("the optimizer has no model: call its `setup(model)` first")
 
     @property
     def _params(self) -> ParameterSet:

@@ -24,7 +24,7 @@ from . import tracked_backward
 from .decision import OPERATION
 from .gpus import device_of, new_stream, using_stream, wait_on_device
 from .gradient_exchange import GradientExchange, make_channel
-from .gradient_set import GradientSet, has_form_of, is_scaled, present_gradient
+from .gradient_set import GradientSet, are_scaled_by, has_form_of, present_gradient
 
 # Long enough that a bucket's costs don't count, short enough that the first one leaves early.
 BUCKET_BYTES = 1 << 20
@@ -139,7 +139,7 @@ class OverlappedExchange(GradientExchange):
         if plan.params is not params or _wire_dtype(own) != _wire_dtype(self._communicator):
             self._plan = None  # it is outdated; all make another one
             return False
-        return self._is_tracked(params, loss) and (scale is not None or not is_scaled(params))
+        return self._is_tracked(params, loss) and (scale is not None or are_scaled_by(params, None))
 
     def backward(self, params: ParameterSet, loss: Any, loss_scale: float | None) -> None:
         self._order = []

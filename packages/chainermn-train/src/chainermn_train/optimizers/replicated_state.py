@@ -33,7 +33,7 @@ class ReplicatedState(UnpicklableMixin):
         their loss by now.
         """
         target, shared, loaded = optimizer.target, self.shared, self._loaded
-        is_rescaled = not self.has_noted(optimizer)
+        is_rescaled = self._scaling != loss_scaling(optimizer)
         if shared is not None and shared.is_still_of(target):
             return Report(rescaled=1) if is_rescaled and not self.is_apart else None
         changed = bool(shared or (loaded and not loaded.has_parameters_of(target)))
