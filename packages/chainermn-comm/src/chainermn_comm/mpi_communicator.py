@@ -397,16 +397,10 @@ class MpiCommunicator(CommunicatorBase):
     def _start_mean(
         self, channel: MpiCommunicator, zero_fill: bool, operation: str = "allreduce_grad"
     ) -> GradientMean:
-        context = self._context
-        return GradientMean(
-            context,
-            context if channel is self else channel._context,
-            channel._algorithms,
-            self._settings,
-            zero_fill,
-            operation,
-            channel._settings,
-        )
+        context, settings = self._context, self._settings
+        through, algorithms = context if channel is self else channel._context, channel._algorithms
+        planned = channel._settings
+        return GradientMean(context, through, algorithms, settings, zero_fill, operation, planned)
 
     @watched
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:

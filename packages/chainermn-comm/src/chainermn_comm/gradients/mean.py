@@ -63,18 +63,12 @@ class GradientMean(MeanInProgress):
             self._planned: SimpleQueue[GradientCall] = SimpleQueue()
 
     def add(self, model: Any, planned: bool = False) -> None:
-        context, algorithms = self._context, self._algorithms
+        context, settings = self._context, self._settings
+        in_memory = self._algorithms.stays_in_memory
         if planned and self._data_context is context:
             raise NotImplementedError(_NO_PLAN)
         try:
-            call = call_of(
-                model,
-                context.rank,
-                bool(self._zero_fill),
-                self._settings,
-                algorithms.stays_in_memory,
-                planned,
-            )
+            call = call_of(model, context.rank, bool(self._zero_fill), settings, in_memory, planned)
             # What moves elsewhere needs a barrier there.
             if not (self._calls or planned) and self._data_context is context:
                 self._stage(call)
