@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 
 from chainermn_comm import PeerError, RankMismatchError, create_communicator
+from tests.support.freed import freed_at_once
 from tests.support.models import Model, Param, check_mean, with_grads
 from tests.support.synchronizations import written_down
 from tests.support.third_party import PlainCommunicator
@@ -129,6 +131,26 @@ def test_a_gradient_that_cannot_be_written_is_replaced_in_the_last_step(comm):
     mean.assign()
     np.testing.assert_array_equal(own, comm.rank)
     np.testing.assert_array_equal(model["w"].grad, (comm.size - 1) / 2)
+
+
+@several_ranks
+def test_a_gradient_that_fails_is_kept_no_longer_than_its_error(comm):
+    """A caller that skips a batch would run out of memory."""
+    model = with_grads(w=np.ones(3, "f4" if comm.rank else "i8"))
+    with freed_at_once(model):
+        with suppress(TypeError, PeerError):
+            comm.allreduce_grad(model)
+        del model
+
+
+@pytest.mark.parametrize("comm", OURS, indirect=True)
+def test_a_method_in_the_place_of_ours_takes_the_means(comm, monkeypatch):
+    with create_communicator("flat", comm.mpi_comm, allreduce_grad_dtype="float16") as other:
+        monkeypatch.setattr(comm, "multi_node_mean_grad", other.multi_node_mean_grad)
+        model = with_grads(w=np.full(9, 0.1 + comm.rank, "f4"))
+        finish(comm.start_mean(zero_fill=True), model)
+        found = model["w"].grad
+        np.testing.assert_array_equal(found, found.astype("f2"))
 
 
 @with_third_party

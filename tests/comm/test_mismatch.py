@@ -119,12 +119,21 @@ def mean_grad(comm, zero_fill=True):
     comm.multi_node_mean_grad(with_grads(w=np.ones(2)), zero_fill)
 
 
-def mean_into(comm, size=3):
-    comm.multi_node_mean(np.ones(3), np.empty(size))
+def mean_into(comm, size=3, dtype="f8", given="f8"):
+    comm.multi_node_mean(np.ones(3, given), np.empty(size, dtype))
+
+
+def mean_into_integers(comm, dtype="f8"):
+    mean_into(comm, 3, dtype)
+
+
+def complex_mean_into(comm, dtype="c16"):
+    mean_into(comm, 3, dtype, "c16")
 
 
 NO_ARRAYS = [Strange(), None, "text", [[1, 2], [3]], {"a": 1}, np.array([Strange()])]
 NO_SUMS = [np.zeros(2, dtype) for dtype in ("U3", "datetime64[D]", "V4")]
+NO_SUMS += [np.rec.array([(1.0, 2)], dtype="f8,i4")]
 NO_LISTS = [None, [], [1], [1] * 9]
 
 
@@ -145,6 +154,8 @@ NO_LISTS = [None, [], [1], [1] * 9]
         (1, ValueError, "color of split must be", split, [(2**31, 0), (-1, 0), ("red", 0)]),
         (1, ValueError, "neither true nor false", mean_grad, [Ambiguous()]),
         (1, ValueError, "recvbuf of multi_node_mean", mean_into, [4]),
+        (1, ValueError, "can hold float64", mean_into_integers, ["i8", "?", "U3"]),
+        (1, ValueError, "can hold complex128", complex_mean_into, ["f8"]),
         *(
             (rank, RuntimeError, "can't be pickled", method(name), [Raising(UNPICKLABLE)])
             for name, rank in [("bcast_obj", 0), ("gather_obj", 1), ("allreduce_obj", 1)]

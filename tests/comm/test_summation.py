@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -46,3 +47,14 @@ def test_an_element_has_the_same_bits_whatever_stands_beside_it(rows):
         for i in range(rows.shape[1]):
             sum_rows(list(rows[:, i : i + 1]), alone[i : i + 1], len(rows))
     assert whole.tobytes() == alone.tobytes()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_sum_is_no_product(ranks, in_place):
+    """Of inf + 0j and 1 the imaginary part would be no number."""
+    rows = np.array([[complex(np.inf, 0), 1 + 2j]] * ranks)
+    out = rows[-1] if in_place else np.empty(2, complex)
+    with np.errstate(all="ignore"):
+        sum_rows(list(rows), out)
+    np.testing.assert_array_equal(out, [complex(np.inf, 0), ranks * (1 + 2j)])

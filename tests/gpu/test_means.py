@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from itertools import product
 
@@ -374,7 +373,7 @@ def test_communicators_leave_nothing_behind(world, gpu, name, times):
 
     gpu.delay = 0
     # Where ranks share a device, NCCL takes half a second to connect them.
-    few = real and "NCCL_HOSTID" in os.environ
+    few = real and gpu.is_shared
     before = make((2 if few else 10) if real else 1)
     after = make((10 if few else 60) if real else times)
     if real:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -33,6 +32,9 @@ own_bus_id = devices.bus_id
 class Real:
     """A rank's real device. What can be set of the double, to let it misbehave, does nothing."""
 
+    def __init__(self, is_shared: bool) -> None:
+        self.is_shared = is_shared  # by several ranks
+
 
 @contextlib.contextmanager
 def real(world: Any) -> Iterator[Real]:
@@ -47,9 +49,10 @@ def real(world: Any) -> Iterator[Real]:
     cupy.cuda.Device(world.rank % count).use()
     with pytest.MonkeyPatch.context() as patch:
         if world.size > count:
-            os.environ.update(NCCL_HOSTID=f"rank {world.rank}", NCCL_SOCKET_IFNAME="lo")
+            patch.setenv("NCCL_HOSTID", f"rank {world.rank}")
+            patch.setenv("NCCL_SOCKET_IFNAME", "lo")
             patch.setattr(devices, "bus_id", lambda: f"{own_bus_id()} of rank {world.rank}")
-        yield Real()
+        yield Real(world.size > count)
 
 
 def put(array: np.ndarray, layout: str = "C") -> Any:

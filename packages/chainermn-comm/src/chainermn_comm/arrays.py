@@ -55,7 +55,7 @@ def integer_between(value: Any, least: int, most: int, what: str) -> int:
 def can_be_summed(dtype: np.dtype) -> bool:
     """Return whether the dtype is a number (bool counts; its sum is a logical or)."""
     # ml_dtypes' numbers, bfloat16 among them, are of NumPy's kind V with a type of their own.
-    return dtype.kind in "biufc" or (dtype.kind == "V" and dtype.type is not np.void)
+    return dtype.kind in "biufc" or (dtype.kind == "V" and not issubclass(dtype.type, np.void))
 
 
 def accumulator(dtype: np.dtype) -> np.dtype:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -168,20 +169,18 @@ def is_done(event: Any) -> bool:
     raise runtime.CUDARuntimeError(status)
 
 
-class translated_errors:
+@contextmanager
+def translated_errors(what: str) -> Iterator[None]:
     """Raise CommunicationError, with CUDA's or NCCL's words, where one of them fails inside.
 
     ``what`` failed then, for the message. Other exceptions go through as they are.
     """
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if error is not None and (translated := translate(error, self._what)) is not error:
-            raise translated from error
+    try:
+        yield
+    except BaseException as error:
+        if (translated := translate(error, what)) is error:
+            raise
+        raise translated from error
 
 
 def translate(error: BaseException, what: str) -> BaseException:

@@ -387,8 +387,9 @@ class MpiCommunicator(CommunicatorBase):
         operation: str = "allreduce_grad",
         through: CommunicatorBase | None = None,
     ) -> MeanInProgress:
-        own = getattr(self.multi_node_mean_grad, "__func__", None)
-        is_ours = own is MpiCommunicator.multi_node_mean_grad
+        own: Any = self.multi_node_mean_grad  # or another class's or communicator's in its place
+        is_ours = getattr(own, "__func__", None) is MpiCommunicator.multi_node_mean_grad
+        is_ours = is_ours and own.__self__ is self
         # In this order: isinstance of an abstract class takes as long as all the rest.
         if is_ours and (through is None or isinstance(through, MpiCommunicator)):
             return self._start_mean(through or self, zero_fill, operation)

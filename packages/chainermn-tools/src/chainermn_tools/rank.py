@@ -15,7 +15,6 @@ import runpy
 import socket
 import sys
 import traceback
-from types import TracebackType
 from typing import Any, NoReturn
 
 from _chainermn_events import emit, exit_code
@@ -99,19 +98,16 @@ def _describe(error: BaseException) -> dict[str, Any]:
         what = f"sys.exit({error.code!r})"[:HEADLINE_CHARACTERS]
         return {"what": what, "secondary": secondary, "traceback": ""}
     try:
-        lines = traceback.format_exception(type(error), error, _without_own(error.__traceback__))
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename in OWN_FILES:
+            trace = trace.tb_next
+        lines = traceback.format_exception(type(error), error, trace)
         only = traceback.format_exception_only(type(error), error)
         what = only[-1 if isinstance(error, SyntaxError) else 0].strip()
     except Exception:  # its __str__ fails
         lines, what = traceback.format_tb(error.__traceback__), kinds[0]
     what, text = what.split("\n")[0][:HEADLINE_CHARACTERS], "".join(lines)[-TRACEBACK_CHARACTERS:]
     return {"what": what, "secondary": secondary, "traceback": text}
-
-
-def _without_own(trace: TracebackType | None) -> TracebackType | None:
-    while trace is not None and trace.tb_frame.f_code.co_filename in OWN_FILES:
-        trace = trace.tb_next
-    return trace
 
 
 if __name__ == "__main__":

@@ -46,10 +46,11 @@ def sum_rows(
             rest = rows[2:]
         for row in rest:
             add_into(total, row)
-        if not widened:  # scaling writes the sum where it belongs
-            scale(total, factor, out=out)
+        # A sum isn't multiplied by 1, which makes inf + 0j inf + nanj.
+        if divisor != 1:
+            total = scale(total, factor, out=total if widened else out)
+        if total is out:
             return
-        scale(total, factor, out=total)
     except FloatingPointError:
         total = _mean_of_large(originals or rows, dtype, divisor)
     with np.errstate(all="ignore"):
@@ -86,8 +87,6 @@ def overflow_errstate() -> np.errstate:
 def _arithmetic(dtype: np.dtype, divisor: float) -> tuple[np.dtype, bool, np.ufunc, np.ndarray]:
     """Return the dtype to sum in, whether it differs, and ufunc and operand of the division."""
     wide = accumulator(dtype)
-    if dtype.kind == "b":
-        return wide, False, np.logical_and, np.array(True)
     if math.frexp(divisor)[0] == 0.5:  # a power of two: exact, and faster
         return wide, wide != dtype, np.multiply, np.array(1 / divisor, wide)
     return wide, wide != dtype, np.divide, np.array(divisor, wide)

@@ -33,10 +33,12 @@ def reduce_arrays(
         if out is not None:
             shapes = [array.shape for array in message.arrays]
             usable = devices.on_gpu(out) or (isinstance(out, np.ndarray) and out.flags.writeable)
-            if not usable or shapes != [out.shape]:
+            kinds = "c" if any(array.dtype.kind == "c" for array in message.arrays) else "fcV"
+            if not usable or shapes != [out.shape] or out.dtype.kind not in kinds:
+                dtypes = ", ".join(str(array.dtype) for array in message.arrays)
                 raise ValueError(
                     f"rank {context.rank}: recvbuf of {operation} must be a writable array of the "
-                    f"shape of sendbuf, {', '.join(map(str, shapes))}"
+                    f"shape of sendbuf, {', '.join(map(str, shapes))}, that can hold {dtypes}"
                 )
         buffers = [_copied(array) for array in message.arrays]
     specs = [("array", array.dtype, array.shape) for array in message.arrays]

@@ -18,9 +18,9 @@ THREADS = 256
 # Elements that each thread has under way at once.
 EACH = 8
 TILE = THREADS * EACH
-# Some for each place of a device: with more of them each has fewer tiles for its search.
+# A few times as many as a device runs at once. Each searches once for its tiles.
 MAX_BLOCKS = 1 << 12
-# Of a thread: the most with which a device runs as many threads as it can.
+# Of a thread. With more of them a device runs fewer threads at once.
 REGISTERS = 32
 # Of a table: three 64-bit numbers.
 ROW_BYTES = 24
@@ -117,7 +117,7 @@ template <bool PACK, typename Wire>
 __device__ inline void walk(
     const Part* parts, i64 count, Wire* wire, i64 size, double divisor
 ) {
-    // Of tiles in a row, so that a block searches once.
+    // A block takes tiles in a row, so that it searches once.
     i64 tiles = (size + TILE - 1) / TILE, each = (tiles + gridDim.x - 1) / gridDim.x * TILE;
     i64 first = blockIdx.x * each, stop = first + each < size ? first + each : size;
     for (i64 p = first < stop ? find(parts, count, first) : 0; first < stop;) {

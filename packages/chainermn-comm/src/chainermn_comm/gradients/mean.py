@@ -74,14 +74,15 @@ class GradientMean(MeanInProgress):
                 self._stage(call)
         except BaseException as caught:
             error = devices.translate(caught, f"rank {context.rank}: {self._operation}")
-            if not planned:  # else the caller is somewhere in backward, and reports it itself
-                try:
+            try:
+                if not planned:  # else the caller is somewhere in backward, and reports it itself
                     share_failure(context.handshake, self._operation, error)
-                finally:
-                    context.handshake.leave()
-            if error is not caught:
-                raise error from caught
-            raise
+                if error is not caught:
+                    raise error from caught
+                raise
+            finally:
+                context.handshake.leave()
+                del error  # its traceback refers to this frame: a cycle would keep the gradients
         self._calls.append(call)
         if planned:
             try:
