@@ -89,3 +89,13 @@ def test_a_wrong_argument_does_not_outlive_the_error(naive, kind, method):
         with suppress(TypeError, PeerError):
             getattr(naive, method)(batch)
         del batch
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [("root", "first"), ("root", 1 << 70), ("root", -1), ("root",), ("root", None)],
+    ids=str,
+)
+def test_an_entry_named_root_may_have_any_value(naive, kind, entry):
+    for _ in range(2):
+        assert kind(naive).handshake(naive, "save", (entry,)) == [b""] * naive.size

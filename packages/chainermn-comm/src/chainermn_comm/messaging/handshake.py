@@ -11,6 +11,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 from mpi4py import MPI
 
+from ..arrays import as_integer
 from ..errors import (
     CommunicationError,
     SharedFailure,
@@ -122,8 +123,10 @@ class Handshake:
             if len(self._digests) >= _CACHED_SIGNATURES:
                 self._digests.clear()
             digest = digest_of((operation, *signature))
-            roots = [entry[1] for entry in signature if entry[0] == "root"] or [NOBODY]
-            found = self._digests[key] = digest, roots[0], getattr(signature, "nbytes", 0)
+            # A user's entry of this name may have any value.
+            named = [as_integer([*entry, None][1]) for entry in signature if entry[0] == "root"]
+            root = next((it for it in named if it is not None and 0 <= it < self._size), NOBODY)
+            found = self._digests[key] = digest, root, getattr(signature, "nbytes", 0)
         return found
 
     def _compare(self, entries: list[bytearray], operation: str, signature: Signature) -> list[int]:
