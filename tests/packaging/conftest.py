@@ -1,6 +1,7 @@
 """Fresh environments to install the distributions into: made by uv, thrown away afterwards."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -114,6 +115,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Envir
             run(find_uv_bin(), "venv", "-q", "--python", python, folder)
         else:  # links, which installers replace and don't write to: what takes long is done once
             run("cp", "-al", f"{of.folder}/.", folder)
+            shutil.rmtree(folder / "work", ignore_errors=True)  # of what has run there
         return Environment(folder)
 
     return make
