@@ -184,7 +184,7 @@ def translated_errors(what: str) -> Iterator[None]:
 
 
 def translate(error: BaseException, what: str) -> BaseException:
-    """Return what :class:`translated_errors` raises in place of this error, or the error."""
+    """Return what :func:`translated_errors` raises in place of this error, or the error."""
     if type(error).__module__.partition(".")[0] in ("cupy", "cupy_backends"):
         return CommunicationError(f"{what} failed: {describe_exception(error)}")
     return error
