@@ -239,6 +239,7 @@ def test_back_to_back_calls_do_not_mix(world, gpu, name, step, calls):
             np.testing.assert_allclose(mean, call + (world.size - 1) / 2, rtol=1e-6)
 
 
+@pytest.mark.sizes(2, 3, 4)
 @named("flat", "hierarchical", "pure_nccl")
 def test_planned_buckets_come_after_their_gradients_on_another_stream(world, gpu, name):
     """With zeros where one is missing; parameters get the means when they are assigned."""

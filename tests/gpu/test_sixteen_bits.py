@@ -93,6 +93,7 @@ def test_other_wires_and_mpi_sum_as_ever(world, double):
     assert not any(call.startswith("cast") for call in double.calls)
 
 
+@pytest.mark.sizes(2, 3, 4)
 def test_the_setting_is_checked(world, one_each):
     with create_communicator("pure_nccl", allreduce_grad_dtype="float16") as comm:
         with pytest.raises(ValueError, match="reduce_dtype must be None or float32, got 'float64'"):

@@ -20,8 +20,8 @@ EACH = 8
 TILE = THREADS * EACH
 # A few times as many as a device runs at once. Each searches once for its tiles.
 MAX_BLOCKS = 1 << 12
-# Of a thread. With more of them a device runs fewer threads at once.
-REGISTERS = 32
+# Of a thread. With more of them a device runs fewer threads at once; with fewer packing spills.
+REGISTERS = 40
 # Of a table: three 64-bit numbers.
 ROW_BYTES = 24
 # The wire dtypes by name, each with its letter in a kernel's name.
