@@ -57,15 +57,15 @@ from pathlib import Path
 import numpy as np
 from tests.support.watchdog import communicator_within
 
-comm = communicator_within("naive", seconds=20.0, silence=8.0, ends_job=True)
+comm = communicator_within("naive", seconds=40.0, silence=8.0, ends_job=True)
 comm.allreduce(np.ones(10))
-if comm.rank == 1:  # until the monitors warn of the others' call, of which they ask one another
+if comm.rank == 1:  # until the first monitor, which has asked the other, warns of the others' call
     while not Path(sys.argv[1]).exists():
         time.sleep(0.01)
 comm.allreduce(np.ones(10))
 Path(sys.argv[2]).touch()
-if comm.rank == 2:
-    time.sleep(1000)
+if comm.rank == 2:  # it hears of no end, and is ended once it waits, too
+    time.sleep(3)
 comm.allreduce(np.ones(10))
 """
 
@@ -76,7 +76,7 @@ def test_a_cut_link_ends_the_ranks_on_both_sides_and_the_launcher(cluster, path,
     warned, ready, before = tmp_path / "warned", tmp_path / "ready", memory_of(cluster)
 
     def cut(_, said):
-        if all(f"rank {rank} has waited" in said()[1] for rank in (0, 2)):
+        if "has waited" in said()[1]:
             warned.touch()
         if ready.exists():
             ready.unlink()
@@ -85,10 +85,10 @@ def test_a_cut_link_ends_the_ranks_on_both_sides_and_the_launcher(cluster, path,
     try:
         words = ("--hosts", "alpha:2,beta:1", "-n", 3, path, warned, ready)
         job = cluster.launch(*words, meanwhile=cut)
-        assert soon(lambda: not ranks_of(cluster, path))
+        assert soon(lambda: not ranks_of(cluster, path)), job
     finally:
         cluster.run("beta", "ip", "link", "set", "eth0", "up")
-    assert "beta has not answered for 8.0 s" in job.err, job
+    assert "nothing was heard of rank 2 on beta for 8.0 s, and calls wait" in job.err, job
     assert job.returncode, job
     assert soon(lambda: not cluster.processes()), cluster.processes()
     assert memory_of(cluster) <= before

@@ -1,172 +1,217 @@
-"""Monitors of many machines, as threads of this process, and what they send one another."""
+"""Monitors of many machines in this process, with ranks that do what a test says."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import resource
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
-from functools import partial
+from selectors import DefaultSelector
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
-from chainermn_comm.watchdog import roster
 from chainermn_comm.watchdog.diagnosis import Rank
-from chainermn_comm.watchdog.monitor_tree import Answers, MonitorTree
+from chainermn_comm.watchdog.monitor import monitor as module
+from chainermn_comm.watchdog.monitor.monitor import Monitor
+from chainermn_comm.watchdog.monitor.star import Hub, Spoke
 from chainermn_comm.watchdog.processes import RUNNING
-from chainermn_comm.watchdog.roster import Machine
-from chainermn_comm.watchdog.tree import FANOUT, most_steps, neighbours
-
-__all__ = ["FANOUT", "Answers", "Machine", "most_steps", "neighbours"]
+from chainermn_comm.watchdog.status_region import COLLECTIVE, HEADER, IDLE, NOBODY, Call
 
 SECRET = "x"
-# After so long a neighbour counts as silent.
 SILENCE = 20.0
-# For a monitor that says nothing; longer than any query.
-HANG_SECONDS = 60.0
+CUT = OSError(errno.ETIMEDOUT, "the link is cut")
 
 
-def machine(host: str, ranks: Sequence[int], listeners: Sequence[socket.socket] = ()) -> Machine:
-    """A machine as other monitors know it."""
-    endpoints = tuple(listener.getsockname()[:2] for listener in listeners)
-    return Machine(host, len(ranks), tuple(ranks), endpoints)
+def star_of(number: int, listener: socket.socket, names: Sequence[str]) -> dict[str, Any]:
+    """What a monitor is told of the star."""
+    endpoints = [listener.getsockname()[:2]]
+    star = {"number": number, "hub": names[0], "endpoints": endpoints, "secret": SECRET}
+    return star if number else {**star, "names": list(names)}
 
 
-def place(number: int, machines: Sequence[Machine]) -> dict[str, Any]:
-    """What a monitor is told of the tree."""
-    records = b"".join(
-        roster.pack(one.host, list(one.ranks), list(one.endpoints)) for one in machines
-    )
-    return {
-        "number": number,
-        "roster": records.hex(),
-        "secret": SECRET,
-    }
+class Links:
+    """A hub and spokes without monitors, driven by a thread of its own."""
 
-
-def machines_of(tree: dict[str, Any]) -> list[Machine]:
-    """The machines that a monitor is told of."""
-    records = bytes.fromhex(tree["roster"])
-    return [roster.unpack(records, n) for n in range(len(records) // roster.RECORD_BYTES)]
-
-
-class Monitors:
-    """The trees of monitors, one of each machine, each with some ranks."""
-
-    def __init__(self, size: int, ranks: int = 2) -> None:
-        """Make so many, with so many ranks each; they reply once they are started."""
-        self.listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(size)]
-        self.ranks = ranks
-        # By machine and kind: how often one was asked for what it says itself.
-        self.asked: Counter[tuple[int, str]] = Counter()
-        # By the two machines: queries from the first to the second.
-        self.queries: Counter[tuple[int, int]] = Counter()
-        # What a machine says to all queries, or its monitor replies, in place of what is right.
-        self.says: dict[int, Any] = {}
-        self.replies: dict[int, Any] = {}
-        self._hanging: set[int] = set()
-        self._ended = threading.Event()
-        # What each machine says of failures and stacks.
-        self.failed: dict[int, float] = {}
-        self.stacks = 'Thread (most recent call first):\n  File "/x.py", line 1 in f'
-        self.machines = [
-            machine(f"host{number}", self.ranks_of(number), [listener])
-            for number, listener in enumerate(self.listeners)
+    def __init__(self, size: int, silence: float = SILENCE) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+        self.names = [f"rank {number} on host{number}" for number in range(size)]
+        self.selector = DefaultSelector()
+        self.heard: list[tuple[int, Any]] = []
+        star = star_of(0, self.listener, self.names)
+        take = lambda number, message: self.heard.append((number, message))  # noqa: E731
+        self.hub = Hub(self.selector, [self.listener], star, silence, take)
+        self.spokes = [
+            Spoke(self.selector, star_of(n, self.listener, self.names), silence, self.answer(n))
+            for n in range(1, size)
         ]
-        self.trees = [self._tree(number) for number in range(size)]
+        # What spokes reply to questions; None for nothing.
+        self.says: dict[int, Any] = {}
 
-    def ranks_of(self, number: int) -> list[int]:
-        return [number * self.ranks + place for place in range(self.ranks)]
+    def answer(self, number: int) -> Callable[[Any], None]:
+        def take(message: Any) -> None:
+            said = self.says.get(number, {"ranks": [number]})
+            if message["kind"] == "ask" and said is not None:
+                self.spokes[number - 1].send("reply", query=message["query"], **said)
+            self.heard.append((-number, message))
 
-    def start(self) -> None:
-        """Have all reply; nobody polls heartbeats."""
-        for number, tree in enumerate(self.trees):
-            tree.reply = partial(self._reply, number, tree.reply)  # type: ignore[method-assign]
-            tree.serve([self.listeners[number]])
+        return take
 
-    def let_go(self, number: int) -> None:
-        """End a monitor: connections to it are refused from now on."""
-        listener = self.listeners[number]
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
+    def poll(self, seconds: float) -> None:
+        for key, _ in self.selector.select(seconds):
+            key.data()
 
-    def mislead(self, number: int, other: int, to: int) -> None:
-        """Have a monitor connect to a third one where it wants another."""
-        self.trees[number].neighbours[other]._endpoints = list(self.machines[to].endpoints)
+    def until(self, is_done: Callable[[], bool], seconds: float = 10.0) -> bool:
+        """Drive all until something holds; whether it did in time."""
+        deadline = time.monotonic() + seconds
+        while not (done := is_done()) and time.monotonic() < deadline:
+            self.poll(0.01)
+            for one in (self.hub, *self.spokes):
+                one.keep()
+        return done
 
-    def hang(self, number: int) -> None:
-        """Have a monitor accept connections and say nothing."""
-        self._hanging.add(number)
-
-    def heard(self, number: int, seconds_ago: float) -> None:
-        """Have a machine's neighbours believe that it was heard then."""
-        then = time.monotonic() - seconds_ago
-        for one in neighbours(number, len(self.trees)):
-            self.trees[one].neighbours[number].last_heartbeat = then
+    def connect(self) -> None:
+        assert self.until(lambda: all(spoke.is_connected for spoke in self.spokes))
 
     def close(self) -> None:
-        self._ended.set()
-        for number, listener in enumerate(self.listeners):
-            if listener.fileno() >= 0:
-                with contextlib.suppress(OSError):
-                    self.let_go(number)
-
-    def _tree(self, number: int) -> MonitorTree:
-        made = MonitorTree(
-            place(number, self.machines), SILENCE, lambda kind: self._says(number, kind)
-        )
-        for other, peer in made.neighbours.items():
-            self._count(number, other, peer)
-        find = made._peer
-
-        def find_counted(other: int) -> Any:
-            peer = find(other)
-            if "query" not in vars(peer):
-                self._count(number, other, peer)
-            return peer
-
-        made._peer = find_counted  # type: ignore[method-assign]
-        return made
-
-    def _count(self, number: int, other: int, peer: Any) -> None:
-        query = peer.query
-
-        def counted(*args: Any) -> Any:
-            self.queries[number, other] += 1
-            return query(*args)
-
-        peer.query = counted
-
-    def _reply(self, number: int, reply: Callable[[str], Any], query: str) -> Any:
-        if number in self._hanging:
-            self._ended.wait(HANG_SECONDS)
-        return self.replies[number] if number in self.replies else reply(query)
-
-    def _says(self, number: int, kind: str) -> dict[str, Any]:
-        self.asked[number, kind] += 1
-        if number in self.says:
-            return self.says[number]
-        if kind == "alive":
-            return {"finished": False}
-        if kind == "failed":
-            return {"failed": self.failed.get(number)}
-        stacks = self.stacks if kind == "stacks" else ""
-        host = f"host{number}"
-        those = (
-            Rank(one, host, os.getpid(), RUNNING, stacks=stacks) for one in self.ranks_of(number)
-        )
-        return {"ranks": list(map(asdict, those))}
+        for key in list(self.selector.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
+        self.listener.close()
+        self.selector.close()
 
 
 @contextlib.contextmanager
-def monitors(size: int, ranks: int = 2) -> Iterator[Monitors]:
-    """Monitors that have been started, and end with the block."""
-    made = Monitors(size, ranks)
+def links(size: int, silence: float = SILENCE) -> Iterator[Links]:
+    made = Links(size, silence)
     try:
-        made.start()
         yield made
     finally:
         made.close()
+
+
+class SimulatedRank:
+    """A rank of a simulated machine, which waits in a collective call or doesn't."""
+
+    def __init__(self, world: int, size: int, liveness: int) -> None:
+        self.world, self.size, self.liveness = world, size, liveness
+        self.pid = self.launcher = os.getpid()
+        self.process = (self.pid, module.processes.start_time(self.pid))
+        self.region = bytearray(HEADER.size)
+        # The last collective call, since when it waits there or not, and whether it does.
+        self.call, self.since, self.waits = 1, time.monotonic(), False
+
+    def state(self) -> str:
+        return RUNNING
+
+    def enter(self) -> None:
+        self.call, self.since, self.waits = self.call + 1, time.monotonic(), True
+
+    def read(self, now: float) -> Rank:
+        doing = COLLECTIVE if self.waits else IDLE
+        about = 0, NOBODY, NOBODY, 0, "allreduce"
+        call = Call((0, 1), self.world, self.size, doing, now - self.since, self.call, *about)
+        return Rank(self.world, f"host{self.world}", self.pid, RUNNING, (call,))
+
+
+class Simulation:
+    """So many machines, each with one rank and its monitor; threads let them look."""
+
+    def __init__(self, size: int, **timeout: Any) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+        self._pipe = os.pipe()
+        names = [f"rank {number} on host{number}" for number in range(size)]
+        self.ranks = [SimulatedRank(n, size, os.dup(self._pipe[0])) for n in range(size)]
+        # What the monitors of which machines print, and those that end their ranks.
+        self.printed: list[tuple[int, str]] = []
+        self.ended: set[int] = set()
+        self._over = threading.Event()
+        self.failures: list[BaseException] = []
+        self.monitors = [
+            self._monitor(number, star_of(number, self.listener, names), timeout)
+            for number in range(size)
+        ]
+        self._threads = [
+            threading.Thread(target=self._drive, args=(monitors,), daemon=True)
+            for monitors in (self.monitors[:1], *(self.monitors[n::8] for n in range(1, 9)))
+        ]
+
+    def _monitor(self, number: int, star: dict[str, Any], timeout: dict[str, Any]) -> Monitor:
+        listeners = [] if number else [os.dup(self.listener.fileno())]
+        config = {"timeout": timeout, "launch": None, "listeners": listeners, "star": star}
+        made = Monitor(config, [self.ranks[number]])  # type: ignore[list-item]
+        made.tick = 0.0
+        made.stacks = dict  # type: ignore[method-assign,assignment]
+        printed = lambda text, event=(): self.printed.append((number, text))  # noqa: E731
+        made.print = printed  # type: ignore[method-assign]
+        return made
+
+    def _drive(self, monitors: list[Monitor]) -> None:
+        try:
+            while not self._over.wait(0.05):
+                for one in list(monitors):
+                    if not one.look():
+                        self.ended.add(one.ranks[0].world)
+                        monitors.remove(one)
+        except BaseException as error:
+            self.failures.append(error)
+            raise
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def cut(self, number: int) -> None:
+        """Cut the link to a machine, as both kernels see it at last."""
+        hub, spoke = self.monitors[0].hub, self.monitors[number].spoke
+        assert hub is not None
+        assert spoke is not None
+        spoke._endpoints = []
+        spoke._lose(CUT)
+        hub._lose(hub.connected[number], number, CUT)
+
+    def until(self, is_done: Callable[[], bool], seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while not (done := is_done()) and time.monotonic() < deadline and not self.failures:
+            time.sleep(0.05)
+        assert not self.failures, self.failures
+        return done
+
+    def close(self) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+        for made in self.monitors:
+            for key in list(made.selector.get_map().values()):
+                if isinstance(key.fileobj, int):
+                    os.close(key.fd)
+                else:
+                    key.fileobj.close()  # type: ignore[attr-defined]
+            made.selector.close()
+        self.listener.close()
+        for end in self._pipe:
+            os.close(end)
+
+
+@contextlib.contextmanager
+def simulation(size: int, **timeout: Any) -> Iterator[Simulation]:
+    """Monitors that have been started, with this time-out, and end with the block."""
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    nothing = SimpleNamespace(keep=lambda now: None, scan=lambda: None)
+    with (
+        mock.patch.object(module, "SharedFiles", return_value=nothing),
+        mock.patch.object(module, "Launcher"),
+        mock.patch.object(module.processes, "terminate"),
+        mock.patch.object(module, "FORWARDING_SECONDS", 0.0),
+    ):
+        made = Simulation(size, **timeout)
+        try:
+            made.start()
+            yield made
+        finally:
+            made.close()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))

@@ -10,10 +10,11 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from chainermn_comm.watchdog import Timeout, recorder, rendezvous
+from chainermn_comm.watchdog import Timeout
 from chainermn_comm.watchdog.diagnosis import WaitGraph
-from chainermn_comm.watchdog.local_ranks import MonitoredRank
+from chainermn_comm.watchdog.monitor.local_ranks import MonitoredRank
 from chainermn_comm.watchdog.processes import start_time as birth
+from chainermn_comm.watchdog.rank import recorder, rendezvous
 from chainermn_comm.watchdog.report import describe_state
 from chainermn_comm.watchdog.status_region import (
     COLLECTIVE,

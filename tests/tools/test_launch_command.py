@@ -167,7 +167,7 @@ print("done")
 LOG = """\
 ChainerMN: likely culprit: rank 1 (process 101 on h1) is stopped (SIGSTOP) for 5.0 s.
 CHAINERMN_TIMEOUT is set: ending the job.
-ChainerMN: h1 has not answered for 20.0 s: the link is cut. Ending the ranks on h0
+ChainerMN: nothing was heard of rank 1 on h1 for 20.0 s: the link is cut. Ending the ranks that h0
 ChainerMN: rank 1 (process 101 on h1) is gone, last seen in allreduce
 ChainerMN: rank 1 of 2: os._exit(3) before MPI was finalized, ending the job.
 =   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES

@@ -9,11 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from chainermn_comm.watchdog.cleanup import Launcher, SharedFiles
+from chainermn_comm.watchdog.monitor import cleanup
+from chainermn_comm.watchdog.monitor.cleanup import Launcher, SharedFiles
 from tests.support import jobs
 from tests.support.pairwise import in_full
 from tests.support.processes import is_gone, is_running, soon
@@ -32,7 +34,7 @@ how = sys.argv[1]
 if how == "not finalized":
     # Registered before the communicators are there, so called after all that belongs to them.
     atexit.register(lambda: print("LAST", comms[0].allreduce_obj(1), flush=True))
-comms = [communicator_within("hierarchical", 2.0)]
+comms = [communicator_within("hierarchical", 0.0 if how == "kill, no time-out" else 2.0)]
 comms += [*map(create_communicator, ("flat", "two_dimensional")), comms[0].split(0, 0)]
 for comm in comms:
     check_gradients(comm)
@@ -48,8 +50,9 @@ print("FILES", *sorted(files), flush=True)
 world = MPI.COMM_WORLD
 world.Barrier()
 if world.rank == 1:  # until the monitor warns of the call of rank 0, before which it saw the files
-    while not os.path.exists(sys.argv[2]):
+    while how != "kill, no time-out" and not os.path.exists(sys.argv[2]):
         time.sleep(0.01)
+    time.sleep(1.0)
 comms[0].bcast_obj(None, root=1)
 if how == "finalized":
     for comm in comms:
@@ -68,7 +71,7 @@ if how == "not finalized":
     thread.join()
 if how == "exception" and world.rank == 1:
     raise LookupError("of a rank")
-if how == "kill" and world.rank == 1:
+if how.startswith("kill") and world.rank == 1:
     os.kill(os.getpid(), 9)
 if how == "abort" and world.rank == 1:
     world.Abort(5)
@@ -135,12 +138,16 @@ def test_a_job_that_ends_by_itself(how, folder):
 
 
 @pytest.mark.parametrize(
-    "how", ["exception", "kill", *in_full("all killed", "abort", "abort in vain")]
+    "how",
+    ["exception", "kill", "kill, no time-out", *in_full("all killed", "abort", "abort in vain")],
 )
 def test_a_rank_that_fails(how, folder):
     job = run(how, folder)
     assert job.returncode not in (0, None), job
     assert left_of(job, folder) == []
+    if how.startswith("kill"):
+        assert "ChainerMN: rank 1 (process " in job.err, job
+        assert " is gone" in job.err, job
 
 
 def test_a_launcher_that_is_killed(folder):
@@ -188,28 +195,30 @@ def test_what_others_use_or_own_is_not_removed(monkeypatch):
         assert user.stdout.readline() == b"MAPPED\n"
         return user
 
-    names = ("sem.mp-mine", "psm_shared", "dataset", "mpich_shm_unknown", "psm_foreign")
-    mine, shared, data, _, foreign = everything = [*map(make, names)]
+    names = ("sem.mp-mine", "sem.mp-shared", "dataset", "psm_mine", "mpich_shm_unknown")
+    mine, shared, *others = everything = [*map(make, names)]
+    data, python, _ = others
     users: list[subprocess.Popen] = []
     try:
-        start(foreign)  # of no rank
-        rank = start(mine, shared, data, foreign, group=lambda: 0)
+        rank = start(mine, shared, data, python, group=lambda: 0)
         worker = start(shared, group=lambda: rank.pid)  # as one of the rank's that it left behind
         files = SharedFiles([(rank.pid, birth(rank.pid))])
-        files.scan()
         assert not files.remove()  # the rank still lives
         assert mine.exists()
         rank.communicate(timeout=jobs.SECONDS)
         assert not files.remove()  # its worker still lives
         assert [path.exists() for path in everything] == [False] + 4 * [True]
         worker.communicate(timeout=jobs.SECONDS)
-        users[0].communicate(timeout=jobs.SECONDS)
-        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-        again = SharedFiles([(os.getpid(), birth(os.getpid()))])
-        again._known = dict(files._known)
-        assert again.remove()  # it is another user's
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "geteuid", lambda: os.getuid() + 1)
+            again = SharedFiles([(os.getpid(), birth(os.getpid()))])
+            again._known = dict(files._known)
+            assert again.remove()  # it is another user's
         assert shared.exists()
-        monkeypatch.undo()
+        with monkeypatch.context() as patched:  # no descriptor is left to see who uses it
+            patched.setattr(cleanup, "_mapped", refuse)
+            assert not files.remove()
+        assert shared.exists()
         assert files.remove()
         assert [path.exists() for path in everything] == [False, False, True, True, True]
     finally:
@@ -218,6 +227,28 @@ def test_what_others_use_or_own_is_not_removed(monkeypatch):
             user.wait()
         for path in everything:
             path.unlink(missing_ok=True)
+
+
+def refuse(_):
+    raise OSError(24, "Too many open files")
+
+
+def test_files_that_others_make_all_the_time_are_looked_at_rarely(monkeypatch):
+    """A scan reads the maps of all ranks, which have thousands of mappings."""
+    files = SharedFiles([(os.getpid(), birth(os.getpid()))])
+    scans: list[float] = []
+    now = 0
+    changed = lambda path: SimpleNamespace(st_mtime_ns=now)  # noqa: E731
+    monkeypatch.setattr(cleanup.os, "stat", changed)
+    monkeypatch.setattr(files, "scan", lambda: scans.append(now))
+    for now in range(1, 600):
+        files.keep(float(now))
+    assert 10 < len(scans) < 20
+    # What is the job's is looked for at once again.
+    monkeypatch.setattr(files, "scan", lambda: files._known.update({str(now): (0, now)}))
+    for now in (700, 701, 702):
+        files.keep(float(now))
+        assert str(now) in files._known
 
 
 # Open MPI's daemon is ended when a cut link has left it alone, and never before.

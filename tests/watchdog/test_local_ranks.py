@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from chainermn_comm.watchdog import local_ranks
+from chainermn_comm.watchdog.monitor import local_ranks
 from tests.support.watchdog import description
 
 

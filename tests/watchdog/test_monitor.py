@@ -7,13 +7,17 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 
 import pytest
 
-from chainermn_comm.watchdog import monitor
+from chainermn_comm.watchdog import alone
+from chainermn_comm.watchdog.monitor import monitor
+from chainermn_comm.watchdog.monitor import process as monitors_process
+from chainermn_comm.watchdog.monitor.local_ranks import MonitoredRank
 from tests.support import events, jobs
 from tests.support.explained import explained
-from tests.support.monitors import machine, place
+from tests.support.monitors import CUT, star_of
 from tests.support.processes import is_gone
 from tests.support.watchdog import clock, description, record
 
@@ -75,16 +79,30 @@ def start_rank() -> Iterator:
         process.communicate()
 
 
-def make_monitor(ranks, others=(), ends_job=True):
+opened: list = []  # the spokes of monitors that were made
+
+
+def make_monitor(ranks, star=None, ends_job=True):
     config = {"timeout": {"seconds": 2.0, "ends_job": ends_job, "silence": 20.0}}
-    tree = place(0, [machine("near", [0]), *others]) if others else None
-    config |= {"launch": events.LAUNCH, "listeners": [], "tree": tree}
-    return monitor.Monitor(config, [monitor.MonitoredRank(each) for each in ranks])
+    config |= {"launch": events.LAUNCH, "listeners": [], "star": star}
+    made = monitor.Monitor(config, [MonitoredRank(each) for each in ranks])
+    opened.extend([made.spoke] if made.spoke else [])
+    return made
 
 
-def watching(monkeypatch, ranks, others=(), ends_job=True):
+@pytest.fixture
+def star():
+    """What a hub is told that has heard nothing of the one other machine; the other's place."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        names = ["rank 0 on near", "rank 1 on far"]
+        yield star_of(0, listener, names), star_of(1, listener, names)
+    while opened:
+        opened.pop()._lose(None)
+
+
+def watching(monkeypatch, ranks, star=None, ends_job=True):
     """A monitor of these ranks, what it says, an item for each time that it ends them, events."""
-    made = make_monitor(ranks, others, ends_job)
+    made = make_monitor(ranks, star, ends_job)
     said, ended, told = [], [], []
 
     def say(text, event=()):
@@ -96,17 +114,21 @@ def watching(monkeypatch, ranks, others=(), ends_job=True):
     return made, said, ended, told
 
 
-def test_each_nodes_own_report_is_printed_when_others_cannot_be_reached(monkeypatch, mine):
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        far = machine("far", [1], [silent])
-        watched, said, ended, told = watching(monkeypatch, [description(0)], [far])
-        mine.collective("allreduce", 7, nbytes=400)
-        assert watched.check_calls(clock() + 2.5)
+@pytest.mark.parametrize("number", [0, 1])
+def test_without_the_others_the_hub_and_a_spoke_report_what_they_see(
+    monkeypatch, mine, star, number
+):
+    monkeypatch.setattr(monitor, "ANSWER_SECONDS", 0.0)
+    watched, said, ended, told = watching(monkeypatch, [description(0)], star[number])
+    mine.collective("allreduce", 7, nbytes=400)
+    assert watched.check_calls(clock() + 2.5)
+    watched.end_ranks()
     (report,) = said
     assert "rank 0 (process" in report
     assert "waits in allreduce (collective call 7, 400 bytes)" in report
     assert "not heard of: 1 of the 2 ranks that take part" in report
-    assert "ranks wait for others that could not be asked; rank 1 on far didn't answer" in report
+    other = ("rank 1 on far", "rank 0 on near")[number]
+    assert f"ranks wait for others that could not be asked; {other} didn't answer" in report
     # Of which, where other tests have left threads, the longest are cut.
     assert "Stacks of rank 0, innermost call first:\n" in report
     assert ended == [True]
@@ -115,7 +137,7 @@ def test_each_nodes_own_report_is_printed_when_others_cannot_be_reached(monkeypa
 
 
 def test_work_that_a_rank_does_alone_is_no_stall_for_ten_minutes(monkeypatch, mine, start_rank):
-    watched, said, ended, _ = watching(monkeypatch, [description(0), start_rank(1)[1]])
+    watched, said, *_ = watching(monkeypatch, [description(0), start_rank(1)[1]])
     monkeypatch.setattr(watched, "stacks", dict)
     mine.collective("gather", 1)
     begun = clock()
@@ -127,41 +149,100 @@ def test_work_that_a_rank_does_alone_is_no_stall_for_ten_minutes(monkeypatch, mi
     assert "is in no call" in reports[0]
     assert ", inside evaluate for " in reports[0]
     assert "The ranks go on waiting for it, 600 s at most." in reports[0]
-    assert ended == []
     assert any(watched.check_calls(begun + seconds) for seconds in range(601, 620))
     assert "ending the job" in said[-1]
-    assert ended == [True]
+
+
+def test_a_spoke_leaves_it_to_the_hub_until_that_does_not_answer(monkeypatch, mine, star):
+    watched, said, *_ = watching(monkeypatch, [description(0)], star[1])
+    sent = []
+    monkeypatch.setattr(watched, "tell_hub", lambda kind, **fields: sent.append((kind, fields)))
+    mine.collective("allreduce", 7)
+    begun = clock()
+    for seconds in (0.5, 1.1, 1.2, 3.0):
+        assert not watched.check_calls(begun + seconds)
+    assert [kind for kind, _ in sent] == ["waits", "waits"]
+    watched.hear_hub({"kind": "answer"})
+    assert not watched.check_calls(begun + 4.1)
+    assert not watched.check_calls(begun + 4.1 + monitor.ANSWER_SECONDS - 0.1)
+    assert said == []
+    assert watched.check_calls(begun + 4.1 + monitor.ANSWER_SECONDS + 0.1)
+    assert "rank 0 on near didn't answer" in said[0]
+    watched.hear_hub({"kind": "known"})  # of another that has reported it
+    assert not watched.check_calls(begun + 40.0)
 
 
 @pytest.mark.parametrize("ends_job", [False, True])
-def test_a_machine_that_is_silent_ends_the_job_only_where_a_time_out_was_set(monkeypatch, ends_job):
-    far = machine("far", [1])
-    watched, said, ended, told = watching(monkeypatch, [description(0)], [far], ends_job)
-    watched.tree.neighbours[1].last_heartbeat = clock()
-    assert not watched.check_neighbours(clock() + 19)
-    assert (said, ended) == ([], [])
+def test_a_machine_that_is_lost_ends_the_job_if_a_call_waits_and_a_time_out_was_set(
+    monkeypatch, mine, star, ends_job
+):
+    watched, said, _, told = watching(monkeypatch, [description(0)], star[1], ends_job)
+    watched.spoke._was_connected = watched.spoke.is_connected = True
+    watched.spoke._lose(CUT)
+    assert not watched.check_links(clock() + 100)
+    mine.collective("allreduce", 1)
+    assert not watched.check_links(clock() + 19)
+    assert said == []
     for turn in range(2):
-        assert watched.check_neighbours(clock() + 21 + turn) == ends_job
-    assert len(ended) == 2 * ends_job
-    (text,) = said  # once, until it is heard again
+        assert watched.check_links(clock() + 21 + turn) == (ends_job and turn == 0)
+    (text,) = said  # once, until it is reached again
+    assert "nothing was heard of rank 0 on near for 20.0 s, and calls wait" in text
+    assert explained(text) == ["link-cut" if ends_job else "link-silent"]
     if not ends_job:
-        assert "nothing was heard of far for 20.0 s" in text
         assert "The ranks go on waiting. CHAINERMN_TIMEOUT=2 would end the job" in text
-        assert explained(text) == ["link-silent"]
     event = events.sent(b"".join(told).decode())[0]
-    assert (event["event"], event["host"], event["ends_job"]) == ("host_lost", "far", ends_job)
-    assert event["reason"] == "far has not answered for 20.0 s"
+    assert (event["event"], event["host"], event["ends_job"]) == ("host_lost", "near", ends_job)
+    assert event["reason"].startswith("nothing was heard of rank 0 on near for 20.0 s")
 
 
-def test_of_two_silent_machines_the_one_is_reported_that_no_other_monitor_reports(monkeypatch):
-    lost = [machine("a", [1]), machine("b", [2])]
-    watched, said, *_ = watching(monkeypatch, [description(0)], lost)
-    for peer in watched.tree.neighbours.values():
-        peer.last_heartbeat = clock()
-    monkeypatch.setattr(watched.tree, "is_first_to_find_silent", lambda number: number == 2)
-    assert watched.check_neighbours(clock() + 21)
-    (text,) = said
-    assert "b has not answered for 20.0 s" in text
+def test_a_lost_machine_ends_no_job_whose_calls_go_on_or_wait_for_exempt_work(
+    monkeypatch, mine, star
+):
+    watched, said, *_ = watching(monkeypatch, [description(0)], star[1])
+    watched.spoke._was_connected = watched.spoke.is_connected = True
+    watched.spoke._lose(CUT)
+    mine.collective("allreduce", 7)
+    assert not watched.check_links(clock())
+    mine.collective("allreduce", 8)  # which may have begun before the cut
+    assert not watched.check_links(clock())
+    mine.collective("allreduce", 9)
+    assert not watched.check_links(clock() + 100)
+    watched.calls_before = None
+    mine.leave()
+    with alone("evaluate"):
+        assert not watched.check_links(clock() + 100)
+    assert said == []
+
+
+def test_with_no_time_out_nothing_is_reported_but_a_rank_that_dies(monkeypatch, mine, star):
+    watched, said, *_ = watching(monkeypatch, [description(0)], star[1])
+    watched.timeout = monitor.Timeout(0.0)
+    watched.spoke._was_connected = watched.spoke.is_connected = True
+    watched.spoke._lose(CUT)
+    mine.collective("allreduce", 7)
+    assert not watched.check_links(clock() + 1e6)
+    assert not watched.check_calls(clock() + 1e6)
+    assert said == []
+
+
+def test_of_several_machines_the_first_failure_is_reported_by_the_hub(monkeypatch, star):
+    watched, said, *_ = watching(monkeypatch, [description(0)], star[0])
+    watched.hub.connected[1] = None
+    then = {"age": 9.0, "rank": None}  # it called MPI_Abort
+    lost = asdict(watched.read(clock())[0])
+    watched.hear_spoke(1, {"kind": "failed", "age": 1.0, "rank": lost})
+    assert not watched.report_failure()  # another one may say so, too
+    now = clock()
+    monkeypatch.setattr(monitor.time, "monotonic", lambda: now + 2.0)
+    assert watched.report_failure()
+    assert watched.report_failure()
+    (words,) = said
+    assert words.startswith("ChainerMN: rank 0 (process ")
+    watched.failure_due = None
+    watched.hear_spoke(1, {"kind": "failed", **then})
+    monkeypatch.setattr(monitor.time, "monotonic", lambda: now + 4.0)
+    assert watched.report_failure()
+    assert len(said) == 1
 
 
 def test_the_rank_that_died_first_is_named_and_the_others_are_not(monkeypatch, mine, start_rank):
@@ -171,8 +252,9 @@ def test_the_rank_that_died_first_is_named_and_the_others_are_not(monkeypatch, m
     for process in (first, second):
         process.kill()
         process.wait()
-        watched.exits.wait(0)
-        watched.report_first_failure()
+        watched.poll(0.1)
+        watched.note_failure(clock())
+        watched.report_failure()
     (words,) = said
     assert words.startswith(f"ChainerMN: rank 2 (process {first.pid} on ")
     gone = " is gone, last seen in no call, after allreduce (collective call 4, 80 bytes), inside"
@@ -189,11 +271,11 @@ def test_a_monitor_that_fails_is_started_again_and_at_last_the_ranks_are_told(mo
         def __init__(self, *_):
             raise KeyError("planted")
 
-    ranks = [monitor.MonitoredRank(description(0))]
-    monkeypatch.setattr(monitor, "Monitor", Failing)
-    monitor.supervise({}, ranks)
+    ranks = [MonitoredRank(description(0))]
+    monkeypatch.setattr(monitors_process, "Monitor", Failing)
+    monitors_process.supervise({}, ranks)
     told = capfd.readouterr().err.splitlines()
-    assert len(told) == monitor.ATTEMPTS + 1
+    assert len(told) == monitors_process.ATTEMPTS + 1
     assert all("failed: KeyError: 'planted'" in line for line in told[:-1])
     assert told[-1].startswith("ChainerMN: the process that watches the ranks on ")
     assert told[-1].endswith("calls that wait too long won't be reported any more.")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 
 import pytest
 
-from chainermn_comm.watchdog import rendezvous
-from tests.support import monitors
+from chainermn_comm.watchdog.rank import rendezvous
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2), pytest.mark.ranks(2)]
 
@@ -19,20 +19,26 @@ def test_a_machine_that_can_not_be_asked_is_warned_of_and_keeps_nobody_waiting(w
             listener.close()
 
     started: list[dict] = []
-    # Each rank is on a machine of its own, and nothing leads from rank 1's to the other one.
-    addresses = {0: ["127.0.0.1"], 1: []}[world.rank]
+    # Each rank is on a machine of its own, and nothing leads from rank 0's to the other one.
     monkeypatch.setattr(rendezvous, "_machine_id", lambda: world.rank)
-    monkeypatch.setattr(rendezvous, "addresses_towards", lambda *_: addresses)
+    monkeypatch.setattr(rendezvous, "addresses_towards", lambda *_: [])
     monkeypatch.setattr(rendezvous, "_launch_monitor", launch)
     monkeypatch.setattr(rendezvous.recorder.region(), "is_monitored", False)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         rendezvous.register(world, world.rank, rendezvous.Timeout()).release()
     unheard = "no address to listen on (none has a route to the job's other hosts)"
-    assert [unheard in str(one.message) for one in said] == [True] * world.rank
+    assert [unheard in str(one.message) for one in said] == [True] * (world.rank == 0)
     (config,) = started
-    assert len(config["listeners"]) == len(addresses)
-    assert config["tree"]["number"] == world.rank
-    machines = monitors.machines_of(config["tree"])
-    assert [one.ranks for one in machines] == [(0,), (1,)]
-    assert [len(one.endpoints) for one in machines] == [1, 0]
+    assert config["listeners"] == config["star"]["endpoints"] == []
+    assert config["star"]["number"] == world.rank
+    host = os.uname().nodename
+    names = [f"rank 0 on {host}", f"rank 1 on {host}"]
+    assert config["star"].get("names") == (names if world.rank == 0 else None)
+
+
+def test_a_machine_is_named_by_its_first_ranks():
+    names = [rendezvous._machine_name("far", list(range(count))) for count in (1, 2, 8, 9)]
+    assert names[:2] == ["rank 0 on far", "ranks 0, 1 on far"]
+    assert names[2] == "ranks 0, 1, 2, 3, 4, 5, 6, 7 on far"
+    assert names[3] == "ranks 0, 1, 2, 3, 4, 5, 6, 7, ... on far"

@@ -6,46 +6,51 @@ from math import log2
 
 import pytest
 
-from tests.support.monitors import FANOUT, machines_of, neighbours
-from tests.support.starting import RECORD_BYTES, compared_clocks, started
+from tests.support.starting import compared_clocks, started
 
 HERE = ["127.0.0.1"]
 # Each rank's part of what is gathered from all: handshake, colors and keys of four splits, node.
 BYTES_A_RANK = 128 + 4 * 8 + 4
-# Besides: the ranks of the own machine describe themselves, and neighbours give addresses.
-BYTES_A_NEIGHBOUR = 1500
+# Besides: the ranks of the own machine describe themselves, and rank 0 gets each machine's name and
+# addresses.
+BYTES_A_NEIGHBOUR, BYTES_A_MACHINE = 1500, 100
+LINES_A_MACHINE = 30
 
 
 @pytest.mark.parametrize("ranks_per_node", [1, 8])
-def test_each_rank_receives_little_of_each_other_and_rank_0_no_more(monkeypatch, ranks_per_node):
+def test_each_rank_receives_little_of_each_other_and_rank_0_a_name_of_each_machine(
+    monkeypatch, ranks_per_node
+):
     lines = []
     for size in (64, 256):
         start = started(monkeypatch, size, ranks_per_node, HERE)
-        nodes = size // ranks_per_node
-        near = BYTES_A_NEIGHBOUR * (ranks_per_node + FANOUT + 1)
-        received = start.counts.received
-        assert max(received.values()) <= BYTES_A_RANK * size + RECORD_BYTES * nodes + near
-        leaders = [received[rank] for rank in range(0, size, ranks_per_node)]
-        assert leaders[0] <= min(leaders) + near
-        # Those that are no leaders hear of no other machine.
-        rest = [count for rank, count in received.items() if rank % ranks_per_node]
-        assert max(rest, default=0) <= BYTES_A_RANK * size + near
-        lines.append(max(start.counts.lines.values()))
-    assert lines[1] <= lines[0] + 32  # for more neighbours and steps in trees
+        near = BYTES_A_NEIGHBOUR * (ranks_per_node + 1)
+        received = dict(start.counts.received)
+        first = received.pop(0)
+        assert max(received.values()) <= BYTES_A_RANK * size + near
+        assert first <= BYTES_A_RANK * size + near + BYTES_A_MACHINE * size // ranks_per_node
+        lines.append(dict(start.counts.lines))
+    few, many = (found.pop(0) for found in lines)
+    assert many - few <= LINES_A_MACHINE * (256 - 64) / ranks_per_node + 32
+    assert max(lines[1].values()) <= max(lines[0].values()) + 32  # for more steps in trees
 
 
-def test_a_monitor_of_each_machine_knows_all_and_its_rank_hears_of_neighbours(monkeypatch):
+def test_each_machine_gets_a_monitor_that_knows_the_hub_which_knows_all_names(monkeypatch):
     start = started(monkeypatch, 64, 4, HERE)
     assert sorted(start.monitors) == list(range(0, 64, 4))
+    hub = start.monitors[0]["star"]
+    assert [name.split(",")[0] for name in hub["names"]] == [f"ranks {n}" for n in range(0, 64, 4)]
     for leader, config in start.monitors.items():
-        number = config["tree"]["number"]
-        assert number == leader // 4
+        star = config["star"]
+        assert star["number"] == leader // 4
         assert [it["world"] for it in config["ranks"]] == list(range(leader, leader + 4))
-        machines = machines_of(config["tree"])
-        assert [one.ranks[0] for one in machines] == list(range(0, 64, 4))
-        near = {4 * one for one in neighbours(number, 16)}
-        assert near <= start.counts.senders[leader]
-        assert len(start.counts.senders[leader]) <= len(near) + log2(64)  # who sums in a tree
+        assert [star[key] for key in ("hub", "endpoints", "secret")] == [
+            hub[key] for key in ("hub", "endpoints", "secret")
+        ]
+        assert ("names" in star) == (leader == 0)
+        assert len(config["listeners"]) == (leader == 0)
+        if leader:
+            assert len(start.counts.senders[leader]) <= 4 + 1 + log2(64)  # who sums in a tree
     (identity,) = {identity for identity, *_ in start.identities}
     assert identity[0] == 0
     assert [it[1:] for it in start.identities] == [(rank, 64) for rank in range(64)]

@@ -111,6 +111,7 @@ def agreeing(
                 (CHUNK_VARIABLE, settings.chunk_bytes),
                 ("reproducible", settings.reproducible),
                 (watchdog.TIMEOUT_VARIABLE, str(settings.timeout)),
+                (watchdog.SILENCE_VARIABLE, settings.timeout.silence),
                 (TRACE_VARIABLE, "set" if settings.trace else "unset"),
             )
             payload = runtime.blas_payload(comm.size)

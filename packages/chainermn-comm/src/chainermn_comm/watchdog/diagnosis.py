@@ -51,15 +51,11 @@ class Rank:
         return self.state == STOPPED or (self.state == GONE and not self.has_finished)
 
 
-def ranks_from_reply(reply: dict[str, Any]) -> list[Rank]:
-    """Return the ranks of another machine, from its monitor's reply."""
-    found = []
-    for rank in reply["ranks"]:
-        known = ({**call, "communicator": tuple(call["communicator"])} for call in rank["calls"])
-        calls = tuple(Call(**call) for call in known)
-        scope = rank["scope"] and Scope(**rank["scope"])
-        found.append(Rank(**{**rank, "calls": calls, "scope": scope}))
-    return found
+def rank_from_reply(said: dict[str, Any]) -> Rank:
+    """Return a rank of another machine, as its monitor has described it."""
+    known = ({**call, "communicator": tuple(call["communicator"])} for call in said["calls"])
+    calls = tuple(Call(**call) for call in known)
+    return Rank(**{**said, "calls": calls, "scope": said["scope"] and Scope(**said["scope"])})
 
 
 Waits = Sequence[tuple[Rank, Call]]  # ranks, each with a call that it is in

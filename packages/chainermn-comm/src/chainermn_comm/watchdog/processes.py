@@ -33,8 +33,13 @@ class Stat(NamedTuple):
 
 
 def stat(pid: int) -> Stat | None:
-    """Return what is known of a process; None if there is no such process."""
-    fields = _read(f"/proc/{pid}/stat").decode(errors="replace").rpartition(")")[2].split()
+    """Return what is known of a process; None if there is none; OSError if it can't be read."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read().decode(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text.rpartition(")")[2].split()
     return Stat(fields[0], int(fields[1]), int(fields[2]), int(fields[19])) if fields else None
 
 
@@ -52,7 +57,10 @@ def start_time(pid: int) -> int:
 
 def state(process: Process) -> str:
     """Return RUNNING, STOPPED or GONE."""
-    found = stat(process[0])
+    try:
+        found = stat(process[0])
+    except OSError:  # such as that no descriptor is left, which says nothing of the process
+        return RUNNING
     if found is None or found.is_gone or found.start != process[1]:
         return GONE
     return STOPPED if found.letter in "Tt" else RUNNING

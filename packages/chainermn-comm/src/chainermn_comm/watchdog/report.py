@@ -73,14 +73,15 @@ def next_step(timeout: Timeout) -> str:
     return f"The ranks go on waiting. {end}; 0 switches these reports off."
 
 
-def host_silent(host: str, timeout: Timeout) -> tuple[str, str]:
-    """Return that another machine is silent, as a clause, and what is printed."""
+def host_silent(machines: list[str], timeout: Timeout) -> tuple[str, str]:
+    """Return that other machines can't be reached, as a clause, and what is printed."""
     silence = _seconds(timeout.silence)
-    why = heard = f"{host} has not answered for {silence}"
-    end = f"Ending the ranks on {os.uname().nodename}, which MPI can't do from there."
+    names = "; ".join(machines[:MOST_RANKS])
+    why = f"nothing was heard of {names} for {silence}, and calls wait"
+    end = f"Ending the ranks that {os.uname().nodename} can reach."
     if not timeout.ends_job:
-        heard, end = f"nothing was heard of {host} for {silence}", next_step(timeout)
-    return why, f"\n{PREFIX}{heard}: the link is cut, or it is down. {end}\n"
+        end = next_step(timeout)
+    return why, f"\n{PREFIX}{why}: the link is cut, or it is down. {end}\n"
 
 
 def describe_rank(graph: WaitGraph, rank: Rank) -> str:

@@ -1,11 +1,11 @@
-"""The settings of the watchdog, from the environment variable CHAINERMN_TIMEOUT."""
+"""The settings of the watchdog, from environment variables."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-TIMEOUT_VARIABLE = "CHAINERMN_TIMEOUT"
+TIMEOUT_VARIABLE, SILENCE_VARIABLE = "CHAINERMN_TIMEOUT", "CHAINERMN_HOST_SILENCE"
 DEFAULT_SECONDS = 600.0
 SILENCE_SECONDS = 20.0  # TCP bridges shorter gaps, and so does MPI
 # Less makes a busy machine stall every job; more, some thirty years, is a mistake.
@@ -18,7 +18,7 @@ class Timeout:
 
     seconds: float = DEFAULT_SECONDS  # after which a waiting call is reported; 0 for never
     ends_job: bool = False  # whether the job is ended then, and when a link is cut
-    # Seconds without a heartbeat of another host's monitor that mean a cut link.
+    # Seconds without a sign of another host that mean a cut link, once calls wait as long.
     silence: float = SILENCE_SECONDS
 
     def __str__(self) -> str:
@@ -32,17 +32,28 @@ NO_TIMEOUT = Timeout(0.0)
 
 def timeout_from_env() -> Timeout:
     """Return what the environment asks for; ValueError where that is no number in the range."""
-    text = os.environ.get(TIMEOUT_VARIABLE, "").strip()
+    silence = _seconds(SILENCE_VARIABLE, f"the default of {SILENCE_SECONDS:g} s")
+    seconds = _seconds(
+        TIMEOUT_VARIABLE,
+        f"a report, and no end, of a call that has waited for {DEFAULT_SECONDS:g} s",
+        or_zero=", or 0 for no limit",
+    )
+    made = Timeout() if seconds is None else Timeout(seconds, ends_job=seconds > 0)
+    return made if silence is None else replace(made, silence=silence)
+
+
+def _seconds(variable: str, default: str, or_zero: str = "") -> float | None:
+    """Return the seconds that the environment asks for; None where it doesn't."""
+    text = os.environ.get(variable, "").strip()
     if not text:
-        return Timeout()
+        return None
     try:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
-    if seconds != 0 and not SHORTEST <= seconds <= LONGEST:
+    if not SHORTEST <= seconds <= LONGEST and not (or_zero and seconds == 0):
         raise ValueError(
-            f"{TIMEOUT_VARIABLE} is {text!r}; use seconds from {SHORTEST:g} to {LONGEST:g}, or 0 "
-            "for no limit. If it is not set, a waiting call is reported after "
-            f"{DEFAULT_SECONDS:g} s and the job goes on"
+            f"{variable} is {text!r}; use seconds from {SHORTEST:g} to {LONGEST:g}{or_zero}. If it "
+            f"is not set, you get {default}"
         )
-    return Timeout(seconds, ends_job=seconds > 0)
+    return seconds

@@ -18,8 +18,8 @@ from threading import get_ident
 from typing import Any, TypeVar, cast
 from weakref import WeakSet
 
-from . import status_region as layout
-from .status_region import CALL, COLLECTIVE, IDLE, MESSAGE, NOBODY, STATE_AND_TIME
+from .. import status_region as layout
+from ..status_region import CALL, COLLECTIVE, IDLE, MESSAGE, NOBODY, STATE_AND_TIME
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 

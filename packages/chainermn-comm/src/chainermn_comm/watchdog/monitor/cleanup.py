@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import os
 import shutil
 import time
 
-from . import processes
-from .processes import GONE, Process
+from .. import processes
+from ..processes import GONE, Process
 
 FOLDER = "/dev/shm/"
-# How names of files begin that any Python program makes, and may share with the job.
-MADE_BY_PYTHON = ("sem.mp-", "psm_")
-# The same for MPICH, Open MPI, UCX, NCCL and Python: files made for one job. Others, such as data
-# sets, belong to the user and are never removed.
+# How names of files begin that MPICH, Open MPI, UCX, NCCL and Python make for one job. Others, such
+# as data sets, belong to the user and are never removed.
 MADE_FOR_A_JOB = (
     "mpich_shm_",
     "mpich_shar_tmp",
@@ -25,7 +22,7 @@ MADE_FOR_A_JOB = (
     "vader_segment.",
     "ucx_shm_",
     "nccl-",
-    *MADE_BY_PYTHON,
+    "sem.mp-",
 )
 # For the launcher, whose task it is, to end the children of ranks.
 LAUNCHER_SECONDS = 1.0
@@ -35,10 +32,8 @@ WAIT_SECONDS = 3.0
 DAEMON_SECONDS = 5.0
 # For `chainermn launch`, or whatever started it, to end a launcher that a cut link keeps waiting.
 FOLDER_SECONDS = 20.0
-# The least time between two scans while others make files.
-SCAN_INTERVAL = 0.02
-# Of Linux's inotify: a name was made.
-IN_CREATE, IN_MOVED_TO = 0x100, 0x80
+# Between two scans, each of which reads all ranks' maps. It doubles while others make files there.
+SCAN_SECONDS, LONGEST_SCAN_SECONDS = 0.5, 60.0
 # The most by which a clock may be set back during a job.
 CLOCK_SECONDS = 2.0
 # Open MPI's daemon on other machines than the first; in its command line, that it serves one job
@@ -57,14 +52,25 @@ class SharedFiles:
     def __init__(self, ranks: list[Process]) -> None:
         self._ranks = ranks
         self._known: dict[str, Identity] = {}
-        self._foreign: set[Identity] = set()
-        libc = ctypes.CDLL(None)
-        # A descriptor that is readable when a file was made; -1 if there is none.
-        self.inotify: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        libc.inotify_add_watch(self.inotify, FOLDER.encode(), IN_CREATE | IN_MOVED_TO)
         first = min((start for _, start in ranks), default=0) / os.sysconf("SC_CLK_TCK")
         self._made_since = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + first
+        self._changed, self._scan_at, self._pause = 0, -math.inf, SCAN_SECONDS
         self.scan()
+
+    def keep(self, now: float) -> None:
+        """Scan if files were made, the less often the longer none of them is the job's."""
+        if now < self._scan_at:
+            return
+        with contextlib.suppress(OSError):
+            changed = os.stat(FOLDER).st_mtime_ns
+            if changed != self._changed:
+                before, self._changed = len(self._known), changed
+                self.scan()
+                is_ours = len(self._known) > before
+                self._pause = (
+                    SCAN_SECONDS if is_ours else min(2 * self._pause, LONGEST_SCAN_SECONDS)
+                )
+                self._scan_at = now + self._pause
 
     def scan(self) -> None:
         """Record what the ranks have mapped now."""
@@ -72,44 +78,25 @@ class SharedFiles:
             mapped = set().union(*(_mapped(pid) for pid, _ in self._ranks))
             device = os.stat(FOLDER).st_dev
             with os.scandir(FOLDER) as entries:  # by their names now: semaphores change theirs
-                found = {
+                self._known |= {
                     one.name: identity
                     for one in entries
                     if one.name.startswith(MADE_FOR_A_JOB)
                     and (identity := (device, one.inode())) in mapped
                 }
-            python = {one for name, one in found.items() if name.startswith(MADE_BY_PYTHON)}
-            new = python - self._foreign - set(self._known.values())
-            self._foreign |= self._shared_with_others(new)
-            self._known |= {name: one for name, one in found.items() if one not in self._foreign}
-
-    def rescan(self) -> None:
-        """Scan after files were made."""
-        time.sleep(SCAN_INTERVAL)
-        with contextlib.suppress(OSError):
-            os.read(self.inotify, 1 << 16)
-        self.scan()
 
     def remove(self) -> bool:
         """Remove the files that no process has mapped; return whether that was all of them."""
         ours = [(name, it) for name, it in self._known.items() if self._is_ours(name, it)]
-        in_use = set().union(*map(_mapped, processes.all_stats())) if ours else set()
+        try:
+            in_use = set().union(*map(_mapped, processes.all_stats())) if ours else set()
+        except OSError:  # such as that no descriptor is left
+            return False
         self._known = {name: it for name, it in ours if it in in_use}
         for name in dict(ours).keys() - self._known.keys():
             with contextlib.suppress(OSError):
                 os.unlink(FOLDER + name)
         return not self._known
-
-    def _shared_with_others(self, identities: set[Identity]) -> set[Identity]:
-        """Return those that a process has mapped which is no part of the job."""
-        if not identities:
-            return set()
-        ranks = {pid for pid, _ in self._ranks}
-        family = processes.descendants(ranks)
-        everyone = processes.all_stats().items()
-        # What was left behind in the group of a rank is part of the job, too.
-        others = (pid for pid, it in everyone if pid not in family and it.group not in ranks)
-        return identities & set().union(*map(_mapped, others))
 
     def _is_ours(self, name: str, identity: Identity) -> bool:
         """Return whether the file is there, and is this user's and the job's."""
@@ -189,9 +176,10 @@ def _children(ranks: list[Process]) -> list[Process]:
 
 
 def _mapped(pid: int) -> set[Identity]:
-    """Return the files of shared memory that a process has mapped."""
+    """Return the files of shared memory that a process has mapped, as far as we may know."""
     found = set()
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as maps:
+    unknown = FileNotFoundError, ProcessLookupError, PermissionError
+    with contextlib.suppress(*unknown), open(f"/proc/{pid}/maps", errors="replace") as maps:
         for line in maps:
             if FOLDER in line:
                 _, _, _, device, inode, _ = line.split(None, 5)

@@ -6,16 +6,17 @@ import contextlib
 import mmap
 import operator
 import os
-import select
 import time
 from collections.abc import Sequence
+from functools import partial
+from selectors import EVENT_READ, BaseSelector
 from typing import Any
 
-from . import processes
-from .diagnosis import Rank
-from .processes import GONE, RUNNING
-from .report import normalize_stacks
-from .status_region import REGION_BYTES, read_abort_time, read_calls, read_scope
+from .. import processes
+from ..diagnosis import Rank
+from ..processes import GONE, RUNNING
+from ..report import normalize_stacks
+from ..status_region import REGION_BYTES, read_abort_time, read_calls, read_scope
 
 # Time for a rank to write its stacks; without them (it is in the kernel) the report goes out, too.
 STACKS_SECONDS = 1.5
@@ -86,38 +87,34 @@ class ExitTracker:
     When one rank dies the launcher kills the others, and may then blame any of them.
     """
 
-    def __init__(self, ranks: Sequence[MonitoredRank], wakeup: int) -> None:
-        """Wait for these ranks, and for a descriptor that is read elsewhere; -1 for none."""
+    def __init__(self, ranks: Sequence[MonitoredRank], selector: BaseSelector) -> None:
+        """Have the selector, by epoll, call this when one of these ranks has exited.
+
+        It reports exits in the order in which they came, which select.poll doesn't.
+        """
         self._ranks, self._alive = ranks, list(ranks)
-        self._wakeup = wakeup
-        # It reports exits in the order in which they came, which select.poll doesn't.
-        self._poll = select.epoll()
-        self._files: dict[int, MonitoredRank] = {}
+        self._selector = selector
         self._failed_at: float | None = None
         self.first_failure: MonitoredRank | None = None  # if it died without calling MPI_Abort
         for rank in ranks:
             # The kernel closes a process's files before it is gone, the last opened first: we hear
             # of it before the launcher does, which kills others that are gone sooner.
-            self._files[rank.liveness] = rank
+            files = [rank.liveness]
             # Before Linux 5.3, and on conda's Python, there is none.
             with contextlib.suppress(OSError, AttributeError):
-                self._files[os.pidfd_open(rank.pid)] = rank
-        for file in {*self._files, wakeup} - {-1}:
-            self._poll.register(file, select.EPOLLIN)
+                files.append(os.pidfd_open(rank.pid))
+            for file in files:
+                selector.register(file, EVENT_READ, partial(self._handle_end, file, rank))
 
-    def wait(self, seconds: float) -> bool:
-        """Wait for an exit or for ``wakeup``, but not longer; return whether the latter came."""
-        came = False
-        for file, _ in self._poll.poll(seconds):
-            if file == self._wakeup:
-                came = True
-            else:
-                self._poll.unregister(file)
-                os.close(file)
-                self._record_exit(self._files.pop(file))
+    def look(self) -> None:
+        """Notice exits that no descriptor told of."""
         for rank in [rank for rank in self._alive if rank.state() == GONE]:
             self._record_exit(rank)
-        return came
+
+    def _handle_end(self, file: int, rank: MonitoredRank) -> None:
+        self._selector.unregister(file)
+        os.close(file)
+        self._record_exit(rank)
 
     def _record_exit(self, rank: MonitoredRank) -> None:
         # Else it has closed its files, and lives.

@@ -1,7 +1,7 @@
 """Brings the ranks of a communicator together, and starts the monitor of each machine.
 
-Ranks describe themselves to the first one of their machine alone. Only that rank gets to know
-something of other machines, and that is a record of fixed length; see docs/decisions/start-up.md.
+Ranks describe themselves to the first one of their machine alone. Of these, the first one's gets to
+know the others' names and addresses, and they get to know where its monitor listens.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from _chainermn_events import active_job
 
-from . import recorder, roster
-from .network import addresses_towards, listen, own_addresses
-from .processes import start_time
+from ..processes import start_time
+from ..timeout import Timeout
+from . import recorder
+from .addresses import addresses_towards, listen, own_addresses
 from .recorder import CallRecorder, StatusRegion
-from .timeout import Timeout
-from .tree import neighbours
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -42,6 +41,8 @@ package.__path__ = [sys.argv[1]]
 from chainermn_comm.watchdog.monitor import main
 main()
 """
+# Of a machine, that its name gives.
+MOST_RANKS = 8
 # For an interpreter to start on a busy machine; the job goes on after that.
 START_SECONDS = 20.0
 _num_registered = 0
@@ -54,7 +55,7 @@ def register(comm: MPI.Intracomm, world: int, timeout: Timeout) -> CallRecorder:
     ``timeout`` is the same on all ranks, and ``world`` this process's rank in MPI.COMM_WORLD.
     """
     global _num_registered
-    if not timeout.seconds or comm.size == 1:
+    if comm.size == 1:
         return CallRecorder()
     from mpi4py import MPI
 
@@ -91,7 +92,7 @@ def _start_monitors(
     leaders = comm.Split(MPI.UNDEFINED if ranks is None else 0)
     if ranks is None:
         return
-    listeners, tree = _join_tree(leaders, [rank["world"] for rank in ranks])
+    listeners, star = _join_star(leaders, [rank["world"] for rank in ranks])
     leaders.Free()
     config = {
         "ranks": ranks,
@@ -99,7 +100,7 @@ def _start_monitors(
         "launch": active_job(),
         "timeout": asdict(timeout),
         "listeners": [listener.fileno() for listener in listeners],
-        "tree": tree,
+        "star": star,
     }
     _launch_monitor(config, listeners)
 
@@ -119,31 +120,32 @@ def _split_by_machine(comm: MPI.Intracomm, is_member: bool) -> MPI.Comm:
     return part
 
 
-def _join_tree(
+def _join_star(
     leaders: MPI.Comm, ranks: list[int]
 ) -> tuple[list[socket.socket], dict[str, Any] | None]:
-    """Return sockets on which this machine's monitor is asked, and its place (collective).
+    """Return sockets on which the hub listens, and this machine's place (collective).
 
     ``leaders`` are a rank of each machine, and ``ranks`` those of this one, in MPI.COMM_WORLD.
     """
-    from mpi4py import MPI
-
     if leaders.size == 1:
         return [], None
-    addresses, around = own_addresses(), neighbours(leaders.rank, leaders.size)
-    sent = [leaders.isend(addresses, other) for other in around]
-    listeners = _listen(addresses, [leaders.recv(source=other) for other in around])
-    for request in sent:
-        request.wait()
-    endpoints = [listener.getsockname()[:2] for listener in listeners]
-    record = roster.pack(os.uname().nodename, ranks, endpoints)
-    records = bytearray(len(record) * leaders.size)
-    leaders.Allgather([record, MPI.BYTE], [records, MPI.BYTE])
-    return listeners, {
-        "number": leaders.rank,
-        "roster": records.hex(),
-        "secret": leaders.bcast(secrets.token_hex(16)),
-    }
+    name = _machine_name(os.uname().nodename, ranks)
+    machines = leaders.gather((name, own_addresses()))
+    listeners, hub = [], None
+    if machines is not None:
+        listeners = _listen(machines[0][1], [addresses for _, addresses in machines[1:]])
+        endpoints = [listener.getsockname()[:2] for listener in listeners]
+        hub = {"hub": name, "endpoints": endpoints, "secret": secrets.token_hex(16)}
+    star = {"number": leaders.rank, **leaders.bcast(hub)}
+    if machines is not None:
+        star["names"] = [name for name, _ in machines]
+    return listeners, star
+
+
+def _machine_name(host: str, ranks: list[int]) -> str:
+    """Return how reports call a machine."""
+    first = ", ".join(map(str, ranks[:MOST_RANKS])) + ", ..." * (len(ranks) > MOST_RANKS)
+    return f"rank{'s' * (len(ranks) > 1)} {first} on {host}"
 
 
 def _describe_process(world: int, region: StatusRegion) -> dict[str, Any]:
@@ -171,17 +173,14 @@ def _machine_id() -> tuple[str, str, int]:
 def _listen(own: list[str], elsewhere: list[list[str]]) -> list[socket.socket]:
     """Return sockets that the other hosts can reach; none, and a warning, where there can't be."""
     try:
-        listeners = listen(addresses_towards(own, elsewhere))
+        return listen(addresses_towards(own, elsewhere))
     except OSError as problem:
         _warn(problem)
         return []
-    for too_many in listeners[roster.MOST_ENDPOINTS :]:
-        too_many.close()
-    return listeners[: roster.MOST_ENDPOINTS]
 
 
 def _launch_monitor(config: dict[str, Any], listeners: list[socket.socket]) -> None:
-    package = str(Path(__file__).resolve().parents[1])
+    package = str(Path(__file__).resolve().parents[2])
     pids = [str(it["pid"]) for it in config["ranks"]]  # for people who look at the processes
     kept = ("PATH", "LD_LIBRARY_PATH", "LANG")
     try:

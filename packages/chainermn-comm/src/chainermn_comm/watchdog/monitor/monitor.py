@@ -1,0 +1,348 @@
+"""What a monitor does: it looks at its machine's ranks, and judges for all if it is the hub."""
+
+from __future__ import annotations
+
+import math
+import selectors
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from operator import itemgetter
+from typing import Any
+
+from _chainermn_events import event_frames
+
+from .. import processes, report
+from ..diagnosis import Rank, WaitGraph, Waits, rank_from_reply
+from ..processes import GONE
+from ..status_region import read_abort_time
+from ..timeout import Timeout
+from .cleanup import Launcher, SharedFiles, clean
+from .local_ranks import ExitTracker, MonitoredRank, collect_stacks, print_for
+from .star import Hub, Message, Spoke
+
+# Time between two looks: short enough for a report in time, and nothing taken from the ranks.
+TICK_SECONDS = 0.5
+# Time between the report and the end of the job, for the launcher to forward the report.
+FORWARDING_SECONDS = 0.5
+# Time between SIGTERM and SIGKILL.
+TERM_SECONDS = 1.0
+# Time for the monitors of other machines to reply, who may ask for stacks; to say that a rank of
+# theirs failed earlier; and for the hub to answer, which prints meanwhile.
+REPLY_SECONDS, FAILED_SECONDS, ANSWER_SECONDS = 2.5, 1.0, 6.0
+# Between two messages to the hub about calls that wait.
+REPEAT_SECONDS = 1.0
+# A monitor that comes so late was stopped, and the job with it (or the machine is very busy).
+PAUSE_SECONDS = 2.0
+# Time between MPI_Abort, which can't cross a cut link, and our own end of the ranks.
+ABORT_SECONDS = 3.0
+# Time that a call may wait for a rank whose work is exempt, whatever the time-out.
+EXEMPT_SECONDS = 600.0
+
+
+class Monitor:
+    """Watches until the ranks have ended, or ends them.
+
+    The hub judges for all machines. A spoke tells it of calls that wait and of ranks that failed;
+    it judges alone, from what its own ranks do, where the hub doesn't answer.
+    """
+
+    def __init__(self, config: dict[str, Any], ranks: Sequence[MonitoredRank]) -> None:
+        self.config, self.ranks = config, ranks
+        self.files = SharedFiles([rank.process for rank in ranks])
+        self.launcher = Launcher(ranks[0].pid)
+        self.timeout = Timeout(**config["timeout"])
+        self.tick = min(TICK_SECONDS, self.timeout.seconds / 10 or TICK_SECONDS)
+        # When calls were last reported, or warned of: all that began before are known.
+        self.reported_at = self.warned_at = -math.inf
+        # Exempt work that has been reported.
+        self.exempted: set[tuple[int, str]] = set()
+        # When this process stood still, and the ranks with it, and for how long.
+        self.pauses: list[tuple[float, float]] = []
+        self.must_end = self.ended_job = False
+        self.selector = selectors.DefaultSelector()
+        self.exits = ExitTracker(ranks, self.selector)
+        self.hub: Hub | None = None
+        self.spoke: Spoke | None = None
+        star, silence = config["star"], self.timeout.silence
+        if star is not None and star["number"] == 0:
+            listeners = [socket.socket(fileno=one) for one in config["listeners"]]
+            self.hub = Hub(self.selector, listeners, star, silence, self.hear_spoke)
+        elif star is not None:
+            self.spoke = Spoke(self.selector, star, silence, self.hear_hub)
+        # Of each spoke whose calls wait: since when, and when it said so.
+        self.told: dict[int, tuple[float, float]] = {}
+        # When this spoke last said so, and since when the hub doesn't answer.
+        self.told_at, self.unanswered_since = -math.inf, math.inf
+        # Of each machine when a rank failed first, and which; None if it called MPI_Abort.
+        self.failures: list[tuple[float, Rank | None]] = []
+        self.failure_due: float | None = None  # when the first of them is reported
+        self.knows_failure = False
+        # While machines are lost: collective calls up to then, by communicator and rank there.
+        self.calls_before: dict[tuple[Any, int], int] | None = None
+        self.knows_loss = False
+
+    def run(self) -> None:
+        while self.look():
+            pass
+
+    def look(self) -> bool:
+        """Look once, after a tick or what comes before; return whether there are still ranks."""
+        before = time.monotonic()
+        self.poll(self.tick)
+        now = time.monotonic()
+        if now - before > self.tick + PAUSE_SECONDS:
+            self.pauses.append((now, now - before))
+        if star := self.hub or self.spoke:
+            star.keep()
+        self.files.keep(now)
+        self.note_failure(now)
+        if all(rank.state() == GONE for rank in self.ranks):
+            while not self.report_failure():
+                self.poll(self.tick)
+            return False
+        self.report_failure()
+        aborts = [read_abort_time(rank.region) for rank in self.ranks]
+        self.must_end |= any(0 < since < now - ABORT_SECONDS for since in aborts)
+        if self.must_end or self.check_links(now) or self.check_calls(now):
+            self.end_ranks()
+            return False
+        return True
+
+    def poll(self, seconds: float) -> None:
+        """Handle what comes of ranks and monitors; wait for it, but not longer."""
+        for key, _ in self.selector.select(seconds):
+            key.data()
+        self.exits.look()
+
+    # What monitors say to one another.
+
+    def hear_spoke(self, number: int, message: Message) -> None:
+        now = time.monotonic()
+        if message["kind"] == "waits":
+            self.told[number] = now - float(message["seconds"]), now
+            self.tell_spokes("answer", only=number)
+        elif message["kind"] == "failed":
+            lost = message["rank"] and rank_from_reply(message["rank"])
+            self.add_failure(now - float(message["age"]), lost)
+
+    def hear_hub(self, message: Message) -> None:
+        now, kind = time.monotonic(), message["kind"]
+        if kind == "ask":
+            stacks = self.stacks() if message["what"] == "stacks" else {}
+            found = (replace(one, stacks=stacks.get(one.world, "")) for one in self.read(now))
+            self.tell_hub("reply", query=message["query"], ranks=list(map(asdict, found)))
+        elif kind == "answer":
+            self.unanswered_since = math.inf
+        elif kind == "known":
+            self.reported_at = now
+        elif kind == "pause":
+            self.pauses.append((now, float(message["seconds"])))
+        elif kind == "end":
+            self.must_end = True
+
+    def tell_hub(self, kind: str, **fields: Any) -> bool:
+        return self.spoke is not None and self.spoke.send(kind, **fields)
+
+    def tell_spokes(self, kind: str, only: int | None = None, **fields: Any) -> None:
+        if self.hub is not None:
+            self.hub.tell(kind, only, **fields)
+
+    def read(self, now: float) -> list[Rank]:
+        return [rank.read(now) for rank in self.ranks]
+
+    def everyone(self, kind: str, graph: WaitGraph) -> WaitGraph:
+        """Return the graph with all machines' ranks and, if ``kind`` is "stacks", their stacks."""
+        replies = self.hub.ask(kind, REPLY_SECONDS, self.poll) if self.hub else dict
+        stacks = self.stacks() if kind == "stacks" else {}
+        others: list[Rank] = []
+        silent = [self.spoke.hub_name] if self.spoke else []
+        said = replies()
+        for number, name in enumerate(self.hub.names if self.hub else ()):
+            try:
+                others += map(rank_from_reply, said[number]["ranks"] if number else ())
+            except (LookupError, TypeError):
+                silent.append(name)
+        return graph.extended(stacks, others, silent)
+
+    # Ranks that fail.
+
+    def note_failure(self, now: float) -> None:
+        """Notice the first failure here, while other ranks may still live."""
+        age = self.exits.since_failure(now)
+        if age is None or self.knows_failure:
+            return
+        self.knows_failure = True
+        self.files.scan()
+        first = self.exits.first_failure
+        lost = None if first is None else first.read(now)
+        if not self.tell_hub("failed", age=age, rank=lost and asdict(lost)):
+            self.add_failure(now - age, lost)
+
+    def add_failure(self, when: float, lost: Rank | None) -> None:
+        self.failures.append((when, lost))
+        if self.failure_due is None:
+            others = self.hub and self.hub.connected
+            self.failure_due = time.monotonic() + (FAILED_SECONDS if others else 0.0)
+
+    def report_failure(self) -> bool:
+        """Report which rank ended badly first; return False while others may still say so."""
+        if self.failure_due is None or self.failure_due == math.inf:
+            return True
+        if time.monotonic() < self.failure_due:
+            return False
+        self.failure_due = math.inf
+        _, lost = min(self.failures, key=itemgetter(0))
+        if lost is not None:
+            graph = WaitGraph([lost])
+            how = report.describe_state(graph, lost).removeprefix("is ")
+            event = self.event("rank_lost", lost=lost.world, pid=lost.pid, host=lost.host, how=how)
+            self.print(f"{report.PREFIX}{report.describe_rank(graph, lost)}.\n", event)
+        return True
+
+    # Links that are cut, and calls that wait.
+
+    def check_links(self, now: float) -> bool:
+        """Report a machine that can't be reached, if calls wait; return whether that ends the job.
+
+        Ranks may reach it by another network: one whose collective calls go on is proof of it.
+        """
+        star = self.hub or self.spoke
+        lost = star.lost() if star and self.timeout.seconds else []
+        if not lost:
+            self.calls_before, self.knows_loss = None, False
+            return False
+        graph = WaitGraph(self.read(now))
+        calls = {
+            (call.communicator, call.rank): call.sequence
+            for rank in graph.ranks.values()
+            for call in rank.calls
+        }
+        if self.calls_before is None:
+            self.calls_before = calls
+        before = self.calls_before
+        # The first call since then may be the one that waits.
+        if self.knows_loss or any(n > before.get(key, n) + 1 for key, n in calls.items()):
+            return False
+        graph = self.everyone("calls", graph)
+        is_exempt = any(rank.exempt_work for rank in graph.ranks.values())
+        if is_exempt or not self.waits(graph, self.timeout.silence, now):
+            return False
+        self.knows_loss = True
+        why, text = report.host_silent(lost, self.timeout)
+        ends_job = self.timeout.ends_job
+        host = lost[0].rpartition(" ")[2]  # see `rendezvous`
+        event = self.event("host_lost", host=host, reason=why, ends_job=ends_job)
+        if ends_job:
+            event += self.event("watchdog_abort", reason=why)
+        self.print(text, event)
+        return ends_job
+
+    def check_calls(self, now: float) -> bool:
+        """Report what waits too long; return whether that ends the job."""
+        seconds, ends_job = self.timeout.seconds, self.timeout.ends_job
+        if not seconds:
+            return False
+        graph = WaitGraph(self.read(now))
+        own = self.waits(graph, seconds / 2, now, self.reported_at)
+        longest = max((call.age - self.paused(now - call.age) for _, call in own), default=0.0)
+        if self.leave_to_hub(longest, now):
+            return False
+        began = [
+            since
+            for since, told_at in self.told.values()
+            if since > self.reported_at and now - told_at < 3 * REPEAT_SECONDS
+        ]
+        longest = max(longest, now - min(began, default=now))
+        if longest <= seconds:
+            if longest > seconds / 2 and now - longest > self.warned_at:
+                self.warn(graph, now)
+            return False
+        graph = self.everyone("stacks", graph)
+        stalled = self.waits(graph, seconds, now, self.reported_at)
+        if not stalled or (ends_job and self.is_exempt(graph, stalled, now)):
+            return False
+        text = report.report(graph, stalled, report.next_step(self.timeout))
+        event = self.event("watchdog_abort", reason=report.reason(text)) if ends_job else []
+        self.print(text, event)
+        self.reported_at = self.warned_at = now
+        self.tell_spokes("known")
+        return ends_job
+
+    def leave_to_hub(self, longest: float, now: float) -> bool:
+        """Return whether the hub judges; tell it for how long a call has waited here, if any."""
+        if self.spoke is None:
+            return False
+        if longest and now - self.told_at >= REPEAT_SECONDS:
+            self.told_at, self.unanswered_since = now, min(now, self.unanswered_since)
+            self.tell_hub("waits", seconds=longest)
+        return now - self.unanswered_since < ANSWER_SECONDS
+
+    def warn(self, graph: WaitGraph, now: float) -> None:
+        graph = self.everyone("calls", graph)
+        seconds = self.timeout.seconds
+        waiting = self.waits(graph, seconds / 2, now, self.reported_at)
+        if waiting:
+            self.warned_at = now
+            longest = max(waiting, key=lambda each: each[1].age)
+            self.print(report.warning(graph, *longest, seconds))
+
+    def is_exempt(self, graph: WaitGraph, stalled: Waits, now: float) -> bool:
+        """Return whether the likeliest culprit does exempt work, for which the others wait."""
+        first = next(iter(graph.root_causes(stalled)), None)
+        work = first and first.exempt_work
+        if not (first and work) or max(call.age for _, call in stalled) > EXEMPT_SECONDS:
+            return False
+        if (first.world, work.name) not in self.exempted:
+            self.exempted.add((first.world, work.name))
+            until = f"The ranks go on waiting for it, {EXEMPT_SECONDS:g} s at most."
+            self.print(report.report(graph, stalled, until))
+        # What they waited for it doesn't count.
+        pause = min(work.age, self.timeout.seconds)
+        self.pauses.append((now, pause))
+        self.tell_spokes("pause", seconds=pause)
+        return True
+
+    def waits(
+        self, graph: WaitGraph, seconds: float, now: float, known: float = -math.inf
+    ) -> Waits:
+        """Return the calls that have waited for ``seconds`` and began after the time ``known``."""
+        return [
+            (rank, call)
+            for rank in graph.ranks.values()
+            if rank.state != GONE
+            for call in rank.waits
+            if now - call.age > known and call.age - self.paused(now - call.age) > seconds
+        ]
+
+    def paused(self, start: float) -> float:
+        """Return for how long since then nobody can be said to have waited."""
+        return sum(length for end, length in self.pauses if end > start)
+
+    # What is done about them.
+
+    def stacks(self) -> dict[int, str]:
+        """Return the stacks of the ranks that give some, by their number in MPI.COMM_WORLD."""
+        return collect_stacks(self.ranks)
+
+    def event(self, kind: str, **fields: Any) -> list[bytes]:
+        """Return an event for `chainermn launch` in the name of the first rank; see `print`."""
+        job = self.config["launch"]
+        return event_frames(job, self.ranks[0].world, kind, **fields) if job else []
+
+    def print(self, text: str, event: Sequence[bytes] = ()) -> None:
+        print_for(self.ranks, text, event)
+
+    def end_ranks(self) -> None:
+        """End all ranks of the job that can be reached."""
+        self.ended_job = True
+        self.files.scan()
+        time.sleep(FORWARDING_SECONDS)
+        self.tell_spokes("end")
+        processes.terminate([rank.process for rank in self.ranks], TERM_SECONDS)
+
+    def clean(self) -> None:
+        """Leave nothing of the ranks, which have ended."""
+        failed = self.ended_job or not all(rank.has_finished for rank in self.read(0.0))
+        clean(self.files, self.launcher, [rank.process for rank in self.ranks], failed)

@@ -1,0 +1,54 @@
+"""The process that watches the ranks of one machine: how it starts, and is started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+from typing import Any
+
+from .. import report
+from ..processes import GONE
+from .local_ranks import MonitoredRank, print_for
+from .monitor import Monitor
+
+# How many monitors are started, one after another, where each fails.
+ATTEMPTS = 3
+
+
+def supervise(config: dict[str, Any], ranks: list[MonitoredRank]) -> None:
+    """Run a monitor in a child process, and another one if it fails, at most ATTEMPTS in all."""
+    us = f"{report.PREFIX}the process that watches the ranks on {os.uname().nodename}"
+    for _ in range(ATTEMPTS):
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                monitor = Monitor(config, ranks)
+                monitor.run()
+                monitor.clean()
+                status = 0
+            except Exception as error:
+                print_for(ranks, f"{us} failed: {type(error).__name__}: {error}\n")
+            finally:
+                os._exit(status)
+        _, status = os.waitpid(child, 0)
+        if not status or all(rank.state() == GONE for rank in ranks):
+            return
+    lost = "calls that wait too long won't be reported any more"
+    print_for(ranks, f"{us} has failed {ATTEMPTS} times: {lost}.\n")
+
+
+def main() -> None:
+    """Watch, as configured on standard input, in a process that is nobody's child."""
+    config = json.load(sys.stdin)
+    ranks = [MonitoredRank(each) for each in config["ranks"]]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a rank may catch it and go on
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each machine
+    if os.fork():
+        os._exit(0)
+    os.setsid()  # launchers kill a rank's group, whose remains are this process's to remove
+    supervise(config, ranks)

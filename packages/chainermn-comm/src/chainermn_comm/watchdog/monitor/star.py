@@ -1,0 +1,274 @@
+"""The star of a job's monitors: each keeps one connection to the first machine's, the hub.
+
+Nothing is sent before a call waits for long or a rank has failed: the kernel sees whether the other
+machine is there. Nothing here waits or has a thread: the monitor's selector calls what is ready.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from selectors import EVENT_READ, EVENT_WRITE, BaseSelector
+from typing import Any
+
+from .connection import Connection, is_cut
+
+# Connections that have not shown the secret: the most, of which the oldest goes, and their time.
+MOST_STRANGERS, GREETING_SECONDS = 256, 5.0
+# That are taken before those that have come are read again.
+MOST_ACCEPTED = 64
+# After a connection that could not be taken: at once it would be so again.
+REFUSED_SECONDS = 0.1
+# Before the hub is tried again.
+RETRY_SECONDS = 1.0
+HUB, SPOKE = "hub", "spoke"
+
+Message = dict[str, Any]
+Poll = Callable[[float], None]  # waits for so many seconds at most, and handles what has come
+
+
+class Hub:
+    """The first machine's side."""
+
+    def __init__(
+        self,
+        selector: BaseSelector,
+        listeners: Iterable[socket.socket],
+        star: dict[str, Any],
+        silence: float,
+        take: Callable[[int, Message], None],
+    ) -> None:
+        """Listen; ``take`` is given messages that are no replies, and their machine's number."""
+        self.names: list[str] = star["names"]  # of all machines, by their numbers
+        self.connected: dict[int, Connection] = {}
+        self.cut: set[int] = set()  # numbers of the machines whose links were cut
+        self._selector, self._secret, self._silence = selector, star["secret"], silence
+        self._take = take
+        # When each came, the first first, and its random digits once they are known.
+        self._strangers: dict[Connection, tuple[float, Any]] = {}
+        self._query = 0
+        self._replies: dict[int, Message] = {}
+        for listener in listeners:
+            listener.setblocking(False)
+            selector.register(listener, EVENT_READ, partial(self._accept, listener))
+
+    def keep(self) -> None:
+        """Drop those that take too long to show the secret."""
+        late = time.monotonic() - GREETING_SECONDS
+        for connection, (came, _) in list(self._strangers.items()):
+            if came > late:
+                break
+            self._drop(connection)
+
+    def lost(self) -> list[str]:
+        """Return the names of the machines that can't be reached any more."""
+        return [self.names[number] for number in sorted(self.cut)]
+
+    def tell(self, kind: str, only: int | None = None, **fields: Any) -> None:
+        """Send a message to all other monitors, or to one."""
+        for number, connection in list(self.connected.items()):
+            if only in (None, number):
+                try:
+                    connection.send({"kind": kind, **fields})
+                except OSError as error:
+                    self._lose(connection, number, error)
+
+    def ask(self, kind: str, seconds: float, poll: Poll) -> Callable[[], dict[int, Message]]:
+        """Ask all monitors; return a function that waits for what they say, by their numbers."""
+        deadline = time.monotonic() + seconds
+        self._query, self._replies = self._query + 1, {}
+        self.tell("ask", what=kind, query=self._query)
+        asked = set(self.connected)
+
+        def wait() -> dict[int, Message]:
+            while asked & self.connected.keys() - self._replies.keys():
+                if (left := deadline - time.monotonic()) <= 0:
+                    break
+                poll(left)
+            return self._replies
+
+        return wait
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(MOST_ACCEPTED):
+            try:
+                accepted, _ = listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # such as that no descriptor is left
+                if self._strangers:
+                    self._drop(next(iter(self._strangers)))
+                else:
+                    time.sleep(REFUSED_SECONDS)
+                return
+            if len(self._strangers) >= MOST_STRANGERS:
+                self._drop(next(iter(self._strangers)))
+            one = Connection(accepted, self._silence)
+            self._strangers[one] = time.monotonic(), None
+            self._selector.register(accepted, EVENT_READ, partial(self._greet, one))
+            try:
+                one.greet()
+            except OSError:
+                self._drop(one)
+
+    def _greet(self, connection: Connection) -> None:
+        try:
+            for line in connection.receive():
+                came, theirs = self._strangers[connection]
+                if theirs is None:
+                    self._strangers[connection] = came, str(line)
+                    continue
+                number = connection.check(self._secret, theirs, SPOKE, line)
+                connection.prove(self._secret, theirs, HUB, number)
+                self._welcome(connection, number)
+                return
+        except Exception:  # whatever a stranger sends
+            self._drop(connection)
+
+    def _welcome(self, connection: Connection, number: int) -> None:
+        del self._strangers[connection]
+        if number in self.connected:  # it was started again
+            self._lose(self.connected[number], number, None)
+        self.connected[number] = connection
+        self.cut.discard(number)
+        self._selector.modify(
+            connection.socket, EVENT_READ, partial(self._read, connection, number)
+        )
+
+    def _read(self, connection: Connection, number: int) -> None:
+        try:
+            for message in connection.receive():
+                if message["kind"] != "reply":
+                    self._take(number, message)
+                elif message["query"] == self._query:
+                    self._replies[number] = message
+        except (OSError, EOFError, ValueError, LookupError, TypeError) as error:
+            self._lose(connection, number, error)
+
+    def _lose(self, connection: Connection, number: int, error: Exception | None) -> None:
+        if self.connected.get(number) is connection:
+            del self.connected[number]
+            self._close(connection)
+            if error is not None and is_cut(error):
+                self.cut.add(number)
+
+    def _drop(self, connection: Connection) -> None:
+        if self._strangers.pop(connection, None):
+            self._close(connection)
+
+    def _close(self, connection: Connection) -> None:
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
+
+
+class Spoke:
+    """Another machine's side."""
+
+    def __init__(
+        self,
+        selector: BaseSelector,
+        star: dict[str, Any],
+        silence: float,
+        take: Callable[[Message], None],
+    ) -> None:
+        """Connect, again and again where it must be; ``take`` is given the hub's messages."""
+        self.is_connected = False
+        self._selector, self._secret, self._silence = selector, star["secret"], silence
+        self._number, self.hub_name = star["number"], star["hub"]
+        self._endpoints = list(star["endpoints"])
+        self._take = take
+        self._socket: socket.socket | None = None
+        self._connection: Connection | None = None
+        self._theirs: Any = None
+        self._was_connected = False
+        self._cut_since: float | None = None
+        self._tried_at = -RETRY_SECONDS
+        self.keep()
+
+    def keep(self) -> None:
+        """Connect where there is no connection."""
+        now = time.monotonic()
+        if self.is_connected or not self._endpoints:
+            return
+        if self._socket is not None and now - self._tried_at > GREETING_SECONDS:
+            # The kernel takes a connection in, also for a process that is stopped.
+            self._lose(None if self._connection else OSError(errno.ETIMEDOUT, ""))
+        if self._socket is None and now - self._tried_at > RETRY_SECONDS:
+            self._tried_at = now
+            self._connect()
+
+    def lost(self) -> list[str]:
+        """Return the name of the hub's machine, if that can't be reached any more."""
+        since = self._cut_since
+        is_lost = since is not None and time.monotonic() - since >= self._silence
+        return [self.hub_name] if is_lost else []
+
+    def send(self, kind: str, **fields: Any) -> bool:
+        """Send a message to the hub; return whether there is a connection to it."""
+        if not self.is_connected or self._connection is None:
+            return False
+        try:
+            self._connection.send({"kind": kind, **fields})
+        except OSError as error:
+            self._lose(error)
+        return self.is_connected
+
+    def _connect(self) -> None:
+        endpoint = self._endpoints[0]
+        self._endpoints = [*self._endpoints[1:], endpoint]  # the next one, if this is not the hub's
+        try:
+            family = socket.AF_INET6 if ":" in endpoint[0] else socket.AF_INET
+            self._socket = socket.socket(family, socket.SOCK_STREAM)
+            self._socket.setblocking(False)
+            self._selector.register(self._socket, EVENT_WRITE, self._established)
+            code = self._socket.connect_ex(tuple(endpoint))
+            if code not in (0, errno.EINPROGRESS):
+                raise OSError(code, "")
+        except OSError as error:
+            self._lose(error)
+
+    def _established(self) -> None:
+        assert self._socket is not None
+        try:
+            if code := self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                raise OSError(code, "")
+            self._connection, self._theirs = Connection(self._socket, self._silence), None
+            self._selector.modify(self._socket, EVENT_READ, self._read)
+            self._connection.greet()
+        except OSError as error:
+            self._lose(error)
+
+    def _read(self) -> None:
+        connection = self._connection
+        assert connection is not None
+        try:
+            for line in connection.receive():
+                if self.is_connected:
+                    self._take(line)
+                elif self._theirs is None:
+                    self._theirs = str(line)
+                    connection.prove(self._secret, self._theirs, SPOKE, self._number)
+                else:
+                    connection.check(self._secret, self._theirs, HUB, line)
+                    self.is_connected = self._was_connected = True
+                    self._cut_since = None
+                    self._endpoints = self._endpoints[-1:]
+        except (OSError, EOFError, ValueError, LookupError, TypeError) as error:
+            self._lose(error)
+
+    def _lose(self, error: Exception | None) -> None:
+        now = time.monotonic()
+        if error is None or not is_cut(error):
+            self._cut_since = None
+        elif self.is_connected:  # the kernel has waited so long already
+            self._cut_since = now - self._silence
+        elif self._was_connected and self._cut_since is None:
+            self._cut_since = now
+        if self._socket is not None:
+            self._selector.unregister(self._socket)
+            self._socket.close()
+        self._socket = self._connection = None
+        self.is_connected = False

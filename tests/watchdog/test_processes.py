@@ -1,0 +1,38 @@
+"""What is known of processes where the system refuses to say more."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+from chainermn_comm.watchdog import processes
+from chainermn_comm.watchdog.processes import GONE, RUNNING
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.EACCES, errno.ENOMEM])
+def test_a_process_is_not_gone_because_it_can_not_be_looked_at(monkeypatch, code):
+    mine = os.getpid(), processes.start_time(os.getpid())
+
+    def refuse(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(builtins, "open", refuse)
+    found = processes.state(mine)
+    monkeypatch.undo()
+    assert found == RUNNING
+
+
+def test_a_process_is_gone_once_there_is_none_or_another_one():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        known = child.pid, processes.start_time(child.pid)
+        assert processes.state(known) == RUNNING
+        assert processes.state((child.pid, known[1] + 1)) == GONE
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert processes.state(known) == GONE  # nobody has waited for it
+    assert processes.state(known) == GONE

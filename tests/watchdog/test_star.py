@@ -1,0 +1,164 @@
+"""Monitors and their hub: who may connect, what they say, and what strangers can't do."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+
+import pytest
+
+from chainermn_comm.watchdog.monitor import star
+from tests.support.monitors import CUT, links
+
+
+def ask(made, seconds=5.0):
+    """What the spokes say, by their numbers."""
+    return made.hub.ask("calls", seconds, made.poll)()
+
+
+def test_the_hub_hears_of_all_and_each_has_one_connection_to_it():
+    with links(64) as made:
+        made.connect()
+        assert {number: said["ranks"] for number, said in ask(made).items()} == {
+            number: [number] for number in range(1, 64)
+        }
+        made.hub.tell("known")
+        assert made.until(lambda: sum(m["kind"] == "known" for _, m in made.heard) == 63)
+        made.hub.tell("answer", only=7)
+        assert made.until(lambda: [n for n, m in made.heard if m["kind"] == "answer"] == [-7])
+        assert made.spokes[4].send("waits", seconds=3.0)
+        assert made.until(lambda: (5, {"kind": "waits", "seconds": 3.0}) in made.heard)
+
+
+def test_one_that_says_nothing_or_nonsense_keeps_nothing_from_the_others():
+    with links(6) as made:
+        made.connect()
+        made.says[2] = None
+        made.spokes[2]._connection.socket.sendall(b'{"kind": "repl\n')
+        assert sorted(ask(made, 1.0)) == [1, 4, 5]
+        assert made.hub.lost() == []
+        made.connect()  # the third one does again
+        assert sorted(ask(made, 1.0)) == [1, 3, 4, 5]
+
+
+def test_late_replies_are_not_taken_for_those_of_the_next_question():
+    with links(3) as made:
+        made.connect()
+        made.says[1] = None
+        assert sorted(ask(made, 0.5)) == [2]
+        made.says.clear()
+        made.spokes[0].send("reply", query=1, ranks="late")
+        assert made.until(lambda: True)
+        assert ask(made)[1]["ranks"] == [1]
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_link_that_is_cut_counts_as_lost_and_a_monitor_that_ends_does_not(cut):
+    with links(3, silence=0.5) as made:
+        made.connect()
+        endpoints, made.spokes[0]._endpoints = made.spokes[0]._endpoints, []
+        made.spokes[0]._lose(CUT if cut else EOFError())
+        if cut:
+            made.hub._lose(made.hub.connected[1], 1, CUT)
+        assert made.until(lambda: sorted(made.hub.connected) == [2])
+        assert made.hub.lost() == [made.names[1]] * cut
+        assert made.spokes[0].lost() == [made.names[0]] * cut
+        made.spokes[0]._endpoints = endpoints
+        made.connect()
+        assert made.until(lambda: 1 in made.hub.connected)
+        assert made.hub.lost() == made.spokes[0].lost() == []
+
+
+def test_a_hub_that_is_stopped_or_gone_is_not_taken_for_a_cut_link(monkeypatch):
+    monkeypatch.setattr(star, "GREETING_SECONDS", 0.2)
+    monkeypatch.setattr(star, "RETRY_SECONDS", 0.1)
+    with links(2, silence=0.1) as made:
+        made.connect()
+        (spoke,) = made.spokes
+        made.selector.unregister(made.listener)  # the kernel takes connections in, nobody answers
+        made.hub._lose(made.hub.connected[1], 1, None)
+        assert made.until(lambda: not spoke.is_connected)
+        assert not made.until(lambda: spoke.is_connected or spoke.lost(), 1.0)
+        made.listener.close()
+        assert not made.until(lambda: spoke.is_connected or spoke.lost(), 1.0)
+        # Where packets are lost it is one.
+        spoke._connect = lambda: None
+        spoke._socket = socket.socket()
+        made.selector.register(spoke._socket, 1, lambda: None)
+        assert made.until(lambda: spoke.lost() == [made.names[0]], 2.0)
+
+
+def test_who_does_not_know_the_secret_is_not_heard_and_hears_no_secret():
+    with links(2) as made:
+        made.connect()
+        with socket.create_connection(made.listener.getsockname()) as stranger:
+            made.until(lambda: made.hub._strangers, 1.0)
+            challenge = json.loads(stranger.recv(1024))
+            stranger.sendall(b'"mine"\n[1, "' + b"0" * 64 + b'"]\n{"kind": "waits"}\n')
+            assert made.until(lambda: not made.hub._strangers)
+            assert stranger.recv(1024) == b""
+        assert len(challenge) == 32
+        assert made.heard == []
+        assert sorted(ask(made)) == [1]
+
+
+@pytest.mark.parametrize("said", [b"[" * 1000 + b"\n" * 2, b"x" * 5000, b"{}\n{}\n", b"1\n[2]\n"])
+def test_whatever_a_stranger_sends_drops_the_stranger_alone(said):
+    with links(2) as made:
+        made.connect()
+        with socket.create_connection(made.listener.getsockname()) as stranger:
+            stranger.sendall(said)
+            assert made.until(lambda: made.hub._strangers)
+            assert made.until(lambda: not made.hub._strangers)
+        assert sorted(ask(made)) == [1]
+
+
+def test_a_liar_is_no_hub():
+    with links(2) as made, socket.create_server(("127.0.0.1", 0)) as liar:
+        (spoke,) = made.spokes
+        spoke._lose(None)
+        spoke._tried_at, spoke._endpoints = 0.0, [liar.getsockname()]
+        spoke.keep()
+        connection, _ = liar.accept()
+        with connection:
+            connection.sendall(b'"mine"\n[1, "' + b"0" * 64 + b'"]\n{"kind": "end"}\n')
+            assert made.until(lambda: spoke._socket is None)
+        assert not spoke.is_connected
+        assert made.heard == []
+
+
+def test_strangers_are_few_and_have_little_time_and_no_monitor_waits_for_them(monkeypatch):
+    """2,000 connections that say nothing."""
+    with links(3) as made:
+        made.connect()
+        strangers = []
+        for _ in range(2000):
+            strangers.append(socket.create_connection(made.listener.getsockname()))
+            made.poll(0.0)
+            assert len(made.hub._strangers) <= star.MOST_STRANGERS
+        assert sorted(ask(made, 1.0)) == [1, 2]
+        made.spokes[0]._lose(None)  # one that connects meanwhile gets in
+        made.connect()
+        monkeypatch.setattr(star, "GREETING_SECONDS", 0.1)
+        assert made.until(lambda: not made.hub._strangers)
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_where_no_descriptor_is_left_strangers_go_and_no_core_is_kept_busy(monkeypatch):
+    class Refusing:
+        def accept(self):
+            raise OSError(24, "Too many open files")
+
+    with links(2) as made:
+        made.connect()
+        with socket.create_connection(made.listener.getsockname()):
+            assert made.until(lambda: made.hub._strangers)
+            begun = time.monotonic()
+            made.hub._accept(Refusing())
+            assert not made.hub._strangers
+            assert time.monotonic() - begun < star.REFUSED_SECONDS
+            made.hub._accept(Refusing())
+            assert time.monotonic() - begun >= star.REFUSED_SECONDS
+        assert sorted(ask(made)) == [1]
