@@ -10,7 +10,8 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from chainermn_comm.watchdog import Timeout, recorder, rendezvous
+from chainermn_comm.timeout import Timeout
+from chainermn_comm.watchdog import recorder, rendezvous
 from chainermn_comm.watchdog.diagnosis import WaitGraph
 from chainermn_comm.watchdog.local_ranks import MonitoredRank
 from chainermn_comm.watchdog.processes import start_time as birth

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..watchdog import NOBODY
+from ..observers import NOBODY
 
 TRACE_VARIABLE = "CHAINERMN_TRACE"
 # When the process is killed, it loses at most the calls of this time.

@@ -1,17 +1,15 @@
-"""Records the calls of traced communicators, beside the watchdog, which records those of all."""
+"""Observes the calls of traced communicators."""
 
 from __future__ import annotations
 
 import sys
 from operator import itemgetter
 from threading import get_ident
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from ..messaging import Handshake
-from ..watchdog import NOBODY, CallRecorder
+from ..observers import NOBODY, CallObserver
 from . import file
 from .file import Kind, TraceFile, microseconds, now
 
@@ -24,52 +22,41 @@ FINALIZE = "finalize"
 _num_traced = 0
 
 
-def call_recorder(comm: MPI.Intracomm, watchdogs: CallRecorder, folder: str | None) -> CallRecorder:
-    """Return what records a communicator's calls (collective where it is traced).
+def start(comm: MPI.Intracomm, folder: str) -> CallTracer:
+    """Return an observer that writes a communicator's calls into this process's file (collective).
 
-    ``watchdogs`` records them in any case. The folder is None on all ranks where there is no trace.
+    All ranks have one, or none has.
     """
     global _num_traced
-    if folder is None:
-        return watchdogs
     world = MPI.COMM_WORLD
     _num_traced += 1
     first, number, run = comm.bcast((world.rank, _num_traced, file.run_name()))
     members = np.empty(comm.size, np.int32)
     comm.Allgather(np.array([world.rank], np.int32), members)
     mine = file.begin(folder, run, world.rank, world.size)
-    made = TracedCallRecorder(watchdogs, mine, f"{first}.{number}")
+    made = CallTracer(comm, mine, f"{first}.{number}")
     # A process that was in another communicator before may have a file of that one's run.
     about = {"communicator": made.name, "rank": comm.rank, "ranks": members.tolist(), "run": run}
     mine.add_metadata(file.COMMUNICATOR, **about)
-    made.compare_clocks(comm)
+    made.compare_clocks()
     return made
 
 
-def handshake(comm: MPI.Intracomm, record: CallRecorder) -> Handshake:
-    """Return the handshake of a communicator whose calls ``record`` records."""
-    kind = TracedHandshake if isinstance(record, TracedCallRecorder) else Handshake
-    return kind(comm, record)
+class CallTracer(CallObserver):
+    """Observes a communicator's calls for the trace."""
 
-
-class TracedCallRecorder(CallRecorder):
-    """Records each call for the trace, too."""
-
-    __slots__ = ("_arrived", "_file", "_kind", "_queue", "_start", "_watchdogs", "name")
-
-    def __init__(self, watchdogs: CallRecorder, into: TraceFile, name: str) -> None:
-        super().__init__()
-        self._watchdogs, self._file, self.name = watchdogs, into, name
-        self._queue = into.add_call
+    def __init__(self, comm: MPI.Intracomm, into: TraceFile, name: str) -> None:
+        self._comm, self._file, self.name = comm, into, name
         self._start = self._arrived = 0.0
+        self._sequence = 0
         self._kind: Kind = ("", name, True, 0, NOBODY, NOBODY)
 
     def collective(
         self, operation: str, sequence: int, root: int = NOBODY, nbytes: int = 0
     ) -> None:
-        self._watchdogs.collective(operation, sequence, root, nbytes)
+        """Note when the call begins."""
         if not self._start:  # else it is a further step of the same call
-            self.sequence = sequence
+            self._sequence = sequence
             self._kind = (operation, self.name, True, nbytes, root, NOBODY)
             self._arrived = 0.0
             self._start = now()
@@ -77,51 +64,36 @@ class TracedCallRecorder(CallRecorder):
     def message(
         self, operation: str, peer: int, tag: int, nbytes: int = 0, scope: str = ""
     ) -> None:
-        self._watchdogs.message(operation, peer, tag, nbytes, scope)
+        """Note when the call begins."""
         self._kind = (operation, self.name, False, nbytes, peer, tag)
         self._start = now()
 
-    def mark_arrived(self) -> None:
-        """Record that all ranks have come to the collective call."""
+    def arrived(self, operation: str, sequence: int) -> None:
+        """Note when all ranks had come; now and then, and at the end, compare clocks."""
         if not self._arrived:
             self._arrived = now()
+        is_power_of_two = sequence & (sequence - 1) == 0
+        if operation == FINALIZE or (sequence >= NEXT_COMPARISON and is_power_of_two):
+            self.compare_clocks()
 
     def leave(self) -> None:
-        self._watchdogs.leave()
+        """Have the call written."""
         start = self._start
         if start:
             end = now()
             self._start = 0.0
             raised = sys.exc_info()[0]
             error = None if raised is None else raised.__name__
-            self._queue((self._kind, self.sequence, start, end, self._arrived, get_ident(), error))
+            call = (self._kind, self._sequence, start, end, self._arrived, get_ident(), error)
+            self._file.add_call(call)
 
-    def release(self) -> None:
-        self._watchdogs.release()
-
-    def compare_clocks(self, comm: MPI.Intracomm) -> None:
+    def compare_clocks(self) -> None:
         """Write how far this clock is from the communicator's rank 0's (collective)."""
-        zero, (at, ahead, round_trip) = self._file.zero, _measure_clock(comm)
+        zero, (at, ahead, round_trip) = self._file.zero, _measure_clock(self._comm)
         # `ahead` is to be added to a time of this file for the time of rank 0's clock.
         times = {"at": at - zero, "ahead": ahead + zero, "round_trip": round_trip}
         times = {name: microseconds(seconds) for name, seconds in times.items()}
         self._file.add_metadata(file.CLOCK, communicator=self.name, **times)
-
-
-class TracedHandshake(Handshake):
-    """Notifies a traced recorder when all ranks have come."""
-
-    _record: TracedCallRecorder
-
-    def __call__(self, operation: str, *args: Any, **kwargs: Any) -> list[bytes]:
-        try:
-            payloads = super().__call__(operation, *args, **kwargs)
-        finally:
-            self._record.mark_arrived()
-        count = self._calls
-        if operation == FINALIZE or (count >= NEXT_COMPARISON and not count & (count - 1)):
-            self._record.compare_clocks(self._comm)
-        return payloads
 
 
 def _measure_clock(comm: MPI.Intracomm) -> tuple[float, float, float]:

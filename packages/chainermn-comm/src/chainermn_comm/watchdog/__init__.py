@@ -5,19 +5,12 @@ A rank records each call in memory (`recorder`, `status_region`) that one proces
 """
 
 from .init_timeout import enforce_init_timeout as enforce_init_timeout
-from .recorder import CallRecorder as CallRecorder
 from .recorder import alone
 from .recorder import annotate as annotate
 from .recorder import mark_aborting as mark_aborting
 from .recorder import mark_finalizing as mark_finalizing
 from .recorder import watch_call as watch_call
-from .recorder import watched as watched
 from .rendezvous import register as register
-from .status_region import NOBODY as NOBODY
-from .timeout import NO_TIMEOUT as NO_TIMEOUT
-from .timeout import TIMEOUT_VARIABLE as TIMEOUT_VARIABLE
-from .timeout import Timeout as Timeout
-from .timeout import timeout_from_env as timeout_from_env
 
 # What users may use; the other names are for the folders above.
 __all__ = ["alone"]

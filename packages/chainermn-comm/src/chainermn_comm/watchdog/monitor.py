@@ -16,6 +16,7 @@ from typing import Any
 
 from _chainermn_events import event_frames
 
+from ..timeout import Timeout
 from . import processes, report
 from .cleanup import Launcher, SharedFiles, clean
 from .diagnosis import WaitGraph, Waits
@@ -23,7 +24,6 @@ from .local_ranks import ExitTracker, MonitoredRank, collect_stacks, print_for
 from .monitor_tree import MonitorTree
 from .processes import GONE
 from .status_region import read_abort_time
-from .timeout import Timeout
 
 # Time between two looks: short enough for a report in time, and nothing taken from the ranks.
 TICK_SECONDS = 0.5

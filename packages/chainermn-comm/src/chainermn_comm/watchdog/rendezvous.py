@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from _chainermn_events import active_job
 
+from ..timeout import Timeout
 from . import recorder, roster
 from .network import addresses_towards, listen, own_addresses
 from .processes import start_time
 from .recorder import CallRecorder, StatusRegion
-from .timeout import Timeout
 from .tree import neighbours
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ START_SECONDS = 20.0
 _num_registered = 0
 
 
-def register(comm: MPI.Intracomm, world: int, timeout: Timeout) -> CallRecorder:
+def register(comm: MPI.Intracomm, world: int, timeout: Timeout) -> CallRecorder | None:
     """Have the calls on a communicator watched, and return their recorder (collective over it).
 
     Ranks that no monitor knows yet get one for all of them that are on the same machine. The
@@ -55,7 +55,7 @@ def register(comm: MPI.Intracomm, world: int, timeout: Timeout) -> CallRecorder:
     """
     global _num_registered
     if not timeout.seconds or comm.size == 1:
-        return CallRecorder()
+        return None
     from mpi4py import MPI
 
     _num_registered += 1
@@ -71,7 +71,7 @@ def register(comm: MPI.Intracomm, world: int, timeout: Timeout) -> CallRecorder:
     if common[0]:
         _start_monitors(comm, world, region if is_new else None, timeout)
     if region is None:
-        return CallRecorder()
+        return None
     region.is_monitored = True
     return recorder.allocate((common[1], common[2]), comm.rank, comm.size)
 

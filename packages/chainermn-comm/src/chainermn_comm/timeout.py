@@ -1,4 +1,4 @@
-"""The settings of the watchdog, from the environment variable CHAINERMN_TIMEOUT."""
+"""How long a call may wait, from the environment variable CHAINERMN_TIMEOUT."""
 
 from __future__ import annotations
 
