@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from chainermn_comm.trace import TRACE_VARIABLE, file, flush_trace, recorder
+from chainermn_comm.trace import TRACE_VARIABLE, end_trace, file, recorder
 
 
 @contextmanager
@@ -23,14 +22,12 @@ def traced_into(folder: Path) -> Iterator[None]:
         mock.patch.dict(os.environ, {TRACE_VARIABLE: str(folder)}),
     ):
         yield
-        if file._file is not None:
-            atexit.unregister(file._file.end)
-            file._file.end()
+        end_trace()
 
 
 def events(folder: Path, rank: int) -> list[dict]:
     """What a rank wrote; the file lacks only the array's closing bracket."""
-    flush_trace()
+    end_trace()
     (path,) = folder.glob(f"*.rank{rank}.json")
     text = path.read_text()
     assert text.startswith("[\n")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -17,12 +17,10 @@ NOBODY = -1  # in place of a rank, or of a tag
 class CallObserver:
     """Observes the calls of one communicator. This one does nothing; others override methods."""
 
-    __slots__ = ()
-
     # Called with the operation and its number once all ranks have come to a collective call and
     # mean the same; None if nobody asks. All ranks call it at the same point: an observer that all
     # of them have may communicate in it.
-    arrived: ClassVar[Callable[[Any, str, int], None] | None] = None
+    arrived: Any = None
 
     def collective(
         self, operation: str, sequence: int, root: int = NOBODY, nbytes: int = 0
@@ -41,29 +39,21 @@ class CallObserver:
         """The communicator has been finalized."""
 
 
-class _Several:
-    """Passes calls on to several observers."""
-
-    def __init__(self, observers: list[CallObserver]) -> None:
-        for name in ("arrived", "collective", "leave", "message", "release"):
-            methods = [getattr(one, name) for one in observers]
-            setattr(self, name, _each([method for method in methods if method is not None]))
-
-
 def combined(*observers: CallObserver | None) -> CallObserver:
     """Return one observer for those that aren't None; a single one itself, as each call passes."""
     found = [one for one in observers if one is not None]
     if len(found) == 1:
         return found[0]
-    return cast(CallObserver, _Several(found)) if found else CallObserver()
+    several = CallObserver()
+    for name in ("arrived", "collective", "message", "leave", "release") if found else ():
+        methods = [method for one in found if (method := getattr(one, name)) is not None]
+        setattr(several, name, functools.partial(_call_each, methods) if methods else None)
+    return several
 
 
-def _each(methods: list[Callable[..., None]]) -> Callable[..., None] | None:
-    def call(*args: Any) -> None:
-        for method in methods:
-            method(*args)
-
-    return call if methods else None
+def _call_each(methods: list[Callable[..., None]], *args: Any, **kwargs: Any) -> None:
+    for method in methods:
+        method(*args, **kwargs)
 
 
 def observed(method: Method) -> Method:

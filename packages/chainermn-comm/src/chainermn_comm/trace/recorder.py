@@ -14,10 +14,9 @@ from . import file
 from .file import Kind, TraceFile, microseconds, now
 
 # Clocks drift: they are compared again at this collective call, at twice as many, and so on.
-NEXT_COMPARISON = 64
+FIRST_COMPARISON = 64
 # Round trips to rank 0; only the shortest counts.
 ROUND_TRIPS = 10
-FINALIZE = "finalize"
 # Communicators that this process made, to give each a name.
 _num_traced = 0
 
@@ -37,7 +36,7 @@ def start(comm: MPI.Intracomm, folder: str) -> CallTracer:
     made = CallTracer(comm, mine, f"{first}.{number}")
     # A process that was in another communicator before may have a file of that one's run.
     about = {"communicator": made.name, "rank": comm.rank, "ranks": members.tolist(), "run": run}
-    mine.add_metadata(file.COMMUNICATOR, **about)
+    mine.add_metadata("chainermn communicator", **about)
     made.compare_clocks()
     return made
 
@@ -72,43 +71,38 @@ class CallTracer(CallObserver):
         """Note when all ranks had come; now and then, and at the end, compare clocks."""
         if not self._arrived:
             self._arrived = now()
-        is_power_of_two = sequence & (sequence - 1) == 0
-        if operation == FINALIZE or (sequence >= NEXT_COMPARISON and is_power_of_two):
+        if (
+            sequence >= FIRST_COMPARISON and not sequence & (sequence - 1)
+        ) or operation == "finalize":
             self.compare_clocks()
 
     def leave(self) -> None:
         """Have the call written."""
-        start = self._start
-        if start:
-            end = now()
-            self._start = 0.0
+        if self._start:
+            times, self._start = (self._start, now(), self._arrived), 0.0
             raised = sys.exc_info()[0]
             error = None if raised is None else raised.__name__
-            call = (self._kind, self._sequence, start, end, self._arrived, get_ident(), error)
-            self._file.add_call(call)
+            self._file.add_call((self._kind, self._sequence, *times, get_ident(), error))
 
     def compare_clocks(self) -> None:
         """Write how far this clock is from the communicator's rank 0's (collective)."""
         zero, (at, ahead, round_trip) = self._file.zero, _measure_clock(self._comm)
-        # `ahead` is to be added to a time of this file for the time of rank 0's clock.
         times = {"at": at - zero, "ahead": ahead + zero, "round_trip": round_trip}
         times = {name: microseconds(seconds) for name, seconds in times.items()}
-        self._file.add_metadata(file.CLOCK, communicator=self.name, **times)
+        self._file.add_metadata("chainermn clock", communicator=self.name, **times)
 
 
 def _measure_clock(comm: MPI.Intracomm) -> tuple[float, float, float]:
     """Return when clocks were compared (collective), how far rank 0's is ahead, the messages' time.
 
     All are seconds; half of the last is the error at most. In a binomial tree each rank asks its
-    parent for rank 0's time, as that knows it by then.
+    parent for rank 0's time, as that knows it by then, and the child with most descendants first.
     """
-    # Collective operations have this tag, too. Messages between two ranks keep their order, and all
-    # ranks are here between the same two operations.
+    # Collective operations have this tag, too, but all ranks are here between the same two.
     tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0)
     rank, size = comm.rank, comm.size
     theirs = np.zeros(2)  # rank 0's time, and the messages' time up to the rank that is asked
-    at, ahead, round_trip = now(), 0.0, 0.0
-    found = []
+    found = [] if rank else [(now(), 0.0, 0.0)]
     for _ in range(ROUND_TRIPS if rank else 0):
         sent = now()
         comm.Send(theirs, rank & (rank - 1), tag)
@@ -116,17 +110,11 @@ def _measure_clock(comm: MPI.Intracomm) -> tuple[float, float, float]:
         received = now()
         middle = (sent + received) / 2
         found.append((middle, float(theirs[0]) - middle, received - sent + float(theirs[1])))
-    if found:
-        at, ahead, round_trip = min(found, key=itemgetter(2))
-    for child in _children(rank, size):
+    at, ahead, round_trip = min(found, key=itemgetter(2))
+    steps = [1 << bit for bit in reversed(range(size.bit_length()))]
+    for child in [rank + step for step in steps if not rank % (2 * step) and rank + step < size]:
         for _ in range(ROUND_TRIPS):
             comm.Recv(theirs, child, tag)
             theirs[:] = now() + ahead, round_trip
             comm.Send(theirs, child, tag)
     return at, ahead, round_trip
-
-
-def _children(rank: int, size: int) -> list[int]:
-    """Return the children in a binomial tree, those with most descendants first."""
-    steps = [1 << bit for bit in range(size.bit_length())]
-    return [rank + step for step in reversed(steps) if not rank % (2 * step) and rank + step < size]

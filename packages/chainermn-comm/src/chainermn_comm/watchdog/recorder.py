@@ -29,8 +29,6 @@ _write_state, _CALL_BYTES, _now = STATE_AND_TIME.pack_into, CALL.size, time.mono
 class CallRecorder(CallObserver):
     """Records a communicator's calls: in a slot if `allocate` made it, else where nobody reads."""
 
-    __slots__ = ("__weakref__", "_memory", "_offset", "_slot", "_version", "sequence")
-
     def __init__(self) -> None:
         self._detach()
         self._version = layout.FIRST_VERSION
