@@ -3,7 +3,7 @@
     mpiexec -n 2 python benchmarks/record.py
 
 Rank 0 prints, in microseconds, the best and the median of blocks of calls: an empty method, one
-that is watched and recorded (the difference is the cost), four numbers packed into memory (what no
+that is observed and recorded (the difference is the cost), four numbers packed into memory (what no
 record can do without), and the handshake that every collective call begins with.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 
 from chainermn_comm import create_communicator
-from chainermn_comm.watchdog import NOBODY, watched
+from chainermn_comm.observers import NOBODY, CallObserver, observed
 from chainermn_tools.bench.text import make_table
 from chainermn_tools.bench.timing import Timed, time_in_turn
 
@@ -25,21 +25,21 @@ BLOCKS, CALLS = 200, 100
 class RecordedCalls:
     """A communicator whose calls do nothing."""
 
-    def __init__(self, record: object) -> None:
-        self._record = record
+    def __init__(self, observer: CallObserver) -> None:
+        self._observer = observer
 
     def empty(self) -> None:
         pass
 
-    @watched
+    @observed
     def recorded(self) -> None:
-        self._record.collective("allreduce", 1, NOBODY, 400)  # type: ignore[attr-defined]
+        self._observer.collective("allreduce", 1, NOBODY, 400)
 
 
 def main() -> None:
     with create_communicator("naive") as comm:
         methods, memory, pack = (
-            RecordedCalls(comm._record),
+            RecordedCalls(comm._observer),
             bytearray(64),
             struct.Struct("<BdQq").pack_into,
         )

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from chainermn_comm import RankMismatchError, create_communicator
-from chainermn_comm.trace import TRACE_VARIABLE, flush_trace
+from chainermn_comm.trace import TRACE_VARIABLE, end_trace
 from tests.support.models import check_mean, with_grads
 from tests.support.topologies import by_name
 from tests.support.tracing import calls, events, is_traced, leave_call
@@ -177,7 +177,7 @@ def test_forked_children_write_nothing(world, folder):
         comm.allreduce(1.0)
         pid = os.fork()
         if pid == 0:
-            flush_trace()
+            end_trace()
             leave_call(comm)
             os._exit(0)
         os.waitpid(pid, 0)

@@ -34,6 +34,17 @@ def star_of(number: int, listener: socket.socket, names: Sequence[str]) -> dict[
     return star if number else {**star, "names": list(names)}
 
 
+def cut(spoke: Spoke) -> None:
+    """Cut a spoke's link to its hub, as the kernel sees it at last."""
+    spoke._was_connected = spoke.is_connected = True
+    spoke._lose(CUT)
+
+
+def close(spoke: Spoke) -> None:
+    """Close what a spoke has open."""
+    spoke._lose(None)
+
+
 class Links:
     """A hub and spokes without monitors, driven by a thread of its own."""
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from chainermn_comm.trace import TRACE_VARIABLE, file, flush_trace, recorder
+from chainermn_comm.trace import TRACE_VARIABLE, end_trace, file, recorder
 
 
 @contextmanager
@@ -22,14 +22,12 @@ def traced_into(folder: Path) -> Iterator[None]:
         mock.patch.dict(os.environ, {TRACE_VARIABLE: str(folder)}),
     ):
         yield
-        if file._file is not None:
-            atexit.unregister(file._file.end)
-            file._file.end()
+        end_trace()
 
 
 def events(folder: Path, rank: int) -> list[dict]:
     """What a rank wrote; the file lacks only the array's closing bracket."""
-    flush_trace()
+    end_trace()
     (path,) = folder.glob(f"*.rank{rank}.json")
     text = path.read_text()
     assert text.startswith("[\n")
@@ -43,13 +41,19 @@ def calls(folder: Path, rank: int) -> list[dict]:
 
 def leave_call(comm: Any) -> None:
     """Note the end of a call, as each call on the communicator does."""
-    comm._record.leave()
+    comm._observer.leave()
 
 
 def is_traced(comm: Any) -> bool:
-    """Whether calls on the communicator pass a line that traces them."""
-    used = (comm._record, comm._context.handshake)
-    return any("trace" in type(one).__module__ for one in used)
+    """Whether calls on the communicator pass a line that traces them (collective)."""
+    passed: set[str] = set()
+    sys.setprofile(lambda frame, *_: passed.add(frame.f_globals["__name__"]))
+    try:
+        comm.allreduce(1.0)
+    finally:
+        sys.setprofile(None)
+    assert "chainermn_comm.messaging.handshake" in passed
+    return any(name.startswith("chainermn_comm.trace") for name in passed)
 
 
 def on_machine(number: int, now: Callable[[], float]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from chainermn_comm.watchdog import Timeout
+from chainermn_comm.timeout import Timeout
 from chainermn_comm.watchdog.diagnosis import WaitGraph
 from chainermn_comm.watchdog.monitor.local_ranks import MonitoredRank
 from chainermn_comm.watchdog.processes import start_time as birth
@@ -28,7 +28,7 @@ from chainermn_comm.watchdog.status_region import (
     read_scope,
 )
 
-__all__ = ["COLLECTIVE", "FINALIZE", "MESSAGE", "NOBODY", "WORLD", "Call", "birth"]
+__all__ = ["COLLECTIVE", "FINALIZE", "MESSAGE", "NOBODY", "WORLD", "Call", "MonitoredRank", "birth"]
 
 
 def clock() -> float:

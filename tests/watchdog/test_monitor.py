@@ -13,13 +13,11 @@ import pytest
 
 from chainermn_comm.watchdog import alone
 from chainermn_comm.watchdog.monitor import monitor
-from chainermn_comm.watchdog.monitor import process as monitors_process
-from chainermn_comm.watchdog.monitor.local_ranks import MonitoredRank
 from tests.support import events, jobs
 from tests.support.explained import explained
-from tests.support.monitors import CUT, star_of
+from tests.support.monitors import close, cut, star_of
 from tests.support.processes import is_gone
-from tests.support.watchdog import clock, description, record
+from tests.support.watchdog import MonitoredRank, clock, description, record
 
 COMMUNICATOR = (0, 1)
 # A rank that does something alone, after a call or before the first.
@@ -97,7 +95,7 @@ def star():
         names = ["rank 0 on near", "rank 1 on far"]
         yield star_of(0, listener, names), star_of(1, listener, names)
     while opened:
-        opened.pop()._lose(None)
+        close(opened.pop())
 
 
 def watching(monkeypatch, ranks, star=None, ends_job=True):
@@ -177,8 +175,7 @@ def test_a_machine_that_is_lost_ends_the_job_if_a_call_waits_and_a_time_out_was_
     monkeypatch, mine, star, ends_job
 ):
     watched, said, _, told = watching(monkeypatch, [description(0)], star[1], ends_job)
-    watched.spoke._was_connected = watched.spoke.is_connected = True
-    watched.spoke._lose(CUT)
+    cut(watched.spoke)
     assert not watched.check_links(clock() + 100)
     mine.collective("allreduce", 1)
     assert not watched.check_links(clock() + 19)
@@ -199,8 +196,7 @@ def test_a_lost_machine_ends_no_job_whose_calls_go_on_or_wait_for_exempt_work(
     monkeypatch, mine, star
 ):
     watched, said, *_ = watching(monkeypatch, [description(0)], star[1])
-    watched.spoke._was_connected = watched.spoke.is_connected = True
-    watched.spoke._lose(CUT)
+    cut(watched.spoke)
     mine.collective("allreduce", 7)
     assert not watched.check_links(clock())
     mine.collective("allreduce", 8)  # which may have begun before the cut
@@ -217,8 +213,7 @@ def test_a_lost_machine_ends_no_job_whose_calls_go_on_or_wait_for_exempt_work(
 def test_with_no_time_out_nothing_is_reported_but_a_rank_that_dies(monkeypatch, mine, star):
     watched, said, *_ = watching(monkeypatch, [description(0)], star[1])
     watched.timeout = monitor.Timeout(0.0)
-    watched.spoke._was_connected = watched.spoke.is_connected = True
-    watched.spoke._lose(CUT)
+    cut(watched.spoke)
     mine.collective("allreduce", 7)
     assert not watched.check_links(clock() + 1e6)
     assert not watched.check_calls(clock() + 1e6)
@@ -264,21 +259,6 @@ def test_the_rank_that_died_first_is_named_and_the_others_are_not(monkeypatch, m
     assert event["event"] == "rank_lost"
     assert (event["rank"], event["lost"], event["pid"]) == (0, 2, first.pid)
     assert f" is {event['how']}." in words
-
-
-def test_a_monitor_that_fails_is_started_again_and_at_last_the_ranks_are_told(monkeypatch, capfd):
-    class Failing:
-        def __init__(self, *_):
-            raise KeyError("planted")
-
-    ranks = [MonitoredRank(description(0))]
-    monkeypatch.setattr(monitors_process, "Monitor", Failing)
-    monitors_process.supervise({}, ranks)
-    told = capfd.readouterr().err.splitlines()
-    assert len(told) == monitors_process.ATTEMPTS + 1
-    assert all("failed: KeyError: 'planted'" in line for line in told[:-1])
-    assert told[-1].startswith("ChainerMN: the process that watches the ranks on ")
-    assert told[-1].endswith("calls that wait too long won't be reported any more.")
 
 
 def test_a_job_that_is_ended_while_its_ranks_finalize_has_failed():

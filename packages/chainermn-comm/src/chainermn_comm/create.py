@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import watchdog
+from .timeout import Timeout
 from .topology import Topology
 
 # Imported where it is used: it starts MPI, which a data loader's worker process must not do just
@@ -102,7 +102,7 @@ def make_communicator(
     allreduce_grad_dtype: Any = None,
     batched_copy: bool = False,
     topology: Topology | None = None,
-    timeout: watchdog.Timeout | None = None,
+    timeout: Timeout | None = None,
     reproducible: bool = False,
 ) -> MpiCommunicator:
     """:func:`create_communicator` for tests, which may impose a topology and a time-out."""

@@ -21,11 +21,13 @@ from .errors import CommunicationError, FinalizedError, share_failure
 from .faults import abort_if_desynchronized
 from .gradients import GradientMean, bcast_parameters, mean_gradients
 from .mean_in_progress import MeanInProgress
-from .messaging import Context, SharedFailure, collectives, messages, point_to_point
+from .messaging import Context, Handshake, SharedFailure, collectives, messages, point_to_point
+from .observers import combined, observed
 from .registry import agreeing
+from .timeout import Timeout
 from .topology import Topology
-from .trace import recorder as traced
-from .watchdog import Timeout, register, watched
+from .trace import recorder as trace
+from .watchdog import register
 
 # Colors and keys of a split are C ints.
 LARGEST_INT = 2**31 - 1
@@ -113,15 +115,16 @@ class MpiCommunicator(CommunicatorBase):
         self._settings = settings
         self._process = os.getpid()
         self._rank, self._size = own.rank, own.size
-        watchdogs = register(own, MPI.COMM_WORLD.rank, settings.timeout)
-        self._record = traced.call_recorder(own, watchdogs, settings.trace)
+        recorder = register(own, MPI.COMM_WORLD.rank, settings.timeout)
+        tracer = trace.start(own, settings.trace) if settings.trace else None
+        self._observer = combined(recorder, tracer)
         self._topology = topology or Topology.discover(own)
         # Users have all tags but the three largest: one for the messages of the library's own
         # functions, two for those of collectives. Open MPI's communicators that were split don't
         # know the largest tag.
         self.reserved_tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0) - 2
         self._max_tag = self.reserved_tag - 1
-        handshake, tag = traced.handshake(own, self._record), self.reserved_tag + 1
+        handshake, tag = Handshake(own, self._observer), self.reserved_tag + 1
         self._interruptions = handshake.interruptions
         context = Context(
             own,
@@ -167,7 +170,7 @@ class MpiCommunicator(CommunicatorBase):
         """The mpi4py communicator that this one was made from."""
         return self._mpi_comm
 
-    @watched
+    @observed
     def split(self, color: int, key: int) -> MpiCommunicator:
         context, who = self._context, f"rank {self._rank}"
         numbers = context.handshake.run_on_all_ranks(
@@ -195,11 +198,11 @@ class MpiCommunicator(CommunicatorBase):
         except CommunicationError as error:  # of its GPU
             self._send_error(error, peer)
             raise
-        point_to_point.send("send", message, peer, self._record)
+        point_to_point.send("send", message, peer, self._observer)
 
     def recv(self, source: int, tag: int = 0) -> Any:
         peer = self._peer(source, tag, "source", self._max_tag)
-        return point_to_point.recv("recv", messages.ARRAYS, peer, self._record)[1]
+        return point_to_point.recv("recv", messages.ARRAYS, peer, self._observer)[1]
 
     def send_with_metadata(
         self,
@@ -216,7 +219,7 @@ class MpiCommunicator(CommunicatorBase):
         peer = self._peer(dest, tag, "dest", self.reserved_tag)
         try:
             message = messages.with_metadata(data, self._rank)
-            point_to_point.send("send", message, peer, self._record, label, metadata, message_id)
+            point_to_point.send("send", message, peer, self._observer, label, metadata, message_id)
         except CommunicationError as error:  # of its GPU
             self._send_error(error, peer, label)
             raise
@@ -228,9 +231,11 @@ class MpiCommunicator(CommunicatorBase):
         self, source: int, tag: int = 0, label: str = ""
     ) -> tuple[bytes, tuple[Any, ...], int]:
         peer = self._peer(source, tag, "source", self.reserved_tag)
-        return point_to_point.recv("recv", messages.ARRAYS_WITH_METADATA, peer, self._record, label)
+        return point_to_point.recv(
+            "recv", messages.ARRAYS_WITH_METADATA, peer, self._observer, label
+        )
 
-    @watched
+    @observed
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
         """Send ``root``'s ``data`` to every rank (collective), and raise as the base does.
 
@@ -242,21 +247,21 @@ class MpiCommunicator(CommunicatorBase):
             root = second
         return collectives.bcast(self._context, "bcast", data, self._of_arrays, root).value()
 
-    @watched
+    @observed
     def gather(self, data: Any, root: int = 0) -> tuple[Any, ...] | None:
         found = collectives.gather(self._context, "gather", data, self._of_arrays, root)
         return None if found is None else tuple(message.value() for message in found)
 
-    @watched
+    @observed
     def alltoall(self, xs: Sequence[Any]) -> tuple[Any, ...]:
         found = collectives.alltoall(self._context, "alltoall", xs, self._of_arrays)
         return tuple(message.value() for message in found)
 
-    @watched
+    @observed
     def allreduce(self, data: Any) -> Any:
         return reduce_arrays(self._context, self._algorithms.through_mpi.allreduce, data)
 
-    @watched
+    @observed
     def allgather(self, x: Any) -> tuple[Any, ...]:
         found = collectives.allgather(self._context, "allgather", x, self._of_arrays)
         return tuple(message.value() for message in found)
@@ -269,7 +274,7 @@ class MpiCommunicator(CommunicatorBase):
         error: BaseException | None = None,
         payload: bytes = b"",
     ) -> list[bytes]:
-        # Not `watched`, whose frame would refer to `error`: see `SharedFailure`.
+        # Not `observed`, whose frame would refer to `error`: see `SharedFailure`.
         try:
             handshake = self._context.handshake
             if error is not None:
@@ -282,9 +287,9 @@ class MpiCommunicator(CommunicatorBase):
             return handshake(operation, tuple(signature), payload, len(payload))
         finally:
             del error
-            self._record.leave()
+            self._observer.leave()
 
-    @watched
+    @observed
     def scatter(self, xs: Sequence[Any] | None, root: int = 0) -> Any:
         return collectives.scatter(self._context, "scatter", xs, self._of_arrays, root).value()
 
@@ -292,7 +297,7 @@ class MpiCommunicator(CommunicatorBase):
 
     def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
         peer = self._peer(dest, tag, "dest", self._max_tag)
-        point_to_point.send("send_obj", messages.of_object(obj), peer, self._record)
+        point_to_point.send("send_obj", messages.of_object(obj), peer, self._observer)
 
     def recv_obj(self, source: int, tag: int = MPI.ANY_TAG) -> Any:
         """Receive the object that rank ``source`` sends with ``tag``, and raise as the base does.
@@ -302,22 +307,22 @@ class MpiCommunicator(CommunicatorBase):
         is_any = type(tag) is int and tag == MPI.ANY_TAG
         peer = self._peer(source, 0 if is_any else tag, "source", self._max_tag)
         if is_any:
-            peer = point_to_point.wait_for_any_tag("recv_obj", peer, self._max_tag, self._record)
-        return point_to_point.recv("recv_obj", messages.OBJECTS, peer, self._record)[1]
+            peer = point_to_point.wait_for_any_tag("recv_obj", peer, self._max_tag, self._observer)
+        return point_to_point.recv("recv_obj", messages.OBJECTS, peer, self._observer)[1]
 
-    @watched
+    @observed
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
         message = collectives.bcast(self._context, "bcast_obj", obj, messages.of_objects, root)
         received = self._unpickle("bcast_obj", [] if self._rank == root else [message])
         return received[0] if received else obj
 
-    @watched
+    @observed
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
         found = collectives.gather(self._context, "gather_obj", obj, messages.of_objects, root)
         objs = self._unpickle("gather_obj", found or [])
         return None if found is None else objs
 
-    @watched
+    @observed
     def allreduce_obj(self, obj: Any) -> Any:
         found = collectives.allgather(self._context, "allreduce_obj", obj, messages.of_objects)
         objs = self._unpickle("allreduce_obj", found)
@@ -329,24 +334,24 @@ class MpiCommunicator(CommunicatorBase):
                 f"rank {self._rank}: allreduce_obj can't add the ranks' objects ({kinds}): {error}"
             ) from error
 
-    @watched
+    @observed
     def allgather_obj(self, obj: Any) -> list[Any]:
         found = collectives.allgather(self._context, "allgather_obj", obj, messages.of_objects)
         return self._unpickle("allgather_obj", found)
 
-    @watched
+    @observed
     def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
         message = collectives.scatter(self._context, "scatter_obj", objs, messages.of_objects, root)
         return self._unpickle("scatter_obj", [message])[0]
 
-    @watched
+    @observed
     def alltoall_obj(self, objs: Sequence[Any]) -> list[Any]:
         found = collectives.alltoall(self._context, "alltoall_obj", objs, messages.of_objects)
         return self._unpickle("alltoall_obj", found)
 
     # Models.
 
-    @watched
+    @observed
     def bcast_data(self, model: Any) -> None:
         bcast_parameters(self._context, model)
 
@@ -377,7 +382,7 @@ class MpiCommunicator(CommunicatorBase):
         """
         self._mean_grad(model, zero_fill)
 
-    @watched
+    @observed
     def _mean_grad(self, model: Any, zero_fill: bool) -> None:
         mean_gradients(self._start_mean(self, zero_fill), model)
 
@@ -403,7 +408,7 @@ class MpiCommunicator(CommunicatorBase):
         planned = channel._settings
         return GradientMean(context, through, algorithms, settings, zero_fill, operation, planned)
 
-    @watched
+    @observed
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:
         """Return the mean of all ranks' arrays, on every rank (collective).
 
@@ -459,7 +464,7 @@ class MpiCommunicator(CommunicatorBase):
             raise KeyError(f"no setting {name!r}; there are {', '.join(settings)}")
         return settings[name]
 
-    @watched
+    @observed
     def finalize(self) -> None:
         """Free this communicator's MPI resources (collective); later calls raise.
 
@@ -478,7 +483,7 @@ class MpiCommunicator(CommunicatorBase):
         finally:
             for comm in self._comms:
                 comm.Free()
-            self._record.release()
+            self._observer.release()
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         """Finalize (collective); after an exception, release only what needs no other rank.
@@ -495,7 +500,7 @@ class MpiCommunicator(CommunicatorBase):
         context, self._open_context = self._releasable, None
         if context is None:
             return
-        self._record.release()
+        self._observer.release()
         self._algorithms.release_local()
 
     # What the methods above share.
@@ -529,7 +534,7 @@ class MpiCommunicator(CommunicatorBase):
     ) -> None:
         """Send the reason why a message doesn't come to its receiver, which waits for it."""
         message = messages.of_error(error, self._rank)
-        point_to_point.send("send", message, peer, self._record, label)
+        point_to_point.send("send", message, peer, self._observer, label)
 
     def _peer(self, rank: int, tag: int, name: str, max_tag: int) -> point_to_point.Peer:
         """Return MPI's communicator, the other rank, and the tag of a message."""

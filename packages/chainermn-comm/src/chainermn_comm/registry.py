@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import faults, runtime, watchdog
 from .config import CHUNK_VARIABLE, Settings, chunk_bytes, reproducible, wire_dtype
+from .timeout import SILENCE_VARIABLE, TIMEOUT_VARIABLE, Timeout, timeout_from_env
 from .trace import TRACE_VARIABLE, trace_folder
 
 # mpi4py.MPI starts MPI when it is imported, which a data loader's worker process must not do
@@ -60,7 +61,7 @@ def agreeing(
     allreduce_grad_dtype: Any,
     batched_copy: bool,
     wants_reproducible: bool,
-    timeout: watchdog.Timeout | None,
+    timeout: Timeout | None,
     unknown: tuple[str, ...],
 ) -> Iterator[Agreed]:
     """Agree on a communicator, which is to be made inside of the block (collective).
@@ -77,9 +78,9 @@ def agreeing(
     comm = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
     if not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"mpi_comm must be an mpi4py intracommunicator, got {type(comm).__name__}")
-    wait = watchdog.Timeout()
+    wait = Timeout()
     with contextlib.suppress(ValueError):  # which is raised on all ranks below
-        wait = timeout or watchdog.timeout_from_env()
+        wait = timeout or timeout_from_env()
     # As ranks of MPI.COMM_WORLD, this process first.
     ranks = [*range(comm.rank, comm.size), *range(comm.rank)]
     members = ranks
@@ -100,7 +101,7 @@ def agreeing(
                     bool(batched_copy),
                     chunk_bytes(),
                     reproducible(wants_reproducible),
-                    timeout or watchdog.timeout_from_env(),
+                    timeout or timeout_from_env(),
                     trace_folder(),
                 )
                 if settings.reproducible:
@@ -110,8 +111,8 @@ def agreeing(
                 ("allreduce_grad_dtype", str(settings.allreduce_grad_dtype)),
                 (CHUNK_VARIABLE, settings.chunk_bytes),
                 ("reproducible", settings.reproducible),
-                (watchdog.TIMEOUT_VARIABLE, str(settings.timeout)),
-                (watchdog.SILENCE_VARIABLE, settings.timeout.silence),
+                (TIMEOUT_VARIABLE, str(settings.timeout)),
+                (SILENCE_VARIABLE, settings.timeout.silence),
                 (TRACE_VARIABLE, "set" if settings.trace else "unset"),
             )
             payload = runtime.blas_payload(comm.size)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 from _chainermn_events import emit, exit_code
 
 from ..errors import PeerError
-from ..trace import flush_trace
+from ..trace import end_trace
 from ..watchdog import mark_aborting, mark_finalizing
 from . import exit_status
 from .forks import real_exit
@@ -270,7 +270,7 @@ def mpi_abort(code: int) -> NoReturn:
     try:
         mark_aborting()
         faulthandler.dump_traceback_later(LAST_RESORT_SECONDS, exit=True, file=2)
-        flush_trace()
+        end_trace()
         # MPICH's launcher may miss worker processes of this rank on a busy machine.
         with contextlib.suppress(Exception):  # there may be none, and MPI_Abort must be called
             for worker in sys.modules["multiprocessing"].active_children():

@@ -16,7 +16,7 @@ from mpi4py import MPI
 from .. import devices
 from ..errors import CommunicationError, SharedFailure, describe_exception
 from ..messaging import Handshake
-from ..watchdog import timeout_from_env
+from ..timeout import timeout_from_env
 from .error_notifier import ErrorNotifier
 
 # Some seconds are usual on large jobs. CHAINERMN_TIMEOUT overrides it where that is shorter.

@@ -22,7 +22,7 @@ from ..errors import (
     raise_mismatch,
     record_raised_on_all,
 )
-from ..watchdog import NOBODY, CallRecorder
+from ..observers import NOBODY, CallObserver
 
 # What must be equal on all ranks: hashable entries of a name and its values. Of signatures that
 # differ, the first entry that differs is reported.
@@ -47,12 +47,13 @@ class Handshake:
     returns before all have entered.
     """
 
-    def __init__(self, comm: MPI.Intracomm, record: CallRecorder | None = None) -> None:
-        """Use ``comm``, which stays the caller's, and record each call in ``record``."""
+    def __init__(self, comm: MPI.Intracomm, observer: CallObserver | None = None) -> None:
+        """Use ``comm``, which stays the caller's, and report each call to ``observer``."""
         self._comm = comm
         self._size = comm.size
-        self._record = record or CallRecorder()
-        self.leave = self._record.leave  # records the end of a call
+        self._observer = observer or CallObserver()
+        self._arrived = self._observer.arrived
+        self.leave = self._observer.leave  # reports the end of a call
         self._calls = 0
         # What interrupted steps that all ranks take together: this rank is out of step since then.
         self.interruptions: list[str] = []
@@ -71,32 +72,36 @@ class Handshake:
     ) -> list[bytes]:
         """Check one collective call, as ``CommunicatorBase.handshake`` says (collective).
 
-        For the watchdog ``nbytes`` says how much data this rank has, unless ``signature`` has an
+        For the observer ``nbytes`` says how much data this rank has, unless ``signature`` has an
         attribute ``nbytes``. An ``error`` is raised where a :class:`SharedFailure` catches it.
         """
         if error is not None:
             self._fail(operation, error)
         self._calls += 1
         digest, root, size = self._digest(operation, signature)
-        self._record.collective(operation, self._calls, root, size or nbytes)
+        self._observer.collective(operation, self._calls, root, size or nbytes)
         prefix = _PREFIX.pack(digest, self._calls, False, len(payload))
         entry = (prefix + payload[:_INLINE_BYTES]).ljust(_ENTRY_BYTES, b"\0")
         received = self._received
         self._comm.Allgather([entry, MPI.BYTE], [received, MPI.BYTE])
         if len(payload) <= _INLINE_BYTES and received == entry * self._size:
-            return [payload] * self._size
-        entries = [received[start : start + _ENTRY_BYTES] for start in self._starts]
-        lengths = [len(payload)] * len(entries)
-        if not all([other.startswith(prefix) for other in entries]):
-            lengths = self._compare(entries, operation, signature)
-        return self._payloads(entries, lengths, payload)
+            payloads = [payload] * self._size
+        else:
+            entries = [received[start : start + _ENTRY_BYTES] for start in self._starts]
+            lengths = [len(payload)] * len(entries)
+            if not all([other.startswith(prefix) for other in entries]):
+                lengths = self._compare(entries, operation, signature)
+            payloads = self._payloads(entries, lengths, payload)
+        if self._arrived is not None:
+            self._arrived(operation, self._calls)
+        return payloads
 
     def _fail(self, operation: str, error: BaseException) -> NoReturn:
         # The others are elsewhere, or they have raised in the last call, as this rank did.
         if self.interruptions or is_known_to_all(error, (id(self), self._calls)):
             raise error
         self._calls += 1
-        self._record.collective(operation, self._calls)
+        self._observer.collective(operation, self._calls)
         entry = _PREFIX.pack(b"", self._calls, True, 0).ljust(_ENTRY_BYTES, b"\0")
         self._comm.Allgather([entry, MPI.BYTE], [self._received, MPI.BYTE])
         self._comm.allgather(describe(error, self._comm.rank))
@@ -104,9 +109,9 @@ class Handshake:
         raise error
 
     def begin(self, operation: str, nbytes: int = 0) -> None:
-        """Record a call that all ranks make without a handshake (not collective)."""
+        """Report a call that all ranks make without a handshake (not collective)."""
         self._calls += 1
-        self._record.collective(operation, self._calls, NOBODY, nbytes)
+        self._observer.collective(operation, self._calls, NOBODY, nbytes)
 
     def run_on_all_ranks(self, operation: str, make: Callable[[], Value]) -> Value:
         """Return what ``make`` returns, once it has returned on all ranks (collective)."""

@@ -23,7 +23,7 @@ from mpi4py import MPI
 
 from ..arrays import as_bytes
 from ..errors import PeerError
-from ..watchdog import CallRecorder
+from ..observers import CallObserver
 from . import messages
 from .messages import ERROR, OBJECT, TUPLE, WITH_METADATA, ArraySpec, Message, on_device
 from .transfer import discard, split_large
@@ -46,14 +46,14 @@ def send(
     method: str,
     message: Message,
     peer: Peer,
-    record: CallRecorder,
+    observer: CallObserver,
     label: str = "",
     metadata: bytes = b"",
     message_id: int = 0,
 ) -> None:
     """Send the message; return when its arrays may be changed.
 
-    The watchdog's reports show ``method``, a communicator's, and ``label``, what the call is for.
+    The observer gets ``method``, a communicator's, and ``label``, what the call is for.
 
     Raises:
         struct.error: the message id has more than 64 bits, signed.
@@ -71,7 +71,7 @@ def send(
     if not all_c:
         inline = map(as_bytes, inline)
     first = b"".join((_pack_message_id(message_id), head, *inline))
-    record.message(method, dest, tag, nbytes, label)
+    observer.message(method, dest, tag, nbytes, label)
     try:
         if len(first) > INLINE_BYTES:  # the header or the metadata are long, and no array fits
             comm.Send([first[:INLINE_BYTES], MPI.BYTE], dest, tag)
@@ -84,11 +84,11 @@ def send(
                 for piece in split_large(as_bytes(array)):
                     comm.Send([piece, MPI.BYTE], dest, tag)
     finally:
-        record.leave()
+        observer.leave()
 
 
 def recv(
-    method: str, kinds: tuple[str, ...], peer: Peer, record: CallRecorder, label: str = ""
+    method: str, kinds: tuple[str, ...], peer: Peer, observer: CallObserver, label: str = ""
 ) -> tuple[bytes, Any, int]:
     """Receive a message of :func:`send`: its metadata, value and message id.
 
@@ -104,7 +104,7 @@ def recv(
     comm, source, tag = peer
     inline = np.empty(INLINE_BYTES, np.uint8)
     memory = inline.data
-    record.message(method, source, tag, 0, label)
+    observer.message(method, source, tag, 0, label)
     try:
         comm.Recv([inline, MPI.BYTE], source, tag)
         message_id, header_bytes, metadata_bytes = _unpack_prefix(memory)
@@ -138,10 +138,10 @@ def recv(
         (message,) = on_device([Message(kind, tuple(arrays), scalars, on_gpu)], comm.rank)
         return metadata, message.value(), message_id
     finally:
-        record.leave()
+        observer.leave()
 
 
-def wait_for_any_tag(method: str, peer: Peer, max_tag: int, record: CallRecorder) -> Peer:
+def wait_for_any_tag(method: str, peer: Peer, max_tag: int, observer: CallObserver) -> Peer:
     """Wait for the next message from a rank; return the rank with its tag, for :func:`recv`.
 
     Raises:
@@ -149,7 +149,7 @@ def wait_for_any_tag(method: str, peer: Peer, max_tag: int, record: CallRecorder
     """
     comm, source, _ = peer
     status = MPI.Status()
-    record.message(method, source, MPI.ANY_TAG)
+    observer.message(method, source, MPI.ANY_TAG)
     try:
         comm.Probe(source, MPI.ANY_TAG, status)
         if status.tag > max_tag:
@@ -158,7 +158,7 @@ def wait_for_any_tag(method: str, peer: Peer, max_tag: int, record: CallRecorder
                 "sends as part of another function; give the tag with which the object is sent"
             )
     except BaseException:
-        record.leave()
+        observer.leave()
         raise
     return comm, source, status.tag
 

@@ -1,8 +1,9 @@
-"""This process's trace file: calls are put into a queue, which a thread writes now and then.
+"""This process's trace file: calls are put into a list, which a thread writes now and then.
 
 The file is an array of JSON in Chrome's trace event format, whose closing bracket may be missing;
 each line is an event and a comma. Nothing here raises into a training: where the file can't be
-written, or not fast enough, a warning says so, and calls are dropped.
+written, or not fast enough, a warning says so, and calls are dropped. A write to a hanging network
+disk can't be interrupted, so only the thread writes.
 """
 
 from __future__ import annotations
@@ -16,30 +17,24 @@ import socket
 import threading
 import time
 import warnings
-from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..watchdog import NOBODY
+from ..observers import NOBODY
 
 TRACE_VARIABLE = "CHAINERMN_TRACE"
 # When the process is killed, it loses at most the calls of this time.
 FLUSH_SECONDS = 0.25
-# Calls that wait to be written, of some 250 bytes each (a hanging network disk must not take all
-# memory), and that are written at a time.
-MOST_QUEUED, BATCH = 100_000, 10_000
-# For the thread to write its last at the end: a hanging network disk must not keep the job.
-END_SECONDS = 5.0
-# CLOCK_MONOTONIC, which all processes of a machine share.
-now = time.perf_counter
+# Calls that wait to be written, of some 250 bytes each: a hanging disk must not take all memory.
+MOST_WAITING = 100_000
+# For the thread to write its last: a hanging disk must not keep the job, nor an abort longer than
+# `faults.abort.LAST_RESORT_SECONDS`.
+END_SECONDS = 2.0
+now = time.perf_counter  # CLOCK_MONOTONIC, which all processes of a machine share
+to_json = json.JSONEncoder(separators=(",", ":")).encode
 
-# Raised when an event's argument changes its name or meaning.
-SCHEMA = 1
-OPENING = "[\n"
-# Names of the metadata events that are ours; viewers leave them alone.
-FILE, COMMUNICATOR, CLOCK = "chainermn", "chainermn communicator", "chainermn clock"
-
+SCHEMA = 1  # raised when an event's argument changes its name or meaning
 
 # Operation, name of the communicator, whether it is collective, bytes, root or peer, tag: there are
 # few kinds of calls. A call is a tuple, which is cheap to make: its kind; number of the collective
@@ -66,80 +61,79 @@ def begin(folder: str, run: str, rank: int, ranks: int) -> TraceFile:
     global _file
     if _file is None:
         _file = TraceFile(folder, run, rank, ranks)
-        os.register_at_fork(after_in_child=_reset_in_child)
-        atexit.register(_file.end)
+        atexit.register(end_trace)
     return _file
 
 
-def flush_trace() -> None:
-    """Write what is known now; for when the process is about to end otherwise than by itself."""
+def end_trace() -> None:
+    """Write what is known, and nothing more; for when the process is about to end."""
     if _file is not None:
-        _file.flush()
+        _file.end()
 
 
 class TraceFile:
-    """One rank's events, in ``folder/RUN.rankN.json``."""
+    """One rank's events, in ``folder/RUN.rankN.json``, which a thread alone writes."""
 
     def __init__(self, folder: str, run: str, rank: int, ranks: int) -> None:
-        self.run, self.rank = run, rank
+        self.run, self.rank, self._process = run, rank, os.getpid()
         self.zero = now()
-        self._queue: deque[Call | str] = deque()
+        self._waiting: list[Call | str] = []  # to be written
+        self._room = MOST_WAITING  # 0 if nothing is written any more
         self._num_dropped = 0
         self._threads: dict[int, int] = {threading.main_thread().ident or 0: 0}
-        self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._descriptor: int | None = None
+        self._thread = threading.Thread(target=self._keep_writing, name="trace", daemon=True)
         host = socket.gethostname()
         about: dict[str, Any] = {"schema": SCHEMA, "run": run, "rank": rank, "ranks": ranks}
-        about |= {"host": host, "process": os.getpid(), "began": round(time.time(), 6)}
-        header = metadata(FILE, rank, **about, clock=_clock(), zero=microseconds(self.zero))
-        header += metadata("process_name", rank, name=f"rank {rank} on {host}")
-        header += metadata("process_sort_index", rank, sort_index=rank)
-        header += metadata("thread_name", rank, name="main thread")
+        about |= {"host": host, "process": self._process, "began": round(time.time(), 6)}
+        self.add_metadata("chainermn", **about, clock=_clock(), zero=microseconds(self.zero))
+        self.add_metadata("process_name", name=f"rank {rank} on {host}")
+        self.add_metadata("process_sort_index", sort_index=rank)
+        self.add_metadata("thread_name", name="main thread")
         try:
             os.makedirs(folder, exist_ok=True)
             path = os.path.join(folder, f"{run}.rank{rank}.json")
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         except OSError as problem:
+            self._room = 0
             _warn(rank, f"no trace is written: {problem}")
         else:
-            self._write(OPENING + header)
-        self._thread = threading.Thread(target=self._keep_writing, name="trace", daemon=True)
-        self._thread.start()
+            self._thread.start()
 
     def add_call(self, call: Call) -> None:
         """Have a call written."""
-        if len(self._queue) < MOST_QUEUED:
-            self._queue.append(call)
+        if len(self._waiting) < self._room:
+            self._waiting.append(call)
         else:
             self._num_dropped += 1
 
     def add_metadata(self, event: str, /, **args: Any) -> None:
         """Have an event written that is no call."""
-        self._queue.append(metadata(event, self.rank, **args))
-
-    def flush(self) -> None:
-        """Write all calls that ended."""
-        with self._lock:
-            for _ in range(0, len(self._queue), BATCH):
-                lines = []
-                with suppress(IndexError):
-                    for _ in range(BATCH):
-                        item = self._queue.popleft()
-                        lines.append(item if isinstance(item, str) else self._line(item))
-                self._write("".join(lines))
+        self._waiting.append(metadata(event, self.rank, **args))
 
     def end(self) -> None:
-        """Write what is left, and wait for it, but not for ever."""
-        self._ended.set()
-        self._thread.join(END_SECONDS)
-        if self._num_dropped:
-            _warn(self.rank, f"{self._num_dropped} calls are missing: the disk is too slow")
+        """Have the thread write what is left, and wait for it, but not for ever."""
+        if self._room and self._process == os.getpid():  # else a forked child
+            self._ended.set()
+            self._thread.join(END_SECONDS)
+            if missing := self._num_dropped + len(self._waiting):
+                _warn(self.rank, f"{missing} calls are missing: the disk is too slow")
 
     def _keep_writing(self) -> None:
-        while not self._ended.wait(FLUSH_SECONDS):
-            self.flush()
-        self.flush()
+        try:
+            self._write("[\n")
+            while not self._ended.wait(FLUSH_SECONDS):
+                self._write_waiting()
+            self._write_waiting()
+        except OSError as problem:  # a full disk
+            self._room = 0
+            self._waiting.clear()
+            _warn(self.rank, f"the trace ends here: {problem}")
+
+    def _write_waiting(self) -> None:
+        calls = self._waiting[:]  # others may add some meanwhile
+        self._write("".join([one if isinstance(one, str) else self._line(one) for one in calls]))
+        del self._waiting[: len(calls)]
 
     def _line(self, call: Call) -> str:
         kind, sequence, start, end, arrived, ident, error = call
@@ -148,26 +142,22 @@ class TraceFile:
         if thread is None:
             thread = self._threads[ident] = len(self._threads)
             line = metadata("thread_name", self.rank, thread, name=f"thread {thread}")
-        head, tail = _parts(kind, self.rank, thread)
-        line += f'{head}{(start - self.zero) * 1e6:.3f},"dur":{(end - start) * 1e6:.3f}{tail}'
+        line += _template(kind, self.rank, thread) % (
+            (start - self.zero) * 1e6,
+            (end - start) * 1e6,
+        )
         if kind[2]:
             line += f',"sequence":{sequence}'
             if arrived:
                 line += f',"waited":{(arrived - start) * 1e6:.3f}'
         if error is not None:
-            line += f',"error":{json.dumps(error)}'
+            line += f',"error":{to_json(error)}'
         return line + "}},\n"
 
     def _write(self, text: str) -> None:
         data = text.encode()
-        try:
-            while data and self._descriptor is not None:
-                data = data[os.write(self._descriptor, data) :]
-        except OSError as problem:  # a full disk
-            with suppress(OSError):
-                os.close(self._descriptor)  # type: ignore[arg-type]
-            self._descriptor = None
-            _warn(self.rank, f"the trace ends here: {problem}")
+        while data:
+            data = data[os.write(self._descriptor, data) :]
 
 
 def microseconds(seconds: float) -> float:
@@ -190,33 +180,21 @@ def _warn(rank: int, text: str) -> None:
         warnings.warn(f"rank {rank}: {text} ({TRACE_VARIABLE})", RuntimeWarning, stacklevel=4)
 
 
-def _reset_in_child() -> None:
-    """Leave the file to the parent, in a forked child."""
-    global _file
-    if _file is not None:
-        atexit.unregister(_file.end)
-        _file._descriptor = None
-        _file._queue.clear()
-        _file = None
-
-
-@functools.lru_cache(maxsize=256)
-def _parts(kind: Kind, rank: int, thread: int) -> tuple[str, str]:
-    """Return what lines have around their times, made once: formatting is most of the cost."""
+@functools.lru_cache(maxsize=256)  # since this takes longest
+def _template(kind: Kind, rank: int, thread: int) -> str:
+    """Return how the line of a call begins, with places for its start and its duration."""
     operation, communicator, collective, nbytes, peer, tag = kind
-    head = (
-        f'{{"name":{json.dumps(operation)},"cat":"{"collective" if collective else "message"}",'
-        f'"ph":"X","pid":{rank},"tid":{thread},"ts":'
-    )
-    tail = f',"args":{{"communicator":{json.dumps(communicator)},"bytes":{nbytes}'
+    args: dict[str, Any] = {"communicator": communicator, "bytes": nbytes}
     if not collective:
-        tail += f',"peer":{peer},"tag":{tag}'
+        args |= {"peer": peer, "tag": tag}
     elif peer != NOBODY:
-        tail += f',"root":{peer}'
-    return head, tail
+        args["root"] = peer
+    event = {"name": operation, "cat": "collective" if collective else "message", "ph": "X"}
+    line = to_json({**event, "pid": rank, "tid": thread, "ts": 0, "dur": 0, "args": args})
+    times = '"ts":%.3f,"dur":%.3f'
+    return line.removesuffix("}}").replace("%", "%%").replace('"ts":0,"dur":0', times)
 
 
 def metadata(event: str, rank: int, thread: int = 0, /, **args: Any) -> str:
     """Return the line of an event that has no time of its own."""
-    line = {"name": event, "ph": "M", "pid": rank, "tid": thread, "args": args}
-    return json.dumps(line, separators=(",", ":")) + ",\n"
+    return to_json({"name": event, "ph": "M", "pid": rank, "tid": thread, "args": args}) + ",\n"

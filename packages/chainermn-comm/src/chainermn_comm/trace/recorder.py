@@ -1,75 +1,61 @@
-"""Records the calls of traced communicators, beside the watchdog, which records those of all."""
+"""Observes the calls of traced communicators."""
 
 from __future__ import annotations
 
 import sys
 from operator import itemgetter
 from threading import get_ident
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from ..messaging import Handshake
-from ..watchdog import NOBODY, CallRecorder
+from ..observers import NOBODY, CallObserver
 from . import file
 from .file import Kind, TraceFile, microseconds, now
 
 # Clocks drift: they are compared again at this collective call, at twice as many, and so on.
-NEXT_COMPARISON = 64
+FIRST_COMPARISON = 64
 # Round trips to rank 0; only the shortest counts.
 ROUND_TRIPS = 10
-FINALIZE = "finalize"
 # Communicators that this process made, to give each a name.
 _num_traced = 0
 
 
-def call_recorder(comm: MPI.Intracomm, watchdogs: CallRecorder, folder: str | None) -> CallRecorder:
-    """Return what records a communicator's calls (collective where it is traced).
+def start(comm: MPI.Intracomm, folder: str) -> CallTracer:
+    """Return an observer that writes a communicator's calls into this process's file (collective).
 
-    ``watchdogs`` records them in any case. The folder is None on all ranks where there is no trace.
+    All ranks have one, or none has.
     """
     global _num_traced
-    if folder is None:
-        return watchdogs
     world = MPI.COMM_WORLD
     _num_traced += 1
     first, number, run = comm.bcast((world.rank, _num_traced, file.run_name()))
     members = np.empty(comm.size, np.int32)
     comm.Allgather(np.array([world.rank], np.int32), members)
     mine = file.begin(folder, run, world.rank, world.size)
-    made = TracedCallRecorder(watchdogs, mine, f"{first}.{number}")
+    made = CallTracer(comm, mine, f"{first}.{number}")
     # A process that was in another communicator before may have a file of that one's run.
     about = {"communicator": made.name, "rank": comm.rank, "ranks": members.tolist(), "run": run}
-    mine.add_metadata(file.COMMUNICATOR, **about)
-    made.compare_clocks(comm)
+    mine.add_metadata("chainermn communicator", **about)
+    made.compare_clocks()
     return made
 
 
-def handshake(comm: MPI.Intracomm, record: CallRecorder) -> Handshake:
-    """Return the handshake of a communicator whose calls ``record`` records."""
-    kind = TracedHandshake if isinstance(record, TracedCallRecorder) else Handshake
-    return kind(comm, record)
+class CallTracer(CallObserver):
+    """Observes a communicator's calls for the trace."""
 
-
-class TracedCallRecorder(CallRecorder):
-    """Records each call for the trace, too."""
-
-    __slots__ = ("_arrived", "_file", "_kind", "_queue", "_start", "_watchdogs", "name")
-
-    def __init__(self, watchdogs: CallRecorder, into: TraceFile, name: str) -> None:
-        super().__init__()
-        self._watchdogs, self._file, self.name = watchdogs, into, name
-        self._queue = into.add_call
+    def __init__(self, comm: MPI.Intracomm, into: TraceFile, name: str) -> None:
+        self._comm, self._file, self.name = comm, into, name
         self._start = self._arrived = 0.0
+        self._sequence = 0
         self._kind: Kind = ("", name, True, 0, NOBODY, NOBODY)
 
     def collective(
         self, operation: str, sequence: int, root: int = NOBODY, nbytes: int = 0
     ) -> None:
-        self._watchdogs.collective(operation, sequence, root, nbytes)
+        """Note when the call begins."""
         if not self._start:  # else it is a further step of the same call
-            self.sequence = sequence
+            self._sequence = sequence
             self._kind = (operation, self.name, True, nbytes, root, NOBODY)
             self._arrived = 0.0
             self._start = now()
@@ -77,66 +63,46 @@ class TracedCallRecorder(CallRecorder):
     def message(
         self, operation: str, peer: int, tag: int, nbytes: int = 0, scope: str = ""
     ) -> None:
-        self._watchdogs.message(operation, peer, tag, nbytes, scope)
+        """Note when the call begins."""
         self._kind = (operation, self.name, False, nbytes, peer, tag)
         self._start = now()
 
-    def mark_arrived(self) -> None:
-        """Record that all ranks have come to the collective call."""
+    def arrived(self, operation: str, sequence: int) -> None:
+        """Note when all ranks had come; now and then, and at the end, compare clocks."""
         if not self._arrived:
             self._arrived = now()
+        if (
+            sequence >= FIRST_COMPARISON and not sequence & (sequence - 1)
+        ) or operation == "finalize":
+            self.compare_clocks()
 
     def leave(self) -> None:
-        self._watchdogs.leave()
-        start = self._start
-        if start:
-            end = now()
-            self._start = 0.0
+        """Have the call written."""
+        if self._start:
+            times, self._start = (self._start, now(), self._arrived), 0.0
             raised = sys.exc_info()[0]
             error = None if raised is None else raised.__name__
-            self._queue((self._kind, self.sequence, start, end, self._arrived, get_ident(), error))
+            self._file.add_call((self._kind, self._sequence, *times, get_ident(), error))
 
-    def release(self) -> None:
-        self._watchdogs.release()
-
-    def compare_clocks(self, comm: MPI.Intracomm) -> None:
+    def compare_clocks(self) -> None:
         """Write how far this clock is from the communicator's rank 0's (collective)."""
-        zero, (at, ahead, round_trip) = self._file.zero, _measure_clock(comm)
-        # `ahead` is to be added to a time of this file for the time of rank 0's clock.
+        zero, (at, ahead, round_trip) = self._file.zero, _measure_clock(self._comm)
         times = {"at": at - zero, "ahead": ahead + zero, "round_trip": round_trip}
         times = {name: microseconds(seconds) for name, seconds in times.items()}
-        self._file.add_metadata(file.CLOCK, communicator=self.name, **times)
-
-
-class TracedHandshake(Handshake):
-    """Notifies a traced recorder when all ranks have come."""
-
-    _record: TracedCallRecorder
-
-    def __call__(self, operation: str, *args: Any, **kwargs: Any) -> list[bytes]:
-        try:
-            payloads = super().__call__(operation, *args, **kwargs)
-        finally:
-            self._record.mark_arrived()
-        count = self._calls
-        if operation == FINALIZE or (count >= NEXT_COMPARISON and not count & (count - 1)):
-            self._record.compare_clocks(self._comm)
-        return payloads
+        self._file.add_metadata("chainermn clock", communicator=self.name, **times)
 
 
 def _measure_clock(comm: MPI.Intracomm) -> tuple[float, float, float]:
     """Return when clocks were compared (collective), how far rank 0's is ahead, the messages' time.
 
     All are seconds; half of the last is the error at most. In a binomial tree each rank asks its
-    parent for rank 0's time, as that knows it by then.
+    parent for rank 0's time, as that knows it by then, and the child with most descendants first.
     """
-    # Collective operations have this tag, too. Messages between two ranks keep their order, and all
-    # ranks are here between the same two operations.
+    # Collective operations have this tag, too, but all ranks are here between the same two.
     tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0)
     rank, size = comm.rank, comm.size
     theirs = np.zeros(2)  # rank 0's time, and the messages' time up to the rank that is asked
-    at, ahead, round_trip = now(), 0.0, 0.0
-    found = []
+    found = [] if rank else [(now(), 0.0, 0.0)]
     for _ in range(ROUND_TRIPS if rank else 0):
         sent = now()
         comm.Send(theirs, rank & (rank - 1), tag)
@@ -144,17 +110,11 @@ def _measure_clock(comm: MPI.Intracomm) -> tuple[float, float, float]:
         received = now()
         middle = (sent + received) / 2
         found.append((middle, float(theirs[0]) - middle, received - sent + float(theirs[1])))
-    if found:
-        at, ahead, round_trip = min(found, key=itemgetter(2))
-    for child in _children(rank, size):
+    at, ahead, round_trip = min(found, key=itemgetter(2))
+    steps = [1 << bit for bit in reversed(range(size.bit_length()))]
+    for child in [rank + step for step in steps if not rank % (2 * step) and rank + step < size]:
         for _ in range(ROUND_TRIPS):
             comm.Recv(theirs, child, tag)
             theirs[:] = now() + ahead, round_trip
             comm.Send(theirs, child, tag)
     return at, ahead, round_trip
-
-
-def _children(rank: int, size: int) -> list[int]:
-    """Return the children in a binomial tree, those with most descendants first."""
-    steps = [1 << bit for bit in range(size.bit_length())]
-    return [rank + step for step in reversed(steps) if not rank % (2 * step) and rank + step < size]

@@ -5,20 +5,12 @@ A rank records each call in memory (`rank/`, `status_region`) that one process a
 """
 
 from .rank.init_timeout import enforce_init_timeout as enforce_init_timeout
-from .rank.recorder import CallRecorder as CallRecorder
 from .rank.recorder import alone
 from .rank.recorder import annotate as annotate
 from .rank.recorder import mark_aborting as mark_aborting
 from .rank.recorder import mark_finalizing as mark_finalizing
 from .rank.recorder import watch_call as watch_call
-from .rank.recorder import watched as watched
 from .rank.rendezvous import register as register
-from .status_region import NOBODY as NOBODY
-from .timeout import NO_TIMEOUT as NO_TIMEOUT
-from .timeout import SILENCE_VARIABLE as SILENCE_VARIABLE
-from .timeout import TIMEOUT_VARIABLE as TIMEOUT_VARIABLE
-from .timeout import Timeout as Timeout
-from .timeout import timeout_from_env as timeout_from_env
 
 # What users may use; the other names are for the folders above.
 __all__ = ["alone"]

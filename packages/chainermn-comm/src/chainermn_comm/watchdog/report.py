@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 
+from ..timeout import Timeout
 from .diagnosis import Rank, WaitGraph, Waits
 from .processes import GONE, STOPPED
 from .status_region import FINALIZE, MESSAGE, NOBODY, SCOPE_SEPARATOR, Call
-from .timeout import Timeout
 
 # The most lines of a rank's stacks: a deep recursion would bury the rest.
 STACK_LINES = 60

@@ -10,6 +10,8 @@ import mmap
 import struct
 from dataclasses import dataclass
 
+from ..observers import NOBODY as NOBODY
+
 SLOT_BYTES = 192
 # MPICH gives a process at most 2,046 communicators. Pages never touched take no memory.
 SLOTS = 4096
@@ -43,7 +45,6 @@ SCOPE_SEPARATOR = ", inside "
 # The communicator of what all ranks of the job do: making communicators, and exiting.
 WORLD = (-1, -1)
 FINALIZE = "MPI_Finalize"
-NOBODY = -1
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from typing import Any
 
 from _chainermn_events import event_frames
 
+from ...timeout import Timeout
 from .. import processes, report
 from ..diagnosis import Rank, WaitGraph, Waits, rank_from_reply
 from ..processes import GONE
 from ..status_region import read_abort_time
-from ..timeout import Timeout
 from .cleanup import Launcher, SharedFiles, clean
 from .local_ranks import ExitTracker, MonitoredRank, collect_stacks, print_for
 from .star import Hub, Message, Spoke
@@ -94,10 +94,10 @@ class Monitor:
         now = time.monotonic()
         if now - before > self.tick + PAUSE_SECONDS:
             self.pauses.append((now, now - before))
+        self.note_failure(now)
         if star := self.hub or self.spoke:
             star.keep()
         self.files.keep(now)
-        self.note_failure(now)
         if all(rank.state() == GONE for rank in self.ranks):
             while not self.report_failure():
                 self.poll(self.tick)
@@ -174,11 +174,12 @@ class Monitor:
         if age is None or self.knows_failure:
             return
         self.knows_failure = True
-        self.files.scan()
         first = self.exits.first_failure
         lost = None if first is None else first.read(now)
         if not self.tell_hub("failed", age=age, rank=lost and asdict(lost)):
             self.add_failure(now - age, lost)
+        self.report_failure()  # before the launcher ends
+        self.files.scan()  # while other ranks may live
 
     def add_failure(self, when: float, lost: Rank | None) -> None:
         self.failures.append((when, lost))

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from _chainermn_events import RANK_VARIABLES, emit
 
+from ...timeout import Timeout
 from .. import processes
 from ..diagnosis import Rank, WaitGraph, Waits
 from ..report import next_step, reason, report, warning
 from ..status_region import REGION_BYTES, WORLD, Call, read_calls
-from ..timeout import Timeout
 from . import recorder
 
 # The variables in which launchers put a process's rank. Here MPI is running, so Slurm's may count.

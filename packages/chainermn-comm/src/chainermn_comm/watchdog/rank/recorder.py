@@ -9,27 +9,25 @@ import functools
 import mmap
 import os
 import signal
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from threading import get_ident
-from typing import Any, TypeVar, cast
+from typing import Any
 from weakref import WeakSet
 
+from ...observers import CallObserver
 from .. import status_region as layout
 from ..status_region import CALL, COLLECTIVE, IDLE, MESSAGE, NOBODY, STATE_AND_TIME
 
-Method = TypeVar("Method", bound=Callable[..., Any])
+# Global names save attribute look-ups.
+_write_version, _write_call = layout.VERSION.pack_into, CALL.pack_into
+_write_state, _CALL_BYTES, _now = STATE_AND_TIME.pack_into, CALL.size, time.monotonic
 
-_write_version, _now = layout.VERSION.pack_into, time.monotonic
 
-
-class CallRecorder:
+class CallRecorder(CallObserver):
     """Records a communicator's calls: in a slot if `allocate` made it, else where nobody reads."""
-
-    __slots__ = ("__weakref__", "_memory", "_offset", "_slot", "_version", "sequence")
 
     def __init__(self) -> None:
         self._detach()
@@ -42,29 +40,33 @@ class CallRecorder:
         """Record that this process is about to wait in a collective call."""
         self.sequence = sequence
         name = encode_name(operation)
-        self._write(CALL, COLLECTIVE, _now(), sequence, nbytes, root, NOBODY, get_ident(), name)
+        self._write(
+            _write_call, COLLECTIVE, _now(), sequence, nbytes, root, NOBODY, get_ident(), name
+        )
 
     def message(
         self, operation: str, peer: int, tag: int, nbytes: int = 0, scope: str = ""
     ) -> None:
         """Record that this process is about to wait for one other, as part of a function."""
         name = encode_name(operation, scope) if scope else encode_name(operation)
-        self._write(CALL, MESSAGE, _now(), self.sequence, nbytes, peer, tag, get_ident(), name)
+        self._write(
+            _write_call, MESSAGE, _now(), self.sequence, nbytes, peer, tag, get_ident(), name
+        )
 
     def leave(self) -> None:
         """Record that it waits no longer."""
-        self._write(STATE_AND_TIME, IDLE, _now())
+        self._write(_write_state, IDLE, _now())
 
-    def _write(self, form: struct.Struct, *values: Any) -> None:
+    def _write(self, write: Callable[..., None], *values: Any) -> None:
         """Write under the sequence lock; whatever interrupts, the version is even in the end."""
         memory, offset = self._memory, self._offset
-        version = self._version | 1
+        version, lock = self._version | 1, offset + _CALL_BYTES
         try:
-            _write_version(memory, offset + CALL.size, version)
-            form.pack_into(memory, offset, *values)
+            _write_version(memory, lock, version)
+            write(memory, offset, *values)
         finally:
             self._version = version + 1
-            _write_version(memory, offset + CALL.size, version + 1)
+            _write_version(memory, lock, version + 1)
 
     def _detach(self) -> None:
         self._memory: Any = bytearray(layout.SLOT_BYTES)
@@ -78,19 +80,6 @@ class CallRecorder:
         if slot is not None and _region is not None:
             layout.IDENTITY.pack_into(_region.memory, layout.offset_of(slot), 0, 0, 0, 0)
             _region.free_slots.append(slot)
-
-
-def watched(method: Method) -> Method:
-    """Decorate a communicator's method that waits: record its end; its handshake did the rest."""
-
-    @functools.wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(self, *args, **kwargs)
-        finally:
-            self._record.leave()
-
-    return cast(Method, call)
 
 
 @contextlib.contextmanager

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from _chainermn_events import active_job
 
+from ...timeout import Timeout
 from ..processes import start_time
-from ..timeout import Timeout
 from . import recorder
 from .addresses import addresses_towards, listen, own_addresses
 from .recorder import CallRecorder, StatusRegion
@@ -48,7 +48,7 @@ START_SECONDS = 20.0
 _num_registered = 0
 
 
-def register(comm: MPI.Intracomm, world: int, timeout: Timeout) -> CallRecorder:
+def register(comm: MPI.Intracomm, world: int, timeout: Timeout) -> CallRecorder | None:
     """Have the calls on a communicator watched, and return their recorder (collective over it).
 
     Ranks that no monitor knows yet get one for all of them that are on the same machine. The
@@ -56,7 +56,7 @@ def register(comm: MPI.Intracomm, world: int, timeout: Timeout) -> CallRecorder:
     """
     global _num_registered
     if comm.size == 1:
-        return CallRecorder()
+        return None
     from mpi4py import MPI
 
     _num_registered += 1
@@ -72,7 +72,7 @@ def register(comm: MPI.Intracomm, world: int, timeout: Timeout) -> CallRecorder:
     if common[0]:
         _start_monitors(comm, world, region if is_new else None, timeout)
     if region is None:
-        return CallRecorder()
+        return None
     region.is_monitored = True
     return recorder.allocate((common[1], common[2]), comm.rank, comm.size)
 

@@ -1,4 +1,4 @@
-"""The settings of the watchdog, from environment variables."""
+"""How long calls may wait and hosts be silent, from environment variables."""
 
 from __future__ import annotations
 

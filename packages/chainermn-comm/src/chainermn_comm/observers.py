@@ -1,0 +1,69 @@
+"""What observes a communicator's calls, such as the watchdog's recorder and the trace.
+
+It imports the standard library only, since the watchdog's monitor has nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+NOBODY = -1  # in place of a rank, or of a tag
+
+
+class CallObserver:
+    """Observes the calls of one communicator. This one does nothing; others override methods."""
+
+    # Called with the operation and its number once all ranks have come to a collective call and
+    # mean the same; None if nobody asks. All ranks call it at the same point: an observer that all
+    # of them have may communicate in it.
+    arrived: Any = None
+
+    def collective(
+        self, operation: str, sequence: int, root: int = NOBODY, nbytes: int = 0
+    ) -> None:
+        """This rank is about to wait in a collective call, or in another step of the same one."""
+
+    def message(
+        self, operation: str, peer: int, tag: int, nbytes: int = 0, scope: str = ""
+    ) -> None:
+        """It is about to wait for one other rank; ``scope`` is what the call is for."""
+
+    def leave(self) -> None:
+        """It waits no longer."""
+
+    def release(self) -> None:
+        """The communicator has been finalized."""
+
+
+def combined(*observers: CallObserver | None) -> CallObserver:
+    """Return one observer for those that aren't None; a single one itself, as each call passes."""
+    found = [one for one in observers if one is not None]
+    if len(found) == 1:
+        return found[0]
+    several = CallObserver()
+    for name in ("arrived", "collective", "message", "leave", "release") if found else ():
+        methods = [method for one in found if (method := getattr(one, name)) is not None]
+        setattr(several, name, functools.partial(_call_each, methods) if methods else None)
+    return several
+
+
+def _call_each(methods: list[Callable[..., None]], *args: Any, **kwargs: Any) -> None:
+    for method in methods:
+        method(*args, **kwargs)
+
+
+def observed(method: Method) -> Method:
+    """Decorate a communicator's method that waits: report its end; its handshake did the rest."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            self._observer.leave()
+
+    return cast(Method, call)
