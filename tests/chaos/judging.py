@@ -107,12 +107,12 @@ def _of_disk(case: Case, seen: Seen) -> Checks:
 
 def _of_link(case: Case, seen: Seen) -> Checks:
     """The first host's ranks are heard of; the second's report came to where the link led."""
-    said = r"ChainerMN: .*\bbeta (?:didn't answer|has not answered)"
+    said = r"ChainerMN: (?:nothing was heard of .*\bbeta for|.*\bbeta didn't answer)"
     yield re.search(said, seen.err), "the host that was cut off isn't named"
     yield "beta" in seen.verdict, f"the launcher says {seen.verdict!r}"
     # In which call depends on what had come through the link.
-    waits = r"^  rank \d+ \(.*? on alpha\) (?:has ended and )?waits in "
-    yield re.search(waits, seen.err, re.M), "nobody is said to wait"
+    waits = r"rank \d+ \(.*? on alpha\) (?:has ended and )?waits in "
+    yield re.search(waits, seen.err), "nobody is said to wait"
 
 
 JUDGES = {

@@ -12,6 +12,7 @@ import pytest
 from tests.support.virtual_hosts import Cluster, missing
 
 from .faults import AT_RANDOM, KINDS, MOMENTS, POINTS, ROUND, Case, draw
+from .monitors import disturbed
 from .runs import Hosts
 from .trials import Trials
 
@@ -62,6 +63,13 @@ def test_a_failure_ends_the_job_and_is_named_and_leaves_nothing(case, request):
     trial = trials.run(case, restart=case.kind in RESTARTED)
     assert trial.happened, f"{trial!r}"
     assert not trial.wrongs, f"{trial!r}"
+
+
+@pytest.mark.full
+def test_a_job_whose_ranks_get_on_is_not_ended_whatever_becomes_of_its_monitors(hosts, tmp_path):
+    wrong, disturbance = disturbed(hosts.cluster, tmp_path, 0)
+    assert not wrong, wrong
+    assert {"cut", "kill", "slow", "break"} <= set(disturbance.done)
 
 
 def test_the_short_part_has_each_fault_and_each_moment():

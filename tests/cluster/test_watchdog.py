@@ -88,7 +88,7 @@ def test_a_cut_link_ends_the_ranks_on_both_sides_and_the_launcher(cluster, path,
         assert soon(lambda: not ranks_of(cluster, path)), job
     finally:
         cluster.run("beta", "ip", "link", "set", "eth0", "up")
-    assert "nothing was heard of rank 2 on beta for 8.0 s, and calls wait" in job.err, job
+    assert "nothing was heard of rank 2 on beta for 8.0 s, and rank " in job.err, job
     assert job.returncode, job
     assert soon(lambda: not cluster.processes()), cluster.processes()
     assert memory_of(cluster) <= before
@@ -126,8 +126,7 @@ comm.allreduce(np.ones(10))
 
 
 @pytest.mark.full
-def test_of_a_host_that_is_lost_one_speaks_and_those_behind_it_are_heard_of(path):
-    """The monitors of host 0, its parent, and of host 5, its child, both miss it."""
+def test_of_a_host_that_is_lost_the_first_one_speaks_and_all_others_are_heard_of(path):
     lacking = missing()
     if lacking:
         pytest.skip(f"no hosts can be made here: {lacking}")
@@ -135,20 +134,19 @@ def test_of_a_host_that_is_lost_one_speaks_and_those_behind_it_are_heard_of(path
     hosts, waiting = [f"h{number}" for number in range(6)], {0, 2, 3, 4, 5}
     with Cluster(hosts) as many:
 
-        def watch(_, said):  # for their warnings the monitors have asked one another
-            if all(f"rank {rank} has waited" in said()[1] for rank in waiting):
+        def watch(_, said):  # for the warning the first monitor has asked all others
+            if "has waited" in said()[1]:
                 many.run("h1", "ip", "link", "set", "eth0", "down")
-            if said()[1].count("The ranks go on waiting.") >= 1 + 5:
+            if said()[1].count("The ranks go on waiting.") >= 2:
                 for process in many.processes():
                     with contextlib.suppress(psutil.Error):
                         process.kill()
 
         job = many.job(dict.fromkeys(hosts, 1), path, meanwhile=watch)
-    assert job.err.count("nothing was heard of h1 for 8.0 s") == 1, job
-    reports = re.split(r"ChainerMN: ranks wait for others", job.err)[1:]
-    assert reports, job
-    for report in reports:
-        assert "rank 1 on h1 didn't answer" in report, job
-        found = re.findall(r"^  rank (\d) \(process \d+ on h\1\) waits", report, re.M)
-        assert set(map(int, found)) == waiting, job
-        assert "not heard of: 1 of the 6 ranks" in report, job
+    assert job.err.count(" has waited ") == 1, job
+    assert job.err.count("nothing was heard of rank 1 on h1 for 8.0 s, and rank ") == 1, job
+    _, report = re.split(r"ChainerMN: ranks wait for others", job.err)
+    assert "rank 1 on h1 didn't answer" in report, job
+    found = re.findall(r"^  rank (\d) \(process \d+ on h\1\) waits", report, re.M)
+    assert set(map(int, found)) == waiting, job
+    assert "not heard of: 1 of the 6 ranks" in report, job

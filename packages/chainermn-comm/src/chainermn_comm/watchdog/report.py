@@ -73,11 +73,14 @@ def next_step(timeout: Timeout) -> str:
     return f"The ranks go on waiting. {end}; 0 switches these reports off."
 
 
-def host_silent(machines: list[str], timeout: Timeout) -> tuple[str, str]:
+def host_silent(
+    machines: list[str], graph: WaitGraph, waiting: Waits, timeout: Timeout
+) -> tuple[str, str]:
     """Return that other machines can't be reached, as a clause, and what is printed."""
-    silence = _seconds(timeout.silence)
     names = "; ".join(machines[:MOST_RANKS])
-    why = f"nothing was heard of {names} for {silence}, and calls wait"
+    longest, _ = max(waiting, key=lambda each: each[1].age)
+    silence, who = _seconds(timeout.silence), describe_rank(graph, longest)
+    why = f"nothing was heard of {names} for {silence}, and {who}"
     end = f"Ending the ranks that {os.uname().nodename} can reach."
     if not timeout.ends_job:
         end = next_step(timeout)

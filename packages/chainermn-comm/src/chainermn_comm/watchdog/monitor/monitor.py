@@ -228,10 +228,11 @@ class Monitor:
             return False
         graph = self.everyone("calls", graph)
         is_exempt = any(rank.exempt_work for rank in graph.ranks.values())
-        if is_exempt or not self.waits(graph, self.timeout.silence, now):
+        waiting = self.waits(graph, self.timeout.silence, now)
+        if is_exempt or not waiting:
             return False
         self.knows_loss = True
-        why, text = report.host_silent(lost, self.timeout)
+        why, text = report.host_silent(lost, graph, waiting, self.timeout)
         ends_job = self.timeout.ends_job
         host = lost[0].rpartition(" ")[2]  # see `rendezvous`
         event = self.event("host_lost", host=host, reason=why, ends_job=ends_job)

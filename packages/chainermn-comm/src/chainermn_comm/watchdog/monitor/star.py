@@ -261,12 +261,13 @@ class Spoke:
 
     def _lose(self, error: Exception | None) -> None:
         now = time.monotonic()
-        if error is None or not is_cut(error):
-            self._cut_since = None
-        elif self.is_connected:  # the kernel has waited so long already
-            self._cut_since = now - self._silence
-        elif self._was_connected and self._cut_since is None:
-            self._cut_since = now
+        if error is not None and is_cut(error):
+            if self.is_connected:  # the kernel has waited so long already
+                self._cut_since = now - self._silence
+            elif self._was_connected and self._cut_since is None:
+                self._cut_since = now
+        elif self._connection is not None or isinstance(error, ConnectionRefusedError):
+            self._cut_since = None  # the other kernel has answered
         if self._socket is not None:
             self._selector.unregister(self._socket)
             self._socket.close()
