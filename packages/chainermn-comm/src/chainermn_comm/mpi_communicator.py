@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import reduce, wraps
 from operator import add
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -27,8 +27,22 @@ from .topology import Topology
 from .trace import recorder as traced
 from .watchdog import Timeout, register, watched
 
+Method = TypeVar("Method", bound=Callable[..., Any])
 # Colors and keys of a split are C ints.
 LARGEST_INT = 2**31 - 1
+
+
+def takes_second_as_root(method: Method) -> Method:
+    """Decorate `bcast`, which can't see by itself how ``max_buf_len`` was given."""
+
+    @wraps(method)
+    def call(self: Any, *args: Any, **named: Any) -> Any:
+        second = as_integer(args[1]) if len(args) == 2 and "root" not in named else None
+        if second is not None and 0 < second < self.size:
+            named["root"] = second
+        return method(self, *args, **named)
+
+    return cast(Method, call)
 
 
 class MpiCommunicator(CommunicatorBase):
@@ -231,15 +245,14 @@ class MpiCommunicator(CommunicatorBase):
         return point_to_point.recv("recv", messages.ARRAYS_WITH_METADATA, peer, self._record, label)
 
     @watched
+    @takes_second_as_root
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
         """Send ``root``'s ``data`` to every rank (collective), and raise as the base does.
 
-        A ``max_buf_len`` that is less than ``size`` is the root: older communicators had that in
-        its place. No other has an effect, since what MPI can't count is split.
+        A second argument given by position, without a third one, is the root if it is less than
+        ``size``: older communicators had that there. ``max_buf_len`` has no other effect, since
+        what MPI can't count is split.
         """
-        second = as_integer(max_buf_len)
-        if root == 0 and second is not None and 0 < second < self._size:
-            root = second
         return collectives.bcast(self._context, "bcast", data, self._of_arrays, root).value()
 
     @watched
