@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count, zip_longest
 from types import TracebackType
 from typing import Any, NoReturn
@@ -64,21 +65,23 @@ def raise_failure(operation: str, rank: int, texts: Sequence[str | None]) -> NoR
     raise PeerError(f"{operation} on rank {rank} failed because of {failures}")
 
 
-def raise_mismatch(
-    operation: str, rank: int, signatures: Sequence[Sequence[tuple[Any, ...]]]
-) -> NoReturn:
-    """Raise RankMismatchError with every rank's values of the first entry that differs."""
-    name, values = "the number of calls so far", ["unknown"] * len(signatures)
-    for entries in zip_longest(*signatures):
-        if len(set(map(comparable, entries))) > 1:
-            names = dict.fromkeys(entry[0] for entry in entries if entry)
-            shown = slice(1 if len(names) == 1 else 0, None)
+def raise_mismatch(operation: str, rank: int, views: Sequence[str]) -> NoReturn:
+    """Raise RankMismatchError with every rank's values of the first entry that differs.
+
+    ``views`` are of the ranks' signatures, see :func:`view_of`; there are few different ones.
+    """
+    decoded = {view: json.loads(view) for view in dict.fromkeys(views)}
+    name, values = "the number of calls so far", dict.fromkeys(decoded, "unknown")
+    for entries in zip_longest(*decoded.values(), fillvalue=("", "", "none")):
+        if len({compared for _, compared, _ in entries}) > 1:
+            names = dict.fromkeys(name for name, *_ in entries if name)
             name = " or ".join(names)
-            values = [" ".join(map(str, entry[shown])) if entry else "none" for entry in entries]
+            for view, (own, _, value) in zip(decoded, entries, strict=True):
+                values[view] = value if len(names) == 1 else f"{own} {value}".strip()
             break
     ranks: dict[str, list[str]] = {}
-    for other, value in enumerate(values):
-        ranks.setdefault(value, []).append(str(other))
+    for other, view in enumerate(views):
+        ranks.setdefault(values[view], []).append(str(other))
     by_ranks = "; ".join(
         f"{value} on rank{'s' if len(those) > 1 else ''} {', '.join(those)}"
         for value, those in ranks.items()
@@ -88,11 +91,35 @@ def raise_mismatch(
     )
 
 
+def checked_entries(
+    operation: str, signature: Iterable[tuple[Any, ...]], rank: int
+) -> tuple[tuple[Any, ...], ...]:
+    """Return a handshake's entries; raise TypeError unless each is a tuple of a name and values."""
+    entries = tuple(signature)
+    for entry in entries:
+        if not (isinstance(entry, tuple) and entry and isinstance(entry[0], str)):
+            raise TypeError(
+                f"rank {rank}: each entry of the signature of {operation} must be a tuple of a "
+                f"name and its values, got {entry!r}"
+            )
+    return entries
+
+
+def view_of(operation: str, signature: Iterable[tuple[Any, ...]]) -> str:
+    """Return of each entry what ranks compare and show: text, since any value can be pickled so."""
+    entries = _plain((("operation", operation), *signature))
+    return json.dumps([(name, repr(of), " ".join(map(str, of))) for name, *of in entries])
+
+
 def comparable(value: Any) -> str:
     """Return the text by which ranks compare values: NumPy's numbers have that of Python's."""
+    return repr(_plain(value))
+
+
+def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
-        return f"({', '.join(map(comparable, value))})"
-    return repr(value.item() if isinstance(value, np.generic) else value)
+        return tuple(map(_plain, value))
+    return value.item() if isinstance(value, np.generic) else value
 
 
 class SharedFailure:

@@ -292,7 +292,7 @@ class MpiCommunicator(CommunicatorBase):
                 with SharedFailure(handshake, operation):
                     what = f"the payload of {operation} must be bytes"
                     raise wrong_kind(what, payload, self._rank)
-            return handshake(operation, tuple(signature), payload, len(payload))
+            return handshake(operation, signature, payload, len(payload), typed=True)
         finally:
             del error
             self._record.leave()

@@ -12,7 +12,7 @@ import numpy as np
 from .. import devices
 from ..allreduce import AlgorithmCache, Bucket
 from ..config import Settings
-from ..errors import raise_mismatch, share_failure
+from ..errors import raise_mismatch, share_failure, view_of
 from ..mean_in_progress import MeanInProgress, require_all
 from ..messaging import Context
 from .gradient_call import GradientCall, GradientSignature, call_of, joined, wire_dtypes_of
@@ -122,7 +122,7 @@ class GradientMean(MeanInProgress):
         own = _HEAD.pack(digest, len(payload)) + payload + missing
         try:
             rows = context.run_in_step(
-                DESCRIPTION, handshake, self._operation, signature, own, nbytes
+                DESCRIPTION, handshake, self._operation, signature, own, nbytes, None, True
             )
             if rows.count(own) == len(rows):  # nearly always
                 self._handed_in = [bool(calls)]
@@ -147,8 +147,9 @@ class GradientMean(MeanInProgress):
         digests = [row[: len(_NO_GRADIENTS)] for row in rows]
         self._handed_in = [digest != _NO_GRADIENTS for digest in digests]
         if self.complete and len(set(digests)) > 1:
-            signatures = self._context.comm.allgather(list(self._signature()))
-            raise_mismatch(self._operation, self._context.rank, signatures)
+            view = view_of(self._operation, self._signature())
+            views = self._context.comm.allgather(view)
+            raise_mismatch(self._operation, self._context.rank, views)
         ends = [_HEAD.size + _HEAD.unpack_from(row)[1] for row in rows]
         tails = [row[end:] for row, end in zip(rows, ends, strict=True)]
         if self.complete and any(tails) and len(set(tails)) > 1:

@@ -6,6 +6,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterable
 from itertools import accumulate
+from numbers import Number
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -15,17 +16,20 @@ from ..arrays import as_integer
 from ..errors import (
     CommunicationError,
     SharedFailure,
+    checked_entries,
     comparable,
     describe,
     is_known_to_all,
     raise_failure,
     raise_mismatch,
     record_raised_on_all,
+    share_failure,
+    view_of,
 )
 from ..watchdog import NOBODY, CallRecorder
 
-# What must be equal on all ranks: hashable entries of a name and its values. Of signatures that
-# differ, the first entry that differs is reported.
+# What must be equal on all ranks: entries of a name and its values. Of signatures that differ, the
+# first entry that differs is reported.
 Signature = Iterable[tuple[Any, ...]]
 Value = TypeVar("Value")
 
@@ -68,16 +72,24 @@ class Handshake:
         payload: bytes = b"",
         nbytes: int = 0,
         error: BaseException | None = None,
+        typed: bool = False,
     ) -> list[bytes]:
         """Check one collective call, as ``CommunicatorBase.handshake`` says (collective).
 
         For the watchdog ``nbytes`` says how much data this rank has, unless ``signature`` has an
         attribute ``nbytes``. An ``error`` is raised where a :class:`SharedFailure` catches it.
+        A user's signature is ``typed``: equal numbers in it may differ in their type.
         """
         if error is not None:
             self._fail(operation, error)
+        try:
+            if typed:
+                signature = tuple(signature)
+            digest, root, size = self._digest(operation, signature, typed)
+        except BaseException as caught:
+            share_failure(self, operation, caught)
+            raise
         self._calls += 1
-        digest, root, size = self._digest(operation, signature)
         self._record.collective(operation, self._calls, root, size or nbytes)
         prefix = _PREFIX.pack(digest, self._calls, False, len(payload))
         entry = (prefix + payload[:_INLINE_BYTES]).ljust(_ENTRY_BYTES, b"\0")
@@ -115,18 +127,27 @@ class Handshake:
         self(operation)
         return value
 
-    def _digest(self, operation: str, signature: Signature) -> tuple[bytes, int, int]:
-        key = operation, signature
+    def _digest(
+        self, operation: str, signature: Signature, typed: bool = False
+    ) -> tuple[bytes, int, int]:
         # Hashing each signature anew would cost more than the exchange itself.
-        found = self._digests.get(key)
+        is_hashable, found = True, None
+        try:
+            found = self._digests.get((operation, signature, typed))
+        except TypeError:
+            is_hashable = False
         if found is None:
+            entries = checked_entries(operation, signature, self._comm.rank)
+            digest = digest_of((operation, *entries))
+            # A user's entry of this name may have any value.
+            named = [as_integer([*entry, None][1]) for entry in entries if entry[0] == "root"]
+            root = next((it for it in named if it is not None and 0 <= it < self._size), NOBODY)
+            found = digest, root, getattr(signature, "nbytes", 0)
             if len(self._digests) >= _CACHED_SIGNATURES:
                 self._digests.clear()
-            digest = digest_of((operation, *signature))
-            # A user's entry of this name may have any value.
-            named = [as_integer([*entry, None][1]) for entry in signature if entry[0] == "root"]
-            root = next((it for it in named if it is not None and 0 <= it < self._size), NOBODY)
-            found = self._digests[key] = digest, root, getattr(signature, "nbytes", 0)
+            if is_hashable:
+                key = operation, _typed(signature) if typed else signature, typed
+                self._digests[key] = found
         return found
 
     def _compare(self, entries: list[bytearray], operation: str, signature: Signature) -> list[int]:
@@ -136,8 +157,8 @@ class Handshake:
             if any(failed for _, _, failed, _ in prefixes):
                 raise_failure(operation, self._comm.rank, self._comm.allgather(""))
             if any(other[:2] != prefixes[0][:2] for other in prefixes):
-                signatures = self._comm.allgather([("operation", operation), *signature])
-                raise_mismatch(operation, self._comm.rank, signatures)
+                views = self._comm.allgather(view_of(operation, signature))
+                raise_mismatch(operation, self._comm.rank, views)
         except CommunicationError as error:
             record_raised_on_all(error, (id(self), self._calls))
             raise
@@ -159,6 +180,27 @@ class Handshake:
             gathered[end - length : end].tobytes()
             for end, length in zip(ends, lengths, strict=True)
         ]
+
+
+class _TypedNumber:
+    """A number of a cached signature, which equals only those of its type: 1 == True == 1.0."""
+
+    __slots__ = ("_number",)
+
+    def __init__(self, number: Any) -> None:
+        self._number = number
+
+    def __hash__(self) -> int:
+        return hash(self._number)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self._number) and bool(other == self._number)
+
+
+def _typed(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_typed, value))
+    return _TypedNumber(value) if isinstance(value, (Number, np.generic)) else value
 
 
 def digest_of(signature: tuple[Any, ...]) -> bytes:
