@@ -121,9 +121,13 @@ def failing_signature():
     ("make", "error", "words"),
     [
         (failing_signature, ValueError, "no second entry"),
-        (lambda: 3, TypeError, "not iterable"),
+        (lambda: 3, TypeError, "iterable"),
         *(
-            (lambda entry=entry: (("step", 3), entry), TypeError, r"rank 0: .*of save must be a tu")
+            (
+                lambda entry=entry: (("step", 3), entry),
+                TypeError,
+                r"of save must have tuples of a name and",
+            )
             for entry in ((), 3, "ab", ["x", 1], (3, 4), (None,))
         ),
     ],

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from .errors import checked_entries, describe, raise_failure, raise_mismatch, view_of
+from .errors import describe, raise_failure, raise_mismatch, view_of
 from .mean_in_progress import MeanInProgress
 from .watchdog import annotate
 
@@ -290,16 +290,13 @@ class CommunicatorBase(ABC):
         """
         rank = self.rank
         try:
-            if not isinstance(payload, bytes):
-                error = error or wrong_kind(
-                    f"the payload of {operation} must be bytes", payload, rank
-                )
             view = ""
             try:
-                if error is None:
-                    view = view_of(operation, checked_entries(operation, signature, rank))
+                if not isinstance(payload, bytes):
+                    raise wrong_kind(f"the payload of {operation} must be bytes", payload, rank)
+                view = view_of(operation, signature)
             except BaseException as caught:
-                error = caught
+                error = error or caught
             text = error and describe(error, rank)
             try:
                 rows = self.allgather_obj((view, text, payload))

@@ -14,6 +14,7 @@ import numpy as np
 # call alone, where a `SharedFailure` was around it.
 _RAISED_ON_ALL, _RAISED_WITHIN = "_chainermn_raised_on_all", "_chainermn_raised_within"
 _clock = count()
+now = _clock.__next__  # a time of that clock
 
 
 class CommunicationError(RuntimeError):
@@ -91,32 +92,24 @@ def raise_mismatch(operation: str, rank: int, views: Sequence[str]) -> NoReturn:
     )
 
 
-def checked_entries(
-    operation: str, signature: Iterable[tuple[Any, ...]], rank: int
-) -> tuple[tuple[Any, ...], ...]:
-    """Return a handshake's entries; raise TypeError unless each is a tuple of a name and values."""
-    entries = tuple(signature)
-    for entry in entries:
+def entries_of(operation: str, signature: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Return what ranks compare by its ``repr``; TypeError if an entry is no tuple with a name."""
+    for entry in (entries := (("operation", operation), *signature)):
         if not (isinstance(entry, tuple) and entry and isinstance(entry[0], str)):
             raise TypeError(
-                f"rank {rank}: each entry of the signature of {operation} must be a tuple of a "
-                f"name and its values, got {entry!r}"
+                f"the signature of {operation} must have tuples of a name and values, got {entry!r}"
             )
-    return entries
+    return tuple(map(_plain, entries))
 
 
 def view_of(operation: str, signature: Iterable[tuple[Any, ...]]) -> str:
-    """Return of each entry what ranks compare and show: text, since any value can be pickled so."""
-    entries = _plain((("operation", operation), *signature))
+    """Return of each entry what ranks compare and show: text, since any value can be sent so."""
+    entries = entries_of(operation, signature)
     return json.dumps([(name, repr(of), " ".join(map(str, of))) for name, *of in entries])
 
 
-def comparable(value: Any) -> str:
-    """Return the text by which ranks compare values: NumPy's numbers have that of Python's."""
-    return repr(_plain(value))
-
-
 def _plain(value: Any) -> Any:
+    """Return NumPy's numbers, also in tuples, as Python's."""
     if isinstance(value, tuple):
         return tuple(map(_plain, value))
     return value.item() if isinstance(value, np.generic) else value
@@ -136,7 +129,7 @@ class SharedFailure:
         self._handshake, self._operation = handshake, operation
 
     def __enter__(self) -> None:
-        self._entered = next(_clock)
+        self._entered = now()
 
     def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
         if error is not None:
@@ -146,9 +139,18 @@ class SharedFailure:
             share_failure(self._handshake, self._operation, error)
 
 
-def record_raised_on_all(error: BaseException, call: tuple[int, int]) -> None:
-    """Record that all ranks raise in this call: the id of its handshake, and its number."""
-    vars(error)[_RAISED_ON_ALL] = call, next(_clock)
+def record_raised_on_all(error: BaseException, call: tuple[int, int] | None) -> None:
+    """Record that all ranks raise in this call: the id of its handshake, and its number.
+
+    It is None where something else than a handshake made them.
+    """
+    vars(error)[_RAISED_ON_ALL] = call, now()
+
+
+def is_raised_on_all(error: BaseException, since: int) -> bool:
+    """Return whether all ranks have come to raise since that time, which :func:`now` returned."""
+    _, time = vars(error).get(_RAISED_ON_ALL, (None, -1))
+    return isinstance(error, CommunicationError) or time > since
 
 
 def is_known_to_all(error: BaseException, call: tuple[int, int]) -> bool:

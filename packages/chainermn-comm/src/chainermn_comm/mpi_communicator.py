@@ -17,11 +17,11 @@ from .allreduce import AlgorithmCache, Factory, reduce_arrays
 from .arrays import as_integer, integer_between
 from .communicator import CommunicatorBase, by_the_other_name, check_metadata, wrong_kind
 from .config import Settings
-from .errors import CommunicationError, FinalizedError, share_failure
+from .errors import CommunicationError, FinalizedError, now, share_failure
 from .faults import abort_if_desynchronized
 from .gradients import GradientMean, bcast_parameters, mean_gradients
 from .mean_in_progress import MeanInProgress
-from .messaging import Context, SharedFailure, collectives, messages, point_to_point
+from .messaging import Context, collectives, messages, point_to_point
 from .registry import agreeing
 from .topology import Topology
 from .trace import recorder as traced
@@ -184,20 +184,21 @@ class MpiCommunicator(CommunicatorBase):
     @watched
     def split(self, color: int, key: int) -> MpiCommunicator:
         context, who = self._context, f"rank {self._rank}"
-        numbers = context.handshake.run_on_all_ranks(
-            "split",
-            lambda: (
-                integer_between(color, 0, LARGEST_INT, f"{who}: color of split"),
-                integer_between(key, -LARGEST_INT, LARGEST_INT, f"{who}: key of split"),
-            ),
-        )
-        part = MPI.Intracomm(context.comm.Split(*numbers))
-        members = np.empty(part.size, np.int32)
-        part.Allgather(np.array([self._rank], np.int32), members)
-        topology = self._topology.restrict(members.tolist())
-        made = type(self).__new__(type(self))
-        vars(made).update(vars(self))  # what a subclass of the user's has of its own stays
-        made._open(part, self._factories, self._settings, topology, owns_mpi_comm=True)
+        with context.in_step("split"):
+            numbers = context.run_on_all_ranks(
+                "split",
+                lambda: (
+                    integer_between(color, 0, LARGEST_INT, f"{who}: color of split"),
+                    integer_between(key, -LARGEST_INT, LARGEST_INT, f"{who}: key of split"),
+                ),
+            )
+            part = MPI.Intracomm(context.comm.Split(*numbers))
+            members = np.empty(part.size, np.int32)
+            part.Allgather(np.array([self._rank], np.int32), members)
+            topology = self._topology.restrict(members.tolist())
+            made = type(self).__new__(type(self))
+            vars(made).update(vars(self))  # what a subclass of the user's has of its own stays
+            made._open(part, self._factories, self._settings, topology, owns_mpi_comm=True)
         return made
 
     # Arrays.
@@ -253,17 +254,16 @@ class MpiCommunicator(CommunicatorBase):
         ``size``: older communicators had that there. ``max_buf_len`` has no other effect, since
         what MPI can't count is split.
         """
-        return collectives.bcast(self._context, "bcast", data, self._of_arrays, root).value()
+        return collectives.bcast(self._context, "bcast", data, self._of_arrays, root)
 
     @watched
     def gather(self, data: Any, root: int = 0) -> tuple[Any, ...] | None:
         found = collectives.gather(self._context, "gather", data, self._of_arrays, root)
-        return None if found is None else tuple(message.value() for message in found)
+        return None if found is None else tuple(found)
 
     @watched
     def alltoall(self, xs: Sequence[Any]) -> tuple[Any, ...]:
-        found = collectives.alltoall(self._context, "alltoall", xs, self._of_arrays)
-        return tuple(message.value() for message in found)
+        return tuple(collectives.alltoall(self._context, "alltoall", xs, self._of_arrays))
 
     @watched
     def allreduce(self, data: Any) -> Any:
@@ -271,8 +271,7 @@ class MpiCommunicator(CommunicatorBase):
 
     @watched
     def allgather(self, x: Any) -> tuple[Any, ...]:
-        found = collectives.allgather(self._context, "allgather", x, self._of_arrays)
-        return tuple(message.value() for message in found)
+        return tuple(collectives.allgather(self._context, "allgather", x, self._of_arrays))
 
     def handshake(
         self,
@@ -283,23 +282,24 @@ class MpiCommunicator(CommunicatorBase):
         payload: bytes = b"",
     ) -> list[bytes]:
         # Not `watched`, whose frame would refer to `error`: see `SharedFailure`.
+        context, since = self._context, now()
         try:
-            handshake = self._context.handshake
+            if error is None and not isinstance(payload, bytes):
+                error = wrong_kind(f"the payload of {operation} must be bytes", payload, self._rank)
             if error is not None:
-                share_failure(handshake, operation, error)
+                share_failure(context.handshake, operation, error)
                 raise error
-            if not isinstance(payload, bytes):
-                with SharedFailure(handshake, operation):
-                    what = f"the payload of {operation} must be bytes"
-                    raise wrong_kind(what, payload, self._rank)
-            return handshake(operation, signature, payload, len(payload), typed=True)
+            return context.handshake(operation, signature, payload, len(payload), typed=True)
+        except BaseException as raised:
+            context.interrupt(operation, raised, since)
+            raise
         finally:
             del error
             self._record.leave()
 
     @watched
     def scatter(self, xs: Sequence[Any] | None, root: int = 0) -> Any:
-        return collectives.scatter(self._context, "scatter", xs, self._of_arrays, root).value()
+        return collectives.scatter(self._context, "scatter", xs, self._of_arrays, root)
 
     # Objects.
 
@@ -320,20 +320,15 @@ class MpiCommunicator(CommunicatorBase):
 
     @watched
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        message = collectives.bcast(self._context, "bcast_obj", obj, messages.of_objects, root)
-        received = self._unpickle("bcast_obj", [] if self._rank == root else [message])
-        return received[0] if received else obj
+        return collectives.bcast(self._context, "bcast_obj", obj, messages.of_objects, root)
 
     @watched
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
-        found = collectives.gather(self._context, "gather_obj", obj, messages.of_objects, root)
-        objs = self._unpickle("gather_obj", found or [])
-        return None if found is None else objs
+        return collectives.gather(self._context, "gather_obj", obj, messages.of_objects, root)
 
     @watched
     def allreduce_obj(self, obj: Any) -> Any:
-        found = collectives.allgather(self._context, "allreduce_obj", obj, messages.of_objects)
-        objs = self._unpickle("allreduce_obj", found)
+        objs = collectives.allgather(self._context, "allreduce_obj", obj, messages.of_objects)
         try:
             return reduce(add, objs)
         except TypeError as error:  # on all ranks, since all have the same objects
@@ -344,24 +339,23 @@ class MpiCommunicator(CommunicatorBase):
 
     @watched
     def allgather_obj(self, obj: Any) -> list[Any]:
-        found = collectives.allgather(self._context, "allgather_obj", obj, messages.of_objects)
-        return self._unpickle("allgather_obj", found)
+        return collectives.allgather(self._context, "allgather_obj", obj, messages.of_objects)
 
     @watched
     def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
-        message = collectives.scatter(self._context, "scatter_obj", objs, messages.of_objects, root)
-        return self._unpickle("scatter_obj", [message])[0]
+        return collectives.scatter(self._context, "scatter_obj", objs, messages.of_objects, root)
 
     @watched
     def alltoall_obj(self, objs: Sequence[Any]) -> list[Any]:
-        found = collectives.alltoall(self._context, "alltoall_obj", objs, messages.of_objects)
-        return self._unpickle("alltoall_obj", found)
+        return collectives.alltoall(self._context, "alltoall_obj", objs, messages.of_objects)
 
     # Models.
 
     @watched
     def bcast_data(self, model: Any) -> None:
-        bcast_parameters(self._context, model)
+        context = self._context
+        with context.in_step("bcast_data"):
+            bcast_parameters(context, model)
 
     def allreduce_grad(self, model: Any, zero_fill: bool = False) -> None:
         """Do and raise what ``multi_node_mean_grad(model, zero_fill)`` does (collective)."""
@@ -392,7 +386,7 @@ class MpiCommunicator(CommunicatorBase):
 
     @watched
     def _mean_grad(self, model: Any, zero_fill: bool) -> None:
-        mean_gradients(self._start_mean(self, zero_fill), model)
+        mean_gradients(self._context, self._start_mean(self, zero_fill), model)
 
     def start_mean(
         self,
@@ -484,14 +478,15 @@ class MpiCommunicator(CommunicatorBase):
         if context is None:
             self._open_context = None
             return
-        context.handshake("finalize")
-        self._open_context = None
-        try:
-            self._algorithms.close()
-        finally:
-            for comm in self._comms:
-                comm.Free()
-            self._record.release()
+        with context.in_step("finalize"):
+            context.handshake("finalize")
+            self._open_context = None
+            try:
+                self._algorithms.close()
+            finally:
+                for comm in self._comms:
+                    comm.Free()
+                self._record.release()
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         """Finalize (collective); after an exception, release only what needs no other rank.
@@ -556,9 +551,3 @@ class MpiCommunicator(CommunicatorBase):
         if index == own:
             raise ValueError(f"rank {own}: {name} is this rank itself, which would wait for ever")
         return context.comm, index, integer_between(tag, 0, max_tag, f"rank {own}: tag")
-
-    def _unpickle(self, operation: str, found: list[messages.Message]) -> list[Any]:
-        """Return the objects; when one can't be unpickled on some rank, all ranks raise."""
-        return self._context.handshake.run_on_all_ranks(
-            f"{operation}, unpickling", lambda: [message.value() for message in found]
-        )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import suppress
 from itertools import accumulate
 from numbers import Number
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import numpy as np
 from mpi4py import MPI
@@ -15,10 +16,8 @@ from mpi4py import MPI
 from ..arrays import as_integer
 from ..errors import (
     CommunicationError,
-    SharedFailure,
-    checked_entries,
-    comparable,
     describe,
+    entries_of,
     is_known_to_all,
     raise_failure,
     raise_mismatch,
@@ -31,7 +30,6 @@ from ..watchdog import NOBODY, CallRecorder
 # What must be equal on all ranks: entries of a name and its values. Of signatures that differ, the
 # first entry that differs is reported.
 Signature = Iterable[tuple[Any, ...]]
-Value = TypeVar("Value")
 
 # What each rank contributes: digest of operation and signature, calls so far, 1 if the rank has an
 # error, length of its payload. The payload's first bytes follow, so that short ones, such as the
@@ -105,7 +103,10 @@ class Handshake:
 
     def _fail(self, operation: str, error: BaseException) -> NoReturn:
         # The others are elsewhere, or they have raised in the last call, as this rank did.
-        if self.interruptions or is_known_to_all(error, (id(self), self._calls)):
+        if self.interruptions:
+            raise error
+        if is_known_to_all(error, (id(self), self._calls)):
+            record_raised_on_all(error, (id(self), self._calls))
             raise error
         self._calls += 1
         self._record.collective(operation, self._calls)
@@ -120,34 +121,23 @@ class Handshake:
         self._calls += 1
         self._record.collective(operation, self._calls, NOBODY, nbytes)
 
-    def run_on_all_ranks(self, operation: str, make: Callable[[], Value]) -> Value:
-        """Return what ``make`` returns, once it has returned on all ranks (collective)."""
-        with SharedFailure(self, operation):
-            value = make()
-        self(operation)
-        return value
-
     def _digest(
         self, operation: str, signature: Signature, typed: bool = False
     ) -> tuple[bytes, int, int]:
         # Hashing each signature anew would cost more than the exchange itself.
-        is_hashable, found = True, None
         try:
-            found = self._digests.get((operation, signature, typed))
-        except TypeError:
-            is_hashable = False
-        if found is None:
-            entries = checked_entries(operation, signature, self._comm.rank)
-            digest = digest_of((operation, *entries))
-            # A user's entry of this name may have any value.
-            named = [as_integer([*entry, None][1]) for entry in entries if entry[0] == "root"]
-            root = next((it for it in named if it is not None and 0 <= it < self._size), NOBODY)
-            found = digest, root, getattr(signature, "nbytes", 0)
-            if len(self._digests) >= _CACHED_SIGNATURES:
-                self._digests.clear()
-            if is_hashable:
-                key = operation, _typed(signature) if typed else signature, typed
-                self._digests[key] = found
+            return self._digests[operation, signature, typed]
+        except (KeyError, TypeError):  # TypeError: some value has no hash
+            pass
+        entries = entries_of(operation, signature)
+        # A user's entry of this name may have any value.
+        named = [as_integer([*entry, None][1]) for entry in entries if entry[0] == "root"]
+        root = next((it for it in named if it is not None and 0 <= it < self._size), NOBODY)
+        found = digest_of(entries), root, getattr(signature, "nbytes", 0)
+        if len(self._digests) >= _CACHED_SIGNATURES:
+            self._digests.clear()
+        with suppress(TypeError):
+            self._digests[operation, _typed(signature) if typed else signature, typed] = found
         return found
 
     def _compare(self, entries: list[bytearray], operation: str, signature: Signature) -> list[int]:
@@ -205,4 +195,4 @@ def _typed(value: Any) -> Any:
 
 def digest_of(signature: tuple[Any, ...]) -> bytes:
     """Return 16 bytes that are equal where signatures are."""
-    return hashlib.blake2b(comparable(signature).encode(), digest_size=16).digest()
+    return hashlib.blake2b(repr(signature).encode(), digest_size=16).digest()
