@@ -90,6 +90,13 @@ def test_tuples_and_lists_arrive_as_tuples(naive, container):
     for root in (last, np.int64(last)):  # as Chainer 7's class had its arguments
         all_same(naive.bcast(mine(rank), root), mine(last))
     all_same(naive.bcast(mine(rank), 1 << 28), mine(0))
+    # Only alone and by position is it the root that older communicators had there.
+    all_same(naive.bcast(mine(rank), max_buf_len=last), mine(0))
+    all_same(naive.bcast(data=mine(rank), max_buf_len=last), mine(0))
+    for length in (last, 1 << 28):
+        all_same(naive.bcast(mine(rank), length, 0), mine(0))
+        all_same(naive.bcast(mine(rank), length, root=last), mine(last))
+        assert naive.bcast_obj(rank, length) == naive.bcast_obj(rank, max_buf_len=length) == 0
     gathered, everywhere = naive.gather(mine(rank)) or (), naive.allgather(mine(rank))
     for every in (gathered, everywhere, naive.alltoall([mine(rank)] * size)):
         for other, found in enumerate(every):

@@ -99,3 +99,55 @@ def test_a_wrong_argument_does_not_outlive_the_error(naive, kind, method):
 def test_an_entry_named_root_may_have_any_value(naive, kind, entry):
     for _ in range(2):
         assert kind(naive).handshake(naive, "save", (entry,)) == [b""] * naive.size
+
+
+@pytest.mark.parametrize("value", [[1, 2], {"a": 1}, np.arange(3)], ids=["list", "dict", "array"])
+def test_a_value_that_has_no_hash_is_compared(naive, kind, value):
+    for _ in range(2):
+        signature = (("step", 3), ("x", value))
+        assert kind(naive).handshake(naive, "save", signature) == [b""] * naive.size
+    if naive.size > 1:
+        odd = naive.rank == 0
+        with pytest.raises(RankMismatchError, match="ranks disagree on x: other on rank 0; "):
+            kind(naive).handshake(naive, "save", (("x", "other" if odd else value),))
+
+
+def failing_signature():
+    yield ("step", 3)
+    raise ValueError("no second entry")
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (failing_signature, ValueError, "no second entry"),
+        (lambda: 3, TypeError, "iterable"),
+        *(
+            (
+                lambda entry=entry: (("step", 3), entry),
+                TypeError,
+                r"of save must have tuples of a name and",
+            )
+            for entry in ((), 3, "ab", ["x", 1], (3, 4), (None,))
+        ),
+    ],
+)
+def test_a_signature_that_is_none_raises_on_all_ranks(naive, kind, make, error, words):
+    wrong = naive.rank == 0
+    with pytest.raises(error if wrong else PeerError, match=words):
+        kind(naive).handshake(naive, "save", make() if wrong else (("step", 3),))
+    assert kind(naive).handshake(naive, "save", iter([("step", 3)])) == [b""] * naive.size
+
+
+@pytest.mark.sizes(2, 3)
+@pytest.mark.parametrize("nested", [False, True])
+def test_equal_numbers_of_different_types_differ_whatever_was_called_before(naive, kind, nested):
+    def call(number):
+        value = (2, ("f4", number)) if nested else number
+        return kind(naive).handshake(naive, "save", (("on", value),))
+
+    for number in (1, True, 1.0, True, 1):
+        assert call(number) == [b""] * naive.size
+        for other in {bool, int, float} - {type(number)}:
+            with pytest.raises(RankMismatchError, match=r"disagree on on: .* on rank 0; "):
+                call(other(1) if naive.rank == 0 else number)

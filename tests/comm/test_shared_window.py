@@ -20,8 +20,14 @@ pytestmark = pytest.mark.world
 @pytest.mark.parametrize(
     ("what", "line"),
     [
-        ("obstacle", "no room for shared memory in /dev/shm on some node"),
-        ("prefault", "no room for shared memory in /dev/shm on some node"),
+        (
+            "obstacle",
+            "no room for shared memory in /dev/shm on some node (docker run --shm-size=1g)",
+        ),
+        (
+            "prefault",
+            "no room for shared memory in /dev/shm on some node (docker run --shm-size=1g)",
+        ),
         ("__init__", "shared memory could not be allocated on some node: no such memory"),
         ("is_shared", "the memory that MPI calls shared is not, on some node"),
     ],

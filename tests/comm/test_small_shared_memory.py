@@ -13,6 +13,9 @@ COMMUNICATORS = 12
 FEW_MIB = 38  # for few of their windows: 4 MiB each, up to 11 for MPI, and 8 that must stay free
 MOUNT = 'mount --make-rprivate / && mount -t tmpfs -o size=$0m tmpfs /dev/shm && exec "$@"'
 SMALL = ["unshare", "--mount", "sh", "-c", MOUNT, str(FEW_MIB)]
+CHAINERMN = str(jobs.MPIEXEC.parent / "chainermn")
+RANKS, DOCKER_MIB = 32, 64  # that many on a machine, and Docker's default
+SECONDS = 120.0  # ends MPICH's wait where it has too little
 MANY = (
     f"COMMUNICATORS = {COMMUNICATORS}"
     + """
@@ -37,6 +40,14 @@ free.append(os.statvfs("/dev/shm"))
 print("FREE", *[one.f_bavail * one.f_frsize >> 20 for one in free], flush=True)
 """
 )
+ONE = """
+from chainermn_comm import create_communicator
+from tests.support.models import check_mean
+comm = create_communicator()
+check_mean(comm, 300_000)
+comm.finalize()
+print("RIGHT", flush=True)
+"""
 FILES = """
 import contextlib, os, resource, numpy.testing
 from tests.support.models import check_mean
@@ -88,3 +99,45 @@ def test_a_node_that_has_no_file_left_for_a_window():
     assert job.returncode == 0, job
     assert job.out.count("RIGHT") == 4, job
     assert job.err.count("shared memory could not be allocated on some node") == 1, job
+
+
+def start_many(folder, mib):
+    path = folder / "script.py"
+    path.write_text(jobs.PRELUDE + ONE)
+    command = [
+        *SMALL[:-1],
+        str(mib),
+        str(jobs.MPIEXEC),
+        "-n",
+        str(RANKS),
+        sys.executable,
+        str(path),
+    ]
+    return jobs.run_command(command, jobs.variables(), SECONDS)
+
+
+@pytest.mark.full
+def test_many_ranks_in_a_container_of_docker_s_default_are_told_to_give_it_more(tmp_path):
+    """MPICH itself ends by a signal without a word, or waits; Open MPI takes what is there."""
+    if why := lacking():
+        pytest.skip(f"no small /dev/shm can be had here: {why}")
+    job = start_many(tmp_path, DOCKER_MIB)
+    assert job.err.count("docker run --shm-size=1g") == 1, job
+    if jobs.on_open_mpi():
+        assert job.out.count("RIGHT") == RANKS, job
+        return
+    assert job.returncode != 0, job
+    log = tmp_path / "job.log"
+    log.write_text(job.err)
+    told = jobs.run_command([CHAINERMN, "explain", str(log)], jobs.variables(), jobs.SECONDS)
+    assert "docker run --shm-size=1g ...   # or --ipc=host" in told.out, told
+
+
+@pytest.mark.full
+def test_many_ranks_whose_windows_have_no_room_are_told_to_give_the_container_more(tmp_path):
+    if why := lacking():
+        pytest.skip(f"no small /dev/shm can be had here: {why}")
+    job = start_many(tmp_path, 200)
+    assert job.returncode == 0, job
+    assert job.out.count("RIGHT") == RANKS, job
+    assert job.err.count("docker run --shm-size=1g") == 1, job

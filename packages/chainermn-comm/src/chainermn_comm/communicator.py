@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from .errors import comparable, describe, raise_failure, raise_mismatch
+from .errors import describe, raise_failure, raise_mismatch, view_of
 from .mean_in_progress import MeanInProgress
 from .watchdog import annotate
 
@@ -273,8 +273,8 @@ class CommunicatorBase(ABC):
 
         Args:
             operation: the operation's name, for errors and the watchdog's reports.
-            signature: what must be equal on all ranks: hashable tuples of a name and its values,
-                where a number of NumPy's is equal to Python's.
+            signature: what must be equal on all ranks: tuples of a name, a str, and its values.
+                They are compared by their ``repr``, where a number of NumPy's is Python's.
             error: why this rank can't take part; None if nothing is wrong.
             payload: bytes for the other ranks, some kilobytes at most; lengths may differ.
 
@@ -285,17 +285,21 @@ class CommunicatorBase(ABC):
             BaseException: ``error`` itself, on the rank that has one.
             PeerError: on the other ranks; it names the ranks that failed and says why.
             RankMismatchError: on all ranks, when operations or signatures differ.
-            TypeError: the payload isn't bytes; PeerError on the other ranks.
+            TypeError: the payload isn't bytes, or the signature isn't as above; PeerError on the
+                other ranks.
         """
         rank = self.rank
         try:
-            if not isinstance(payload, bytes):
-                error = error or wrong_kind(
-                    f"the payload of {operation} must be bytes", payload, rank
-                )
+            view = ""
+            try:
+                if not isinstance(payload, bytes):
+                    raise wrong_kind(f"the payload of {operation} must be bytes", payload, rank)
+                view = view_of(operation, signature)
+            except BaseException as caught:
+                error = error or caught
             text = error and describe(error, rank)
             try:
-                rows = self.allgather_obj(((("operation", operation), *signature), text, payload))
+                rows = self.allgather_obj((view, text, payload))
             except Exception as failure:  # `error` may be why this call doesn't fit the others'
                 if error is None or failure is error:
                     raise
@@ -304,11 +308,11 @@ class CommunicatorBase(ABC):
                 raise error
         finally:
             del error  # its traceback refers to this frame: a cycle would keep all its frames alive
-        signatures, texts, payloads = zip(*rows, strict=True)
+        views, texts, payloads = zip(*rows, strict=True)
         if any(texts):
             raise_failure(operation, rank, texts)
-        if len(set(map(comparable, signatures))) > 1:
-            raise_mismatch(operation, rank, signatures)
+        if len(set(views)) > 1:
+            raise_mismatch(operation, rank, views)
         return list(payloads)
 
     def scatter(self, xs: Sequence[Any] | None, root: int = 0) -> Any:

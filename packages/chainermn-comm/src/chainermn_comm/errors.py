@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count, zip_longest
 from types import TracebackType
 from typing import Any, NoReturn
@@ -13,6 +14,7 @@ import numpy as np
 # call alone, where a `SharedFailure` was around it.
 _RAISED_ON_ALL, _RAISED_WITHIN = "_chainermn_raised_on_all", "_chainermn_raised_within"
 _clock = count()
+now = _clock.__next__  # a time of that clock
 
 
 class CommunicationError(RuntimeError):
@@ -64,21 +66,23 @@ def raise_failure(operation: str, rank: int, texts: Sequence[str | None]) -> NoR
     raise PeerError(f"{operation} on rank {rank} failed because of {failures}")
 
 
-def raise_mismatch(
-    operation: str, rank: int, signatures: Sequence[Sequence[tuple[Any, ...]]]
-) -> NoReturn:
-    """Raise RankMismatchError with every rank's values of the first entry that differs."""
-    name, values = "the number of calls so far", ["unknown"] * len(signatures)
-    for entries in zip_longest(*signatures):
-        if len(set(map(comparable, entries))) > 1:
-            names = dict.fromkeys(entry[0] for entry in entries if entry)
-            shown = slice(1 if len(names) == 1 else 0, None)
+def raise_mismatch(operation: str, rank: int, views: Sequence[str]) -> NoReturn:
+    """Raise RankMismatchError with every rank's values of the first entry that differs.
+
+    ``views`` are of the ranks' signatures, see :func:`view_of`; there are few different ones.
+    """
+    decoded = {view: json.loads(view) for view in dict.fromkeys(views)}
+    name, values = "the number of calls so far", dict.fromkeys(decoded, "unknown")
+    for entries in zip_longest(*decoded.values(), fillvalue=("", "", "none")):
+        if len({compared for _, compared, _ in entries}) > 1:
+            names = dict.fromkeys(name for name, *_ in entries if name)
             name = " or ".join(names)
-            values = [" ".join(map(str, entry[shown])) if entry else "none" for entry in entries]
+            for view, (own, _, value) in zip(decoded, entries, strict=True):
+                values[view] = value if len(names) == 1 else f"{own} {value}".strip()
             break
     ranks: dict[str, list[str]] = {}
-    for other, value in enumerate(values):
-        ranks.setdefault(value, []).append(str(other))
+    for other, view in enumerate(views):
+        ranks.setdefault(values[view], []).append(str(other))
     by_ranks = "; ".join(
         f"{value} on rank{'s' if len(those) > 1 else ''} {', '.join(those)}"
         for value, those in ranks.items()
@@ -88,11 +92,27 @@ def raise_mismatch(
     )
 
 
-def comparable(value: Any) -> str:
-    """Return the text by which ranks compare values: NumPy's numbers have that of Python's."""
+def entries_of(operation: str, signature: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Return what ranks compare by its ``repr``; TypeError if an entry is no tuple with a name."""
+    for entry in (entries := (("operation", operation), *signature)):
+        if not (isinstance(entry, tuple) and entry and isinstance(entry[0], str)):
+            raise TypeError(
+                f"the signature of {operation} must have tuples of a name and values, got {entry!r}"
+            )
+    return tuple(map(_plain, entries))
+
+
+def view_of(operation: str, signature: Iterable[tuple[Any, ...]]) -> str:
+    """Return of each entry what ranks compare and show: text, since any value can be sent so."""
+    entries = entries_of(operation, signature)
+    return json.dumps([(name, repr(of), " ".join(map(str, of))) for name, *of in entries])
+
+
+def _plain(value: Any) -> Any:
+    """Return NumPy's numbers, also in tuples, as Python's."""
     if isinstance(value, tuple):
-        return f"({', '.join(map(comparable, value))})"
-    return repr(value.item() if isinstance(value, np.generic) else value)
+        return tuple(map(_plain, value))
+    return value.item() if isinstance(value, np.generic) else value
 
 
 class SharedFailure:
@@ -109,7 +129,7 @@ class SharedFailure:
         self._handshake, self._operation = handshake, operation
 
     def __enter__(self) -> None:
-        self._entered = next(_clock)
+        self._entered = now()
 
     def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
         if error is not None:
@@ -119,9 +139,18 @@ class SharedFailure:
             share_failure(self._handshake, self._operation, error)
 
 
-def record_raised_on_all(error: BaseException, call: tuple[int, int]) -> None:
-    """Record that all ranks raise in this call: the id of its handshake, and its number."""
-    vars(error)[_RAISED_ON_ALL] = call, next(_clock)
+def record_raised_on_all(error: BaseException, call: tuple[int, int] | None) -> None:
+    """Record that all ranks raise in this call: the id of its handshake, and its number.
+
+    It is None where something else than a handshake made them.
+    """
+    vars(error)[_RAISED_ON_ALL] = call, now()
+
+
+def is_raised_on_all(error: BaseException, since: int) -> bool:
+    """Return whether all ranks have come to raise since that time, which :func:`now` returned."""
+    _, time = vars(error).get(_RAISED_ON_ALL, (None, -1))
+    return isinstance(error, CommunicationError) or time > since
 
 
 def is_known_to_all(error: BaseException, call: tuple[int, int]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .errors import raise_mismatch
+from .errors import raise_mismatch, view_of
 
 
 class MeanInProgress:
@@ -128,4 +128,5 @@ def require_all(operation: str, rank: int, handed_in: Sequence[bool]) -> None:
     """Raise RankMismatchError if some ranks have handed in gradients, and others have not."""
     if len(set(handed_in)) > 1:
         texts = ["handed in" if each else "none" for each in handed_in]
-        raise_mismatch(operation, rank, [(("gradients", text),) for text in texts])
+        views = [view_of(operation, [("gradients", text)]) for text in texts]
+        raise_mismatch(operation, rank, views)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import reduce, wraps
 from operator import add
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -17,11 +17,11 @@ from .allreduce import AlgorithmCache, Factory, reduce_arrays
 from .arrays import as_integer, integer_between
 from .communicator import CommunicatorBase, by_the_other_name, check_metadata, wrong_kind
 from .config import Settings
-from .errors import CommunicationError, FinalizedError, share_failure
+from .errors import CommunicationError, FinalizedError, now, share_failure
 from .faults import abort_if_desynchronized
 from .gradients import GradientMean, bcast_parameters, mean_gradients
 from .mean_in_progress import MeanInProgress
-from .messaging import Context, Handshake, SharedFailure, collectives, messages, point_to_point
+from .messaging import Context, Handshake, collectives, messages, point_to_point
 from .observers import combined, observed
 from .registry import agreeing
 from .timeout import Timeout
@@ -29,8 +29,22 @@ from .topology import Topology
 from .trace import recorder as trace
 from .watchdog import register
 
+Method = TypeVar("Method", bound=Callable[..., Any])
 # Colors and keys of a split are C ints.
 LARGEST_INT = 2**31 - 1
+
+
+def takes_second_as_root(method: Method) -> Method:
+    """Decorate `bcast`, which can't see by itself how ``max_buf_len`` was given."""
+
+    @wraps(method)
+    def call(self: Any, *args: Any, **named: Any) -> Any:
+        second = as_integer(args[1]) if len(args) == 2 and "root" not in named else None
+        if second is not None and 0 < second < self.size:
+            named["root"] = second
+        return method(self, *args, **named)
+
+    return cast(Method, call)
 
 
 class MpiCommunicator(CommunicatorBase):
@@ -173,20 +187,21 @@ class MpiCommunicator(CommunicatorBase):
     @observed
     def split(self, color: int, key: int) -> MpiCommunicator:
         context, who = self._context, f"rank {self._rank}"
-        numbers = context.handshake.run_on_all_ranks(
-            "split",
-            lambda: (
-                integer_between(color, 0, LARGEST_INT, f"{who}: color of split"),
-                integer_between(key, -LARGEST_INT, LARGEST_INT, f"{who}: key of split"),
-            ),
-        )
-        part = MPI.Intracomm(context.comm.Split(*numbers))
-        members = np.empty(part.size, np.int32)
-        part.Allgather(np.array([self._rank], np.int32), members)
-        topology = self._topology.restrict(members.tolist())
-        made = type(self).__new__(type(self))
-        vars(made).update(vars(self))  # what a subclass of the user's has of its own stays
-        made._open(part, self._factories, self._settings, topology, owns_mpi_comm=True)
+        with context.in_step("split"):
+            numbers = context.run_on_all_ranks(
+                "split",
+                lambda: (
+                    integer_between(color, 0, LARGEST_INT, f"{who}: color of split"),
+                    integer_between(key, -LARGEST_INT, LARGEST_INT, f"{who}: key of split"),
+                ),
+            )
+            part = MPI.Intracomm(context.comm.Split(*numbers))
+            members = np.empty(part.size, np.int32)
+            part.Allgather(np.array([self._rank], np.int32), members)
+            topology = self._topology.restrict(members.tolist())
+            made = type(self).__new__(type(self))
+            vars(made).update(vars(self))  # what a subclass of the user's has of its own stays
+            made._open(part, self._factories, self._settings, topology, owns_mpi_comm=True)
         return made
 
     # Arrays.
@@ -236,26 +251,24 @@ class MpiCommunicator(CommunicatorBase):
         )
 
     @observed
+    @takes_second_as_root
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
         """Send ``root``'s ``data`` to every rank (collective), and raise as the base does.
 
-        A ``max_buf_len`` that is less than ``size`` is the root: older communicators had that in
-        its place. No other has an effect, since what MPI can't count is split.
+        A second argument given by position, without a third one, is the root if it is less than
+        ``size``: older communicators had that there. ``max_buf_len`` has no other effect, since
+        what MPI can't count is split.
         """
-        second = as_integer(max_buf_len)
-        if root == 0 and second is not None and 0 < second < self._size:
-            root = second
-        return collectives.bcast(self._context, "bcast", data, self._of_arrays, root).value()
+        return collectives.bcast(self._context, "bcast", data, self._of_arrays, root)
 
     @observed
     def gather(self, data: Any, root: int = 0) -> tuple[Any, ...] | None:
         found = collectives.gather(self._context, "gather", data, self._of_arrays, root)
-        return None if found is None else tuple(message.value() for message in found)
+        return None if found is None else tuple(found)
 
     @observed
     def alltoall(self, xs: Sequence[Any]) -> tuple[Any, ...]:
-        found = collectives.alltoall(self._context, "alltoall", xs, self._of_arrays)
-        return tuple(message.value() for message in found)
+        return tuple(collectives.alltoall(self._context, "alltoall", xs, self._of_arrays))
 
     @observed
     def allreduce(self, data: Any) -> Any:
@@ -263,8 +276,7 @@ class MpiCommunicator(CommunicatorBase):
 
     @observed
     def allgather(self, x: Any) -> tuple[Any, ...]:
-        found = collectives.allgather(self._context, "allgather", x, self._of_arrays)
-        return tuple(message.value() for message in found)
+        return tuple(collectives.allgather(self._context, "allgather", x, self._of_arrays))
 
     def handshake(
         self,
@@ -275,23 +287,24 @@ class MpiCommunicator(CommunicatorBase):
         payload: bytes = b"",
     ) -> list[bytes]:
         # Not `observed`, whose frame would refer to `error`: see `SharedFailure`.
+        context, since = self._context, now()
         try:
-            handshake = self._context.handshake
+            if error is None and not isinstance(payload, bytes):
+                error = wrong_kind(f"the payload of {operation} must be bytes", payload, self._rank)
             if error is not None:
-                share_failure(handshake, operation, error)
+                share_failure(context.handshake, operation, error)
                 raise error
-            if not isinstance(payload, bytes):
-                with SharedFailure(handshake, operation):
-                    what = f"the payload of {operation} must be bytes"
-                    raise wrong_kind(what, payload, self._rank)
-            return handshake(operation, tuple(signature), payload, len(payload))
+            return context.handshake(operation, signature, payload, len(payload), typed=True)
+        except BaseException as raised:
+            context.interrupt(operation, raised, since)
+            raise
         finally:
             del error
             self._observer.leave()
 
     @observed
     def scatter(self, xs: Sequence[Any] | None, root: int = 0) -> Any:
-        return collectives.scatter(self._context, "scatter", xs, self._of_arrays, root).value()
+        return collectives.scatter(self._context, "scatter", xs, self._of_arrays, root)
 
     # Objects.
 
@@ -312,20 +325,15 @@ class MpiCommunicator(CommunicatorBase):
 
     @observed
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        message = collectives.bcast(self._context, "bcast_obj", obj, messages.of_objects, root)
-        received = self._unpickle("bcast_obj", [] if self._rank == root else [message])
-        return received[0] if received else obj
+        return collectives.bcast(self._context, "bcast_obj", obj, messages.of_objects, root)
 
     @observed
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
-        found = collectives.gather(self._context, "gather_obj", obj, messages.of_objects, root)
-        objs = self._unpickle("gather_obj", found or [])
-        return None if found is None else objs
+        return collectives.gather(self._context, "gather_obj", obj, messages.of_objects, root)
 
     @observed
     def allreduce_obj(self, obj: Any) -> Any:
-        found = collectives.allgather(self._context, "allreduce_obj", obj, messages.of_objects)
-        objs = self._unpickle("allreduce_obj", found)
+        objs = collectives.allgather(self._context, "allreduce_obj", obj, messages.of_objects)
         try:
             return reduce(add, objs)
         except TypeError as error:  # on all ranks, since all have the same objects
@@ -336,24 +344,23 @@ class MpiCommunicator(CommunicatorBase):
 
     @observed
     def allgather_obj(self, obj: Any) -> list[Any]:
-        found = collectives.allgather(self._context, "allgather_obj", obj, messages.of_objects)
-        return self._unpickle("allgather_obj", found)
+        return collectives.allgather(self._context, "allgather_obj", obj, messages.of_objects)
 
     @observed
     def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
-        message = collectives.scatter(self._context, "scatter_obj", objs, messages.of_objects, root)
-        return self._unpickle("scatter_obj", [message])[0]
+        return collectives.scatter(self._context, "scatter_obj", objs, messages.of_objects, root)
 
     @observed
     def alltoall_obj(self, objs: Sequence[Any]) -> list[Any]:
-        found = collectives.alltoall(self._context, "alltoall_obj", objs, messages.of_objects)
-        return self._unpickle("alltoall_obj", found)
+        return collectives.alltoall(self._context, "alltoall_obj", objs, messages.of_objects)
 
     # Models.
 
     @observed
     def bcast_data(self, model: Any) -> None:
-        bcast_parameters(self._context, model)
+        context = self._context
+        with context.in_step("bcast_data"):
+            bcast_parameters(context, model)
 
     def allreduce_grad(self, model: Any, zero_fill: bool = False) -> None:
         """Do and raise what ``multi_node_mean_grad(model, zero_fill)`` does (collective)."""
@@ -384,7 +391,7 @@ class MpiCommunicator(CommunicatorBase):
 
     @observed
     def _mean_grad(self, model: Any, zero_fill: bool) -> None:
-        mean_gradients(self._start_mean(self, zero_fill), model)
+        mean_gradients(self._context, self._start_mean(self, zero_fill), model)
 
     def start_mean(
         self,
@@ -476,14 +483,15 @@ class MpiCommunicator(CommunicatorBase):
         if context is None:
             self._open_context = None
             return
-        context.handshake("finalize")
-        self._open_context = None
-        try:
-            self._algorithms.close()
-        finally:
-            for comm in self._comms:
-                comm.Free()
-            self._observer.release()
+        with context.in_step("finalize"):
+            context.handshake("finalize")
+            self._open_context = None
+            try:
+                self._algorithms.close()
+            finally:
+                for comm in self._comms:
+                    comm.Free()
+                self._observer.release()
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         """Finalize (collective); after an exception, release only what needs no other rank.
@@ -548,9 +556,3 @@ class MpiCommunicator(CommunicatorBase):
         if index == own:
             raise ValueError(f"rank {own}: {name} is this rank itself, which would wait for ever")
         return context.comm, index, integer_between(tag, 0, max_tag, f"rank {own}: tag")
-
-    def _unpickle(self, operation: str, found: list[messages.Message]) -> list[Any]:
-        """Return the objects; when one can't be unpickled on some rank, all ranks raise."""
-        return self._context.handshake.run_on_all_ranks(
-            f"{operation}, unpickling", lambda: [message.value() for message in found]
-        )

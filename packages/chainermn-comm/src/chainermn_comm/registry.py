@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import faults, runtime, watchdog
 from .config import CHUNK_VARIABLE, Settings, chunk_bytes, reproducible, wire_dtype
 from .timeout import SILENCE_VARIABLE, TIMEOUT_VARIABLE, Timeout, timeout_from_env
+from .topology import Topology
 from .trace import TRACE_VARIABLE, trace_folder
 
 # mpi4py.MPI starts MPI when it is imported, which a data loader's worker process must not do
@@ -71,7 +72,7 @@ def agreeing(
     from mpi4py import MPI
 
     from . import allreduce, gpu
-    from .messaging import Handshake, SharedFailure
+    from .messaging import Context, Handshake, SharedFailure
 
     # First: whatever fails on one rank below must not leave the others waiting.
     faults.install_by_default()
@@ -86,9 +87,12 @@ def agreeing(
     members = ranks
     if comm != MPI.COMM_WORLD:  # some MPIs look for each rank among all
         members = MPI.Group.Translate_ranks(comm.Get_group(), ranks, MPI.COMM_WORLD.Get_group())
+    # It stands for the communicator that there is not yet.
+    context = Context(comm, Handshake(comm), 0, Topology(()), faults.abort_if_desynchronized)
     with (
         watchdog.enforce_init_timeout(wait, members, lambda: faults.mpi_abort(1)),
         watchdog.watch_call("create_communicator", comm.size),
+        context.in_step("create_communicator"),
     ):
         traffic = comm.Dup()  # the user's communicator may be carrying messages of theirs
         try:

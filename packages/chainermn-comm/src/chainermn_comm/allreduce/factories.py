@@ -96,8 +96,8 @@ class AlgorithmCache:
         """Return the algorithm, made if there is none yet (collective)."""
         if on_gpu not in self.made:
             make, context = self._factories[on_gpu], self._context
-            self.made[on_gpu] = context.handshake.run_on_all_ranks(
-                "allreduce_grad, its first use", lambda: make(context)
+            self.made[on_gpu] = context.run_on_all_ranks(
+                "allreduce_grad", lambda: make(context), "its first use"
             )
         return self.made[on_gpu]
 
@@ -138,34 +138,33 @@ def _through_shared_memory(context: Context, leaders: int) -> Algorithm:
     comm, topology = context.comm, context.topology
     if comm.size == 1:
         return bucketed(context)
-    cause = ""
-    for chunk_bytes in dict.fromkeys((context.chunk_bytes, None)):  # the default may fit
-        shared = context.run_in_step("a mean of gradients", _shared, context, leaders, chunk_bytes)
-        if isinstance(shared, str):
-            cause = shared
-            continue
-        if 1 < topology.inter_size < comm.size:
-            return shared
-        # Either all ranks share memory, or none do.
-        if topology.inter_size > 1:
-            return LargeInPlace(through_mpi(context), comm.size, shared)
-        # Of any number of ranks, since all ways give the bits of the order of ranks.
-        pairwise = PairwiseAllreduce(comm, context.tag, LATE_GATHER, context.chunk_bytes)
-        # With two ranks both sum all.
-        ways = [SharedMemoryWay(shared, *way) for way in WAYS[: 2 if comm.size == 2 else 3]]
-        in_place = LargeInPlace(pairwise, comm.size, ways[1])
-        return Autotuner(comm, ways[1], [*ways, in_place], REDUNDANT_BYTES // comm.size)
-    if comm.rank == 0:
-        print(f"ChainerMN: {cause}; gradients go through MPI instead", file=sys.stderr)
-    return bucketed(context)
+    with context.in_step("a mean of gradients"):
+        shared = _shared(context, leaders)
+    if isinstance(shared, str):
+        if comm.rank == 0:
+            print(f"ChainerMN: {shared}; gradients go through MPI instead", file=sys.stderr)
+        return bucketed(context)
+    if 1 < topology.inter_size < comm.size:
+        return shared
+    # Either all ranks share memory, or none do.
+    if topology.inter_size > 1:
+        return LargeInPlace(through_mpi(context), comm.size, shared)
+    # Of any number of ranks, since all ways give the bits of the order of ranks.
+    pairwise = PairwiseAllreduce(comm, context.tag, LATE_GATHER, context.chunk_bytes)
+    # With two ranks both sum all.
+    ways = [SharedMemoryWay(shared, *way) for way in WAYS[: 2 if comm.size == 2 else 3]]
+    in_place = LargeInPlace(pairwise, comm.size, ways[1])
+    return Autotuner(comm, ways[1], [*ways, in_place], REDUNDANT_BYTES // comm.size)
 
 
-def _shared(context: Context, leaders: int, chunk_bytes: int | None) -> SharedMemoryAllreduce | str:
+def _shared(context: Context, leaders: int) -> SharedMemoryAllreduce | str:
     """Return an algorithm with its window, or why some node has no shared memory."""
-    comm, topology = context.comm, context.topology
-    try:
-        if topology.inter_size == 1:
-            return SharedMemoryAllreduce(comm, topology, chunk_bytes)
-        return HierarchicalAllreduce(comm, topology, leaders, chunk_bytes)
-    except NoSharedMemory as error:
-        return str(error)
+    comm, topology, cause = context.comm, context.topology, ""
+    for chunk_bytes in dict.fromkeys((context.chunk_bytes, None)):  # the default may fit
+        try:
+            if topology.inter_size == 1:
+                return SharedMemoryAllreduce(comm, topology, chunk_bytes)
+            return HierarchicalAllreduce(comm, topology, leaders, chunk_bytes)
+        except NoSharedMemory as error:
+            cause = str(error)
+    return cause

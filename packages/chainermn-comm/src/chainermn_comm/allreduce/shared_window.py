@@ -25,7 +25,7 @@ RESERVE_FILES = 8
 MADV_POPULATE_WRITE = 23  # of Linux 5.14 and later; not yet in module mmap
 
 NOT_ALLOCATED = "shared memory could not be allocated on some node"
-NO_ROOM = f"no room for shared memory in {FOLDER} on some node"
+NO_ROOM = f"no room for shared memory in {FOLDER} on some node (docker run --shm-size=1g)"
 NOT_SHARED = "the memory that MPI calls shared is not, on some node"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from .. import devices
 from ..allreduce import Algorithm, NextBucket, plan_chunks
-from ..errors import CommunicationError
+from ..errors import CommunicationError, record_raised_on_all
 from ..messaging import Context
 from ..topology import Topology
 from . import kernels
@@ -40,19 +40,20 @@ class DeviceAllreduce(Algorithm):
         self, context: Context, topology: Topology, leaders: int = 1, between: str = "nccl"
     ) -> None:
         """Connect the ranks, as :func:`connect_ranks` says (collective)."""
-        self._handshake = context.handshake
+        self._context = context
         self._told = f"rank {context.rank}: {OPERATION}"
-        self._device, self._pipeline = on_all_ranks(
-            self._handshake, self._told, lambda: (devices.current_device(), Pipeline())
-        )
-        self._links = links = connect_ranks(context, topology, leaders, between, MPI_SLOTS)
+        with context.in_step(OPERATION):
+            self._device, self._pipeline = on_all_ranks(
+                context, self._told, lambda: (devices.current_device(), Pipeline())
+            )
+            self._links = links = connect_ranks(context, topology, leaders, between, MPI_SLOTS)
+            self._watcher = Watcher(context.comm, self._device)
         index = topology.intra_rank(context.rank)
         self._pipeline.connect(links, context.size, leaders, index, context.reduce_dtype)
         default = NCCL_CHUNK_BYTES if links.all_by_nccl else MPI_CHUNK_BYTES
         self._chunk_bytes = context.chunk_bytes or default
         self._num_chunks = 0  # so far
         self._known: set[Any] = set()
-        self._watcher = Watcher(context.comm, self._device)
         self._watcher.nccls = [nccl for nccl in (links.node, links.inter) if nccl is not None]
         self._tables = TableCache(partial(self._watcher.add, self._pipeline.unpack))
 
@@ -69,7 +70,7 @@ class DeviceAllreduce(Algorithm):
         prepare = partial(self._prepare, sources, targets, wire_dtypes)
         key = _key(targets, wire_dtypes)
         if key not in self._known:
-            call = on_all_ranks(self._handshake, self._told, prepare)
+            call = on_all_ranks(self._context, self._told, prepare)
         else:
             with self._failures():
                 call = prepare()
@@ -223,6 +224,7 @@ class _Failures:
         self._watcher.drain(self._streams, self._keep)
         if isinstance(error, Exception) and told is not error:
             raise told from error
+        record_raised_on_all(error, None)
 
 
 def _key(targets: Sequence[Any], wire_dtypes: Sequence[Any]) -> Any:

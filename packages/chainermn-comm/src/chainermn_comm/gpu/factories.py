@@ -24,7 +24,7 @@ def _through_nccl(
     """Raise on all ranks, before NCCL does, where one can't use it or two share a device."""
     several = context.size > 1
     _check_on_all_ranks(context, nccl.unavailable_reason if several else devices.unavailable_reason)
-    nccl.check_devices(context.comm, context.topology.inter_rank(context.rank))
+    nccl.check_devices(context)
     return DeviceAllreduce(context, topology, leaders, between)
 
 
@@ -36,7 +36,7 @@ def _check_on_all_ranks(context: Context, unavailable_reason: Callable[[], str |
                 f"rank {context.rank}: gradients lie on GPUs, which can't be used: {reason}"
             )
 
-    context.handshake.run_on_all_ranks("averaging gradients on GPUs", check)
+    context.run_on_all_ranks("averaging gradients on GPUs", check)
 
 
 FACTORIES: dict[str, Factory] = {

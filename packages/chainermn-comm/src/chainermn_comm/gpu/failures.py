@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from .. import devices
-from ..messaging import Handshake
+from ..messaging import Context
 
 Value = TypeVar("Value")
 
 
-def on_all_ranks(handshake: Handshake, what: str, make: Callable[[], Value]) -> Value:
+def on_all_ranks(context: Context, what: str, make: Callable[[], Value]) -> Value:
     """Return what ``make`` returns, once it has returned on all ranks (collective).
 
     A device's error is a CommunicationError there and a PeerError elsewhere. ``what`` is done, for
@@ -22,4 +22,4 @@ def on_all_ranks(handshake: Handshake, what: str, make: Callable[[], Value]) -> 
         with devices.translated_errors(what):
             return make()
 
-    return handshake.run_on_all_ranks("averaging gradients on GPUs", attempt)
+    return context.run_on_all_ranks("averaging gradients on GPUs", attempt)

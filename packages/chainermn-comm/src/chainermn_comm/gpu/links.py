@@ -72,7 +72,7 @@ def connect_ranks(
 
     try:
         node = on_all_ranks(
-            context.handshake,
+            context,
             f"rank {rank}: {OPERATION}",
             lambda: make(node_comm) if node_comm.size > 1 else None,
         )
@@ -82,7 +82,7 @@ def connect_ranks(
         exchange, by_mpi = None, several and (between != "nccl" or bool(why))
         if by_mpi:
             exchange = on_all_ranks(
-                context.handshake,
+                context,
                 f"rank {rank}: {OPERATION} by MPI",
                 lambda: MpiExchange(inter_comm, slots) if is_leader else None,
             )

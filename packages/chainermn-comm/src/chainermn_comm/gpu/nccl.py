@@ -11,8 +11,8 @@ import numpy as np
 from mpi4py import MPI
 
 from .. import devices
-from ..errors import CommunicationError
-from ..messaging import Handshake
+from ..errors import CommunicationError, SharedFailure
+from ..messaging import Context, Handshake
 from .connecting import OPERATION, connect
 from .failures import on_all_ranks
 
@@ -49,11 +49,10 @@ class NcclCommunicator:
         }
         if version(nccl.get_version()) >= OLDEST_WITH_BFLOAT16 and hasattr(nccl, "NCCL_BFLOAT16"):
             self._dtypes["uint16"] = nccl.NCCL_BFLOAT16
-        identity = on_all_ranks(
-            Handshake(comm),
-            f"rank {comm.rank}: {OPERATION}",
-            lambda: nccl.get_unique_id() if comm.rank == 0 else None,
-        )
+        handshake, where = Handshake(comm), f"rank {comm.rank}: {OPERATION}"
+        with SharedFailure(handshake, OPERATION), devices.translated_errors(where):
+            identity = nccl.get_unique_id() if comm.rank == 0 else None
+        handshake(OPERATION)
         identity = comm.bcast(identity)
         self._comm: Any = connect(
             comm, lambda: nccl.NcclCommunicator(comm.size, identity, comm.rank)
@@ -201,12 +200,14 @@ def version(code: int) -> tuple[int, ...]:
     return code // major, code % major // 100
 
 
-def check_devices(comm: MPI.Intracomm, node: int) -> None:
-    """Raise on all ranks if those of one ``node`` share a device, which NCCL can't (collective)."""
-    operation = f"rank {comm.rank}: asking which device this is"
-    bus_id = on_all_ranks(Handshake(comm), operation, devices.bus_id)
+def check_devices(context: Context) -> None:
+    """Raise on all ranks if those of one node share a device, which NCCL can't (collective)."""
+    operation, node = "asking which device this is", context.topology.inter_rank(context.rank)
     places: dict[tuple[int, str], list[int]] = {}
-    for rank, place in enumerate(comm.allgather((node, bus_id))):
+    with context.in_step(operation):
+        bus_id = on_all_ranks(context, f"rank {context.rank}: {operation}", devices.bus_id)
+        rows = context.comm.allgather((node, bus_id))
+    for rank, place in enumerate(rows):
         places.setdefault(place, []).append(rank)
     shared = [
         f"ranks {ranks} use device {bus}" for (_, bus), ranks in places.items() if len(ranks) > 1

@@ -31,8 +31,7 @@ def bcast_parameters(context: Context, model: Any) -> None:
         own_specs = [None if array is None else (array.shape, array.dtype) for array in arrays]
     signature = tuple([("parameter", name) for name, _ in named])
     nbytes = sum(dtype.itemsize * math.prod(shape) for shape, dtype in filter(None, own_specs))
-    arguments = OPERATION, signature, pickle.dumps(own_specs), nbytes
-    payloads = context.run_in_step(OPERATION, context.handshake, *arguments)
+    payloads = context.handshake(OPERATION, signature, pickle.dumps(own_specs), nbytes)
     rows = [pickle.loads(payload) for payload in payloads]
     # Each parameter that is sent, with the rank that sends it, and its shape and dtype there.
     sent: list[tuple[Any, int, tuple[int, ...], np.dtype]] = []
@@ -54,9 +53,9 @@ def bcast_parameters(context: Context, model: Any) -> None:
                 if param.data is None or param.data.shape != shape or param.data.dtype != dtype:
                     param.data = np.empty(shape, dtype)
     uses_gpu = bytes([any(devices.on_gpu(param.data) for param, *_ in sent)])
-    payloads = context.run_in_step(OPERATION, context.handshake, initialising, (), uses_gpu)
+    payloads = context.handshake(initialising, (), uses_gpu)
     if not any(map(any, payloads)):
-        context.run_in_step(OPERATION, _bcast, context, [each[:2] for each in sent])
+        _bcast(context, [each[:2] for each in sent])
         return
     for root in sorted({root for _, root, *_ in sent}):
         _bcast_packed(context, [param for param, its, *_ in sent if its == root], root)
@@ -89,10 +88,10 @@ def _bcast_packed(context: Context, params: list[Any], root: int) -> None:
 
         for arrived, leaving in pairwise([None, *batches, None]):
             turn = partial(take_turn, arrived, leaving)
-            context.run_on_all_ranks(OPERATION, "copying parameters", turn)
+            context.run_on_all_ranks(OPERATION, turn, "copying parameters")
             if leaving:
                 filled = buffer[: leaving[-1].offset + leaving[-1].stop - leaving[-1].start]
-                context.run_in_step(OPERATION, bcast_buffer, context.comm, filled, root)
+                bcast_buffer(context.comm, filled, root)
 
 
 def _flat(data: Any, is_root: bool) -> Any:

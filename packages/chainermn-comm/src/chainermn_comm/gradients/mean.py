@@ -12,7 +12,7 @@ import numpy as np
 from .. import devices
 from ..allreduce import AlgorithmCache, Bucket
 from ..config import Settings
-from ..errors import raise_mismatch, share_failure
+from ..errors import now, raise_mismatch, share_failure, view_of
 from ..mean_in_progress import MeanInProgress, require_all
 from ..messaging import Context
 from .gradient_call import GradientCall, GradientSignature, call_of, joined, wire_dtypes_of
@@ -35,7 +35,6 @@ class GradientMean(MeanInProgress):
     takes_plans = True
     _num_reduced = 0
     _finish_staged: Callable[[], None] | None = None
-    _staged_on_gpu = False
     # By call: which gradients some rank has; empty where no rank needs zeros.
     _present: Sequence[np.ndarray] = ()
     _handed_in: list[bool] = [False]  # noqa: RUF012  (replaced, never changed)
@@ -76,7 +75,8 @@ class GradientMean(MeanInProgress):
             error = devices.translate(caught, f"rank {context.rank}: {self._operation}")
             try:
                 if not planned:  # else the caller is somewhere in backward, and reports it itself
-                    share_failure(context.handshake, self._operation, error)
+                    with context.in_step(DESCRIPTION):
+                        share_failure(context.handshake, self._operation, error)
                 if error is not caught:
                     raise error from caught
                 raise
@@ -106,7 +106,6 @@ class GradientMean(MeanInProgress):
         if wire_dtypes is None:
             dtypes = [source.dtype for source in sources]
             wire_dtypes = wire_dtypes_of(dtypes, self._settings, False, on_gpu)
-        self._staged_on_gpu = on_gpu
         self._finish_staged = algorithm.stage(sources, targets, wire_dtypes)
 
     def agree(self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b"") -> list[bytes]:
@@ -120,17 +119,17 @@ class GradientMean(MeanInProgress):
                 bits = [grad is None for call in calls for grad in call.grads]
                 missing = np.packbits(bits).tobytes()
         own = _HEAD.pack(digest, len(payload)) + payload + missing
+        since = now()
         try:
-            rows = context.run_in_step(
-                DESCRIPTION, handshake, self._operation, signature, own, nbytes
-            )
+            rows = handshake(self._operation, signature, own, nbytes, typed=True)
             if rows.count(own) == len(rows):  # nearly always
                 self._handed_in = [bool(calls)]
                 payloads = [payload] * len(rows)
             else:
                 payloads = self._compare(rows)
-        except BaseException:
+        except BaseException as error:
             handshake.leave()
+            context.interrupt(DESCRIPTION, error, since)
             raise
         if self._data_context is not context or not all(self._handed_in):
             handshake.leave()
@@ -147,8 +146,9 @@ class GradientMean(MeanInProgress):
         digests = [row[: len(_NO_GRADIENTS)] for row in rows]
         self._handed_in = [digest != _NO_GRADIENTS for digest in digests]
         if self.complete and len(set(digests)) > 1:
-            signatures = self._context.comm.allgather(list(self._signature()))
-            raise_mismatch(self._operation, self._context.rank, signatures)
+            view = view_of(self._operation, self._signature())
+            views = self._context.comm.allgather(view)
+            raise_mismatch(self._operation, self._context.rank, views)
         ends = [_HEAD.size + _HEAD.unpack_from(row)[1] for row in rows]
         tails = [row[end:] for row, end in zip(rows, ends, strict=True)]
         if self.complete and any(tails) and len(set(tails)) > 1:
@@ -181,17 +181,16 @@ class GradientMean(MeanInProgress):
             return call.bucket(self._planned_settings, algorithms.stays_in_memory)
 
         try:
-            algorithm = algorithms.get(on_gpu)
-            if on_gpu:  # these algorithms send failures to the other ranks themselves
+            with self._data_context.in_step(DESCRIPTION):
+                algorithm = algorithms.get(on_gpu)
+                if not on_gpu:  # else each bucket is a call
+                    handshake.begin(OPERATION)
                 algorithm.mean_each(next_bucket)
-                return
-            handshake.begin(OPERATION)
-            self._data_context.run_in_step(DESCRIPTION, algorithm.mean_each, next_bucket)
         finally:
             handshake.leave()
 
     def reduce(self) -> None:
-        handshake = self._data_context.handshake
+        handshake, since = self._data_context.handshake, now()
         try:
             if len(self._handed_in) > 1:  # not all ranks were alike
                 require_all(self._operation, self._context.rank, self._handed_in)
@@ -203,13 +202,13 @@ class GradientMean(MeanInProgress):
                 finish_staged, self._finish_staged = self._finish_staged, None
                 if index < len(self._present):
                     self._add_zeros(call, self._present[index])
-                elif finish_staged is not None and self._staged_on_gpu:
-                    finish_staged()  # this algorithm sends failures to the other ranks itself
-                    continue
                 elif finish_staged is not None:
-                    self._data_context.run_in_step(DESCRIPTION, finish_staged)
+                    finish_staged()
                     continue
                 self._reduce(call)
+        except BaseException as error:
+            self._data_context.interrupt(DESCRIPTION, error, since)
+            raise
         finally:
             handshake.leave()
 
@@ -224,15 +223,12 @@ class GradientMean(MeanInProgress):
             dtypes = [source.dtype for source in every[0]]
             in_memory = self._algorithms.stays_in_memory
             wire_dtypes = wire_dtypes_of(dtypes, self._settings, in_memory, on_gpu)
-            if on_gpu:  # these algorithms send failures to the other ranks themselves
-                algorithm.mean(*every, wire_dtypes)
-            else:
-                self._data_context.run_in_step(DESCRIPTION, algorithm.mean, *every, wire_dtypes)
+            algorithm.mean(*every, wire_dtypes)
 
     def _add_zeros(self, call: GradientCall, present: np.ndarray) -> None:
         """Give this rank zeros for the gradients that only others have (collective)."""
-        zeros = self._data_context.handshake.run_on_all_ranks(
-            f"{OPERATION}, zeros", lambda: _zeros(call, present)
+        zeros = self._data_context.run_on_all_ranks(
+            OPERATION, lambda: _zeros(call, present), "zeros"
         )
         for index, array in zeros.items():
             call.grads[index] = call.targets[index] = array
@@ -250,11 +246,16 @@ class GradientMean(MeanInProgress):
                     param.grad = target
 
 
-def mean_gradients(mean: MeanInProgress, model: Any) -> None:
+def mean_gradients(context: Context, mean: MeanInProgress, model: Any) -> None:
     """Replace each gradient of the model by its mean over ranks (collective)."""
-    mean.add(model)
-    mean.agree()
-    mean.reduce()
+    since = now()
+    try:
+        mean.add(model)
+        mean.agree()
+        mean.reduce()
+    except BaseException as error:
+        context.interrupt(DESCRIPTION, error, since)
+        raise
     mean.assign()
 
 

@@ -1,8 +1,8 @@
 """Collective operations on messages: a handshake that carries the headers, then the buffers.
 
 Each function is collective. ``make`` builds the messages of values; what it raises is raised on all
-ranks before any data move. Where some rank sends arrays of a GPU, ranks check at the end that all
-of them could put on theirs what has come.
+ranks before any data move. Of objects, and where some rank sends arrays of a GPU, ranks check at
+the end that all of them could unpickle what has come, or put it on their GPU.
 """
 
 from __future__ import annotations
@@ -31,94 +31,95 @@ ByRank: TypeAlias = dict[int, Message]
 Value = TypeVar("Value")
 
 
-def bcast(context: Context, operation: str, value: Any, make: Make, root: int) -> Message:
-    """Return the message of root's value on every rank."""
-    message = None
-    with SharedFailure(context.handshake, operation):
-        root = check_rank(context, root, "root")
-        if context.rank == root:
-            (message,) = make([value])
-        payload = _describe(message)
-    payloads = _handshake(context, operation, payload, root)
+def bcast(context: Context, operation: str, value: Any, make: Make, root: int) -> Any:
+    """Return root's value on every rank."""
+    with context.in_step(operation):
+        message = None
+        with SharedFailure(context.handshake, operation):
+            root = check_rank(context, root, "root")
+            if context.rank == root:
+                (message,) = make([value])
+            payload = _describe(message)
+        payloads = _handshake(context, operation, payload, root)
 
-    def allocate() -> Message:
-        return message or messages.allocate(payloads[root][_PREFIX.size :])
-
-    incoming = _with_memory(context, operation, payloads, allocate)
-
-    def overwrite() -> None:
+        header = payloads[root][_PREFIX.size :]
+        incoming = _with_memory(
+            context, operation, payloads, lambda: message or messages.allocate(header)
+        )
         for buffer in incoming.buffers:
             transfer.bcast_buffer(context.comm, buffer, root)
-
-    context.run_in_step(operation, overwrite)
-    return _on_devices(context, operation, payloads, [incoming])[0]
-
-
-def allgather(context: Context, operation: str, value: Any, make: Make) -> list[Message]:
-    """Return the message of every rank's value on every rank."""
-    with SharedFailure(context.handshake, operation):
-        (message,) = make([value])
-        payload = _describe(message)
-        if _size_of(payload) <= SMALL_BYTES:
-            payload += message.packed()
-    payloads = _handshake(context, operation, payload)
-    # Where the data of a small message begin in its payload.
-    sizes = list(map(_size_of, payloads))
-    starts = {rank: len(payloads[rank]) - n for rank, n in enumerate(sizes) if n <= SMALL_BYTES}
-    headers = {rank: each[_PREFIX.size : starts.get(rank)] for rank, each in enumerate(payloads)}
-    outgoing = dict.fromkeys(range(context.size), message)
-    incoming = _incoming(context, operation, payloads, outgoing, headers)
-    for rank in starts.keys() - {context.rank}:
-        incoming[rank].fill(payloads[rank][starts[rank] :])
-    large = incoming.keys() - starts.keys()
-    if large:
-        sent = outgoing if context.rank in large else {}
-        context.run_in_step(
-            operation, _move, context, sent, {rank: incoming[rank] for rank in sorted(large)}
-        )
-    return _on_devices(context, operation, payloads, list(incoming.values()))
+        is_own = make is messages.of_objects and context.rank == root
+        received = _values(context, operation, payloads, [] if is_own else [incoming], make)
+        return value if is_own else received[0]
 
 
-def gather(
-    context: Context, operation: str, value: Any, make: Make, root: int
-) -> list[Message] | None:
-    """Return the message of every rank's value at root; None elsewhere."""
-    with SharedFailure(context.handshake, operation):
-        root = check_rank(context, root, "root")
-        outgoing = dict(zip([root], make([value]), strict=True))
-        payload = _describe(outgoing[root])
-    payloads = _handshake(context, operation, payload, root)
-    wanted = payloads if context.rank == root else []
-    headers = {rank: each[_PREFIX.size :] for rank, each in enumerate(wanted)}
-    incoming = _incoming(context, operation, payloads, outgoing, headers)
-    received = context.run_in_step(operation, _move, context, outgoing, incoming)
-    received = _on_devices(context, operation, payloads, received)
-    return received if context.rank == root else None
+def allgather(context: Context, operation: str, value: Any, make: Make) -> list[Any]:
+    """Return every rank's value on every rank."""
+    with context.in_step(operation):
+        with SharedFailure(context.handshake, operation):
+            (message,) = make([value])
+            payload = _describe(message)
+            if _size_of(payload) <= SMALL_BYTES:
+                payload += message.packed()
+        payloads = _handshake(context, operation, payload)
+        # Where the data of a small message begin in its payload.
+        sizes = list(map(_size_of, payloads))
+        starts = {rank: len(payloads[rank]) - n for rank, n in enumerate(sizes) if n <= SMALL_BYTES}
+        headers = {
+            rank: each[_PREFIX.size : starts.get(rank)] for rank, each in enumerate(payloads)
+        }
+        outgoing = dict.fromkeys(range(context.size), message)
+        incoming = _incoming(context, operation, payloads, outgoing, headers)
+        for rank in starts.keys() - {context.rank}:
+            incoming[rank].fill(payloads[rank][starts[rank] :])
+        large = incoming.keys() - starts.keys()
+        if large:
+            sent = outgoing if context.rank in large else {}
+            _move(context, sent, {rank: incoming[rank] for rank in sorted(large)})
+        return _values(context, operation, payloads, list(incoming.values()), make)
 
 
-def scatter(context: Context, operation: str, values: Any, make: Make, root: int) -> Message:
-    """Return the message of root's i-th value on rank i."""
-    with SharedFailure(context.handshake, operation):
-        root = check_rank(context, root, "root")
-        outgoing = _one_for_each(context, values, make) if context.rank == root else {}
-    payloads = _handshake(context, operation, _prefix(outgoing.values()), root)
-    headers = [message.header() for message in outgoing.values()] or None
-    header = context.run_in_step(operation, context.comm.scatter, headers, root)
-    incoming = _incoming(context, operation, payloads, outgoing, {root: header})
-    received = context.run_in_step(operation, _move, context, outgoing, incoming)
-    return _on_devices(context, operation, payloads, received)[0]
+def gather(context: Context, operation: str, value: Any, make: Make, root: int) -> list[Any] | None:
+    """Return every rank's value at root; None elsewhere."""
+    with context.in_step(operation):
+        with SharedFailure(context.handshake, operation):
+            root = check_rank(context, root, "root")
+            outgoing = dict(zip([root], make([value]), strict=True))
+            payload = _describe(outgoing[root])
+        payloads = _handshake(context, operation, payload, root)
+        wanted = payloads if context.rank == root else []
+        headers = {rank: each[_PREFIX.size :] for rank, each in enumerate(wanted)}
+        incoming = _incoming(context, operation, payloads, outgoing, headers)
+        received = _move(context, outgoing, incoming)
+        values = _values(context, operation, payloads, received, make)
+        return values if context.rank == root else None
 
 
-def alltoall(context: Context, operation: str, values: Any, make: Make) -> list[Message]:
-    """Return the message of each rank's i-th value on rank i."""
-    with SharedFailure(context.handshake, operation):
-        outgoing = _one_for_each(context, values, make)
-    payloads = _handshake(context, operation, _prefix(outgoing.values()))
-    own = [message.header() for message in outgoing.values()]
-    headers = context.run_in_step(operation, context.comm.alltoall, own)
-    incoming = _incoming(context, operation, payloads, outgoing, dict(enumerate(headers)))
-    received = context.run_in_step(operation, _move, context, outgoing, incoming)
-    return _on_devices(context, operation, payloads, received)
+def scatter(context: Context, operation: str, values: Any, make: Make, root: int) -> Any:
+    """Return root's i-th value on rank i."""
+    with context.in_step(operation):
+        with SharedFailure(context.handshake, operation):
+            root = check_rank(context, root, "root")
+            outgoing = _one_for_each(context, values, make) if context.rank == root else {}
+        payloads = _handshake(context, operation, _prefix(outgoing.values()), root)
+        headers = [message.header() for message in outgoing.values()] or None
+        header = context.comm.scatter(headers, root)
+        incoming = _incoming(context, operation, payloads, outgoing, {root: header})
+        received = _move(context, outgoing, incoming)
+        return _values(context, operation, payloads, received, make)[0]
+
+
+def alltoall(context: Context, operation: str, values: Any, make: Make) -> list[Any]:
+    """Return each rank's i-th value on rank i."""
+    with context.in_step(operation):
+        with SharedFailure(context.handshake, operation):
+            outgoing = _one_for_each(context, values, make)
+        payloads = _handshake(context, operation, _prefix(outgoing.values()))
+        own = [message.header() for message in outgoing.values()]
+        headers = context.comm.alltoall(own)
+        incoming = _incoming(context, operation, payloads, outgoing, dict(enumerate(headers)))
+        received = _move(context, outgoing, incoming)
+        return _values(context, operation, payloads, received, make)
 
 
 def check_rank(context: Context, rank: Any, name: str) -> int:
@@ -146,8 +147,7 @@ def _handshake(
 ) -> list[bytes]:
     """Return every rank's payload, which begins with a prefix unless it is empty."""
     signature = () if root is None else (("root", root),)
-    arguments = operation, signature, payload, _size_of(payload)
-    return context.run_in_step(operation, context.handshake, *arguments)
+    return context.handshake(operation, signature, payload, _size_of(payload))
 
 
 def _describe(message: Message | None) -> bytes:
@@ -170,19 +170,23 @@ def _with_memory(
 ) -> Value:
     """Return what ``allocate`` returns; when much moves, ranks check first that all could."""
     if sum(map(_size_of, payloads)) < CONFIRMED_BYTES:
-        return context.run_in_step(operation, allocate)
-    return context.run_on_all_ranks(operation, "memory", allocate)
+        return allocate()
+    return context.run_on_all_ranks(operation, allocate, "memory")
 
 
-def _on_devices(
-    context: Context, operation: str, payloads: list[bytes], received: list[Message]
-) -> list[Message]:
-    """Return messages with their arrays on GPUs; raise on all ranks where that fails on one."""
-    if not any([payload and _PREFIX.unpack_from(payload)[1] for payload in payloads]):
-        return received
-    return context.run_on_all_ranks(
-        operation, "copying to GPUs", lambda: messages.on_device(received, context.rank)
-    )
+def _values(
+    context: Context, operation: str, payloads: list[bytes], received: list[Message], make: Make
+) -> list[Any]:
+    """Return what messages hold; raise on all ranks where one can't unpickle or use its GPU."""
+
+    def unpack() -> list[Any]:
+        return [message.value() for message in messages.on_device(received, context.rank)]
+
+    if make is messages.of_objects:
+        return context.run_on_all_ranks(operation, unpack, "unpickling")
+    if any([payload and _PREFIX.unpack_from(payload)[1] for payload in payloads]):
+        return context.run_on_all_ranks(operation, unpack, "copying to GPUs")
+    return unpack()
 
 
 def _incoming(

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from traceback import walk_tb
 from typing import Any, TypeVar
 
 from mpi4py import MPI
 
-from ..errors import CommunicationError, SharedFailure, describe_exception
+from ..errors import SharedFailure, describe_exception, is_raised_on_all, now
 from ..topology import Topology
 from .handshake import Handshake
 
 Value = TypeVar("Value")
-# Steps that were interrupted and their arguments, kept since MPI may still write to their arrays.
-_orphaned_steps: list[Any] = []
+# Of steps that were interrupted, what they worked on: MPI may still write to their arrays.
+_orphaned: list[Any] = []
 
 
 @dataclass(frozen=True)
@@ -42,32 +43,49 @@ class Context:
         """Number of ranks."""
         return self.comm.size
 
-    def run_in_step(self, operation: str, step: Callable[..., Value], *args: Any) -> Value:
-        """Take a step that all ranks take together, and return what it returns (collective).
+    def in_step(self, operation: str) -> InStep:
+        """Within, all ranks take the same steps together: handshakes, and moving data.
 
-        That is a handshake after which data move, or moving them. An exception ends the job, as the
-        others can't know. Where the user refused that, the interruption is recorded: the
-        communicator can't be used any more.
+        What one rank alone raises there ends the job, as the others can't know. Where the user
+        refused that, the interruption is recorded: the communicator can't be used any more.
         """
-        try:
-            return step(*args)
-        except CommunicationError:  # a handshake raises it on all ranks
-            raise
-        except BaseException as error:
-            self.abort()
-            self.handshake.interruptions.append(
-                f"{operation} was interrupted on this rank ({describe_exception(error)})"
-            )
-            _orphaned_steps.append((step, args))
-            raise
+        return InStep(self, operation)
 
-    def run_on_all_ranks(self, operation: str, part: str, make: Callable[[], Value]) -> Value:
+    def interrupt(self, operation: str, error: BaseException, since: int) -> None:
+        """Do what leaving :meth:`in_step` by this error does, where it was entered ``since``."""
+        interruptions = self.handshake.interruptions
+        if interruptions or is_raised_on_all(error, since):
+            return
+        self.abort()
+        interruptions.append(
+            f"{operation} was interrupted on this rank ({describe_exception(error)})"
+        )
+        _orphaned.extend(dict(frame.f_locals) for frame, _ in walk_tb(error.__traceback__))
+
+    def run_on_all_ranks(self, operation: str, make: Callable[[], Value], part: str = "") -> Value:
         """Return what ``make`` returns, once it has returned on all ranks (collective).
 
-        It is a ``part`` of the operation. What it raises is raised on all ranks.
+        It is the operation, or a ``part`` of it. What it raises is raised on all ranks.
         """
-        what = f"{operation}, {part}"
-        with SharedFailure(self.handshake, what):
-            value = make()
-        self.run_in_step(operation, self.handshake, what)
-        return value
+        what = f"{operation}, {part}" if part else operation
+        with self.in_step(operation):
+            with SharedFailure(self.handshake, what):
+                value = make()
+            self.handshake(what)
+            return value
+
+
+class InStep:
+    """The context manager of :meth:`Context.in_step`."""
+
+    __slots__ = ("_context", "_entered", "_operation")
+
+    def __init__(self, context: Context, operation: str) -> None:
+        self._context, self._operation = context, operation
+
+    def __enter__(self) -> None:
+        self._entered = now()
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is not None:
+            self._context.interrupt(self._operation, error, self._entered)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from contextlib import suppress
 from itertools import accumulate
-from typing import Any, NoReturn, TypeVar
+from numbers import Number
+from typing import Any, NoReturn
 
 import numpy as np
 from mpi4py import MPI
@@ -14,20 +16,20 @@ from mpi4py import MPI
 from ..arrays import as_integer
 from ..errors import (
     CommunicationError,
-    SharedFailure,
-    comparable,
     describe,
+    entries_of,
     is_known_to_all,
     raise_failure,
     raise_mismatch,
     record_raised_on_all,
+    share_failure,
+    view_of,
 )
 from ..observers import NOBODY, CallObserver
 
-# What must be equal on all ranks: hashable entries of a name and its values. Of signatures that
-# differ, the first entry that differs is reported.
+# What must be equal on all ranks: entries of a name and its values. Of signatures that differ, the
+# first entry that differs is reported.
 Signature = Iterable[tuple[Any, ...]]
-Value = TypeVar("Value")
 
 # What each rank contributes: digest of operation and signature, calls so far, 1 if the rank has an
 # error, length of its payload. The payload's first bytes follow, so that short ones, such as the
@@ -69,16 +71,24 @@ class Handshake:
         payload: bytes = b"",
         nbytes: int = 0,
         error: BaseException | None = None,
+        typed: bool = False,
     ) -> list[bytes]:
         """Check one collective call, as ``CommunicatorBase.handshake`` says (collective).
 
         For the observer ``nbytes`` says how much data this rank has, unless ``signature`` has an
         attribute ``nbytes``. An ``error`` is raised where a :class:`SharedFailure` catches it.
+        A user's signature is ``typed``: equal numbers in it may differ in their type.
         """
         if error is not None:
             self._fail(operation, error)
+        try:
+            if typed:
+                signature = tuple(signature)
+            digest, root, size = self._digest(operation, signature, typed)
+        except BaseException as caught:
+            share_failure(self, operation, caught)
+            raise
         self._calls += 1
-        digest, root, size = self._digest(operation, signature)
         self._observer.collective(operation, self._calls, root, size or nbytes)
         prefix = _PREFIX.pack(digest, self._calls, False, len(payload))
         entry = (prefix + payload[:_INLINE_BYTES]).ljust(_ENTRY_BYTES, b"\0")
@@ -98,7 +108,10 @@ class Handshake:
 
     def _fail(self, operation: str, error: BaseException) -> NoReturn:
         # The others are elsewhere, or they have raised in the last call, as this rank did.
-        if self.interruptions or is_known_to_all(error, (id(self), self._calls)):
+        if self.interruptions:
+            raise error
+        if is_known_to_all(error, (id(self), self._calls)):
+            record_raised_on_all(error, (id(self), self._calls))
             raise error
         self._calls += 1
         self._observer.collective(operation, self._calls)
@@ -113,25 +126,23 @@ class Handshake:
         self._calls += 1
         self._observer.collective(operation, self._calls, NOBODY, nbytes)
 
-    def run_on_all_ranks(self, operation: str, make: Callable[[], Value]) -> Value:
-        """Return what ``make`` returns, once it has returned on all ranks (collective)."""
-        with SharedFailure(self, operation):
-            value = make()
-        self(operation)
-        return value
-
-    def _digest(self, operation: str, signature: Signature) -> tuple[bytes, int, int]:
-        key = operation, signature
+    def _digest(
+        self, operation: str, signature: Signature, typed: bool = False
+    ) -> tuple[bytes, int, int]:
         # Hashing each signature anew would cost more than the exchange itself.
-        found = self._digests.get(key)
-        if found is None:
-            if len(self._digests) >= _CACHED_SIGNATURES:
-                self._digests.clear()
-            digest = digest_of((operation, *signature))
-            # A user's entry of this name may have any value.
-            named = [as_integer([*entry, None][1]) for entry in signature if entry[0] == "root"]
-            root = next((it for it in named if it is not None and 0 <= it < self._size), NOBODY)
-            found = self._digests[key] = digest, root, getattr(signature, "nbytes", 0)
+        try:
+            return self._digests[operation, signature, typed]
+        except (KeyError, TypeError):  # TypeError: some value has no hash
+            pass
+        entries = entries_of(operation, signature)
+        # A user's entry of this name may have any value.
+        named = [as_integer([*entry, None][1]) for entry in entries if entry[0] == "root"]
+        root = next((it for it in named if it is not None and 0 <= it < self._size), NOBODY)
+        found = digest_of(entries), root, getattr(signature, "nbytes", 0)
+        if len(self._digests) >= _CACHED_SIGNATURES:
+            self._digests.clear()
+        with suppress(TypeError):
+            self._digests[operation, _typed(signature) if typed else signature, typed] = found
         return found
 
     def _compare(self, entries: list[bytearray], operation: str, signature: Signature) -> list[int]:
@@ -141,8 +152,8 @@ class Handshake:
             if any(failed for _, _, failed, _ in prefixes):
                 raise_failure(operation, self._comm.rank, self._comm.allgather(""))
             if any(other[:2] != prefixes[0][:2] for other in prefixes):
-                signatures = self._comm.allgather([("operation", operation), *signature])
-                raise_mismatch(operation, self._comm.rank, signatures)
+                views = self._comm.allgather(view_of(operation, signature))
+                raise_mismatch(operation, self._comm.rank, views)
         except CommunicationError as error:
             record_raised_on_all(error, (id(self), self._calls))
             raise
@@ -166,6 +177,27 @@ class Handshake:
         ]
 
 
+class _TypedNumber:
+    """A number of a cached signature, which equals only those of its type: 1 == True == 1.0."""
+
+    __slots__ = ("_number",)
+
+    def __init__(self, number: Any) -> None:
+        self._number = number
+
+    def __hash__(self) -> int:
+        return hash(self._number)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self._number) and bool(other == self._number)
+
+
+def _typed(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_typed, value))
+    return _TypedNumber(value) if isinstance(value, (Number, np.generic)) else value
+
+
 def digest_of(signature: tuple[Any, ...]) -> bytes:
     """Return 16 bytes that are equal where signatures are."""
-    return hashlib.blake2b(comparable(signature).encode(), digest_size=16).digest()
+    return hashlib.blake2b(repr(signature).encode(), digest_size=16).digest()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from chainermn_comm import CommunicatorBase, RankMismatchError, devices, staging
-from chainermn_comm.errors import raise_mismatch
+from chainermn_comm.errors import raise_mismatch, view_of
 
 from ..collective_errors import run_on_all_ranks
 from ..host_arrays import to_host
@@ -146,7 +146,8 @@ class DriftDetector:
                     signature.append((name, repr(view[index].item())))
         if any(signature != signatures[0] for signature in signatures):
             try:
-                raise_mismatch(OPERATION, communicator.rank, signatures)
+                views = [view_of(OPERATION, it) for it in signatures]
+                raise_mismatch(OPERATION, communicator.rank, views)
             except RankMismatchError as error:
                 since = self._alike_at[self._next]
                 error.args = (f"{error} (perhaps since t = {since}){_REMEDY}",)

@@ -1,0 +1,77 @@
+"""An exception at any bytecode of a collective call: all ranks raise, or the job ends.
+
+Wherever a signal's handler raises on one rank, no other rank gets a wrong number or is a call
+apart. Calls and places are drawn; a failure shows the seed.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.support.interrupted import MEAN_NAMES, NAMES
+from tests.support.jobs import run_text
+
+SEED = 0
+SCRIPT = """
+import sys
+from pathlib import Path
+from tests.support.interrupted import run
+base, name, odd, path, *places = sys.argv[1:]
+run(base, name, int(odd), Path(path), list(map(float, places)))
+"""
+SECONDS = 60.0  # ends a rank that waits in vain
+CASES = [
+    (base, name)
+    for name in NAMES
+    for base in MEAN_NAMES
+    if base == "flat" or name.startswith(("allreduce_grad", "finalize"))
+]
+FEW = random.Random(SEED).sample(CASES, 14)
+REFUSED = {"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "0"}
+
+
+def interrupt(
+    folder: Path, ranks: int, case: tuple[str, str], before: int, later: int, refused: bool = False
+) -> None:
+    """Interrupt calls at as many places; a job goes on with the next one where it isn't aborted."""
+    draw = random.Random(f"{SEED} {ranks} {case}")
+    odd, path = draw.randrange(ranks), folder / "place"
+    places = sorted(draw.random() for _ in range(before))
+    places += sorted(1 + draw.random() for _ in range(later))
+    while places:
+        how = REFUSED if refused else None
+        job = run_text(ranks, SCRIPT, *case, odd, path, *places, seconds=SECONDS, environment=how)
+        where = f"{case}, rank {odd} of {ranks}, bytecode {path.read_text()}, seed {SEED}: {job}"
+        if job.returncode == 0 and job.out.count("DONE") == ranks:
+            return
+        if refused:
+            assert path.with_suffix(".refused").exists(), where
+            path.with_suffix(".refused").unlink()
+        else:
+            assert job.returncode == 1, where
+            assert f"rank {odd} of {ranks}: uncaught InterruptedError" in job.err, where
+        del places[: int(path.read_text().split()[0]) + 1]
+
+
+@pytest.mark.parametrize("case", FEW, ids=" ".join)
+def test_an_interrupted_call_raises_on_all_ranks_or_ends_the_job(case, tmp_path):
+    interrupt(tmp_path, 2, case, before=0, later=1)
+    assert (tmp_path / "place").exists()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_an_interrupted_call_at_many_places(case, ranks, tmp_path):
+    interrupt(tmp_path, ranks, case, before=2, later=5)
+    assert (tmp_path / "place").exists()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", [case for case in CASES if "create" not in case[1]], ids=" ".join)
+def test_where_no_job_may_be_aborted_later_calls_say_so(case, tmp_path):
+    interrupt(tmp_path, 2, case, before=1, later=2, refused=True)
+    assert (tmp_path / "place").exists()
