@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from operator import itemgetter
 from threading import get_ident
 
 import numpy as np
@@ -110,7 +109,7 @@ def _measure_clock(comm: MPI.Intracomm) -> tuple[float, float, float]:
         received = now()
         middle = (sent + received) / 2
         found.append((middle, float(theirs[0]) - middle, received - sent + float(theirs[1])))
-    at, ahead, round_trip = min(found, key=itemgetter(2))
+    at, ahead, round_trip = min(found, key=lambda one: one[2])
     steps = [1 << bit for bit in reversed(range(size.bit_length()))]
     for child in [rank + step for step in steps if not rank % (2 * step) and rank + step < size]:
         for _ in range(ROUND_TRIPS):
