@@ -139,3 +139,22 @@ def test_training_and_differentiable_communication_are_traced(tmp_path, double):
         assert {"bcast_data", "finalize"} <= names
         assert names & {"allgather", "alltoall"}
         assert {"send", "recv"} <= names or {"send_obj", "recv_obj"} <= names
+
+
+ABORTS = """
+from chainermn_comm import create_communicator
+comm = create_communicator("naive")
+for _ in range(300):
+    comm.bcast_obj(0)
+if comm.rank == 1:
+    raise ValueError("planted")
+comm.bcast_obj(0)
+"""
+
+
+def test_a_rank_that_aborts_the_job_loses_no_call(tmp_path):
+    job = traced(tmp_path, 2, ABORTS)
+    assert job.returncode, job
+    (path,) = tmp_path.glob("*.rank1.json")
+    calls = [event for event in json.loads(path.read_text()[:-2] + "]") if event["ph"] == "X"]
+    assert [call["name"] for call in calls] == ["bcast_obj"] * 300
