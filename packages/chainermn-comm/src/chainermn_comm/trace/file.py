@@ -80,7 +80,7 @@ class TraceFile:
         host = socket.gethostname()
         about: dict[str, Any] = {"schema": SCHEMA, "run": run, "rank": rank, "ranks": ranks}
         about |= {"host": host, "process": self._process, "began": round(time.time(), 6)}
-        self.add_metadata("chainermn", **about, clock=_clock(), zero=microseconds(self.zero))
+        self.add_metadata("chainermn", **about, clock=_clock(), zero=round(self.zero * 1e6, 3))
         self.add_metadata("process_name", name=f"rank {rank} on {host}")
         self.add_metadata("process_sort_index", sort_index=rank)
         self.add_metadata("thread_name", name="main thread")
@@ -145,11 +145,6 @@ class TraceFile:
         if error is not None:
             line += f',"error":{to_json(error)}'
         return line + "}},\n"
-
-
-def microseconds(seconds: float) -> float:
-    """Return a time as the file gives it."""
-    return round(seconds * 1e6, 3)
 
 
 def _clock() -> str:
