@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from _chainermn_events import encode
+from _chainermn_events import event_line
 from tests.support import jobs
 from tests.support.events import ENVIRONMENT, LAUNCH, sent, the_only
 
@@ -23,21 +23,39 @@ def stderr_of(script: str, *arguments: str, environment: dict[str, str]) -> str:
     return result.stderr
 
 
-@pytest.mark.parametrize("words", ["", "é\n\x1e", "x" * 10_000])
-def test_an_event_travels_in_frames_that_a_pipe_carries_whole(words):
-    frames = encode(LAUNCH, 7, 0, {"version": 1, "event": "test", "rank": 7, "words": words})
-    assert all(len(frame) < 4096 for frame in frames)
-    assert [event["words"] for event in sent(b"".join(frames).decode())] == [words]
+@pytest.mark.parametrize("words", ["", "é\n\x1e", "x" * 4000, ["x" * 1000, {"é": "é" * 450}]])
+def test_an_event_is_a_line_that_a_pipe_carries_whole(words):
+    line = event_line(LAUNCH, 7, "test", words=words)
+    assert len(line) <= 4096
+    assert line.count(b"\n") == 1
+    event = {"version": 1, "event": "test", "rank": 7, "words": words}
+    assert sent(line.decode()) == [event]
+
+
+@pytest.mark.parametrize("long", ["x" * 10_000, "é" * 5000, "\x1e\n" * 3000])
+def test_the_longest_texts_of_an_event_lose_their_middle(long):
+    words = {"short": "y" * 200, "long": f"begin{long}end", "several": [long, 7]}
+    line = event_line(LAUNCH, 7, "test", words=words, number=1)
+    assert 3000 < len(line) <= 4096
+    (event,) = sent(line.decode())
+    assert event["number"] == 1
+    assert event["words"]["short"] == words["short"]
+    assert event["words"]["long"].startswith("begin")
+    assert event["words"]["long"].endswith("end")
+    assert "..." in event["words"]["long"]
+    assert event["words"]["several"][1] == 7
+
+
+def test_an_event_that_is_too_long_without_its_texts_is_not_sent():
+    script = EMIT.replace("words=sys.argv[1]", "words=[*range(1000)]") + "; emit('next')"
+    assert [event["event"] for event in sent(stderr_of(script, environment=ENVIRONMENT))] == [
+        "next"
+    ]
 
 
 def test_an_event_has_its_kind_and_rank():
     text = stderr_of(EMIT, "x", environment={**ENVIRONMENT, **RANK_2})
     assert sent(text) == [{"version": 1, "event": "test", "rank": 2, "words": "x"}]
-
-
-def test_events_of_one_rank_by_two_processes_are_not_mixed_up():
-    one, other = (stderr_of(EMIT, "x" * 3000, environment=ENVIRONMENT) for _ in range(2))
-    assert len(sent(one + other)) == 2
 
 
 def test_without_a_launcher_nothing_is_sent():

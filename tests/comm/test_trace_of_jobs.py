@@ -131,7 +131,9 @@ def test_training_and_differentiable_communication_are_traced(tmp_path, double):
     for rank in range(2):
         (path,) = tmp_path.glob(f"*.rank{rank}.json")
         calls = [e for e in json.loads(path.read_text()[:-2] + "]") if e["ph"] == "X"]
-        gradients = [call for call in calls if call["name"] == "allreduce_grad"]
+        # Means are part of an update, except those that another thread takes.
+        means = "allreduce_grad" if double else "update"
+        gradients = [c for c in calls if c["name"] == means and c["args"]["bytes"]]
         assert [call["args"]["bytes"] for call in gradients] == [4 * (8 * 3 + 3)] * len(gradients)
         assert len(gradients) >= 2
         assert any(call["tid"] for call in gradients) == double
@@ -139,3 +141,22 @@ def test_training_and_differentiable_communication_are_traced(tmp_path, double):
         assert {"bcast_data", "finalize"} <= names
         assert names & {"allgather", "alltoall"}
         assert {"send", "recv"} <= names or {"send_obj", "recv_obj"} <= names
+
+
+ABORTS = """
+from chainermn_comm import create_communicator
+comm = create_communicator("naive")
+for _ in range(300):
+    comm.bcast_obj(0)
+if comm.rank == 1:
+    raise ValueError("planted")
+comm.bcast_obj(0)
+"""
+
+
+def test_a_rank_that_aborts_the_job_loses_no_call(tmp_path):
+    job = traced(tmp_path, 2, ABORTS)
+    assert job.returncode, job
+    (path,) = tmp_path.glob("*.rank1.json")
+    calls = [event for event in json.loads(path.read_text()[:-2] + "]") if event["ph"] == "X"]
+    assert [call["name"] for call in calls] == ["bcast_obj"] * 300

@@ -9,20 +9,13 @@ from typing import Any
 LAUNCH = "job-1"
 # Of a job that is to send them.
 ENVIRONMENT = {"CHAINERMN_LAUNCH": LAUNCH}
-FRAME = re.compile(rf"\x1e{LAUNCH} (\d+) (\d+) (\d+) (\d+) ([ -~]*)\x1e\n")
+LINE = re.compile(rf"\x1e{LAUNCH} (\{{[ -~]*\}})\n")
 
 
 def sent(text: str) -> list[dict[str, Any]]:
-    """The events in their order; each that is there is whole."""
-    parts: dict[tuple[str, str], list[tuple[int, int, str]]] = {}
-    for rank, serial, number, count, part in FRAME.findall(text):
-        parts.setdefault((rank, serial), []).append((int(number), int(count), part))
-    found = []
-    for (rank, _), pieces in parts.items():
-        assert [number for number, _, _ in pieces] == [*range(pieces[0][1])], pieces
-        event = json.loads("".join(piece for _, _, piece in pieces))
-        assert (event["version"], event["rank"]) == (1, int(rank)), event
-        found.append(event)
+    """The events in their order."""
+    found = [json.loads(line) for line in LINE.findall(text)]
+    assert all(event["version"] == 1 for event in found), found
     return found
 
 

@@ -1,6 +1,5 @@
 """What each rank of a launched job says at its end."""
 
-import json
 import os
 
 from chainermn_tools import rank
@@ -27,4 +26,3 @@ def test_an_error_without_a_text_is_still_described():
 
     assert "Mute" in rank._describe(Mute())["what"]
     assert rank._describe(ValueError("first\nsecond"))["what"] == "ValueError: first"
-    assert len(json.dumps(rank._describe(ValueError("x" * 100_000)))) < 30_000

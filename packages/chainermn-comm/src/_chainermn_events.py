@@ -1,8 +1,8 @@
 """Events that a job sends to `chainermn launch`: lines of JSON in the ranks' standard error.
 
 Nothing else reaches the launcher from any host without a shared folder or an open port. An event
-is a JSON object with ``version``, ``event`` (its kind) and ``rank``; it is cut into frames that a
-pipe carries whole. docs/decisions/launch.md lists the kinds and their fields.
+is a JSON object with ``version``, ``event`` (its kind) and ``rank``, after a mark and the job's id.
+docs/decisions/launch.md lists the kinds and their fields.
 
 It imports the standard library only, and nothing of `chainermn_comm`: a rank imports it before the
 script, which may set variables for NumPy or MPI, and the watchdog's monitor has neither.
@@ -11,18 +11,10 @@ script, which may set variables for NumPy or MPI, and the watchdog's monitor has
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import itertools
 import json
 import os
-import struct
 import sys
-import termios
-import time
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:  # an import that each rank would pay for
-    from collections.abc import Sequence
+from typing import Any
 
 VERSION = 1
 # Identifies the launch; only a job that `chainermn launch` has started has it.
@@ -37,27 +29,34 @@ RANK_VARIABLES = (
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
     ("PMIX_RANK", "PMIX_SIZE"),
 )
-# Begins and ends a frame.
-MARK = "\x1e"
-# A whole frame stays below 4096 bytes, which a pipe carries and Open MPI's launcher reads at once.
-PART_CHARACTERS = 2000
-# For the launcher to read what was written before a frame, so that it reads that in one piece.
-DRAIN_SECONDS = 2.0
-
-_serials = itertools.count()
+MARK = "\x1e"  # begins an event
+# A pipe carries it whole, and Open MPI's launcher reads it at once.
+MOST_BYTES = 4096
+# What remains of a text at least.
+LEAST_CHARACTERS = 16
 
 
-def encode(job: str, rank: int, serial: int, event: dict[str, Any]) -> list[bytes]:
-    """Return an event as frames; each is to be written in one piece.
+def event_line(job: str, rank: int, kind: str, **fields: Any) -> bytes:
+    """Return an event as a line, to be written in one piece; ``job`` is JOB_VARIABLE's value.
 
-    ``job`` is JOB_VARIABLE's value, and ``serial`` a number that no other event of the rank has.
+    If it would be too long, its longest texts lose their middle. ValueError if that isn't enough.
     """
-    text = json.dumps(event)  # all ASCII, without control characters
-    parts = [text[at : at + PART_CHARACTERS] for at in range(0, len(text), PART_CHARACTERS)]
-    return [
-        f"{MARK}{job} {rank} {serial} {number} {len(parts)} {part}{MARK}\n".encode()
-        for number, part in enumerate(parts)
-    ]
+    event: Any = {"version": VERSION, "event": kind, "rank": rank, **fields}
+    most = MOST_BYTES
+    while len(line := f"{MARK}{job} {json.dumps(event)}\n".encode()) > MOST_BYTES:
+        if (most := most * 19 // 20) < LEAST_CHARACTERS:
+            raise ValueError(f"an event {kind!r} of {len(line)} bytes is too long")
+        event = _shorten(event, most)
+    return line  # all ASCII
+
+
+def _shorten(value: Any, most: int) -> Any:
+    """Return a value of JSON whose texts have at most ``most`` characters, and three dots."""
+    if isinstance(value, str) and len(value) > most:
+        return f"{value[: most // 2]}...{value[-(most // 2) :]}"
+    if isinstance(value, dict):
+        return {name: _shorten(each, most) for name, each in value.items()}
+    return [_shorten(each, most) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def emit(kind: str, **fields: Any) -> None:
@@ -68,31 +67,7 @@ def emit(kind: str, **fields: Any) -> None:
     with contextlib.suppress(Exception):  # it may be closed, or somebody else's object
         sys.stderr.flush()
     with contextlib.suppress(Exception):
-        frames = event_frames(job, (rank_from_env() or (0, 1))[0], kind, **fields)
-        write_frames(_stderr, frames, DRAIN_SECONDS * len(frames))
-
-
-def event_frames(job: str, rank: int, kind: str, **fields: Any) -> list[bytes]:
-    """Return the frames of a new event."""
-    # The watchdog's monitor, another process, may send events for the same rank.
-    serial = os.getpid() << 32 | next(_serials)
-    return encode(job, rank, serial, {"version": VERSION, "event": kind, "rank": rank, **fields})
-
-
-def write_frames(file: int, frames: Sequence[bytes], seconds: float) -> None:
-    """Write frames, each once the reader has taken what a pipe held before or the time is over.
-
-    ``seconds`` are for all frames together. OSError where the file can't be written.
-    """
-    end = time.monotonic() + seconds
-    for frame in frames:
-        with contextlib.suppress(OSError):  # it is no pipe
-            while time.monotonic() < end:
-                unread = fcntl.ioctl(file, termios.FIONREAD, struct.pack("i", 0))
-                if struct.unpack("i", unread)[0] == 0:
-                    break
-                time.sleep(0.001)
-        os.write(file, frame)
+        os.write(_stderr, event_line(job, (rank_from_env() or (0, 1))[0], kind, **fields))
 
 
 def active_job() -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,7 +12,7 @@ from . import faults, runtime, watchdog
 from .config import CHUNK_VARIABLE, Settings, chunk_bytes, reproducible, wire_dtype
 from .timeout import SILENCE_VARIABLE, TIMEOUT_VARIABLE, Timeout, timeout_from_env
 from .topology import Topology
-from .trace import TRACE_VARIABLE, trace_folder
+from .trace import TRACE_VARIABLE
 
 # mpi4py.MPI starts MPI when it is imported, which a data loader's worker process must not do
 # just because the user's script imports this package. So it is imported where it is used.
@@ -106,7 +107,7 @@ def agreeing(
                     chunk_bytes(),
                     reproducible(wants_reproducible),
                     timeout or timeout_from_env(),
-                    trace_folder(),
+                    os.environ.get(TRACE_VARIABLE) or None,
                 )
                 if settings.reproducible:
                     entry = _reproducible(name, entry)

@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 
 from _chainermn_events import emit, exit_code
 
-# Of a traceback, and of its last line alone.
-TRACEBACK_CHARACTERS, HEADLINE_CHARACTERS = 12_000, 500
+# Of a traceback's last line.
+HEADLINE_CHARACTERS = 500
 # mpiexec takes an argument that is a colon for the end of one program and the start of another.
 COLON = re.compile(r"\\*:")
 OWN_FILES = (__file__, runpy.__file__, "<frozen runpy>")
@@ -106,8 +106,8 @@ def _describe(error: BaseException) -> dict[str, Any]:
         what = only[-1 if isinstance(error, SyntaxError) else 0].strip()
     except Exception:  # its __str__ fails
         lines, what = traceback.format_tb(error.__traceback__), kinds[0]
-    what, text = what.split("\n")[0][:HEADLINE_CHARACTERS], "".join(lines)[-TRACEBACK_CHARACTERS:]
-    return {"what": what, "secondary": secondary, "traceback": text}
+    what = what.split("\n")[0][:HEADLINE_CHARACTERS]
+    return {"what": what, "secondary": secondary, "traceback": "".join(lines)}
 
 
 if __name__ == "__main__":

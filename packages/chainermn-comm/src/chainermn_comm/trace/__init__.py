@@ -4,6 +4,6 @@ See docs/trace.md for the format. A communicator is traced from when it is made 
 imports MPI, so not here): where nothing is traced, calls pass no line of this package.
 """
 
-from .file import TRACE_VARIABLE, end_trace, trace_folder
+from .file import TRACE_VARIABLE, end_trace
 
-__all__ = ["TRACE_VARIABLE", "end_trace", "trace_folder"]
+__all__ = ["TRACE_VARIABLE", "end_trace"]

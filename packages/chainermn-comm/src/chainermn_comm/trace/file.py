@@ -28,8 +28,7 @@ TRACE_VARIABLE = "CHAINERMN_TRACE"
 FLUSH_SECONDS = 0.25
 # Calls that wait to be written, of some 250 bytes each: a hanging disk must not take all memory.
 MOST_WAITING = 100_000
-# For the thread to write its last: a hanging disk must not keep the job, nor an abort longer than
-# `faults.abort.LAST_RESORT_SECONDS`.
+# For the thread to write its last, less than `faults.abort.LAST_RESORT_SECONDS`: a disk may hang.
 END_SECONDS = 2.0
 now = time.perf_counter  # CLOCK_MONOTONIC, which all processes of a machine share
 to_json = json.JSONEncoder(separators=(",", ":")).encode
@@ -46,18 +45,13 @@ Call = tuple[Kind, int, float, float, float, int, str | None]
 _file: TraceFile | None = None
 
 
-def trace_folder() -> str | None:
-    """Return the folder for traces that the environment names; None where it names none."""
-    return os.environ.get(TRACE_VARIABLE) or None
-
-
 def run_name() -> str:
     """Return the name of this run of the job, which sorts by time; a new one at first."""
     return _file.run if _file else f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
 
 
 def begin(folder: str, run: str, rank: int, ranks: int) -> TraceFile:
-    """Make this process's file; where that fails, one that drops everything."""
+    """Return this process's file; where it can't be made, one that drops everything."""
     global _file
     if _file is None:
         _file = TraceFile(folder, run, rank, ranks)
@@ -77,7 +71,7 @@ class TraceFile:
     def __init__(self, folder: str, run: str, rank: int, ranks: int) -> None:
         self.run, self.rank, self._process = run, rank, os.getpid()
         self.zero = now()
-        self._waiting: list[Call | str] = []  # to be written
+        self._waiting: list[Call | str] = ["[\n"]  # to be written
         self._room = MOST_WAITING  # 0 if nothing is written any more
         self._num_dropped = 0
         self._threads: dict[int, int] = {threading.main_thread().ident or 0: 0}
@@ -86,7 +80,7 @@ class TraceFile:
         host = socket.gethostname()
         about: dict[str, Any] = {"schema": SCHEMA, "run": run, "rank": rank, "ranks": ranks}
         about |= {"host": host, "process": self._process, "began": round(time.time(), 6)}
-        self.add_metadata("chainermn", **about, clock=_clock(), zero=microseconds(self.zero))
+        self.add_metadata("chainermn", **about, clock=_clock(), zero=round(self.zero * 1e6, 3))
         self.add_metadata("process_name", name=f"rank {rank} on {host}")
         self.add_metadata("process_sort_index", sort_index=rank)
         self.add_metadata("thread_name", name="main thread")
@@ -109,7 +103,8 @@ class TraceFile:
 
     def add_metadata(self, event: str, /, **args: Any) -> None:
         """Have an event written that is no call."""
-        self._waiting.append(metadata(event, self.rank, **args))
+        line = {"name": event, "ph": "M", "pid": self.rank, "tid": 0, "args": args}
+        self._waiting.append(to_json(line) + ",\n")
 
     def end(self) -> None:
         """Have the thread write what is left, and wait for it, but not for ever."""
@@ -121,7 +116,7 @@ class TraceFile:
 
     def _keep_writing(self) -> None:
         try:
-            self._write("[\n")
+            self._write_waiting()  # what the file begins with
             while not self._ended.wait(FLUSH_SECONDS):
                 self._write_waiting()
             self._write_waiting()
@@ -132,20 +127,17 @@ class TraceFile:
 
     def _write_waiting(self) -> None:
         calls = self._waiting[:]  # others may add some meanwhile
-        self._write("".join([one if isinstance(one, str) else self._line(one) for one in calls]))
+        lines = [call if isinstance(call, str) else self._line(call) for call in calls]
+        data = "".join(lines).encode()
+        while data:
+            data = data[os.write(self._descriptor, data) :]
         del self._waiting[: len(calls)]
 
     def _line(self, call: Call) -> str:
         kind, sequence, start, end, arrived, ident, error = call
-        line = ""
-        thread = self._threads.get(ident)
-        if thread is None:
-            thread = self._threads[ident] = len(self._threads)
-            line = metadata("thread_name", self.rank, thread, name=f"thread {thread}")
-        line += _template(kind, self.rank, thread) % (
-            (start - self.zero) * 1e6,
-            (end - start) * 1e6,
-        )
+        thread = self._threads.setdefault(ident, len(self._threads))
+        times = (start - self.zero) * 1e6, (end - start) * 1e6
+        line = _template(kind, self.rank, thread) % times
         if kind[2]:
             line += f',"sequence":{sequence}'
             if arrived:
@@ -153,16 +145,6 @@ class TraceFile:
         if error is not None:
             line += f',"error":{to_json(error)}'
         return line + "}},\n"
-
-    def _write(self, text: str) -> None:
-        data = text.encode()
-        while data:
-            data = data[os.write(self._descriptor, data) :]
-
-
-def microseconds(seconds: float) -> float:
-    """Return a time as the file gives it."""
-    return round(seconds * 1e6, 3)
 
 
 def _clock() -> str:
@@ -193,8 +175,3 @@ def _template(kind: Kind, rank: int, thread: int) -> str:
     line = to_json({**event, "pid": rank, "tid": thread, "ts": 0, "dur": 0, "args": args})
     times = '"ts":%.3f,"dur":%.3f'
     return line.removesuffix("}}").replace("%", "%%").replace('"ts":0,"dur":0', times)
-
-
-def metadata(event: str, rank: int, thread: int = 0, /, **args: Any) -> str:
-    """Return the line of an event that has no time of its own."""
-    return to_json({"name": event, "ph": "M", "pid": rank, "tid": thread, "args": args}) + ",\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from operator import itemgetter
 from threading import get_ident
 
 import numpy as np
@@ -11,7 +10,7 @@ from mpi4py import MPI
 
 from ..observers import NOBODY, CallObserver
 from . import file
-from .file import Kind, TraceFile, microseconds, now
+from .file import Kind, TraceFile, now
 
 # Clocks drift: they are compared again at this collective call, at twice as many, and so on.
 FIRST_COMPARISON = 64
@@ -88,8 +87,8 @@ class CallTracer(CallObserver):
         """Write how far this clock is from the communicator's rank 0's (collective)."""
         zero, (at, ahead, round_trip) = self._file.zero, _measure_clock(self._comm)
         times = {"at": at - zero, "ahead": ahead + zero, "round_trip": round_trip}
-        times = {name: microseconds(seconds) for name, seconds in times.items()}
-        self._file.add_metadata("chainermn clock", communicator=self.name, **times)
+        micros = {name: round(seconds * 1e6, 3) for name, seconds in times.items()}
+        self._file.add_metadata("chainermn clock", communicator=self.name, **micros)
 
 
 def _measure_clock(comm: MPI.Intracomm) -> tuple[float, float, float]:
@@ -110,7 +109,7 @@ def _measure_clock(comm: MPI.Intracomm) -> tuple[float, float, float]:
         received = now()
         middle = (sent + received) / 2
         found.append((middle, float(theirs[0]) - middle, received - sent + float(theirs[1])))
-    at, ahead, round_trip = min(found, key=itemgetter(2))
+    at, ahead, round_trip = min(found, key=lambda one: one[2])
     steps = [1 << bit for bit in reversed(range(size.bit_length()))]
     for child in [rank + step for step in steps if not rank % (2 * step) and rank + step < size]:
         for _ in range(ROUND_TRIPS):

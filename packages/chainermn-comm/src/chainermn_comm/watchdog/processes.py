@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from _chainermn_events import write_frames
-
 RUNNING, STOPPED, GONE = "running", "stopped", "gone"
 Process = tuple[int, int]  # number and start time
 
@@ -122,7 +120,7 @@ def wait_until(is_done: Callable[[], bool], seconds: float, pause: float = 0.05)
     return done
 
 
-def write_stderr(pid: int, text: str, seconds: float, frames: Sequence[bytes] = ()) -> bool:
+def write_stderr(pid: int, text: str, seconds: float, events: Sequence[bytes] = ()) -> bool:
     """Write events and a text to where a process's standard error goes; return whether all fit.
 
     It is opened only now: the launcher waits until no process holds its pipe.
@@ -132,8 +130,8 @@ def write_stderr(pid: int, text: str, seconds: float, frames: Sequence[bytes] = 
     with contextlib.suppress(OSError):  # such as that it is a socket
         file = os.open(f"/proc/{pid}/fd/2", flags)
         try:
-            write_frames(file, frames, seconds / 2)
-            return write(file, text, deadline - time.monotonic())
+            pieces = (*(event.decode() for event in events), text)  # an event in one piece
+            return all([write(file, each, deadline - time.monotonic()) for each in pieces])
         finally:
             os.close(file)
     return False

@@ -17,7 +17,8 @@ from chainermn_tools import jobs
 from chainermn_tools.bench import runner
 from chainermn_tools.launch import JobResult, run_script
 
-EVENT = "bench"  # with the report
+EVENT = "bench"  # with the report; each row of its tables is an event of its own
+TABLES = ("hosts", "checks", "results", "skipped")
 # Beyond the time that the ranks give themselves: to start, and to end by themselves first.
 START_SECONDS = 30.0
 
@@ -39,11 +40,14 @@ def measure_on(
     result, output = run_script(launcher, ranks, script, log, timeout=timeout)
     if not result.success:
         return result, {}
-    found = output.first_of(EVENT)
-    if 0 not in found:
+    events = [event for event in output.events if event.kind == EVENT]
+    if not events or events[-1]["rows"] != len(events) - 1:
         message = "all ranks ended well, but the result of rank 0 did not arrive here"
         return JobResult(False, 1, message), {}
-    return result, found[0]["report"]
+    report = events.pop()["report"]
+    return result, report | {
+        table: [event["row"] for event in events if event["table"] == table] for table in TABLES
+    }
 
 
 def measure_here(
@@ -88,4 +92,7 @@ def _give_up(limit: float) -> None:
 if __name__ == "__main__":  # as a rank that `measure_on` started
     found = measure_here(**json.loads(sys.argv[1]))
     if found is not None:
-        emit(EVENT, report=found)
+        rows = [(table, row) for table in TABLES for row in found.pop(table)]
+        for table, row in rows:
+            emit(EVENT, table=table, row=row)
+        emit(EVENT, rows=len(rows), report=found)

@@ -29,6 +29,8 @@ from chainermn_tools.formatting import format_bytes, format_count
 
 # Enough ranks of a host to show where it puts them; more would only take longer.
 MAX_RANKS_PER_HOST = 2
+# Names that fit into an event.
+HOSTS_AT_ONCE = 40
 # Usual seconds of the job, share of the remaining time, and the most of it; then each host may be
 # tried alone. Ranks do little: one that isn't done by then hangs, or is very slow.
 JOB_TIME = (60.0, 0.4, 0.6)
@@ -85,8 +87,8 @@ def exchange(pairs: Sequence[Pair] = (), communicators: Sequence[str] = ()) -> N
 
     world, report = MPI.COMM_WORLD, functools.partial(emit, EVENT)
     hosts = world.allgather(socket.gethostname())
-    if world.rank == 0:
-        report(hosts=hosts)
+    for start in range(0, len(hosts) if world.rank == 0 else 0, HOSTS_AT_ONCE):
+        report(hosts=hosts[start : start + HOSTS_AT_ONCE])
     if not pairs and not communicators:
         return
     from chainermn_tools.doctor import rank_tests
@@ -118,7 +120,7 @@ def placement(context: Context, cluster: ClusterFacts) -> CheckResult:
         where = f"no rank began on {join_names(silent)}" if silent else "all ranks began"
         by_hand = "run it by hand to see what mpiexec says: chainermn launch --hosts ..."
         return _evaluate_end(job, where, by_hand, hosts=silent)
-    actual = Counter(reports[0]["hosts"])
+    actual = Counter(host for one in reports for host in one["hosts"])
     if actual != wanted:
         message = f"ranks are on {_describe(actual)}, and should be on {_describe(wanted)}"
         hint = "env | grep -E 'HYDRA_|PRTE_MCA_|OMPI_MCA_|SLURM_'   # something overrules the hosts"

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from _chainermn_events import MARK, VERSION
+from _chainermn_events import MARK, MOST_BYTES, VERSION
 
-# What begins like a frame and is longer is none.
-MAX_FRAME_BYTES = 4096
-# Most events that still lack frames; a corrupted frame is missing for ever.
-MAX_INCOMPLETE = 256
+# What begins like an event and is longer, with a tag before it, is none.
+MAX_LINE_BYTES = MOST_BYTES + 512
 # What mpiexec puts before a line when it is asked for ranks: MPICH's `[0] `, Open MPI's
 # `[1,0]<stderr>: ` with the job's name or number before the comma.
 TAG = rb"\[(?:[^\[\],\s]{0,200},)?(\d{1,9})\](?:<std(?:out|err)>:)? ?"
@@ -53,19 +50,17 @@ class Decoder:
     def __init__(self, job: str, events: list[Event]) -> None:
         self._events = events
         mark = MARK.encode()
-        self._frame = re.compile(
-            rb"(?:%s)?%s%s (\d{1,9}) (\d{1,30}) (\d{1,9}) (\d{1,9}) ([ -~]*)%s\r?\n?"
-            % (TAG, mark, re.escape(job.encode()), mark)
+        self._line = re.compile(
+            rb"(?:%s)?%s%s (\{[ -~]*\})\r?\n" % (TAG, mark, re.escape(job.encode()))
         )
-        self._partial = re.compile(rb"(?:%s)?%s[^%s]*\Z" % (TAG, mark, mark))
+        self._partial = re.compile(rb"(?:%s)?%s" % (TAG, mark))
         self._pending = b""
-        self._parts: dict[tuple[int, int], dict[int, str]] = {}
 
     def feed(self, data: bytes) -> bytes:
         """Take the next bytes of the stream; return what is to be shown of them."""
-        shown = self._frame.sub(self._take, self._pending + data)
-        begun = self._partial.search(shown)
-        if begun is None or len(shown) - begun.start() > MAX_FRAME_BYTES:
+        shown = self._line.sub(self._take, self._pending + data)
+        begun = self._partial.search(shown, shown.rfind(b"\n") + 1)
+        if begun is None or len(shown) - begun.start() > MAX_LINE_BYTES:
             self._pending = b""
             return shown
         self._pending = shown[begun.start() :]
@@ -76,19 +71,15 @@ class Decoder:
         pending, self._pending = self._pending, b""
         return pending
 
-    def _take(self, frame: re.Match[bytes]) -> bytes:
-        """Add a frame to its event; what is damaged is dropped."""
-        rank, serial, number, count = (int(one) for one in frame.groups()[-5:-1])
-        parts = self._parts.setdefault((rank, serial), {})
-        parts[number] = frame.groups()[-1].decode()
-        if len(parts) >= count:
-            del self._parts[rank, serial]
-            with contextlib.suppress(ValueError):
-                event = json.loads("".join(parts[number] for number in sorted(parts)))
-                if isinstance(event, dict) and event.get("version") == VERSION:
-                    self._events.append(Event(rank, str(event.get("event")), event))
-        elif len(self._parts) > MAX_INCOMPLETE:
-            del self._parts[next(iter(self._parts))]
+    def _take(self, line: re.Match[bytes]) -> bytes:
+        """Add an event to the list; return what is shown in its place."""
+        try:
+            event = json.loads(line.groups()[-1])
+            rank = int(event["rank"])
+        except (KeyError, TypeError, ValueError):  # another rank's output got into it
+            return line.group()
+        if event.get("version") == VERSION:
+            self._events.append(Event(rank, str(event.get("event")), event))
         return b""
 
 

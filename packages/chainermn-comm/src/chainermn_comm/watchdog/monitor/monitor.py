@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from operator import itemgetter
 from typing import Any
 
-from _chainermn_events import event_frames
+from _chainermn_events import event_line
 
 from ...timeout import Timeout
 from .. import processes, report
@@ -331,7 +331,7 @@ class Monitor:
     def event(self, kind: str, **fields: Any) -> list[bytes]:
         """Return an event for `chainermn launch` in the name of the first rank; see `print`."""
         job = self.config["launch"]
-        return event_frames(job, self.ranks[0].world, kind, **fields) if job else []
+        return [event_line(job, self.ranks[0].world, kind, **fields)] if job else []
 
     def print(self, text: str, event: Sequence[bytes] = ()) -> None:
         print_for(self.ranks, text, event)

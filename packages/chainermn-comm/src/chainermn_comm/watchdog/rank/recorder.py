@@ -22,8 +22,8 @@ from .. import status_region as layout
 from ..status_region import CALL, COLLECTIVE, IDLE, MESSAGE, NOBODY, STATE_AND_TIME
 
 # Global names save attribute look-ups.
-_write_version, _write_call = layout.VERSION.pack_into, CALL.pack_into
-_write_state, _CALL_BYTES, _now = STATE_AND_TIME.pack_into, CALL.size, time.monotonic
+_put_version, _put_call = layout.VERSION.pack_into, CALL.pack_into
+_put_state, _CALL_BYTES, _now = STATE_AND_TIME.pack_into, CALL.size, time.monotonic
 
 
 class CallRecorder(CallObserver):
@@ -41,7 +41,7 @@ class CallRecorder(CallObserver):
         self.sequence = sequence
         name = encode_name(operation)
         self._write(
-            _write_call, COLLECTIVE, _now(), sequence, nbytes, root, NOBODY, get_ident(), name
+            _put_call, COLLECTIVE, _now(), sequence, nbytes, root, NOBODY, get_ident(), name
         )
 
     def message(
@@ -49,24 +49,22 @@ class CallRecorder(CallObserver):
     ) -> None:
         """Record that this process is about to wait for one other, as part of a function."""
         name = encode_name(operation, scope) if scope else encode_name(operation)
-        self._write(
-            _write_call, MESSAGE, _now(), self.sequence, nbytes, peer, tag, get_ident(), name
-        )
+        self._write(_put_call, MESSAGE, _now(), self.sequence, nbytes, peer, tag, get_ident(), name)
 
     def leave(self) -> None:
         """Record that it waits no longer."""
-        self._write(_write_state, IDLE, _now())
+        self._write(_put_state, IDLE, _now())
 
-    def _write(self, write: Callable[..., None], *values: Any) -> None:
+    def _write(self, put: Callable[..., None], *values: Any) -> None:
         """Write under the sequence lock; whatever interrupts, the version is even in the end."""
         memory, offset = self._memory, self._offset
         version, lock = self._version | 1, offset + _CALL_BYTES
         try:
-            _write_version(memory, lock, version)
-            write(memory, offset, *values)
+            _put_version(memory, lock, version)
+            put(memory, offset, *values)
         finally:
             self._version = version + 1
-            _write_version(memory, lock, version + 1)
+            _put_version(memory, lock, version + 1)
 
     def _detach(self) -> None:
         self._memory: Any = bytearray(layout.SLOT_BYTES)
