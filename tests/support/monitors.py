@@ -63,11 +63,11 @@ class Links:
         # What spokes reply to questions; None for nothing.
         self.says: dict[int, Any] = {}
 
-    def answer(self, number: int) -> Callable[[Any], None]:
-        def take(message: Any) -> None:
+    def answer(self, number: int) -> Callable[[int, Any], None]:
+        def take(_: int, message: Any) -> None:
             said = self.says.get(number, {"ranks": [number]})
             if message["kind"] == "ask" and said is not None:
-                self.spokes[number - 1].send("reply", query=message["query"], **said)
+                self.spokes[number - 1].tell("reply", query=message["query"], **said)
             self.heard.append((-number, message))
 
         return take
@@ -155,7 +155,6 @@ class Simulation:
         config = {"timeout": timeout, "launch": None, "listeners": listeners, "star": star}
         made = Monitor(config, [self.ranks[number]])  # type: ignore[list-item]
         made.tick = 0.0
-        made.stacks = dict  # type: ignore[method-assign,assignment]
         printed = lambda text, event=(): self.printed.append((number, text))  # noqa: E731
         made.print = printed  # type: ignore[method-assign]
         return made
@@ -177,9 +176,9 @@ class Simulation:
 
     def cut(self, number: int) -> None:
         """Cut the link to a machine, as both kernels see it at last."""
-        hub, spoke = self.monitors[0].hub, self.monitors[number].spoke
-        assert hub is not None
-        assert spoke is not None
+        hub, spoke = self.monitors[0].star, self.monitors[number].star
+        assert isinstance(hub, Hub)
+        assert isinstance(spoke, Spoke)
         spoke._endpoints = []
         spoke._lose(CUT)
         hub._lose(hub.connected[number], number, CUT)
@@ -214,6 +213,7 @@ def simulation(size: int, **timeout: Any) -> Iterator[Simulation]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     nothing = SimpleNamespace(keep=lambda now: None, scan=lambda: None)
     with (
+        mock.patch.object(module, "collect_stacks", return_value={}),
         mock.patch.object(module, "SharedFiles", return_value=nothing),
         mock.patch.object(module, "Launcher"),
         mock.patch.object(module.processes, "terminate"),

@@ -77,14 +77,16 @@ def start_rank() -> Iterator:
         process.communicate()
 
 
+# What is told to the only monitor of a job.
+ALONE = {"number": 0, "names": ["rank 0 on near"], "secret": ""}
 opened: list = []  # the spokes of monitors that were made
 
 
 def make_monitor(ranks, star=None, ends_job=True):
     config = {"timeout": {"seconds": 2.0, "ends_job": ends_job, "silence": 20.0}}
-    config |= {"launch": events.LAUNCH, "listeners": [], "star": star}
+    config |= {"launch": events.LAUNCH, "listeners": [], "star": star or ALONE}
     made = monitor.Monitor(config, [MonitoredRank(each) for each in ranks])
-    opened.extend([made.spoke] if made.spoke else [])
+    opened.extend([made.star] if star and star["number"] else [])
     return made
 
 
@@ -136,7 +138,7 @@ def test_without_the_others_the_hub_and_a_spoke_report_what_they_see(
 
 def test_work_that_a_rank_does_alone_is_no_stall_for_ten_minutes(monkeypatch, mine, start_rank):
     watched, said, *_ = watching(monkeypatch, [description(0), start_rank(1)[1]])
-    monkeypatch.setattr(watched, "stacks", dict)
+    monkeypatch.setattr(monitor, "collect_stacks", lambda ranks: {})
     mine.collective("gather", 1)
     begun = clock()
     for seconds in range(3, 600):
@@ -154,19 +156,19 @@ def test_work_that_a_rank_does_alone_is_no_stall_for_ten_minutes(monkeypatch, mi
 def test_a_spoke_leaves_it_to_the_hub_until_that_does_not_answer(monkeypatch, mine, star):
     watched, said, *_ = watching(monkeypatch, [description(0)], star[1])
     sent = []
-    monkeypatch.setattr(watched, "tell_hub", lambda kind, **fields: sent.append((kind, fields)))
+    monkeypatch.setattr(watched.star, "tell", lambda kind, **fields: sent.append((kind, fields)))
     mine.collective("allreduce", 7)
     begun = clock()
     for seconds in (0.5, 1.1, 1.2, 3.0):
         assert not watched.check_calls(begun + seconds)
     assert [kind for kind, _ in sent] == ["waits", "waits"]
-    watched.hear_hub({"kind": "answer"})
+    watched.hear(0, {"kind": "answer"})
     assert not watched.check_calls(begun + 4.1)
     assert not watched.check_calls(begun + 4.1 + monitor.ANSWER_SECONDS - 0.1)
     assert said == []
     assert watched.check_calls(begun + 4.1 + monitor.ANSWER_SECONDS + 0.1)
     assert "rank 0 on near didn't answer" in said[0]
-    watched.hear_hub({"kind": "known"})  # of another that has reported it
+    watched.hear(0, {"kind": "known"})  # of another that has reported it
     assert not watched.check_calls(begun + 40.0)
 
 
@@ -175,7 +177,7 @@ def test_a_machine_that_is_lost_ends_the_job_if_a_call_waits_and_a_time_out_was_
     monkeypatch, mine, star, ends_job
 ):
     watched, said, _, told = watching(monkeypatch, [description(0)], star[1], ends_job)
-    cut(watched.spoke)
+    cut(watched.star)
     assert not watched.check_links(clock() + 100)
     mine.collective("allreduce", 1)
     assert not watched.check_links(clock() + 19)
@@ -196,7 +198,7 @@ def test_a_lost_machine_ends_no_job_whose_calls_go_on_or_wait_for_exempt_work(
     monkeypatch, mine, star
 ):
     watched, said, *_ = watching(monkeypatch, [description(0)], star[1])
-    cut(watched.spoke)
+    cut(watched.star)
     mine.collective("allreduce", 7)
     assert not watched.check_links(clock())
     mine.collective("allreduce", 8)  # which may have begun before the cut
@@ -213,7 +215,7 @@ def test_a_lost_machine_ends_no_job_whose_calls_go_on_or_wait_for_exempt_work(
 def test_with_no_time_out_nothing_is_reported_but_a_rank_that_dies(monkeypatch, mine, star):
     watched, said, *_ = watching(monkeypatch, [description(0)], star[1])
     watched.timeout = monitor.Timeout(0.0)
-    cut(watched.spoke)
+    cut(watched.star)
     mine.collective("allreduce", 7)
     assert not watched.check_links(clock() + 1e6)
     assert not watched.check_calls(clock() + 1e6)
@@ -222,10 +224,10 @@ def test_with_no_time_out_nothing_is_reported_but_a_rank_that_dies(monkeypatch, 
 
 def test_of_several_machines_the_first_failure_is_reported_by_the_hub(monkeypatch, star):
     watched, said, *_ = watching(monkeypatch, [description(0)], star[0])
-    watched.hub.connected[1] = None
+    watched.star.connected[1] = None
     then = {"age": 9.0, "rank": None}  # it called MPI_Abort
     lost = asdict(watched.read(clock())[0])
-    watched.hear_spoke(1, {"kind": "failed", "age": 1.0, "rank": lost})
+    watched.hear(1, {"kind": "failed", "age": 1.0, "rank": lost})
     assert not watched.report_failure()  # another one may say so, too
     now = clock()
     monkeypatch.setattr(monitor.time, "monotonic", lambda: now + 2.0)
@@ -234,7 +236,7 @@ def test_of_several_machines_the_first_failure_is_reported_by_the_hub(monkeypatc
     (words,) = said
     assert words.startswith("ChainerMN: rank 0 (process ")
     watched.failure_due = None
-    watched.hear_spoke(1, {"kind": "failed", **then})
+    watched.hear(1, {"kind": "failed", **then})
     monkeypatch.setattr(monitor.time, "monotonic", lambda: now + 4.0)
     assert watched.report_failure()
     assert len(said) == 1

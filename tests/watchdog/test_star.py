@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import socket
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,8 +26,8 @@ def test_the_hub_hears_of_all_and_each_has_one_connection_to_it():
         assert made.until(lambda: sum(m["kind"] == "known" for _, m in made.heard) == 63)
         made.hub.tell("answer", only=7)
         assert made.until(lambda: [n for n, m in made.heard if m["kind"] == "answer"] == [-7])
-        assert made.spokes[4].send("waits", seconds=3.0)
-        assert made.until(lambda: (5, {"kind": "waits", "seconds": 3.0}) in made.heard)
+        made.spokes[4].tell("waits", seconds=3.0)
+        assert made.until(lambda: [m["seconds"] for n, m in made.heard if n == 5] == [3.0])
 
 
 def test_one_that_says_nothing_or_nonsense_keeps_nothing_from_the_others():
@@ -47,7 +47,7 @@ def test_late_replies_are_not_taken_for_those_of_the_next_question():
         made.says[1] = None
         assert sorted(ask(made, 0.5)) == [2]
         made.says.clear()
-        made.spokes[0].send("reply", query=1, ranks="late")
+        made.spokes[0].tell("reply", query=1, ranks="late")
         assert made.until(lambda: True)
         assert ask(made)[1]["ranks"] == [1]
 
@@ -76,7 +76,7 @@ def test_a_hub_that_is_stopped_or_gone_is_not_taken_for_a_cut_link(monkeypatch):
         made.connect()
         (spoke,) = made.spokes
         made.selector.unregister(made.listener)  # the kernel takes connections in, nobody answers
-        made.hub._lose(made.hub.connected[1], 1, None)
+        made.hub._lose(made.hub.connected[1], 1)
         assert made.until(lambda: not spoke.is_connected)
         assert not made.until(lambda: spoke.is_connected or spoke.lost(), 1.0)
         made.listener.close()
@@ -93,16 +93,16 @@ def test_who_does_not_know_the_secret_is_not_heard_and_hears_no_secret():
         made.connect()
         with socket.create_connection(made.listener.getsockname()) as stranger:
             made.until(lambda: made.hub._strangers, 1.0)
-            challenge = json.loads(stranger.recv(1024))
-            stranger.sendall(b'"mine"\n[1, "' + b"0" * 64 + b'"]\n{"kind": "waits"}\n')
+            digits = stranger.recv(1024)
+            stranger.sendall(b"mine\n" + b"0" * 64 + b' {"number": 0, "kind": "waits"}\n')
             assert made.until(lambda: not made.hub._strangers)
             assert stranger.recv(1024) == b""
-        assert len(challenge) == 32
+        assert len(digits) == 33
         assert made.heard == []
         assert sorted(ask(made)) == [1]
 
 
-@pytest.mark.parametrize("said", [b"[" * 1000 + b"\n" * 2, b"x" * 5000, b"{}\n{}\n", b"1\n[2]\n"])
+@pytest.mark.parametrize("said", [b"x" * 5000, b"\xff\n", b"\n\n", b"1\n[2]\n", b"1\n\xc3 {}\n"])
 def test_whatever_a_stranger_sends_drops_the_stranger_alone(said):
     with links(2) as made:
         made.connect()
@@ -113,6 +113,29 @@ def test_whatever_a_stranger_sends_drops_the_stranger_alone(said):
         assert sorted(ask(made)) == [1]
 
 
+def test_a_message_can_not_be_sent_again_by_who_has_seen_it():
+    with links(2) as made:
+        made.connect()
+        (spoke,) = made.spokes
+        sent = []
+        inner = spoke._connection.socket
+        spoke._connection.socket = SimpleNamespace(
+            sendall=lambda data: (sent.append(data), inner.sendall(data))
+        )
+        spoke.tell("waits", seconds=1.0)
+        spoke._connection.socket = inner
+        assert made.until(lambda: made.heard)
+        inner.sendall(sent[0])
+        assert made.until(lambda: not made.hub.connected)
+        assert len(made.heard) == 1
+        # Nor on another connection.
+        with socket.create_connection(made.listener.getsockname()) as stranger:
+            stranger.sendall(b"mine\n" + sent[0])
+            assert made.until(lambda: made.hub._strangers)
+            assert made.until(lambda: not made.hub._strangers)
+        assert len(made.heard) == 1
+
+
 def test_a_liar_is_no_hub():
     with links(2) as made, socket.create_server(("127.0.0.1", 0)) as liar:
         (spoke,) = made.spokes
@@ -121,7 +144,7 @@ def test_a_liar_is_no_hub():
         spoke.keep()
         connection, _ = liar.accept()
         with connection:
-            connection.sendall(b'"mine"\n[1, "' + b"0" * 64 + b'"]\n{"kind": "end"}\n')
+            connection.sendall(b"mine\n" + b"0" * 64 + b' {"number": 0, "kind": "end"}\n')
             assert made.until(lambda: spoke._socket is None)
         assert not spoke.is_connected
         assert made.heard == []

@@ -1,8 +1,8 @@
-"""A connection between two monitors: lines of JSON, once both have shown that they know the secret.
+"""A connection between two monitors: lines of JSON, each with a proof that its sender is one.
 
-The ranks exchanged the secret through MPI, and it never travels here: both sides choose random
-digits, and each sends an HMAC of all of these. The kernel ends a connection whose other machine
-acknowledges nothing any more; a process that is stopped there does no harm.
+Both sides first send random digits. Each line has an HMAC of these, of its number and contents,
+with the secret that the ranks exchanged through MPI. The kernel ends a connection whose other
+machine acknowledges nothing any more; a process that is stopped there does no harm.
 """
 
 from __future__ import annotations
@@ -13,78 +13,77 @@ import hmac
 import json
 import os
 import socket
+from collections.abc import Iterator
 from typing import Any
 
-# Bytes of a line: of who hasn't shown the secret yet, and of a monitor with its ranks' stacks.
+# Bytes of a line: of who has proved nothing yet, and of a monitor with its ranks' stacks.
 GREETING_BYTES, LARGEST = 1024, 1 << 22
 # For the other side to take what is sent, which is little.
 SEND_SECONDS = 2.0
 # The link is cut or the machine is down; any other error says that a process has gone.
-CUT = {
-    errno.ETIMEDOUT,
-    errno.EHOSTUNREACH,
-    errno.ENETUNREACH,
-    errno.EHOSTDOWN,
-    errno.ENETDOWN,
-    errno.ENONET,
-}
+CUT = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
+# The message that a connection begins with, which has no proof.
+DIGITS = "digits"
+
+Message = dict[str, Any]
 
 
 class Connection:
-    """One side of a connection; OSError or ValueError means that it is of no use any more."""
+    """One side of a connection; any exception means that it is of no use any more."""
 
-    def __init__(self, sock: socket.socket, silence: float) -> None:
+    def __init__(self, sock: socket.socket, secret: str, silence: float) -> None:
         """Take over a socket, which ends ``silence`` seconds after the last acknowledgement."""
-        self.socket = sock
+        self.socket, self._secret = sock, secret.encode()
         sock.settimeout(SEND_SECONDS)
+        pause = int(min(max(1, silence / 8), 3600))
         with contextlib.suppress(OSError):  # a kernel may not have one of these
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            pause = int(min(max(1, silence / 8), 3600))
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, pause)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, pause)
-            sock.setsockopt(
-                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * min(silence, 1e6))
-            )
-        self._nonce = os.urandom(16).hex()
-        self._received = b""
-        self._limit = GREETING_BYTES
+            for option, value in (
+                (socket.TCP_NODELAY, 1),
+                (socket.TCP_KEEPIDLE, pause),
+                (socket.TCP_KEEPINTVL, pause),
+                (socket.TCP_USER_TIMEOUT, int(1000 * min(silence, 1e6))),
+            ):
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        self._mine, self._theirs = os.urandom(16).hex(), ""
+        self._sent = self._heard = 0
+        self._rest = b""
+        sock.sendall(f"{self._mine}\n".encode())
 
-    def greet(self) -> None:
-        """Send this side's random digits, as the first thing that it does."""
-        self.send(self._nonce)
+    def send(self, kind: str, **fields: Any) -> None:
+        """Send a message; only once digits have come."""
+        body = json.dumps({"number": self._sent, "kind": kind, **fields})
+        self._sent += 1
+        proof = self._proof(self._mine, self._theirs, body)
+        self.socket.sendall(f"{proof} {body}\n".encode())
 
-    def prove(self, secret: str, theirs: Any, side: str, number: int) -> None:
-        """Send the proof of one ``side``, which machine ``number`` has, for the other's digits."""
-        self.send([number, _proof(secret, side, number, theirs, self._nonce)])
-
-    def check(self, secret: str, theirs: Any, side: str, proof: Any) -> int:
-        """Return the number of the machine that sent a proof; ValueError if it is none."""
-        number, digest = proof
-        if not hmac.compare_digest(digest, _proof(secret, side, number, self._nonce, theirs)):
-            raise ValueError("a proof without the secret")
-        self._limit = LARGEST
-        return int(number)
-
-    def send(self, value: Any) -> None:
-        """Send a line."""
-        self.socket.sendall(f"{json.dumps(value)}\n".encode())
-
-    def receive(self) -> list[Any]:
-        """Return the lines that have come, of a socket that can be read."""
+    def receive(self) -> Iterator[Message]:
+        """Return the messages that have come, of a socket that can be read."""
         data = self.socket.recv(1 << 16)
         if not data:
             raise EOFError("the other side has closed it")
-        *lines, self._received = (self._received + data).split(b"\n")
-        if len(self._received) > self._limit:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > (LARGEST if self._heard else GREETING_BYTES):
             raise ValueError("a line is too long")
-        return [json.loads(line) for line in lines]
+        for line in lines:
+            if not self._theirs:
+                self._theirs = line.decode()
+                yield {"kind": DIGITS}
+                continue
+            proof, _, body = line.decode().partition(" ")
+            if not hmac.compare_digest(proof, self._proof(self._theirs, self._mine, body)):
+                raise ValueError("a message without proof")
+            message = json.loads(body)
+            if message["number"] != self._heard:
+                raise ValueError("a message that was sent before")
+            self._heard += 1
+            yield message
+
+    def _proof(self, sender: str, receiver: str, body: str) -> str:
+        text = f"{sender} {receiver} {body}"
+        return hmac.new(self._secret, text.encode(), "sha256").hexdigest()
 
 
-def _proof(secret: str, *parts: Any) -> str:
-    return hmac.new(secret.encode(), json.dumps(parts).encode(), "sha256").hexdigest()
-
-
-def is_cut(error: BaseException) -> bool:
+def is_cut(error: BaseException | None) -> bool:
     """Return whether an error says that the other machine can't be reached."""
     return isinstance(error, OSError) and error.errno in CUT

@@ -19,8 +19,9 @@ from ..diagnosis import Rank, WaitGraph, Waits, rank_from_reply
 from ..processes import GONE
 from ..status_region import read_abort_time
 from .cleanup import Launcher, SharedFiles, clean
+from .connection import Message
 from .local_ranks import ExitTracker, MonitoredRank, collect_stacks, print_for
-from .star import Hub, Message, Spoke
+from .star import Hub, Spoke
 
 # Time between two looks: short enough for a report in time, and nothing taken from the ranks.
 TICK_SECONDS = 0.5
@@ -63,14 +64,13 @@ class Monitor:
         self.must_end = self.ended_job = False
         self.selector = selectors.DefaultSelector()
         self.exits = ExitTracker(ranks, self.selector)
-        self.hub: Hub | None = None
-        self.spoke: Spoke | None = None
         star, silence = config["star"], self.timeout.silence
-        if star is not None and star["number"] == 0:
-            listeners = [socket.socket(fileno=one) for one in config["listeners"]]
-            self.hub = Hub(self.selector, listeners, star, silence, self.hear_spoke)
-        elif star is not None:
-            self.spoke = Spoke(self.selector, star, silence, self.hear_hub)
+        listeners = [socket.socket(fileno=one) for one in config["listeners"]]
+        self.star: Hub | Spoke = (
+            Spoke(self.selector, star, silence, self.hear)
+            if star["number"]
+            else Hub(self.selector, listeners, star, silence, self.hear)
+        )
         # Of each spoke whose calls wait: since when, and when it said so.
         self.told: dict[int, tuple[float, float]] = {}
         # When this spoke last said so, and since when the hub doesn't answer.
@@ -95,8 +95,7 @@ class Monitor:
         if now - before > self.tick + PAUSE_SECONDS:
             self.pauses.append((now, now - before))
         self.note_failure(now)
-        if star := self.hub or self.spoke:
-            star.keep()
+        self.star.keep()
         self.files.keep(now)
         if all(rank.state() == GONE for rank in self.ranks):
             while not self.report_failure():
@@ -118,50 +117,41 @@ class Monitor:
 
     # What monitors say to one another.
 
-    def hear_spoke(self, number: int, message: Message) -> None:
-        now = time.monotonic()
-        if message["kind"] == "waits":
-            self.told[number] = now - float(message["seconds"]), now
-            self.tell_spokes("answer", only=number)
-        elif message["kind"] == "failed":
-            lost = message["rank"] and rank_from_reply(message["rank"])
-            self.add_failure(now - float(message["age"]), lost)
-
-    def hear_hub(self, message: Message) -> None:
+    def hear(self, number: int, message: Message) -> None:
+        """Do what another monitor says, the hub or the spoke of machine ``number``."""
         now, kind = time.monotonic(), message["kind"]
-        if kind == "ask":
-            stacks = self.stacks() if message["what"] == "stacks" else {}
-            found = (replace(one, stacks=stacks.get(one.world, "")) for one in self.read(now))
-            self.tell_hub("reply", query=message["query"], ranks=list(map(asdict, found)))
+        if kind == "waits":
+            self.told[number] = now - message["seconds"], now
+            self.star.tell("answer", only=number)
         elif kind == "answer":
             self.unanswered_since = math.inf
+        elif kind == "failed":
+            lost = message["rank"] and rank_from_reply(message["rank"])
+            self.add_failure(now - message["age"], lost)
+        elif kind == "ask":
+            stacks = collect_stacks(self.ranks) if message["what"] == "stacks" else {}
+            found = (replace(one, stacks=stacks.get(one.world, "")) for one in self.read(now))
+            self.star.tell("reply", query=message["query"], ranks=list(map(asdict, found)))
         elif kind == "known":
             self.reported_at = now
         elif kind == "pause":
-            self.pauses.append((now, float(message["seconds"])))
+            self.pauses.append((now, message["seconds"]))
         elif kind == "end":
             self.must_end = True
-
-    def tell_hub(self, kind: str, **fields: Any) -> bool:
-        return self.spoke is not None and self.spoke.send(kind, **fields)
-
-    def tell_spokes(self, kind: str, only: int | None = None, **fields: Any) -> None:
-        if self.hub is not None:
-            self.hub.tell(kind, only, **fields)
 
     def read(self, now: float) -> list[Rank]:
         return [rank.read(now) for rank in self.ranks]
 
-    def everyone(self, kind: str, graph: WaitGraph) -> WaitGraph:
-        """Return the graph with all machines' ranks and, if ``kind`` is "stacks", their stacks."""
-        replies = self.hub.ask(kind, REPLY_SECONDS, self.poll) if self.hub else dict
-        stacks = self.stacks() if kind == "stacks" else {}
-        others: list[Rank] = []
-        silent = [self.spoke.hub_name] if self.spoke else []
+    def everyone(self, what: str, graph: WaitGraph) -> WaitGraph:
+        """Return the graph with all machines' ranks and, if ``what`` is "stacks", their stacks."""
+        star, others, silent = self.star, list[Rank](), list[str]()
+        replies = star.ask(what, REPLY_SECONDS, self.poll) if isinstance(star, Hub) else dict
+        stacks = collect_stacks(self.ranks) if what == "stacks" else {}
         said = replies()
-        for number, name in enumerate(self.hub.names if self.hub else ()):
+        names = star.names[1:] if isinstance(star, Hub) else [star.hub_name]
+        for number, name in enumerate(names, 1):
             try:
-                others += map(rank_from_reply, said[number]["ranks"] if number else ())
+                others += map(rank_from_reply, said[number]["ranks"])
             except (LookupError, TypeError):
                 silent.append(name)
         return graph.extended(stacks, others, silent)
@@ -176,7 +166,10 @@ class Monitor:
         self.knows_failure = True
         first = self.exits.first_failure
         lost = None if first is None else first.read(now)
-        if not self.tell_hub("failed", age=age, rank=lost and asdict(lost)):
+        is_told = isinstance(self.star, Spoke) and self.star.tell(
+            "failed", age=age, rank=lost and asdict(lost)
+        )
+        if not is_told:
             self.add_failure(now - age, lost)
         self.report_failure()  # before the launcher ends
         self.files.scan()  # while other ranks may live
@@ -184,7 +177,7 @@ class Monitor:
     def add_failure(self, when: float, lost: Rank | None) -> None:
         self.failures.append((when, lost))
         if self.failure_due is None:
-            others = self.hub and self.hub.connected
+            others = isinstance(self.star, Hub) and self.star.connected
             self.failure_due = time.monotonic() + (FAILED_SECONDS if others else 0.0)
 
     def report_failure(self) -> bool:
@@ -209,8 +202,7 @@ class Monitor:
 
         Ranks may reach it by another network: one whose collective calls go on is proof of it.
         """
-        star = self.hub or self.spoke
-        lost = star.lost() if star and self.timeout.seconds else []
+        lost = self.star.lost() if self.timeout.seconds else []
         if not lost:
             self.calls_before, self.knows_loss = None, False
             return False
@@ -269,16 +261,16 @@ class Monitor:
         event = self.event("watchdog_abort", reason=report.reason(text)) if ends_job else []
         self.print(text, event)
         self.reported_at = self.warned_at = now
-        self.tell_spokes("known")
+        self.star.tell("known")
         return ends_job
 
     def leave_to_hub(self, longest: float, now: float) -> bool:
         """Return whether the hub judges; tell it for how long a call has waited here, if any."""
-        if self.spoke is None:
+        if isinstance(self.star, Hub):
             return False
         if longest and now - self.told_at >= REPEAT_SECONDS:
             self.told_at, self.unanswered_since = now, min(now, self.unanswered_since)
-            self.tell_hub("waits", seconds=longest)
+            self.star.tell("waits", seconds=longest)
         return now - self.unanswered_since < ANSWER_SECONDS
 
     def warn(self, graph: WaitGraph, now: float) -> None:
@@ -303,7 +295,7 @@ class Monitor:
         # What they waited for it doesn't count.
         pause = min(work.age, self.timeout.seconds)
         self.pauses.append((now, pause))
-        self.tell_spokes("pause", seconds=pause)
+        self.star.tell("pause", seconds=pause)
         return True
 
     def waits(
@@ -324,10 +316,6 @@ class Monitor:
 
     # What is done about them.
 
-    def stacks(self) -> dict[int, str]:
-        """Return the stacks of the ranks that give some, by their number in MPI.COMM_WORLD."""
-        return collect_stacks(self.ranks)
-
     def event(self, kind: str, **fields: Any) -> list[bytes]:
         """Return an event for `chainermn launch` in the name of the first rank; see `print`."""
         job = self.config["launch"]
@@ -341,7 +329,7 @@ class Monitor:
         self.ended_job = True
         self.files.scan()
         time.sleep(FORWARDING_SECONDS)
-        self.tell_spokes("end")
+        self.star.tell("end")
         processes.terminate([rank.process for rank in self.ranks], TERM_SECONDS)
 
     def clean(self) -> None:

@@ -14,9 +14,9 @@ from functools import partial
 from selectors import EVENT_READ, EVENT_WRITE, BaseSelector
 from typing import Any
 
-from .connection import Connection, is_cut
+from .connection import DIGITS, Connection, Message, is_cut
 
-# Connections that have not shown the secret: the most, of which the oldest goes, and their time.
+# Connections that have proved nothing yet: the most, of which the oldest goes, and their time.
 MOST_STRANGERS, GREETING_SECONDS = 256, 5.0
 # That are taken before those that have come are read again.
 MOST_ACCEPTED = 64
@@ -24,14 +24,12 @@ MOST_ACCEPTED = 64
 REFUSED_SECONDS = 0.1
 # Before the hub is tried again.
 RETRY_SECONDS = 1.0
-HUB, SPOKE = "hub", "spoke"
 
-Message = dict[str, Any]
-Poll = Callable[[float], None]  # waits for so many seconds at most, and handles what has come
+Take = Callable[[int, Message], None]  # is given messages, and the number of their machine
 
 
 class Hub:
-    """The first machine's side."""
+    """The first machine's side; of a job of one machine, too."""
 
     def __init__(
         self,
@@ -39,16 +37,15 @@ class Hub:
         listeners: Iterable[socket.socket],
         star: dict[str, Any],
         silence: float,
-        take: Callable[[int, Message], None],
+        take: Take,
     ) -> None:
-        """Listen; ``take`` is given messages that are no replies, and their machine's number."""
+        """Listen; ``take`` is given what isn't a reply."""
         self.names: list[str] = star["names"]  # of all machines, by their numbers
         self.connected: dict[int, Connection] = {}
-        self.cut: set[int] = set()  # numbers of the machines whose links were cut
+        self._cut: set[int] = set()  # numbers of the machines whose links were cut
         self._selector, self._secret, self._silence = selector, star["secret"], silence
         self._take = take
-        # When each came, the first first, and its random digits once they are known.
-        self._strangers: dict[Connection, tuple[float, Any]] = {}
+        self._strangers: dict[Connection, float] = {}  # when each came, the first first
         self._query = 0
         self._replies: dict[int, Message] = {}
         for listener in listeners:
@@ -56,31 +53,31 @@ class Hub:
             selector.register(listener, EVENT_READ, partial(self._accept, listener))
 
     def keep(self) -> None:
-        """Drop those that take too long to show the secret."""
+        """Drop those that take too long to prove what they are."""
         late = time.monotonic() - GREETING_SECONDS
-        for connection, (came, _) in list(self._strangers.items()):
-            if came > late:
-                break
-            self._drop(connection)
+        for connection in [one for one, came in self._strangers.items() if came < late]:
+            self._lose(connection)
 
     def lost(self) -> list[str]:
         """Return the names of the machines that can't be reached any more."""
-        return [self.names[number] for number in sorted(self.cut)]
+        return [self.names[number] for number in sorted(self._cut)]
 
     def tell(self, kind: str, only: int | None = None, **fields: Any) -> None:
         """Send a message to all other monitors, or to one."""
         for number, connection in list(self.connected.items()):
             if only in (None, number):
                 try:
-                    connection.send({"kind": kind, **fields})
+                    connection.send(kind, **fields)
                 except OSError as error:
                     self._lose(connection, number, error)
 
-    def ask(self, kind: str, seconds: float, poll: Poll) -> Callable[[], dict[int, Message]]:
+    def ask(
+        self, what: str, seconds: float, poll: Callable[[float], None]
+    ) -> Callable[[], dict[int, Message]]:
         """Ask all monitors; return a function that waits for what they say, by their numbers."""
         deadline = time.monotonic() + seconds
         self._query, self._replies = self._query + 1, {}
-        self.tell("ask", what=kind, query=self._query)
+        self.tell("ask", what=what, query=self._query)
         asked = set(self.connected)
 
         def wait() -> dict[int, Message]:
@@ -94,85 +91,64 @@ class Hub:
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(MOST_ACCEPTED):
+            if len(self._strangers) >= MOST_STRANGERS:
+                self._lose(next(iter(self._strangers)))
             try:
                 accepted, _ = listener.accept()
+                one = Connection(accepted, self._secret, self._silence)
             except BlockingIOError:
                 return
             except OSError:  # such as that no descriptor is left
                 if self._strangers:
-                    self._drop(next(iter(self._strangers)))
+                    self._lose(next(iter(self._strangers)))
                 else:
                     time.sleep(REFUSED_SECONDS)
                 return
-            if len(self._strangers) >= MOST_STRANGERS:
-                self._drop(next(iter(self._strangers)))
-            one = Connection(accepted, self._silence)
-            self._strangers[one] = time.monotonic(), None
-            self._selector.register(accepted, EVENT_READ, partial(self._greet, one))
-            try:
-                one.greet()
-            except OSError:
-                self._drop(one)
+            self._strangers[one] = time.monotonic()
+            self._selector.register(accepted, EVENT_READ, partial(self._read, one, 0))
 
-    def _greet(self, connection: Connection) -> None:
+    def _read(self, connection: Connection, number: int) -> None:
+        """Read what a machine's monitor sent; 0 stands for one that hasn't said which it is."""
         try:
-            for line in connection.receive():
-                came, theirs = self._strangers[connection]
-                if theirs is None:
-                    self._strangers[connection] = came, str(line)
-                    continue
-                number = connection.check(self._secret, theirs, SPOKE, line)
-                connection.prove(self._secret, theirs, HUB, number)
-                self._welcome(connection, number)
-                return
-        except Exception:  # whatever a stranger sends
-            self._drop(connection)
+            for message in connection.receive():
+                if message["kind"] == "hello":
+                    number = self._welcome(connection, message["from"])
+                elif message["kind"] == "reply":
+                    if message["query"] == self._query:
+                        self._replies[number] = message
+                elif message["kind"] != DIGITS:
+                    self._take(number, message)
+        except Exception as error:  # whatever a stranger sends
+            self._lose(connection, number, error)
 
-    def _welcome(self, connection: Connection, number: int) -> None:
+    def _welcome(self, connection: Connection, number: int) -> int:
         del self._strangers[connection]
         if number in self.connected:  # it was started again
-            self._lose(self.connected[number], number, None)
+            self._lose(self.connected[number], number)
         self.connected[number] = connection
-        self.cut.discard(number)
+        self._cut.discard(number)
         self._selector.modify(
             connection.socket, EVENT_READ, partial(self._read, connection, number)
         )
+        connection.send("welcome")
+        return number
 
-    def _read(self, connection: Connection, number: int) -> None:
-        try:
-            for message in connection.receive():
-                if message["kind"] != "reply":
-                    self._take(number, message)
-                elif message["query"] == self._query:
-                    self._replies[number] = message
-        except (OSError, EOFError, ValueError, LookupError, TypeError) as error:
-            self._lose(connection, number, error)
-
-    def _lose(self, connection: Connection, number: int, error: Exception | None) -> None:
-        if self.connected.get(number) is connection:
-            del self.connected[number]
-            self._close(connection)
-            if error is not None and is_cut(error):
-                self.cut.add(number)
-
-    def _drop(self, connection: Connection) -> None:
-        if self._strangers.pop(connection, None):
-            self._close(connection)
-
-    def _close(self, connection: Connection) -> None:
-        self._selector.unregister(connection.socket)
-        connection.socket.close()
+    def _lose(
+        self, connection: Connection, number: int = 0, error: Exception | None = None
+    ) -> None:
+        if self._strangers.pop(connection, None) or self.connected.get(number) is connection:
+            self._selector.unregister(connection.socket)
+            connection.socket.close()
+            if self.connected.get(number) is connection:
+                del self.connected[number]
+                self._cut |= {number} if is_cut(error) else set()
 
 
 class Spoke:
     """Another machine's side."""
 
     def __init__(
-        self,
-        selector: BaseSelector,
-        star: dict[str, Any],
-        silence: float,
-        take: Callable[[Message], None],
+        self, selector: BaseSelector, star: dict[str, Any], silence: float, take: Take
     ) -> None:
         """Connect, again and again where it must be; ``take`` is given the hub's messages."""
         self.is_connected = False
@@ -182,7 +158,6 @@ class Spoke:
         self._take = take
         self._socket: socket.socket | None = None
         self._connection: Connection | None = None
-        self._theirs: Any = None
         self._was_connected = False
         self._cut_since: float | None = None
         self._tried_at = -RETRY_SECONDS
@@ -206,62 +181,56 @@ class Spoke:
         is_lost = since is not None and time.monotonic() - since >= self._silence
         return [self.hub_name] if is_lost else []
 
-    def send(self, kind: str, **fields: Any) -> bool:
+    def tell(self, kind: str, **fields: Any) -> bool:
         """Send a message to the hub; return whether there is a connection to it."""
-        if not self.is_connected or self._connection is None:
-            return False
-        try:
-            self._connection.send({"kind": kind, **fields})
-        except OSError as error:
-            self._lose(error)
+        if self.is_connected and self._connection is not None:
+            try:
+                self._connection.send(kind, **fields)
+            except OSError as error:
+                self._lose(error)
         return self.is_connected
 
     def _connect(self) -> None:
-        endpoint = self._endpoints[0]
-        self._endpoints = [*self._endpoints[1:], endpoint]  # the next one, if this is not the hub's
+        # The next one, if this is not the hub's: a bridge's may be the same on several machines.
+        self._endpoints.append(self._endpoints.pop(0))
+        address, port = self._endpoints[-1]
         try:
-            family = socket.AF_INET6 if ":" in endpoint[0] else socket.AF_INET
-            self._socket = socket.socket(family, socket.SOCK_STREAM)
+            self._socket = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
             self._socket.setblocking(False)
-            self._selector.register(self._socket, EVENT_WRITE, self._established)
-            code = self._socket.connect_ex(tuple(endpoint))
+            self._selector.register(self._socket, EVENT_WRITE, self._greet)
+            code = self._socket.connect_ex((address, port))
             if code not in (0, errno.EINPROGRESS):
                 raise OSError(code, "")
         except OSError as error:
             self._lose(error)
 
-    def _established(self) -> None:
+    def _greet(self) -> None:
         assert self._socket is not None
         try:
             if code := self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 raise OSError(code, "")
-            self._connection, self._theirs = Connection(self._socket, self._silence), None
-            self._selector.modify(self._socket, EVENT_READ, self._read)
-            self._connection.greet()
+            self._connection = Connection(self._socket, self._secret, self._silence)
+            self._selector.modify(self._socket, EVENT_READ, partial(self._read, self._connection))
         except OSError as error:
             self._lose(error)
 
-    def _read(self) -> None:
-        connection = self._connection
-        assert connection is not None
+    def _read(self, connection: Connection) -> None:
         try:
-            for line in connection.receive():
-                if self.is_connected:
-                    self._take(line)
-                elif self._theirs is None:
-                    self._theirs = str(line)
-                    connection.prove(self._secret, self._theirs, SPOKE, self._number)
-                else:
-                    connection.check(self._secret, self._theirs, HUB, line)
+            for message in connection.receive():
+                if message["kind"] == DIGITS:
+                    connection.send("hello", **{"from": self._number})
+                elif message["kind"] == "welcome":
                     self.is_connected = self._was_connected = True
                     self._cut_since = None
                     self._endpoints = self._endpoints[-1:]
-        except (OSError, EOFError, ValueError, LookupError, TypeError) as error:
+                else:
+                    self._take(0, message)
+        except Exception as error:  # whatever listens there sends
             self._lose(error)
 
     def _lose(self, error: Exception | None) -> None:
         now = time.monotonic()
-        if error is not None and is_cut(error):
+        if is_cut(error):
             if self.is_connected:  # the kernel has waited so long already
                 self._cut_since = now - self._silence
             elif self._was_connected and self._cut_since is None:

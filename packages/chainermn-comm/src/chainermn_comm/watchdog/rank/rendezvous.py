@@ -120,20 +120,18 @@ def _split_by_machine(comm: MPI.Intracomm, is_member: bool) -> MPI.Comm:
     return part
 
 
-def _join_star(
-    leaders: MPI.Comm, ranks: list[int]
-) -> tuple[list[socket.socket], dict[str, Any] | None]:
+def _join_star(leaders: MPI.Comm, ranks: list[int]) -> tuple[list[socket.socket], dict[str, Any]]:
     """Return sockets on which the hub listens, and this machine's place (collective).
 
     ``leaders`` are a rank of each machine, and ``ranks`` those of this one, in MPI.COMM_WORLD.
     """
-    if leaders.size == 1:
-        return [], None
     name = _machine_name(os.uname().nodename, ranks)
     machines = leaders.gather((name, own_addresses()))
-    listeners, hub = [], None
+    listeners: list[socket.socket] = []
+    hub = None
     if machines is not None:
-        listeners = _listen(machines[0][1], [addresses for _, addresses in machines[1:]])
+        if others := [addresses for _, addresses in machines[1:]]:
+            listeners = _listen(machines[0][1], others)
         endpoints = [listener.getsockname()[:2] for listener in listeners]
         hub = {"hub": name, "endpoints": endpoints, "secret": secrets.token_hex(16)}
     star = {"number": leaders.rank, **leaders.bcast(hub)}
