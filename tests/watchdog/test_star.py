@@ -82,10 +82,12 @@ def test_a_hub_that_is_stopped_or_gone_is_not_taken_for_a_cut_link(monkeypatch):
         made.listener.close()
         assert not made.until(lambda: spoke.is_connected or spoke.lost(), 1.0)
         # Where packets are lost it is one.
-        spoke._connect = lambda: None
-        spoke._socket = socket.socket()
-        made.selector.register(spoke._socket, 1, lambda: None)
+        monkeypatch.setattr(star.socket, "create_connection", never)
         assert made.until(lambda: spoke.lost() == [made.names[0]], 2.0)
+
+
+def never(*_):
+    raise TimeoutError("timed out")
 
 
 def test_who_does_not_know_the_secret_is_not_heard_and_hears_no_secret():
@@ -140,12 +142,12 @@ def test_a_liar_is_no_hub():
     with links(2) as made, socket.create_server(("127.0.0.1", 0)) as liar:
         (spoke,) = made.spokes
         spoke._lose(None)
-        spoke._tried_at, spoke._endpoints = 0.0, [liar.getsockname()]
+        spoke._tried_at, spoke._endpoints = -100.0, [liar.getsockname()]
         spoke.keep()
         connection, _ = liar.accept()
         with connection:
             connection.sendall(b"mine\n" + b"0" * 64 + b' {"number": 0, "kind": "end"}\n')
-            assert made.until(lambda: spoke._socket is None)
+            assert made.until(lambda: spoke._connection is None)
         assert not spoke.is_connected
         assert made.heard == []
 

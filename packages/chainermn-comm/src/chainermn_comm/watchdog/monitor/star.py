@@ -7,11 +7,12 @@ machine is there. Nothing here waits or has a thread: the monitor's selector cal
 from __future__ import annotations
 
 import errno
+import math
 import socket
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from selectors import EVENT_READ, EVENT_WRITE, BaseSelector
+from selectors import EVENT_READ, BaseSelector
 from typing import Any
 
 from .connection import DIGITS, Connection, Message, is_cut
@@ -22,8 +23,8 @@ MOST_STRANGERS, GREETING_SECONDS = 256, 5.0
 MOST_ACCEPTED = 64
 # After a connection that could not be taken: at once it would be so again.
 REFUSED_SECONDS = 0.1
-# Before the hub is tried again.
-RETRY_SECONDS = 1.0
+# To reach the hub, for which all else waits, and before it is tried again.
+CONNECT_SECONDS, RETRY_SECONDS = 1.0, 2.0
 
 Take = Callable[[int, Message], None]  # is given messages, and the number of their machine
 
@@ -151,16 +152,15 @@ class Spoke:
         self, selector: BaseSelector, star: dict[str, Any], silence: float, take: Take
     ) -> None:
         """Connect, again and again where it must be; ``take`` is given the hub's messages."""
-        self.is_connected = False
+        self.is_connected = False  # and the hub has proved what it is
         self._selector, self._secret, self._silence = selector, star["secret"], silence
         self._number, self.hub_name = star["number"], star["hub"]
         self._endpoints = list(star["endpoints"])
         self._take = take
-        self._socket: socket.socket | None = None
         self._connection: Connection | None = None
         self._was_connected = False
         self._cut_since: float | None = None
-        self._tried_at = -RETRY_SECONDS
+        self._tried_at = -math.inf
         self.keep()
 
     def keep(self) -> None:
@@ -168,10 +168,9 @@ class Spoke:
         now = time.monotonic()
         if self.is_connected or not self._endpoints:
             return
-        if self._socket is not None and now - self._tried_at > GREETING_SECONDS:
-            # The kernel takes a connection in, also for a process that is stopped.
-            self._lose(None if self._connection else OSError(errno.ETIMEDOUT, ""))
-        if self._socket is None and now - self._tried_at > RETRY_SECONDS:
+        if self._connection is not None and now - self._tried_at > GREETING_SECONDS:
+            self._lose(None)  # the kernel takes a connection in, also for a stopped process
+        if self._connection is None and now - self._tried_at > RETRY_SECONDS:
             self._tried_at = now
             self._connect()
 
@@ -193,26 +192,13 @@ class Spoke:
     def _connect(self) -> None:
         # The next one, if this is not the hub's: a bridge's may be the same on several machines.
         self._endpoints.append(self._endpoints.pop(0))
-        address, port = self._endpoints[-1]
         try:
-            self._socket = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-            self._socket.setblocking(False)
-            self._selector.register(self._socket, EVENT_WRITE, self._greet)
-            code = self._socket.connect_ex((address, port))
-            if code not in (0, errno.EINPROGRESS):
-                raise OSError(code, "")
+            made = socket.create_connection(self._endpoints[-1], CONNECT_SECONDS)
+            self._connection = Connection(made, self._secret, self._silence)
+            self._selector.register(made, EVENT_READ, partial(self._read, self._connection))
         except OSError as error:
-            self._lose(error)
-
-    def _greet(self) -> None:
-        assert self._socket is not None
-        try:
-            if code := self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                raise OSError(code, "")
-            self._connection = Connection(self._socket, self._secret, self._silence)
-            self._selector.modify(self._socket, EVENT_READ, partial(self._read, self._connection))
-        except OSError as error:
-            self._lose(error)
+            is_late = isinstance(error, TimeoutError)
+            self._lose(OSError(errno.ETIMEDOUT, "no answer") if is_late else error)
 
     def _read(self, connection: Connection) -> None:
         try:
@@ -229,16 +215,14 @@ class Spoke:
             self._lose(error)
 
     def _lose(self, error: Exception | None) -> None:
-        now = time.monotonic()
         if is_cut(error):
-            if self.is_connected:  # the kernel has waited so long already
-                self._cut_since = now - self._silence
-            elif self._was_connected and self._cut_since is None:
-                self._cut_since = now
+            # Of a connection the kernel has waited so long already.
+            waited = self._silence if self.is_connected else 0.0
+            if self._was_connected and self._cut_since is None:
+                self._cut_since = time.monotonic() - waited
         elif self._connection is not None or isinstance(error, ConnectionRefusedError):
             self._cut_since = None  # the other kernel has answered
-        if self._socket is not None:
-            self._selector.unregister(self._socket)
-            self._socket.close()
-        self._socket = self._connection = None
-        self.is_connected = False
+        if self._connection is not None:
+            self._selector.unregister(self._connection.socket)
+            self._connection.socket.close()
+        self._connection, self.is_connected = None, False
