@@ -32,7 +32,7 @@ WAIT_SECONDS = 3.0
 DAEMON_SECONDS = 5.0
 # For `chainermn launch`, or whatever started it, to end a launcher that a cut link keeps waiting.
 FOLDER_SECONDS = 20.0
-# Between two scans, each of which reads all ranks' maps. It doubles while others make files there.
+# Between two scans; each reads the maps of all ranks. It doubles while others make files there.
 SCAN_SECONDS, LONGEST_SCAN_SECONDS = 0.5, 60.0
 # The most by which a clock may be set back during a job.
 CLOCK_SECONDS = 2.0

@@ -107,7 +107,7 @@ class ExitTracker:
                 selector.register(file, EVENT_READ, partial(self._handle_end, file, rank))
 
     def look(self) -> None:
-        """Notice exits that no descriptor told of."""
+        """Notice exits that no descriptor reported."""
         for rank in [rank for rank in self._alive if rank.state() == GONE]:
             self._record_exit(rank)
 

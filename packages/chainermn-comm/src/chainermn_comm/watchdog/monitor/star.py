@@ -17,7 +17,7 @@ from typing import Any
 
 from .connection import DIGITS, Connection, Message, is_cut
 
-# Connections that have proved nothing yet: the most, of which the oldest goes, and their time.
+# Connections that have proved nothing yet: the most, where the oldest goes, and their time.
 MOST_STRANGERS, GREETING_SECONDS = 256, 5.0
 # That are taken before those that have come are read again.
 MOST_ACCEPTED = 64
@@ -216,7 +216,7 @@ class Spoke:
 
     def _lose(self, error: Exception | None) -> None:
         if is_cut(error):
-            # Of a connection the kernel has waited so long already.
+            # The kernel has waited for a connection already.
             waited = self._silence if self.is_connected else 0.0
             if self._was_connected and self._cut_since is None:
                 self._cut_since = time.monotonic() - waited
