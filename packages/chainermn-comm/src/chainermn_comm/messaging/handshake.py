@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable
-from contextlib import suppress
 from itertools import accumulate
-from numbers import Number
 from typing import Any, NoReturn
 
 import numpy as np
@@ -77,7 +75,7 @@ class Handshake:
 
         For the observer ``nbytes`` says how much data this rank has, unless ``signature`` has an
         attribute ``nbytes``. An ``error`` is raised where a :class:`SharedFailure` catches it.
-        A user's signature is ``typed``: equal numbers in it may differ in their type.
+        A user's signature is ``typed``: its values may have no hash, or equal ones another type.
         """
         if error is not None:
             self._fail(operation, error)
@@ -130,19 +128,17 @@ class Handshake:
         self, operation: str, signature: Signature, typed: bool = False
     ) -> tuple[bytes, int, int]:
         # Hashing each signature anew would cost more than the exchange itself.
-        try:
-            return self._digests[operation, signature, typed]
-        except (KeyError, TypeError):  # TypeError: some value has no hash
-            pass
-        entries = entries_of(operation, signature)
-        # A user's entry of this name may have any value.
-        named = [as_integer([*entry, None][1]) for entry in entries if entry[0] == "root"]
-        root = next((it for it in named if it is not None and 0 <= it < self._size), NOBODY)
-        found = digest_of(entries), root, getattr(signature, "nbytes", 0)
-        if len(self._digests) >= _CACHED_SIGNATURES:
-            self._digests.clear()
-        with suppress(TypeError):
-            self._digests[operation, _typed(signature) if typed else signature, typed] = found
+        key = operation, repr(signature) if typed else signature
+        found = self._digests.get(key)
+        if found is None:
+            entries = entries_of(operation, signature)
+            # A user's entry of this name may have any value.
+            named = [as_integer([*entry, None][1]) for entry in entries if entry[0] == "root"]
+            root = next((it for it in named if it is not None and 0 <= it < self._size), NOBODY)
+            if len(self._digests) >= _CACHED_SIGNATURES:
+                self._digests.clear()
+            size = getattr(signature, "nbytes", 0)
+            found = self._digests[key] = digest_of(entries), root, size
         return found
 
     def _compare(self, entries: list[bytearray], operation: str, signature: Signature) -> list[int]:
@@ -175,27 +171,6 @@ class Handshake:
             gathered[end - length : end].tobytes()
             for end, length in zip(ends, lengths, strict=True)
         ]
-
-
-class _TypedNumber:
-    """A number of a cached signature, which equals only those of its type: 1 == True == 1.0."""
-
-    __slots__ = ("_number",)
-
-    def __init__(self, number: Any) -> None:
-        self._number = number
-
-    def __hash__(self) -> int:
-        return hash(self._number)
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self._number) and bool(other == self._number)
-
-
-def _typed(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(_typed, value))
-    return _TypedNumber(value) if isinstance(value, (Number, np.generic)) else value
 
 
 def digest_of(signature: tuple[Any, ...]) -> bytes:
