@@ -15,6 +15,7 @@ STACK_LINES = 60
 # The most ranks that are listed.
 MOST_RANKS = 32
 PREFIX = "ChainerMN: "
+INIT = "create_communicator"
 
 
 def warning(graph: WaitGraph, rank: Rank, call: Call, seconds: float) -> str:
@@ -58,6 +59,29 @@ def report(graph: WaitGraph, stalled: Waits, next_step: str) -> str:
     for ranks, stacks in _group_by_stacks(graph, first):
         lines += [f"Stacks of {_ranks(ranks)}, innermost call first:", stacks]
     return "\n".join(["", *lines, next_step, ""])
+
+
+def init_warning(rank: int, missing: list[int], seconds: float) -> str:
+    """Return the one line that is printed at half the time, while ranks come together first."""
+    waits = f"rank {rank} has waited {_seconds(seconds / 2)} in {INIT}"
+    return f"{PREFIX}{waits}; {_missing(missing)}. A report follows at {_seconds(seconds)}.\n"
+
+
+def init_report(come: list[int], missing: list[int], seconds: float, next_step: str) -> str:
+    """Return what is printed where ranks don't come together first."""
+    head = f"{PREFIX}likely culprit{'s' * (len(missing) > 1)}: {_missing(missing)}."
+    waited = f"A call has waited for {_seconds(seconds)} (CHAINERMN_TIMEOUT):"
+    here = f"  {_ranks(come[:MOST_RANKS])} wait{'s' * (len(come) == 1)} there"
+    return "\n".join(["", head, waited, here, next_step, ""])
+
+
+def _missing(ranks: list[int]) -> str:
+    if not ranks:
+        return f"all ranks have come to {INIT}: MPI itself, or the network"
+    first = _ranks(ranks[:MOST_RANKS]) + ", ..." * (len(ranks) > MOST_RANKS)
+    has, is_elsewhere = ("have", "they are") if len(ranks) > 1 else ("has", "it is")
+    host = os.uname().nodename
+    return f"{first} {has} not come to {INIT} on {host}, unless {is_elsewhere} on another machine"
 
 
 def reason(report: str) -> str:
