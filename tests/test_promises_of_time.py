@@ -20,6 +20,8 @@ from tests.support.failing import (
     failed,
     seconds_since_failure,
 )
+from tests.support.jobs import PRELUDE
+from tests.support.strangers import share_of_a_core
 from tests.support.virtual_hosts import Cluster, missing
 
 pytestmark = pytest.mark.alone
@@ -31,6 +33,8 @@ TIMEOUT_SECONDS = 4.0
 REPORT_SECONDS = 3.0
 # From MPI_Abort to the ranks' end by their monitor.
 ABORT_SECONDS = 3.0
+# Of a core, that a monitor takes.
+MOST_OF_A_CORE = 0.01
 
 # What a rank does, the exit status of the job if it is promised, the last words on stderr.
 FAILURES = {
@@ -86,3 +90,38 @@ def test_forty_seconds_after_a_link_was_cut_the_ranks_on_both_sides_have_ended()
         trial = Trials(Hosts(cluster)).run(case, restart=False)
     assert not trial.wrongs, trial
     assert trial.seconds[CUT] < MOST_SECONDS[CUT], trial
+
+
+MANY_MAPPINGS = """
+import mmap, sys, time
+from pathlib import Path
+from chainermn_comm import create_communicator
+
+kinds = mmap.PROT_READ, mmap.PROT_READ | mmap.PROT_WRITE
+maps = [mmap.mmap(-1, 4096, prot=kinds[number % 2]) for number in range(8000)]
+comm = create_communicator("naive")
+Path(sys.argv[1]).touch()
+while comm.bcast_obj(not Path(sys.argv[2]).exists()):
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(bool(missing()), reason="no hosts can be made here")
+def test_beside_strangers_and_makers_of_files_a_monitor_takes_a_hundredth_of_a_core(tmp_path):
+    """2,000 connections that say nothing, and 200 files a second in /dev/shm."""
+    path, ready, over = (tmp_path / name for name in ("script.py", "ready", "over"))
+    path.write_text(PRELUDE + MANY_MAPPINGS)
+    found = []
+    with Cluster(("alpha", "beta")) as cluster:
+
+        def measure(*_):
+            if ready.exists() and not found:
+                found.append(share_of_a_core(cluster))
+                over.touch()
+
+        words = {"alpha": 2, "beta": 1}, path, ready, over
+        job = cluster.job(*words, environment={"CHAINERMN_TIMEOUT": "60"}, meanwhile=measure)
+    assert job.returncode == 0, job
+    assert "ChainerMN" not in job.err, job
+    assert found[0] < MOST_OF_A_CORE, found

@@ -13,9 +13,8 @@ import psutil  # type: ignore[import-untyped]
 
 from tests.support import jobs
 from tests.support.processes import soon
+from tests.support.strangers import hubs_port, monitors_on
 from tests.support.virtual_hosts import Cluster
-
-from .runs import is_monitor
 
 # How long one monitor or link is disturbed, at most; the limits that this goes beyond.
 DISTURBED_SECONDS, TIMEOUT, SILENCE = 6.0, "4", "2"
@@ -92,23 +91,10 @@ class Disturbance:
         self._rules = []
 
     def _monitors(self) -> list[psutil.Process]:
-        """The monitors, not those that start them again."""
-        found = {}
-        for one in self._cluster.processes():
-            with contextlib.suppress(psutil.Error):
-                if is_monitor(one.cmdline()):
-                    found[one.pid] = one
-        with contextlib.suppress(psutil.Error):
-            return [one for one in found.values() if one.ppid() in found]
-        return []
+        return monitors_on(self._cluster)
 
     def _port(self) -> int:
-        """Where the hub listens."""
-        pids = {one.pid for one in self._monitors()}
-        for line in self._cluster.run("alpha", "ss", "-Htlnp").splitlines():
-            if pids & set(map(int, re.findall(r"pid=(\d+)", line))):
-                return int(line.split()[3].rpartition(":")[2])
-        return 1
+        return hubs_port(self._cluster)
 
     def _cut(self) -> None:
         """Drop what goes between the monitors, and nothing else."""

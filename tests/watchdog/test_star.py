@@ -170,6 +170,22 @@ def test_strangers_are_few_and_have_little_time_and_no_monitor_waits_for_them(mo
             stranger.close()
 
 
+def test_one_that_has_gone_before_it_is_greeted_costs_no_other_one_its_place(monkeypatch):
+    class Reset(star.Connection):
+        def __init__(self, *_):
+            raise ConnectionResetError
+
+    with links(2) as made:
+        made.connect()
+        with socket.create_connection(made.listener.getsockname()):
+            assert made.until(lambda: made.hub._strangers)
+            with monkeypatch.context() as patched:
+                patched.setattr(star, "Connection", Reset)
+                with socket.create_connection(made.listener.getsockname()):
+                    made.until(lambda: False, 0.2)
+            assert len(made.hub._strangers) == 1
+
+
 def test_where_no_descriptor_is_left_strangers_go_and_no_core_is_kept_busy(monkeypatch):
     class Refusing:
         def accept(self):

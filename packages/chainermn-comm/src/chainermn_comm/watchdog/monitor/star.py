@@ -96,7 +96,6 @@ class Hub:
                 self._lose(next(iter(self._strangers)))
             try:
                 accepted, _ = listener.accept()
-                one = Connection(accepted, self._secret, self._silence)
             except BlockingIOError:
                 return
             except OSError:  # such as that no descriptor is left
@@ -105,6 +104,11 @@ class Hub:
                 else:
                     time.sleep(REFUSED_SECONDS)
                 return
+            try:
+                one = Connection(accepted, self._secret, self._silence)
+            except OSError:  # it has gone already
+                accepted.close()
+                continue
             self._strangers[one] = time.monotonic()
             self._selector.register(accepted, EVENT_READ, partial(self._read, one, 0))
 
@@ -113,7 +117,8 @@ class Hub:
         try:
             for message in connection.receive():
                 if message["kind"] == "hello":
-                    number = self._welcome(connection, message["from"])
+                    number = message["from"]
+                    self._welcome(connection, number)
                 elif message["kind"] == "reply":
                     if message["query"] == self._query:
                         self._replies[number] = message
@@ -122,7 +127,7 @@ class Hub:
         except Exception as error:  # whatever a stranger sends
             self._lose(connection, number, error)
 
-    def _welcome(self, connection: Connection, number: int) -> int:
+    def _welcome(self, connection: Connection, number: int) -> None:
         del self._strangers[connection]
         if number in self.connected:  # it was started again
             self._lose(self.connected[number], number)
@@ -132,7 +137,6 @@ class Hub:
             connection.socket, EVENT_READ, partial(self._read, connection, number)
         )
         connection.send("welcome")
-        return number
 
     def _lose(
         self, connection: Connection, number: int = 0, error: Exception | None = None
