@@ -62,7 +62,6 @@ class Disturbance:
         kind = self._draw.choice(KINDS)
         self._until = now + self._draw.uniform(1.0, DISTURBED_SECONDS)
         chosen = self._draw.choice(monitors)
-        self.done.append(kind)
         if kind == "stop":
             both = self._draw.random() < 0.5
             self._stopped += [one for one in monitors if both or one == chosen]
@@ -96,15 +95,22 @@ class Disturbance:
     def _port(self) -> int:
         return hubs_port(self._cluster)
 
-    def _cut(self) -> None:
-        """Drop what goes between the monitors, and nothing else."""
+    def _break(self) -> bool:
+        """Close the connection between the monitors; whether there was one."""
+        return bool(
+            self._cluster.run("beta", "ss", "-HK", "dport", "=", f":{self._port()}").strip()
+        )
+
+    def _cut(self) -> bool:
+        """Drop what goes between the monitors, and nothing else; whether there is something."""
         port = self._port()
         if self._rules or port == 1:
-            return
+            return False
         for host, side in (("alpha", "sport"), ("beta", "dport")):
             rule = ("pref", 10, "ipproto", "tcp", side, port, "blackhole")
             self._cluster.run(host, "ip", "rule", "add", *rule)
             self._rules.append((host, rule))
+        return True
 
 
 def _signal(process: psutil.Process, number: int) -> None:

@@ -31,7 +31,9 @@ def star_of(number: int, listener: socket.socket, names: Sequence[str]) -> dict[
     """What a monitor is told of the star."""
     endpoints = [listener.getsockname()[:2]]
     star = {"number": number, "hub": names[0], "endpoints": endpoints, "secret": SECRET}
-    return star if number else {**star, "names": list(names)}
+    if number:
+        return {**star, "addresses": []}
+    return {**star, "names": list(names), "addresses": [[] for _ in names]}
 
 
 def cut(spoke: Spoke) -> None:

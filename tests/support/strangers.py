@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
@@ -47,9 +48,18 @@ def monitors_on(cluster: Cluster) -> list[psutil.Process]:
     return []
 
 
+def inner_pid(pid: int) -> int:
+    """A process's number in its own namespace."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("NSpid:"):
+            return int(line.split()[-1])
+    return pid
+
+
 def hubs_port(cluster: Cluster) -> int:
     """Where the hub on the first host listens; 1 if nowhere."""
-    pids = {one.pid for one in monitors_on(cluster)}
+    # `ss` knows them by their numbers in the host's own namespace.
+    pids = {inner_pid(one.pid) for one in monitors_on(cluster)}
     for line in cluster.run(cluster.hosts[0], "ss", "-Htlnp").splitlines():
         if pids & set(map(int, re.findall(r"pid=(\d+)", line))):
             return int(line.split()[3].rpartition(":")[2])

@@ -86,6 +86,12 @@ def test_a_hub_that_is_stopped_or_gone_is_not_taken_for_a_cut_link(monkeypatch):
         assert made.until(lambda: spoke.lost() == [made.names[0]], 2.0)
 
 
+def test_a_machine_answers_if_some_port_of_it_is_closed():
+    assert star._answers(["127.0.0.1"])
+    assert not star._answers([])
+    assert not star._answers(["0.0.0.256"])
+
+
 def never(*_):
     raise TimeoutError("timed out")
 

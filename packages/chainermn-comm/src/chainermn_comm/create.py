@@ -115,8 +115,11 @@ def make_communicator(
 
 def _warn_of_small_shm() -> None:
     """Print what MPICH doesn't before it ends by a signal, or waits for ever, as it starts."""
-    ranks, rank = (int(os.environ.get(f"MPI_LOCAL{it}", 0)) for it in ("NRANKS", "RANKID"))
-    found = os.statvfs("/dev/shm")
+    try:
+        ranks, rank = (int(os.environ.get(f"MPI_LOCAL{it}", 0)) for it in ("NRANKS", "RANKID"))
+        found = os.statvfs("/dev/shm")
+    except (OSError, ValueError):  # it is a hint
+        return
     size, needed = found.f_blocks * found.f_frsize >> 20, 5 * ranks
     # A few ranks get on with less.
     if rank == 0 and ranks >= 8 and size < needed and "mpi4py.MPI" not in sys.modules:

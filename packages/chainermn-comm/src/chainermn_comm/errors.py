@@ -63,7 +63,9 @@ def describe(error: BaseException, rank: int) -> str:
 def raise_failure(operation: str, rank: int, texts: Sequence[str | None]) -> NoReturn:
     """Raise PeerError with the text of each rank that has an error."""
     failures = "; ".join(f"rank {other}: {text}" for other, text in enumerate(texts) if text)
-    raise PeerError(f"{operation} on rank {rank} failed because of {failures}")
+    error = PeerError(f"{operation} on rank {rank} failed because of {failures}")
+    record_raised_on_all(error, None)
+    raise error
 
 
 def raise_mismatch(operation: str, rank: int, views: Sequence[str]) -> NoReturn:
@@ -87,9 +89,10 @@ def raise_mismatch(operation: str, rank: int, views: Sequence[str]) -> NoReturn:
         f"{value} on rank{'s' if len(those) > 1 else ''} {', '.join(those)}"
         for value, those in ranks.items()
     )
-    raise RankMismatchError(
-        f"{operation} on rank {rank}: ranks disagree on {name}: {by_ranks}", name
-    )
+    text = f"{operation} on rank {rank}: ranks disagree on {name}: {by_ranks}"
+    error = RankMismatchError(text, name)
+    record_raised_on_all(error, None)
+    raise error
 
 
 def entries_of(operation: str, signature: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
@@ -150,7 +153,7 @@ def record_raised_on_all(error: BaseException, call: tuple[int, int] | None) -> 
 def is_raised_on_all(error: BaseException, since: int) -> bool:
     """Return whether all ranks have come to raise since that time, which :func:`now` returned."""
     _, time = vars(error).get(_RAISED_ON_ALL, (None, -1))
-    return isinstance(error, CommunicationError) or time > since
+    return bool(time > since)
 
 
 def is_known_to_all(error: BaseException, call: tuple[int, int]) -> bool:

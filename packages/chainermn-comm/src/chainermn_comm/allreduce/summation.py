@@ -33,6 +33,10 @@ def sum_rows(
             allocation. It may be ``out``, unless a row after the first two is.
         originals: the rows in other memory, where ``work`` overwrites one.
     """
+    if out.dtype.kind == "c":  # part by part, as a divisor mustn't mix inf + 0j's
+        parts = [list(map(_parts, each)) for each in (rows, originals or ())]
+        sum_rows(parts[0], _parts(out), divisor, None if work is None else _parts(work), parts[1])
+        return
     dtype, widened, scale, factor = _arithmetic(out.dtype, divisor)
     total = work
     try:
@@ -46,7 +50,6 @@ def sum_rows(
             rest = rows[2:]
         for row in rest:
             add_into(total, row)
-        # A sum isn't multiplied by 1, which makes inf + 0j inf + nanj.
         if divisor != 1:
             total = scale(total, factor, out=total if widened else out)
         if total is out:
@@ -81,6 +84,11 @@ def scaled_sum(rows: Sequence[np.ndarray], out: np.ndarray) -> int:
 def overflow_errstate() -> np.errstate:
     """Return the context in which NumPy raises on overflow and ignores all other conditions."""
     return np.errstate(all="ignore", over="raise")
+
+
+def _parts(numbers: np.ndarray) -> np.ndarray:
+    """Return a view of complex numbers as twice as many real ones."""
+    return numbers.view(numbers.real.dtype)
 
 
 @cache

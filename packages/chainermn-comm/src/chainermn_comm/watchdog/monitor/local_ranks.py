@@ -20,6 +20,8 @@ from ..status_region import REGION_BYTES, read_abort_time, read_calls, read_scop
 
 # Time for a rank to write its stacks; without them (it is in the kernel) the report goes out, too.
 STACKS_SECONDS = 1.5
+# Of a rank's stacks, that are sent; a report shows fewer.
+STACK_BYTES = 1 << 14
 # Total time for printing, over all standard errors that are tried: a stopped launcher reads none.
 PRINT_SECONDS = 4.0
 # Time for a process whose files are closed to be gone.
@@ -66,7 +68,7 @@ def collect_stacks(ranks: Sequence[MonitoredRank]) -> dict[int, str]:
         if sizes == before and all(map(operator.gt, sizes, starts)):
             break
     return {
-        rank.world: normalize_stacks(os.pread(rank.stacks, 1 << 20, start))
+        rank.world: normalize_stacks(os.pread(rank.stacks, STACK_BYTES, start))
         for rank, start in zip(signalled, starts, strict=True)
     }
 

@@ -17,7 +17,7 @@ from ...timeout import Timeout
 from .. import processes, report
 from ..diagnosis import Rank, WaitGraph, Waits, rank_from_reply
 from ..processes import GONE
-from ..status_region import read_abort_time
+from ..status_region import IDLE, Call, read_abort_time
 from .cleanup import Launcher, SharedFiles, clean
 from .connection import Message
 from .local_ranks import ExitTracker, MonitoredRank, collect_stacks, print_for
@@ -58,7 +58,7 @@ class Monitor:
         # When calls were last reported, or warned of: all that began before are known.
         self.reported_at = self.warned_at = -math.inf
         # Exempt work that has been reported.
-        self.exempted: set[tuple[int, str]] = set()
+        self.exempted: set[str] = set()
         # When this process stood still, and the ranks with it, and for how long.
         self.pauses: list[tuple[float, float]] = []
         self.must_end = self.ended_job = False
@@ -79,9 +79,9 @@ class Monitor:
         self.failures: list[tuple[float, Rank | None]] = []
         self.failure_due: float | None = None  # when the first of them is reported
         self.knows_failure = False
-        # While machines are lost: collective calls up to then, by communicator and rank there.
-        self.calls_before: dict[tuple[Any, int], int] | None = None
-        self.knows_loss = False
+        # Since when machines are lost, and the calls then; whether that is known, or does no harm.
+        self.lost_at, self.knows_loss = math.inf, False
+        self.calls_before: dict[Any, Call] = {}
 
     def run(self) -> None:
         while self.look():
@@ -122,12 +122,17 @@ class Monitor:
         now, kind = time.monotonic(), message["kind"]
         if kind == "waits":
             self.told[number] = now - message["seconds"], now
-            self.star.tell("answer", only=number)
+            # One that waits on has been asked, and its reply didn't come: it is to judge alone.
+            if message["seconds"] < self.timeout.seconds + ANSWER_SECONDS:
+                self.star.tell("answer", only=number)
         elif kind == "answer":
             self.unanswered_since = math.inf
         elif kind == "failed":
             lost = message["rank"] and rank_from_reply(message["rank"])
             self.add_failure(now - message["age"], lost)
+            self.star.tell("reported", only=number)
+        elif kind == "reported":
+            self.failure_due = math.inf
         elif kind == "ask":
             stacks = collect_stacks(self.ranks) if message["what"] == "stacks" else {}
             found = (replace(one, stacks=stacks.get(one.world, "")) for one in self.read(now))
@@ -166,18 +171,16 @@ class Monitor:
         self.knows_failure = True
         first = self.exits.first_failure
         lost = None if first is None else first.read(now)
-        is_told = isinstance(self.star, Spoke) and self.star.tell(
-            "failed", age=age, rank=lost and asdict(lost)
-        )
-        if not is_told:
-            self.add_failure(now - age, lost)
+        self.add_failure(now - age, lost)
+        if isinstance(self.star, Spoke):
+            self.star.tell("failed", age=age, rank=lost and asdict(lost))
         self.report_failure()  # before the launcher ends
         self.files.scan()  # while other ranks may live
 
     def add_failure(self, when: float, lost: Rank | None) -> None:
         self.failures.append((when, lost))
         if self.failure_due is None:
-            others = isinstance(self.star, Hub) and self.star.connected
+            others = self.star.is_connected
             self.failure_due = time.monotonic() + (FAILED_SECONDS if others else 0.0)
 
     def report_failure(self) -> bool:
@@ -200,28 +203,33 @@ class Monitor:
     def check_links(self, now: float) -> bool:
         """Report a machine that can't be reached, if calls wait; return whether that ends the job.
 
-        Ranks may reach it by another network: one whose collective calls go on is proof of it.
+        Ranks may reach it by another network: its other addresses answer then, or calls end.
         """
         lost = self.star.lost() if self.timeout.seconds else []
         if not lost:
-            self.calls_before, self.knows_loss = None, False
+            self.lost_at, self.knows_loss = math.inf, False
             return False
         graph = WaitGraph(self.read(now))
         calls = {
-            (call.communicator, call.rank): call.sequence
+            (call.communicator, call.rank): call
             for rank in graph.ranks.values()
             for call in rank.calls
+            if graph.num_unknown(call)  # it has ranks elsewhere
         }
-        if self.calls_before is None:
-            self.calls_before = calls
-        before = self.calls_before
-        # The first call since then may be the one that waits.
-        if self.knows_loss or any(n > before.get(key, n) + 1 for key, n in calls.items()):
+        if self.lost_at == math.inf:
+            self.lost_at, self.calls_before = now, calls
+        self.knows_loss |= any(
+            (call.state == IDLE and now - call.age > self.lost_at)
+            # The first call since then may be the one that waits.
+            or call.sequence > self.calls_before.get(key, call).sequence + 1
+            for key, call in calls.items()
+        )
+        if self.knows_loss:
             return False
         graph = self.everyone("calls", graph)
-        is_exempt = any(rank.exempt_work for rank in graph.ranks.values())
         waiting = self.waits(graph, self.timeout.silence, now)
-        if is_exempt or not waiting:
+        is_exempt = any(rank.exempt_work for rank in graph.ranks.values())
+        if is_exempt or not waiting or self.star.answers_elsewhere():
             return False
         self.knows_loss = True
         why, text = report.host_silent(lost, graph, waiting, self.timeout)
@@ -286,14 +294,18 @@ class Monitor:
         """Return whether the likeliest culprit does exempt work, for which the others wait."""
         first = next(iter(graph.root_causes(stalled)), None)
         work = first and first.exempt_work
-        if not (first and work) or max(call.age for _, call in stalled) > EXEMPT_SECONDS:
+        if max(call.age for _, call in stalled) > EXEMPT_SECONDS:
             return False
-        if (first.world, work.name) not in self.exempted:
-            self.exempted.add((first.world, work.name))
-            until = f"The ranks go on waiting for it, {EXEMPT_SECONDS:g} s at most."
+        # They may wait for such work on a machine that can't be asked.
+        if not work and (first or not graph.unreachable):
+            return False
+        name = f"{first.world} {work.name}" if first and work else ""
+        if name not in self.exempted:
+            self.exempted.add(name)
+            until = f"The ranks go on waiting, {EXEMPT_SECONDS:g} s at most."
             self.print(report.report(graph, stalled, until))
         # What they waited for it doesn't count.
-        pause = min(work.age, self.timeout.seconds)
+        pause = min(work.age if work else math.inf, self.timeout.seconds)
         self.pauses.append((now, pause))
         self.star.tell("pause", seconds=pause)
         return True

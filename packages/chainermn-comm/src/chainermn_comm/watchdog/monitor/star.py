@@ -23,10 +23,24 @@ MOST_STRANGERS, GREETING_SECONDS = 256, 5.0
 MOST_ACCEPTED = 64
 # After a connection that could not be taken: at once it would be so again.
 REFUSED_SECONDS = 0.1
+DISCARD_PORT = 9
 # To reach the hub, for which all else waits, and before it is tried again.
 CONNECT_SECONDS, RETRY_SECONDS = 1.0, 2.0
 
 Take = Callable[[int, Message], None]  # is given messages, and the number of their machine
+
+
+def _answers(addresses: list[str]) -> bool:
+    """Return whether a machine answers at one of its addresses, be it that nobody listens there."""
+    for address in addresses:
+        try:
+            socket.create_connection((address, DISCARD_PORT), CONNECT_SECONDS).close()
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            continue
+        return True
+    return False
 
 
 class Hub:
@@ -42,6 +56,7 @@ class Hub:
     ) -> None:
         """Listen; ``take`` is given what isn't a reply."""
         self.names: list[str] = star["names"]  # of all machines, by their numbers
+        self._addresses: list[list[str]] = star["addresses"]
         self.connected: dict[int, Connection] = {}
         self._cut: set[int] = set()  # numbers of the machines whose links were cut
         self._selector, self._secret, self._silence = selector, star["secret"], silence
@@ -59,9 +74,18 @@ class Hub:
         for connection in [one for one, came in self._strangers.items() if came < late]:
             self._lose(connection)
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether there are other monitors."""
+        return bool(self.connected)
+
     def lost(self) -> list[str]:
         """Return the names of the machines that can't be reached any more."""
         return [self.names[number] for number in sorted(self._cut)]
+
+    def answers_elsewhere(self) -> bool:
+        """Return whether all of these machines answer somehow, which takes some seconds."""
+        return all(_answers(self._addresses[number]) for number in self._cut)
 
     def tell(self, kind: str, only: int | None = None, **fields: Any) -> None:
         """Send a message to all other monitors, or to one."""
@@ -159,7 +183,7 @@ class Spoke:
         self.is_connected = False  # and the hub has proved what it is
         self._selector, self._secret, self._silence = selector, star["secret"], silence
         self._number, self.hub_name = star["number"], star["hub"]
-        self._endpoints = list(star["endpoints"])
+        self._endpoints, self._addresses = list(star["endpoints"]), star["addresses"]
         self._take = take
         self._connection: Connection | None = None
         self._was_connected = False
@@ -183,6 +207,10 @@ class Spoke:
         since = self._cut_since
         is_lost = since is not None and time.monotonic() - since >= self._silence
         return [self.hub_name] if is_lost else []
+
+    def answers_elsewhere(self) -> bool:
+        """Return whether the hub's machine answers somehow, which takes some seconds."""
+        return _answers(self._addresses)
 
     def tell(self, kind: str, **fields: Any) -> bool:
         """Send a message to the hub; return whether there is a connection to it."""

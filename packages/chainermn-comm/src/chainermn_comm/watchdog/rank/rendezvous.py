@@ -126,18 +126,23 @@ def _join_star(leaders: MPI.Comm, ranks: list[int]) -> tuple[list[socket.socket]
     ``leaders`` are a rank of each machine, and ``ranks`` those of this one, in MPI.COMM_WORLD.
     """
     name = _machine_name(os.uname().nodename, ranks)
-    machines = leaders.gather((name, own_addresses()))
+    own = own_addresses()
+    machines = leaders.gather((name, own))
     listeners: list[socket.socket] = []
     hub = None
     if machines is not None:
         if others := [addresses for _, addresses in machines[1:]]:
-            listeners = _listen(machines[0][1], others)
+            listeners = _listen(own, others)
         endpoints = [listener.getsockname()[:2] for listener in listeners]
-        hub = {"hub": name, "endpoints": endpoints, "secret": secrets.token_hex(16)}
+        secret = secrets.token_hex(16)
+        hub = {"hub": name, "addresses": own, "endpoints": endpoints, "secret": secret}
     star = {"number": leaders.rank, **leaders.bcast(hub)}
-    if machines is not None:
-        star["names"] = [name for name, _ in machines]
-    return listeners, star
+    # One that both have is a bridge's, which each machine has by itself.
+    theirs = [addresses for _, addresses in machines or ()] or [star["addresses"]]
+    theirs = [[one for one in addresses if one not in own] for addresses in theirs]
+    if machines is None:
+        return listeners, {**star, "addresses": theirs[0]}
+    return listeners, {**star, "addresses": theirs, "names": [name for name, _ in machines]}
 
 
 def _machine_name(host: str, ranks: list[int]) -> str:
