@@ -72,13 +72,9 @@ class Disturbance:
         elif kind == "kill" and self._killed < 2:  # it is started again twice
             self._killed += 1
             _signal(chosen, signal.SIGKILL)
-        elif kind == "cut":
-            self._cut()
-        elif kind == "break":
-            with contextlib.suppress(Exception):
-                self._cluster.run(
-                    "beta", "ss", "-K", "dst", "10.99.0.1", "dport", f"{self._port()}"
-                )
+        elif not (self._cut() if kind == "cut" else kind == "break" and self._break()):
+            return
+        self.done.append(kind)
 
     def undo(self) -> None:
         """Let all go on."""
