@@ -63,9 +63,7 @@ def describe(error: BaseException, rank: int) -> str:
 def raise_failure(operation: str, rank: int, texts: Sequence[str | None]) -> NoReturn:
     """Raise PeerError with the text of each rank that has an error."""
     failures = "; ".join(f"rank {other}: {text}" for other, text in enumerate(texts) if text)
-    error = PeerError(f"{operation} on rank {rank} failed because of {failures}")
-    record_raised_on_all(error, None)
-    raise error
+    raise raised_on_all(PeerError(f"{operation} on rank {rank} failed because of {failures}"))
 
 
 def raise_mismatch(operation: str, rank: int, views: Sequence[str]) -> NoReturn:
@@ -90,9 +88,13 @@ def raise_mismatch(operation: str, rank: int, views: Sequence[str]) -> NoReturn:
         for value, those in ranks.items()
     )
     text = f"{operation} on rank {rank}: ranks disagree on {name}: {by_ranks}"
-    error = RankMismatchError(text, name)
+    raise raised_on_all(RankMismatchError(text, name))
+
+
+def raised_on_all(error: CommunicationError) -> CommunicationError:
+    """Return an error that all ranks are about to raise, recorded as such."""
     record_raised_on_all(error, None)
-    raise error
+    return error
 
 
 def entries_of(operation: str, signature: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:

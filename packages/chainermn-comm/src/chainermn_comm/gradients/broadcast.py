@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .. import devices, staging
-from ..errors import RankMismatchError
+from ..errors import RankMismatchError, raised_on_all
 from ..messaging import Context, SharedFailure, bcast_buffer
 from . import parameters
 
@@ -39,9 +39,8 @@ def bcast_parameters(context: Context, model: Any) -> None:
         having = [(rank, *spec) for rank, spec in enumerate(specs) if spec is not None]
         if len(set(specs) - {None}) > 1:
             listed = "; ".join(f"{dtype} {shape} on rank {rank}" for rank, shape, dtype in having)
-            raise RankMismatchError(
-                f"bcast_data on rank {context.rank}: ranks disagree on parameter {name}: {listed}"
-            )
+            text = f"ranks disagree on parameter {name}: {listed}"
+            raise raised_on_all(RankMismatchError(f"bcast_data on rank {context.rank}: {text}"))
         sent += [(param, *first) for first in having[:1]]
 
     initialising = f"{OPERATION}, initialising parameters"
