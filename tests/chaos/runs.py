@@ -17,6 +17,7 @@ import psutil  # type: ignore[import-untyped]
 from tests.support import jobs
 from tests.support.processes import soon
 from tests.support.virtual_hosts import Cluster
+from tests.support.watchdog import is_monitor
 
 from .faults import STOP, Case
 
@@ -155,10 +156,6 @@ class Hosts:
 
 
 Ground = Here | Hosts
-
-
-def is_monitor(words: list[str]) -> bool:
-    return any("chainermn_comm.watchdog.monitor" in word for word in words)
 
 
 def read_status(folder: Path, name: str) -> float | None:

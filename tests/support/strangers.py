@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 
 from tests.support.virtual_hosts import Cluster
+from tests.support.watchdog import is_monitor
 
 SECONDS, CONNECTIONS = 20.0, 2000
 # Connects so often to a port, says nothing, and connects again what was closed.
@@ -41,7 +42,7 @@ def monitors_on(cluster: Cluster) -> list[psutil.Process]:
     found = {}
     for one in cluster.processes():
         with contextlib.suppress(psutil.Error):
-            if any("chainermn_comm.watchdog.monitor" in word for word in one.cmdline()):
+            if is_monitor(one.cmdline()):
                 found[one.pid] = one
     with contextlib.suppress(psutil.Error):
         return [one for one in found.values() if one.ppid() in found]

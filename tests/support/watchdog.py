@@ -101,9 +101,14 @@ def monitors_of(ranks: set[str]) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if ranks & set(words) and any("chainermn_comm.watchdog.monitor" in word for word in words):
+        if ranks & set(words) and is_monitor(words):
             found.append(process)
     return found
+
+
+def is_monitor(words: list[str]) -> bool:
+    """Whether this is the command line of a monitor, or of what starts it again."""
+    return any("chainermn_comm.watchdog.monitor" in word for word in words)
 
 
 def reads_our_calls(pid: int) -> bool:

@@ -1,7 +1,8 @@
 """The star of a job's monitors: each keeps one connection to the first machine's, the hub.
 
 Nothing is sent before a call waits for long or a rank has failed: the kernel sees whether the other
-machine is there. Nothing here waits or has a thread: the monitor's selector calls what is ready.
+machine is there. Nothing here has a thread: the monitor's selector calls what is ready, and only
+what connects to another machine waits for it.
 """
 
 from __future__ import annotations
@@ -226,11 +227,15 @@ class Spoke:
         self._endpoints.append(self._endpoints.pop(0))
         try:
             made = socket.create_connection(self._endpoints[-1], CONNECT_SECONDS)
-            self._connection = Connection(made, self._secret, self._silence)
-            self._selector.register(made, EVENT_READ, partial(self._read, self._connection))
         except OSError as error:
             is_late = isinstance(error, TimeoutError)
             self._lose(OSError(errno.ETIMEDOUT, "no answer") if is_late else error)
+            return
+        try:
+            self._connection = Connection(made, self._secret, self._silence)
+            self._selector.register(made, EVENT_READ, partial(self._read, self._connection))
+        except OSError:  # it has gone already
+            made.close()
 
     def _read(self, connection: Connection) -> None:
         try:
