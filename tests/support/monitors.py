@@ -18,7 +18,7 @@ from unittest import mock
 from chainermn_comm.watchdog.diagnosis import Rank
 from chainermn_comm.watchdog.monitor import monitor as module
 from chainermn_comm.watchdog.monitor.monitor import Monitor
-from chainermn_comm.watchdog.monitor.star import Hub, Spoke
+from chainermn_comm.watchdog.monitor.star import Star
 from chainermn_comm.watchdog.processes import RUNNING
 from chainermn_comm.watchdog.status_region import COLLECTIVE, HEADER, IDLE, NOBODY, Call
 
@@ -29,22 +29,28 @@ CUT = OSError(errno.ETIMEDOUT, "the link is cut")
 
 def star_of(number: int, listener: socket.socket, names: Sequence[str]) -> dict[str, Any]:
     """What a monitor is told of the star."""
-    endpoints = [listener.getsockname()[:2]]
-    star = {"number": number, "hub": names[0], "endpoints": endpoints, "secret": SECRET}
-    if number:
-        return {**star, "addresses": []}
-    return {**star, "names": list(names), "addresses": [[] for _ in names]}
+    endpoints = [listener.getsockname()[:2]] if number else []
+    known = list(names[:1] if number else names)
+    return {"number": number, "names": known, "endpoints": endpoints, "secret": SECRET}
 
 
-def cut(spoke: Spoke) -> None:
+def link_of(star: Star) -> Any:
+    """A spoke's connection to its hub, be it that nothing is proved yet."""
+    (found,) = (*star.links.values(), *star._strangers)
+    return found
+
+
+def cut(spoke: Star) -> None:
     """Cut a spoke's link to its hub, as the kernel sees it at last."""
-    spoke._was_connected = spoke.is_connected = True
-    spoke._lose(CUT)
+    (stranger,) = spoke._strangers
+    spoke._link(stranger, 0)
+    spoke._lose(stranger, CUT)
 
 
-def close(spoke: Spoke) -> None:
+def close(spoke: Star) -> None:
     """Close what a spoke has open."""
-    spoke._lose(None)
+    for one in (*spoke.links.values(), *spoke._strangers):
+        spoke._lose(one)
 
 
 class Links:
@@ -57,9 +63,11 @@ class Links:
         self.heard: list[tuple[int, Any]] = []
         star = star_of(0, self.listener, self.names)
         take = lambda number, message: self.heard.append((number, message))  # noqa: E731
-        self.hub = Hub(self.selector, [self.listener], star, silence, take)
+        self.hub = Star(self.selector, self.listener, star, silence, take)
         self.spokes = [
-            Spoke(self.selector, star_of(n, self.listener, self.names), silence, self.answer(n))
+            Star(
+                self.selector, None, star_of(n, self.listener, self.names), silence, self.answer(n)
+            )
             for n in range(1, size)
         ]
         # What spokes reply to questions; None for nothing.
@@ -88,7 +96,7 @@ class Links:
         return done
 
     def connect(self) -> None:
-        assert self.until(lambda: all(spoke.is_connected for spoke in self.spokes))
+        assert self.until(lambda: all(spoke.links for spoke in self.spokes))
 
     def close(self) -> None:
         for key in list(self.selector.get_map().values()):
@@ -125,7 +133,7 @@ class SimulatedRank:
 
     def read(self, now: float) -> Rank:
         doing = COLLECTIVE if self.waits else IDLE
-        about = 0, NOBODY, NOBODY, 0, "allreduce"
+        about = 0, NOBODY, NOBODY, "allreduce"
         call = Call((0, 1), self.world, self.size, doing, now - self.since, self.call, *about)
         return Rank(self.world, f"host{self.world}", self.pid, RUNNING, (call,))
 
@@ -153,8 +161,8 @@ class Simulation:
         ]
 
     def _monitor(self, number: int, star: dict[str, Any], timeout: dict[str, Any]) -> Monitor:
-        listeners = [] if number else [os.dup(self.listener.fileno())]
-        config = {"timeout": timeout, "launch": None, "listeners": listeners, "star": star}
+        listener = None if number else os.dup(self.listener.fileno())
+        config = {"timeout": timeout, "launch": None, "listener": listener, "star": star}
         made = Monitor(config, [self.ranks[number]])  # type: ignore[list-item]
         made.tick = 0.0
         printed = lambda text, event=(): self.printed.append((number, text))  # noqa: E731
@@ -179,11 +187,10 @@ class Simulation:
     def cut(self, number: int) -> None:
         """Cut the link to a machine, as both kernels see it at last."""
         hub, spoke = self.monitors[0].star, self.monitors[number].star
-        assert isinstance(hub, Hub)
-        assert isinstance(spoke, Spoke)
         spoke._endpoints = []
-        spoke._lose(CUT)
-        hub._lose(hub.connected[number], number, CUT)
+        hub._lose(hub.links[number], CUT)
+        close(spoke)
+        spoke._note(0, True)
 
     def until(self, is_done: Callable[[], bool], seconds: float) -> bool:
         deadline = time.monotonic() + seconds

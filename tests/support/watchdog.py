@@ -25,7 +25,7 @@ from chainermn_comm.watchdog.status_region import (
     WORLD,
     Call,
     read_calls,
-    read_scope,
+    read_work,
 )
 
 __all__ = ["COLLECTIVE", "FINALIZE", "MESSAGE", "NOBODY", "WORLD", "Call", "MonitoredRank", "birth"]
@@ -64,10 +64,10 @@ def recorded_calls() -> list[Call]:
     return read_calls(recorder.region().memory, clock())
 
 
-def inside_of() -> tuple[str, bool] | None:
-    """What this process has recorded to be inside of, and whether it is alone there."""
-    found = read_scope(recorder.region().memory, clock())
-    return found and (found.name, found.exempt)
+def inside_of() -> str | None:
+    """What this process has recorded to do alone."""
+    found = read_work(recorder.region().memory, clock())
+    return found and found[0]
 
 
 def reported() -> str:

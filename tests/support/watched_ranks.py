@@ -33,7 +33,7 @@ def call(
     of: tuple[int, int] = WHOLE,
     size: int = 3,
 ) -> Call:
-    return Call(of, rank, size, state, 7.0, sequence, 0, peer, tag, 0, operation)
+    return Call(of, rank, size, state, 7.0, sequence, 0, peer, tag, operation)
 
 
 def inside(rank: int, sequence: int = 5, **options: Any) -> Call:

@@ -1,4 +1,4 @@
-"""The addresses on which the first machine's monitor listens."""
+"""Where the first machine's monitor listens, and on which addresses others may reach it."""
 
 from __future__ import annotations
 
@@ -9,24 +9,22 @@ import pytest
 from chainermn_comm.watchdog.rank import addresses
 
 
-def test_monitors_listen_on_the_addresses_towards_the_other_hosts_and_no_others():
-    assert addresses.addresses_towards(["127.0.0.1", "192.0.2.7"], [["127.0.0.2"]]) == ["127.0.0.1"]
-    # An address that both have, such as a bridge's, leads to this host itself.
-    both = ["127.0.0.1", "127.0.0.9"]
-    assert addresses.addresses_towards(both, [["127.0.0.9", "127.0.0.2"]]) == ["127.0.0.1"]
-    # But for containers that share all of them.
-    assert addresses.addresses_towards(["127.0.0.1"], [["127.0.0.1"]]) == ["127.0.0.1"]
-    (listener,) = addresses.listen(["127.0.0.3"])
-    with listener:
-        assert listener.getsockname()[0] == "127.0.0.3"
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", listener.getsockname()[1]))
-    with pytest.raises(OSError, match="none has a route"):
-        addresses.listen([])
+@pytest.mark.parametrize("ipv6", [False, True])
+def test_it_listens_on_all_addresses(monkeypatch, ipv6):
+    if ipv6 and not socket.has_dualstack_ipv6():
+        pytest.skip("the kernel has no IPv6")
+    monkeypatch.setattr(addresses.socket, "has_dualstack_ipv6", lambda: ipv6)
+    with addresses.listen() as listener:
+        for host in ("127.0.0.1", "127.0.0.3", *(["::1"] * ipv6)):
+            with socket.create_connection((host, listener.getsockname()[1])) as made:
+                assert made.getpeername()[0] == host
 
 
-def test_where_there_is_ipv6_alone_it_listens_there():
-    assert addresses.addresses_towards(["::1"], [["::1"]]) == ["::1"]
-    (listener,) = addresses.listen(["::1"])
-    with listener, socket.create_connection(listener.getsockname()[:2]):
-        assert listener.family == socket.AF_INET6
+def test_a_machines_addresses_are_those_of_its_interfaces_but_the_loopbacks():
+    found = addresses.own_addresses()
+    assert len(set(found)) == len(found)
+    for one in found:
+        assert not one.startswith("127.")
+        family = socket.AF_INET6 if ":" in one else socket.AF_INET
+        with socket.socket(family) as bound:
+            bound.bind((one, 0))  # only a machine's own can be bound

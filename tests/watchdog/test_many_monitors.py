@@ -15,8 +15,8 @@ LATE = 10.0
 def start(made, size):
     """All are connected, and all ranks but the last one wait in a call."""
     hub, *spokes = made.monitors
-    assert made.until(lambda: all(one.star.is_connected for one in spokes), 30.0)
-    assert len(hub.star.connected) == size - 1
+    assert made.until(lambda: all(one.star.links for one in spokes), 30.0)
+    assert len(hub.star.links) == size - 1
     for rank in made.ranks[:-1]:
         rank.enter()
 
@@ -54,7 +54,7 @@ def test_a_machine_that_is_lost_is_reported_by_the_hub_and_by_itself_alone(size)
 
 def test_a_lost_machine_ends_nothing_while_calls_go_on_or_where_none_waits():
     with simulation(3, seconds=600.0, ends_job=True, silence=1.0) as made:
-        assert made.until(lambda: made.monitors[2].star.is_connected, LATE)
+        assert made.until(lambda: made.monitors[2].star.links, LATE)
         made.cut(2)
         for seconds in (0.6, 0.6, 0.6, 2.0, 2.0):  # by another network
             for rank in made.ranks:

@@ -1,4 +1,4 @@
-"""What a rank says to be inside of."""
+"""What a rank says to do alone."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from chainermn_comm.watchdog import alone, annotate
+from chainermn_comm.watchdog import alone
 from tests.support import jobs
-from tests.support.watchdog import inside_of, record, reported
+from tests.support.watchdog import inside_of, reported
 
 
 @pytest.fixture(autouse=True)
@@ -20,51 +20,26 @@ def region():
     inside_of()
 
 
-def test_what_a_rank_is_inside_of_is_recorded_until_it_leaves():
+def test_what_a_rank_does_alone_is_recorded_until_it_has_done_it():
     assert inside_of() is None
     with alone("evaluate"):
-        with annotate("x" * 100):
-            assert inside_of() == ("x" * 64, False)
-        assert inside_of() == ("evaluate", True)
+        with alone("x" * 100):
+            assert inside_of() == "x" * 64
+        assert inside_of() == "evaluate"
+        assert re.search(r"in no call.*, inside evaluate for \S+ s$", reported())
     assert inside_of() is None
 
 
-def test_threads_do_not_mix_up_what_they_are_inside_of():
-    """One that leaves while another is still inside doesn't take what that recorded with it."""
-    inside, again = annotate("send"), annotate("recv")
+def test_one_thread_that_is_done_takes_nothing_from_what_another_does():
+    inside, again = alone("load"), alone("download")
     with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
-        with alone("evaluate"):
-            first.submit(inside.__enter__).result()
-            second.submit(again.__enter__).result()
-            assert inside_of() == ("evaluate", True)  # others may have to wait for it
-            with annotate("barrier"):
-                assert inside_of() == ("barrier", False)  # what was recorded last
-            first.submit(inside.__exit__).result()
-        assert inside_of() == ("recv", False)
-        second.submit(again.__exit__).result()
+        first.submit(inside.__enter__).result()
+        second.submit(again.__enter__).result()
+        assert inside_of() == "download"  # what began last
+        first.submit(inside.__exit__, None, None, None).result()
+        assert inside_of() == "download"
+        second.submit(again.__exit__, None, None, None).result()
     assert inside_of() is None
-
-
-@pytest.fixture
-def calls():
-    """Records of calls on two communicators."""
-    found = [record((0, number), 0, 2) for number in range(2)]
-    yield found
-    for each in found:
-        each.release()
-
-
-def test_a_call_is_not_said_to_be_inside_of_what_another_thread_entered(calls):
-    first, second = calls
-    with ThreadPoolExecutor(1) as other, annotate("send"):
-        second.collective("allreduce", 1)
-        assert re.search(r"waits in .*allreduce.*, inside send for \S+ s$", reported())
-        scope = annotate("load")
-        other.submit(scope.__enter__).result()
-        assert "inside" not in reported()
-        other.submit(first.message, "recv", 1, 7).result()
-        assert re.search(r"waits in .*allreduce.* and in .*recv.*, inside load for", reported())
-        other.submit(scope.__exit__).result()
 
 
 def test_before_there_is_a_communicator_nothing_is_recorded_and_mpi_not_started():

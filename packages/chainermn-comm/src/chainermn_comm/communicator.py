@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
 
 from .errors import describe, raise_failure, raise_mismatch, view_of
 from .mean_in_progress import MeanInProgress
-from .watchdog import annotate
 
 # Message ids are from -MESSAGE_IDS on and less than MESSAGE_IDS.
 MESSAGE_IDS = 2**63
@@ -163,8 +162,7 @@ class CommunicatorBase(ABC):
         """
         check_metadata(metadata, data, message_id, self.rank)
         head = np.frombuffer(message_id.to_bytes(8, "little", signed=True) + metadata, np.uint8)
-        with annotate(label) if label else nullcontext():
-            self.send((head, *data), dest, tag)
+        self.send((head, *data), dest, tag)
 
     def recv_with_metadata(
         self, source: int, tag: int, label: str = ""
@@ -182,8 +180,7 @@ class CommunicatorBase(ABC):
         Raises:
             TypeError: it sent something else, which is then discarded.
         """
-        with annotate(label) if label else nullcontext():
-            found = self.recv(source, tag)
+        found = self.recv(source, tag)
         head = found[0] if isinstance(found, tuple) and found else None
         if (
             not isinstance(head, np.ndarray)

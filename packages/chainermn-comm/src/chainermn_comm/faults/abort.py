@@ -12,11 +12,10 @@ import contextlib
 import faulthandler
 import os
 import sys
-import threading
 import time
 import traceback
 from types import TracebackType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from _chainermn_events import emit, exit_code
 
@@ -43,15 +42,8 @@ TURNS = 8
 LAST_RESORT_SECONDS = 3.0
 
 
-class _Replaced(NamedTuple):
-    """The hooks that ours stand in place of, and the process that ours are for."""
-
-    process: int
-    excepthook: Any
-    threading_excepthook: Any
-
-
-_replaced: _Replaced | None = None
+# The process that our hooks are for, and the excepthook in whose place ours is.
+_replaced: tuple[int, Any] | None = None
 
 
 def add_hook() -> None:
@@ -84,9 +76,7 @@ def remove_hook() -> None:
     if _replaced is None:
         return
     if sys.excepthook is _excepthook:
-        sys.excepthook = _replaced.excepthook
-    if threading.excepthook is _threading_excepthook:
-        threading.excepthook = _replaced.threading_excepthook
+        _, sys.excepthook = _replaced
     if os._exit is _os_exit:
         os._exit = real_exit
     exit_status.unwatch()
@@ -135,9 +125,8 @@ def _install() -> None:
     global _replaced
     if _replaced is not None or _is_interactive():
         return
-    _replaced = _Replaced(os.getpid(), sys.excepthook, threading.excepthook)
+    _replaced = os.getpid(), sys.excepthook
     sys.excepthook = _excepthook
-    threading.excepthook = _threading_excepthook
     os._exit = _os_exit
     exit_status.watch(_on_system_exit)
     atexit.register(_at_exit)
@@ -152,7 +141,7 @@ def _others_may_wait() -> bool:
     mpi = sys.modules.get("mpi4py.MPI")
     return (
         _replaced is not None
-        and _replaced.process == os.getpid()  # else a forked child, which is no rank
+        and _replaced[0] == os.getpid()  # else a forked child, which is no rank
         and not _is_interactive()
         and mpi is not None
         and mpi.Is_initialized()
@@ -167,7 +156,7 @@ def _others_may_wait() -> bool:
 def _excepthook(
     kind: type[BaseException], value: BaseException, trace: TracebackType | None
 ) -> None:
-    previous = _replaced.excepthook if _replaced else sys.__excepthook__
+    previous = _replaced[1] if _replaced else sys.__excepthook__
     if not _others_may_wait():
         previous(kind, value, trace)
         return
@@ -183,21 +172,6 @@ def _excepthook(
             previous(kind, value, trace)
     finally:
         abort_job(what, code, details)
-
-
-def _threading_excepthook(args: threading.ExceptHookArgs) -> None:
-    """Print the rank's number; the job goes on, as a Python process does when a thread ends."""
-    previous = _replaced.threading_excepthook if _replaced else threading.__excepthook__
-    if args.exc_type is SystemExit or not _others_may_wait():
-        previous(args)
-        return
-    what = headline(f"exception in thread {args.thread.name if args.thread else '?'}") + ":\n"
-    if previous is threading.__excepthook__:
-        trace = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
-        write_stderr(what + "".join(trace))
-    else:
-        write_stderr(what)
-        previous(args)
 
 
 def _on_system_exit(code: object) -> None:

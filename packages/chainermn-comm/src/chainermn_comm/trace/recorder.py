@@ -14,8 +14,8 @@ from .file import Kind, TraceFile, now
 
 # Clocks drift: they are compared again at this collective call, at twice as many, and so on.
 FIRST_COMPARISON = 64
-# Round trips to rank 0; only the shortest counts.
-ROUND_TRIPS = 10
+# Of each comparison; only the shortest count.
+ROUNDS = 10
 # Communicators that this process made, to give each a name.
 _num_traced = 0
 
@@ -92,28 +92,18 @@ class CallTracer(CallObserver):
 
 
 def _measure_clock(comm: MPI.Intracomm) -> tuple[float, float, float]:
-    """Return when clocks were compared (collective), how far rank 0's is ahead, the messages' time.
+    """Return when clocks were compared (collective), how far rank 0's is ahead, twice the error.
 
-    All are seconds; half of the last is the error at most. In a binomial tree each rank asks its
-    parent for rank 0's time, as that knows it by then, and the child with most descendants first.
+    All are seconds. Each rank enters a barrier before any rank leaves it: that bounds how far the
+    clocks are apart from both sides.
     """
-    # Collective operations have this tag, too, but all ranks are here between the same two.
-    tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0)
-    rank, size = comm.rank, comm.size
-    theirs = np.zeros(2)  # rank 0's time, and the messages' time up to the rank that is asked
-    found = [] if rank else [(now(), 0.0, 0.0)]
-    for _ in range(ROUND_TRIPS if rank else 0):
-        sent = now()
-        comm.Send(theirs, rank & (rank - 1), tag)
-        comm.Recv(theirs, rank & (rank - 1), tag)
-        received = now()
-        middle = (sent + received) / 2
-        found.append((middle, float(theirs[0]) - middle, received - sent + float(theirs[1])))
-    at, ahead, round_trip = min(found, key=lambda one: one[2])
-    steps = [1 << bit for bit in reversed(range(size.bit_length()))]
-    for child in [rank + step for step in steps if not rank % (2 * step) and rank + step < size]:
-        for _ in range(ROUND_TRIPS):
-            comm.Recv(theirs, child, tag)
-            theirs[:] = now() + ahead, round_trip
-            comm.Send(theirs, child, tag)
-    return at, ahead, round_trip
+    times = np.empty((2, ROUNDS))
+    for number in range(ROUNDS):
+        times[0, number] = now()
+        comm.Barrier()
+        times[1, number] = now()
+    theirs = times.copy()
+    comm.Bcast(theirs)
+    most, least = (theirs[1] - times[0]).min(), (theirs[0] - times[1]).max()
+    at = float(times[0, 0])
+    return (at, float(most + least) / 2, float(most - least)) if comm.rank else (at, 0.0, 0.0)

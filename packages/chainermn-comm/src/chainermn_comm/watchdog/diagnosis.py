@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .processes import GONE, RUNNING, STOPPED
-from .status_region import COLLECTIVE, FINALIZE, MESSAGE, NOBODY, WORLD, Call, Scope
+from .status_region import COLLECTIVE, FINALIZE, MESSAGE, NOBODY, WORLD, Call
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Rank:
     state: str  # RUNNING, STOPPED or GONE
     calls: tuple[Call, ...] = ()  # what it does, or did last, on each of its communicators
     stacks: str = ""  # of its threads; empty where they weren't asked for or didn't come
-    scope: Scope | None = None  # what its calls are part of; None for nothing
+    # What it does for which others may have to wait, and for how long; None for nothing.
+    work: tuple[str, float] | None = None
 
     @property
     def waits(self) -> list[Call]:
@@ -36,9 +37,9 @@ class Rank:
         return any(call.operation == FINALIZE for call in self.waits)
 
     @property
-    def exempt_work(self) -> Scope | None:
-        """The work that it does for which the others may have to wait for long; None for none."""
-        return self.scope if self.is_outside and self.scope and self.scope.exempt else None
+    def exempt_work(self) -> tuple[str, float] | None:
+        """Such work, if it is in no call."""
+        return self.work if self.is_outside else None
 
     @property
     def is_outside(self) -> bool:
@@ -55,7 +56,7 @@ def rank_from_reply(said: dict[str, Any]) -> Rank:
     """Return a rank of another machine, as its monitor has described it."""
     known = ({**call, "communicator": tuple(call["communicator"])} for call in said["calls"])
     calls = tuple(Call(**call) for call in known)
-    return Rank(**{**said, "calls": calls, "scope": said["scope"] and Scope(**said["scope"])})
+    return Rank(**{**said, "calls": calls, "work": said["work"] and tuple(said["work"])})
 
 
 Waits = Sequence[tuple[Rank, Call]]  # ranks, each with a call that it is in

@@ -70,14 +70,6 @@ def parent(pid: int) -> int:
     return found.parent if found else 0
 
 
-def descendants(roots: set[int]) -> set[int]:
-    """Return these processes and all that descend from them."""
-    everyone, found = all_stats().items(), set(roots)
-    while more := {pid for pid, it in everyone if it.parent in found} - found:
-        found |= more
-    return found
-
-
 def command_line(pid: int) -> list[str]:
     """Return the command line of a process; an empty word if there is none."""
     return [os.fsdecode(word) for word in _read(f"/proc/{pid}/cmdline").split(b"\0")]

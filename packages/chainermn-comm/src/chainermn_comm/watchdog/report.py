@@ -121,25 +121,18 @@ def describe_state(graph: WaitGraph, rank: Rank) -> str:
     own = [call for call in rank.calls if call.operation]
     last = min(own, key=lambda call: call.age, default=None)
     before = "in" if rank.waits else "in no call, after"
+    within = f", inside {rank.work[0]} for {_seconds(rank.work[1])}" if rank.work else ""
     seen = f", last seen {before} {_operation(graph, last)}" if last else ""
     if rank.has_finished:
         return "has ended" if rank.state == GONE else f"has ended and waits in {FINALIZE}"
     if rank.state == GONE:
-        return f"is gone{seen}{_scope(rank)}"
+        return f"is gone{seen}{within}"
     stopped = "is stopped (SIGSTOP or a debugger) and " if rank.state == STOPPED else ""
     if rank.waits:
-        # The scope is that of one thread, whose calls are named last.
-        thread = rank.scope and rank.scope.thread
-        waits = sorted(rank.waits, key=lambda call: call.thread == thread)
-        calls = (f"{_operation(graph, call)} for {_seconds(call.age)}" for call in waits)
-        scope = _scope(rank) if waits[-1].thread == thread else ""
-        return f"{stopped}waits in {' and in '.join(calls)}{scope}"
+        calls = (f"{_operation(graph, call)} for {_seconds(call.age)}" for call in rank.waits)
+        return f"{stopped}waits in {' and in '.join(calls)}"
     since = f" for {_seconds(last.age)}, after {_operation(graph, last)}" if last else ""
-    return f"{stopped}is in no call{since}{_scope(rank)}"
-
-
-def _scope(rank: Rank) -> str:
-    return f", inside {rank.scope.name} for {_seconds(rank.scope.age)}" if rank.scope else ""
+    return f"{stopped}is in no call{since}{within}"
 
 
 def _operation(graph: WaitGraph, call: Call) -> str:

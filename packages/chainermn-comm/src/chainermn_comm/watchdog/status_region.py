@@ -20,15 +20,14 @@ REGION_BYTES = (1 + SLOTS) * SLOT_BYTES
 # At the start of the region: slots ever used; when this rank called MPI_Abort, else 0.
 HEADER = struct.Struct("<Id")
 USED_SLOTS = struct.Struct("<I")
-# After it: kind of the innermost scope, when it was entered, its thread, its name.
-SCOPE = struct.Struct("<B7xdQ64s")
-SCOPE_SLICE = slice(16, 16 + SCOPE.size)
-NO_SCOPE, ANNOTATED, EXEMPT = 0, 1, 2
+# After it: when the work began that others may have to wait for (0: there is none), and its name.
+WORK = struct.Struct("<d64s")
+WORK_SLICE = slice(16, 16 + WORK.size)
 # At the start of a slot: the communicator (the world's number of its rank 0; how many that rank had
 # made before), this process's rank in it, and its size (0: the slot is free).
 IDENTITY = struct.Struct("<qqii")
-# Then: state, when that began, collective calls so far, bytes, peer or root, tag, thread, name.
-CALL = struct.Struct("<B7xdQqiiQ112s")
+# Then: state, when that began, collective calls so far, bytes, peer or root, tag, name.
+CALL = struct.Struct("<B7xdQqii120s")
 # The first two of these.
 STATE_AND_TIME = struct.Struct("<B7xd")
 # Then: a sequence lock, which each write increments before and after, so that it is odd meanwhile.
@@ -60,22 +59,11 @@ class Call:
     nbytes: int  # payload of this rank, 0 where it isn't known
     peer: int  # the other rank or the root, in this communicator's numbers; or NOBODY
     tag: int  # of the message; or NOBODY
-    thread: int  # as `threading.get_ident` says
     operation: str  # its name; of the last call where the state is IDLE
 
     @property
     def waits(self) -> bool:
         return self.state != IDLE
-
-
-@dataclass(frozen=True)
-class Scope:
-    """What a rank's calls are part of."""
-
-    name: str  # such as a function's
-    age: float  # seconds since the rank entered it
-    exempt: bool  # whether the others may have to wait for it for long
-    thread: int  # whose calls are part of it
 
 
 def offset_of(slot: int) -> int:
@@ -117,13 +105,10 @@ def read_abort_time(region: mmap.mmap) -> float:
     return float(HEADER.unpack_from(region)[1])
 
 
-def read_scope(region: mmap.mmap, now: float) -> Scope | None:
-    """Return the innermost scope that the rank is in; None if it is in none."""
+def read_work(region: mmap.mmap, now: float) -> tuple[str, float] | None:
+    """Return what it does for which others may have to wait, and for how long; None for nothing."""
     contents = b""
-    while contents != (contents := region[SCOPE_SLICE]):
+    while contents != (contents := region[WORK_SLICE]):
         pass  # it was being written
-    kind, since, thread, name = SCOPE.unpack(contents)
-    if kind == NO_SCOPE:
-        return None
-    text = name.rstrip(b"\0").decode(errors="replace")
-    return Scope(text, max(0.0, now - since), kind == EXEMPT, thread)
+    since, name = WORK.unpack(contents)
+    return (name.rstrip(b"\0").decode(errors="replace"), max(0.0, now - since)) if since else None

@@ -18,13 +18,11 @@ from chainer import Variable
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.arrays import accumulator
 from chainermn_comm.errors import SharedFailure
-from chainermn_comm.watchdog import annotate
 
 from .arguments import check_communicator
 from .call_handshake import NO_CALL, Handshake, Signature, handshake, without_graph_error
 from .control_dependencies import keep_control_dependencies, pseudo_connect, zeros_for_input
 from .ordered_function import (
-    SCOPE,
     Arrays,
     Gradients,
     OrderedFunctionNode,
@@ -153,8 +151,7 @@ class CollectiveFunction(OrderedFunctionNode):
 
     def forward(self, inputs: Arrays) -> Arrays:
         run, _ = OPS[self.label]
-        with annotate(SCOPE + self.operation):
-            results = run(self.comm, inputs[: self.num_inputs], self.root or 0)
+        results = run(self.comm, inputs[: self.num_inputs], self.root or 0)
         outputs = tuple(np.asarray(y) if isinstance(y, np.generic) else y for y in results)
         self.empty_array = empty_on_device_of((*outputs, *inputs, None)[0])
         self.specs = tuple((y.shape, y.dtype) for y in outputs)

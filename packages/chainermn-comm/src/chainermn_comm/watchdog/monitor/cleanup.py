@@ -32,8 +32,8 @@ WAIT_SECONDS = 3.0
 DAEMON_SECONDS = 5.0
 # For `chainermn launch`, or whatever started it, to end a launcher that a cut link keeps waiting.
 FOLDER_SECONDS = 20.0
-# Between two scans; each reads the maps of all ranks. It doubles while others make files there.
-SCAN_SECONDS, LONGEST_SCAN_SECONDS = 0.5, 60.0
+# Between two scans, which read the maps of all ranks: it doubles from one to the next.
+SCAN_SECONDS, LONGEST_SCAN_SECONDS = 0.5, 30.0
 # The most by which a clock may be set back during a job.
 CLOCK_SECONDS = 2.0
 # Open MPI's daemon on other machines than the first; in its command line, that it serves one job
@@ -54,23 +54,15 @@ class SharedFiles:
         self._known: dict[str, Identity] = {}
         first = min((start for _, start in ranks), default=0) / os.sysconf("SC_CLK_TCK")
         self._made_since = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + first
-        self._changed, self._scan_at, self._pause = 0, -math.inf, SCAN_SECONDS
-        self.scan()
+        self._scan_at, self._pause = -math.inf, SCAN_SECONDS
+        self.keep(time.monotonic())
 
     def keep(self, now: float) -> None:
-        """Scan if files were made, the less often the longer none of them is the job's."""
-        if now < self._scan_at:
-            return
-        with contextlib.suppress(OSError):
-            changed = os.stat(FOLDER).st_mtime_ns
-            if changed != self._changed:
-                before, self._changed = len(self._known), changed
-                self.scan()
-                is_ours = len(self._known) > before
-                self._pause = (
-                    SCAN_SECONDS if is_ours else min(2 * self._pause, LONGEST_SCAN_SECONDS)
-                )
-                self._scan_at = now + self._pause
+        """Scan at first and now and then."""
+        if now >= self._scan_at:
+            self.scan()
+            self._scan_at = now + self._pause
+            self._pause = min(2 * self._pause, LONGEST_SCAN_SECONDS)
 
     def scan(self) -> None:
         """Record what the ranks have mapped now."""
@@ -117,7 +109,7 @@ class Launcher:
     def __init__(self, rank: int) -> None:
         """Look at the launcher of a rank's process, while that lives."""
         pid = processes.parent(rank)
-        self._process = pid, processes.start_time(pid)
+        self.process = pid, processes.start_time(pid)
         path = processes.env_variable(rank, "PMIX_SERVER_TMPDIR")
         self._folder = path if os.path.basename(path) in (f"ompi.{pid}", f"{DAEMON}.{pid}") else ""
         words = processes.command_line(pid)
@@ -125,25 +117,19 @@ class Launcher:
             word.startswith(ONE_JOB) for word in words
         )
 
-    def daemon_lives(self) -> bool:
-        """Return whether the launcher is a daemon of this job and lives."""
-        return self._is_daemon and processes.state(self._process) != GONE
+    def has_gone(self) -> bool:
+        return processes.state(self.process) == GONE
 
-    def end_daemon(self, seconds: float) -> None:
-        """End such a daemon (at SIGTERM it removes its folder), unless it has other processes."""
-        pid = self._process[0]
-        others = processes.descendants({pid}) - {pid}
-        if self.daemon_lives() and not any(map(processes.start_time, others)):
-            processes.terminate([self._process], seconds)
-
-    def remove_folder(self) -> bool:
-        """Remove the folder of a launcher that is gone; return whether there is none any more."""
+    def clean(self) -> None:
+        """End such a daemon, if its processes have; remove the folder of one that is gone."""
+        if self._is_daemon and not processes.wait_until(self.has_gone, DAEMON_SECONDS):
+            everyone = processes.all_stats().values()
+            if not any(it.parent == self.process[0] and not it.is_gone for it in everyone):
+                processes.terminate([self.process], LAUNCHER_SECONDS)
         with contextlib.suppress(OSError):
-            if os.lstat(self._folder).st_uid != os.geteuid():  # it is left alone
-                return True
-            if processes.state(self._process) == GONE:
+            is_ours = os.lstat(self._folder).st_uid == os.geteuid()
+            if is_ours and processes.wait_until(self.has_gone, FOLDER_SECONDS):
                 shutil.rmtree(self._folder, ignore_errors=True)
-        return not os.path.lexists(self._folder)
 
 
 def clean(files: SharedFiles, launcher: Launcher, ranks: list[Process], failed: bool) -> None:
@@ -153,9 +139,7 @@ def clean(files: SharedFiles, launcher: Launcher, ranks: list[Process], failed: 
         processes.terminate(_children(ranks), LAUNCHER_SECONDS)
     processes.wait_until(files.remove, WAIT_SECONDS)
     if failed:
-        processes.wait_until(lambda: not launcher.daemon_lives(), DAEMON_SECONDS)
-        launcher.end_daemon(LAUNCHER_SECONDS)
-        processes.wait_until(launcher.remove_folder, FOLDER_SECONDS)
+        launcher.clean()
 
 
 def _children(ranks: list[Process]) -> list[Process]:

@@ -34,6 +34,7 @@ class Connection:
     def __init__(self, sock: socket.socket, secret: str, silence: float) -> None:
         """Take over a socket, which ends ``silence`` seconds after the last acknowledgement."""
         self.socket, self._secret = sock, secret.encode()
+        self.number = 0  # of the other machine, once it has proved what it is
         sock.settimeout(SEND_SECONDS)
         pause = int(min(max(1, silence / 8), 3600))
         with contextlib.suppress(OSError):  # a kernel may not have one of these
@@ -52,7 +53,7 @@ class Connection:
 
     def send(self, kind: str, **fields: Any) -> None:
         """Send a message; only once digits have come."""
-        body = json.dumps({"number": self._sent, "kind": kind, **fields})
+        body = json.dumps({"count": self._sent, "kind": kind, **fields})
         self._sent += 1
         proof = self._proof(self._mine, self._theirs, body)
         self.socket.sendall(f"{proof} {body}\n".encode())
@@ -74,7 +75,7 @@ class Connection:
             if not hmac.compare_digest(proof, self._proof(self._theirs, self._mine, body)):
                 raise ValueError("a message without proof")
             message = json.loads(body)
-            if message["number"] != self._heard:
+            if message["count"] != self._heard:
                 raise ValueError("a message that was sent before")
             self._heard += 1
             yield message

@@ -17,11 +17,11 @@ from ...timeout import Timeout
 from .. import processes, report
 from ..diagnosis import Rank, WaitGraph, Waits, rank_from_reply
 from ..processes import GONE
-from ..status_region import IDLE, Call, read_abort_time
+from ..status_region import IDLE, read_abort_time
 from .cleanup import Launcher, SharedFiles, clean
 from .connection import Message
 from .local_ranks import ExitTracker, MonitoredRank, collect_stacks, print_for
-from .star import Hub, Spoke
+from .star import Star
 
 # Time between two looks: short enough for a report in time, and nothing taken from the ranks.
 TICK_SECONDS = 0.5
@@ -30,8 +30,8 @@ FORWARDING_SECONDS = 0.5
 # Time between SIGTERM and SIGKILL.
 TERM_SECONDS = 1.0
 # Time for the monitors of other machines to reply, who may ask for stacks; to say that a rank of
-# theirs failed earlier; and for the hub to answer, which prints meanwhile.
-REPLY_SECONDS, FAILED_SECONDS, ANSWER_SECONDS = 2.5, 1.0, 6.0
+# theirs failed earlier; and for the hub to report, after which a spoke does.
+REPLY_SECONDS, FAILED_SECONDS, HUB_SECONDS = 2.5, 1.0, 8.0
 # Between two messages to the hub about calls that wait.
 REPEAT_SECONDS = 1.0
 # A monitor that comes so late was stopped, and the job with it (or the machine is very busy).
@@ -46,7 +46,7 @@ class Monitor:
     """Watches until the ranks have ended, or ends them.
 
     The hub judges for all machines. A spoke tells it of calls that wait and of ranks that failed;
-    it judges alone, from what its own ranks do, where the hub doesn't answer.
+    it judges alone, from what its own ranks do, where the hub doesn't.
     """
 
     def __init__(self, config: dict[str, Any], ranks: Sequence[MonitoredRank]) -> None:
@@ -64,24 +64,19 @@ class Monitor:
         self.must_end = self.ended_job = False
         self.selector = selectors.DefaultSelector()
         self.exits = ExitTracker(ranks, self.selector)
-        star, silence = config["star"], self.timeout.silence
-        listeners = [socket.socket(fileno=one) for one in config["listeners"]]
-        self.star: Hub | Spoke = (
-            Spoke(self.selector, star, silence, self.hear)
-            if star["number"]
-            else Hub(self.selector, listeners, star, silence, self.hear)
-        )
+        listener = None if config["listener"] is None else socket.socket(fileno=config["listener"])
+        silence = self.timeout.silence
+        self.star = Star(self.selector, listener, config["star"], silence, self.hear)
         # Of each spoke whose calls wait: since when, and when it said so.
         self.told: dict[int, tuple[float, float]] = {}
-        # When this spoke last said so, and since when the hub doesn't answer.
-        self.told_at, self.unanswered_since = -math.inf, math.inf
+        self.told_at = -math.inf  # when this spoke last said so
         # Of each machine when a rank failed first, and which; None if it called MPI_Abort.
         self.failures: list[tuple[float, Rank | None]] = []
         self.failure_due: float | None = None  # when the first of them is reported
         self.knows_failure = False
-        # Since when machines are lost, and the calls then; whether that is known, or does no harm.
-        self.lost_at, self.knows_loss = math.inf, False
-        self.calls_before: dict[Any, Call] = {}
+        # Since when machines are lost, and the number of calls then; whether that is known, or
+        # does no harm.
+        self.lost_at, self.count_then, self.knows_loss = math.inf, 0, False
 
     def run(self) -> None:
         while self.look():
@@ -122,11 +117,8 @@ class Monitor:
         now, kind = time.monotonic(), message["kind"]
         if kind == "waits":
             self.told[number] = now - message["seconds"], now
-            # One that waits on has been asked, and its reply didn't come: it is to judge alone.
-            if message["seconds"] < self.timeout.seconds + ANSWER_SECONDS:
-                self.star.tell("answer", only=number)
-        elif kind == "answer":
-            self.unanswered_since = math.inf
+            if now - message["seconds"] <= self.reported_at:  # it was started again since
+                self.star.tell("known", only=number)
         elif kind == "failed":
             lost = message["rank"] and rank_from_reply(message["rank"])
             self.add_failure(now - message["age"], lost)
@@ -149,12 +141,13 @@ class Monitor:
 
     def everyone(self, what: str, graph: WaitGraph) -> WaitGraph:
         """Return the graph with all machines' ranks and, if ``what`` is "stacks", their stacks."""
-        star, others, silent = self.star, list[Rank](), list[str]()
-        replies = star.ask(what, REPLY_SECONDS, self.poll) if isinstance(star, Hub) else dict
+        others, silent = list[Rank](), list[str]()
+        replies = self.star.ask(what, REPLY_SECONDS, self.poll)
         stacks = collect_stacks(self.ranks) if what == "stacks" else {}
         said = replies()
-        names = star.names[1:] if isinstance(star, Hub) else [star.hub_name]
-        for number, name in enumerate(names, 1):
+        for number, name in enumerate(self.star.names):
+            if number == self.star.number:
+                continue
             try:
                 others += map(rank_from_reply, said[number]["ranks"])
             except (LookupError, TypeError):
@@ -172,7 +165,7 @@ class Monitor:
         first = self.exits.first_failure
         lost = None if first is None else first.read(now)
         self.add_failure(now - age, lost)
-        if isinstance(self.star, Spoke):
+        if not self.star.is_hub:
             self.star.tell("failed", age=age, rank=lost and asdict(lost))
         self.report_failure()  # before the launcher ends
         self.files.scan()  # while other ranks may live
@@ -180,8 +173,7 @@ class Monitor:
     def add_failure(self, when: float, lost: Rank | None) -> None:
         self.failures.append((when, lost))
         if self.failure_due is None:
-            others = self.star.is_connected
-            self.failure_due = time.monotonic() + (FAILED_SECONDS if others else 0.0)
+            self.failure_due = time.monotonic() + (FAILED_SECONDS if self.star.links else 0.0)
 
     def report_failure(self) -> bool:
         """Report which rank ended badly first; return False while others may still say so."""
@@ -203,33 +195,27 @@ class Monitor:
     def check_links(self, now: float) -> bool:
         """Report a machine that can't be reached, if calls wait; return whether that ends the job.
 
-        Ranks may reach it by another network: its other addresses answer then, or calls end.
+        Ranks may reach it by another network: then calls end that have ranks elsewhere.
         """
         lost = self.star.lost() if self.timeout.seconds else []
         if not lost:
             self.lost_at, self.knows_loss = math.inf, False
             return False
         graph = WaitGraph(self.read(now))
-        calls = {
-            (call.communicator, call.rank): call
-            for rank in graph.ranks.values()
-            for call in rank.calls
-            if graph.num_unknown(call)  # it has ranks elsewhere
-        }
+        calls = [call for rank in graph.ranks.values() for call in rank.calls]
+        calls = [call for call in calls if graph.num_unknown(call)]  # with ranks elsewhere
+        count = sum(call.sequence for call in calls)
         if self.lost_at == math.inf:
-            self.lost_at, self.calls_before = now, calls
-        self.knows_loss |= any(
-            (call.state == IDLE and now - call.age > self.lost_at)
-            # The first call since then may be the one that waits.
-            or call.sequence > self.calls_before.get(key, call).sequence + 1
-            for key, call in calls.items()
-        )
+            # The next ones may be those that wait.
+            self.lost_at, self.count_then = now, count + len(calls)
+        idle = min((call.age for call in calls if call.state == IDLE), default=math.inf)
+        self.knows_loss |= count > self.count_then or now - idle > self.lost_at
         if self.knows_loss:
             return False
         graph = self.everyone("calls", graph)
         waiting = self.waits(graph, self.timeout.silence, now)
         is_exempt = any(rank.exempt_work for rank in graph.ranks.values())
-        if is_exempt or not waiting or self.star.answers_elsewhere():
+        if is_exempt or not waiting:
             return False
         self.knows_loss = True
         why, text = report.host_silent(lost, graph, waiting, self.timeout)
@@ -247,19 +233,18 @@ class Monitor:
         if not seconds:
             return False
         graph = WaitGraph(self.read(now))
-        own = self.waits(graph, seconds / 2, now, self.reported_at)
-        longest = max((call.age - self.paused(now - call.age) for _, call in own), default=0.0)
-        if self.leave_to_hub(longest, now):
-            return False
-        began = [
-            since
-            for since, told_at in self.told.values()
-            if since > self.reported_at and now - told_at < 3 * REPEAT_SECONDS
-        ]
-        longest = max(longest, now - min(began, default=now))
-        if longest <= seconds:
-            if longest > seconds / 2 and now - longest > self.warned_at:
+        waits = self.waits(graph, seconds / 2, now, self.reported_at)
+        longest = max((call.age - self.paused(now - call.age) for _, call in waits), default=0.0)
+        if self.star.is_hub:
+            for since, told_at in self.told.values():
+                if since > self.reported_at and now - told_at < 3 * REPEAT_SECONDS:
+                    longest = max(longest, now - since)
+            if seconds / 2 < longest <= seconds and now - longest > self.warned_at:
                 self.warn(graph, now)
+        elif longest and now - self.told_at >= REPEAT_SECONDS:
+            self.told_at = now
+            self.star.tell("waits", seconds=longest)
+        if longest <= seconds + (0.0 if self.star.is_hub else HUB_SECONDS):
             return False
         graph = self.everyone("stacks", graph)
         stalled = self.waits(graph, seconds, now, self.reported_at)
@@ -267,19 +252,10 @@ class Monitor:
             return False
         text = report.report(graph, stalled, report.next_step(self.timeout))
         event = self.event("watchdog_abort", reason=report.reason(text)) if ends_job else []
+        self.star.tell("known")
         self.print(text, event)
         self.reported_at = self.warned_at = now
-        self.star.tell("known")
         return ends_job
-
-    def leave_to_hub(self, longest: float, now: float) -> bool:
-        """Return whether the hub judges; tell it for how long a call has waited here, if any."""
-        if isinstance(self.star, Hub):
-            return False
-        if longest and now - self.told_at >= REPEAT_SECONDS:
-            self.told_at, self.unanswered_since = now, min(now, self.unanswered_since)
-            self.star.tell("waits", seconds=longest)
-        return now - self.unanswered_since < ANSWER_SECONDS
 
     def warn(self, graph: WaitGraph, now: float) -> None:
         graph = self.everyone("calls", graph)
@@ -299,13 +275,13 @@ class Monitor:
         # They may wait for such work on a machine that can't be asked.
         if not work and (first or not graph.unreachable):
             return False
-        name = f"{first.world} {work.name}" if first and work else ""
+        name = f"{first.world} {work[0]}" if first and work else ""
         if name not in self.exempted:
             self.exempted.add(name)
             until = f"The ranks go on waiting, {EXEMPT_SECONDS:g} s at most."
             self.print(report.report(graph, stalled, until))
         # What they waited for it doesn't count.
-        pause = min(work.age if work else math.inf, self.timeout.seconds)
+        pause = min(work[1] if work else math.inf, self.timeout.seconds)
         self.pauses.append((now, pause))
         self.star.tell("pause", seconds=pause)
         return True

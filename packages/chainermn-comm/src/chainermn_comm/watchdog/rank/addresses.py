@@ -1,4 +1,4 @@
-"""The addresses on which the first machine's monitor listens to those of the others."""
+"""Where the first machine's monitor listens to those of the others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import socket
 import struct
-from collections.abc import Iterable
 from pathlib import Path
 
 # Monitors of all machines connect at about the same time.
@@ -33,36 +32,9 @@ def own_addresses() -> list[str]:
     return [address for address in dict.fromkeys(found) if not address.startswith("127.")]
 
 
-def addresses_towards(own: list[str], hosts: Iterable[list[str]]) -> list[str]:
-    """Return this machine's addresses from which packets go to hosts with these `own_addresses`."""
-    found = set()
-    for addresses in hosts:
-        # An address that both have is a bridge's, unless they share all (containers of a machine).
-        theirs = [address for address in addresses if address not in own] or addresses
-        found |= {_source_address(address) for address in theirs}
-    return sorted(found - {""})
-
-
-def _source_address(target: str) -> str:
-    """Return the address that packets to another one come from; "" if there is no route."""
-    with contextlib.suppress(OSError), socket.socket(_family(target), socket.SOCK_DGRAM) as probe:
-        probe.connect((target, 9))  # nothing is sent
-        return str(probe.getsockname()[0])
-    return ""
-
-
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
-def listen(addresses: list[str]) -> list[socket.socket]:
-    """Return a listening socket for each of these addresses that allows it; OSError for none."""
-    listeners = []
-    for address in addresses:
-        with contextlib.suppress(OSError):  # such as an IPv6 address that isn't ready
-            where = (address, 0)
-            listeners.append(socket.create_server(where, family=_family(address), backlog=BACKLOG))
-    if not listeners:
-        known = ", ".join(addresses) or "none has a route to the job's other hosts"
-        raise OSError(f"no address to listen on ({known})")
-    return listeners
+def listen() -> socket.socket:
+    """Return a socket that listens on all addresses; OSError where there can be none."""
+    if not socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), backlog=BACKLOG)
+    family = socket.AF_INET6
+    return socket.create_server(("", 0), family=family, backlog=BACKLOG, dualstack_ipv6=True)

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from threading import get_ident
 from typing import Any
 from weakref import WeakSet
 
@@ -40,16 +39,14 @@ class CallRecorder(CallObserver):
         """Record that this process is about to wait in a collective call."""
         self.sequence = sequence
         name = encode_name(operation)
-        self._write(
-            _put_call, COLLECTIVE, _now(), sequence, nbytes, root, NOBODY, get_ident(), name
-        )
+        self._write(_put_call, COLLECTIVE, _now(), sequence, nbytes, root, NOBODY, name)
 
     def message(
         self, operation: str, peer: int, tag: int, nbytes: int = 0, scope: str = ""
     ) -> None:
         """Record that this process is about to wait for one other, as part of a function."""
         name = encode_name(operation, scope) if scope else encode_name(operation)
-        self._write(_put_call, MESSAGE, _now(), self.sequence, nbytes, peer, tag, get_ident(), name)
+        self._write(_put_call, MESSAGE, _now(), self.sequence, nbytes, peer, tag, name)
 
     def leave(self) -> None:
         """Record that it waits no longer."""
@@ -114,53 +111,14 @@ def mark_finalizing() -> None:
 atexit.register(mark_finalizing)
 
 
-class ScopeContext:
-    """A context manager that records a scope, and on leaving the one around it."""
-
-    __slots__ = ("_kind", "_name", "_outer", "_since")
-
-    def __init__(self, kind: int, name: str) -> None:
-        self._kind, self._name = kind, encode_name(name)
-
-    def __enter__(self) -> None:
-        self._since = _now()
-        self._outer = _replace_scope(self)
-
-    def __exit__(self, *_: object) -> None:
-        _replace_scope(self._outer)
+# Work that others may have to wait for: when it began, and its name, the last entered at the end.
+_work: list[tuple[float, bytes]] = []
+# A signal's handler may begin some while its thread does.
+_work_lock = threading.RLock()
 
 
-# The innermost scope of each thread that is in one, the last entered at the end.
-_innermost: dict[int, ScopeContext] = {}
-# A signal's handler may enter one while its thread does.
-_scope_lock = threading.RLock()
-
-
-def _replace_scope(scope: ScopeContext | None) -> ScopeContext | None:
-    """Make this the thread's innermost scope, and return the one that was."""
-    with _scope_lock:
-        thread = get_ident()
-        before = _innermost.pop(thread, None)
-        if scope is not None:
-            _innermost[thread] = scope
-        if _region is not None:
-            # Recorded is that of a thread whose work is exempt, or else the last entered.
-            scopes = _innermost.items()
-            last = next(reversed(scopes), (0, None))
-            thread, top = next((one for one in scopes if one[1]._kind == layout.EXEMPT), last)
-            start = (top._kind, top._since) if top else (layout.NO_SCOPE, 0.0)
-            values = *start, thread, top._name if top else b""
-            # `pack_into` would write zeros first.
-            _region.memory[layout.SCOPE_SLICE] = layout.SCOPE.pack(*values)
-        return before
-
-
-def annotate(what: str) -> ScopeContext:
-    """Within, reports say that this process is inside of ``what``, such as a function."""
-    return ScopeContext(layout.ANNOTATED, what)
-
-
-def alone(what: str) -> ScopeContext:
+@contextlib.contextmanager
+def alone(what: str) -> Iterator[None]:
     """Within, this process does something that may take long, while the others may wait for it.
 
     Where ``CHAINERMN_TIMEOUT`` is set, the job isn't ended before a call has waited ten minutes
@@ -172,7 +130,22 @@ def alone(what: str) -> ScopeContext:
     Raises:
         AttributeError: ``what`` is no str.
     """
-    return ScopeContext(layout.EXEMPT, what)
+    mine = _now(), what.encode()
+    _record_work(_work.append, mine)
+    try:
+        yield
+    finally:
+        _record_work(_work.remove, mine)
+
+
+def _record_work(change: Callable[[tuple[float, bytes]], None], work: tuple[float, bytes]) -> None:
+    with _work_lock:
+        change(work)
+        if _region is not None:
+            # `pack_into` would write zeros first.
+            _region.memory[layout.WORK_SLICE] = layout.WORK.pack(
+                *_work[-1] if _work else (0.0, b"")
+            )
 
 
 @dataclass
@@ -220,7 +193,7 @@ def allocate(communicator: tuple[int, int], rank: int, size: int) -> CallRecorde
     slot = mine.free_slots.pop()
     memory, start = mine.memory, layout.offset_of(slot)
     offset = start + layout.IDENTITY.size
-    CALL.pack_into(memory, offset, IDLE, _now(), 0, 0, NOBODY, NOBODY, 0, b"")
+    CALL.pack_into(memory, offset, IDLE, _now(), 0, 0, NOBODY, NOBODY, b"")
     layout.VERSION.pack_into(memory, start + layout.VERSION_OFFSET, layout.FIRST_VERSION)
     layout.IDENTITY.pack_into(memory, start, *communicator, rank, size)
     if slot == mine.used_slots:
@@ -241,15 +214,15 @@ def _anonymous_file(name: str) -> int:
 
 def _reset_in_child() -> None:
     """Detach a forked child: what it calls is not its parent's."""
-    global _region, _scope_lock
+    global _region, _work_lock
     if _region is not None:
         with contextlib.suppress(OSError):
             os.close(_region.liveness_pipe[1])
     _region = None
     for record in list(_records):
         record._detach()
-    _scope_lock = threading.RLock()
-    _innermost.clear()
+    _work_lock = threading.RLock()
+    _work.clear()
 
 
 os.register_at_fork(after_in_child=_reset_in_child)

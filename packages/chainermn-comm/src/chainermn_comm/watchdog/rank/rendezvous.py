@@ -26,7 +26,7 @@ from _chainermn_events import active_job
 from ...timeout import Timeout
 from ..processes import start_time
 from . import recorder
-from .addresses import addresses_towards, listen, own_addresses
+from .addresses import listen, own_addresses
 from .recorder import CallRecorder, StatusRegion
 
 if TYPE_CHECKING:
@@ -83,66 +83,53 @@ def _start_monitors(
     """Start a monitor on each machine for its ranks that have a ``region`` here (collective)."""
     from mpi4py import MPI
 
-    description = None if region is None else _describe_process(world, region)
-    machine = _split_by_machine(comm, is_member=description is not None)
+    # Processes that can see each other in /proc have this in common.
+    machine = array("q", hashlib.blake2b(repr(_machine_id()).encode(), digest_size=8).digest())
+    machines = array("q", bytes(8 * comm.size))
+    comm.Allgather(machine, machines)
+    here = comm.Split(MPI.UNDEFINED if region is None else machines.index(machine[0]))
     ranks = None
-    if machine != MPI.COMM_NULL:
-        ranks = machine.gather(description)
-        machine.Free()
+    if region is not None:
+        ranks = here.gather(_describe_process(world, region))
+        here.Free()
     leaders = comm.Split(MPI.UNDEFINED if ranks is None else 0)
     if ranks is None:
         return
-    listeners, star = _join_star(leaders, [rank["world"] for rank in ranks])
+    name = _machine_name(os.uname().nodename, [rank["world"] for rank in ranks])
+    listener, star = _join_star(leaders, name)
     leaders.Free()
     config = {
         "ranks": ranks,
         # Not in the environment, by which `chainermn launch` finds what it has to kill.
         "launch": active_job(),
         "timeout": asdict(timeout),
-        "listeners": [listener.fileno() for listener in listeners],
+        "listener": listener and listener.fileno(),
         "star": star,
     }
-    _launch_monitor(config, listeners)
+    _launch_monitor(config)
+    if listener is not None:
+        listener.close()
 
 
-def _split_by_machine(comm: MPI.Intracomm, is_member: bool) -> MPI.Comm:
-    """Return a communicator of the members on this machine, or MPI.COMM_NULL (collective)."""
-    from mpi4py import MPI
-
-    machine = hashlib.blake2b(repr(_machine_id()).encode(), digest_size=16).digest()
-    color = int.from_bytes(machine[:4], "big") >> 1  # a C int
-    alike = comm.Split(color if is_member else MPI.UNDEFINED)
-    if alike == MPI.COMM_NULL:
-        return alike
-    # Several machines may have the same color.
-    part = alike.Split(alike.allgather(machine).index(machine))
-    alike.Free()
-    return part
-
-
-def _join_star(leaders: MPI.Comm, ranks: list[int]) -> tuple[list[socket.socket], dict[str, Any]]:
-    """Return sockets on which the hub listens, and this machine's place (collective).
-
-    ``leaders`` are a rank of each machine, and ``ranks`` those of this one, in MPI.COMM_WORLD.
-    """
-    name = _machine_name(os.uname().nodename, ranks)
+def _join_star(leaders: MPI.Comm, name: str) -> tuple[socket.socket | None, dict[str, Any]]:
+    """Return where the hub listens, on the hub alone, and this machine's place (collective)."""
+    names = leaders.gather(name)
     own = own_addresses()
-    machines = leaders.gather((name, own))
-    listeners: list[socket.socket] = []
-    hub = None
-    if machines is not None:
-        if others := [addresses for _, addresses in machines[1:]]:
-            listeners = _listen(own, others)
-        endpoints = [listener.getsockname()[:2] for listener in listeners]
-        secret = secrets.token_hex(16)
-        hub = {"hub": name, "addresses": own, "endpoints": endpoints, "secret": secret}
-    star = {"number": leaders.rank, **leaders.bcast(hub)}
-    # One that both have is a bridge's, which each machine has by itself.
-    theirs = [addresses for _, addresses in machines or ()] or [star["addresses"]]
-    theirs = [[one for one in addresses if one not in own] for addresses in theirs]
-    if machines is None:
-        return listeners, {**star, "addresses": theirs[0]}
-    return listeners, {**star, "addresses": theirs, "names": [name for name, _ in machines]}
+    listener = hub = None
+    if names is not None:
+        if len(names) > 1:
+            try:
+                listener = listen()
+            except OSError as problem:
+                _warn(problem)
+        port = listener.getsockname()[1] if listener else 0
+        hub = {"names": [name], "secret": secrets.token_hex(16), "addresses": own, "port": port}
+    place = {"number": leaders.rank, **leaders.bcast(hub)}
+    # An address that both have is a bridge's, unless they share all (containers of a machine).
+    addresses, port = place.pop("addresses"), place.pop("port")
+    theirs = [one for one in addresses if one not in own] or addresses
+    place["endpoints"] = [(one, port) for one in theirs if port]
+    return listener, place if names is None else {**place, "names": names}
 
 
 def _machine_name(host: str, ranks: list[int]) -> str:
@@ -173,16 +160,7 @@ def _machine_id() -> tuple[str, str, int]:
         return os.uname().nodename, "", 0
 
 
-def _listen(own: list[str], elsewhere: list[list[str]]) -> list[socket.socket]:
-    """Return sockets that the other hosts can reach; none, and a warning, where there can't be."""
-    try:
-        return listen(addresses_towards(own, elsewhere))
-    except OSError as problem:
-        _warn(problem)
-        return []
-
-
-def _launch_monitor(config: dict[str, Any], listeners: list[socket.socket]) -> None:
+def _launch_monitor(config: dict[str, Any]) -> None:
     package = str(Path(__file__).resolve().parents[2])
     pids = [str(it["pid"]) for it in config["ranks"]]  # for people who look at the processes
     kept = ("PATH", "LD_LIBRARY_PATH", "LANG")
@@ -193,7 +171,7 @@ def _launch_monitor(config: dict[str, Any], listeners: list[socket.socket]) -> N
             stdout=subprocess.DEVNULL,
             # Nobody else can open a socket; any other file the monitor opens when it must print.
             stderr=None if stat.S_ISSOCK(os.fstat(2).st_mode) else subprocess.DEVNULL,
-            pass_fds=config["listeners"],
+            pass_fds=[] if config["listener"] is None else [config["listener"]],
             cwd="/",
             env={name: os.environ[name] for name in kept if name in os.environ},
         )
@@ -201,12 +179,9 @@ def _launch_monitor(config: dict[str, Any], listeners: list[socket.socket]) -> N
         process.communicate(json.dumps(config).encode(), START_SECONDS)
     except (OSError, subprocess.SubprocessError) as problem:
         _warn(problem)
-        return
-    finally:
-        for listener in listeners:
-            listener.close()
-    if process.returncode:
-        _warn(f"their monitor ended with status {process.returncode}")
+    else:
+        if process.returncode:
+            _warn(f"their monitor ended with status {process.returncode}")
 
 
 def _warn(problem: object) -> None:
