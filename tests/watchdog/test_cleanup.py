@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil  # type: ignore[import-untyped]
 import pytest
@@ -134,7 +133,7 @@ def test_a_job_that_ends_by_itself(how, folder):
     assert job.returncode == 0, job
     if how == "not finalized":  # MPI ends after all of Python's exit functions
         assert job.out.count("LAST 2") == 2, job
-        assert job.err.count("exception in thread") == 2, job
+        assert job.err.count("Exception in thread") == 2, job
     assert left_of(job, folder) == []
 
 
@@ -234,24 +233,6 @@ def refuse(_):
     raise OSError(24, "Too many open files")
 
 
-def test_files_that_others_make_all_the_time_are_looked_at_rarely(monkeypatch):
-    """A scan reads the maps of all ranks, which have thousands of mappings."""
-    files = SharedFiles([(os.getpid(), birth(os.getpid()))])
-    scans: list[float] = []
-    now = 0
-    changed = lambda path: SimpleNamespace(st_mtime_ns=now)  # noqa: E731
-    monkeypatch.setattr(cleanup.os, "stat", changed)
-    monkeypatch.setattr(files, "scan", lambda: scans.append(now))
-    for now in range(1, 600):
-        files.keep(float(now))
-    assert 10 < len(scans) < 20
-    # What is the job's is looked for at once again.
-    monkeypatch.setattr(files, "scan", lambda: files._known.update({str(now): (0, now)}))
-    for now in (700, 701, 702):
-        files.keep(float(now))
-        assert str(now) in files._known
-
-
 # Open MPI's daemon is ended when a cut link has left it alone, and never before.
 
 # It starts a rank, says its number, waits for its end, and then for a word that doesn't come. $0 is
@@ -299,17 +280,17 @@ def end_rank(daemon: Daemon, rank: int) -> None:
     assert soon(lambda: not psutil.Process(daemon.pid).children())
 
 
-def test_it_is_ended_once_its_ranks_are_and_its_folder_goes(start_daemon, tmp_path):
+def test_it_is_ended_once_its_ranks_are_and_its_folder_goes(start_daemon, tmp_path, monkeypatch):
+    monkeypatch.setattr(cleanup, "DAEMON_SECONDS", 0.1)
+    monkeypatch.setattr(cleanup, "FOLDER_SECONDS", 0.1)
     daemon, rank = start_daemon("/usr/bin/prted", ONE_JOBS)
     launcher = Launcher(rank)
-    launcher.end_daemon(1.0)
-    assert launcher.daemon_lives()  # its rank lives
-    assert not launcher.remove_folder()
+    launcher.clean()
+    assert not launcher.has_gone()  # its rank lives
+    assert list(tmp_path.iterdir()) != []
     end_rank(daemon, rank)
-    assert launcher.daemon_lives()
-    launcher.end_daemon(1.0)
-    assert not launcher.daemon_lives()
-    assert soon(launcher.remove_folder)
+    launcher.clean()
+    assert launcher.has_gone()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -318,11 +299,12 @@ def test_it_is_ended_once_its_ranks_are_and_its_folder_goes(start_daemon, tmp_pa
     [("/usr/bin/prted", "prte-alpha-120@0"), ("/usr/sbin/slurmstepd", ONE_JOBS)],
     ids=["many jobs'", "another launcher's"],
 )
-def test_a_launcher_of_a_site_is_left_alone(name, words, start_daemon):
+def test_a_launcher_of_a_site_is_left_alone(name, words, start_daemon, tmp_path, monkeypatch):
+    monkeypatch.setattr(cleanup, "FOLDER_SECONDS", 0.1)
     daemon, rank = start_daemon(name, words)
     launcher = Launcher(rank)
     end_rank(daemon, rank)
-    launcher.end_daemon(1.0)
-    assert not launcher.daemon_lives()
-    assert not launcher.remove_folder()
+    launcher.clean()
+    assert not launcher.has_gone()
+    assert list(tmp_path.iterdir()) != []
     assert is_running(daemon.pid)

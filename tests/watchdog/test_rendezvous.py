@@ -32,10 +32,3 @@ def test_a_hub_that_can_not_listen_is_warned_of_and_keeps_nobody_waiting(world, 
     host = os.uname().nodename
     names = [f"rank 0 on {host}", f"rank 1 on {host}"]
     assert config["star"]["names"] == (names if world.rank == 0 else names[:1])
-
-
-def test_a_machine_is_named_by_its_first_ranks():
-    names = [rendezvous._machine_name("far", list(range(count))) for count in (1, 2, 8, 9)]
-    assert names[:2] == ["rank 0 on far", "ranks 0, 1 on far"]
-    assert names[2] == "ranks 0, 1, 2, 3, 4, 5, 6, 7 on far"
-    assert names[3] == "ranks 0, 1, 2, 3, 4, 5, 6, 7, ... on far"

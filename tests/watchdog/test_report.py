@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from chainermn_comm.watchdog.report import report, warning
+from chainermn_comm.watchdog.report import rank_list, report, warning
 from tests.support.watched_ranks import ENDED, PART, inside, job_of, outside, ranks, receiving
 
 
@@ -48,26 +48,6 @@ def test_hosts_that_do_not_answer_are_named_when_ranks_wait_in_finalize():
     assert "ranks wait for others that could not be asked; rank 1 on beta didn't answer" in text
 
 
-def test_who_runs_something_else_inside_of_the_call_that_all_are_in_is_blamed():
-    ours = (
-        'Current thread (most recent call first):\n  File "/x/chainermn_comm/a.py", line 5 in f\n'
-    )
-    handler = 'Current thread (most recent call first):\n  File "/x/s.py", line 53 in hold\n'
-    stacks = [ours, handler + ours.partition("\n")[2], ours]
-    them = [replace(one, stacks=stacks[one.world]) for one in ranks(*map(inside, range(3)))]
-    stalled = [(one, one.calls[0]) for one in them]
-    text = report(job_of(them), stalled, "Going on.")
-    assert (
-        "culprit: rank 1 (process 101 on here) waits in bcast (collective call 5) for 7.0" in text
-    )
-    assert " s, but runs hold (s.py, line 53) there.\n" in text
-    assert text.index("Stacks of rank 1") < text.index("Stacks of ranks 0, 2")
-    # Not where it holds for all, nor where others are not known.
-    alike = job_of(replace(one, stacks=handler) for one in them)
-    assert "all ranks are in the call" in report(alike, stalled, "Going on.")
-    assert "culprit" not in report(job_of(them[:2]), stalled, "Going on.")
-
-
 def test_equal_stacks_are_printed_once_and_suspects_first():
     them = [
         replace(rank, stacks="elsewhere" if rank.world == 2 else "in bcast")
@@ -76,3 +56,9 @@ def test_equal_stacks_are_printed_once_and_suspects_first():
     text = report(job_of(them), [(them[0], them[0].calls[0])], "Going on.")
     assert text.index("Stacks of rank 2,") < text.index("Stacks of ranks 0, 1,")
     assert text.count("in bcast\n") == 1
+
+
+def test_of_many_ranks_the_first_are_listed():
+    assert [rank_list(list(range(count))) for count in (1, 2)] == ["rank 0", "ranks 0, 1"]
+    assert rank_list(list(range(32))).endswith(" 31")
+    assert rank_list(list(range(33))).endswith(" 31, ...")

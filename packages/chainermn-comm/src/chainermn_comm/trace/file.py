@@ -9,7 +9,6 @@ disk can't be interrupted, so only the thread writes.
 from __future__ import annotations
 
 import atexit
-import functools
 import json
 import os
 import secrets
@@ -135,16 +134,19 @@ class TraceFile:
 
     def _line(self, call: Call) -> str:
         kind, sequence, start, end, arrived, ident, error = call
-        thread = self._threads.setdefault(ident, len(self._threads))
-        times = (start - self.zero) * 1e6, (end - start) * 1e6
-        line = _template(kind, self.rank, thread) % times
-        if kind[2]:
-            line += f',"sequence":{sequence}'
-            if arrived:
-                line += f',"waited":{(arrived - start) * 1e6:.3f}'
-        if error is not None:
-            line += f',"error":{to_json(error)}'
-        return line + "}},\n"
+        operation, communicator, is_collective, nbytes, peer, tag = kind
+        args: dict[str, Any] = {"communicator": communicator, "bytes": nbytes}
+        if is_collective:
+            args |= {"root": peer} if peer != NOBODY else {}
+            args |= {"sequence": sequence}
+            args |= {"waited": round((arrived - start) * 1e6, 3)} if arrived else {}
+        else:
+            args |= {"peer": peer, "tag": tag}
+        category = "collective" if is_collective else "message"
+        event: dict[str, Any] = {"name": operation, "cat": category, "ph": "X"}
+        event |= {"pid": self.rank, "tid": self._threads.setdefault(ident, len(self._threads))}
+        event |= {"ts": round((start - self.zero) * 1e6, 3), "dur": round((end - start) * 1e6, 3)}
+        return to_json({**event, "args": args | ({"error": error} if error else {})}) + ",\n"
 
 
 def _clock() -> str:
@@ -160,18 +162,3 @@ def _warn(rank: int, text: str) -> None:
     # As an error it would end the training, or leave the other ranks waiting.
     with suppress(RuntimeWarning):
         warnings.warn(f"rank {rank}: {text} ({TRACE_VARIABLE})", RuntimeWarning, stacklevel=4)
-
-
-@functools.lru_cache(maxsize=256)  # since this takes longest
-def _template(kind: Kind, rank: int, thread: int) -> str:
-    """Return how the line of a call begins, with places for its start and its duration."""
-    operation, communicator, collective, nbytes, peer, tag = kind
-    args: dict[str, Any] = {"communicator": communicator, "bytes": nbytes}
-    if not collective:
-        args |= {"peer": peer, "tag": tag}
-    elif peer != NOBODY:
-        args["root"] = peer
-    event = {"name": operation, "cat": "collective" if collective else "message", "ph": "X"}
-    line = to_json({**event, "pid": rank, "tid": thread, "ts": 0, "dur": 0, "args": args})
-    times = '"ts":%.3f,"dur":%.3f'
-    return line.removesuffix("}}").replace("%", "%%").replace('"ts":0,"dur":0', times)

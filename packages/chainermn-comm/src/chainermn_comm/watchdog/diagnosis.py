@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -60,10 +58,6 @@ def rank_from_reply(said: dict[str, Any]) -> Rank:
 
 
 Waits = Sequence[tuple[Rank, Call]]  # ranks, each with a call that it is in
-# In what faulthandler prints, the innermost Python function of each thread.
-INNERMOST = re.compile(r'hread.*\(most recent call first\):\n\s+File "([^"]+)", line (\d+) in (.+)')
-# Where a rank that communicates is.
-COMMUNICATING = ("/chainermn_comm/", "/mpi4py/")
 
 
 class WaitGraph:
@@ -127,26 +121,6 @@ class WaitGraph:
                     todo += [(other, theirs) for theirs in other.waits]
         blamed = causes or ({} if waits_for_unknown else reached)
         return sorted(blamed.values(), key=_likelihood)
-
-    def off_path_ranks(self, stalled: Waits) -> list[tuple[Rank, str]]:
-        """Return ranks that run something else inside of the call that all are in, and what.
-
-        An example is a signal's handler. Only stacks show it; none where it holds for all ranks.
-        """
-        if self.unreachable or any(self.num_unknown(call) for _, call in stalled):
-            return []
-        found, others = [], 0
-        for rank in self.ranks.values():
-            if not rank.waits or not rank.stacks:
-                continue
-            frames = INNERMOST.findall(rank.stacks)
-            here = any(folder in frame[0] for frame in frames for folder in COMMUNICATING)
-            if here or not frames:  # Python's code has ended: it is in MPI_Finalize
-                others += 1
-            else:
-                path, line, name = frames[0]
-                found.append((rank, f"{name} ({os.path.basename(path)}, line {line})"))
-        return found if others else []
 
     def extended(
         self, stacks: dict[int, str], others: Iterable[Rank], unreachable: Iterable[str]

@@ -29,12 +29,7 @@ def warning(graph: WaitGraph, rank: Rank, call: Call, seconds: float) -> str:
 def report(graph: WaitGraph, stalled: Waits, next_step: str) -> str:
     """Return a text: the likely culprit first, then which rank waits for what, then the stacks."""
     causes = graph.root_causes(stalled)
-    runs = {} if causes else {rank.world: what for rank, what in graph.off_path_ranks(stalled)}
-    causes = causes or [graph.ranks[world] for world in runs]
-    clauses = [
-        describe_rank(graph, rank) + (f", but runs {runs[rank.world]} there" if runs else "")
-        for rank in causes[:MOST_RANKS]
-    ]
+    clauses = [describe_rank(graph, rank) for rank in causes[:MOST_RANKS]]
     head = "likely culprit" if len(causes) == 1 else "likely culprits, the likeliest first"
     lines = [f"{PREFIX}{'or' if n else head}: {clause}." for n, clause in enumerate(clauses)]
     if not causes:
@@ -57,7 +52,7 @@ def report(graph: WaitGraph, stalled: Waits, next_step: str) -> str:
     ]
     first = [rank.world for rank in causes[:MOST_RANKS]]
     for ranks, stacks in _group_by_stacks(graph, first):
-        lines += [f"Stacks of {_ranks(ranks)}, innermost call first:", stacks]
+        lines += [f"Stacks of {rank_list(ranks)}, innermost call first:", _truncate(stacks)]
     return "\n".join(["", *lines, next_step, ""])
 
 
@@ -71,17 +66,17 @@ def init_report(come: list[int], missing: list[int], seconds: float, next_step: 
     """Return what is printed where ranks don't come together first."""
     head = f"{PREFIX}likely culprit{'s' * (len(missing) > 1)}: {_missing(missing)}."
     waited = f"A call has waited for {_seconds(seconds)} (CHAINERMN_TIMEOUT):"
-    here = f"  {_ranks(come[:MOST_RANKS])} wait{'s' * (len(come) == 1)} there"
+    here = f"  {rank_list(come)} wait{'s' * (len(come) == 1)} there"
     return "\n".join(["", head, waited, here, next_step, ""])
 
 
 def _missing(ranks: list[int]) -> str:
     if not ranks:
         return f"all ranks have come to {INIT}: MPI itself, or the network"
-    first = _ranks(ranks[:MOST_RANKS]) + ", ..." * (len(ranks) > MOST_RANKS)
     has, is_elsewhere = ("have", "they are") if len(ranks) > 1 else ("has", "it is")
     host = os.uname().nodename
-    return f"{first} {has} not come to {INIT} on {host}, unless {is_elsewhere} on another machine"
+    late = f"{rank_list(ranks)} {has} not come to {INIT} on {host}"
+    return f"{late}, unless {is_elsewhere} on another machine"
 
 
 def reason(report: str) -> str:
@@ -105,9 +100,8 @@ def host_silent(
     longest, _ = max(waiting, key=lambda each: each[1].age)
     silence, who = _seconds(timeout.silence), describe_rank(graph, longest)
     why = f"nothing was heard of {names} for {silence}, and {who}"
-    end = f"Ending the ranks that {os.uname().nodename} can reach."
-    if not timeout.ends_job:
-        end = next_step(timeout)
+    here = f"Ending the ranks that {os.uname().nodename} can reach."
+    end = here if timeout.ends_job else next_step(timeout)
     return why, f"\n{PREFIX}{why}: the link is cut, or it is down. {end}\n"
 
 
@@ -118,14 +112,13 @@ def describe_rank(graph: WaitGraph, rank: Rank) -> str:
 
 def describe_state(graph: WaitGraph, rank: Rank) -> str:
     """Return what a rank does, as the predicate of a clause."""
-    own = [call for call in rank.calls if call.operation]
-    last = min(own, key=lambda call: call.age, default=None)
-    before = "in" if rank.waits else "in no call, after"
+    last = min((one for one in rank.calls if one.operation), key=lambda it: it.age, default=None)
     within = f", inside {rank.work[0]} for {_seconds(rank.work[1])}" if rank.work else ""
-    seen = f", last seen {before} {_operation(graph, last)}" if last else ""
     if rank.has_finished:
         return "has ended" if rank.state == GONE else f"has ended and waits in {FINALIZE}"
     if rank.state == GONE:
+        before = "in" if rank.waits else "in no call, after"
+        seen = f", last seen {before} {_operation(graph, last)}" if last else ""
         return f"is gone{seen}{within}"
     stopped = "is stopped (SIGSTOP or a debugger) and " if rank.state == STOPPED else ""
     if rank.waits:
@@ -154,21 +147,18 @@ def _operation(graph: WaitGraph, call: Call) -> str:
 
 
 def _unreachable(graph: WaitGraph) -> str:
-    if not graph.unreachable:
-        return ""
     hosts = ", ".join(graph.unreachable[:MOST_RANKS])
-    return f"; {hosts} didn't answer (is a link cut, or a machine down?)"
+    return f"; {hosts} didn't answer (is a link cut, or a machine down?)" if hosts else ""
 
 
 def _group_by_stacks(graph: WaitGraph, first: list[int]) -> list[tuple[list[int], str]]:
-    """Return ranks by their stacks, those of ``first`` before all others."""
+    """Return ranks by their stacks, each of ``first`` by itself and before all others."""
     groups: dict[str, list[int]] = {}
-    for world in [*first, *sorted(graph.ranks.keys() - set(first))]:
-        text = graph.ranks[world].stacks
-        if text:
-            # Culprits stand alone, though they may wait at the same place.
-            groups.setdefault(text if world not in first else f"{text}\0{world}", []).append(world)
-    return [(ranks, _truncate(text.partition("\0")[0])) for text, ranks in groups.items()]
+    for world, rank in sorted(graph.ranks.items()):
+        if rank.stacks and world not in first:
+            groups.setdefault(rank.stacks, []).append(world)
+    alone = [([world], graph.ranks[world].stacks) for world in first if graph.ranks[world].stacks]
+    return alone + [(ranks, text) for text, ranks in groups.items()]
 
 
 def normalize_stacks(stacks: bytes) -> str:
@@ -182,8 +172,10 @@ def _truncate(stacks: str) -> str:
     return "\n".join([*lines[:STACK_LINES], f"    ({more} more lines)"] if more > 0 else lines)
 
 
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+def rank_list(ranks: list[int]) -> str:
+    """Return the numbers of ranks, of many the first ones."""
+    first = ", ".join(map(str, ranks[:MOST_RANKS])) + ", ..." * (len(ranks) > MOST_RANKS)
+    return f"rank{'s' * (len(ranks) > 1)} {first}"
 
 
 def _seconds(seconds: float) -> str:

@@ -27,16 +27,9 @@ WORK_SLICE = slice(16, 16 + WORK.size)
 # made before), this process's rank in it, and its size (0: the slot is free).
 IDENTITY = struct.Struct("<qqii")
 # Then: state, when that began, collective calls so far, bytes, peer or root, tag, name.
-CALL = struct.Struct("<B7xdQqii120s")
+CALL = struct.Struct("<B7xdQqii128s")
 # The first two of these.
 STATE_AND_TIME = struct.Struct("<B7xd")
-# Then: a sequence lock, which each write increments before and after, so that it is odd meanwhile.
-# Zero is no valid version, since `pack_into` writes zeros first.
-VERSION = struct.Struct("<Q")
-VERSION_OFFSET = IDENTITY.size + CALL.size
-FIRST_VERSION = 2
-# A write is over before READ_ATTEMPTS reads, unless the process is stopped in the middle.
-READ_ATTEMPTS = 100
 IDLE, COLLECTIVE, MESSAGE = 0, 1, 2
 # In an operation's name, before the function that the call is part of.
 SCOPE_SEPARATOR = ", inside "
@@ -76,28 +69,22 @@ def read_calls(region: mmap.mmap, now: float) -> list[Call]:
     used, _ = HEADER.unpack_from(region)
     found = []
     for slot in range(min(used, SLOTS)):
-        contents, is_consistent = _read_slot(region, offset_of(slot))
+        contents = _read(region, slice(offset_of(slot), offset_of(slot + 1)))
         first, count, rank, size = IDENTITY.unpack_from(contents)
         if size == 0:
             continue
         state, since, *known = CALL.unpack_from(contents, IDENTITY.size)
         known[-1] = known[-1].rstrip(b"\0").decode(errors="replace")  # the operation
-        age = max(0.0, now - since)
-        if not is_consistent:  # the rank is about to record something, so it doesn't wait
-            state, age = IDLE, 0.0
-        found.append(Call((first, count), rank, size, state, age, *known))
+        found.append(Call((first, count), rank, size, state, max(0.0, now - since), *known))
     return found
 
 
-def _read_slot(region: mmap.mmap, start: int) -> tuple[bytes, bool]:
-    """Return a slot's contents, and whether nothing was written to them meanwhile."""
-    for _ in range(READ_ATTEMPTS):
-        (before,) = VERSION.unpack_from(region, start + VERSION_OFFSET)
-        contents = region[start : start + SLOT_BYTES]
-        (after,) = VERSION.unpack_from(region, start + VERSION_OFFSET)
-        if before and before % 2 == 0 and before == after:
-            return contents, True
-    return contents, False
+def _read(region: mmap.mmap, where: slice) -> bytes:
+    """Return what is there, once two looks have seen the same: it isn't being written."""
+    contents = b""
+    while contents != (contents := region[where]):
+        pass
+    return contents
 
 
 def read_abort_time(region: mmap.mmap) -> float:
@@ -107,8 +94,5 @@ def read_abort_time(region: mmap.mmap) -> float:
 
 def read_work(region: mmap.mmap, now: float) -> tuple[str, float] | None:
     """Return what it does for which others may have to wait, and for how long; None for nothing."""
-    contents = b""
-    while contents != (contents := region[WORK_SLICE]):
-        pass  # it was being written
-    since, name = WORK.unpack(contents)
+    since, name = WORK.unpack(_read(region, WORK_SLICE))
     return (name.rstrip(b"\0").decode(errors="replace"), max(0.0, now - since)) if since else None

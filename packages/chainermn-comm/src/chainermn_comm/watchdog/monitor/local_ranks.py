@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import operator
 import os
@@ -100,21 +99,16 @@ class ExitTracker:
         for rank in ranks:
             # The kernel closes a process's files before it is gone, the last opened first: we hear
             # of it before the launcher does, which kills others that are gone sooner.
-            files = [rank.liveness]
-            # Before Linux 5.3, and on conda's Python, there is none.
-            with contextlib.suppress(OSError, AttributeError):
-                files.append(os.pidfd_open(rank.pid))
-            for file in files:
-                selector.register(file, EVENT_READ, partial(self._handle_end, file, rank))
+            selector.register(rank.liveness, EVENT_READ, partial(self._handle_end, rank))
 
     def look(self) -> None:
         """Notice exits that no descriptor reported."""
         for rank in [rank for rank in self._alive if rank.state() == GONE]:
             self._record_exit(rank)
 
-    def _handle_end(self, file: int, rank: MonitoredRank) -> None:
-        self._selector.unregister(file)
-        os.close(file)
+    def _handle_end(self, rank: MonitoredRank) -> None:
+        self._selector.unregister(rank.liveness)
+        os.close(rank.liveness)
         self._record_exit(rank)
 
     def _record_exit(self, rank: MonitoredRank) -> None:

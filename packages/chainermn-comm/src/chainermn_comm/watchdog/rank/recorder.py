@@ -18,11 +18,10 @@ from weakref import WeakSet
 
 from ...observers import CallObserver
 from .. import status_region as layout
-from ..status_region import CALL, COLLECTIVE, IDLE, MESSAGE, NOBODY, STATE_AND_TIME
+from ..status_region import COLLECTIVE, IDLE, MESSAGE, NOBODY
 
 # Global names save attribute look-ups.
-_put_version, _put_call = layout.VERSION.pack_into, CALL.pack_into
-_put_state, _CALL_BYTES, _now = STATE_AND_TIME.pack_into, CALL.size, time.monotonic
+_call, _state, _now = layout.CALL.pack, layout.STATE_AND_TIME.pack, time.monotonic
 
 
 class CallRecorder(CallObserver):
@@ -30,7 +29,6 @@ class CallRecorder(CallObserver):
 
     def __init__(self) -> None:
         self._detach()
-        self._version = layout.FIRST_VERSION
         self.sequence = 0
 
     def collective(
@@ -39,34 +37,28 @@ class CallRecorder(CallObserver):
         """Record that this process is about to wait in a collective call."""
         self.sequence = sequence
         name = encode_name(operation)
-        self._write(_put_call, COLLECTIVE, _now(), sequence, nbytes, root, NOBODY, name)
+        # All at once: `pack_into` would write zeros first.
+        self._memory[self._whole] = _call(COLLECTIVE, _now(), sequence, nbytes, root, NOBODY, name)
 
     def message(
         self, operation: str, peer: int, tag: int, nbytes: int = 0, scope: str = ""
     ) -> None:
         """Record that this process is about to wait for one other, as part of a function."""
         name = encode_name(operation, scope) if scope else encode_name(operation)
-        self._write(_put_call, MESSAGE, _now(), self.sequence, nbytes, peer, tag, name)
+        self._memory[self._whole] = _call(MESSAGE, _now(), self.sequence, nbytes, peer, tag, name)
 
     def leave(self) -> None:
         """Record that it waits no longer."""
-        self._write(_put_state, IDLE, _now())
-
-    def _write(self, put: Callable[..., None], *values: Any) -> None:
-        """Write under the sequence lock; whatever interrupts, the version is even in the end."""
-        memory, offset = self._memory, self._offset
-        version, lock = self._version | 1, offset + _CALL_BYTES
-        try:
-            _put_version(memory, lock, version)
-            put(memory, offset, *values)
-        finally:
-            self._version = version + 1
-            _put_version(memory, lock, version + 1)
+        self._memory[self._start] = _state(IDLE, _now())
 
     def _detach(self) -> None:
-        self._memory: Any = bytearray(layout.SLOT_BYTES)
-        self._offset = layout.IDENTITY.size
+        self._attach(bytearray(layout.SLOT_BYTES), 0)
         self._slot: int | None = None
+
+    def _attach(self, memory: Any, offset: int) -> None:
+        self._memory, start = memory, offset + layout.IDENTITY.size
+        self._whole = slice(start, start + layout.CALL.size)
+        self._start = slice(start, start + layout.STATE_AND_TIME.size)
 
     def release(self) -> None:
         """Give the slot back: the communicator has been finalized."""
@@ -142,7 +134,6 @@ def _record_work(change: Callable[[tuple[float, bytes]], None], work: tuple[floa
     with _work_lock:
         change(work)
         if _region is not None:
-            # `pack_into` would write zeros first.
             _region.memory[layout.WORK_SLICE] = layout.WORK.pack(
                 *_work[-1] if _work else (0.0, b"")
             )
@@ -158,8 +149,7 @@ class StatusRegion:
     stacks: int  # descriptor of the file where stacks are written
     signal: int  # at which they are
     liveness_pipe: tuple[int, int]  # only this process has the second end open; nobody writes
-    # The next one last.
-    free_slots: list[int] = field(default_factory=lambda: list(reversed(range(layout.SLOTS))))
+    free_slots: list[int] = field(default_factory=list)  # of those ever used
     used_slots: int = 0  # number of slots ever used
     is_monitored: bool = False
 
@@ -188,18 +178,18 @@ def region() -> StatusRegion:
 def allocate(communicator: tuple[int, int], rank: int, size: int) -> CallRecorder:
     """Return a recorder with a slot that the monitor reads, if one is free; see `Call`."""
     record, mine = CallRecorder(), region()
-    if not mine.free_slots:
+    slot = mine.free_slots.pop() if mine.free_slots else mine.used_slots
+    if slot == layout.SLOTS:
         return record
-    slot = mine.free_slots.pop()
-    memory, start = mine.memory, layout.offset_of(slot)
-    offset = start + layout.IDENTITY.size
-    CALL.pack_into(memory, offset, IDLE, _now(), 0, 0, NOBODY, NOBODY, b"")
-    layout.VERSION.pack_into(memory, start + layout.VERSION_OFFSET, layout.FIRST_VERSION)
-    layout.IDENTITY.pack_into(memory, start, *communicator, rank, size)
+    offset = layout.offset_of(slot)
+    record._attach(mine.memory, offset)
+    record._slot = slot
+    record.collective("", 0)
+    record.leave()
+    layout.IDENTITY.pack_into(mine.memory, offset, *communicator, rank, size)
     if slot == mine.used_slots:
         mine.used_slots += 1
-        layout.USED_SLOTS.pack_into(memory, 0, mine.used_slots)
-    record._memory, record._offset, record._slot = memory, offset, slot
+        layout.USED_SLOTS.pack_into(mine.memory, 0, mine.used_slots)
     _records.add(record)
     return record
 

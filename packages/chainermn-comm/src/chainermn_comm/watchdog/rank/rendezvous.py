@@ -25,6 +25,7 @@ from _chainermn_events import active_job
 
 from ...timeout import Timeout
 from ..processes import start_time
+from ..report import rank_list
 from . import recorder
 from .addresses import listen, own_addresses
 from .recorder import CallRecorder, StatusRegion
@@ -41,8 +42,6 @@ package.__path__ = [sys.argv[1]]
 from chainermn_comm.watchdog.monitor import main
 main()
 """
-# Of a machine, that its name gives.
-MOST_RANKS = 8
 # For an interpreter to start on a busy machine; the job goes on after that.
 START_SECONDS = 20.0
 _num_registered = 0
@@ -95,7 +94,7 @@ def _start_monitors(
     leaders = comm.Split(MPI.UNDEFINED if ranks is None else 0)
     if ranks is None:
         return
-    name = _machine_name(os.uname().nodename, [rank["world"] for rank in ranks])
+    name = f"{rank_list([rank['world'] for rank in ranks])} on {os.uname().nodename}"
     listener, star = _join_star(leaders, name)
     leaders.Free()
     config = {
@@ -130,12 +129,6 @@ def _join_star(leaders: MPI.Comm, name: str) -> tuple[socket.socket | None, dict
     theirs = [one for one in addresses if one not in own] or addresses
     place["endpoints"] = [(one, port) for one in theirs if port]
     return listener, place if names is None else {**place, "names": names}
-
-
-def _machine_name(host: str, ranks: list[int]) -> str:
-    """Return how reports call a machine."""
-    first = ", ".join(map(str, ranks[:MOST_RANKS])) + ", ..." * (len(ranks) > MOST_RANKS)
-    return f"rank{'s' * (len(ranks) > 1)} {first} on {host}"
 
 
 def _describe_process(world: int, region: StatusRegion) -> dict[str, Any]:
