@@ -11,9 +11,9 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from chainermn_comm.timeout import Timeout
+from chainermn_comm.watchdog import processes
 from chainermn_comm.watchdog.diagnosis import WaitGraph
 from chainermn_comm.watchdog.monitor.local_ranks import MonitoredRank
-from chainermn_comm.watchdog.processes import start_time as birth
 from chainermn_comm.watchdog.rank import recorder, rendezvous
 from chainermn_comm.watchdog.report import describe_state
 from chainermn_comm.watchdog.status_region import (
@@ -28,7 +28,12 @@ from chainermn_comm.watchdog.status_region import (
     read_work,
 )
 
-__all__ = ["COLLECTIVE", "FINALIZE", "MESSAGE", "NOBODY", "WORLD", "Call", "MonitoredRank", "birth"]
+__all__ = ["COLLECTIVE", "FINALIZE", "MESSAGE", "NOBODY", "WORLD", "Call", "MonitoredRank"]
+
+
+def birth(pid: int) -> int:
+    """When a process started."""
+    return processes.stat(pid).start
 
 
 def clock() -> float:

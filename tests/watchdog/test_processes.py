@@ -16,7 +16,7 @@ from chainermn_comm.watchdog.processes import GONE, RUNNING
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.EACCES, errno.ENOMEM])
 def test_a_process_is_not_gone_because_it_can_not_be_looked_at(monkeypatch, code):
-    mine = os.getpid(), processes.start_time(os.getpid())
+    mine = os.getpid(), processes.stat(os.getpid()).start
 
     def refuse(*_):
         raise OSError(code, os.strerror(code))
@@ -29,7 +29,7 @@ def test_a_process_is_not_gone_because_it_can_not_be_looked_at(monkeypatch, code
 
 def test_a_process_is_gone_once_there_is_none_or_another_one():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        known = child.pid, processes.start_time(child.pid)
+        known = child.pid, processes.stat(child.pid).start
         assert processes.state(known) == RUNNING
         assert processes.state((child.pid, known[1] + 1)) == GONE
         child.kill()

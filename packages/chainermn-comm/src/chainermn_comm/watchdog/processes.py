@@ -20,37 +20,30 @@ Process = tuple[int, int]  # number and start time
 class Stat(NamedTuple):
     """What `/proc/PID/stat` says of a process."""
 
-    letter: str  # of its state
-    parent: int
-    group: int
-    start: int  # time, in the kernel's ticks
+    letter: str = "X"  # of its state
+    parent: int = 0
+    group: int = 0
+    start: int = 0  # time, in the kernel's ticks
 
     @property
     def is_gone(self) -> bool:
         return self.letter in "ZX"
 
 
-def stat(pid: int) -> Stat | None:
-    """Return what is known of a process; None if there is none; OSError if it can't be read."""
+def stat(pid: int) -> Stat:
+    """Return what is known of a process; OSError if that can't be read, but not if it's gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read().decode(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
-        return None
+        return Stat()
     fields = text.rpartition(")")[2].split()
-    return Stat(fields[0], int(fields[1]), int(fields[2]), int(fields[19])) if fields else None
+    return Stat(fields[0], int(fields[1]), int(fields[2]), int(fields[19])) if fields else Stat()
 
 
 def all_stats() -> dict[int, Stat]:
     """Return what is known of all processes that can be seen, by their numbers."""
-    found = ((int(name), stat(int(name))) for name in os.listdir("/proc") if name.isdigit())
-    return {pid: it for pid, it in found if it is not None}
-
-
-def start_time(pid: int) -> int:
-    """Return when the process started, in the kernel's ticks; 0 when it is gone."""
-    found = stat(pid)
-    return 0 if found is None or found.is_gone else found.start
+    return {int(name): stat(int(name)) for name in os.listdir("/proc") if name.isdigit()}
 
 
 def state(process: Process) -> str:
@@ -59,15 +52,9 @@ def state(process: Process) -> str:
         found = stat(process[0])
     except OSError:  # such as that no descriptor is left, which says nothing of the process
         return RUNNING
-    if found is None or found.is_gone or found.start != process[1]:
+    if found.is_gone or found.start != process[1]:
         return GONE
     return STOPPED if found.letter in "Tt" else RUNNING
-
-
-def parent(pid: int) -> int:
-    """Return the parent's number; 0 if there is no such process."""
-    found = stat(pid)
-    return found.parent if found else 0
 
 
 def command_line(pid: int) -> list[str]:

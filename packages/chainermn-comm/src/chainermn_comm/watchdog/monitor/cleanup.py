@@ -9,7 +9,7 @@ import shutil
 import time
 
 from .. import processes
-from ..processes import GONE, Process
+from ..processes import GONE, Process, Stat
 
 FOLDER = "/dev/shm/"
 # How names of files begin that MPICH, Open MPI, UCX, NCCL and Python make for one job. Others, such
@@ -110,8 +110,8 @@ class Launcher:
 
     def __init__(self, rank: int) -> None:
         """Look at the launcher of a rank's process, while that lives."""
-        pid = processes.parent(rank)
-        self.process = pid, processes.start_time(pid)
+        pid = processes.stat(rank).parent
+        self.process = pid, processes.stat(pid).start
         path = processes.env_variable(rank, "PMIX_SERVER_TMPDIR")
         self._folder = path if os.path.basename(path) in (f"ompi.{pid}", f"{DAEMON}.{pid}") else ""
         words = processes.command_line(pid)
@@ -147,12 +147,12 @@ def clean(files: SharedFiles, launcher: Launcher, ranks: list[Process], failed: 
 def _children(ranks: list[Process]) -> list[Process]:
     """Return the living processes of groups that ranks which are gone have led."""
     everyone = processes.all_stats()
+    gone = Stat()
+    # Else it lives, or another process has got the number since.
     groups = {
         pid: start
         for pid, start in ranks
-        # Else it lives, or another process has got the number since.
-        if (it := everyone.get(pid)) is None
-        or (it.is_gone and (it.group, it.start) == (pid, start))
+        if everyone.get(pid, gone).is_gone and everyone.get(pid, gone).start in (0, start)
     }
     return [
         (pid, it.start)

@@ -36,7 +36,7 @@ class MonitoredRank:
         self.signal = config["signal"]
         self.process = (self.pid, config["start_time"])
         # It can be printed for after the end of the last rank.
-        self.launcher = processes.parent(self.pid)
+        self.launcher = processes.stat(self.pid).parent
         folder = f"/proc/{self.pid}/fd"
         file = os.open(f"{folder}/{config['region']}", os.O_RDONLY)
         self.region = mmap.mmap(file, REGION_BYTES, prot=mmap.PROT_READ)

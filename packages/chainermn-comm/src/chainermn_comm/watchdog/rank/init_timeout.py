@@ -73,5 +73,5 @@ def _name(rank: int) -> str:
     """Return the name of a rank's socket: that of its launcher's process, and the rank."""
     launcher, name = os.getppid(), next((it for it in RANK_NAMES if it in os.environ), "")
     while name and processes.env_variable(launcher, name).isdecimal():  # it is a script between
-        launcher = processes.parent(launcher)
-    return f"\0chainermn {launcher} {processes.start_time(launcher)} {rank}"
+        launcher = processes.stat(launcher).parent
+    return f"\0chainermn {launcher} {processes.stat(launcher).start} {rank}"

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from _chainermn_events import active_job
 
 from ...timeout import Timeout
-from ..processes import start_time
+from ..processes import stat as process_stat
 from ..report import rank_list
 from . import recorder
 from .addresses import listen, own_addresses
@@ -136,7 +136,7 @@ def _describe_process(world: int, region: StatusRegion) -> dict[str, Any]:
     return {
         "world": world,
         "pid": os.getpid(),
-        "start_time": start_time(os.getpid()),
+        "start_time": process_stat(os.getpid()).start,
         "region": region.file,
         "stacks": region.stacks,
         "liveness": region.liveness_pipe[0],
