@@ -224,7 +224,7 @@ def simulation(size: int, **timeout: Any) -> Iterator[Simulation]:
     with (
         mock.patch.object(module, "collect_stacks", return_value={}),
         mock.patch.object(module, "SharedFiles", return_value=nothing),
-        mock.patch.object(module, "Launcher"),
+        mock.patch.object(module, "daemon_of"),
         mock.patch.object(module.processes, "terminate"),
         mock.patch.object(module, "FORWARDING_SECONDS", 0.0),
     ):

@@ -50,9 +50,6 @@ class Start:
         monkeypatch.setattr(rendezvous, "recorder", recorder)
         monkeypatch.setattr(rendezvous, "_launch_monitor", launch)
         monkeypatch.setattr(rendezvous, "own_addresses", lambda: addresses)
-        monkeypatch.setattr(
-            rendezvous, "_machine_id", lambda: (os.uname().nodename, rank_of.rank // ranks_per_node)
-        )
         monkeypatch.setattr(blas_threads, "allowed_threads", lambda _: 1)
         monkeypatch.setattr(blas_threads.os, "environ", dict(os.environ))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 
 import pytest
@@ -16,19 +15,11 @@ def test_a_hub_that_can_not_listen_is_warned_of_and_keeps_nobody_waiting(world, 
     def listen():
         raise OSError("planted")
 
-    started: list[dict] = []
-    # Each rank is on a machine of its own.
-    monkeypatch.setattr(rendezvous, "_machine_id", lambda: world.rank)
     monkeypatch.setattr(rendezvous, "listen", listen)
-    monkeypatch.setattr(rendezvous, "_launch_monitor", started.append)
-    monkeypatch.setattr(rendezvous.recorder.region(), "is_monitored", False)
+    names = ["rank 0 on near", "rank 1 on far"]
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        rendezvous.register(world, world.rank, rendezvous.Timeout()).release()
+        listener, place = rendezvous._join_star(world, names[world.rank])
     assert ["planted" in str(one.message) for one in said] == [True] * (world.rank == 0)
-    (config,) = started
-    assert (config["listener"], config["star"]["endpoints"]) == (None, [])
-    assert config["star"]["number"] == world.rank
-    host = os.uname().nodename
-    names = [f"rank 0 on {host}", f"rank 1 on {host}"]
-    assert config["star"]["names"] == (names if world.rank == 0 else names[:1])
+    assert (listener, place["endpoints"], place["number"]) == (None, [], world.rank)
+    assert place["names"] == (names if world.rank == 0 else names[:1])

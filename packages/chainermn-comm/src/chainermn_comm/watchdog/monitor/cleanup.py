@@ -1,11 +1,10 @@
-"""Removes what a job has left on a machine: shared memory; after a failure processes, folders."""
+"""Removes what a job has left on a machine: shared memory, and after a failure processes."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
-import shutil
 import time
 
 from .. import processes
@@ -15,14 +14,8 @@ FOLDER = "/dev/shm/"
 # How names of files begin that MPICH, Open MPI, UCX, NCCL and Python make for one job. Others, such
 # as data sets, belong to the user and are never removed.
 MADE_FOR_A_JOB = (
-    "mpich_shm_",
-    "mpich_shar_tmp",
-    "sm_segment.",
-    "osc_rdma.",
-    "vader_segment.",
-    "ucx_shm_",
-    "nccl-",
-    "sem.mp-",
+    *("mpich_shm_", "mpich_shar_tmp", "sm_segment.", "osc_rdma.", "vader_segment."),
+    *("ucx_shm_", "nccl-", "sem.mp-"),
 )
 # For the launcher, whose task it is, to end the children of ranks.
 LAUNCHER_SECONDS = 1.0
@@ -30,12 +23,8 @@ LAUNCHER_SECONDS = 1.0
 WAIT_SECONDS = 3.0
 # For a daemon of the launcher to learn from it that the job is over, unless a link is cut.
 DAEMON_SECONDS = 5.0
-# For `chainermn launch`, or whatever started it, to end a launcher that a cut link keeps waiting.
-FOLDER_SECONDS = 20.0
 # Between two scans, which read the maps of all ranks: it doubles from one to the next.
 SCAN_SECONDS, LONGEST_SCAN_SECONDS = 0.5, 30.0
-# The most by which a clock may be set back during a job.
-CLOCK_SECONDS = 2.0
 # Open MPI's daemon on other machines than the first; in its command line, that it serves one job
 # (a site's own serve many).
 DAEMON, ONE_JOB = "prted", "prterun-"
@@ -52,8 +41,6 @@ class SharedFiles:
     def __init__(self, ranks: list[Process]) -> None:
         self._ranks = ranks
         self._known: dict[str, Identity] = {}
-        first = min((start for _, start in ranks), default=0) / os.sysconf("SC_CLK_TCK")
-        self._made_since = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + first
         self._scan_at, self._pause = -math.inf, SCAN_SECONDS
         self.keep(time.monotonic())
 
@@ -72,16 +59,16 @@ class SharedFiles:
             mapped = set().union(*(_mapped(pid) for pid, _ in self._ranks))
             device = os.stat(FOLDER).st_dev
             with os.scandir(FOLDER) as entries:  # by their names now: semaphores change theirs
-                self._known |= {
-                    one.name: identity
-                    for one in entries
-                    if one.name.startswith(MADE_FOR_A_JOB)
-                    and (identity := (device, one.inode())) in mapped
-                }
+                found = {one.name: (device, one.inode()) for one in entries}
+            self._known |= {
+                name: identity
+                for name, identity in found.items()
+                if name.startswith(MADE_FOR_A_JOB) and identity in mapped
+            }
 
     def remove(self) -> bool:
         """Remove the files that no process has mapped; return whether that was all of them."""
-        ours = [(name, it) for name, it in self._known.items() if self._is_ours(name, it)]
+        ours = [(name, it) for name, it in self._known.items() if _is_ours(name, it)]
         try:
             in_use = set().union(*map(_mapped, processes.all_stats())) if ours else set()
         except OSError:  # such as that no descriptor is left
@@ -92,56 +79,39 @@ class SharedFiles:
                 os.unlink(FOLDER + name)
         return not self._known
 
-    def _is_ours(self, name: str, identity: Identity) -> bool:
-        """Return whether the file is there, and is this user's and the job's."""
-        with contextlib.suppress(OSError):
-            it = os.lstat(FOLDER + name)
-            is_new = it.st_ctime >= self._made_since - CLOCK_SECONDS
-            return (it.st_dev, it.st_ino) == identity and it.st_uid == os.geteuid() and is_new
-        return False
+
+def _is_ours(name: str, identity: Identity) -> bool:
+    """Return whether the file is still there, and is this user's."""
+    with contextlib.suppress(OSError):
+        it = os.lstat(FOLDER + name)
+        return (it.st_dev, it.st_ino, it.st_uid) == (*identity, os.geteuid())
+    return False
 
 
-class Launcher:
-    """The parent of a rank; Open MPI's may leave something behind.
+def daemon_of(rank: int) -> Process | None:
+    """Return the daemon of Open MPI that started a rank, if it serves this job alone.
 
-    Where the job was started it is `mpiexec`, elsewhere a daemon, which waits for it for ever when
-    the link is cut. Each has a folder. Other launchers' helpers end by themselves.
+    When the link is cut it waits for ever for `mpiexec` on the first machine.
     """
-
-    def __init__(self, rank: int) -> None:
-        """Look at the launcher of a rank's process, while that lives."""
-        pid = processes.stat(rank).parent
-        self.process = pid, processes.stat(pid).start
-        path = processes.env_variable(rank, "PMIX_SERVER_TMPDIR")
-        self._folder = path if os.path.basename(path) in (f"ompi.{pid}", f"{DAEMON}.{pid}") else ""
-        words = processes.command_line(pid)
-        self._is_daemon = os.path.basename(words[0]) == DAEMON and any(
-            word.startswith(ONE_JOB) for word in words
-        )
-
-    def has_gone(self) -> bool:
-        return processes.state(self.process) == GONE
-
-    def clean(self) -> None:
-        """End such a daemon, if its processes have; remove the folder of one that is gone."""
-        if self._is_daemon and not processes.wait_until(self.has_gone, DAEMON_SECONDS):
-            everyone = processes.all_stats().values()
-            if not any(it.parent == self.process[0] and not it.is_gone for it in everyone):
-                processes.terminate([self.process], LAUNCHER_SECONDS)
-        with contextlib.suppress(OSError):
-            is_ours = os.lstat(self._folder).st_uid == os.geteuid()
-            if is_ours and processes.wait_until(self.has_gone, FOLDER_SECONDS):
-                shutil.rmtree(self._folder, ignore_errors=True)
+    pid = processes.stat(rank).parent
+    words = processes.command_line(pid)
+    is_daemon = os.path.basename(words[0]) == DAEMON
+    has_one_job = any(word.startswith(ONE_JOB) for word in words)
+    return (pid, processes.stat(pid).start) if is_daemon and has_one_job else None
 
 
-def clean(files: SharedFiles, launcher: Launcher, ranks: list[Process], failed: bool) -> None:
-    """Remove what ranks that are gone have left; after a good end their children may stay."""
-    if failed:
-        processes.wait_until(lambda: not _children(ranks), LAUNCHER_SECONDS)
-        processes.terminate(_children(ranks), LAUNCHER_SECONDS)
-    processes.wait_until(files.remove, WAIT_SECONDS)
-    if failed:
-        launcher.clean()
+def end_daemon(daemon: Process) -> None:
+    """End it, if it doesn't end by itself and has no process any more."""
+    processes.wait_until(lambda: processes.state(daemon) == GONE, DAEMON_SECONDS)
+    everyone = processes.all_stats().values()
+    if not any(it.parent == daemon[0] and not it.is_gone for it in everyone):
+        processes.terminate([daemon], LAUNCHER_SECONDS)
+
+
+def end_children(ranks: list[Process]) -> None:
+    """End what processes of ranks that are gone have left, if their launcher doesn't."""
+    processes.wait_until(lambda: not _children(ranks), LAUNCHER_SECONDS)
+    processes.terminate(_children(ranks), LAUNCHER_SECONDS)
 
 
 def _children(ranks: list[Process]) -> list[Process]:

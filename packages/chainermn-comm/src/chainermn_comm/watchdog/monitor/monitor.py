@@ -18,7 +18,7 @@ from .. import processes, report
 from ..diagnosis import Rank, WaitGraph, Waits, rank_from_reply
 from ..processes import GONE
 from ..status_region import IDLE, read_abort_time
-from .cleanup import Launcher, SharedFiles, clean
+from .cleanup import WAIT_SECONDS, SharedFiles, daemon_of, end_children, end_daemon
 from .connection import Message
 from .local_ranks import ExitTracker, MonitoredRank, collect_stacks, print_for
 from .star import Star
@@ -52,7 +52,7 @@ class Monitor:
     def __init__(self, config: dict[str, Any], ranks: Sequence[MonitoredRank]) -> None:
         self.config, self.ranks = config, ranks
         self.files = SharedFiles([rank.process for rank in ranks])
-        self.launcher = Launcher(ranks[0].pid)
+        self.daemon = daemon_of(ranks[0].pid)
         self.timeout = Timeout(**config["timeout"])
         self.tick = min(TICK_SECONDS, self.timeout.seconds / 10 or TICK_SECONDS)
         # When calls were last reported, or warned of: all that began before are known.
@@ -321,6 +321,10 @@ class Monitor:
         processes.terminate([rank.process for rank in self.ranks], TERM_SECONDS)
 
     def clean(self) -> None:
-        """Leave nothing of the ranks, which have ended."""
+        """Leave nothing of ranks that have ended, but for children after a good end."""
         failed = self.ended_job or not all(rank.has_finished for rank in self.read(0.0))
-        clean(self.files, self.launcher, [rank.process for rank in self.ranks], failed)
+        if failed:
+            end_children([rank.process for rank in self.ranks])
+        processes.wait_until(self.files.remove, WAIT_SECONDS)
+        if failed and self.daemon:
+            end_daemon(self.daemon)

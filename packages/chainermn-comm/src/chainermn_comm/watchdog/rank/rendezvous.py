@@ -6,7 +6,6 @@ know the others' names and addresses, and they get to know where its monitor lis
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import secrets
@@ -82,11 +81,7 @@ def _start_monitors(
     """Start a monitor on each machine for its ranks that have a ``region`` here (collective)."""
     from mpi4py import MPI
 
-    # Processes that can see each other in /proc have this in common.
-    machine = array("q", hashlib.blake2b(repr(_machine_id()).encode(), digest_size=8).digest())
-    machines = array("q", bytes(8 * comm.size))
-    comm.Allgather(machine, machines)
-    here = comm.Split(MPI.UNDEFINED if region is None else machines.index(machine[0]))
+    here = comm.Split_type(MPI.UNDEFINED if region is None else MPI.COMM_TYPE_SHARED)
     ranks = None
     if region is not None:
         ranks = here.gather(_describe_process(world, region))
@@ -142,15 +137,6 @@ def _describe_process(world: int, region: StatusRegion) -> dict[str, Any]:
         "liveness": region.liveness_pipe[0],
         "signal": region.signal,
     }
-
-
-def _machine_id() -> tuple[str, str, int]:
-    """Return what processes have in common that can see each other in /proc."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-        return os.uname().nodename, boot, os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return os.uname().nodename, "", 0
 
 
 def _launch_monitor(config: dict[str, Any]) -> None:
