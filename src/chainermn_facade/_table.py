@@ -64,7 +64,7 @@ SOURCES = {
         "from chainermn_modelparallel.functions import recv, send"
     ),
     "functions.pseudo_connect": "from chainermn_modelparallel.functions import pseudo_connect",
-    "global_except_hook": "from chainermn_comm.faults.abort import add_hook, remove_hook",
+    "global_except_hook": "from chainermn_comm.faults.abort import add_hook",
     "iterators": "from chainermn_train.iterators import *",
     "iterators.multi_node_iterator": (
         "from chainermn_train.iterators import create_multi_node_iterator"

@@ -83,7 +83,7 @@ def test_each_argument_is_mentioned() -> None:
 
 
 # What involves this rank only, by the end of its name.
-LOCAL = r"Error|Topology(\.(?!discover)\w+)?|\.[sg]et_config|mpi_comm|_?(rank|size)|remove_hook"
+LOCAL = r"Error|Topology(\.(?!discover)\w+)?|\.[sg]et_config|mpi_comm|_?(rank|size)"
 LOCAL += r"|\.(aggregate|calc_local|copy|add_link|setup)|create_empty_dataset|ResumableOrderSampler"
 LOCAL += r"|extensions.*\.finalize|(Trigger|Aggregator)\.serialize|render"
 # What involves one other rank.

@@ -32,8 +32,8 @@ RANK_VARIABLES = (
 MARK = "\x1e"  # begins an event
 # A pipe carries it whole, and Open MPI's launcher reads it at once.
 MOST_BYTES = 4096
-# What remains of a text at least.
-LEAST_CHARACTERS = 16
+# What remains of its texts, in characters, if that makes it short enough.
+LONGEST_TEXTS = range(MOST_BYTES, 15, -20)
 
 
 def event_line(job: str, rank: int, kind: str, **fields: Any) -> bytes:
@@ -41,13 +41,12 @@ def event_line(job: str, rank: int, kind: str, **fields: Any) -> bytes:
 
     If it would be too long, its longest texts lose their middle. ValueError if that isn't enough.
     """
-    event: Any = {"version": VERSION, "event": kind, "rank": rank, **fields}
-    most = MOST_BYTES
-    while len(line := f"{MARK}{job} {json.dumps(event)}\n".encode()) > MOST_BYTES:
-        if (most := most * 19 // 20) < LEAST_CHARACTERS:
-            raise ValueError(f"an event {kind!r} of {len(line)} bytes is too long")
-        event = _shorten(event, most)
-    return line  # all ASCII
+    event = {"version": VERSION, "event": kind, "rank": rank, **fields}
+    for most in LONGEST_TEXTS:
+        line = f"{MARK}{job} {json.dumps(_shorten(event, most))}\n".encode()  # all ASCII
+        if len(line) <= MOST_BYTES:
+            return line
+    raise ValueError(f"an event {kind!r} of {len(line)} bytes is too long")
 
 
 def _shorten(value: Any, most: int) -> Any:

@@ -70,20 +70,6 @@ def add_hook() -> None:
     _install()
 
 
-def remove_hook() -> None:
-    """Undo :func:`add_hook`; hooks that others set since then stay."""
-    global _replaced
-    if _replaced is None:
-        return
-    if sys.excepthook is _excepthook:
-        _, sys.excepthook = _replaced
-    if os._exit is _os_exit:
-        os._exit = real_exit
-    exit_status.unwatch()
-    atexit.unregister(_at_exit)
-    _replaced = None
-
-
 def install_by_default() -> None:
     """Do :func:`add_hook`, unless refused or alone; called when a communicator is created.
 
@@ -168,7 +154,7 @@ def _excepthook(
         if previous is sys.__excepthook__:
             details = "".join(traceback.format_exception(kind, value, trace))
         else:  # what it prints can't be collected first: it may not return
-            write_stderr(f"{headline(what)}:\n")
+            _write_stderr(f"{_headline(what)}:\n")
             previous(kind, value, trace)
     finally:
         abort_job(what, code, details)
@@ -214,20 +200,19 @@ def abort_job(what: str, code: int, details: str = "") -> NoReturn:
     try:
         time.sleep(sys.modules["mpi4py.MPI"].COMM_WORLD.rank % TURNS * TURN_SECONDS)
         emit("aborted", what=what, status=code)
-        write_stderr(f"{headline(what)}, ending the job.\n{details}")
+        _write_stderr(f"{_headline(what)}, ending the job.\n{details}")
         time.sleep(FORWARDING_SECONDS)
     finally:  # even if a second Ctrl-C arrives meanwhile
         mpi_abort(code)
 
 
-def headline(what: str) -> str:
-    """Return the first line of what a rank prints before it aborts the job."""
+def _headline(what: str) -> str:
     world = sys.modules["mpi4py.MPI"].COMM_WORLD
     return f"\nChainerMN: rank {world.rank} of {world.size}: {what}"
 
 
-def write_stderr(text: str) -> None:
-    """Write in one piece, so that the launcher doesn't mix it with other ranks' output."""
+def _write_stderr(text: str) -> None:
+    # In one piece, so that the launcher doesn't mix it with other ranks' output.
     with contextlib.suppress(Exception):
         sys.stdout.flush()
     try:

@@ -21,55 +21,41 @@ from typing import Any, NoReturn
 Listener = Callable[[object], None]  # is given SystemExit.code
 
 
-def _is_main_thread() -> bool:
-    return threading.get_ident() == threading.main_thread().ident
+def watch(listener: Listener) -> None:
+    """Call `listener`, and no earlier one, when `SystemExit` is about to end the interpreter."""
+    global _listener
+    if _listener is None:
+        _install()
+    _listener = listener
 
+
+def _notify(code: object) -> None:
+    if _listener is not None and threading.get_ident() == threading.main_thread().ident:
+        _listener(code)
+
+
+_listener: Listener | None = None
 
 if sys.version_info >= (3, 12):
-    _tool: int | None = None
 
-    def watch(listener: Listener) -> None:
-        """Call `listener` when `SystemExit` leaves the main thread's outermost frame."""
-        global _tool
-
+    def _install() -> None:
         def unwound(code: types.CodeType, offset: int, exception: BaseException) -> None:
-            if (
-                isinstance(exception, SystemExit)
-                and sys._getframe(1).f_back is None
-                and _is_main_thread()
-            ):
-                listener(exception.code)
+            if isinstance(exception, SystemExit) and sys._getframe(1).f_back is None:
+                _notify(exception.code)
 
         monitoring = sys.monitoring
         free = (tool for tool in (4, 3, 5, 2, 1, 0) if monitoring.get_tool(tool) is None)
-        _tool = next(free, None)
-        if _tool is None:
+        tool = next(free, None)
+        if tool is None:
             taken = "all tools of sys.monitoring are taken"
             what = f"{taken}: sys.exit(3) on one rank won't end the job"
-            warnings.warn(what, RuntimeWarning, stacklevel=3)
+            warnings.warn(what, RuntimeWarning, stacklevel=4)
             return
-        monitoring.use_tool_id(_tool, "chainermn")
-        monitoring.register_callback(_tool, monitoring.events.PY_UNWIND, unwound)
-        monitoring.set_events(_tool, monitoring.events.PY_UNWIND)
-
-    def unwatch() -> None:
-        """Undo `watch`."""
-        global _tool
-        if _tool is not None:
-            sys.monitoring.set_events(_tool, sys.monitoring.events.NO_EVENTS)
-            sys.monitoring.register_callback(_tool, sys.monitoring.events.PY_UNWIND, None)
-            sys.monitoring.free_tool_id(_tool)
-            _tool = None
+        monitoring.use_tool_id(tool, "chainermn")
+        monitoring.register_callback(tool, monitoring.events.PY_UNWIND, unwound)
+        monitoring.set_events(tool, monitoring.events.PY_UNWIND)
 
 else:
-    # The dict behind the read-only view that a built-in type shows.
-    _members: dict[str, Any] = gc.get_referents(SystemExit.__dict__)[0]
-    _code = _members["code"]
-
-    def _replace_code(descriptor: object) -> None:
-        _members["code"] = descriptor
-        ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
-
     _sys_exit = sys.exit
 
     def _exit(status: Any = None, /) -> NoReturn:
@@ -79,25 +65,22 @@ else:
         except SystemExit:  # makes an instance of it
             raise
 
-    def watch(listener: Listener) -> None:
-        """Call `listener` when the interpreter is about to end because of `SystemExit`."""
+    def _install() -> None:
+        # The dict behind the read-only view that a built-in type shows.
+        members: dict[str, Any] = gc.get_referents(SystemExit.__dict__)[0]
+        descriptor = members["code"]
 
         def read_code(exception: SystemExit) -> object:
-            code = _code.__get__(exception)
-            # It isn't read by Python code, but by the interpreter itself.
-            if sys._getframe().f_back is None and _is_main_thread():
-                listener(code)
+            code = descriptor.__get__(exception)
+            if sys._getframe().f_back is None:  # no Python code reads it, but the interpreter
+                _notify(code)
             return code
 
-        _replace_code(property(read_code, _code.__set__, _code.__delete__))
+        members["code"] = property(read_code, descriptor.__set__, descriptor.__delete__)
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
         for module in list(sys.modules.values()):  # sys, and modules with `from sys import exit`
             if not isinstance(module, types.ModuleType) or module is sys.modules[__name__]:
                 continue
             names = object.__getattribute__(module, "__dict__")  # loads no lazy module
             for name in [name for name, value in names.items() if value is _sys_exit]:
                 names[name] = _exit
-
-    def unwatch() -> None:
-        """Undo `watch`."""
-        _replace_code(_code)
-        sys.exit = _sys_exit

@@ -1,9 +1,8 @@
 """Lets a child that a rank forked end without touching the rank's MPI.
 
 mpi4py calls `MPI_Finalize` when an interpreter ends, in a forked child too. There it takes the
-parent's place among the ranks: on MPICH that ends the job, on Open MPI the child hangs. And MPI's
-exit handlers release what the parent still uses. So such a child runs Python's exit functions and
-leaves by `os._exit`, as those of `multiprocessing` do.
+parent's place among the ranks: on MPICH that ends the job, on Open MPI the child hangs. So such a
+child leaves by `os._exit`, as those of `multiprocessing` do, before its parent's exit functions.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ import contextlib
 import functools
 import os
 import sys
-import threading
-from typing import Any
 
 from _chainermn_events import exit_code
 
@@ -22,7 +19,6 @@ from . import exit_status
 
 real_exit = os._exit  # abort.py replaces the one in os
 _exit_codes: list[object] = []  # of the SystemExit that ends this child
-_last_value: Any = None  # sys.last_value before the fork
 
 
 @functools.cache  # once
@@ -32,40 +28,20 @@ def skip_finalize_in_forks() -> None:
 
 
 def _in_child() -> None:
-    global _last_value
     mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
-        return
-    _exit_codes.clear()
-    _last_value = getattr(sys, "last_value", None)
-    exit_status.unwatch()  # what the abort hook watches for is not for a child
-    exit_status.watch(_exit_codes.append)
-    try:
-        # Runs before all exit functions, and only it does whatever else is registered.
-        threading._register_atexit(_register_exit)  # type: ignore[attr-defined]
-    except (AttributeError, RuntimeError):  # it isn't promised; or Python is ending already
-        _register_exit()
-
-
-def _register_exit() -> None:
-    atexit.unregister(_exit_without_mpi)  # a child's child inherits its parent's
-    atexit.register(_exit_without_mpi)
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        _exit_codes.clear()
+        sys.last_value = None  # which an uncaught exception sets
+        exit_status.watch(_exit_codes.append)  # instead of what the abort hook watches for
+        atexit.register(_exit_without_mpi)
 
 
 def _exit_without_mpi() -> None:
-    """Do the rest of the interpreter's exit without MPI; runs before all other exit functions."""
     multiprocessing = sys.modules.get("multiprocessing")
     if multiprocessing is not None and multiprocessing.parent_process() is not None:
         return  # it leaves by os._exit itself
-    atexit.unregister(_exit_without_mpi)
-    try:
-        atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
-    finally:
-        status = exit_code(_exit_codes[-1] if _exit_codes else None)
-        error = getattr(sys, "last_value", None)
-        if error is not _last_value:
-            status = 130 if isinstance(error, KeyboardInterrupt) else 1
-        real_exit(status)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    code = 1 if sys.last_value else _exit_codes[-1] if _exit_codes else None
+    real_exit(exit_code(code))

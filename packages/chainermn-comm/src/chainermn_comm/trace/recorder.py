@@ -29,12 +29,11 @@ def start(comm: MPI.Intracomm, folder: str) -> CallTracer:
     world = MPI.COMM_WORLD
     _num_traced += 1
     first, number, run = comm.bcast((world.rank, _num_traced, file.run_name()))
-    members = np.empty(comm.size, np.int32)
-    comm.Allgather(np.array([world.rank], np.int32), members)
+    members = comm.allgather(world.rank)
     mine = file.begin(folder, run, world.rank, world.size)
     made = CallTracer(comm, mine, f"{first}.{number}")
     # A process that was in another communicator before may have a file of that one's run.
-    about = {"communicator": made.name, "rank": comm.rank, "ranks": members.tolist(), "run": run}
+    about = {"communicator": made.name, "rank": comm.rank, "ranks": members, "run": run}
     mine.add_metadata("chainermn communicator", **about)
     made.compare_clocks()
     return made

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from .processes import GONE, RUNNING, STOPPED
@@ -121,13 +120,6 @@ class WaitGraph:
                     todo += [(other, theirs) for theirs in other.waits]
         blamed = causes or ({} if waits_for_unknown else reached)
         return sorted(blamed.values(), key=_likelihood)
-
-    def extended(
-        self, stacks: dict[int, str], others: Iterable[Rank], unreachable: Iterable[str]
-    ) -> WaitGraph:
-        """Return a graph that has these ranks' stacks and the ranks of other machines, too."""
-        ranks = (replace(rank, stacks=stacks.get(rank.world, "")) for rank in self.ranks.values())
-        return WaitGraph(itertools.chain(ranks, others), unreachable)
 
 
 def _match(one: Call, other: Call) -> bool:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
 
 from ..timeout import Timeout
 from .diagnosis import Rank, WaitGraph, Waits
 from .processes import GONE, STOPPED
 from .status_region import FINALIZE, MESSAGE, NOBODY, SCOPE_SEPARATOR, Call
 
-# The most lines of a rank's stacks: a deep recursion would bury the rest.
-STACK_LINES = 60
 # The most ranks that are listed.
 MOST_RANKS = 32
 PREFIX = "ChainerMN: "
@@ -52,31 +51,24 @@ def report(graph: WaitGraph, stalled: Waits, next_step: str) -> str:
     ]
     first = [rank.world for rank in causes[:MOST_RANKS]]
     for ranks, stacks in _group_by_stacks(graph, first):
-        lines += [f"Stacks of {rank_list(ranks)}, innermost call first:", _truncate(stacks)]
+        lines += [
+            f"Stacks of {rank_list(ranks)}, innermost call first:",
+            textwrap.indent(stacks, "    "),
+        ]
     return "\n".join(["", *lines, next_step, ""])
-
-
-def init_warning(rank: int, missing: list[int], seconds: float) -> str:
-    """Return the one line that is printed at half the time, while ranks come together first."""
-    waits = f"rank {rank} has waited {_seconds(seconds / 2)} in {INIT}"
-    return f"{PREFIX}{waits}; {_missing(missing)}. A report follows at {_seconds(seconds)}.\n"
 
 
 def init_report(come: list[int], missing: list[int], seconds: float, next_step: str) -> str:
     """Return what is printed where ranks don't come together first."""
-    head = f"{PREFIX}likely culprit{'s' * (len(missing) > 1)}: {_missing(missing)}."
+    what = f"all ranks have come to {INIT}: MPI itself, or the network"
+    if missing:
+        has, is_elsewhere = ("have", "they are") if len(missing) > 1 else ("has", "it is")
+        what = f"{rank_list(missing)} {has} not come to {INIT} on {os.uname().nodename}"
+        what += f", unless {is_elsewhere} on another machine"
+    head = f"{PREFIX}likely culprit{'s' * (len(missing) > 1)}: {what}."
     waited = f"A call has waited for {_seconds(seconds)} (CHAINERMN_TIMEOUT):"
     here = f"  {rank_list(come)} wait{'s' * (len(come) == 1)} there"
     return "\n".join(["", head, waited, here, next_step, ""])
-
-
-def _missing(ranks: list[int]) -> str:
-    if not ranks:
-        return f"all ranks have come to {INIT}: MPI itself, or the network"
-    has, is_elsewhere = ("have", "they are") if len(ranks) > 1 else ("has", "it is")
-    host = os.uname().nodename
-    late = f"{rank_list(ranks)} {has} not come to {INIT} on {host}"
-    return f"{late}, unless {is_elsewhere} on another machine"
 
 
 def reason(report: str) -> str:
@@ -164,12 +156,6 @@ def _group_by_stacks(graph: WaitGraph, first: list[int]) -> list[tuple[list[int]
 def normalize_stacks(stacks: bytes) -> str:
     """Return what faulthandler wrote without the threads' numbers, which differ between ranks."""
     return re.sub(r"hread 0x[0-9a-f]+", "hread", stacks.decode(errors="replace")).rstrip()
-
-
-def _truncate(stacks: str) -> str:
-    lines = [f"    {line}" for line in stacks.splitlines()]
-    more = len(lines) - STACK_LINES
-    return "\n".join([*lines[:STACK_LINES], f"    ({more} more lines)"] if more > 0 else lines)
 
 
 def rank_list(ranks: list[int]) -> str:

@@ -68,24 +68,19 @@ class SharedFiles:
 
     def remove(self) -> bool:
         """Remove the files that no process has mapped; return whether that was all of them."""
-        ours = [(name, it) for name, it in self._known.items() if _is_ours(name, it)]
         try:
-            in_use = set().union(*map(_mapped, processes.all_stats())) if ours else set()
+            in_use = set().union(*map(_mapped, processes.all_stats())) if self._known else set()
         except OSError:  # such as that no descriptor is left
             return False
-        self._known = {name: it for name, it in ours if it in in_use}
-        for name in dict(ours).keys() - self._known.keys():
+        for name, identity in list(self._known.items()):
             with contextlib.suppress(OSError):
-                os.unlink(FOLDER + name)
+                it = os.lstat(FOLDER + name)
+                if (it.st_dev, it.st_ino, it.st_uid) == (*identity, os.geteuid()):
+                    if identity in in_use:
+                        continue
+                    os.unlink(FOLDER + name)
+            del self._known[name]  # it is gone, or somebody else's
         return not self._known
-
-
-def _is_ours(name: str, identity: Identity) -> bool:
-    """Return whether the file is still there, and is this user's."""
-    with contextlib.suppress(OSError):
-        it = os.lstat(FOLDER + name)
-        return (it.st_dev, it.st_ino, it.st_uid) == (*identity, os.geteuid())
-    return False
 
 
 def daemon_of(rank: int) -> Process | None:

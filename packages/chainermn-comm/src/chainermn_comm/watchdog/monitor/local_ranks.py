@@ -19,8 +19,8 @@ from ..status_region import REGION_BYTES, read_abort_time, read_calls, read_work
 
 # Time for a rank to write its stacks; without them (it is in the kernel) the report goes out, too.
 STACKS_SECONDS = 1.5
-# Of a rank's stacks, that are sent; a report shows fewer.
-STACK_BYTES = 1 << 14
+# Of a rank's stacks: a deep recursion would bury the rest.
+STACK_BYTES = 1 << 12
 # Total time for printing, over all standard errors that are tried: a stopped launcher reads none.
 PRINT_SECONDS = 4.0
 # Time for a process whose files are closed to be gone.

@@ -78,10 +78,6 @@ class Monitor:
         # does no harm.
         self.lost_at, self.count_then, self.knows_loss = math.inf, 0, False
 
-    def run(self) -> None:
-        while self.look():
-            pass
-
     def look(self) -> bool:
         """Look once, after a tick or what comes before; return whether there are still ranks."""
         before = time.monotonic()
@@ -126,8 +122,7 @@ class Monitor:
         elif kind == "reported":
             self.failure_due = math.inf
         elif kind == "ask":
-            stacks = collect_stacks(self.ranks) if message["what"] == "stacks" else {}
-            found = (replace(one, stacks=stacks.get(one.world, "")) for one in self.read(now))
+            found = self.describe(message["what"], now)
             self.star.tell("reply", query=message["query"], ranks=list(map(asdict, found)))
         elif kind == "known":
             self.reported_at = now
@@ -139,20 +134,24 @@ class Monitor:
     def read(self, now: float) -> list[Rank]:
         return [rank.read(now) for rank in self.ranks]
 
-    def everyone(self, what: str, graph: WaitGraph) -> WaitGraph:
-        """Return the graph with all machines' ranks and, if ``what`` is "stacks", their stacks."""
-        others, silent = list[Rank](), list[str]()
-        replies = self.star.ask(what, REPLY_SECONDS, self.poll)
+    def describe(self, what: str, now: float) -> list[Rank]:
+        """Return this machine's ranks, with their stacks if ``what`` is "stacks"."""
+        ranks = self.read(now)
         stacks = collect_stacks(self.ranks) if what == "stacks" else {}
+        return [replace(rank, stacks=stacks.get(rank.world, "")) for rank in ranks]
+
+    def everyone(self, what: str, now: float) -> WaitGraph:
+        """Return all machines' ranks, described as above."""
+        replies = self.star.ask(what, REPLY_SECONDS, self.poll)
+        ranks, silent = self.describe(what, now), []
         said = replies()
         for number, name in enumerate(self.star.names):
-            if number == self.star.number:
-                continue
-            try:
-                others += map(rank_from_reply, said[number]["ranks"])
-            except (LookupError, TypeError):
-                silent.append(name)
-        return graph.extended(stacks, others, silent)
+            if number != self.star.number:
+                try:
+                    ranks += map(rank_from_reply, said[number]["ranks"])
+                except (LookupError, TypeError):
+                    silent.append(name)
+        return WaitGraph(ranks, silent)
 
     # Ranks that fail.
 
@@ -212,7 +211,7 @@ class Monitor:
         self.knows_loss |= count > self.count_then or now - idle > self.lost_at
         if self.knows_loss:
             return False
-        graph = self.everyone("calls", graph)
+        graph = self.everyone("calls", now)
         waiting = self.waits(graph, self.timeout.silence, now)
         is_exempt = any(rank.exempt_work for rank in graph.ranks.values())
         if is_exempt or not waiting:
@@ -232,21 +231,20 @@ class Monitor:
         seconds, ends_job = self.timeout.seconds, self.timeout.ends_job
         if not seconds:
             return False
-        graph = WaitGraph(self.read(now))
-        waits = self.waits(graph, seconds / 2, now, self.reported_at)
+        waits = self.waits(WaitGraph(self.read(now)), seconds / 2, now, self.reported_at)
         longest = max((call.age - self.paused(now - call.age) for _, call in waits), default=0.0)
         if self.star.is_hub:
             for since, told_at in self.told.values():
                 if since > self.reported_at and now - told_at < 3 * REPEAT_SECONDS:
                     longest = max(longest, now - since)
             if seconds / 2 < longest <= seconds and now - longest > self.warned_at:
-                self.warn(graph, now)
+                self.warn(now)
         elif longest and now - self.told_at >= REPEAT_SECONDS:
             self.told_at = now
             self.star.tell("waits", seconds=longest)
         if longest <= seconds + (0.0 if self.star.is_hub else HUB_SECONDS):
             return False
-        graph = self.everyone("stacks", graph)
+        graph = self.everyone("stacks", now)
         stalled = self.waits(graph, seconds, now, self.reported_at)
         if not stalled or (ends_job and self.is_exempt(graph, stalled, now)):
             return False
@@ -257,8 +255,8 @@ class Monitor:
         self.reported_at = self.warned_at = now
         return ends_job
 
-    def warn(self, graph: WaitGraph, now: float) -> None:
-        graph = self.everyone("calls", graph)
+    def warn(self, now: float) -> None:
+        graph = self.everyone("calls", now)
         seconds = self.timeout.seconds
         waiting = self.waits(graph, seconds / 2, now, self.reported_at)
         if waiting:
@@ -269,19 +267,16 @@ class Monitor:
     def is_exempt(self, graph: WaitGraph, stalled: Waits, now: float) -> bool:
         """Return whether the likeliest culprit does exempt work, for which the others wait."""
         first = next(iter(graph.root_causes(stalled)), None)
-        work = first and first.exempt_work
-        if max(call.age for _, call in stalled) > EXEMPT_SECONDS:
-            return False
         # They may wait for such work on a machine that can't be asked.
-        if not work and (first or not graph.unreachable):
+        work = first.exempt_work if first else ("", math.inf) if graph.unreachable else None
+        if not work or max(call.age for _, call in stalled) > EXEMPT_SECONDS:
             return False
-        name = f"{first.world} {work[0]}" if first and work else ""
-        if name not in self.exempted:
-            self.exempted.add(name)
+        if work[0] not in self.exempted:
+            self.exempted.add(work[0])
             until = f"The ranks go on waiting, {EXEMPT_SECONDS:g} s at most."
             self.print(report.report(graph, stalled, until))
         # What they waited for it doesn't count.
-        pause = min(work[1] if work else math.inf, self.timeout.seconds)
+        pause = min(work[1], self.timeout.seconds)
         self.pauses.append((now, pause))
         self.star.tell("pause", seconds=pause)
         return True

@@ -27,7 +27,8 @@ def supervise(config: dict[str, Any], ranks: list[MonitoredRank]) -> None:
             status = 1
             try:
                 monitor = Monitor(config, ranks)
-                monitor.run()
+                while monitor.look():
+                    pass
                 monitor.clean()
                 status = 0
             except Exception as error:

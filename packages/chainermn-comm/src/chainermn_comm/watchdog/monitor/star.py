@@ -42,6 +42,7 @@ class Star:
     ) -> None:
         """Listen, or connect; ``take`` is given what isn't a reply."""
         self.number: int = place["number"]
+        self.is_hub = self.number == 0
         # Of all machines, by their numbers; a spoke knows the hub's alone.
         self.names: list[str] = place["names"]
         self.links: dict[int, Connection] = {}  # to machines that have proved what they are
@@ -57,10 +58,6 @@ class Star:
             listener.setblocking(False)
             selector.register(listener, EVENT_READ, partial(self._accept, listener))
         self.keep()
-
-    @property
-    def is_hub(self) -> bool:
-        return self.number == 0
 
     def keep(self) -> None:
         """Drop those that take too long to prove what they are; connect a spoke if it isn't."""

@@ -17,13 +17,13 @@ from _chainermn_events import RANK_VARIABLES, emit
 
 from ...timeout import Timeout
 from .. import processes
-from ..report import init_report, init_warning, next_step, reason
+from ..report import init_report, next_step, reason
 from . import recorder
 
 # The variables in which launchers put a process's rank. Here MPI is running, so Slurm's may count.
 RANK_NAMES = (*(rank for rank, _ in RANK_VARIABLES), "SLURM_PROCID")
 # From a report to the end, for the launcher to forward it; the other ranks wait for longer.
-REPORTER_SECONDS, OTHERS_SECONDS = 0.5, 2.0
+FIRST_SECONDS, OTHERS_SECONDS = 0.5, 2.0
 
 
 @contextlib.contextmanager
@@ -37,20 +37,17 @@ def enforce_init_timeout(
     done = threading.Event()
 
     def watch() -> None:
-        for time_is_over in (False, True):
-            if done.wait(timeout.seconds / 2):
-                return
-            come = [rank for rank in sorted(members) if _has_come(rank)]
-            is_reporter = come[:1] == members[:1]
+        if done.wait(timeout.seconds):
+            return
+        come = [rank for rank in sorted(members) if _has_come(rank)]
+        is_first = come[:1] == members[:1]
+        if is_first:
             missing = sorted({*members} - {*come})
-            if is_reporter and time_is_over:
-                text = init_report(come, missing, timeout.seconds, next_step(timeout))
-                if timeout.ends_job:
-                    emit("watchdog_abort", reason=reason(text))
-                processes.write(2, text, 2.0)
-            elif is_reporter:
-                processes.write(2, init_warning(come[0], missing, timeout.seconds), 2.0)
-        if timeout.ends_job and not done.wait(REPORTER_SECONDS if is_reporter else OTHERS_SECONDS):
+            text = init_report(come, missing, timeout.seconds, next_step(timeout))
+            if timeout.ends_job:
+                emit("watchdog_abort", reason=reason(text))
+            processes.write(2, text, 2.0)
+        if timeout.ends_job and not done.wait(FIRST_SECONDS if is_first else OTHERS_SECONDS):
             abort()
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
