@@ -44,11 +44,11 @@ def measure(megabytes: int, rounds: int, folder: Path, realtime: bool) -> int:
     """What every rank does; the slowest rank counts."""
     import chainer
     import numpy as np
+    from in_turn import Timed, time_in_turn
     from rich.console import Console
+    from tables import make_table
 
     from chainermn_comm import create_communicator
-    from chainermn_tools.bench.text import make_table
-    from chainermn_tools.bench.timing import Timed, time_in_turn
     from chainermn_train import create_multi_node_checkpointer
 
     comm = create_communicator("naive")

@@ -17,19 +17,19 @@ from typing import Any
 
 import numpy as np
 import peers
+from in_turn import Timed, time_in_turn
 from limits import AT_LEAST, judge
 from mpi4py import MPI
 from report import limits_table, number
 from rich.console import Console
 from rich.table import Table
 from shapes import Shapes, resnet50
+from tables import make_table
 
 from chainermn_comm import create_communicator, devices
 from chainermn_comm.allreduce.chunks import SMALL_FRACTION, plan_chunks
 from chainermn_comm.gpu import kernels
 from chainermn_comm.gpu.nccl import NcclCommunicator
-from chainermn_tools.bench.text import make_table
-from chainermn_tools.bench.timing import Timed, time_in_turn
 
 ROUNDS = 20
 # Launches in a row: the device then has the next one before it is done with the one before.

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import peers
+from in_turn import time_in_turn
 from mpi4py import MPI
-
-from chainermn_tools.bench.timing import time_in_turn
 
 # Calls before any is counted: a way in a node is measured nine times before one is chosen.
 WARM_UP_CALLS = 20

@@ -225,8 +225,7 @@ def run(args: argparse.Namespace) -> bool:
 def report(results: list[Any]) -> None:
     """Print a table of the comparisons, with quartiles of the differences, beside their limits."""
     from rich.console import Console
-
-    from chainermn_tools.bench.text import make_table
+    from tables import make_table
 
     rows: list[tuple[str, ...]] = []
     for result in results:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from gradients import Gradients
+from in_turn import Timed
 from mpi4py import MPI
 
 from chainermn_comm import RankMismatchError, create_communicator
@@ -19,7 +20,6 @@ from chainermn_comm.gradients import gradient_call as gradient_call
 from chainermn_comm.messaging import Handshake
 from chainermn_comm.runtime import barrier
 from chainermn_comm.topology import Topology
-from chainermn_tools.bench.timing import Timed
 
 SLOT = 64 * 1024  # float32s in a slot: 256 KiB were the best of 64 to 512 KiB
 ONE_RANK, ALL_RANKS = "memcpy, one rank", "memcpy, all ranks"

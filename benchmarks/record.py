@@ -12,12 +12,12 @@ from __future__ import annotations
 import struct
 
 import numpy as np
+from in_turn import Timed, time_in_turn
 from rich.console import Console
+from tables import make_table
 
 from chainermn_comm import create_communicator
 from chainermn_comm.observers import NOBODY, CallObserver, observed
-from chainermn_tools.bench.text import make_table
-from chainermn_tools.bench.timing import Timed, time_in_turn
 
 BLOCKS, CALLS = 200, 100
 

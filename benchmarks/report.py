@@ -17,8 +17,8 @@ from mpi4py import MPI
 from peers import ALL_COUNT, ALL_RANKS, BUNDLED, HANDOFF, ONE_COUNTS, ONE_RANK
 from rich.console import Console
 from rich.table import Table
+from tables import make_table
 
-from chainermn_tools.bench.text import make_table
 from chainermn_tools.formatting import format_bytes
 
 # All ranks at once take twice as long as one alone where two of them share a core, or the way

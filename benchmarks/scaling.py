@@ -25,9 +25,9 @@ from report import limits_table
 from rich.console import Console
 from scaling_hosts import JSON
 from simulated import LINK_25G, Constants, bandwidth_limit, simulate, slowest, tree_latency
+from tables import make_table
 
 from chainermn_tools.bench.plot import COLORS, MARKS, plain_axes, saved_figure, size_axis
-from chainermn_tools.bench.text import make_table
 from chainermn_tools.formatting import format_bytes
 
 MODEL, SMALL = 102_228_128, 100_000  # bytes

@@ -120,12 +120,11 @@ def run(args: argparse.Namespace) -> bool:
         Whether the limits hold, on rank 0; True elsewhere.
     """
     import numpy as np
+    from in_turn import Timed, time_in_turn
     from mpi4py import MPI
     from report import limits_table
     from rich.console import Console
-
-    from chainermn_tools.bench.text import make_table
-    from chainermn_tools.bench.timing import Timed, time_in_turn
+    from tables import make_table
 
     comm = MPI.COMM_WORLD.Dup()
     rows = max(1, int(args.megabytes * 1e6 / 4 / ROW_FLOATS))

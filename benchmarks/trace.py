@@ -20,11 +20,10 @@ import numpy as np
 import sklearn.datasets
 from chainer import functions as F
 from chainer import links as L
+from in_turn import Timed, time_in_turn
 from rich.console import Console
+from tables import make_table
 from threadpoolctl import threadpool_limits
-
-from chainermn_tools.bench.text import make_table
-from chainermn_tools.bench.timing import Timed, time_in_turn
 
 
 def network() -> Any:

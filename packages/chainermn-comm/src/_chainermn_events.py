@@ -1,11 +1,8 @@
 """Events that a job sends to `chainermn launch`: lines of JSON in the ranks' standard error.
 
 Nothing else reaches the launcher from any host without a shared folder or an open port. An event
-is a JSON object with ``version``, ``event`` (its kind) and ``rank``, after a mark and the job's id.
-docs/decisions/launch.md lists the kinds and their fields.
-
-It imports the standard library only, and nothing of `chainermn_comm`: a rank imports it before the
-script, which may set variables for NumPy or MPI, and the watchdog's monitor has neither.
+is a JSON object after a mark and the job's id; docs/decisions/launch.md lists the kinds. Only the
+standard library is imported: a rank imports this before the script, and the monitor has no more.
 """
 
 from __future__ import annotations

@@ -22,15 +22,11 @@ class CallObserver:
     # of them have may communicate in it.
     arrived: Any = None
 
-    def collective(
-        self, operation: str, sequence: int, root: int = NOBODY, nbytes: int = 0
-    ) -> None:
+    def collective(self, operation: str, number: int, root: int = NOBODY, nbytes: int = 0) -> None:
         """This rank is about to wait in a collective call, or in another step of the same one."""
 
-    def message(
-        self, operation: str, peer: int, tag: int, nbytes: int = 0, scope: str = ""
-    ) -> None:
-        """It is about to wait for one other rank; ``scope`` is what the call is for."""
+    def message(self, operation: str, peer: int, tag: int, nbytes: int = 0, what: str = "") -> None:
+        """It is about to wait for one other rank; ``what`` is what the call is for."""
 
     def leave(self) -> None:
         """It waits no longer."""

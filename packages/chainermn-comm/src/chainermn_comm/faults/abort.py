@@ -36,12 +36,9 @@ SECONDARY_ERROR_SECONDS = 1.5
 FORWARDING_SECONDS = 0.5
 # Ranks that fail at the same time write one after the other, as Open MPI's launcher mixes texts
 # longer than 4 kB. There are only TURNS turns, so that the last isn't late.
-TURN_SECONDS = 0.04
-TURNS = 8
+TURN_SECONDS, TURNS = 0.04, 8
 # After this the process ends even if MPI_Abort hangs; the launcher then ends the others.
 LAST_RESORT_SECONDS = 3.0
-
-
 # The process that our hooks are for, and the excepthook in whose place ours is.
 _replaced: tuple[int, Any] | None = None
 
@@ -52,13 +49,11 @@ def add_hook() -> None:
     A failure is an uncaught exception in the main thread, `SystemExit` with another code than 0 or
     None, or `os._exit` before MPI is finalized. The rank prints its number and what happened: of an
     exception the traceback too, through `sys.excepthook` as it was if somebody had set it. It then
-    calls `MPI_Abort` with the exit's own code where it has one (Ctrl-C: 130), else 1. Python's own
-    behaviour is left alone with one rank, in an interactive interpreter, in a forked child and once
-    MPI is finalized.
+    calls `MPI_Abort` with the exit's own code where it has one (Ctrl-C: 130), else 1. Nothing is
+    changed with one rank, in an interactive interpreter, in a rank's child or after MPI's end.
 
     Initializes MPI, as importing `mpi4py.MPI` does: a rank that fails before `MPI_Init` leaves
-    the others waiting in theirs. In a worker process that a rank started it does nothing.
-    Calling it again changes nothing. Not collective, but meant to be called on every rank.
+    the others waiting in theirs. Not collective, but meant to be called on every rank.
     """
     process = str(os.getpid())
     if os.environ.get(RANK_PROCESS, process) != process:
@@ -90,8 +85,7 @@ def install_if_forced() -> None:
 def abort_if_desynchronized() -> None:
     """Abort the job because of the exception being handled, if others may wait for this rank.
 
-    It is for exceptions between steps that only all ranks take together, such as those of a
-    signal's handler: the other ranks are in a step of their own, and can't be notified.
+    It is for exceptions such as a signal handler's, between steps that all ranks take together.
     """
     kind, value, trace = sys.exc_info()
     if kind is None or value is None or not _others_may_wait():

@@ -1,9 +1,8 @@
 """Notices when the interpreter is about to end because of `SystemExit`, and with which code.
 
-Python calls no hook for this: `sys.exit(3)` reaches neither `sys.excepthook` nor, with its code,
-`atexit`; wrapping it misses `raise SystemExit(3)`, and is fooled when the exception is caught. From
-3.12 on `sys.monitoring` sees the exception leave the outermost frame. 3.11, which no longer
-changes, reads the exception's `code`, a descriptor of ours, when no frame is left (see
+Python calls no hook for this, and wrapping `sys.exit` misses `raise SystemExit(3)`, and is fooled
+when the exception is caught. From 3.12 on `sys.monitoring` sees it leave the outermost frame. 3.11,
+which no longer changes, reads its `code`, a descriptor of ours, when no frame is left (see
 docs/decisions/abort.md).
 """
 
@@ -47,8 +46,7 @@ if sys.version_info >= (3, 12):
         free = (tool for tool in (4, 3, 5, 2, 1, 0) if monitoring.get_tool(tool) is None)
         tool = next(free, None)
         if tool is None:
-            taken = "all tools of sys.monitoring are taken"
-            what = f"{taken}: sys.exit(3) on one rank won't end the job"
+            what = "all tools of sys.monitoring are taken: sys.exit(3) on a rank won't end the job"
             warnings.warn(what, RuntimeWarning, stacklevel=4)
             return
         monitoring.use_tool_id(tool, "chainermn")

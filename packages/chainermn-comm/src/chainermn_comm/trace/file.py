@@ -1,9 +1,8 @@
 """This process's trace file: calls are put into a list, which a thread writes now and then.
 
-The file is an array of JSON in Chrome's trace event format, whose closing bracket may be missing;
-each line is an event and a comma. Nothing here raises into a training: where the file can't be
-written, or not fast enough, a warning says so, and calls are dropped. A write to a hanging network
-disk can't be interrupted, so only the thread writes.
+The file is an array of JSON in Chrome's trace event format, whose closing bracket may be missing.
+Nothing here raises into a training: where the file can't be written, or not fast enough, a warning
+says so, and calls are dropped. A write to a hanging disk can't be interrupted: hence the thread.
 """
 
 from __future__ import annotations
@@ -34,10 +33,9 @@ to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 SCHEMA = 1  # raised when an event's argument changes its name or meaning
 
-# Operation, name of the communicator, whether it is collective, bytes, root or peer, tag: there are
-# few kinds of calls. A call is a tuple, which is cheap to make: its kind; number of the collective
-# call; start, end, and when all ranks had arrived (0: unknown), in seconds of this process's clock;
-# the thread; name of the exception that ended it.
+# Operation, name of the communicator, whether it is collective, bytes, root or peer, tag. A call is
+# a tuple, which is cheap to make: its kind; number of the collective call; start, end, and when all
+# had arrived (0: unknown), in seconds of this process's clock; thread; name of its exception.
 Kind = tuple[str, str, bool, int, int, int]
 Call = tuple[Kind, int, float, float, float, int, str | None]
 
@@ -94,7 +92,6 @@ class TraceFile:
             self._thread.start()
 
     def add_call(self, call: Call) -> None:
-        """Have a call written."""
         if len(self._waiting) < self._room:
             self._waiting.append(call)
         else:

@@ -21,10 +21,7 @@ _num_traced = 0
 
 
 def start(comm: MPI.Intracomm, folder: str) -> CallTracer:
-    """Return an observer that writes a communicator's calls into this process's file (collective).
-
-    All ranks have one, or none has.
-    """
+    """Return an observer that writes a communicator's calls into a file (collective)."""
     global _num_traced
     world = MPI.COMM_WORLD
     _num_traced += 1
@@ -48,25 +45,18 @@ class CallTracer(CallObserver):
         self._sequence = 0
         self._kind: Kind = ("", name, True, 0, NOBODY, NOBODY)
 
-    def collective(
-        self, operation: str, sequence: int, root: int = NOBODY, nbytes: int = 0
-    ) -> None:
-        """Note when the call begins."""
+    def collective(self, operation: str, number: int, root: int = NOBODY, nbytes: int = 0) -> None:
         if not self._start:  # else it is a further step of the same call
-            self._sequence = sequence
+            self._sequence = number
             self._kind = (operation, self.name, True, nbytes, root, NOBODY)
             self._arrived = 0.0
             self._start = now()
 
-    def message(
-        self, operation: str, peer: int, tag: int, nbytes: int = 0, scope: str = ""
-    ) -> None:
-        """Note when the call begins."""
+    def message(self, operation: str, peer: int, tag: int, nbytes: int = 0, what: str = "") -> None:
         self._kind = (operation, self.name, False, nbytes, peer, tag)
         self._start = now()
 
     def arrived(self, operation: str, sequence: int) -> None:
-        """Note when all ranks had come; now and then, and at the end, compare clocks."""
         if not self._arrived:
             self._arrived = now()
         if (
@@ -75,7 +65,6 @@ class CallTracer(CallObserver):
             self.compare_clocks()
 
     def leave(self) -> None:
-        """Have the call written."""
         if self._start:
             times, self._start = (self._start, now(), self._arrived), 0.0
             raised = sys.exc_info()[0]

@@ -25,7 +25,6 @@ class Rank:
 
     @property
     def waits(self) -> list[Call]:
-        """The calls that it is in."""
         return [call for call in self.calls if call.waits]
 
     @property

@@ -71,9 +71,8 @@ def env_variable(pid: int, name: str) -> str:
 
 def catches(pid: int, number: int) -> bool:
     """Return whether the process has a handler for the signal, which would end it otherwise."""
-    lines = _read(f"/proc/{pid}/status").splitlines()
-    caught = next((int(line.split()[1], 16) for line in lines if line.startswith(b"SigCgt")), 0)
-    return bool(caught >> (number - 1) & 1)
+    _, _, caught = _read(f"/proc/{pid}/status").partition(b"SigCgt:")
+    return bool(int(caught.split()[0], 16) >> (number - 1) & 1) if caught else False
 
 
 def send_signal(process: Process, number: int) -> None:

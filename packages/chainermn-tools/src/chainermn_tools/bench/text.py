@@ -1,12 +1,11 @@
-"""Makes tables, and prints the report as tables of a row for each operation."""
+"""Prints the report as tables of a row for each operation."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -40,21 +39,6 @@ def render(report: dict[str, Any], console: Console) -> None:
     console.print()
     for line, style in _footnotes(report):
         print_line(line, console, style)
-
-
-def make_table(
-    first: str, columns: Sequence[str], rows: Iterable[Sequence[str]] = (), title: str | None = None
-) -> Table:
-    """Return a table: a column of names, whose header is ``first``, and columns of numbers."""
-    table = Table(
-        title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False
-    )
-    table.add_column(first, no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def title(report: dict[str, Any]) -> str:

@@ -45,7 +45,6 @@ class SharedFiles:
         self.keep(time.monotonic())
 
     def keep(self, now: float) -> None:
-        """Scan now and then."""
         if now >= self._scan_at:
             self.scan()
             self._scan_at, self._pause = (
@@ -111,19 +110,16 @@ def end_children(ranks: list[Process]) -> None:
 
 def _children(ranks: list[Process]) -> list[Process]:
     """Return the living processes of groups that ranks which are gone have led."""
-    everyone = processes.all_stats()
-    gone = Stat()
-    # Else it lives, or another process has got the number since.
-    groups = {
-        pid: start
-        for pid, start in ranks
-        if everyone.get(pid, gone).is_gone and everyone.get(pid, gone).start in (0, start)
-    }
-    return [
-        (pid, it.start)
-        for pid, it in everyone.items()
-        if not it.is_gone and it.start >= groups.get(it.group, math.inf)
-    ]
+    everyone, found = processes.all_stats(), []
+    for pid, start in ranks:
+        leader = everyone.get(pid, Stat())
+        # Else it lives, or another process has got the number since.
+        if leader.is_gone and leader.start in (0, start):
+            its = [(child, it) for child, it in everyone.items() if it.group == pid]
+            found += [
+                (child, it.start) for child, it in its if not it.is_gone and it.start >= start
+            ]
+    return found
 
 
 def _mapped(pid: int) -> set[Identity]:

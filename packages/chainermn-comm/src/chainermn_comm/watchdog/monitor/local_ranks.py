@@ -82,16 +82,10 @@ def print_for(ranks: Sequence[MonitoredRank], text: str, event: Sequence[bytes] 
 
 
 class ExitTracker:
-    """Tracks in which order ranks exit, and which of them failed first.
-
-    When one rank dies the launcher kills the others, and may then blame any of them.
-    """
+    """Tracks which rank failed first: the launcher kills the others, and may blame any of them."""
 
     def __init__(self, ranks: Sequence[MonitoredRank], selector: BaseSelector) -> None:
-        """Have the selector, by epoll, call this when one of these ranks has exited.
-
-        It reports exits in the order in which they came, which select.poll doesn't.
-        """
+        """Have the selector call this; by epoll, it does so in the order in which ranks exit."""
         self._ranks, self._alive = ranks, list(ranks)
         self._selector = selector
         self._failed_at: float | None = None

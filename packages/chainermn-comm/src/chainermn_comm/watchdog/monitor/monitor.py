@@ -25,10 +25,8 @@ from .star import Star
 
 # Time between two looks: short enough for a report in time, and nothing taken from the ranks.
 TICK_SECONDS = 0.5
-# Time between the report and the end of the job, for the launcher to forward the report.
-FORWARDING_SECONDS = 0.5
-# Time between SIGTERM and SIGKILL.
-TERM_SECONDS = 1.0
+# Time for the launcher to forward the report before the end; between SIGTERM and SIGKILL.
+FORWARDING_SECONDS, TERM_SECONDS = 0.5, 1.0
 # Time for the monitors of other machines to reply, who may ask for stacks; to say that a rank of
 # theirs failed earlier; and for the hub to report, after which a spoke does.
 REPLY_SECONDS, FAILED_SECONDS, HUB_SECONDS = 2.5, 1.0, 8.0
@@ -45,8 +43,7 @@ EXEMPT_SECONDS = 600.0
 class Monitor:
     """Watches until the ranks have ended, or ends them.
 
-    The hub judges for all machines. A spoke tells it of calls that wait and of ranks that failed;
-    it judges alone, from what its own ranks do, where the hub doesn't.
+    The hub judges for all machines, and a spoke, from what its own ranks do, where the hub doesn't.
     """
 
     def __init__(self, config: dict[str, Any], ranks: Sequence[MonitoredRank]) -> None:
@@ -67,15 +64,13 @@ class Monitor:
         listener = None if config["listener"] is None else socket.socket(fileno=config["listener"])
         silence = self.timeout.silence
         self.star = Star(self.selector, listener, config["star"], silence, self.hear)
-        # Of each spoke whose calls wait: since when, and when it said so.
-        self.told: dict[int, tuple[float, float]] = {}
-        self.told_at = -math.inf  # when this spoke last said so
+        # For how long a call has waited elsewhere, as spokes say; when this one said so.
+        self.told, self.told_at = 0.0, -math.inf
         # Of each machine when a rank failed first, and which; None if it called MPI_Abort.
         self.failures: list[tuple[float, Rank | None]] = []
         self.failure_due: float | None = None  # when the first of them is reported
         self.knows_failure = False
-        # Since when machines are lost, and the number of calls then; whether that is known, or
-        # does no harm.
+        # Since when machines are lost; the number of calls then; if that is known or does no harm.
         self.lost_at, self.count_then, self.knows_loss = math.inf, 0, False
 
     def look(self) -> bool:
@@ -112,8 +107,9 @@ class Monitor:
         """Do what another monitor says, the hub or the spoke of machine ``number``."""
         now, kind = time.monotonic(), message["kind"]
         if kind == "waits":
-            self.told[number] = now - message["seconds"], now
-            if now - message["seconds"] <= self.reported_at:  # it was started again since
+            if now - message["seconds"] > self.reported_at:
+                self.told = max(self.told, message["seconds"])
+            else:  # it was started again since
                 self.star.tell("known", only=number)
         elif kind == "failed":
             lost = message["rank"] and rank_from_reply(message["rank"])
@@ -213,8 +209,7 @@ class Monitor:
             return False
         graph = self.everyone("calls", now)
         waiting = self.waits(graph, self.timeout.silence, now)
-        is_exempt = any(rank.exempt_work for rank in graph.ranks.values())
-        if is_exempt or not waiting:
+        if not waiting or any(rank.exempt_work for rank in graph.ranks.values()):
             return False
         self.knows_loss = True
         why, text = report.host_silent(lost, graph, waiting, self.timeout)
@@ -234,9 +229,7 @@ class Monitor:
         waits = self.waits(WaitGraph(self.read(now)), seconds / 2, now, self.reported_at)
         longest = max((call.age - self.paused(now - call.age) for _, call in waits), default=0.0)
         if self.star.is_hub:
-            for since, told_at in self.told.values():
-                if since > self.reported_at and now - told_at < 3 * REPEAT_SECONDS:
-                    longest = max(longest, now - since)
+            longest, self.told = max(longest, self.told), 0.0
             if seconds / 2 < longest <= seconds and now - longest > self.warned_at:
                 self.warn(now)
         elif longest and now - self.told_at >= REPEAT_SECONDS:

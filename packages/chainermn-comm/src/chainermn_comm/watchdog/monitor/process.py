@@ -38,8 +38,7 @@ def supervise(config: dict[str, Any], ranks: list[MonitoredRank]) -> None:
         _, status = os.waitpid(child, 0)
         if not status or all(rank.state() == GONE for rank in ranks):
             return
-    lost = "calls that wait too long won't be reported any more"
-    print_for(ranks, f"{us} has failed {ATTEMPTS} times: {lost}.\n")
+    print_for(ranks, f"{us} has failed {ATTEMPTS} times: no call will be reported any more.\n")
 
 
 def main() -> None:

@@ -1,8 +1,7 @@
 """The star of a job's monitors: each keeps one connection to the first machine's, the hub.
 
 Nothing is sent before a call waits for long or a rank has failed: the kernel sees whether the other
-machine is there. Nothing here has a thread: the monitor's selector calls what is ready, and only
-what connects to another machine waits for it.
+machine is there. The monitor's selector calls what is ready; only connecting to the hub waits.
 """
 
 from __future__ import annotations

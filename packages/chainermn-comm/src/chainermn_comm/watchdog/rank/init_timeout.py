@@ -1,8 +1,7 @@
 """Watches the making of the first communicator, which brings the ranks together for a monitor.
 
-Until then no rank knows where others are, so each that waits keeps a thread; mpi4py lets threads
-run. A rank that has come binds a socket, in Linux's abstract namespace, whose name the other ranks
-of its machine know. The first of those that have come reports.
+Until then no rank knows where others are, so each that waits keeps a thread. It binds a socket, in
+Linux's abstract namespace, whose name the others of its machine know. The first one reports.
 """
 
 from __future__ import annotations

@@ -31,24 +31,17 @@ class CallRecorder(CallObserver):
         self._detach()
         self.sequence = 0
 
-    def collective(
-        self, operation: str, sequence: int, root: int = NOBODY, nbytes: int = 0
-    ) -> None:
-        """Record that this process is about to wait in a collective call."""
-        self.sequence = sequence
+    def collective(self, operation: str, number: int, root: int = NOBODY, nbytes: int = 0) -> None:
+        self.sequence = number
         name = encode_name(operation)
         # All at once: `pack_into` would write zeros first.
-        self._memory[self._whole] = _call(COLLECTIVE, _now(), sequence, nbytes, root, NOBODY, name)
+        self._memory[self._whole] = _call(COLLECTIVE, _now(), number, nbytes, root, NOBODY, name)
 
-    def message(
-        self, operation: str, peer: int, tag: int, nbytes: int = 0, scope: str = ""
-    ) -> None:
-        """Record that this process is about to wait for one other, as part of a function."""
-        name = encode_name(operation, scope) if scope else encode_name(operation)
+    def message(self, operation: str, peer: int, tag: int, nbytes: int = 0, what: str = "") -> None:
+        name = encode_name(operation, what) if what else encode_name(operation)
         self._memory[self._whole] = _call(MESSAGE, _now(), self.sequence, nbytes, peer, tag, name)
 
     def leave(self) -> None:
-        """Record that it waits no longer."""
         self._memory[self._start] = _state(IDLE, _now())
 
     def _detach(self) -> None:
@@ -61,7 +54,6 @@ class CallRecorder(CallObserver):
         self._start = slice(start, start + layout.STATE_AND_TIME.size)
 
     def release(self) -> None:
-        """Give the slot back: the communicator has been finalized."""
         slot = self._slot
         self._detach()
         if slot is not None and _region is not None:
@@ -75,10 +67,7 @@ def watch_call(operation: str, size: int = 1) -> Iterator[None]:
 
     Nothing is recorded before the first communicator is about to be made.
     """
-    if _region is None:
-        yield
-        return
-    record = allocate(layout.WORLD, 0, size)
+    record = CallRecorder() if _region is None else allocate(layout.WORLD, 0, size)
     record.collective(operation, 0)
     try:
         yield
@@ -94,7 +83,7 @@ def mark_aborting() -> None:
 
 def mark_finalizing() -> None:
     """Report to the monitor that this process ends on purpose or is about to call MPI_Finalize."""
-    if _region is not None and _region.process == os.getpid():
+    if _region is not None:
         allocate(layout.WORLD, 0, 1).collective(layout.FINALIZE, 0)
 
 
@@ -143,7 +132,6 @@ def _record_work(change: Callable[[tuple[float, bytes]], None], work: tuple[floa
 class StatusRegion:
     """What the monitor reads of this process, and how it reaches the process."""
 
-    process: int
     memory: mmap.mmap  # see `status_region`
     file: int  # descriptor of the memory
     stacks: int  # descriptor of the file where stacks are written
@@ -171,7 +159,7 @@ def region() -> StatusRegion:
             raise OSError("no signal is free")
         faulthandler.register(number, file=stacks, all_threads=True, chain=False)
         memory = mmap.mmap(file, layout.REGION_BYTES)
-        _region = StatusRegion(os.getpid(), memory, file, stacks, number, os.pipe())
+        _region = StatusRegion(memory, file, stacks, number, os.pipe())
     return _region
 
 

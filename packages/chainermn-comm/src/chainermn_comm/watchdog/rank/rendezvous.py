@@ -1,7 +1,7 @@
 """Brings the ranks of a communicator together, and starts the monitor of each machine.
 
-Ranks describe themselves to the first one of their machine alone. Of these, the first one's gets to
-know the others' names and addresses, and they get to know where its monitor listens.
+Ranks describe themselves to the first one of their machine alone. Of these, the first one gets to
+know the others' names, and they get to know where its monitor listens.
 """
 
 from __future__ import annotations
@@ -116,13 +116,12 @@ def _join_star(leaders: MPI.Comm, name: str) -> tuple[socket.socket | None, dict
                 listener = listen()
             except OSError as problem:
                 _warn(problem)
-        port = listener.getsockname()[1] if listener else 0
-        hub = {"names": [name], "secret": secrets.token_hex(16), "addresses": own, "port": port}
+        endpoints = [(one, listener.getsockname()[1]) for one in own] if listener else []
+        hub = {"names": [name], "secret": secrets.token_hex(16), "endpoints": endpoints}
     place = {"number": leaders.rank, **leaders.bcast(hub)}
     # An address that both have is a bridge's, unless they share all (containers of a machine).
-    addresses, port = place.pop("addresses"), place.pop("port")
-    theirs = [one for one in addresses if one not in own] or addresses
-    place["endpoints"] = [(one, port) for one in theirs if port]
+    far = [endpoint for endpoint in place["endpoints"] if endpoint[0] not in own]
+    place["endpoints"] = far or place["endpoints"]
     return listener, place if names is None else {**place, "names": names}
 
 
