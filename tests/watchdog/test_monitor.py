@@ -222,6 +222,26 @@ def test_a_lost_machine_ends_no_job_whose_calls_go_on_or_wait_for_exempt_work(
     assert said == []
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_time_out_less_than_the_silence_keeps_no_loss_from_being_seen(
+    monkeypatch, mine, star, number
+):
+    """Calls that wait for it have been judged again and again by then."""
+    watched, said, *_ = watching(monkeypatch, [description(0)], star[number])
+    monkeypatch.setattr(monitor, "collect_stacks", lambda ranks: {})
+    monkeypatch.setattr(watched.star, "lost", lambda: ["the other one"])
+    mine.collective("allreduce", 7)
+    begun = clock()
+    ends = (
+        seconds
+        for seconds in range(1, 60)
+        if watched.check_links(begun + seconds) or watched.check_calls(begun + seconds)
+    )
+    assert next(ends) in (20, 21)
+    assert "The ranks go on waiting, 600 s at most." in said[-2]
+    assert "nothing was heard of the other one for 20.0 s" in said[-1]
+
+
 def again(watched):
     """It is noticed anew that the machine is lost."""
     watched.lost_at, watched.knows_loss = math.inf, False

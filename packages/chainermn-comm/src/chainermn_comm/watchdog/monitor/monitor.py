@@ -54,8 +54,8 @@ class Monitor:
         self.tick = min(TICK_SECONDS, self.timeout.seconds / 10 or TICK_SECONDS)
         # When calls were last reported, or warned of: all that began before are known.
         self.reported_at = self.warned_at = -math.inf
-        # Exempt work that has been reported.
-        self.exempted: set[str] = set()
+        # Exempt work that has been reported; before then calls aren't judged again.
+        self.exempted, self.judge_at = set[str](), -math.inf
         # When this process stood still, and the ranks with it, and for how long.
         self.pauses: list[tuple[float, float]] = []
         self.must_end = self.ended_job = False
@@ -88,8 +88,8 @@ class Monitor:
                 self.poll(self.tick)
             return False
         self.report_failure()
-        aborts = [read_abort_time(rank.region) for rank in self.ranks]
-        self.must_end |= any(0 < since < now - ABORT_SECONDS for since in aborts)
+        late = now - ABORT_SECONDS
+        self.must_end |= any(0 < read_abort_time(rank.region) < late for rank in self.ranks)
         if self.must_end or self.check_links(now) or self.check_calls(now):
             self.end_ranks()
             return False
@@ -224,7 +224,7 @@ class Monitor:
     def check_calls(self, now: float) -> bool:
         """Report what waits too long; return whether that ends the job."""
         seconds, ends_job = self.timeout.seconds, self.timeout.ends_job
-        if not seconds:
+        if not seconds or now < self.judge_at:
             return False
         waits = self.waits(WaitGraph(self.read(now)), seconds / 2, now, self.reported_at)
         longest = max((call.age - self.paused(now - call.age) for _, call in waits), default=0.0)
@@ -249,10 +249,8 @@ class Monitor:
         return ends_job
 
     def warn(self, now: float) -> None:
-        graph = self.everyone("calls", now)
-        seconds = self.timeout.seconds
-        waiting = self.waits(graph, seconds / 2, now, self.reported_at)
-        if waiting:
+        graph, seconds = self.everyone("calls", now), self.timeout.seconds
+        if waiting := self.waits(graph, seconds / 2, now, self.reported_at):
             self.warned_at = now
             longest = max(waiting, key=lambda each: each[1].age)
             self.print(report.warning(graph, *longest, seconds))
@@ -268,9 +266,11 @@ class Monitor:
             self.exempted.add(work[0])
             until = f"The ranks go on waiting, {EXEMPT_SECONDS:g} s at most."
             self.print(report.report(graph, stalled, until))
-        # What they waited for it doesn't count.
         pause = min(work[1], self.timeout.seconds)
-        self.pauses.append((now, pause))
+        if first:  # what they waited for it doesn't count
+            self.pauses.append((now, pause))
+        else:  # but it does if that machine turns out to be lost
+            self.judge_at = now + pause
         self.star.tell("pause", seconds=pause)
         return True
 
