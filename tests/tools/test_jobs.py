@@ -47,6 +47,13 @@ def test_what_a_program_leaves_behind_ends_with_it():
     assert is_gone(int(ended.stdout))
 
 
+def test_the_folder_of_an_mpiexec_that_was_killed_goes_and_no_other(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    script = f"trap '' TERM; mkdir -p {tmp_path}/ompi.$$/0 {tmp_path}/ompi.other; sleep {LONG}"
+    assert jobs.run(["sh", "-c", script], 1).returncode is None
+    assert [path.name for path in tmp_path.iterdir()] == ["ompi.other"]
+
+
 def test_at_the_end_no_program_is_left_and_none_is_started(tmp_path, monkeypatch):
     monkeypatch.setattr(jobs.tags, "_closed", False)  # and again after this test
     outcomes = []

@@ -109,6 +109,9 @@ def supervise(
                 _pump_output(process, on_output, request, tag, term_grace, linger)
             finally:
                 _kill(process, tag)
+    # What an mpiexec of Open MPI that was killed leaves.
+    folder = os.path.join(env.get("TMPDIR", "/tmp"), f"ompi.{process.pid}")
+    shutil.rmtree(folder, ignore_errors=True)
     return process.returncode
 
 
