@@ -30,6 +30,7 @@ CHILDREN = {
     "code": ("raise SystemExit(7)", 7, 1),
     "message": ("sys.exit('last words')", 1, 1),
     "error": ("raise LookupError('of the child')", 1, 1),
+    "interrupt": ("raise KeyboardInterrupt", 130, 1),
     "signal": ("os.kill(os.getpid(), 9)", -9, 0),
     "later": ("time.sleep(0.5); sys.exit()", 0, 1),
     "grandchild": (GRANDCHILD, 9, 1),

@@ -34,6 +34,7 @@ class Start:
         size: int,
         ranks_per_node: int,
         addresses: list[str],
+        ranks_per_namespace: int,
     ) -> None:
         self.monitors: dict[int, dict[str, Any]] = {}
         rank_of = threading.local()
@@ -43,7 +44,12 @@ class Start:
 
         recorder = SimpleNamespace(
             region=lambda: SimpleNamespace(
-                is_monitored=False, file=3, stacks=4, liveness_pipe=(5, 6), signal=40
+                is_monitored=False,
+                file=3,
+                stacks=4,
+                namespace=rank_of.rank // ranks_per_namespace,
+                liveness_pipe=(5, 6),
+                signal=40,
             ),
             allocate=lambda communicator, rank, size: (communicator, rank, size),
         )
@@ -70,10 +76,11 @@ def started(
     size: int,
     ranks_per_node: int,
     addresses: list[str],
+    ranks_per_namespace: int = 1 << 20,
 ) -> Start:
-    """The start of ranks on machines that all have these addresses."""
+    """The start of ranks on machines that all have these addresses, and maybe containers."""
     with monkeypatch.context() as patched:
-        return Start(patched, size, ranks_per_node, addresses)
+        return Start(patched, size, ranks_per_node, addresses, ranks_per_namespace)
 
 
 def compared_clocks(size: int) -> list[tuple[float, float, float]]:

@@ -15,15 +15,15 @@ from tests.support.virtual_hosts import Cluster
 from tests.support.watchdog import is_monitor
 
 SECONDS, CONNECTIONS = 20.0, 2000
-# Connects so often to a port, says nothing, and connects again what was closed.
+# Connects so often to a port, and says nothing.
 CONNECT = """
 import resource, socket, sys, time
 resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
 address, port, count, seconds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
 held, end = [], time.monotonic() + seconds
+print("begins", flush=True)
 for _ in range(count):
     held.append(socket.create_connection((address, port), 5))
-print(len(held), flush=True)
 time.sleep(max(0.0, end - time.monotonic()))
 """
 MAKE_FILES = """
@@ -80,7 +80,7 @@ def share_of_a_core(cluster: Cluster) -> float:
         for host in cluster.hosts
     ]
     assert connecting.stdout is not None
-    connecting.stdout.readline()  # all are made
+    connecting.stdout.readline()
     monitors = monitors_on(cluster)
     before, begun = [sum(one.cpu_times()[:2]) for one in monitors], time.monotonic()
     for process in (connecting, *making):

@@ -44,9 +44,9 @@ def root_causes(them, silent=()):
         (ranks(inside(0), (outside(1, 5), ENDED), inside(2), states={1: GONE}), []),
         # Rank 0 waits for 1, which waits for 2.
         (ranks(receiving(0, 1), receiving(1, 2), outside(2)), [2]),
-        (ranks(receiving(0, 1), sending(1, 0), outside(2)), []),
+        (ranks(receiving(0, 1), sending(1, 0), outside(2)), [0, 1]),
         (ranks(receiving(0, 1, tag=1), sending(1, 0, tag=2), outside(2)), [0, 1]),
-        (ranks(receiving(0, 1, tag=-1), sending(1, 0, tag=2), outside(2)), []),
+        (ranks(receiving(0, 1, tag=-1), sending(1, 0, tag=2), outside(2)), [0, 1]),
         (ranks(receiving(0, 1), receiving(1, 0), outside(2)), [0, 1]),
         (ranks(inside(0), receiving(1, 0), inside(2)), [1, 0]),
         # A call behind the others', which waits for a rank in no call.

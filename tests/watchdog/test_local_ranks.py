@@ -9,7 +9,7 @@ from tests.support.watchdog import description
 
 
 def test_launchers_that_read_nothing_keep_the_end_waiting_once_and_not_for_each_rank(monkeypatch):
-    def in_vain(_, text, seconds, frames=()):
+    def in_vain(_, text, seconds, events=()):
         time.sleep(max(0.0, seconds))
         given.append(max(0.0, seconds))
         return False
@@ -17,7 +17,6 @@ def test_launchers_that_read_nothing_keep_the_end_waiting_once_and_not_for_each_
     given: list[float] = []
     ranks = [local_ranks.MonitoredRank(description(0)) for _ in range(50)]
     monkeypatch.setattr(local_ranks, "PRINT_SECONDS", 5.0)
-    monkeypatch.setattr(local_ranks.processes, "write_stderr", in_vain)
     monkeypatch.setattr(local_ranks.processes, "write", in_vain)
     local_ranks.print_for(ranks, "words")
     assert len(given) == 50 + 1 + 1  # ranks, launcher, the monitor's own standard error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from chainermn_comm.watchdog.report import rank_list, report, warning
+from chainermn_comm.watchdog.report import normalize_stacks, rank_list, report, warning
 from tests.support.watched_ranks import ENDED, PART, inside, job_of, outside, ranks, receiving
 
 
@@ -56,6 +56,15 @@ def test_equal_stacks_are_printed_once_and_suspects_first():
     text = report(job_of(them), [(them[0], them[0].calls[0])], "Going on.")
     assert text.index("Stacks of rank 2,") < text.index("Stacks of ranks 0, 1,")
     assert text.count("in bcast\n") == 1
+
+
+def test_the_main_threads_stack_comes_first_and_the_end_of_long_ones_is_cut():
+    pool = 'Thread 0x1 (most recent call first):\n  File "/x/queue.py", line 1 in get\n\n'
+    main = 'Current thread 0x2 (most recent call first):\n  File "/x/s.py", line 5 in here\n'
+    found = normalize_stacks((100 * pool + main).encode())
+    assert found.startswith("Current thread (most recent call first):\n")
+    assert "in here" in found
+    assert len(found) == 4096
 
 
 def test_of_many_ranks_the_first_are_listed():

@@ -103,7 +103,9 @@ def test_who_does_not_know_the_secret_is_not_heard_and_hears_no_secret():
         assert sorted(ask(made)) == [1]
 
 
-@pytest.mark.parametrize("said", [b"x" * 5000, b"\xff\n", b"\n\n", b"1\n[2]\n", b"1\n\xc3 {}\n"])
+@pytest.mark.parametrize(
+    "said", [b"x" * 5000, b"\xff\n", b"\n\n", b"1\n[2]\n", b"0" * 32 + b"\n\xc3 {}\n"]
+)
 def test_whatever_a_stranger_sends_drops_the_stranger_alone(said):
     with links(2) as made:
         made.connect()

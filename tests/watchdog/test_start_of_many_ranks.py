@@ -57,6 +57,11 @@ def test_each_machine_gets_a_monitor_that_knows_the_hub_which_knows_all_names(mo
     assert {it.nodes for it in start.topologies} == {tuple(rank // 4 for rank in range(64))}
 
 
+def test_containers_of_one_machine_get_a_monitor_each(monkeypatch):
+    start = started(monkeypatch, 8, 4, HERE, ranks_per_namespace=2)
+    assert sorted(start.monitors) == [0, 2, 4, 6]
+
+
 def test_clocks_are_compared_by_barriers():
     """Of one process they are one: the error is no more than what is said."""
     found = compared_clocks(64)

@@ -259,7 +259,7 @@ def test_work_that_a_rank_said_to_do_alone_is_waited_for_and_functions_are_named
     said(
         job,
         "culprit: rank 1 .* is in no call for .*, inside download for ",
-        "The ranks go on waiting for it, 600 s at most",
+        "The ranks go on waiting, 600 s at most",
         r"culprit: rank 1 \(process \d+ on \S+\) is in no call",
         r"^  rank 0 .* waits in recv \(from rank 1, tag 3, .* inside chainermn.functions: recv for",
         "ending the job",

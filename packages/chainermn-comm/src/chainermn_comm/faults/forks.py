@@ -43,5 +43,6 @@ def _exit_without_mpi() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    code = 1 if sys.last_value else _exit_codes[-1] if _exit_codes else None
-    real_exit(exit_code(code))
+    if sys.last_value:
+        real_exit(130 if isinstance(sys.last_value, KeyboardInterrupt) else 1)
+    real_exit(exit_code(_exit_codes[-1] if _exit_codes else None))

@@ -79,7 +79,6 @@ class TraceFile:
         about |= {"host": host, "process": self._process, "began": round(time.time(), 6)}
         self.add_metadata("chainermn", **about, clock=_clock(), zero=round(self.zero * 1e6, 3))
         self.add_metadata("process_name", name=f"rank {rank} on {host}")
-        self.add_metadata("process_sort_index", sort_index=rank)
         self.add_metadata("thread_name", name="main thread")
         try:
             os.makedirs(folder, exist_ok=True)

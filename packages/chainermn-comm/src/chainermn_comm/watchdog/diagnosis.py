@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .processes import GONE, RUNNING, STOPPED
-from .status_region import COLLECTIVE, FINALIZE, MESSAGE, NOBODY, WORLD, Call
+from .status_region import COLLECTIVE, FINALIZE, MESSAGE, WORLD, Call
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class WaitGraph:
         members = self._members[call.communicator]
         if call.state == MESSAGE:
             peer = members.get(call.peer)
-            return [peer[0]] if peer and not _match(call, peer[1]) else []
+            return [peer[0]] if peer else []
         return [
             other
             for other, theirs in members.values()
@@ -119,16 +119,6 @@ class WaitGraph:
                     todo += [(other, theirs) for theirs in other.waits]
         blamed = causes or ({} if waits_for_unknown else reached)
         return sorted(blamed.values(), key=_likelihood)
-
-
-def _match(one: Call, other: Call) -> bool:
-    """Return whether two calls are the two sides of one message, which may be on its way."""
-    return (
-        other.state == MESSAGE
-        and other.peer == one.rank
-        and (other.tag == one.tag or NOBODY in (other.tag, one.tag))
-        and {one.operation[:4], other.operation[:4]} == {"send", "recv"}
-    )
 
 
 def _likelihood(rank: Rank) -> tuple[int, int, int]:

@@ -57,16 +57,9 @@ def state(process: Process) -> str:
     return STOPPED if found.letter in "Tt" else RUNNING
 
 
-def command_line(pid: int) -> list[str]:
-    """Return the command line of a process; an empty word if there is none."""
-    return [os.fsdecode(word) for word in _read(f"/proc/{pid}/cmdline").split(b"\0")]
-
-
-def env_variable(pid: int, name: str) -> str:
-    """Return a variable of the environment that the process was started with; "" for none."""
-    start = f"{name}=".encode()
-    words = _read(f"/proc/{pid}/environ").split(b"\0")
-    return next((os.fsdecode(word[len(start) :]) for word in words if word.startswith(start)), "")
+def words(pid: int, of: str) -> list[str]:
+    """Return the words of a process's "cmdline" or "environ"; an empty one if there are none."""
+    return [os.fsdecode(word) for word in _read(f"/proc/{pid}/{of}").split(b"\0")]
 
 
 def catches(pid: int, number: int) -> bool:
@@ -98,34 +91,26 @@ def wait_until(is_done: Callable[[], bool], seconds: float, pause: float = 0.05)
     return done
 
 
-def write_stderr(pid: int, text: str, seconds: float, events: Sequence[bytes] = ()) -> bool:
-    """Write events and a text to where a process's standard error goes; return whether all fit.
+def open_stderr(pid: int) -> int:
+    """Open where a process's standard error goes; OSError such as where it is a socket.
 
-    It is opened only now: the launcher waits until no process holds its pipe.
+    Only when it is needed: the launcher waits until no process holds its pipe.
     """
-    flags = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
-    deadline = time.monotonic() + seconds
-    with contextlib.suppress(OSError):  # such as that it is a socket
-        file = os.open(f"/proc/{pid}/fd/2", flags)
-        try:
-            pieces = (*(event.decode() for event in events), text)  # an event in one piece
-            return all([write(file, each, deadline - time.monotonic()) for each in pieces])
-        finally:
-            os.close(file)
-    return False
+    return os.open(f"/proc/{pid}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK)
 
 
-def write(file: int, text: str, seconds: float) -> bool:
-    """Write all of the text if it is read within ``seconds``; return whether that worked."""
-    data = text.encode(errors="backslashreplace")
+def write(file: int, text: str, seconds: float, events: Sequence[bytes] = ()) -> bool:
+    """Write events, each in one piece, and a text; return whether they were read in time."""
     deadline = time.monotonic() + seconds
     poll = select.poll()
     poll.register(file, select.POLLOUT)
     with contextlib.suppress(OSError):
-        while data and time.monotonic() < deadline:
-            if poll.poll(100):
-                data = data[os.write(file, data[: select.PIPE_BUF]) :]
-    return not data
+        for data in (*events, text.encode(errors="backslashreplace")):
+            while data and time.monotonic() < deadline:
+                if poll.poll(100):
+                    data = data[os.write(file, data[: select.PIPE_BUF]) :]
+        return not data
+    return False
 
 
 def _read(path: str) -> bytes:

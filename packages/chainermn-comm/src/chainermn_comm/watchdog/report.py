@@ -11,6 +11,8 @@ from .diagnosis import Rank, WaitGraph, Waits
 from .processes import GONE, STOPPED
 from .status_region import FINALIZE, MESSAGE, NOBODY, SCOPE_SEPARATOR, Call
 
+# Of a rank's stacks: a deep recursion would bury the rest.
+STACK_CHARACTERS = 4096
 # The most ranks that are listed.
 MOST_RANKS = 32
 PREFIX = "ChainerMN: "
@@ -154,8 +156,10 @@ def _group_by_stacks(graph: WaitGraph, first: list[int]) -> list[tuple[list[int]
 
 
 def normalize_stacks(stacks: bytes) -> str:
-    """Return what faulthandler wrote without the threads' numbers, which differ between ranks."""
-    return re.sub(r"hread 0x[0-9a-f]+", "hread", stacks.decode(errors="replace")).rstrip()
+    """Return the beginning of what faulthandler wrote, the main thread first, without numbers."""
+    text = re.sub(r"hread 0x[0-9a-f]+", "hread", stacks.decode(errors="replace")).rstrip()
+    threads = sorted(text.split("\n\n"), key=lambda one: not one.startswith("Current"))
+    return "\n\n".join(threads)[:STACK_CHARACTERS]
 
 
 def rank_list(ranks: list[int]) -> str:

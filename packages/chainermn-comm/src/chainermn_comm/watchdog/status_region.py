@@ -19,7 +19,6 @@ REGION_BYTES = (1 + SLOTS) * SLOT_BYTES
 
 # At the start of the region: slots ever used; when this rank called MPI_Abort, else 0.
 HEADER = struct.Struct("<Id")
-USED_SLOTS = struct.Struct("<I")
 # After it: when the work began that others may have to wait for (0: there is none), and its name.
 WORK = struct.Struct("<d64s")
 WORK_SLICE = slice(16, 16 + WORK.size)

@@ -88,7 +88,7 @@ def daemon_of(rank: int) -> Process | None:
     When the link is cut it waits for ever for `mpiexec` on the first machine.
     """
     pid = processes.stat(rank).parent
-    words = processes.command_line(pid)
+    words = processes.words(pid, "cmdline")
     is_daemon = os.path.basename(words[0]) == DAEMON
     has_one_job = any(word.startswith(ONE_JOB) for word in words)
     return (pid, processes.stat(pid).start) if is_daemon and has_one_job else None

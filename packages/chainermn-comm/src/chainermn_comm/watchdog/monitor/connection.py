@@ -12,6 +12,7 @@ import errno
 import hmac
 import json
 import os
+import re
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -22,8 +23,8 @@ GREETING_BYTES, LARGEST = 1024, 1 << 22
 SEND_SECONDS = 2.0
 # The link is cut or the machine is down; any other error says that a process has gone.
 CUT = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
-# The message that a connection begins with, which has no proof.
-DIGITS = "digits"
+# The message that a connection begins with, which has no proof; and how that looks.
+DIGITS, DIGITS_LINE = "digits", re.compile(rb"[0-9a-f]{32}")
 
 Message = dict[str, Any]
 
@@ -68,6 +69,8 @@ class Connection:
             raise ValueError("a line is too long")
         for line in lines:
             if not self._theirs:
+                if not DIGITS_LINE.fullmatch(line):
+                    raise ValueError("no digits")
                 self._theirs = line.decode()
                 yield {"kind": DIGITS}
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import operator
 import os
@@ -19,12 +20,12 @@ from ..status_region import REGION_BYTES, read_abort_time, read_calls, read_work
 
 # Time for a rank to write its stacks; without them (it is in the kernel) the report goes out, too.
 STACKS_SECONDS = 1.5
-# Of a rank's stacks: a deep recursion would bury the rest.
-STACK_BYTES = 1 << 12
+# Of a rank's stacks, that are read.
+STACK_BYTES = 1 << 16
 # Total time for printing, over all standard errors that are tried: a stopped launcher reads none.
 PRINT_SECONDS = 4.0
 # Time for a process whose files are closed to be gone.
-GONE_SECONDS = 0.3
+GONE_SECONDS = 1.0
 
 
 class MonitoredRank:
@@ -74,11 +75,29 @@ def collect_stacks(ranks: Sequence[MonitoredRank]) -> dict[int, str]:
 def print_for(ranks: Sequence[MonitoredRank], text: str, event: Sequence[bytes] = ()) -> None:
     """Print on the standard error of a rank or its launcher, the first whose reader takes it."""
     deadline = time.monotonic() + PRINT_SECONDS
-    launchers = {rank.launcher for rank in ranks}
-    for pid in (*(rank.pid for rank in ranks), *launchers):
-        if processes.write_stderr(pid, text, (deadline - time.monotonic()) / 2, event):
+    for pid in _printing(ranks):
+        with contextlib.suppress(OSError):
+            file = processes.open_stderr(pid)
+            try:
+                if processes.write(file, text, (deadline - time.monotonic()) / 2, event):
+                    return
+            finally:
+                os.close(file)
+    processes.write(2, text, deadline - time.monotonic(), event)
+
+
+def hold_stderr(ranks: Sequence[MonitoredRank]) -> None:
+    """Take the standard error of one of these for ours, to print when they have ended."""
+    for pid in _printing(ranks):
+        with contextlib.suppress(OSError):
+            file = processes.open_stderr(pid)
+            os.dup2(file, 2)
+            os.close(file)
             return
-    processes.write(2, text, deadline - time.monotonic())
+
+
+def _printing(ranks: Sequence[MonitoredRank]) -> list[int]:
+    return [*(rank.pid for rank in ranks), *{rank.launcher for rank in ranks}]
 
 
 class ExitTracker:
@@ -86,8 +105,7 @@ class ExitTracker:
 
     def __init__(self, ranks: Sequence[MonitoredRank], selector: BaseSelector) -> None:
         """Have the selector call this; by epoll, it does so in the order in which ranks exit."""
-        self._ranks, self._alive = ranks, list(ranks)
-        self._selector = selector
+        self._ranks, self._selector = ranks, selector
         self._failed_at: float | None = None
         self.first_failure: MonitoredRank | None = None  # if it died without calling MPI_Abort
         for rank in ranks:
@@ -95,24 +113,14 @@ class ExitTracker:
             # of it before the launcher does, which kills others that are gone sooner.
             selector.register(rank.liveness, EVENT_READ, partial(self._handle_end, rank))
 
-    def look(self) -> None:
-        """Notice exits that no descriptor reported."""
-        for rank in [rank for rank in self._alive if rank.state() == GONE]:
-            self._record_exit(rank)
-
     def _handle_end(self, rank: MonitoredRank) -> None:
+        now = time.monotonic()
         self._selector.unregister(rank.liveness)
         os.close(rank.liveness)
-        self._record_exit(rank)
-
-    def _record_exit(self, rank: MonitoredRank) -> None:
         # Else it has closed its files, and lives.
-        is_gone = processes.wait_until(lambda: rank.state() == GONE, GONE_SECONDS, 0.005)
-        if is_gone and rank in self._alive:
-            self._alive.remove(rank)
-            now = time.monotonic()
-            if self.since_failure(now) is None and not rank.read(now).has_finished:
-                self._failed_at, self.first_failure = now, rank
+        is_gone = processes.wait_until(lambda: rank.state() == GONE, GONE_SECONDS, 0.0005)
+        if is_gone and self.since_failure(now) is None and not rank.read(now).has_finished:
+            self._failed_at, self.first_failure = now, rank
 
     def since_failure(self, now: float) -> float | None:
         """Return for how long a rank has called MPI_Abort or ended badly; None if none has."""

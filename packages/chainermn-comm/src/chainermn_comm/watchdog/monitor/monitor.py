@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import selectors
 import socket
 import time
@@ -20,7 +21,7 @@ from ..processes import GONE
 from ..status_region import IDLE, read_abort_time
 from .cleanup import WAIT_SECONDS, SharedFiles, daemon_of, end_children, end_daemon
 from .connection import Message
-from .local_ranks import ExitTracker, MonitoredRank, collect_stacks, print_for
+from .local_ranks import ExitTracker, MonitoredRank, collect_stacks, hold_stderr, print_for
 from .star import Star
 
 # Time between two looks: short enough for a report in time, and nothing taken from the ranks.
@@ -69,7 +70,7 @@ class Monitor:
         # Of each machine when a rank failed first, and which; None if it called MPI_Abort.
         self.failures: list[tuple[float, Rank | None]] = []
         self.failure_due: float | None = None  # when the first of them is reported
-        self.knows_failure = False
+        self.knows_failure, self.stderr = False, os.dup(2)
         # Since when machines are lost; the number of calls then; if that is known or does no harm.
         self.lost_at, self.count_then, self.knows_loss = math.inf, 0, False
 
@@ -80,7 +81,8 @@ class Monitor:
         now = time.monotonic()
         if now - before > self.tick + PAUSE_SECONDS:
             self.pauses.append((now, now - before))
-        self.note_failure(now)
+            self.star.tell("pause", seconds=now - before)
+        self.note_failure()
         self.star.keep()
         self.files.keep(now)
         if all(rank.state() == GONE for rank in self.ranks):
@@ -99,7 +101,6 @@ class Monitor:
         """Handle what comes of ranks and monitors; wait for it, but not longer."""
         for key, _ in self.selector.select(seconds):
             key.data()
-        self.exits.look()
 
     # What monitors say to one another.
 
@@ -109,14 +110,13 @@ class Monitor:
         if kind == "waits":
             if now - message["seconds"] > self.reported_at:
                 self.told = max(self.told, message["seconds"])
-            else:  # it was started again since
-                self.star.tell("known", only=number)
         elif kind == "failed":
             lost = message["rank"] and rank_from_reply(message["rank"])
             self.add_failure(now - message["age"], lost)
             self.star.tell("reported", only=number)
         elif kind == "reported":
             self.failure_due = math.inf
+            os.dup2(self.stderr, 2)
         elif kind == "ask":
             found = self.describe(message["what"], now)
             self.star.tell("reply", query=message["query"], ranks=list(map(asdict, found)))
@@ -124,8 +124,8 @@ class Monitor:
             self.reported_at = now
         elif kind == "pause":
             self.pauses.append((now, message["seconds"]))
-        elif kind == "end":
-            self.must_end = True
+        elif kind == "end":  # and its ranks fail by that
+            self.must_end, self.failure_due = True, math.inf
 
     def read(self, now: float) -> list[Rank]:
         return [rank.read(now) for rank in self.ranks]
@@ -151,8 +151,9 @@ class Monitor:
 
     # Ranks that fail.
 
-    def note_failure(self, now: float) -> None:
+    def note_failure(self) -> None:
         """Notice the first failure here, while other ranks may still live."""
+        now = time.monotonic()
         age = self.exits.since_failure(now)
         if age is None or self.knows_failure:
             return
@@ -169,6 +170,7 @@ class Monitor:
         self.failures.append((when, lost))
         if self.failure_due is None:
             self.failure_due = time.monotonic() + (FAILED_SECONDS if self.star.links else 0.0)
+            hold_stderr(self.ranks)  # by then there may be none
 
     def report_failure(self) -> bool:
         """Report which rank ended badly first; return False while others may still say so."""
@@ -177,12 +179,14 @@ class Monitor:
         if time.monotonic() < self.failure_due:
             return False
         self.failure_due = math.inf
+        self.star.tell("reported")
         _, lost = min(self.failures, key=itemgetter(0))
         if lost is not None:
             graph = WaitGraph([lost])
             how = report.describe_state(graph, lost).removeprefix("is ")
             event = self.event("rank_lost", lost=lost.world, pid=lost.pid, host=lost.host, how=how)
             self.print(f"{report.PREFIX}{report.describe_rank(graph, lost)}.\n", event)
+        os.dup2(self.stderr, 2)
         return True
 
     # Links that are cut, and calls that wait.
@@ -209,7 +213,10 @@ class Monitor:
             return False
         graph = self.everyone("calls", now)
         waiting = self.waits(graph, self.timeout.silence, now)
-        if not waiting or any(rank.exempt_work for rank in graph.ranks.values()):
+        # Those that can be reached must wait for others alone, each for the whole silence.
+        all_waiting = [call for rank in graph.ranks.values() for call in rank.waits]
+        is_outside = any(not rank.is_lost for rank in graph.root_causes(waiting))
+        if not waiting or is_outside or len(waiting) < len(all_waiting):
             return False
         self.knows_loss = True
         why, text = report.host_silent(lost, graph, waiting, self.timeout)
@@ -262,8 +269,9 @@ class Monitor:
         work = first.exempt_work if first else ("", math.inf) if graph.unreachable else None
         if not work or max(call.age for _, call in stalled) > EXEMPT_SECONDS:
             return False
-        if work[0] not in self.exempted:
-            self.exempted.add(work[0])
+        name = f"{first and first.world} {work[0]}"
+        if name not in self.exempted:
+            self.exempted.add(name)
             until = f"The ranks go on waiting, {EXEMPT_SECONDS:g} s at most."
             self.print(report.report(graph, stalled, until))
         pause = min(work[1], self.timeout.seconds)

@@ -64,8 +64,8 @@ class Star:
         # The kernel takes a connection in, also for a process that is stopped.
         for one in [one for one, came in self._strangers.items() if now - came > GREETING_SECONDS]:
             self._lose(one)
-        is_linked = self.is_hub or self.links or self._strangers
-        if not is_linked and now - self._tried_at > RETRY_SECONDS:
+        is_done = self.links or self._strangers or not self._endpoints
+        if not is_done and now - self._tried_at > RETRY_SECONDS:
             self._tried_at = now
             self._connect()
 
@@ -119,16 +119,14 @@ class Star:
             self._greet(accepted)
 
     def _connect(self) -> None:
-        for _ in self._endpoints:
-            # The next one, if this is not the hub's: a bridge's may be the same elsewhere.
-            self._endpoints.append(self._endpoints.pop(0))
-            try:
-                made = socket.create_connection(self._endpoints[-1], CONNECT_SECONDS)
-            except OSError as error:
-                self._note(0, is_cut(error) or isinstance(error, TimeoutError))
-            else:
-                self._greet(made)
-                return
+        # The next one, if this is not the hub's: a bridge's may be the same elsewhere.
+        self._endpoints.append(self._endpoints.pop(0))
+        try:
+            made = socket.create_connection(self._endpoints[-1], CONNECT_SECONDS)
+        except OSError as error:
+            self._note(0, is_cut(error) or isinstance(error, TimeoutError))
+        else:
+            self._greet(made)
 
     def _greet(self, made: socket.socket) -> None:
         try:

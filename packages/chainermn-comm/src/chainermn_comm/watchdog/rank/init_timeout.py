@@ -68,6 +68,6 @@ def _has_come(rank: int) -> bool:
 def _name(rank: int) -> str:
     """Return the name of a rank's socket: that of its launcher's process, and the rank."""
     launcher, name = os.getppid(), next((it for it in RANK_NAMES if it in os.environ), "")
-    while name and processes.env_variable(launcher, name).isdecimal():  # it is a script between
+    while name and any(it.startswith(f"{name}=") for it in processes.words(launcher, "environ")):
         launcher = processes.stat(launcher).parent
     return f"\0chainermn {launcher} {processes.stat(launcher).start} {rank}"

@@ -136,6 +136,7 @@ class StatusRegion:
     file: int  # descriptor of the memory
     stacks: int  # descriptor of the file where stacks are written
     signal: int  # at which they are
+    namespace: int  # of its number
     liveness_pipe: tuple[int, int]  # only this process has the second end open; nobody writes
     free_slots: list[int] = field(default_factory=list)  # of those ever used
     used_slots: int = 0  # number of slots ever used
@@ -158,8 +159,9 @@ def region() -> StatusRegion:
         if number is None:
             raise OSError("no signal is free")
         faulthandler.register(number, file=stacks, all_threads=True, chain=False)
+        namespace = os.stat("/proc/self/ns/pid").st_ino
         memory = mmap.mmap(file, layout.REGION_BYTES)
-        _region = StatusRegion(memory, file, stacks, number, os.pipe())
+        _region = StatusRegion(memory, file, stacks, number, namespace, os.pipe())
     return _region
 
 
@@ -177,7 +179,7 @@ def allocate(communicator: tuple[int, int], rank: int, size: int) -> CallRecorde
     layout.IDENTITY.pack_into(mine.memory, offset, *communicator, rank, size)
     if slot == mine.used_slots:
         mine.used_slots += 1
-        layout.USED_SLOTS.pack_into(mine.memory, 0, mine.used_slots)
+        layout.HEADER.pack_into(mine.memory, 0, mine.used_slots, 0.0)
     _records.add(record)
     return record
 

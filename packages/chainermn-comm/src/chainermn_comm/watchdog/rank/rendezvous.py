@@ -84,7 +84,10 @@ def _start_monitors(
     here = comm.Split_type(MPI.UNDEFINED if region is None else MPI.COMM_TYPE_SHARED)
     ranks = None
     if region is not None:
-        ranks = here.gather(_describe_process(world, region))
+        # Containers may share memory, and not see each other's processes.
+        near = here.Split(region.namespace % (1 << 31))
+        ranks = near.gather(_describe_process(world, region))
+        near.Free()
         here.Free()
     leaders = comm.Split(MPI.UNDEFINED if ranks is None else 0)
     if ranks is None:
