@@ -139,6 +139,31 @@ def test_disk_error_is_raised_on_all(comm, folder, monkeypatch, tmp_path, backgr
     assert loaded(comm, path) == [3, 3]
 
 
+def test_what_fails_on_one_rank_while_others_commit_keeps_the_generation(naive, folder):
+    """Such as that there is no memory in the handshake itself."""
+    last, calls, most = naive.size - 1, [], None
+
+    def counted(operation, *args, **kwargs):
+        rows = handshake(operation, *args, **kwargs)
+        calls.append(operation)
+        if len(calls) == most:
+            raise MemoryError("planted")
+        return rows
+
+    handshake = naive.handshake
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(naive, "handshake", counted)
+        make_checkpointer(naive, folder / "other").save(link(1, 1), 1)
+        if naive.rank == last:  # by the last but one all know that the manifest is written
+            most, calls[:] = len(calls) - 1, []
+            with pytest.raises(MemoryError, match="planted"):
+                make_checkpointer(naive, folder).save(link(1, 1), 1)
+            counted(calls[-1])  # for which the others wait
+        else:
+            make_checkpointer(naive, folder).save(link(1, 1), 1)
+    assert loaded(naive, folder) == [1, 1]
+
+
 def test_error_in_the_background_ends_training_on_all_ranks(comm, folder, monkeypatch):
     trainer, *_ = make_trainer(comm, folder, stop=4, background=True)
     fail_at(monkeypatch, f"run.{comm.size - 1}.4.new")

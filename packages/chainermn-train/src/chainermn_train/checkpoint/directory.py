@@ -11,6 +11,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from chainermn_comm import CommunicatorBase
+from chainermn_comm.errors import is_raised_on_all, now
 
 from ..collective_errors import raise_on_all_ranks, run_on_all_ranks
 from .atomic_file import FileDigest, atomic_write, sync_folder
@@ -51,9 +52,10 @@ class CheckpointDirectory:
     def commit(self, iteration: int, written: Callable[[], FileDigest]) -> None:
         """Write the manifest once every rank has ``written`` its file, and rename the files.
 
-        Where that fails, nothing of the generation is left; one that it was to replace stays.
+        Where that fails on all ranks, nothing of the generation is left; one that it was to replace
+        stays.
         """
-        rank, replaces = self._comm.rank, iteration in self._committed
+        rank, replaces, since = self._comm.rank, iteration in self._committed, now()
         try:
             files = run_on_all_ranks(self._comm, OPERATION, written)
             manifest = Manifest(self.paths.name, iteration, files)
@@ -61,7 +63,9 @@ class CheckpointDirectory:
                 if rank == 0:
                     path = self.paths.manifest(iteration)
                     atomic_write(path, lambda file: file.write(manifest.encode()))
-        except BaseException:
+        except BaseException as error:
+            if not is_raised_on_all(error, since):  # others may have committed it
+                raise
             with contextlib.suppress(Exception):
                 if replaces:
                     scan(self._comm, self.paths)  # the new manifest may be there all the same
