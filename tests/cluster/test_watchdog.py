@@ -51,6 +51,27 @@ def test_a_culprit_on_another_host_is_named_with_its_stack(cluster, path):
     assert soon(lambda: not cluster.processes()), cluster.processes()
 
 
+KILLED = f"""{PRELUDE}
+import os, time
+from chainermn_comm import create_communicator
+
+comm = create_communicator("naive")
+comm.allreduce_obj(1)
+if comm.rank == 1:
+    time.sleep(1.0)
+    os.kill(os.getpid(), 9)
+comm.allreduce_obj(1)
+"""
+
+
+def test_the_rank_that_died_first_is_named_over_hosts(cluster, path):
+    path.write_text(KILLED)
+    job = cluster.job({"alpha": 1, "beta": 1}, path)
+    assert job.returncode, job
+    (words,) = re.findall(r"^ChainerMN: rank (\d) \(process \d+ on (\w+)\) is gone", job.err, re.M)
+    assert words == ("1", "beta"), job
+
+
 CUT = f"""{PRELUDE}
 import sys, time
 from pathlib import Path

@@ -75,6 +75,10 @@ def run(
     return run_command(command, variables(environment), seconds, cwd=cwd, meanwhile=meanwhile)
 
 
+# For the monitors of several hosts to say, after the launcher has ended, which rank died first.
+MONITORS_SECONDS = 1.0
+
+
 def run_text(ranks: int, text: str, *arguments: object, **how: Any) -> Job:
     """Run a script of this text, to which PRELUDE is added, as `run` does."""
     with tempfile.TemporaryDirectory() as folder:
@@ -138,6 +142,8 @@ def run_command(
                     meanwhile(process.pid, said)
                 time.sleep(LOOK_SECONDS)
             ended = time.time()
+            if returncode and elsewhere is not list:
+                time.sleep(MONITORS_SECONDS)
         finally:
             if process.poll() is None:
                 end(process, elsewhere())

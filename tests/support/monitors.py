@@ -119,7 +119,8 @@ class SimulatedRank:
 
     def __init__(self, world: int, size: int, liveness: int) -> None:
         self.world, self.size, self.liveness = world, size, liveness
-        self.pid = self.launcher = os.getpid()
+        self.pid = os.getpid()
+        self.launchers = self.pid, self.pid
         self.process = (self.pid, module.processes.stat(self.pid).start)
         self.region = bytearray(HEADER.size)
         # The last collective call, since when it waits there or not, and whether it does.

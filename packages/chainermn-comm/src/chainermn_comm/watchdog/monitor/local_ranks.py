@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 import operator
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from selectors import EVENT_READ, BaseSelector
 from typing import Any
@@ -36,8 +37,9 @@ class MonitoredRank:
         self.world, self.pid = config["world"], config["pid"]
         self.signal = config["signal"]
         self.process = (self.pid, config["start_time"])
-        # It can be printed for after the end of the last rank.
-        self.launcher = processes.stat(self.pid).parent
+        # Whose readers stay longer than the rank's.
+        launcher = processes.stat(self.pid).parent
+        self.launchers = processes.stat(launcher).parent, launcher
         folder = f"/proc/{self.pid}/fd"
         file = os.open(f"{folder}/{config['region']}", os.O_RDONLY)
         self.region = mmap.mmap(file, REGION_BYTES, prot=mmap.PROT_READ)
@@ -72,32 +74,30 @@ def collect_stacks(ranks: Sequence[MonitoredRank]) -> dict[int, str]:
     }
 
 
-def print_for(ranks: Sequence[MonitoredRank], text: str, event: Sequence[bytes] = ()) -> None:
-    """Print on the standard error of a rank or its launcher, the first whose reader takes it."""
+def print_for(
+    ranks: Sequence[MonitoredRank],
+    text: str,
+    event: Sequence[bytes] = (),
+    held: Sequence[int] = (),
+) -> None:
+    """Print where it is read: on ``held`` files, or the standard error of a rank or launcher."""
     deadline = time.monotonic() + PRINT_SECONDS
-    for pid in _printing(ranks):
-        with contextlib.suppress(OSError):
-            file = processes.open_stderr(pid)
-            try:
-                if processes.write(file, text, (deadline - time.monotonic()) / 2, event):
-                    return
-            finally:
-                os.close(file)
+    pids = (*(rank.pid for rank in ranks), *(rank.launchers[1] for rank in ranks))
+    for file in itertools.chain(held, stderrs(pids)):
+        if processes.write(file, text, (deadline - time.monotonic()) / 2, event):
+            return
     processes.write(2, text, deadline - time.monotonic(), event)
 
 
-def hold_stderr(ranks: Sequence[MonitoredRank]) -> None:
-    """Take the standard error of one of these for ours, to print when they have ended."""
-    for pid in _printing(ranks):
+def stderrs(pids: Iterable[int]) -> Iterator[int]:
+    """Open the standard error of each of these processes, while it is used."""
+    for pid in dict.fromkeys(pids):
         with contextlib.suppress(OSError):
             file = processes.open_stderr(pid)
-            os.dup2(file, 2)
-            os.close(file)
-            return
-
-
-def _printing(ranks: Sequence[MonitoredRank]) -> list[int]:
-    return [*(rank.pid for rank in ranks), *{rank.launcher for rank in ranks}]
+            try:
+                yield file
+            finally:
+                os.close(file)
 
 
 class ExitTracker:

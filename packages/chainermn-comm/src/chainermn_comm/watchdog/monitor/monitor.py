@@ -21,7 +21,7 @@ from ..processes import GONE
 from ..status_region import IDLE, read_abort_time
 from .cleanup import WAIT_SECONDS, SharedFiles, daemon_of, end_children, end_daemon
 from .connection import Message
-from .local_ranks import ExitTracker, MonitoredRank, collect_stacks, hold_stderr, print_for
+from .local_ranks import ExitTracker, MonitoredRank, collect_stacks, print_for, stderrs
 from .star import Star
 
 # Time between two looks: short enough for a report in time, and nothing taken from the ranks.
@@ -30,7 +30,7 @@ TICK_SECONDS = 0.5
 FORWARDING_SECONDS, TERM_SECONDS = 0.5, 1.0
 # Time for the monitors of other machines to reply, who may ask for stacks; to say that a rank of
 # theirs failed earlier; and for the hub to report, after which a spoke does.
-REPLY_SECONDS, FAILED_SECONDS, HUB_SECONDS = 2.5, 1.0, 8.0
+REPLY_SECONDS, FAILED_SECONDS, HUB_SECONDS = 2.5, 0.3, 8.0
 # Between two messages to the hub about calls that wait.
 REPEAT_SECONDS = 1.0
 # A monitor that comes so late was stopped, and the job with it (or the machine is very busy).
@@ -70,7 +70,7 @@ class Monitor:
         # Of each machine when a rank failed first, and which; None if it called MPI_Abort.
         self.failures: list[tuple[float, Rank | None]] = []
         self.failure_due: float | None = None  # when the first of them is reported
-        self.knows_failure, self.stderr = False, os.dup(2)
+        self.knows_failure, self.held = False, list[int]()
         # Since when machines are lost; the number of calls then; if that is known or does no harm.
         self.lost_at, self.count_then, self.knows_loss = math.inf, 0, False
 
@@ -115,8 +115,7 @@ class Monitor:
             self.add_failure(now - message["age"], lost)
             self.star.tell("reported", only=number)
         elif kind == "reported":
-            self.failure_due = math.inf
-            os.dup2(self.stderr, 2)
+            self.failures, self.failure_due = [], self.failure_due or math.inf
         elif kind == "ask":
             found = self.describe(message["what"], now)
             self.star.tell("reply", query=message["query"], ranks=list(map(asdict, found)))
@@ -170,7 +169,7 @@ class Monitor:
         self.failures.append((when, lost))
         if self.failure_due is None:
             self.failure_due = time.monotonic() + (FAILED_SECONDS if self.star.links else 0.0)
-            hold_stderr(self.ranks)  # by then there may be none
+            self.held = [os.dup(file) for file in stderrs(self.ranks[0].launchers)]
 
     def report_failure(self) -> bool:
         """Report which rank ended badly first; return False while others may still say so."""
@@ -179,14 +178,15 @@ class Monitor:
         if time.monotonic() < self.failure_due:
             return False
         self.failure_due = math.inf
-        self.star.tell("reported")
-        _, lost = min(self.failures, key=itemgetter(0))
+        _, lost = min(self.failures, key=itemgetter(0), default=(0.0, None))
         if lost is not None:
+            self.star.tell("reported")
             graph = WaitGraph([lost])
             how = report.describe_state(graph, lost).removeprefix("is ")
             event = self.event("rank_lost", lost=lost.world, pid=lost.pid, host=lost.host, how=how)
             self.print(f"{report.PREFIX}{report.describe_rank(graph, lost)}.\n", event)
-        os.dup2(self.stderr, 2)
+        while self.held:  # launchers wait for them
+            os.close(self.held.pop())
         return True
 
     # Links that are cut, and calls that wait.
@@ -306,7 +306,7 @@ class Monitor:
         return [event_line(job, self.ranks[0].world, kind, **fields)] if job else []
 
     def print(self, text: str, event: Sequence[bytes] = ()) -> None:
-        print_for(self.ranks, text, event)
+        print_for(self.ranks, text, event, self.held)
 
     def end_ranks(self) -> None:
         """End all ranks of the job that can be reached."""
