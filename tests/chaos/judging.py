@@ -72,7 +72,7 @@ def _of_stall(case: Case, seen: Seen) -> Checks:
     report = seen.err[first.start() :]
     stacks = report.partition(f"Stacks of rank {case.victim},")[2].partition("Stacks of ")[0]
     yield KINDS[case.kind].said in first[4] + stacks, f"it is said to be as in {first[4]!r}{stacks}"
-    waits = set(re.findall(r"^  rank \d+ \(.*?\) waits in (\w+)", report, re.M))
+    waits = set(re.findall(r"^  rank \d+ \(.*?\) (?:has ended and )?waits in (\w+)", report, re.M))
     yield waits, "nobody is said to wait"
     if case.moment:
         right = waits & {*MOMENTS[case.moment].operations}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
-from chainermn_comm import CommunicatorBase, communicator
+from chainermn_comm import CommunicatorBase
 from tests.support.models import Model, Param
 from tests.support.third_party import PlainCommunicator
 
@@ -40,32 +39,6 @@ def test_copies_of_what_holds_a_communicator_share_it(duplicate):
     comm = Alone()
     assert duplicate({"comm": comm, "list": []})["comm"] is comm
     assert duplicate(comm) is comm
-
-
-def test_the_function_that_a_message_is_made_for_is_recorded(monkeypatch):
-    """A third party's communicator may be made of one of ours, or wait in MPI itself."""
-    found: list[str] = []
-
-    @contextmanager
-    def annotate(label):
-        found.append(label)
-        yield
-        found.append("end")
-
-    class Seen(Alone):
-        def send(self, data, dest, tag):
-            found.append("send")
-
-        def recv(self, source, tag):
-            found.append("recv")
-            return np.zeros(9, np.uint8), np.ones(2)
-
-    monkeypatch.setattr(communicator, "annotate", annotate)
-    Seen().send_with_metadata(b"x", (np.ones(2),), 1, 0, "functions: send")
-    assert Seen().recv_with_metadata(1, 0, "functions: recv")[0] == bytes(1)
-    Seen().send_with_metadata(b"x", (), 1, 0)
-    labelled = ["functions: send", "send", "end", "functions: recv", "recv", "end"]
-    assert found == [*labelled, "send"]
 
 
 def test_the_other_methods_come_with_the_interface():
