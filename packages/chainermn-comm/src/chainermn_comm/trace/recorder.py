@@ -50,11 +50,11 @@ class CallTracer(CallObserver):
             self._sequence = number
             self._kind = (operation, self.name, True, nbytes, root, NOBODY)
             self._arrived = 0.0
-            self._handled, self._start = id(sys.exc_info()[1]), now()
+            self._start = now()
 
     def message(self, operation: str, peer: int, tag: int, nbytes: int = 0, what: str = "") -> None:
         self._kind = (operation, self.name, False, nbytes, peer, tag)
-        self._handled, self._start = id(sys.exc_info()[1]), now()
+        self._start = now()
 
     def arrived(self, operation: str, sequence: int) -> None:
         if not self._arrived:
@@ -67,8 +67,8 @@ class CallTracer(CallObserver):
     def leave(self) -> None:
         if self._start:
             times, self._start = (self._start, now(), self._arrived), 0.0
-            raised = sys.exc_info()[1]  # not what the caller handles
-            error = type(raised).__name__ if raised and id(raised) != self._handled else None
+            raised = sys.exc_info()[0]
+            error = None if raised is None else raised.__name__
             self._file.add_call((self._kind, self._sequence, *times, get_ident(), error))
 
     def compare_clocks(self) -> None:
