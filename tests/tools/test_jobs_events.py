@@ -113,6 +113,11 @@ YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)
 PRTE = "prterun noticed that process rank 1 with PID 7 on node vm exited on\nsignal 9 (Killed).\n"
 PRTE_WRAPPED = PRTE.replace("on\nsignal 9", "on signal\n9")
 PRTE_CODE = "   Process name: [prterun-vm-21834@1,1]\n   Exit code:    5\n"
+# What a rank says of itself, before an mpiexec that names rank 0, process 0.
+OMPI = (
+    "[beta:02663] *** Process received signal ***\n[beta:02663] Signal: Segmentation fault (11)\n"
+    "prterun has exited due to process rank 0 with PID 0 on node alpha calling\n"
+)
 Lost = events.LostProcess
 
 
@@ -123,6 +128,7 @@ Lost = events.LostProcess
         (PRTE, Lost(7, 1, "vm", signal=9)),
         (PRTE_WRAPPED, Lost(7, 1, "vm", signal=9)),
         (PRTE_CODE, Lost(rank=1, code=5)),
+        (OMPI, Lost(2663, None, "beta", signal=11)),
     ],
 )
 @pytest.mark.parametrize("size", [1, 7, 10_000])

@@ -12,12 +12,11 @@ from _chainermn_events import MARK, MOST_BYTES, VERSION
 
 # What begins like an event and is longer, with a tag before it, is none.
 MAX_LINE_BYTES = MOST_BYTES + 512
-# What mpiexec puts before a line when it is asked for ranks: MPICH's `[0] `, Open MPI's
-# `[1,0]<stderr>: ` with the job's name or number before the comma.
+# Before a rank's line, if asked for: MPICH's `[0] `, Open MPI's `[1,0]<stderr>: `, job and rank.
 TAG = rb"\[(?:[^\[\],\s]{0,200},)?(\d{1,9})\](?:<std(?:out|err)>:)? ?"
 OPEN_MPI_TAG = re.compile(rb"\[[^\[\],\s]{0,200},(\d{1,9})\]<std(?:out|err)>: ?")
 # What mpiexec reports of a rank that ended badly, MPICH's and then Open MPI's (which breaks
-# lines). Nothing else reports a rank that a signal ended.
+# lines); then what a rank's Open MPI prints of a signal, before mpiexec blames whom it likes.
 HYDRA_LOST = re.compile(r"^=   PID (\d+) RUNNING AT (\S+)\s*$", re.M)
 HYDRA_CODE = re.compile(r"^=   EXIT CODE: (\d+)\s*$", re.M)
 HYDRA_SIGNAL = re.compile(r"^YOUR APPLICATION TERMINATED .* \(signal (\d+)\)", re.M)
@@ -25,10 +24,10 @@ PRTE_SIGNAL = re.compile(
     r"process\s+rank\s+(?P<rank>\d+)\s+with\s+PID\s+(?P<pid>\d+)\s+on\s+node\s+(?P<host>\S+)"
     r"\s+exited\s+on\s+signal\s+(?P<signal>\d+)"
 )
+OMPI_SIGNAL = re.compile(r"\[([^][:\s]+):0*(\d+)\] Signal: .*\((\d+)\)")
 PRTE_CODE = re.compile(r"Process name: \[[^\]]{1,200},(?P<rank>\d+)\]\s+Exit code:\s+(?P<code>\d+)")
-TELLING = re.compile(rb"PID \d|EXIT CODE|Exit code|[Ss]ignal \d")
-# Their reports have no longer lines, and take no more of them.
-REPORT_LINE_BYTES, REPORT_LINES = 500, 3
+TELLING = re.compile(rb"PID \d|EXIT CODE|Exit code|[Ss]ignal:? ")
+REPORT_LINE_BYTES, REPORT_LINES = 500, 3  # no report has longer lines, or more of them
 MAX_REPORTS = 100
 
 
@@ -127,6 +126,8 @@ class LauncherReports:
         if found := PRTE_SIGNAL.search(text):
             rank, pid, signal = int(found["rank"]), int(found["pid"]), int(found["signal"])
             self.lost.append(LostProcess(pid, rank, found["host"], signal=signal))
+        elif found := OMPI_SIGNAL.search(text):
+            self.lost.append(LostProcess(int(found[2]), host=found[1], signal=int(found[3])))
         elif found := PRTE_CODE.search(text):
             self.lost.append(LostProcess(rank=int(found["rank"]), code=int(found["code"])))
         elif found := HYDRA_LOST.search(text):
