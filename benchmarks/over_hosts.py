@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +19,8 @@ from report import of_sizes
 from shapes import MODELS, SIZES, elements
 
 from chainermn_comm import create_communicator
+from chainermn_comm.allreduce import Operand
+from chainermn_comm.allreduce.algorithm import Arrays
 from chainermn_comm.allreduce.chunks import Chunk
 from chainermn_comm.allreduce.hierarchical import MEANS, HierarchicalAllreduce
 from chainermn_comm.allreduce.pairwise import start_allgather
@@ -127,9 +128,7 @@ class WireAlone(HierarchicalAllreduce):
     def _barrier(self) -> None:
         pass
 
-    def _stages(
-        self, inputs: Sequence[np.ndarray], flats: Sequence[np.ndarray], nbytes: int
-    ) -> list[Stage]:
+    def _stages(self, operand: Operand, inputs: Arrays, flats: Arrays, nbytes: int) -> list[Stage]:
         return [self._scatter, self._pass_on, self._collect]
 
     def _pass_on(self, number: int, chunk: Chunk) -> None:
@@ -149,6 +148,6 @@ def wire_alone(comm: MPI.Intracomm, name: str) -> WireAlone:
 def moved(name: str, stream: WireAlone, gradients: Gradients) -> Case:
     """The messages that this communicator would send for these gradients."""
     grads = gradients.grads
-    move = partial(stream.mean, grads, grads, [grad.dtype for grad in grads])
+    move = partial(stream.allreduce, Operand(grads, grads, [grad.dtype for grad in grads]))
     # What it receives is of no use; that it took all the messages is in its schedule.
     return Case(alone(name), "copy", gradients.restore, move, lambda: True)

@@ -130,7 +130,7 @@ def message_seconds() -> float:
     found: list[float] = []
     for _ in range(REPEAT):
         start, comm.messages = time.thread_time(), 0
-        summing.allreduce([numbers])
+        summing.allreduce([(numbers, numbers)])
         found.append((time.thread_time() - start) / comm.messages / 2)
     return min(found)
 

@@ -23,7 +23,14 @@ from unittest import mock
 
 import numpy as np
 
-from chainermn_comm.allreduce import FACTORIES, halving, hierarchical, pairwise, shared_memory
+from chainermn_comm.allreduce import (
+    FACTORIES,
+    Operand,
+    halving,
+    hierarchical,
+    pairwise,
+    shared_memory,
+)
 from chainermn_comm.allreduce.chunks import Chunk
 from chainermn_comm.messaging import Context
 from chainermn_comm.registry import REGISTRY
@@ -245,7 +252,9 @@ def simulate(
     context: Any = Context(comm, None, 0, topology, lambda: None, chunk_bytes)  # type: ignore[arg-type]
     gradient = [np.empty(nbytes // 4, np.float32)]
     with _clocked(machine, comm.node):
-        FACTORIES[entry](context).mean(gradient, gradient, [gradient[0].dtype])
+        FACTORIES[entry](context).allreduce(
+            Operand(gradient, gradient, [gradient[0].dtype], topology.size)
+        )
     return machine.counts
 
 
@@ -261,11 +270,13 @@ def slowest(name: str, nodes: int, nbytes: int, constants: Constants, **how: Any
 def _clocked(machine: Machine, node: NodeRanks) -> Iterator[None]:
     """Meanwhile arithmetic and copies take the clock's time, and nothing else."""
 
-    def sum_rows(rows: Sequence[np.ndarray], out: np.ndarray, *_: Any) -> int:
+    def sum_rows(rows: Sequence[np.ndarray], out: np.ndarray, *_: Any, **__: Any) -> int:
         machine.touch(sum(row.nbytes for row in rows) + out.nbytes)
         return 0  # as an exponent
 
-    def add(_: Any, mine: np.ndarray, term: np.ndarray, __: Any, out: np.ndarray) -> None:
+    def add(
+        _: Any, mine: np.ndarray, term: np.ndarray, __: Any, out: np.ndarray, *___: Any
+    ) -> None:
         sum_rows([mine, term], out)
 
     def scale(numbers: np.ndarray, _: int, out: np.ndarray) -> None:

@@ -250,7 +250,7 @@ def test_what_the_user_set_for_float_errors_changes_nothing(comm):
 
 @pytest.mark.sizes(2, 3)
 @pytest.mark.parametrize(
-    "what", ["replaced gradients", "gradients of zeros", "copies to sum in", "the first use"]
+    "what", ["replaced gradients", "gradients of zeros", "room for a sum", "the first use"]
 )
 def test_memory_that_one_rank_lacks_is_told_on_all(world, what):
     """Before any data move, so that nobody waits and the communicator can be used on."""
@@ -258,7 +258,7 @@ def test_memory_that_one_rank_lacks_is_told_on_all(world, what):
     with create_communicator("hierarchical") as comm:
 
         def call() -> None:
-            if what == "copies to sum in":
+            if what == "room for a sum":
                 comm.allreduce(np.ones(3, "f4"))
                 return
             model, zero_fill = model_of(), what == "gradients of zeros"

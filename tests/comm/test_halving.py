@@ -47,7 +47,9 @@ def summed(world, arrays, divisor=1, chunk_bytes=None):
     for _ in range(2):
         buffers = [array.copy() for array in arrays]
         with np.errstate(all="ignore", over="raise" if divisor > 1 else "ignore"):
-            HalvingAllreduce(world, chunk_bytes=chunk_bytes).allreduce(buffers, divisor)
+            HalvingAllreduce(world, chunk_bytes=chunk_bytes).allreduce(
+                [(each, each) for each in buffers], divisor
+            )
         found.append([buffer.tobytes() for buffer in buffers])
     assert found[0] == found[1]
     assert world.allgather(found[0]) == [found[0]] * world.size
@@ -110,10 +112,11 @@ def test_buffers_that_come_late_on_some_ranks_do_not_mix(world):
     buffers = np.array_split(rows[world.rank].copy(), 30)
     todo = iter(buffers)
 
-    def next_buffer(wait):
-        return next(todo, None) if wait or draw.random() < 0.5 else None
+    def next_pair(wait):
+        found = next(todo, None) if wait or draw.random() < 0.5 else None
+        return None if found is None else (found, found)
 
-    HalvingAllreduce(world, chunk_bytes=2048).stream(next_buffer, 1)
+    HalvingAllreduce(world, chunk_bytes=2048).stream(next_pair, 1)
     assert next(todo, None) is None
     np.testing.assert_allclose(np.concatenate(buffers), np.sum(rows, 0), rtol=1e-4, atol=1e-4)
 
@@ -190,5 +193,5 @@ def test_memory_hardly_grows_with_the_number_of_ranks(monkeypatch):
     grad = np.zeros(40 << 20, "f4")
     for size, most_mib in (17, 15), (100, 20), (1000, 28):
         halving = HalvingAllreduce(rank_1_of(size))
-        used = most_bytes(lambda: halving.allreduce([grad], size))  # noqa: B023
+        used = most_bytes(lambda: halving.allreduce([(grad, grad)], size))  # noqa: B023
         assert 4 < used / (1 << 20) < most_mib

@@ -225,7 +225,7 @@ def test_a_mean_that_was_interrupted_leaves_a_communicator_that_says_so(world, m
     model = with_grads(w=np.ones(300_000, "f4"))
     comm = create_communicator("hierarchical")
     comm.allreduce_grad(model)
-    monkeypatch.setattr(algorithm_of(comm), "stage", lambda *_: interrupt)
+    monkeypatch.setattr(algorithm_of(comm), "prepare", lambda *_: interrupt)
     with pytest.raises(KeyboardInterrupt):
         comm.allreduce_grad(model)
     words = rf"rank {world.rank}: a mean of gradients was interrupted .*\(KeyboardInterrupt.*make a"

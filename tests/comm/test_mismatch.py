@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from chainermn_comm import PeerError, RankMismatchError, create_communicator
+from chainermn_comm import RankMismatchError, create_communicator
 from tests.support.models import with_grads
+from tests.support.raised import raises_on_all
 from tests.support.shortage import no_memory_for
 
 # Three ranks show all that two do, and that several have the same signature. The handshake comes
@@ -46,11 +47,6 @@ def test_ranks_that_call_different_methods_are_told(naive, method):
     assert f"{other} on rank {odd}" in text
     assert f"{method} on rank" in text
     still_works(naive)
-
-
-def raises_on_all(wrong: bool, error: type[BaseException], match: str | None = None):
-    """That error where this rank is the wrong one, and elsewhere one that tells of it."""
-    return pytest.raises(error if wrong else PeerError, match=match)
 
 
 @pytest.mark.parametrize(

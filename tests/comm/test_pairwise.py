@@ -87,5 +87,5 @@ def test_what_is_received_hardly_grows_with_the_number_of_ranks(world, monkeypat
     for size, most_mib in (2, 16), (4, 16), (9, 16), (100, 16), (1000, 32):
         pairwise = PairwiseAllreduce(rank_1_of(size), pipeline=pipeline)
         with np.errstate(all="ignore"):  # of what wasn't received
-            used = most_bytes(lambda: pairwise.allreduce([grad], size))  # noqa: B023
+            used = most_bytes(lambda: pairwise.allreduce([(grad, grad)], size))  # noqa: B023
         assert 1 / 2 < used / (1 << 20) < most_mib

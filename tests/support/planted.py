@@ -46,7 +46,7 @@ def abort_in_vain() -> None:
 
 
 def _failing(error: BaseException):  # type: ignore[no-untyped-def]
-    def fail(*_: object) -> NoReturn:
+    def fail(*_: object, **__: object) -> NoReturn:
         say_failing()
         raise error
 

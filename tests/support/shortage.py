@@ -14,7 +14,7 @@ from chainermn_comm.messaging import messages
 MOMENTS: dict[str, tuple[Any, str]] = {
     "replaced gradients": (gradient_call, "_targets"),
     "gradients of zeros": (mean, "_zeros"),
-    "copies to sum in": (user_arrays, "_copied"),
+    "room for a sum": (user_arrays, "_rooms_for"),
     "a message": (messages, "allocate"),
     "a received array": (messages, "empty_array"),
     "the first use": (factories, "_through_shared_memory"),

@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any, Self
 
 import numpy as np
 
+from .arrays import accumulator
 from .errors import describe, raise_failure, raise_mismatch, view_of
 from .mean_in_progress import MeanInProgress
 
@@ -232,16 +234,44 @@ class CommunicatorBase(ABC):
         """
 
     @abstractmethod
-    def allreduce(self, data: Any) -> Any:
+    def allreduce(self, data: Any, op: str = "sum") -> Any:
         """Return the sum of all ranks' arrays, on every rank (collective).
 
         Args:
             data: an array of numbers, of the same shape and dtype on all ranks; a bool's sum is a
                 logical or.
+            op: ``"sum"``, or ``"max"`` or ``"min"`` for the largest or smallest of each element's
+                numbers, which are real; NaN if one of them is. The same on all ranks.
 
         Returns:
             A new array of the same shape and dtype.
         """
+
+    def reduce_scatter(self, xs: Sequence[Any], op: str = "sum") -> Any:
+        """Return the sum over ranks of the arrays that they have for this one (collective).
+
+        Args:
+            xs: ``size`` arrays of numbers, ``xs[i]`` for rank ``i``: of the same shape and dtype on
+                all ranks, but those for two ranks may differ.
+            op: as for :meth:`allreduce`.
+
+        Returns:
+            The sum of all ranks' ``xs[rank]``, in rank order and in float32 or wider: a new array.
+        """
+        operations = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+        signature: list[tuple[Any, ...]] = [("op", op)]
+        error = None
+        try:
+            if op not in operations:
+                known = ", ".join(operations)
+                raise ValueError(f"rank {self.rank}: op must be one of {known}, got {op!r}")
+            signature += [("array", str(x.dtype), x.shape) for x in xs]
+        except Exception as caught:
+            error = caught
+        self.handshake("reduce_scatter", signature, error=error)
+        rows = self.alltoall(xs)
+        wide = [row.astype(accumulator(row.dtype)) for row in rows]
+        return reduce(operations[op], wide).astype(rows[0].dtype, copy=False)
 
     def allgather(self, x: Any) -> tuple[Any, ...]:
         """Send every rank's array to every rank (collective).

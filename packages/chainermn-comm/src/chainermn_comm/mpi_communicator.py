@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import numpy as np
 from mpi4py import MPI
 
-from .allreduce import AlgorithmCache, Factory, reduce_arrays
+from .allreduce import AlgorithmCache, Factory, reduce_arrays, reduce_scatter_arrays
 from .arrays import as_integer, integer_between
 from .communicator import CommunicatorBase, by_the_other_name, check_metadata, wrong_kind
 from .config import Settings
@@ -271,8 +271,12 @@ class MpiCommunicator(CommunicatorBase):
         return tuple(collectives.alltoall(self._context, "alltoall", xs, self._of_arrays))
 
     @observed
-    def allreduce(self, data: Any) -> Any:
-        return reduce_arrays(self._context, self._algorithms.through_mpi.allreduce, data)
+    def allreduce(self, data: Any, op: str = "sum") -> Any:
+        return reduce_arrays(self._context, self._algorithms, data, op)
+
+    @observed
+    def reduce_scatter(self, xs: Sequence[Any], op: str = "sum") -> Any:
+        return reduce_scatter_arrays(self._context, self._algorithms, xs, op)
 
     @observed
     def allgather(self, x: Any) -> tuple[Any, ...]:
@@ -430,8 +434,7 @@ class MpiCommunicator(CommunicatorBase):
             ValueError: ``recvbuf`` doesn't fit; PeerError on the other ranks.
         """
         data = recvbuf if sendbuf is None else sendbuf
-        allreduce = self._algorithms.through_mpi.allreduce
-        return reduce_arrays(self._context, allreduce, data, mean=True, out=recvbuf)
+        return reduce_arrays(self._context, self._algorithms, data, mean=True, out=recvbuf)
 
     # Settings and end of life.
 

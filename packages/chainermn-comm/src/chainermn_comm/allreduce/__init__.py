@@ -1,9 +1,8 @@
 """Sums and means of flat arrays over ranks in host memory: the algorithms, and their arithmetic."""
 
-from .algorithm import Algorithm
-from .algorithm import Bucket as Bucket
+from .algorithm import Algorithm, Operand
 from .algorithm import Factory as Factory
-from .algorithm import NextBucket as NextBucket
+from .algorithm import NextOperand as NextOperand
 from .bucketed import Bucketed
 from .casts import BLOCK_ELEMENTS as BLOCK_ELEMENTS
 from .chunks import Chunk as Chunk
@@ -16,6 +15,7 @@ from .pairwise import start_reduce_scatter as start_reduce_scatter
 from .summation import overflow_errstate as overflow_errstate
 from .summation import sum_rows as sum_rows
 from .user_arrays import reduce_arrays as reduce_arrays
+from .user_arrays import reduce_scatter_arrays as reduce_scatter_arrays
 
 # What users may use; the other names are for the folders above.
-__all__ = ["Algorithm", "Bucketed"]
+__all__ = ["Algorithm", "Bucketed", "Operand"]

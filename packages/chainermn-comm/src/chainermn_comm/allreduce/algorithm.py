@@ -1,12 +1,11 @@
-"""What every algorithm for means of gradients does."""
+"""What every algorithm for sums over ranks does, and what is summed."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import compress
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -16,51 +15,62 @@ Arrays: TypeAlias = Sequence[np.ndarray]
 Dtypes: TypeAlias = Sequence[np.dtype]
 
 
-class Bucket(NamedTuple):
-    """Arrays whose means are taken together; as for :meth:`Algorithm.mean`."""
+class Operand(NamedTuple):
+    """Arrays that are summed together; equal shapes and dtypes on all ranks.
 
-    sources: Arrays
-    targets: Arrays
-    wire_dtypes: Dtypes
+    What travels together follows from what is equal on all ranks (sizes, dtypes, ``wire_dtypes``),
+    never from the memory order of an array on one rank.
+    """
+
+    sources: Arrays  # of any memory order
+    targets: Arrays  # C-contiguous, of the same shapes and dtypes; a target may be its source
+    wire_dtypes: Dtypes  # in which each array travels
+    divisor: int = 1  # of the result; other than 1 for sums of floats only
+    op: np.ufunc = np.add  # or maximum or minimum, of arrays that travel in their own dtype
     # The memory of all targets, one after the other, where all have one dtype and travel in it.
-    flat: np.ndarray | None
+    flat: np.ndarray | None = None
+
+    def only(self, indices: Sequence[int]) -> Operand:
+        """Return some of the arrays; the operand itself if they are all."""
+        if len(indices) == len(self.targets):
+            return self
+        return Operand(
+            [self.sources[index] for index in indices],
+            [self.targets[index] for index in indices],
+            [self.wire_dtypes[index] for index in indices],
+            self.divisor,
+            self.op,
+        )
 
 
-# Returns the next bucket. None after the last one; also where the next one has not been handed in
+# Returns the next operand. None after the last one; also where the next one has not been handed in
 # yet, unless it is to wait for it.
-NextBucket: TypeAlias = Callable[[bool], Bucket | None]
+NextOperand: TypeAlias = Callable[[bool], Operand | None]
 
 
 class Algorithm(ABC):
-    """Takes the mean of a list of arrays over ranks."""
+    """Sums arrays over ranks."""
 
     @abstractmethod
-    def mean(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> None:
-        """Write the mean over ranks of each source into its target (collective).
+    def allreduce(self, operand: Operand) -> None:
+        """Write the sum over ranks of each source, divided, into its target (collective).
 
-        What travels together follows from what is equal on all ranks (sizes, dtypes,
-        ``wire_dtypes``), never from the memory order of an array on one rank. Beside sources and
-        targets this takes a few chunks of memory, and a copy of each source that is not
-        C-contiguous.
-
-        Args:
-            sources: arrays of any memory order; equal shapes and dtypes on all ranks.
-            targets: C-contiguous arrays of the same shapes and dtypes; a target may be its source.
-            wire_dtypes: the dtype in which each array travels.
+        Beside sources and targets this takes a few chunks of memory, and a copy of each source that
+        is not C-contiguous.
         """
 
-    def stage(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> Callable[[], None]:
-        """Do the part of :meth:`mean` that needs no other rank, and writes to no target.
+    def prepare(self, operand: Operand) -> Callable[[], None]:
+        """Do the part of :meth:`allreduce` that needs no other rank, and writes to no target.
 
         The function that it returns does the rest (collective). It is to be called once all ranks
-        have staged alike and have passed a barrier since, or not at all.
+        have prepared alike and have passed a barrier since, or not at all.
         """
-        return partial(self.mean, sources, targets, wire_dtypes)
+        return partial(self.allreduce, operand)
 
-    def mean_each(self, next_bucket: NextBucket) -> None:
-        """Take the means of buckets as they come, the same on all ranks (collective)."""
-        while (bucket := next_bucket(True)) is not None:
-            self.mean(bucket.sources, bucket.targets, bucket.wire_dtypes)
+    def stream(self, next_operand: NextOperand) -> None:
+        """Sum operands as they come, the same on all ranks (collective)."""
+        while (operand := next_operand(True)) is not None:
+            self.allreduce(operand)
 
     def close(self) -> None:  # noqa: B027  (optional: an algorithm may own nothing)
         """Release what the algorithm owns (collective)."""
@@ -69,14 +79,14 @@ class Algorithm(ABC):
         """Release what needs no other rank, and notify ranks that wait for it (not collective)."""
 
 
-def mean_apart(
-    first: Algorithm, chosen: Sequence[bool], rest: Algorithm, *arrays_and_dtypes: Sequence[Any]
+def allreduce_apart(
+    first: Algorithm, chosen: Sequence[bool], rest: Algorithm, operand: Operand
 ) -> None:
-    """Take the mean of the chosen arrays by one algorithm, then of the rest (collective)."""
+    """Sum the chosen arrays by one algorithm, then the rest (collective)."""
     for algorithm, wanted in ((first, True), (rest, False)):
-        which = [is_chosen == wanted for is_chosen in chosen]
-        if any(which):
-            algorithm.mean(*[list(compress(each, which)) for each in arrays_and_dtypes])
+        indices = [index for index, is_chosen in enumerate(chosen) if is_chosen == wanted]
+        if indices:
+            algorithm.allreduce(operand.only(indices))
 
 
 # Makes an algorithm for the ranks of a context (collective).
@@ -86,7 +96,7 @@ Factory: TypeAlias = Callable[[Context], Algorithm]
 class NoOp(Algorithm):
     """Communicates nothing, to measure everything else."""
 
-    def mean(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> None:
-        for source, target in zip(sources, targets, strict=True):
+    def allreduce(self, operand: Operand) -> None:
+        for source, target in zip(operand.sources, operand.targets, strict=True):
             if target is not source:
                 target[...] = source

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from mpi4py import MPI
 
-from .algorithm import Algorithm, Arrays, Dtypes
+from .algorithm import Algorithm, Operand
 
 # Calls by which a candidate is measured: the first allocates, and of the others the fastest counts.
 TRIALS = 3
@@ -33,15 +33,15 @@ class Autotuner(Algorithm):
         self._seconds: dict[int, list[float]] = {}  # by bytes: of each trial so far
         self._chosen: dict[int, Algorithm] = {}
 
-    def mean(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> None:
-        nbytes = sum([target.nbytes for target in targets])
+    def allreduce(self, operand: Operand) -> None:
+        nbytes = sum([target.nbytes for target in operand.targets])
         algorithm = self._chosen_for(nbytes)
         if algorithm is not None:
-            algorithm.mean(sources, targets, wire_dtypes)
+            algorithm.allreduce(operand)
             return
         seconds = self._seconds.setdefault(nbytes, [])
         start = time.perf_counter()
-        self._candidates[len(seconds) // TRIALS].mean(sources, targets, wire_dtypes)
+        self._candidates[len(seconds) // TRIALS].allreduce(operand)
         seconds.append(time.perf_counter() - start)
         if len(seconds) == TRIALS * len(self._candidates):
             del self._seconds[nbytes]
@@ -50,11 +50,10 @@ class Autotuner(Algorithm):
             index = self._comm.bcast(least.index(min(least)))
             self._chosen[nbytes] = self._candidates[index]
 
-    def stage(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> Callable[[], None]:
-        algorithm = self._chosen_for(sum([target.nbytes for target in targets]))
+    def prepare(self, operand: Operand) -> Callable[[], None]:
+        algorithm = self._chosen_for(sum([target.nbytes for target in operand.targets]))
         # Those that are measured are so from their beginning.
-        stage = super().stage if algorithm is None else algorithm.stage
-        return stage(sources, targets, wire_dtypes)
+        return super().prepare(operand) if algorithm is None else algorithm.prepare(operand)
 
     def close(self) -> None:
         for algorithm in dict.fromkeys([self._default, *self._candidates]):

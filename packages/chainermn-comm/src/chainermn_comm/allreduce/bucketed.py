@@ -1,13 +1,11 @@
-"""Means of gradients by one sum over all ranks: array by array, or small arrays packed together."""
+"""Sums of many arrays by one sum over all ranks: one by one, or small ones packed together."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
 from ..arrays import accumulator
-from .algorithm import Algorithm, Arrays, Dtypes
+from .algorithm import Algorithm, Arrays, Operand
 from .casts import cast_into
 from .chunks import Chunk, plan_chunks
 from .pairwise import Allreduce
@@ -22,51 +20,45 @@ class Bucketed(Algorithm):
     """Sums arrays where they are; what is small or cast to another dtype is packed into chunks."""
 
     def __init__(
-        self,
-        allreduce: Allreduce,
-        size: int,
-        chunk_bytes: int | None = None,
-        per_tensor: bool = False,
+        self, allreduce: Allreduce, chunk_bytes: int | None = None, per_tensor: bool = False
     ) -> None:
-        """Use ``allreduce`` for every sum over ``size`` ranks.
-
-        ``per_tensor``, small arrays aren't packed together.
-        """
-        self._size = size
+        """Use ``allreduce`` for every sum; ``per_tensor``, small arrays aren't packed together."""
         self._allreduce = allreduce
         self._per_tensor = per_tensor
         self._chunk_bytes = chunk_bytes or PACKED_CHUNK_BYTES
 
-    def mean(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> None:
-        whole: list[int] = []
-        packed: list[int] = []
-        for index, (target, wire) in enumerate(zip(targets, wire_dtypes, strict=True)):
+    def allreduce(self, operand: Operand) -> None:
+        pairs, packed = [], []
+        for index, (source, target, wire) in enumerate(zip(*operand[:3], strict=True)):
             small = not self._per_tensor and target.nbytes < PACKED_CHUNK_BYTES
-            (packed if small or wire != target.dtype else whole).append(index)
-        for index in whole:
-            if targets[index] is not sources[index]:
-                targets[index][...] = sources[index]
+            if small or wire != target.dtype:
+                packed.append(index)
+                continue
+            if target is not source and not source.flags.c_contiguous:
+                target[...] = source
+                source = target
+            flat = target.reshape(-1)
+            pairs.append((flat if source is target else source.reshape(-1), flat))
         with overflow_errstate():
-            self._allreduce([targets[index].reshape(-1) for index in whole], self._size)
+            self._allreduce(pairs, operand.divisor, operand.op)
             for members in [[index] for index in packed] if self._per_tensor else [packed]:
-                every: list[Any] = [sources, targets, wire_dtypes]
-                self._mean_packed(*[[each[index] for index in members] for each in every])
+                self._allreduce_packed(operand.only(members))
 
-    def _mean_packed(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> None:
-        inputs = [source.reshape(-1) for source in sources]
-        outputs = [target.reshape(-1) for target in targets]
+    def _allreduce_packed(self, operand: Operand) -> None:
+        inputs = [source.reshape(-1) for source in operand.sources]
+        outputs = [target.reshape(-1) for target in operand.targets]
         sizes = tuple(flat.size for flat in outputs)
-        for chunk in plan_chunks(sizes, tuple(wire_dtypes), self._chunk_bytes):
+        for chunk in plan_chunks(sizes, tuple(operand.wire_dtypes), self._chunk_bytes):
             own = {outputs[index].dtype for index, _, _ in chunk.segments}
             if own != {chunk.dtype} and accumulator(chunk.dtype) != chunk.dtype:
-                self._mean_narrowed(chunk, inputs, outputs)
+                self._mean_narrowed(chunk, inputs, outputs, operand.divisor)
                 continue
             buffer = np.empty(chunk.size, chunk.dtype)
             chunk.pack(inputs, buffer)
-            self._allreduce([buffer], self._size)
+            self._allreduce([(buffer, buffer)], operand.divisor, operand.op)
             chunk.unpack(buffer, outputs)
 
-    def _mean_narrowed(self, chunk: Chunk, inputs: Arrays, outputs: Arrays) -> None:
+    def _mean_narrowed(self, chunk: Chunk, inputs: Arrays, outputs: Arrays, divisor: int) -> None:
         """Take the mean of numbers too large or too small for the 16-bit dtype of a message.
 
         They travel divided by a power of two, or in a wider dtype: see :mod:`wire_format`. Each
@@ -77,28 +69,28 @@ class Bucketed(Algorithm):
         sizes = [stop - start for _, start, stop in chunk.segments]
         # The sum of all ranks' largest magnitudes bounds each number, and also any sum of them.
         bounds = absmax_each(wide, sizes)
-        self._allreduce([bounds], 1)
+        self._allreduce([(bounds, bounds)], 1, np.add)
         is_own = [outputs[index].dtype == chunk.dtype for index, _, _ in chunk.segments]
         bounds[is_own] = 0  # they travel as they are
         is_narrow, exponents = fit_each(bounds, chunk.dtype)
         ldexp_each(wide, -exponents, sizes)
         for dtype, chosen in ((chunk.dtype, is_narrow), (wide.dtype, ~is_narrow)):
             if chosen.all():
-                self._mean_as(dtype, wide)
+                self._mean_as(dtype, wide, divisor)
             elif chosen.any():
                 mask = np.repeat(chosen, sizes)
                 terms = wide[mask]
-                self._mean_as(dtype, terms)
+                self._mean_as(dtype, terms, divisor)
                 wide[mask] = terms
         ldexp_each(wide, exponents, sizes)
         chunk.unpack(wide, outputs)
 
-    def _mean_as(self, dtype: np.dtype, terms: np.ndarray) -> None:
+    def _mean_as(self, dtype: np.dtype, terms: np.ndarray, divisor: int) -> None:
         """Overwrite ``terms`` by their mean, which travels as ``dtype``."""
         wire = terms
         if dtype != terms.dtype:
             wire = np.empty(terms.size, dtype)
             cast_into(terms, wire)
-        self._allreduce([wire], self._size)
+        self._allreduce([(wire, wire)], divisor, np.add)
         if wire is not terms:
             cast_into(wire, terms)

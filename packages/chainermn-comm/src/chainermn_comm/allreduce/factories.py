@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from ..messaging import Context
-from .algorithm import Algorithm, Factory, NoOp
+from .algorithm import Algorithm, Factory, NoOp, Operand
 from .autotuner import Autotuner
 from .bucketed import Bucketed
 from .halving import HalvingAllreduce, default_chunk_bytes, is_halved
@@ -38,8 +41,7 @@ def rank_ordered(context: Context) -> Algorithm:
     pipeline = BLOCKING if is_shared else OVERLAPPED
     pairwise = PairwiseAllreduce(context.comm, context.tag, pipeline, context.chunk_bytes)
     # Users don't set how many narrowed numbers share an exponent.
-    packed = Bucketed(pairwise.allreduce, context.size)
-    by_messages = LargeInPlace(pairwise, context.size, packed)
+    by_messages = LargeInPlace(pairwise, Bucketed(pairwise.allreduce))
     return RankOrdered(by_messages, single_leader(context)) if is_shared else by_messages
 
 
@@ -79,8 +81,7 @@ class AlgorithmCache:
 
     Attributes:
         made: by whether it is for GPUs; each algorithm is here on all ranks or on none.
-        through_mpi: for the arrays that users pass.
-        stays_in_memory: whether gradients in host memory go through no network.
+        stays_in_memory: whether arrays in host memory go through no network.
     """
 
     def __init__(self, host: Factory, gpu: Factory, context: Context) -> None:
@@ -88,7 +89,7 @@ class AlgorithmCache:
         self._factories = {False: host, True: gpu}
         self._context = context
         self.made: dict[bool, Algorithm] = {}
-        self.through_mpi = through_mpi(context)
+        self._by_messages: Algorithm = Bucketed(through_mpi(context).allreduce, per_tensor=True)
         is_shared = host in (single_leader, multi_leader)
         self.stays_in_memory = is_shared and context.topology.inter_size == 1
 
@@ -101,20 +102,38 @@ class AlgorithmCache:
             )
         return self.made[on_gpu]
 
+    def prepare_arrays(self, operand: Operand) -> Callable[[], None]:
+        """Prepare users' arrays in host memory; see :meth:`Algorithm.prepare`."""
+        if not self.stays_in_memory:
+            return self._by_messages.prepare(operand)
+        if False in self.made:
+            return self.made[False].prepare(operand)
+        return lambda: self.get(False).allreduce(operand)
+
+    def reduce_scatter(
+        self, sources: Sequence[np.ndarray], target: np.ndarray, op: np.ufunc
+    ) -> None:
+        """Sum users' arrays as :meth:`PairwiseAllreduce.reduce_scatter` does (collective)."""
+        context = self._context
+        pairwise = PairwiseAllreduce(context.comm, context.tag, chunk_bytes=context.chunk_bytes)
+        pairwise.reduce_scatter(sources, target, op)
+
     def close(self) -> None:
         """Release what the algorithms own (collective)."""
         with contextlib.ExitStack() as stack:  # whatever one of them raises
-            stack.callback(self.made.clear)
+            stack.callback(self._forget)
             for algorithm in self.made.values():
                 stack.callback(algorithm.close)
-            stack.callback(self.through_mpi.close)
 
     def release_local(self) -> None:
         """Release what needs no other rank (not collective)."""
-        self.through_mpi.close()
         for algorithm in self.made.values():
             algorithm.release_local()
+        self._forget()
+
+    def _forget(self) -> None:
         self.made.clear()
+        self._by_messages = NoOp()
 
 
 def through_mpi(context: Context) -> PairwiseAllreduce | HalvingAllreduce:
@@ -130,7 +149,7 @@ def _bucketed(context: Context, per_tensor: bool = False) -> Algorithm:
     chunk_bytes = context.chunk_bytes
     if chunk_bytes is None and is_halved(context.size):
         chunk_bytes = default_chunk_bytes(context.size)
-    return Bucketed(through_mpi(context).allreduce, context.size, chunk_bytes, per_tensor)
+    return Bucketed(through_mpi(context).allreduce, chunk_bytes, per_tensor)
 
 
 def _through_shared_memory(context: Context, leaders: int) -> Algorithm:
@@ -148,12 +167,12 @@ def _through_shared_memory(context: Context, leaders: int) -> Algorithm:
         return shared
     # Either all ranks share memory, or none do.
     if topology.inter_size > 1:
-        return LargeInPlace(through_mpi(context), comm.size, shared)
+        return LargeInPlace(through_mpi(context), shared)
     # Of any number of ranks, since all ways give the bits of the order of ranks.
     pairwise = PairwiseAllreduce(comm, context.tag, LATE_GATHER, context.chunk_bytes)
     # With two ranks both sum all.
     ways = [SharedMemoryWay(shared, *way) for way in WAYS[: 2 if comm.size == 2 else 3]]
-    in_place = LargeInPlace(pairwise, comm.size, ways[1])
+    in_place = LargeInPlace(pairwise, ways[1])
     return Autotuner(comm, ways[1], [*ways, in_place], REDUNDANT_BYTES // comm.size)
 
 

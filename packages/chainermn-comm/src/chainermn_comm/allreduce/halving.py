@@ -21,6 +21,7 @@ from ..arrays import accumulator
 from ..messaging import start_exchange
 from ..runtime import are_done, wait_any
 from .casts import BLOCK_ELEMENTS, cast_into
+from .pairwise import Pair, shard_slice
 from .summation import sum_rows
 from .wire_format import ldexp_into
 
@@ -121,8 +122,15 @@ class HalvingSum:
         """Of each sum."""
         return 2 * len(skips(self._comm.size))
 
-    def begin(self, sent: Numbers, own: Numbers, out: np.ndarray, divisor: float) -> InFlight:
-        """Begin the sum of one chunk.
+    def begin(
+        self,
+        sent: Numbers,
+        own: Numbers,
+        out: np.ndarray,
+        divisor: float,
+        op: np.ufunc = np.add,
+    ) -> InFlight:
+        """Begin the sum of one chunk, or its maximum or minimum.
 
         Args:
             sent: this rank's term as the others get it, of ``out``'s dtype or that in which it is
@@ -130,18 +138,19 @@ class HalvingSum:
             own: the same, as this rank itself adds it.
             out: the sum over ranks, divided by ``divisor`` before it is rounded; it may be the
                 memory of the terms. All three are 1-D, contiguous and of one length on all ranks.
+            op: add, maximum or minimum.
             divisor: other than 1 for floats only. Partial sums that overflow are divided by a power
                 of two; that is noticed only within :func:`overflow_errstate`.
         """
         self._begun += 1
-        return InFlight(chain(self._scatter(sent, own, out, divisor), self._gather(out)))
+        return InFlight(chain(self._scatter(sent, own, out, divisor, op), self._gather(out)))
 
     def close(self) -> None:
         """Release the memory; it is allocated again when needed."""
         self._memory.clear()
 
     def _scatter(
-        self, sent: Numbers, own: Numbers, out: np.ndarray, divisor: float
+        self, sent: Numbers, own: Numbers, out: np.ndarray, divisor: float, op: np.ufunc
     ) -> Iterator[list[MPI.Request]]:
         rank, size = self._comm.rank, self._comm.size
         wide = accumulator(out.dtype)
@@ -176,7 +185,7 @@ class HalvingSum:
             memory = self._room("sums", index, begin * wide.itemsize + HEADER_BYTES)
             total = memory[:-HEADER_BYTES].view(wide)
             rest = own.parts(summed, begin)  # a block, where their number is odd
-            own = Numbers(total, self._sum(own, terms, exponent, rest, total))
+            own = Numbers(total, self._sum(own, terms, exponent, rest, total, op))
             HEADER.pack_into(memory.data, memory.size - HEADER_BYTES, own.exponent, False)
         sum_rows([own.array], out[first : first + own.array.size], divisor / 2.0**own.exponent)
 
@@ -211,6 +220,7 @@ class HalvingSum:
         exponent: int,
         rest: list[np.ndarray],
         out: np.ndarray,
+        op: np.ufunc,
     ) -> int:
         """Write own numbers and ``terms`` added, then the rest, into ``out``; return its exponent.
 
@@ -223,7 +233,7 @@ class HalvingSum:
             try:
                 done = 0
                 for mine, term in zip(added, terms, strict=True):
-                    self._add(mine, term, shifts, out[done : done + mine.size])
+                    self._add(mine, term, shifts, out[done : done + mine.size], op)
                     done += mine.size
                 for mine in rest:
                     _scale_into(mine, shifts[0], out[done : done + mine.size])
@@ -234,10 +244,15 @@ class HalvingSum:
                 return common
 
     def _add(
-        self, mine: np.ndarray, term: np.ndarray, shifts: tuple[int, int], out: np.ndarray
+        self,
+        mine: np.ndarray,
+        term: np.ndarray,
+        shifts: tuple[int, int],
+        out: np.ndarray,
+        op: np.ufunc,
     ) -> None:
         if mine.dtype == term.dtype == out.dtype and shifts == (0, 0):
-            np.add(mine, term, out=out)
+            op(mine, term, out=out)
             return
         for start in range(0, out.size, BLOCK_ELEMENTS):
             block = slice(start, start + BLOCK_ELEMENTS)
@@ -245,7 +260,7 @@ class HalvingSum:
                 row[block] if row.dtype == out.dtype and not shift else _scaled(row[block], shift)
                 for row, shift in zip((mine, term), shifts, strict=True)
             )
-            np.add(first, second, out=out[block])
+            op(first, second, out=out[block])
 
     def _room(self, use: str, index: int, nbytes: int) -> np.ndarray:
         """Return memory of a round's numbers, which the next sum uses when this one has not to."""
@@ -266,37 +281,31 @@ class HalvingAllreduce:
 
         No other messages have ``tag`` or the next one. ``chunk_bytes`` replaces the default.
         """
-        self._size = comm.size
         self._chunk_bytes = chunk_bytes or default_chunk_bytes(comm.size)
         self._least_bytes = chunk_bytes or len(skips(comm.size)) * LEAST_BYTES_PER_ROUND
         self._sum = HalvingSum(comm, tag)
 
-    def allreduce(self, buffers: Sequence[np.ndarray], divisor: int = 1) -> None:
-        """Overwrite each buffer by the sum over ranks, divided by ``divisor`` (collective).
+    def allreduce(self, pairs: Sequence[Pair], divisor: int = 1, op: np.ufunc = np.add) -> None:
+        """Sum as :meth:`PairwiseAllreduce.allreduce` does (collective)."""
+        todo = iter([pair for pair in pairs if pair[0].size])
+        self.stream(lambda _: next(todo, None), divisor, op)
 
-        As :meth:`PairwiseAllreduce.allreduce`.
-        """
-        if self._size > 1:
-            todo = iter([buffer for buffer in buffers if buffer.size])
-            self.stream(lambda _: next(todo, None), divisor)
-
-    def stream(self, next_buffer: Callable[[bool], np.ndarray | None], divisor: int) -> None:
-        """Do what :meth:`allreduce` does, for buffers that come one by one (collective).
-
-        As :meth:`PairwiseAllreduce.stream`.
-        """
-        chunks: Iterator[np.ndarray] = iter(())
+    def stream(
+        self, next_pair: Callable[[bool], Pair | None], divisor: int, op: np.ufunc = np.add
+    ) -> None:
+        """Sum as :meth:`PairwiseAllreduce.stream` does (collective)."""
+        chunks: Iterator[Pair] = iter(())
         in_flight: list[InFlight] = []  # the oldest first
         while True:
             chunk = None
             if len(in_flight) < 2 or in_flight[-2].rounds:
                 chunk = next(chunks, None)
-                while chunk is None and (buffer := next_buffer(not in_flight)) is not None:
-                    chunks = self._chunks(buffer)
+                while chunk is None and (pair := next_pair(not in_flight)) is not None:
+                    chunks = self._chunks(pair)
                     chunk = next(chunks, None)
             if chunk is not None:  # on its way while others are waited for
-                numbers = Numbers(chunk)
-                in_flight.append(self._sum.begin(numbers, numbers, chunk, divisor))
+                numbers = Numbers(chunk[0])
+                in_flight.append(self._sum.begin(numbers, numbers, chunk[1], divisor, op))
             elif not in_flight:
                 return
             # None is waited for alone: another rank may not have its buffer yet.
@@ -314,12 +323,14 @@ class HalvingAllreduce:
         """Release the memory; it is allocated again when needed."""
         self._sum.close()
 
-    def _chunks(self, buffer: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield nearly equal parts of a buffer."""
-        few = min(ENOUGH_CHUNKS, buffer.nbytes // max(1, self._least_bytes))
-        parts = max(few, -(-buffer.nbytes // self._chunk_bytes))
+    def _chunks(self, pair: Pair) -> Iterator[Pair]:
+        """Yield nearly equal parts of a pair."""
+        source, target = pair
+        few = min(ENOUGH_CHUNKS, source.nbytes // max(1, self._least_bytes))
+        parts = max(few, -(-source.nbytes // self._chunk_bytes))
         for part in range(parts):
-            yield buffer[buffer.size * part // parts : buffer.size * (part + 1) // parts]
+            chunk = shard_slice(source.size, parts, part)
+            yield source[chunk], target[chunk]
 
 
 def _cut(memory: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:

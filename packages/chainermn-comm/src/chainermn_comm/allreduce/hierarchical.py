@@ -18,7 +18,7 @@ from mpi4py import MPI
 from ..arrays import accumulator
 from ..runtime import wait_all
 from ..topology import Topology
-from .algorithm import Arrays
+from .algorithm import Arrays, Operand
 from .casts import cast_into
 from .chunks import Chunk
 from .halving import HalvingSum, InFlight, Numbers, is_halved, skips
@@ -91,16 +91,18 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
         # Of each node: the exponent, and whether its sums have the wire dtype.
         self._formats = np.zeros((IN_FLIGHT, self._nodes, 2), np.int64)
 
-    def _stages(self, inputs: Arrays, flats: Arrays, nbytes: int) -> list[Stage]:
-        exchange: list[Stage] = [self._scatter, self._combine, self._collect]
+    def _stages(self, operand: Operand, inputs: Arrays, flats: Arrays, nbytes: int) -> list[Stage]:
+        combine = partial(self._combine, operand.divisor)
+        exchange: list[Stage] = [self._scatter, combine, self._collect]
         if self._is_halved:
             # Not more ticks than rounds: means are written in their slot after half of them.
             ticks = min(EXCHANGE_TICKS, 2 * len(skips(self._nodes)))
-            exchange = [self._begin_exchange, *[self._exchange] * ticks]
-        between = [self._sum, self._quantize, *exchange]
+            begin = partial(self._begin_exchange, operand.divisor)
+            exchange = [begin, *[self._exchange] * ticks]
+        between = [self._sum_in_node, self._quantize, *exchange]
         return [partial(self._pack, inputs), *between, partial(self._unpack, flats)]
 
-    def _sum(self, number: int, chunk: Chunk) -> None:
+    def _sum_in_node(self, number: int, chunk: Chunk) -> None:
         """Sum this rank's shard of the chunk over the node."""
         shard = self._own_shard(chunk)
         out = self._sums(number, chunk)[shard]
@@ -134,7 +136,7 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
             *start_reduce_scatter(self._inter, shards, rows, SUMS),
         ]
 
-    def _combine(self, number: int, chunk: Chunk) -> None:
+    def _combine(self, divisor: int, number: int, chunk: Chunk) -> None:
         """Sum this node's shard over nodes, and start to send the mean to the others."""
         if self._inter == MPI.COMM_NULL:
             return
@@ -143,8 +145,8 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
         shards = self._leader_shards(self._means(number, chunk))
         if own.size:
             rows, exponent = self._operands(number, chunk, own)
-            divisor = self._size / 2**exponent
-            sum_rows(rows, shards[self._node], divisor, self._scratch(shards[self._node]))
+            mean = shards[self._node]
+            sum_rows(rows, mean, divisor / 2**exponent, self._scratch(mean))
         self._requests[number] = start_allgather(self._inter, shards, MEANS)
 
     def _collect(self, number: int, chunk: Chunk) -> None:
@@ -152,7 +154,7 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
         if self._inter != MPI.COMM_NULL:
             wait_all(self._requests.pop(number))
 
-    def _begin_exchange(self, number: int, chunk: Chunk) -> None:
+    def _begin_exchange(self, divisor: int, number: int, chunk: Chunk) -> None:
         """Start the first round of this leader's share of the chunk."""
         if self._halving is None:
             return
@@ -167,7 +169,7 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
             )
         )
         self._exchanges[number] = self._halving.begin(
-            Numbers(sent, wire_format.exponent), Numbers(own, exponent), mean, self._size
+            Numbers(sent, wire_format.exponent), Numbers(own, exponent), mean, divisor
         )
 
     def _exchange(self, number: int, chunk: Chunk) -> None:

@@ -21,8 +21,10 @@ from ..runtime import wait_all
 from .casts import BLOCK_ELEMENTS
 from .summation import sum_rows
 
-# A function that overwrites 1-D contiguous arrays by their sums over ranks, divided by a number.
-Allreduce: TypeAlias = Callable[[Sequence[np.ndarray], int], None]
+# A source and its target, which may be the same: 1-D, contiguous, of one length and dtype.
+Pair: TypeAlias = tuple[np.ndarray, np.ndarray]
+# A function that writes sums over ranks, divided by a number, or maxima or minima.
+Allreduce: TypeAlias = Callable[[Sequence[Pair], int, np.ufunc], None]
 
 # Where a rank receives no more than this, every rank gathers whole buffers and sums them all: one
 # exchange, where shards take two.
@@ -115,60 +117,81 @@ class PairwiseAllreduce:
         even = pipeline.received_chunks * limit // max(1, self._size - 1)
         self._shard_bytes = min(limit, max(even, LEAST_SHARD_BYTES))
         # What is received, for each round that is sent and not yet summed.
-        self._received: list[Buffer] = [self._allocate(0)] * (pipeline.sum_delay + 1)
+        self._received: list[Buffer] = [_memory(0)] * (pipeline.sum_delay + 1)
         # By elements and dtype: what is gathered, as MPI takes it and as rows.
         self._gathered: dict[tuple[int, np.dtype], tuple[list[Any], list[np.ndarray]]] = {}
 
-    def allreduce(self, buffers: Sequence[Buffer], divisor: int = 1) -> None:
-        """Overwrite each buffer by the sum over ranks, divided by ``divisor`` (collective).
+    def allreduce(self, pairs: Sequence[Pair], divisor: int = 1, op: np.ufunc = np.add) -> None:
+        """Write each source's sum over ranks, divided by ``divisor``, to its target (collective).
 
-        Buffers are 1-D, contiguous, of any numeric dtype, and of equal lengths and dtypes on all
-        ranks. The sum is divided before it is rounded to that dtype, so that a mean that can be
+        Or the maximum or minimum. Dtypes are any of numbers, equal on all ranks, as lengths are.
+        The sum is divided before it is rounded to that dtype, so that a mean that can be
         represented doesn't overflow.
         """
-        if self._size == 1:
-            return
         large = []
-        for buffer in buffers:
-            if (self._size - 1) * buffer.nbytes > self.gather_bytes:
-                large.append(buffer)
-            elif buffer.size:
-                sum_rows(self._gather(buffer), buffer, divisor)
+        for source, target in pairs:
+            if self._size == 1:
+                if target is not source:
+                    target[...] = source
+            elif (self._size - 1) * source.nbytes > self.gather_bytes:
+                large.append((source, target))
+            elif source.size:
+                sum_rows(self._gather(source), target, divisor, op=op)
         todo = iter(large)
-        self.stream(lambda _: next(todo, None), divisor)
+        self.stream(lambda _: next(todo, None), divisor, op)
 
-    def stream(self, next_buffer: Callable[[bool], Buffer | None], divisor: int) -> None:
-        """Do what :meth:`allreduce` does, for buffers that come one by one (collective).
+    def stream(
+        self, next_pair: Callable[[bool], Pair | None], divisor: int, op: np.ufunc = np.add
+    ) -> None:
+        """Do what :meth:`allreduce` does, for pairs that come one by one (collective).
 
-        Those that have come are on their way while others are waited for. ``next_buffer`` returns
+        Those that have come are on their way while others are waited for. ``next_pair`` returns
         the next one; None after the last, and where there is none yet, unless it is to wait.
         """
-        rounds: Iterator[list[Buffer]] = iter(())
-        in_flight: dict[int, list[Buffer]] = {}
+        rounds: Iterator[tuple[list[Buffer], list[Buffer]]] = iter(())
+        in_flight: dict[int, tuple[list[Buffer], list[Buffer]]] = {}  # shards: terms and sums
         scattered: dict[int, list[MPI.Request]] = {}
         gathered: dict[int, list[MPI.Request]] = {}
         for tick in itertools.count():
             shards = next(rounds, None)
-            while shards is None and (buffer := next_buffer(not in_flight)) is not None:
-                rounds = self._rounds(buffer)
+            while shards is None and (pair := next_pair(not in_flight)) is not None:
+                rounds = self._rounds(pair)
                 shards = next(rounds, None)
             if shards is not None:
-                in_flight[tick] = shards
-                rows = self._rows(tick, shards)
-                scattered[tick] = start_reduce_scatter(self._comm, shards, rows, self._tag)
+                in_flight[tick] = terms, _ = shards
+                rows = self._rows(tick, terms)
+                scattered[tick] = start_reduce_scatter(self._comm, terms, rows, self._tag)
             elif not in_flight:
                 return
             if (number := tick - self._pipeline.sum_delay) in in_flight:
-                self._wait(scattered.pop(number))
-                shards = in_flight[number]
-                self._sum(self._rows(number, shards), shards[self._rank], divisor)
+                wait_all(scattered.pop(number))
+                terms, sums = in_flight[number]
+                self._sum(self._rows(number, terms), sums[self._rank], divisor, op)
             if (number := tick - self._pipeline.gather_delay) in in_flight:
                 # While one rank waits for a buffer, it sends sums before terms that another
                 # receives in the other order.
-                gathered[number] = start_allgather(self._comm, in_flight[number], self._tag + 1)
+                _, sums = in_flight[number]
+                gathered[number] = start_allgather(self._comm, sums, self._tag + 1)
             if (number := tick - self._pipeline.wait_delay) in in_flight:
-                self._wait(gathered.pop(number))
+                wait_all(gathered.pop(number))
                 del in_flight[number]
+
+    def reduce_scatter(
+        self, sources: Sequence[np.ndarray], target: np.ndarray, op: np.ufunc = np.add
+    ) -> None:
+        """Write the sum over ranks of their ``sources[rank]``, or the maximum, to ``target``.
+
+        Collective. Arrays are 1-D and contiguous; those for one rank have its target's length and
+        dtype on all ranks.
+        """
+        widest = max(source.itemsize for source in sources)
+        step = max(1, self._shard_bytes // widest)
+        for start in range(0, max(source.size for source in sources), step):
+            terms = [source[start : start + step] for source in sources]
+            rows = self._rows(0, terms)
+            wait_all(start_reduce_scatter(self._comm, terms, rows, self._tag))
+            with np.errstate(all="ignore"):
+                self._sum(rows, target[start : start + step], 1, op)
 
     def reserve(self, nbytes: int) -> None:
         """Allocate now what buffers of ``nbytes`` bytes need; none may be in flight."""
@@ -179,15 +202,16 @@ class PairwiseAllreduce:
 
     def close(self) -> None:
         """Release the memory; it is allocated again when needed."""
-        self._received = [self._allocate(0)] * len(self._received)
+        self._received = [_memory(0)] * len(self._received)
         self._gathered.clear()
 
-    def _rounds(self, buffer: Buffer) -> Iterator[list[Buffer]]:
-        """Yield the shards of each round, by rank."""
-        step = self._size * max(1, self._shard_bytes // buffer.itemsize)
-        for start in range(0, buffer.size, step):
-            whole = buffer[start : start + step]
-            yield [whole[shard_slice(whole.size, self._size, rank)] for rank in range(self._size)]
+    def _rounds(self, pair: Pair) -> Iterator[tuple[list[Buffer], list[Buffer]]]:
+        """Yield the shards of each round, by rank, of the source and of the target."""
+        step = self._size * max(1, self._shard_bytes // pair[0].itemsize)
+        for start in range(0, pair[0].size, step):
+            terms, sums = (array[start : start + step] for array in pair)
+            slices = [shard_slice(terms.size, self._size, rank) for rank in range(self._size)]
+            yield [terms[each] for each in slices], [sums[each] for each in slices]
 
     def _rows(self, number: int, shards: list[Buffer]) -> list[Buffer]:
         """Return every rank's terms of this rank's shard: its own, and memory for the others'."""
@@ -200,7 +224,7 @@ class PairwiseAllreduce:
 
     def _scratch(self, index: int, nbytes: int) -> Buffer:
         if self._received[index].nbytes < nbytes:
-            self._received[index] = self._allocate(nbytes)
+            self._received[index] = _memory(nbytes)
             self._gathered.clear()  # its views may be of the old memory
         return self._received[index][:nbytes]
 
@@ -224,16 +248,12 @@ class PairwiseAllreduce:
         self._comm.Sendrecv([buffer, MPI.BYTE], peer, self._tag, target, peer, self._tag)
         return [buffer, rows[0]] if self._rank == 0 else [rows[0], buffer]
 
-    # What is different on GPUs.
-
-    def _allocate(self, nbytes: int) -> Buffer:
-        return np.empty(nbytes, np.uint8)
-
-    def _wait(self, requests: Sequence[MPI.Request]) -> None:
-        wait_all(requests)
-
-    def _sum(self, rows: list[Buffer], out: Buffer, divisor: int) -> None:
-        """Sum the rows in rank order, divide, and write into ``out``, which is one of them."""
+    def _sum(self, rows: list[Buffer], out: Buffer, divisor: int, op: np.ufunc) -> None:
+        """Sum the rows in rank order, divide, and write into ``out``, which may be one of them."""
         for start in range(0, out.size, BLOCK_ELEMENTS):
             block = slice(start, start + BLOCK_ELEMENTS)
-            sum_rows([row[block] for row in rows], out[block], divisor)
+            sum_rows([row[block] for row in rows], out[block], divisor, op=op)
+
+
+def _memory(nbytes: int) -> Buffer:
+    return np.empty(nbytes, np.uint8)

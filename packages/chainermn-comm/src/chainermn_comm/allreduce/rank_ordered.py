@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..arrays import accumulator
-from .algorithm import Algorithm, Arrays, Dtypes, mean_apart
+from .algorithm import Algorithm, Operand, allreduce_apart
 
 
 class RankOrdered(Algorithm):
@@ -21,23 +21,20 @@ class RankOrdered(Algorithm):
         """Own two algorithms that sum in the order of ranks."""
         self._by_messages, self._by_memory = by_messages, by_memory
 
-    def mean(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> None:
-        narrowed = _are_narrowed(targets, wire_dtypes)
-        each = sources, targets, wire_dtypes
-        mean_apart(self._by_messages, narrowed, self._by_memory, *each)
+    def allreduce(self, operand: Operand) -> None:
+        allreduce_apart(self._by_messages, _are_narrowed(operand), self._by_memory, operand)
 
-    def stage(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> Callable[[], None]:
-        narrowed = any(_are_narrowed(targets, wire_dtypes))
-        stage = super().stage if narrowed else self._by_memory.stage
-        return stage(sources, targets, wire_dtypes)
+    def prepare(self, operand: Operand) -> Callable[[], None]:
+        narrowed = any(_are_narrowed(operand))
+        return super().prepare(operand) if narrowed else self._by_memory.prepare(operand)
 
     def close(self) -> None:
         self._by_messages.close()
         self._by_memory.close()
 
 
-def _are_narrowed(arrays: Arrays, wire_dtypes: Dtypes) -> list[bool]:
+def _are_narrowed(operand: Operand) -> list[bool]:
     return [
         wire != array.dtype and wire != accumulator(wire)
-        for array, wire in zip(arrays, wire_dtypes, strict=True)
+        for array, wire in zip(operand.targets, operand.wire_dtypes, strict=True)
     ]

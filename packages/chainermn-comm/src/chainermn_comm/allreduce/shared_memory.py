@@ -16,7 +16,7 @@ from mpi4py import MPI
 from ..arrays import accumulator
 from ..runtime import barrier
 from ..topology import Topology
-from .algorithm import Algorithm, Arrays, Dtypes
+from .algorithm import Algorithm, Arrays, Dtypes, Operand
 from .chunks import Chunk, plan_chunks
 from .pairwise import shard_slice
 from .shared_window import NoSharedMemory, SharedWindow
@@ -39,6 +39,7 @@ MOST_REDUNDANT_BYTES = 4 << 20
 CACHED_VIEWS = 256
 
 Stage = Callable[[int, Chunk], None]
+How = tuple[int, np.ufunc]  # divisor and operation
 
 
 class SharedMemoryAllreduce(Algorithm):
@@ -60,7 +61,6 @@ class SharedMemoryAllreduce(Algorithm):
         Where that or some rank's own memory can't be had, NoSharedMemory is raised on all ranks.
         """
         rank = comm.rank
-        self._size = comm.size
         self._ranks = topology.intra_size(rank)
         self._chunk_bytes = chunk_bytes or self.default_chunk_bytes
         self.chunks_per_group, self.redundant_bytes = self.most_chunks, REDUNDANT_BYTES
@@ -98,14 +98,15 @@ class SharedMemoryAllreduce(Algorithm):
         """Allocate this rank's own memory. 16-bit numbers are summed in twice their bytes."""
         self._work = np.empty(2 * self._chunk_bytes, np.uint8)
 
-    def mean(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> None:
-        rest = self.stage(sources, targets, wire_dtypes)
+    def allreduce(self, operand: Operand) -> None:
+        rest = self.prepare(operand)
         barrier(self._intra)
         rest()
 
-    def stage(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> Callable[[], None]:
+    def prepare(self, operand: Operand) -> Callable[[], None]:
         # Pack the first chunk. No other rank accesses its slot until the barrier: what it held
-        # before has been read by all ranks when a call of `mean` ends.
+        # before has been read by all ranks when a call of `allreduce` ends.
+        sources, targets, wire_dtypes = operand[:3]
         flats = [target if target.ndim == 1 else target.reshape(-1) for target in targets]
         inputs = flats
         if sources is not targets:
@@ -114,7 +115,7 @@ class SharedMemoryAllreduce(Algorithm):
                 for source, target, flat in zip(sources, targets, flats, strict=True)
             ]
         groups, nbytes = self._groups([flat.size for flat in flats], wire_dtypes)
-        stages, first = self._stages(inputs, flats, nbytes), self._next_group
+        stages, first = self._stages(operand, inputs, flats, nbytes), self._next_group
 
         def work(stage: Stage, index: int) -> None:
             number = (first + index) * self.most_chunks
@@ -126,6 +127,9 @@ class SharedMemoryAllreduce(Algorithm):
         self._window.sync()
 
         def rest() -> None:
+            if self._next_group != first:  # another call has used the slots since
+                self.allreduce(operand)
+                return
             self._window.sync()
             with overflow_errstate():
                 for tick in range(1, len(groups) + len(stages) - 1 if groups else 0):
@@ -150,11 +154,11 @@ class SharedMemoryAllreduce(Algorithm):
             self._last = sizes, wire_dtypes, size, groups, nbytes
         return groups, nbytes
 
-    def _stages(self, inputs: Arrays, flats: Arrays, nbytes: int) -> list[Stage]:
-        pack = partial(self._pack, inputs)
+    def _stages(self, operand: Operand, inputs: Arrays, flats: Arrays, nbytes: int) -> list[Stage]:
+        pack, how = partial(self._pack, inputs), (operand.divisor, operand.op)
         if self._ranks <= REDUNDANT_RANKS or self._ranks * nbytes <= self.redundant_bytes:
-            return [pack, partial(self._add_and_unpack, inputs, flats)]
-        return [pack, self._sum, partial(self._unpack, flats)]
+            return [pack, partial(self._add_and_unpack, inputs, flats, how)]
+        return [pack, partial(self._sum, how), partial(self._unpack, flats)]
 
     def _pack(self, inputs: Arrays, number: int, chunk: Chunk) -> None:
         chunk.pack(inputs, self._terms(number, chunk)[self._intra_rank])
@@ -162,7 +166,9 @@ class SharedMemoryAllreduce(Algorithm):
     def _unpack(self, flats: Arrays, number: int, chunk: Chunk) -> None:
         chunk.unpack(self._means(number, chunk), flats)
 
-    def _add_and_unpack(self, inputs: Arrays, flats: Arrays, number: int, chunk: Chunk) -> None:
+    def _add_and_unpack(
+        self, inputs: Arrays, flats: Arrays, how: How, number: int, chunk: Chunk
+    ) -> None:
         rows, originals = self._terms(number, chunk), None
         index, start, stop = chunk.segments[0]
         is_packed = len(chunk.segments) > 1 or flats[index].dtype != chunk.dtype
@@ -175,16 +181,18 @@ class SharedMemoryAllreduce(Algorithm):
             # This rank's own values are read from its gradient, which the sum overwrites.
             originals, rows = rows, list(rows)
             rows[self._intra_rank] = out
-        sum_rows(rows, out, self._size, work, originals)
+        divisor, op = how
+        sum_rows(rows, out, divisor, work, originals, op)
         if is_packed:
             chunk.unpack(out, flats)
 
-    def _sum(self, number: int, chunk: Chunk) -> None:
-        """Write the mean of this rank's shard of the chunk."""
+    def _sum(self, how: How, number: int, chunk: Chunk) -> None:
+        """Write the result of this rank's shard of the chunk."""
         shard = shard_slice(chunk.size, self._ranks, self._intra_rank)
         out = self._means(number, chunk)[shard]
         rows = [terms[shard] for terms in self._terms(number, chunk)]
-        sum_rows(rows, out, self._size, self._scratch(out))
+        divisor, op = how
+        sum_rows(rows, out, divisor, self._scratch(out), op=op)
 
     def _terms(self, number: int, chunk: Chunk) -> list[np.ndarray]:
         """Return each rank's own numbers of the chunk."""
@@ -230,13 +238,13 @@ class SharedMemoryWay(Algorithm):
         """Own ``shared``, as others may that are set otherwise."""
         self._shared, self._way = shared, (chunks_per_group, redundant_bytes)
 
-    def mean(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> None:
+    def allreduce(self, operand: Operand) -> None:
         self._shared.chunks_per_group, self._shared.redundant_bytes = self._way
-        self._shared.mean(sources, targets, wire_dtypes)
+        self._shared.allreduce(operand)
 
-    def stage(self, sources: Arrays, targets: Arrays, wire_dtypes: Dtypes) -> Callable[[], None]:
+    def prepare(self, operand: Operand) -> Callable[[], None]:
         self._shared.chunks_per_group, self._shared.redundant_bytes = self._way
-        return self._shared.stage(sources, targets, wire_dtypes)
+        return self._shared.prepare(operand)
 
     def close(self) -> None:
         self._shared.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, reduce
 
 import numpy as np
 
@@ -18,8 +18,9 @@ def sum_rows(
     divisor: float = 1,
     work: np.ndarray | None = None,
     originals: Sequence[np.ndarray] | None = None,
+    op: np.ufunc = np.add,
 ) -> None:
-    """Sum over ranks and divide, in float32 or wider.
+    """Sum over ranks and divide, in float32 or wider; or take the maximum or minimum.
 
     Args:
         rows: 1-D arrays of one dtype and length, in rank order; unchanged, but for the one
@@ -32,7 +33,11 @@ def sum_rows(
         work: memory for the sum, of ``out``'s length and :func:`accumulator`'s dtype; saves an
             allocation. It may be ``out``, unless a row after the first two is.
         originals: the rows in other memory, where ``work`` overwrites one.
+        op: add, maximum or minimum; of the latter there is no divisor, and no complex number.
     """
+    if op is not np.add:
+        out[...] = reduce(op, originals or rows)
+        return
     if out.dtype.kind == "c":  # part by part, as a divisor mustn't mix inf + 0j's
         parts = [list(map(_parts, each)) for each in (rows, originals or ())]
         sum_rows(parts[0], _parts(out), divisor, None if work is None else _parts(work), parts[1])

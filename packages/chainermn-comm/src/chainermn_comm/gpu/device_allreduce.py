@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from .. import devices
-from ..allreduce import Algorithm, NextBucket, plan_chunks
+from ..allreduce import Algorithm, NextOperand, Operand, plan_chunks
 from ..errors import CommunicationError, record_raised_on_all
 from ..messaging import Context
 from ..topology import Topology
@@ -57,18 +57,16 @@ class DeviceAllreduce(Algorithm):
         self._watcher.nccls = [nccl for nccl in (links.node, links.inter) if nccl is not None]
         self._tables = TableCache(partial(self._watcher.add, self._pipeline.unpack))
 
-    def mean(
-        self, sources: Sequence[Any], targets: Sequence[Any], wire_dtypes: Sequence[Any]
-    ) -> None:
+    def allreduce(self, operand: Operand) -> None:
         """Write the mean over ranks of each source into its target (collective).
 
         Sources and targets are CuPy arrays of this algorithm's device, in the order of the current
-        stream; see :meth:`Algorithm.mean`. If NCCL takes all sums, this returns before that is
-        done. CommunicationError is raised where NCCL or CUDA failed, here or on another rank, in
-        this call or one before; the communicator can't average GPU gradients any more then.
+        stream. If NCCL takes all sums, this returns before that is done. CommunicationError is
+        raised where NCCL or CUDA failed, here or on another rank, in this call or one before; the
+        communicator can't average GPU gradients any more then.
         """
-        prepare = partial(self._prepare, sources, targets, wire_dtypes)
-        key = _key(targets, wire_dtypes)
+        prepare = partial(self._prepare, operand)
+        key = _key(operand)
         if key not in self._known:
             call = on_all_ranks(self._context, self._told, prepare)
         else:
@@ -76,25 +74,22 @@ class DeviceAllreduce(Algorithm):
                 call = prepare()
         self._run(key, call)
 
-    def stage(
-        self, sources: Sequence[Any], targets: Sequence[Any], wire_dtypes: Sequence[Any]
-    ) -> Callable[[], None]:
+    def prepare(self, operand: Operand) -> Callable[[], None]:
         with devices.translated_errors(self._told):
-            call = self._prepare(sources, targets, wire_dtypes)
-        return partial(self._run, _key(targets, wire_dtypes), call)
+            call = self._prepare(operand)
+        return partial(self._run, _key(operand), call)
 
-    def mean_each(self, next_bucket: NextBucket) -> None:
+    def stream(self, next_operand: NextOperand) -> None:
         while True:
             with self._failures():
-                bucket = next_bucket(True)
-            if bucket is None:
+                operand = next_operand(True)
+            if operand is None:
                 return
-            self.mean(bucket.sources, bucket.targets, bucket.wire_dtypes)
+            self.allreduce(operand)
 
-    def _prepare(
-        self, sources: Sequence[Any], targets: Sequence[Any], wire_dtypes: Sequence[Any]
-    ) -> Call:
+    def _prepare(self, operand: Operand) -> Call:
         """Do what needs no other rank, and writes to no target; may raise on this rank alone."""
+        sources, targets, wire_dtypes = operand[:3]
         with devices.use(self._device):
             self._watcher.check()
             self._check((*sources, *targets), wire_dtypes)
@@ -227,6 +222,7 @@ class _Failures:
         record_raised_on_all(error, None)
 
 
-def _key(targets: Sequence[Any], wire_dtypes: Sequence[Any]) -> Any:
+def _key(operand: Operand) -> Any:
     """Return what is equal on all ranks of a call, and determines how it is cut."""
-    return tuple([(target.size, target.dtype) for target in targets]), tuple(wire_dtypes)
+    sizes = tuple([(target.size, target.dtype) for target in operand.targets])
+    return sizes, tuple(operand.wire_dtypes)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import devices
-from ..allreduce import Bucket
+from ..allreduce import Operand
 from ..config import Settings
 from ..messaging import digest_of
 from . import parameters
@@ -85,8 +85,8 @@ class GradientCall:
         sources, targets = ([each[i] for i in present] for each in (self.grads, self.targets))
         return sources, sources if self.targets is self.grads else targets
 
-    def bucket(self, settings: Settings, in_memory: bool) -> Bucket:
-        """Return what travels if it was planned, zeros included; means go to new memory.
+    def operand(self, settings: Settings, in_memory: bool, size: int) -> Operand:
+        """Return what ``size`` ranks sum if it was planned, zeros included; means are new arrays.
 
         On a GPU what follows on the current stream comes after the gradients.
         """
@@ -110,7 +110,7 @@ class GradientCall:
             ]
         else:
             self.targets = [devices.empty_like(data) for data in like]
-        return Bucket(sources, self.targets, wire_dtypes, flat)
+        return Operand(sources, self.targets, wire_dtypes, size, flat=flat)
 
 
 def call_of(

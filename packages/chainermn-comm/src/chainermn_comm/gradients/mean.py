@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import devices
-from ..allreduce import AlgorithmCache, Bucket
+from ..allreduce import AlgorithmCache, Operand
 from ..config import Settings
 from ..errors import now, raise_mismatch, share_failure, view_of
 from ..mean_in_progress import MeanInProgress, require_all
@@ -106,7 +106,8 @@ class GradientMean(MeanInProgress):
         if wire_dtypes is None:
             dtypes = [source.dtype for source in sources]
             wire_dtypes = wire_dtypes_of(dtypes, self._settings, False, on_gpu)
-        self._finish_staged = algorithm.stage(sources, targets, wire_dtypes)
+        operand = Operand(sources, targets, wire_dtypes, self._data_context.size)
+        self._finish_staged = algorithm.prepare(operand)
 
     def agree(self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b"") -> list[bytes]:
         context, handshake, calls = self._context, self._context.handshake, self._calls
@@ -169,7 +170,7 @@ class GradientMean(MeanInProgress):
         left, first = number, [self._planned.get()]
         on_gpu = first[0].on_gpu
 
-        def next_bucket(wait: bool) -> Bucket | None:
+        def next_operand(wait: bool) -> Operand | None:
             nonlocal left
             if not left:
                 return None
@@ -178,14 +179,15 @@ class GradientMean(MeanInProgress):
             except Empty:
                 return None
             left -= 1
-            return call.bucket(self._planned_settings, algorithms.stays_in_memory)
+            in_memory, size = algorithms.stays_in_memory, self._data_context.size
+            return call.operand(self._planned_settings, in_memory, size)
 
         try:
             with self._data_context.in_step(DESCRIPTION):
                 algorithm = algorithms.get(on_gpu)
                 if not on_gpu:  # else each bucket is a call
                     handshake.begin(OPERATION)
-                algorithm.mean_each(next_bucket)
+                algorithm.stream(next_operand)
         finally:
             handshake.leave()
 
@@ -223,7 +225,7 @@ class GradientMean(MeanInProgress):
             dtypes = [source.dtype for source in every[0]]
             in_memory = self._algorithms.stays_in_memory
             wire_dtypes = wire_dtypes_of(dtypes, self._settings, in_memory, on_gpu)
-            algorithm.mean(*every, wire_dtypes)
+            algorithm.allreduce(Operand(*every, wire_dtypes, self._data_context.size))
 
     def _add_zeros(self, call: GradientCall, present: np.ndarray) -> None:
         """Give this rank zeros for the gradients that only others have (collective)."""

@@ -100,7 +100,7 @@ def scatter(context: Context, operation: str, values: Any, make: Make, root: int
     with context.in_step(operation):
         with SharedFailure(context.handshake, operation):
             root = check_rank(context, root, "root")
-            outgoing = _one_for_each(context, values, make) if context.rank == root else {}
+            outgoing = one_for_each(context, values, make) if context.rank == root else {}
         payloads = _handshake(context, operation, _prefix(outgoing.values()), root)
         headers = [message.header() for message in outgoing.values()] or None
         header = context.comm.scatter(headers, root)
@@ -113,7 +113,7 @@ def alltoall(context: Context, operation: str, values: Any, make: Make) -> list[
     """Return each rank's i-th value on rank i."""
     with context.in_step(operation):
         with SharedFailure(context.handshake, operation):
-            outgoing = _one_for_each(context, values, make)
+            outgoing = one_for_each(context, values, make)
         payloads = _handshake(context, operation, _prefix(outgoing.values()))
         own = [message.header() for message in outgoing.values()]
         headers = context.comm.alltoall(own)
@@ -127,7 +127,7 @@ def check_rank(context: Context, rank: Any, name: str) -> int:
     return integer_between(rank, 0, context.size - 1, f"rank {context.rank}: {name}")
 
 
-def _one_for_each(context: Context, values: Any, make: Make) -> ByRank:
+def one_for_each(context: Context, values: Any, make: Make) -> ByRank:
     """Return the message for each rank; raise unless there are as many values as ranks."""
     if values is not None and not hasattr(values, "__len__"):
         raise TypeError(

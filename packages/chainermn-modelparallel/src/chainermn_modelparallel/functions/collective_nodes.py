@@ -16,7 +16,6 @@ import numpy as np
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
-from chainermn_comm.arrays import accumulator
 from chainermn_comm.errors import SharedFailure
 
 from .arguments import check_communicator
@@ -49,16 +48,6 @@ def _allreduce(comm: CommunicatorBase, arrays: Arrays, _: int) -> Arrays:
     return (comm.allreduce(arrays[0]),)
 
 
-def _reduce_scatter(comm: CommunicatorBase, arrays: Arrays, _: int) -> Arrays:
-    """Return the sum of what all ranks have for this one, in rank order, in float32 or wider."""
-    rows = comm.alltoall(arrays)
-    dtype = rows[0].dtype
-    total = rows[0].astype(accumulator(dtype))
-    for row in rows[1:]:
-        total += row
-    return (total.astype(dtype, copy=False),)
-
-
 # By name: the operation, and the name of the one for its gradients.
 OPS: dict[str, tuple[Operation, str]] = {
     "bcast": (lambda comm, xs, root: (comm.bcast(xs[0] if xs else None, root=root),), "reduce"),
@@ -67,7 +56,7 @@ OPS: dict[str, tuple[Operation, str]] = {
     "scatter": (lambda comm, xs, root: (comm.scatter(xs or None, root=root),), "gather"),
     "alltoall": (lambda comm, xs, _: tuple(comm.alltoall(xs)), "alltoall"),
     "allgather": (_allgather, "reduce_scatter"),
-    "reduce_scatter": (_reduce_scatter, "allgather"),
+    "reduce_scatter": (lambda comm, xs, _: (comm.reduce_scatter(xs),), "allgather"),
     "allreduce": (_allreduce, "allreduce"),
     "mean": (lambda comm, xs, _: (comm.multi_node_mean(xs[0]),), "mean"),
     # For values that are equal on all ranks, whose loss counts once: see tensor_parallel_ops.py.

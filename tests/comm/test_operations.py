@@ -1,0 +1,174 @@
+"""Sums, maxima and minima of users' arrays: `allreduce` and `reduce_scatter`."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+from unittest import mock
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from chainermn_comm import CommunicatorBase, RankMismatchError, create_communicator
+from chainermn_comm.allreduce import halving, pairwise
+from tests.support.halved import halved
+from tests.support.models import with_grads
+from tests.support.raised import raises_on_all
+from tests.support.samples import DTYPES, same, sample
+
+pytestmark = pytest.mark.world
+OPERATIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
+# Below and above what ranks gather whole, a shard, and a chunk of shared memory.
+SIZES = (0, 1, 4096, 300_000)
+extremes = pytest.mark.parametrize("op", ["max", "min"])
+# What a third party's communicator inherits must say and do the same.
+ours_and_inherited = pytest.mark.parametrize(
+    "kind", [type, lambda _: CommunicatorBase], ids=["ours", "inherited"]
+)
+
+
+def drawn(rank: int, size: int, dtype: Any) -> np.ndarray:
+    numbers = np.random.default_rng([rank, size]).standard_normal(size) * 50
+    return numbers.astype(dtype)
+
+
+@extremes
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "uint64", "bool"])
+def test_extremes_are_numpys(comm, op, dtype):
+    for size in SIZES:
+        rows = [drawn(rank, size, dtype) for rank in range(comm.size)]
+        mine = rows[comm.rank].copy()
+        found = comm.allreduce(mine, op=op)
+        same(found, reduce(OPERATIONS[op], rows))
+        same(mine, rows[comm.rank])
+        found[...] = 0  # memory of our own
+        same(mine, rows[comm.rank])
+
+
+@extremes
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("way", ["pairwise", "halved"])
+def test_an_extreme_with_a_nan_is_nan(world, op, dtype, way):
+    dtype = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    with mock.patch.object(halving, "PAIRWISE_RANKS", 1 if way == "halved" else 16):
+        comm = create_communicator("naive")
+    with comm:
+        for size in (8, 100_000):
+            rows = [drawn(rank, size, dtype) for rank in range(comm.size)]
+            rows[-1][3], rows[0][-1], rows[0][4] = np.nan, np.nan, -np.inf
+            found = comm.allreduce(rows[comm.rank], op)
+            with np.errstate(invalid="ignore"):  # which ml_dtypes warns of
+                expected = reduce(OPERATIONS[op], rows)
+            np.testing.assert_array_equal(found.astype("f8"), expected.astype("f8"))
+            assert np.isnan(found[[3, -1]].astype("f8")).all()
+
+
+def test_what_travels_by_halving_is_the_same(world):
+    with halved(), create_communicator("naive") as comm:
+        rows = [drawn(rank, 300_000, "i4") for rank in range(comm.size)]
+        for op, of in OPERATIONS.items():
+            same(comm.allreduce(rows[comm.rank], op), reduce(of, rows))
+            same(comm.reduce_scatter(rows, op), rows[comm.rank] * (comm.size if op == "sum" else 1))
+
+
+@ours_and_inherited
+def test_a_rank_gets_the_sum_of_what_all_have_for_it(comm, kind):
+    for dtype in DTYPES:
+        for op in OPERATIONS if np.dtype(dtype).kind != "c" else ("sum",):
+            mine = [sample(comm.rank + to, dtype) for to in range(comm.size)]
+            theirs = [sample(rank + comm.rank, dtype) for rank in range(comm.size)]
+            expected = reduce(OPERATIONS[op], theirs[1:], theirs[0])
+            same(kind(comm).reduce_scatter(comm, mine, op), expected)
+
+
+@ours_and_inherited
+def test_what_ranks_get_may_differ_in_shape_and_dtype(comm, kind):
+    def given(rank: int, to: int) -> np.ndarray:
+        shape = [(), (3, 0), (700, 1000), (5,)][to % 4]
+        return np.array(drawn(rank, int(np.prod(shape)), ["f4", "f8", "i2"][to % 3])).reshape(shape)
+
+    me, size = comm.rank, comm.size
+    mine = tuple(given(me, to) for to in range(size))
+    found = kind(comm).reduce_scatter(comm, mine)
+    expected = reduce(np.add, [given(rank, me) for rank in range(size)])
+    same(np.asarray(found), np.asarray(expected))
+    assert not np.shares_memory(found, mine[me]) or size == 1
+
+
+def test_each_rank_may_get_several_arrays_or_none(naive):
+    me, size = naive.rank, naive.size
+
+    def given(rank: int, to: int) -> tuple[np.ndarray, ...]:
+        return tuple(np.full(10 * to + i, rank + i, "f4") for i in range(to))
+
+    found = naive.reduce_scatter([given(me, to) for to in range(size)])
+    assert isinstance(found, tuple)
+    assert len(found) == me
+    for i, array in enumerate(found):
+        same(array, np.full(10 * me + i, sum(range(size)) + size * i, "f4"))
+
+
+def test_16_bits_are_summed_in_32(naive):
+    rows = [np.array([2048.0, 1.0, 0.5], "f2")[rank % 3 : rank % 3 + 1] for rank in range(3)]
+    mine = [rows[naive.rank % 3]] * naive.size
+    expected = sum(float(rows[rank % 3][0]) for rank in range(naive.size))
+    same(naive.reduce_scatter(mine), np.array([expected], "f2"))
+
+
+@pytest.mark.sizes(2, 3)
+@ours_and_inherited
+def test_what_cannot_be_scattered_raises_on_all(naive, kind):
+    me, size, base = naive.rank, naive.size, kind(naive)
+    fine = [np.ones(2)] * size
+    wrong = me == 1
+    with raises_on_all(wrong, ValueError, "op .*must be one of sum, max, min, got 'mean'"):
+        base.reduce_scatter(naive, fine, "mean" if wrong else "sum")
+    with raises_on_all(wrong, (TypeError, AttributeError)):
+        base.reduce_scatter(naive, [object()] * size if wrong else fine)
+    with pytest.raises(RankMismatchError, match="op"):
+        base.reduce_scatter(naive, fine, "max" if wrong else "min")
+    with pytest.raises(RankMismatchError, match=r"\(3,\)"):
+        base.reduce_scatter(naive, [np.ones(3 if wrong else 2)] * size)
+    same(base.reduce_scatter(naive, fine), np.full(2, float(size)))
+
+
+@pytest.mark.sizes(2, 3)
+def test_what_cannot_be_reduced_raises_on_all(naive):
+    wrong, size = naive.rank == 1, naive.size
+    for call in (naive.allreduce, lambda x, op: naive.reduce_scatter([x] * size, op)):
+        with raises_on_all(wrong, ValueError, "op .* must be one of sum, max, min, got None"):
+            call(np.ones(2), op=None if wrong else "sum")
+        with pytest.raises(TypeError, match="can't take the max of dtype complex64"):
+            call(np.ones(2, "c8"), op="max")
+        with pytest.raises(RankMismatchError, match="op"):
+            call(np.ones(2), op="max" if wrong else "min")
+    with raises_on_all(wrong, ValueError, f"expected {size} values, one for each rank, got 1"):
+        naive.reduce_scatter([np.ones(2)] * (1 if wrong else size))
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_within_a_machine_sums_take_no_messages(world):
+    with create_communicator("hierarchical") as comm:
+        rows = [drawn(rank, 30_000, "f4") for rank in range(comm.size)]
+        comm.allreduce(rows[comm.rank])  # its first use
+        with mock.patch.object(pairwise.PairwiseAllreduce, "allreduce", side_effect=AssertionError):
+            same(comm.allreduce(rows[comm.rank]), reduce(np.add, rows))
+            same(comm.multi_node_mean(rows[comm.rank]), reduce(np.add, rows) / comm.size)
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_a_sum_between_the_steps_of_a_mean_mixes_with_nothing(world):
+    """Both are packed into shared memory before ranks agree."""
+    with create_communicator("hierarchical") as comm:
+        comm.allreduce_grad(with_grads(w=np.ones(1000, "f4")))
+        for elements in (10, 300_000, 2_000_000):
+            mean = comm.start_mean()
+            model = with_grads(w=np.full(elements, comm.rank, "f4"))
+            mean.add(model)
+            same(comm.allreduce(np.full(500, 2.0)), np.full(500, 2.0 * comm.size))
+            mean.agree()
+            same(comm.allreduce(np.full(5, 1.0)), np.full(5, 1.0 * comm.size))
+            mean.reduce()
+            mean.assign()
+            same(model["w"].grad, np.full(elements, (comm.size - 1) / 2, "f4"))
