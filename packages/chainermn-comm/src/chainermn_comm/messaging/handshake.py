@@ -17,6 +17,8 @@ from ..errors import (
     describe,
     entries_of,
     is_known_to_all,
+    is_raised_on_all,
+    now,
     raise_failure,
     raise_mismatch,
     record_raised_on_all,
@@ -143,7 +145,7 @@ class Handshake:
 
     def _compare(self, entries: list[bytearray], operation: str, signature: Signature) -> list[int]:
         """Return the lengths of the ranks' payloads; raise if more than the lengths differs."""
-        prefixes = [_PREFIX.unpack_from(entry) for entry in entries]
+        prefixes, since = [_PREFIX.unpack_from(entry) for entry in entries], now()
         try:
             if any(failed for _, _, failed, _ in prefixes):
                 raise_failure(operation, self._comm.rank, self._comm.allgather(""))
@@ -151,7 +153,8 @@ class Handshake:
                 views = self._comm.allgather(view_of(operation, signature))
                 raise_mismatch(operation, self._comm.rank, views)
         except CommunicationError as error:
-            record_raised_on_all(error, (id(self), self._calls))
+            if is_raised_on_all(error, since):  # and not by a signal's handler
+                record_raised_on_all(error, (id(self), self._calls))
             raise
         return [length for *_, length in prefixes]
 
