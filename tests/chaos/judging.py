@@ -52,7 +52,8 @@ def _of_signal(case: Case, seen: Seen) -> Checks:
         yield seen.verdict.startswith(said), f"the launcher says {seen.verdict!r}"
         return
     # The watchdog names the first; MPICH's mpiexec, which may come before it, the lowest.
-    gone = re.search(r"^ChainerMN: rank (\d+) \(process (\d+) on \S+\) is gone", seen.err, re.M)
+    # Open MPI's ends with a space on a line of its own, but for our words.
+    gone = re.search(r"^ ?ChainerMN: rank (\d+) \(process (\d+) on \S+\) is gone", seen.err, re.M)
     if gone:
         yield gone.groups() == (f"{case.victim}", f"{pid}"), f"it is said that {gone[0]!r}"
     else:

@@ -145,7 +145,7 @@ NO_LISTS = [None, [], [1], [1] * 9]
             (0, ValueError, r"rank 0: .*expected . values", method(name), NO_LISTS)
             for name in ("alltoall", "scatter", "alltoall_obj", "scatter_obj")
         ),
-        (1, TypeError, r"rank 1.*can't sum", method("allreduce"), NO_SUMS),
+        (1, TypeError, r"rank 1.*can't take the sum", method("allreduce"), NO_SUMS),
         (1, ValueError, "key", split, [(0, 2**40), (0, None)]),
         (1, ValueError, "color of split must be", split, [(2**31, 0), (-1, 0), ("red", 0)]),
         (1, ValueError, "neither true nor false", mean_grad, [Ambiguous()]),
