@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from chainermn_comm import CommunicationError, create_communicator
-from chainermn_comm.gpu import connecting
 from tests.support import gpus
 from tests.support.nccl_double import NcclError
 from tests.support.topologies import on_nodes
@@ -27,30 +26,35 @@ def test_a_rank_that_fails_inside_does_not_hang_the_others(world, double):
         gpus.assert_mean(comm)
 
 
-@pytest.mark.parametrize("limit", ["constant", "variable"])
+@pytest.mark.parametrize("limit", ["CHAINERMN_NCCL_TIMEOUT", "CHAINERMN_TIMEOUT"])
 def test_a_rank_that_never_gets_there_is_waited_for_so_long_and_no_longer(
     world, double, monkeypatch, limit
 ):
-    if limit == "variable":
-        monkeypatch.setenv("CHAINERMN_TIMEOUT", "1")
-        monkeypatch.setattr(connecting, "CONNECT_SECONDS", 10_000)
-    else:
-        monkeypatch.setattr(connecting, "CONNECT_SECONDS", 0.3)
     with create_communicator("pure_nccl") as comm:
-        monkeypatch.delenv("CHAINERMN_TIMEOUT", raising=False)
-        if limit == "variable":
-            monkeypatch.setenv("CHAINERMN_TIMEOUT", "1")
+        monkeypatch.setenv("CHAINERMN_NCCL_TIMEOUT", "10000")
+        monkeypatch.setenv(limit, "1")
         double.init_hangs = world.rank == 1
-        seconds = "1" if limit == "variable" else "0.3"
-        told = f"not connected the ranks within {seconds} s.*NCCL_DEBUG"
+        told = "not connected the ranks within 1 s.*NCCL_DEBUG.*CHAINERMN_NCCL_TIMEOUT"
         with pytest.raises(CommunicationError, match=told):
             gpus.assert_mean(comm)
         # What comes late after all is aborted; the next attempt is one of its own.
         double.init_hangs = False
-        monkeypatch.setattr(connecting, "CONNECT_SECONDS", 60.0)
+        monkeypatch.delenv("CHAINERMN_NCCL_TIMEOUT")
         monkeypatch.delenv("CHAINERMN_TIMEOUT", raising=False)
         gpus.assert_mean(comm)
     assert set(double.calls) <= {"pack_f", "unpack_f", "allReduce", "abort", "destroy"}
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
+def test_a_time_that_is_none_raises_on_all(world, double, monkeypatch, text):
+    if world.rank == 1:
+        monkeypatch.setenv("CHAINERMN_NCCL_TIMEOUT", text)
+    with create_communicator("pure_nccl") as comm:
+        told = f"rank 1.*CHAINERMN_NCCL_TIMEOUT must be seconds, more than 0, got '{text}'"
+        with pytest.raises(CommunicationError, match=told):
+            gpus.assert_mean(comm)
+        monkeypatch.delenv("CHAINERMN_NCCL_TIMEOUT", raising=False)
+        gpus.assert_mean(comm)
 
 
 @pytest.mark.sizes(3, 4)

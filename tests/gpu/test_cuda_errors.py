@@ -1,4 +1,4 @@
-"""A CUDA or NCCL error at any call: all ranks raise with its words, none waits, the rest works."""
+"""A CUDA or NCCL error at any call is raised with its words, and nothing waits afterwards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from chainermn_comm import CommunicationError
 from tests.support import gpus
 from tests.support.device_double import ILLEGAL_ADDRESS, OUT_OF_MEMORY
-from tests.support.models import Model, Param, with_grads
+from tests.support.models import Model, Param
 from tests.support.nccl_double import NcclError
 from tests.support.topologies import on_nodes
 
@@ -84,14 +84,25 @@ def error_at(call: str) -> BaseException:
     return ILLEGAL_ADDRESS if call == "work" else OUT_OF_MEMORY
 
 
-def fails_here(world, algorithm: str, call: str, who: str) -> bool:
-    """Whether it is planted on this rank, which makes that call."""
-    first = (algorithm in LEAST_RANKS and call in LEADERS_ONLY) or call == "getUniqueId"
-    return world.rank == 0 if first else who == "all" or world.rank == 1
+def fails_here(comm, algorithm: str, when: str, call: str, who: str) -> bool:
+    """Whether it is planted on this rank, which makes that call.
+
+    Once ranks have agreed it is on all: the job may not end here, and others would wait for ever.
+    """
+    if call == "getUniqueId":
+        return comm.rank == 0
+    if algorithm in LEAST_RANKS and call in LEADERS_ONLY:
+        return comm.intra_rank == 0
+    return have_agreed(when, call) or who == "all" or comm.rank == 1
+
+
+def have_agreed(when: str, call: str) -> bool:
+    """Whether the call is made where an error can't be raised on all ranks any more."""
+    return when == "later" or call == "compile"
 
 
 @pytest.mark.parametrize(("algorithm", "when", "call", "who"), cases())
-def test_an_error_at_any_call_raises_on_every_rank(world, double, algorithm, when, call, who):
+def test_an_error_at_any_call_is_raised_and_none_waits(world, double, algorithm, when, call, who):
     name, nodes, _, _ = ALGORITHMS[algorithm]
     models = []
     for step in range(4):
@@ -103,40 +114,44 @@ def test_an_error_at_any_call_raises_on_every_rank(world, double, algorithm, whe
     if when == "later":
         for model in models[:2]:
             comm.allreduce_grad(model)
-        world.Barrier()  # a rank that is ahead must not fail while others are in there
-    fails = fails_here(world, algorithm, call, who)
+        gpus.settle(world, comm)
+    fails = fails_here(comm, algorithm, when, call, who)
     if fails:
         double.plant(call, error)
-    raised = [error_of(comm.allreduce_grad, model) for model in models[2:]]
-    assert comm.allreduce_obj(1) == world.size
-    if name != "pure_nccl":
-        on_host = with_grads(w=np.full(3, world.rank, "f4"))
-        comm.allreduce_grad(on_host)
-        np.testing.assert_array_equal(on_host["w"].grad, (world.size - 1) / 2)
-    raised.append(error_of(comm.finalize))
+    raised = [error_of(comm.allreduce_grad, models[2])]
+    if not raised[0]:
+        gpus.wait_for_failure(comm)
+        raised.append(error_of(comm.allreduce_obj, 1))
+    if not have_agreed(when, call):
+        assert raised[0]
+        assert comm.allreduce_obj(1) == world.size
+        if call != "work":
+            comm.allreduce_grad(models[3])
     assert any(re.search("cudaError|NCCL_ERROR", text) for text in raised), raised
-    assert not double.planted
+    assert True in world.allgather(fails and double.recover())  # others may have heard before
+    comm.finalize()
     with on_nodes(nodes[: world.size], "flat") as comm:  # it was for this communicator alone
         if call != "work":
             gpus.assert_mean(comm)
 
 
 @pytest.mark.parametrize("call", [*EACH, *NCCL_EACH, "allReduce"])
-def test_an_error_beside_backward_raises_on_every_rank(world, double, call):
-    grads = [gpus.put(np.full(2000, step, "f4")) for step in range(4)]
+def test_an_error_beside_backward_is_raised_and_none_waits(world, double, call):
+    grads = [gpus.put(np.full(2000, step, "f4")) for step in range(3)]
     with on_nodes([0] * world.size, "pure_nccl") as comm:
         channel, raised = comm.split(0, comm.rank), []
         for step, grad in enumerate(grads):
             mean = comm.start_mean(through=channel)
-            raised.append(error_of(mean.add, Model(w=Param(grad, grad)), True))
-            if step == 2 and world.rank == 1:
+            mean.add(Model(w=Param(grad, grad)), True)
+            if step == 2:
+                gpus.settle(world, channel)
                 double.plant(call, error_at(call))
             raised.append(error_of(mean.reduce_planned, 1))
-            world.Barrier()  # a rank that is ahead must not fail while others are in there
-        assert not any(raised[:4])
-        raised.append(error_of(channel.finalize))
+        assert not any(raised[:2])
+        gpus.wait_for_failure(channel)
+        raised.append(error_of(channel.allreduce_obj, 1))
         assert any(re.search("cudaError|NCCL_ERROR", text) for text in raised), raised
-        assert not double.planted
+        assert True in world.allgather(double.recover())
         assert comm.allreduce_obj(1) == world.size
 
 
@@ -156,8 +171,8 @@ def test_an_error_of_a_cupy_that_raises_it_is_told_likewise(world, double, monke
     with on_nodes([0] * world.size, "flat") as comm:
         gpus.assert_mean(comm)
         grad = gpus.put(np.ones(3, "f4"))
-        if world.rank == 1:
-            double.plant("eventQuery", ILLEGAL_ADDRESS)
+        gpus.settle(world, comm)
+        double.plant("eventQuery", ILLEGAL_ADDRESS)
         for _ in range(2):
             with pytest.raises(CommunicationError, match="cudaErrorIllegalAddress"):
                 comm.allreduce_grad(Model(w=Param(grad, grad)))

@@ -108,7 +108,8 @@ def test_without_threads_in_mpi_each_call_waits_and_raises_itself(world, double,
         assert gpus.watchers() == before
         if world.rank == 1:
             double.plant("allReduce", after=2)
-        with pytest.raises(CommunicationError, match="cudaErrorMemoryAllocation"):
+        told = "cudaErrorMemoryAllocation" if world.rank == 1 else "NCCL_ERROR_REMOTE_ERROR"
+        with pytest.raises(CommunicationError, match=told):
             comm.allreduce_grad(model)
 
 
@@ -118,12 +119,11 @@ def test_what_fails_after_the_last_call_is_told_by_finalize(world, double):
     comm.allreduce_grad(model)
     gpus.to_host(model["p0"].grad)
     world.Barrier()
-    if world.rank == 1:
-        double.plant("work", ILLEGAL_ADDRESS, after=5)
     comm.allreduce_grad(model)
+    double.plant("getAsyncError", ILLEGAL_ADDRESS)
     with pytest.raises(CommunicationError, match="cudaErrorIllegalAddress"):
-        comm.finalize()
-    comm.finalize()  # once
+        gpus.finalize_or_hear(comm)
+    comm.finalize()
 
 
 def test_gradients_may_be_dropped_before_their_means_are_there(world, double):

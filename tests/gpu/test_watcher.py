@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import time
+import re
 
 import numpy as np
 import pytest
@@ -21,82 +21,55 @@ SIZES = (2000, 3)  # packed, so that there is work after the sum
 
 
 def raises(comm) -> None:
-    """Assert that means raise, the second at the latest, and go on to."""
+    """Assert that means raise, the second at the latest, and all that follows."""
     arrays = [np.full(size, comm.rank, "f4") for size in SIZES]
     with contextlib.suppress(CommunicationError):
         gpus.means_of(comm, arrays)
+    gpus.wait_for_failure(comm)
     for _ in range(2):
-        with pytest.raises(CommunicationError):
+        with pytest.raises(CommunicationError, match="interrupted on this rank"):
             gpus.means_of(comm, arrays)
-
-
-def test_a_rank_that_waits_inside_of_a_call_of_nccl_is_freed(world, double, monkeypatch):
-    """NCCL connects ranks in the first call that needs it, which then waits for them."""
-    from cupy.cuda import nccl
-
-    def waiting(self, *_: object) -> None:
-        for _ in range(10_000):
-            if self.aborted:
-                break
-            time.sleep(1e-3)
-        else:
-            double.calls.append("stuck")
-        raise nccl.NcclError("NCCL_ERROR_UNHANDLED: it was aborted")
-
-    with on_nodes([0] * world.size, "pure_nccl") as comm:
-        gpus.assert_mean(comm)
-        world.Barrier()
-        if comm.rank == 1:
-            time.sleep(0.1)  # the others are in there
-            double.plant("allReduce")
-        else:
-            monkeypatch.setattr(nccl.NcclCommunicator, "allReduce", waiting)
-        raises(comm)
-        assert "stuck" not in double.calls
+    with pytest.raises(CommunicationError, match="interrupted on this rank"):
+        comm.allreduce_obj(1)
 
 
 @pytest.mark.sizes(3, 4)
 @pytest.mark.parametrize("name", ["hierarchical", "two_dimensional"])
-@pytest.mark.parametrize("failing", [0, 1, 2])
-def test_communicators_whose_work_is_behind_one_another_are_aborted_at_once(
-    world, double, name, failing
-):
+def test_communicators_whose_work_is_behind_one_another_are_aborted_at_once(world, double, name):
     with on_nodes((0, 0, 1, 1)[: world.size], name) as comm:
         gpus.assert_mean(comm)
-        world.Barrier()
-        if comm.rank == failing:
-            double.plant("launchKernel")
+        gpus.settle(world, comm)
+        double.plant("launchKernel", after=world.rank % 2)
         raises(comm)
         assert "stuck abort" not in double.calls
 
 
-def test_what_fails_on_one_rank_alone_is_told_on_all_by_finalize(world, double):
+def test_what_fails_after_the_last_call_is_raised_by_finalize(world, double):
     grads = [gpus.put(np.full(size, world.rank, "f4")) for size in SIZES]
     model = Model(**{f"p{i}": Param(grad, grad) for i, grad in enumerate(grads)})
     comm = on_nodes([0] * world.size, "pure_nccl")
     for _ in range(2):
         comm.allreduce_grad(model)
         gpus.to_host(model["p0"].grad)
-    world.Barrier()
-    if world.rank == 1:  # the others have done all of theirs
-        double.plant("getAsyncError", NcclError("NCCL_ERROR_REMOTE_ERROR: it failed"))
-    with pytest.raises(CommunicationError, match="NCCL_ERROR_REMOTE_ERROR"):
-        comm.finalize()
+    gpus.settle(world, comm)
+    double.plant("getAsyncError", NcclError("NCCL_ERROR_REMOTE_ERROR: it failed"))
+    with pytest.raises(CommunicationError, match="NCCL_ERROR_REMOTE_ERROR: it failed"):
+        gpus.finalize_or_hear(comm)
 
 
-def test_what_no_call_can_raise_any_more_is_printed_at_exit(world, double, capsys):
+def test_what_fails_between_calls_is_printed_at_once_and_raised_by_the_next(world, double, capsys):
     comm = on_nodes([0] * world.size, "pure_nccl")
     gpus.assert_mean(comm)
-    world.Barrier()
+    gpus.settle(world, comm)
     double.delay = 40
     grad = gpus.put(np.ones(3, "f4"))
     comm.allreduce_grad(Model(w=Param(grad, grad)))
     double.nccl_fails = True
     watcher.stop_all()
-    told = capsys.readouterr().err
-    assert f"rank {world.rank}: averaging gradients on GPUs failed in the last call" in told
-    with pytest.raises(CommunicationError, match=r"NCCL_ERROR|Nccl"):
-        comm.finalize()
+    told = f"rank {world.rank}: averaging gradients on GPUs failed: .*NCCL_ERROR_REMOTE"
+    assert re.search(f"ChainerMN: {told}", capsys.readouterr().err)
+    with pytest.raises(CommunicationError, match=f"interrupted on this rank .*{told}"):
+        comm.allreduce_obj(1)
 
 
 def test_tables_of_many_calls_are_made_once(world, double):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -80,6 +81,28 @@ def assert_mean(comm: CommunicatorBase, size: int = 1000) -> None:
     """Assert that gradients of 0, 1, ... by rank have the right mean (collective)."""
     mean = mean_of(comm, np.full(size, comm.rank, "f4"))
     np.testing.assert_allclose(mean, np.full(size, (comm.size - 1) / 2, "f4"), rtol=1e-6)
+
+
+def settle(world: Any, comm: CommunicatorBase) -> None:
+    """Return once no rank has work under way that its thread looks after (collective)."""
+    watcher = comm._algorithms.made[True]._watcher  # type: ignore[attr-defined]
+    while watcher._pending or watcher._wake.is_set():
+        if not watcher.in_background or watcher._thread is None:
+            break
+        time.sleep(1e-3)
+    world.Barrier()
+
+
+def wait_for_failure(comm: CommunicatorBase) -> None:
+    """Return once the thread has seen a failure, or a call has raised one; no rank waits then."""
+    while not comm._interruptions:  # type: ignore[attr-defined]
+        time.sleep(1e-3)
+
+
+def finalize_or_hear(comm: CommunicatorBase) -> None:
+    """Raise what finalize does, or what the watching thread has seen before (collective)."""
+    comm.finalize()
+    comm.allreduce_obj(1)
 
 
 def have_one_each(world: Any) -> bool:

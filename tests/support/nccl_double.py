@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # By NCCL's numbers; the last are the bits of bfloat16.
 DTYPES = {6: np.dtype("f2"), 7: np.dtype("f4"), 8: np.dtype("f8"), 9: np.dtype("u2")}
 BIRTHS = 30_000  # the tag of the messages by which ranks find each other
+GONE = BIRTHS  # on a communicator of NCCL's: that of its end, which the other ranks notice
 ID_BYTES = 128
 POLL_SECONDS = 1e-3
 ABORT_SECONDS = 5.0  # after which an abort that waits is taken for one that never ends
@@ -220,13 +221,15 @@ def make_nccl(gpu: Gpu) -> ModuleType:
 
         def check_async_error(self) -> None:
             gpu.reach("getAsyncError")
-            if gpu.nccl_fails:
+            if gpu.nccl_fails or self.mpi.iprobe(tag=GONE):
                 raise NcclError("NCCL_ERROR_REMOTE_ERROR: remote process exited")
 
         def abort(self) -> None:
             with gpu.lock:
                 gpu.calls.append("abort")
                 self.aborted = True
+                others = [rank for rank in range(self.mpi.size) if rank != self.mpi.rank]
+                SENT.extend(self.mpi.isend(None, rank, GONE) for rank in others)
                 for work in self.pending:
                     work.cancel()
                 # Not freed: a later communicator in its place would get messages meant for this.

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+OPERATIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}  # of sums over ranks
+
 
 def as_array(data: Any, rank: int) -> np.ndarray:
     """Return the NumPy array of an array or scalar that a user passes; else raise TypeError."""

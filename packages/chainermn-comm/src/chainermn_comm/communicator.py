@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from .arrays import accumulator
-from .errors import describe, raise_failure, raise_mismatch, view_of
+from .arrays import OPERATIONS, accumulator
+from .errors import SharedFailure, describe, raise_failure, raise_mismatch, view_of
 from .mean_in_progress import MeanInProgress
 
 # Message ids are from -MESSAGE_IDS on and less than MESSAGE_IDS.
@@ -258,20 +258,15 @@ class CommunicatorBase(ABC):
         Returns:
             The sum of all ranks' ``xs[rank]``, in rank order and in float32 or wider: a new array.
         """
-        operations = {"sum": np.add, "max": np.maximum, "min": np.minimum}
-        signature: list[tuple[Any, ...]] = [("op", op)]
-        error = None
-        try:
-            if op not in operations:
-                known = ", ".join(operations)
+        with SharedFailure(self.handshake, "reduce_scatter"):
+            if op not in OPERATIONS:
+                known = ", ".join(OPERATIONS)
                 raise ValueError(f"rank {self.rank}: op must be one of {known}, got {op!r}")
-            signature += [("array", str(x.dtype), x.shape) for x in xs]
-        except Exception as caught:
-            error = caught
-        self.handshake("reduce_scatter", signature, error=error)
+            specs = [("array", str(x.dtype), x.shape) for x in xs]
+        self.handshake("reduce_scatter", [("op", op), *specs])
         rows = self.alltoall(xs)
         wide = [row.astype(accumulator(row.dtype)) for row in rows]
-        return reduce(operations[op], wide).astype(rows[0].dtype, copy=False)
+        return reduce(OPERATIONS[op], wide).astype(rows[0].dtype, copy=False)
 
     def allgather(self, x: Any) -> tuple[Any, ...]:
         """Send every rank's array to every rank (collective).

@@ -155,8 +155,7 @@ def record_raised_on_all(error: BaseException, call: tuple[int, int] | None) -> 
 def is_raised_on_all(error: BaseException, since: int) -> bool:
     """Return whether all ranks have come to raise since that time, which :func:`now` returned."""
     _, time = vars(error).get(_RAISED_ON_ALL, (None, -1))
-    # GPUs' failures, which have this very type, reach all ranks without a handshake.
-    return type(error) is CommunicationError or bool(time > since)
+    return bool(time > since)
 
 
 def is_known_to_all(error: BaseException, call: tuple[int, int]) -> bool:

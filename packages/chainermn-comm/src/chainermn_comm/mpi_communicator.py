@@ -60,9 +60,10 @@ class MpiCommunicator(CommunicatorBase):
     Where CUDA fails on a rank, a collective method raises ``CommunicationError`` on all ranks;
     ``send`` does on its rank, and the receiver's ``recv`` raises ``PeerError``.
 
-    An exception in the middle of a call that moves data (no memory, a signal's handler) ends the
-    job, as it can't be raised on the other ranks. Where ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0``
-    refuses that, later calls on this rank raise ``CommunicationError``.
+    An exception in the middle of a call that moves data (no memory, a signal's handler, CUDA or
+    NCCL while gradients are averaged, which may be after the call) ends the job, as it can't be
+    raised on the other ranks. Where ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0`` refuses that, later
+    calls on this rank raise ``CommunicationError``.
 
     Only one thread at a time may use it; another thread needs a communicator of its own, made by
     :meth:`split`.
@@ -479,8 +480,7 @@ class MpiCommunicator(CommunicatorBase):
         """Free this communicator's MPI resources (collective); later calls raise.
 
         The communicator that the user gave stays theirs. A second call does nothing, nor does
-        one in a process that the rank forked. Where a GPU or NCCL failed after the last call that
-        gave it work, CommunicationError is raised once all is freed.
+        one in a process that the rank forked.
         """
         context = self._releasable
         if context is None:
@@ -500,10 +500,10 @@ class MpiCommunicator(CommunicatorBase):
         """Finalize (collective); after an exception, release only what needs no other rank.
 
         Other ranks may not leave the block, and waiting for them would keep the error from showing.
-        So memory and NCCL's communicator are released, and ranks that wait for this one's GPU get
-        an error; MPI's communicators and the node's window, which only all ranks together can free,
-        stay until the process ends. A program that catches such errors and goes on should do so
-        inside of the block, or make no more than some hundred communicators.
+        So memory and NCCL's communicator are released; MPI's communicators and the node's window,
+        which only all ranks together can free, stay until the process ends. A program that catches
+        such errors and goes on should do so inside of the block, or make no more than some hundred
+        communicators.
         """
         if kind is None:
             self.finalize()

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from .. import devices, staging
-from ..arrays import can_be_summed
+from ..arrays import OPERATIONS, can_be_summed
 from ..messaging import Context, SharedFailure, collectives, messages
 from .algorithm import Operand
 from .factories import AlgorithmCache
 
-OPS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 _EMPTY = np.empty(0, np.uint8)
 
 
@@ -39,7 +38,9 @@ def reduce_arrays(
                 _check_room(context.rank, operation, message.arrays, out)
             results, sources = _rooms_for(message), list(map(_native, message.arrays))
             dtypes = [result.dtype for result in results]
-            finish = algorithms.prepare_arrays(Operand(sources, results, dtypes, divisor, OPS[op]))
+            finish = algorithms.prepare_arrays(
+                Operand(sources, results, dtypes, divisor, OPERATIONS[op])
+            )
         on_gpu = bool(message.on_gpu) or devices.on_gpu(out)
         uses_gpu = _agree(context, operation, op, [message], on_gpu)
         finish()
@@ -67,7 +68,7 @@ def reduce_scatter_arrays(
         # A value may be several arrays; the i-th of all ranks travel together.
         for sources, result in zip_longest(zip_longest(*rows, fillvalue=_EMPTY), results):
             target = _EMPTY if result is None else result.reshape(-1)
-            algorithms.reduce_scatter(sources, target, OPS[op])
+            algorithms.reduce_scatter(sources, target, OPERATIONS[op])
         return _hand_out(context, operation, own, results, None, uses_gpu)
 
 
@@ -75,9 +76,9 @@ def _check(
     rank: int, operation: str, op: Any, arrays: Sequence[np.ndarray], mean: bool = False
 ) -> None:
     """Raise unless that operation can be taken of these arrays."""
-    if not isinstance(op, str) or op not in OPS:
+    if not isinstance(op, str) or op not in OPERATIONS:
         raise ValueError(
-            f"rank {rank}: op of {operation} must be one of {', '.join(OPS)}, got {op!r}"
+            f"rank {rank}: op of {operation} must be one of {', '.join(OPERATIONS)}, got {op!r}"
         )
     for array in arrays:
         if not can_be_summed(array.dtype) or (op != "sum" and array.dtype.kind == "c"):

@@ -6,21 +6,24 @@ So a thread calls it, while the rank listens for other ranks' failures.
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from .. import devices
 from ..errors import CommunicationError, SharedFailure, describe_exception
 from ..messaging import Handshake
 from ..timeout import timeout_from_env
-from .error_notifier import ErrorNotifier
 
-# Some seconds are usual on large jobs. CHAINERMN_TIMEOUT overrides it where that is shorter.
-CONNECT_SECONDS = 60.0
+# By default; some seconds are usual on large jobs. CHAINERMN_TIMEOUT counts where it is shorter.
+CONNECT_SECONDS, VARIABLE = 60.0, "CHAINERMN_NCCL_TIMEOUT"
 LISTEN_SECONDS = 5e-3  # between two looks for other ranks' failures
 OPERATION = "making an NCCL communicator"
 
@@ -68,36 +71,60 @@ def connect(comm: MPI.Intracomm, make: Callable[[], Any]) -> Any:
     CommunicationError is raised on all ranks where it fails on one, or takes too long; the thread
     may then be blocked for ever.
     """
-    handshake, device, timeout = Handshake(comm), devices.current_device(), timeout_from_env()
-    seconds = min(CONNECT_SECONDS, timeout.seconds if timeout.ends_job else CONNECT_SECONDS)
-    notifier, attempt = ErrorNotifier(comm), _Attempt(make, device)
+    handshake = Handshake(comm)
+    others = [rank for rank in range(comm.size) if rank != comm.rank]
+    # Of each rank, once it has ended its attempt, whether that failed.
+    own, failed = np.zeros(1, np.uint8), np.zeros(comm.size, np.uint8)
+    traffic = comm.Dup()
+    told = [traffic.Irecv([failed[rank : rank + 1], MPI.BYTE], rank) for rank in others]
+    attempt = _Attempt(make, devices.current_device())
+
+    def another_has_failed() -> bool:
+        MPI.Request.Testsome(told)
+        return bool(failed.any())
+
     try:
         with SharedFailure(handshake, OPERATION):
             try:
-                _wait(attempt, notifier, seconds)
-                made = attempt.result()
+                if _wait(attempt, another_has_failed, comm.rank):
+                    attempt.result()
             except BaseException as error:
-                notifier.send(describe_exception(error))
+                own[0] = 1
                 if isinstance(error, CommunicationError) or not isinstance(error, Exception):
                     raise
                 raise CommunicationError(
                     f"rank {comm.rank}: {OPERATION} failed: {describe_exception(error)}"
                 ) from error
+            finally:
+                told += [traffic.Isend([own, MPI.BYTE], rank) for rank in others]
         handshake(OPERATION)
     except BaseException:
         attempt.abandon()
         raise
     finally:
-        notifier.close()
-    return made
+        MPI.Request.Waitall(told)
+        traffic.Free()
+    return attempt.result()
 
 
-def _wait(attempt: _Attempt, notifier: ErrorNotifier, seconds: float) -> None:
+def _seconds() -> float:
+    text, timeout = os.environ.get(VARIABLE, "").strip(), timeout_from_env()
+    with contextlib.suppress(ValueError):
+        if 0 < (seconds := float(text or CONNECT_SECONDS)) < math.inf:
+            return min(seconds, timeout.seconds) if timeout.ends_job else seconds
+    raise ValueError(f"{VARIABLE} must be seconds, more than 0, got {text!r}")
+
+
+def _wait(attempt: _Attempt, another_has_failed: Callable[[], bool], rank: int) -> bool:
+    """Return whether the attempt is over; it isn't where another rank's has failed."""
+    seconds = _seconds()
     end = time.monotonic() + seconds
     while not attempt.over.wait(LISTEN_SECONDS):
-        notifier.poll()
+        if another_has_failed():
+            return False
         if time.monotonic() > end:
             raise CommunicationError(
-                f"rank {notifier.rank}: NCCL has not connected the ranks within {seconds:g} s; see "
-                "what it says with NCCL_DEBUG=INFO, and check NCCL_SOCKET_IFNAME"
+                f"rank {rank}: NCCL has not connected the ranks within {seconds:g} s; see what it "
+                f"says with NCCL_DEBUG=INFO, and check NCCL_SOCKET_IFNAME, or set {VARIABLE}"
             )
+    return True

@@ -6,23 +6,23 @@ stream waits for its end; a :class:`Watcher` looks after it.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from .. import devices
-from ..allreduce import Algorithm, NextOperand, Operand, plan_chunks
-from ..errors import CommunicationError, record_raised_on_all
+from ..allreduce import Algorithm, Operand, plan_chunks
+from ..errors import now
 from ..messaging import Context
 from ..topology import Topology
 from . import kernels
-from .failures import on_all_ranks
 from .inter_node import IS_OVER, WAITS
 from .links import connect_ranks
 from .pipeline import MPI_SLOTS, Call, Pipeline
 from .tables import TableCache
-from .watcher import Watcher
+from .watcher import OPERATION, Watcher
 
 # Neither is measured, since that takes several GPUs. NCCL wants tens of megabytes to reach its
 # bandwidth; a message between hosts must be short beside the whole for their work to overlap.
@@ -30,7 +30,6 @@ NCCL_CHUNK_BYTES = 32 << 20
 MPI_CHUNK_BYTES = 4 << 20
 # Calls whose shapes are known to fit on all ranks.
 MOST_KNOWN = 4096
-OPERATION = "averaging gradients on GPUs"
 
 
 class DeviceAllreduce(Algorithm):
@@ -43,11 +42,11 @@ class DeviceAllreduce(Algorithm):
         self._context = context
         self._told = f"rank {context.rank}: {OPERATION}"
         with context.in_step(OPERATION):
-            self._device, self._pipeline = on_all_ranks(
-                context, self._told, lambda: (devices.current_device(), Pipeline())
+            self._device, self._pipeline = context.run_on_all_ranks(
+                OPERATION, lambda: (devices.current_device(), Pipeline())
             )
             self._links = links = connect_ranks(context, topology, leaders, between, MPI_SLOTS)
-            self._watcher = Watcher(context.comm, self._device)
+        self._watcher = Watcher(context, self._device, self._pipeline)
         index = topology.intra_rank(context.rank)
         self._pipeline.connect(links, context.size, leaders, index, context.reduce_dtype)
         default = NCCL_CHUNK_BYTES if links.all_by_nccl else MPI_CHUNK_BYTES
@@ -61,16 +60,15 @@ class DeviceAllreduce(Algorithm):
         """Write the mean over ranks of each source into its target (collective).
 
         Sources and targets are CuPy arrays of this algorithm's device, in the order of the current
-        stream. If NCCL takes all sums, this returns before that is done. CommunicationError is
-        raised where NCCL or CUDA failed, here or on another rank, in this call or one before; the
-        communicator can't average GPU gradients any more then.
+        stream. If NCCL takes all sums, this returns before that is done. Where NCCL or CUDA fails,
+        then or later, the job ends.
         """
         prepare = partial(self._prepare, operand)
         key = _key(operand)
         if key not in self._known:
-            call = on_all_ranks(self._context, self._told, prepare)
+            call = self._context.run_on_all_ranks(OPERATION, prepare)
         else:
-            with self._failures():
+            with self._ending():
                 call = prepare()
         self._run(key, call)
 
@@ -79,19 +77,12 @@ class DeviceAllreduce(Algorithm):
             call = self._prepare(operand)
         return partial(self._run, _key(operand), call)
 
-    def stream(self, next_operand: NextOperand) -> None:
-        while True:
-            with self._failures():
-                operand = next_operand(True)
-            if operand is None:
-                return
-            self.allreduce(operand)
-
     def _prepare(self, operand: Operand) -> Call:
         """Do what needs no other rank, and writes to no target; may raise on this rank alone."""
         sources, targets, wire_dtypes = operand[:3]
         with devices.use(self._device):
-            self._watcher.check()
+            with self._ending():
+                self._watcher.look()
             self._check((*sources, *targets), wire_dtypes)
             flats = [target.reshape(-1) for target in targets]
             inputs = [
@@ -122,7 +113,7 @@ class DeviceAllreduce(Algorithm):
 
     def _run(self, key: Any, call: Call) -> None:
         pipeline, all_by_nccl = self._pipeline, self._links.all_by_nccl
-        with self._failures(call), devices.use(self._device):
+        with self._ending(call), devices.use(self._device):
             if len(self._known) >= MOST_KNOWN:
                 self._known.clear()
             self._known.add(key)
@@ -156,70 +147,45 @@ class DeviceAllreduce(Algorithm):
                 before = phases[number]
             return phases[in_flight[0][0]] == IS_OVER
 
+        while True:
+            while len(in_flight) < MPI_SLOTS and (number := next(todo, None)) is not None:
+                in_flight.append((number, self._pipeline.begin(call, number)))
+                phases[number] = WAITS
+            if not in_flight:
+                return
+            self._watcher.wait(first_is_over)
+            self._pipeline.finish(call, in_flight.popleft()[0])
+
+    @contextlib.contextmanager
+    def _ending(self, keep: Any = ()) -> Iterator[None]:
+        """Raise CUDA's and NCCL's errors as CommunicationError; what is raised ends the job."""
+        since = now()
         try:
-            while True:
-                while len(in_flight) < MPI_SLOTS and (number := next(todo, None)) is not None:
-                    in_flight.append((number, self._pipeline.begin(call, number)))
-                    phases[number] = WAITS
-                if not in_flight:
-                    return
-                self._watcher.wait(first_is_over)
-                self._pipeline.finish(call, in_flight.popleft()[0])
-        except BaseException:
-            self._links.orphan((call, in_flight))
+            with devices.translated_errors(self._told):
+                yield
+        except BaseException as error:
+            self._watcher.fail(error, keep)
+            self._watcher.stop()  # if its thread has failed, the job is about to end
+            self._context.interrupt(OPERATION, error, since)
             raise
 
-    def _failures(self, keep: Any = ()) -> _Failures:
-        return _Failures(self._watcher, self._pipeline.streams, keep)
-
     def release_local(self) -> None:
-        # NCCL aborts what is in flight; MPI's communicators stay.
-        self._watcher.tell(CommunicationError("an exception left the communicator's block"))
-        self._watcher.stop()
-        self._release()
+        # MPI's communicators stay; and so does memory that a device which has failed may use.
+        with contextlib.suppress(Exception), devices.use(self._device):
+            if self._watcher.abandon(self._pipeline.streams):
+                self._release()
 
     def close(self) -> None:
-        with devices.use(self._device):
+        with self._ending(), devices.use(self._device):
             self._watcher.finish()
-            try:
-                if not self._watcher.failure:
-                    for nccl in self._watcher.nccls:
-                        nccl.close()
-            except Exception as error:
-                self._watcher.fail(error)
-        failed = self._watcher.close()
+            for nccl in self._watcher.nccls:
+                nccl.close()
         self._release()
-        if not failed:  # else messages may be left here too
-            self._links.free()
-        self._watcher.raise_untold()
+        self._links.free()
 
     def _release(self) -> None:
-        if self._watcher.failure:
-            self._watcher.drain(self._pipeline.streams, (self._pipeline.buffers, self._links))
         self._pipeline.release()
         self._tables.clear()
-
-
-class _Failures:
-    """What is raised inside ends this algorithm on all ranks, and is raised as CommunicationError.
-
-    What a signal's handler raises, too, though as it is: the others wait for this rank.
-    """
-
-    def __init__(self, watcher: Watcher, streams: tuple[Any, ...], keep: Any) -> None:
-        self._watcher, self._streams, self._keep = watcher, streams, keep
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if error is None:
-            return
-        told = self._watcher.tell(error)
-        self._watcher.drain(self._streams, self._keep)
-        if isinstance(error, Exception) and told is not error:
-            raise told from error
-        record_raised_on_all(error, None)
 
 
 def _key(operand: Operand) -> Any:

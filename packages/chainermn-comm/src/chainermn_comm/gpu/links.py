@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Any
 
 from mpi4py import MPI
 
 from ..errors import CommunicationError, SharedFailure
 from ..messaging import Context
 from ..topology import Topology
-from .failures import on_all_ranks
 from .inter_node import MpiExchange
 from .nccl import NcclCommunicator
 
 OPERATION = "connecting GPUs"
-
-# MPI may read and write the memory of requests that nobody waits for any more, so it is kept.
-_orphaned: list[Any] = []
 
 
 @dataclass(frozen=True)
@@ -37,11 +32,6 @@ class Links:
         """Free MPI's communicator (collective among leaders of one index)."""
         if self.inter_comm != MPI.COMM_NULL:
             self.inter_comm.Free()
-
-    def orphan(self, keep: Any) -> None:
-        """Keep what MPI's requests may still use."""
-        if self.exchange is not None:
-            _orphaned.append((self.exchange, keep))
 
 
 # By its own name, since MPI serves where it fails.
@@ -71,20 +61,16 @@ def connect_ranks(
         return made[-1]
 
     try:
-        node = on_all_ranks(
-            context,
-            f"rank {rank}: {OPERATION}",
-            lambda: make(node_comm) if node_comm.size > 1 else None,
+        node = context.run_on_all_ranks(
+            OPERATION, lambda: make(node_comm) if node_comm.size > 1 else None
         )
         inter, why = None, ""
         if several and between == "nccl":
             inter, why = _connect_nodes(context, inter_comm if is_leader else None)
         exchange, by_mpi = None, several and (between != "nccl" or bool(why))
         if by_mpi:
-            exchange = on_all_ranks(
-                context,
-                f"rank {rank}: {OPERATION} by MPI",
-                lambda: MpiExchange(inter_comm, slots) if is_leader else None,
+            exchange = context.run_on_all_ranks(
+                OPERATION, lambda: MpiExchange(inter_comm, slots) if is_leader else None, "by MPI"
             )
             if why and rank == 0:
                 print(

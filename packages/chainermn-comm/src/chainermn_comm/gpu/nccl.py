@@ -14,7 +14,6 @@ from .. import devices
 from ..errors import CommunicationError, SharedFailure
 from ..messaging import Context, Handshake
 from .connecting import OPERATION, connect
-from .failures import on_all_ranks
 
 # The first version that reports asynchronous errors (ncclCommGetAsyncError).
 OLDEST = (2, 4)
@@ -37,7 +36,7 @@ class NcclCommunicator:
         """Connect the current devices (collective over ``comm``, which stays the caller's).
 
         CommunicationError is raised on all ranks where NCCL fails on one, or takes longer than
-        ``connecting.CONNECT_SECONDS``.
+        CHAINERMN_NCCL_TIMEOUT says.
         """
         self._nccl = nccl = _nccl()
         self._lock = threading.RLock()
@@ -205,7 +204,7 @@ def check_devices(context: Context) -> None:
     operation, node = "asking which device this is", context.topology.inter_rank(context.rank)
     places: dict[tuple[int, str], list[int]] = {}
     with context.in_step(operation):
-        bus_id = on_all_ranks(context, f"rank {context.rank}: {operation}", devices.bus_id)
+        bus_id = context.run_on_all_ranks(operation, devices.bus_id)
         rows = context.comm.allgather((node, bus_id))
     for rank, place in enumerate(rows):
         places.setdefault(place, []).append(rank)

@@ -1,14 +1,12 @@
 """Watches what was enqueued on a device: a call returns before its work is over, or has failed.
 
-A thread looks at CUDA's events, NCCL's asynchronous errors and other ranks' failures. After a
-failure it aborts NCCL's communicators, so that no rank's stream waits for ever; the next call
-reports it.
+A thread looks at CUDA's events and NCCL's asynchronous errors. After one a process is of no use: it
+aborts NCCL's communicators and ends the job.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import sys
 import threading
 import time
@@ -20,18 +18,19 @@ from typing import Any
 from mpi4py import MPI
 
 from .. import devices
-from ..errors import CommunicationError, describe_exception
+from ..errors import CommunicationError, describe_exception, now
+from ..messaging import Context
 from ..runtime import wait_until
-from .error_notifier import ErrorNotifier
 from .nccl import NcclCommunicator, abort_all
 
 # Between two looks of the thread while work is under way. Short beside a step of training; work
 # that is over keeps its memory until the next look.
 LOOK_SECONDS = 5e-3
-# How long a rank that failed, or a process that ends, waits for its device to finish.
+# How long a process that ends, or a block that an exception left, waits for the device to finish.
 DRAIN_SECONDS = 5.0
+OPERATION = "averaging gradients on GPUs"
 
-# What a device may still use, since it didn't finish in time.
+# What a device may still use, since it failed or didn't finish in time.
 _orphaned: list[Any] = []
 _watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
 
@@ -39,18 +38,17 @@ _watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
 class Watcher:
     """Watches one device's work for one set of ranks; after the first failure nothing works."""
 
-    def __init__(self, comm: MPI.Intracomm, device: int) -> None:
-        """Watch the work of this rank on ``device`` (collective over ``comm``)."""
-        self._notifier = ErrorNotifier(comm)
-        self._device, self._rank = device, comm.rank
+    def __init__(self, context: Context, device: int, used: Any) -> None:
+        """Watch this rank's work on ``device``, by which things are ``used`` (not collective)."""
+        self._context, self._device, self._used = context, device, used
         self.nccls: Sequence[NcclCommunicator] = ()
         self.failure = ""
-        self._told = False  # this rank's user has got the failure
         self._pending: deque[tuple[Any, Any]] = deque()  # events, and what lives until they happen
         self._free: list[Any] = []  # events
         self._lock = threading.RLock()
         self._wake, self._stop = threading.Event(), threading.Event()
-        # Another thread must not call MPI otherwise; each call then waits for its end.
+        # Another thread must not call MPI otherwise, and the job may have to end; each call then
+        # waits for its end.
         self.in_background = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         self._thread: threading.Thread | None = None
         self._in_call = False  # and may wait for other ranks in a call of NCCL's
@@ -82,37 +80,22 @@ class Watcher:
         return event
 
     def look(self) -> None:
-        """Raise if something has failed, here or on another rank; let go of what is over."""
+        """Raise if something has failed; let go of what is over."""
         with self._lock:
-            if self.failure:  # the other thread has got the message
-                raise CommunicationError(self.failure)
+            if self.failure:
+                raise CommunicationError(
+                    f"rank {self._context.rank}: {OPERATION} failed: {self.failure}; make a new "
+                    "communicator on all ranks"
+                )
             count = 0
             for event, _ in self._pending:
                 if not devices.is_done(event):
                     break
                 count += 1
-            self._notifier.poll()
-            self._check_nccl()
+            for nccl in self.nccls:
+                nccl.check()  # work that failed may count as done
             for _ in range(count):
                 self._free.append(self._pending.popleft()[0])
-
-    def _check_nccl(self) -> None:
-        for nccl in self.nccls:
-            nccl.check()  # work that failed may count as done
-
-    def check(self) -> None:
-        """Raise CommunicationError if something has failed since the last call."""
-        if not self.failure:
-            try:
-                self.look()
-            except Exception as error:
-                self.fail(error)
-        if self.failure:
-            self._told = True
-            raise CommunicationError(
-                f"rank {self._rank}: averaging gradients on GPUs failed in an earlier call: "
-                f"{self.failure}; make a new communicator on all ranks"
-            )
 
     def wait(self, is_done: Callable[[], bool]) -> None:
         """Return once ``is_done`` returns True; raise if something fails before."""
@@ -124,53 +107,36 @@ class Watcher:
             return False
 
         wait_until(is_over)
-        self._check_nccl()
+        for nccl in self.nccls:
+            nccl.check()
 
-    def fail(self, error: BaseException) -> None:
-        """Send this rank's failure to the other ranks, and abort NCCL; only the first counts."""
-        with self._lock:
-            if self.failure:
-                return
-            self.failure = describe_exception(error)
-        self._notifier.send(self.failure)
-        abort_all(self.nccls)
+    def fail(self, error: BaseException, keep: Any = ()) -> None:
+        """Abort NCCL, and let go of nothing that the device may still use; the first error counts.
 
-    def tell(self, error: BaseException) -> CommunicationError:
-        """Return what to raise in the call that failed by this error."""
-        self.fail(error)
-        self._told = True
-        if isinstance(error, CommunicationError) and describe_exception(error) == self.failure:
-            return error
-        return CommunicationError(
-            f"rank {self._rank}: averaging gradients on GPUs failed: {self.failure}"
-        )
-
-    def drain(self, streams: Iterable[Any], keep: Any) -> None:
-        """After a failure, wait until streams are done: the memory that they use is to be freed.
-
-        That lasts some seconds at most; what may still be in use then is never freed.
+        Raises nothing.
         """
-        end, is_over = time.monotonic() + DRAIN_SECONDS, False
-        # A device that failed itself raises again, and does nothing any more.
-        with contextlib.suppress(Exception), devices.use(self._device):
-            events = [event for event, _ in self._pending]
-            for stream in streams:
-                events.append(devices.new_event())
-                events[-1].record(stream)
-            for event in events:
-                wait_until(lambda e=event: devices.is_done(e) or time.monotonic() > end)  # type: ignore[misc]
-            is_over = time.monotonic() <= end
-        if not is_over:
-            _orphaned.append((keep, *self._pending))
+        with self._lock:
+            is_first, self.failure = not self.failure, self.failure or describe_exception(error)
+            _orphaned.append((self._used, keep, *self._pending))
+            self._pending.clear()
+        if is_first:
+            abort_all(self.nccls)
+
+    def abandon(self, streams: Iterable[Any]) -> bool:
+        """Abort NCCL; return whether the streams are done within some seconds (not collective)."""
+        self.stop()
+        abort_all(self.nccls)
+        end, events = time.monotonic() + DRAIN_SECONDS, []
+        for stream in streams:
+            events.append(devices.new_event())
+            events[-1].record(stream)
+        wait_until(lambda: all(map(devices.is_done, events)) or time.monotonic() > end)
         self._pending.clear()
+        return time.monotonic() <= end
 
     def finish(self) -> None:
-        """Wait until all work is over, or something fails; the thread ends (not collective)."""
-        try:
-            if not self.failure:
-                self.wait(lambda: not self._pending)
-        except Exception as error:
-            self.fail(error)
+        """Wait until all work is over; the thread ends (not collective)."""
+        self.wait(lambda: not self._pending)
         self.stop()
 
     def stop(self) -> None:
@@ -180,21 +146,11 @@ class Watcher:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
-    def close(self) -> bool:
-        """Release what the ranks share (collective); return whether any of them has failed."""
-        told = self._notifier.close()
-        if told and not self.failure:  # another rank failed when this one had finished
-            self.failure = told
-        return bool(told)
-
-    def raise_untold(self) -> None:
-        """Raise CommunicationError if something failed after the call that it belongs to."""
-        if self.failure and not self._told:
-            self.check()
-
     def _run(self) -> None:
+        since = now()
         try:
-            with devices.use(self._device):
+            what = f"rank {self._context.rank}: {OPERATION}"
+            with devices.translated_errors(what), devices.use(self._device):
                 # Whether it is to stop is asked after `clear`, which may undo what `stop` set.
                 while not (self.failure or self._stop.is_set()):
                     self._wake.wait()
@@ -205,7 +161,11 @@ class Watcher:
                         if not (self._pending or self._in_call):
                             self._wake.clear()
         except Exception as error:
+            if self.failure:  # the call that failed raises it
+                return
             self.fail(error)
+            self._context.interrupt(OPERATION, error, since)
+            print(f"ChainerMN: {error}", file=sys.stderr)  # as the job may not be ended
 
     def at_exit(self) -> None:
         """Let the work of a communicator that nobody finalized end; MPI is about to."""
@@ -213,16 +173,10 @@ class Watcher:
         while self._pending and not self.failure and time.monotonic() < end:
             time.sleep(LOOK_SECONDS)  # the thread looks
         self.stop()
-        if self.failure and not self._told:  # no call is left that could raise it
-            print(
-                f"ChainerMN: rank {self._rank}: averaging gradients on GPUs failed in the last "
-                f"call: {self.failure}; what was computed since is wrong",
-                file=sys.stderr,
-            )
 
 
 @atexit.register
 def stop_all() -> None:
-    """End the threads of communicators that nobody finalized, and print what no call raised."""
+    """End the threads of communicators that nobody finalized."""
     for watcher in list(_watchers):
         watcher.at_exit()

@@ -183,7 +183,8 @@ class GradientMean(MeanInProgress):
             return call.operand(self._planned_settings, in_memory, size)
 
         try:
-            with self._data_context.in_step(DESCRIPTION):
+            told = f"rank {self._context.rank}: {OPERATION}"
+            with self._data_context.in_step(DESCRIPTION), devices.translated_errors(told):
                 algorithm = algorithms.get(on_gpu)
                 if not on_gpu:  # else each bucket is a call
                     handshake.begin(OPERATION)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from mpi4py import MPI
 
+from .. import devices
 from ..errors import SharedFailure, describe_exception, is_raised_on_all, now
 from ..topology import Topology
 from .handshake import Handshake
@@ -65,11 +66,13 @@ class Context:
     def run_on_all_ranks(self, operation: str, make: Callable[[], Value], part: str = "") -> Value:
         """Return what ``make`` returns, once it has returned on all ranks (collective).
 
-        It is the operation, or a ``part`` of it. What it raises is raised on all ranks.
+        It is the operation, or a ``part`` of it. What it raises is raised on all ranks, CUDA's and
+        NCCL's errors as CommunicationError.
         """
         what = f"{operation}, {part}" if part else operation
         with self.in_step(operation):
-            with SharedFailure(self.handshake, what):
+            told = f"rank {self.rank}: {what}"
+            with SharedFailure(self.handshake, what), devices.translated_errors(told):
                 value = make()
             self.handshake(what)
             return value

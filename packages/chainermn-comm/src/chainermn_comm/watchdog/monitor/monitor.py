@@ -184,7 +184,7 @@ class Monitor:
             graph = WaitGraph([lost])
             how = report.describe_state(graph, lost).removeprefix("is ")
             event = self.event("rank_lost", lost=lost.world, pid=lost.pid, host=lost.host, how=how)
-            self.print(f"{report.PREFIX}{report.describe_rank(graph, lost)}.\n", event)
+            self.print(f"\n{report.PREFIX}{report.describe_rank(graph, lost)}.\n", event)
         while self.held:  # launchers wait for them
             os.close(self.held.pop())
         return True

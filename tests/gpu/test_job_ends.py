@@ -1,0 +1,71 @@
+"""A CUDA or NCCL error on one rank that can't be raised on all ends the job, with its words."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.support.jobs import run_text
+
+RANKS, FAILING = 2, 1
+SCRIPT = """
+import sys, time
+from contextlib import nullcontext
+import numpy as np
+from mpi4py import MPI
+from tests.support import gpus
+from tests.support.cupy_double import installed
+from tests.support.device_double import ILLEGAL_ADDRESS, OUT_OF_MEMORY
+from tests.support.models import Model, Param
+from tests.support.nccl_double import NcclError
+from tests.support.topologies import on_nodes
+
+name, call, nodes, how = sys.argv[1:]
+context = installed()
+with context if how != "leave" else nullcontext(context.__enter__()) as double:
+    comm = on_nodes(map(int, nodes), name)
+    grads = [gpus.put(np.full(size, comm.rank, "f4")) for size in (3, 2000)]
+    model = Model(**{f"p{i}": Param(grad, grad) for i, grad in enumerate(grads)})
+    for _ in range(2):
+        comm.allreduce_grad(model)
+        gpus.to_host(grads[0])
+    MPI.COMM_WORLD.Barrier()
+    print("BEGIN", flush=True)
+    if comm.rank == 1:
+        is_nccl = call[:3] in ("get", "all")
+        error = NcclError("NCCL_ERROR_SYSTEM_ERROR: planted") if is_nccl else OUT_OF_MEMORY
+        double.plant(call, ILLEGAL_ADDRESS if call == "work" else error)
+    comm.allreduce_grad(model)
+    if how == "finalize":
+        comm.finalize()
+    elif how == "leave":
+        sys.exit()
+    while True:
+        time.sleep(0.01)
+        gpus.to_host(grads[0])
+"""
+# Where MPI takes the sums, a call waits for its end; elsewhere a thread sees what fails after it.
+CASES = [
+    ("flat", "launchKernel", "00", "go on"),
+    ("flat", "eventQuery", "00", "go on"),
+    ("flat", "memcpyAsync to host", "00", "go on"),
+    ("flat", "work", "01", "go on"),
+    ("pure_nccl", "launchKernel", "00", "go on"),
+    ("pure_nccl", "allReduce", "00", "go on"),
+    ("pure_nccl", "work", "00", "go on"),
+    ("pure_nccl", "getAsyncError", "00", "go on"),
+    ("pure_nccl", "getAsyncError", "00", "finalize"),
+    ("pure_nccl", "work", "00", "leave"),
+    ("hierarchical", "getAsyncError", "01", "go on"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_an_error_on_one_rank_ends_the_job_with_its_words(case):
+    job = run_text(RANKS, SCRIPT, *case, seconds=60.0)
+    assert job.out.count("BEGIN") == RANKS, job
+    assert job.returncode == 1, job
+    assert re.search(rf"rank {FAILING} of {RANKS}: uncaught CommunicationError", job.err), job
+    told = rf"rank {FAILING}: averaging gradients on GPUs failed: .*(cudaError|NCCL_ERROR)"
+    assert re.search(told, job.err), job
