@@ -14,7 +14,7 @@ from unittest import mock
 from mpi4py import MPI
 
 from chainermn_comm import Topology
-from chainermn_comm.allreduce import factories, halving
+from chainermn_comm.allreduce import factories, halving, pairwise
 from tests.support.many_ranks import ALGORITHMS, CALLS, report, wrong_means
 from tests.support.one_of_many import rank_1_of
 from tests.support.topologies import on_nodes
@@ -25,6 +25,11 @@ WORLD = MPI.COMM_WORLD
 def halved() -> AbstractContextManager[object]:
     """Meanwhile, new communicators of any number of ranks and nodes take sums by halving."""
     return mock.patch.object(halving, "PAIRWISE_RANKS", 1)
+
+
+def no_sums_by_messages() -> AbstractContextManager[object]:
+    """Meanwhile, a sum that goes from rank to rank by messages fails."""
+    return mock.patch.object(pairwise.PairwiseAllreduce, "allreduce", side_effect=AssertionError)
 
 
 def is_chosen_for(size: int) -> bool:

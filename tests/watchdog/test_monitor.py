@@ -291,7 +291,7 @@ def test_of_several_machines_the_first_failure_is_reported_by_the_hub(monkeypatc
     assert watched.report_failure()
     assert watched.report_failure()
     (words,) = said
-    assert words.startswith("ChainerMN: rank 0 (process ")
+    assert words.startswith("\nChainerMN: rank 0 (process ")
     assert set(heard) == {"reported"}
     watched.failure_due = None
     watched.hear(1, {"kind": "failed", **then})
@@ -311,7 +311,7 @@ def test_the_rank_that_died_first_is_named_and_the_others_are_not(monkeypatch, m
         watched.note_failure()
         watched.report_failure()
     (words,) = said
-    assert words.startswith(f"ChainerMN: rank 2 (process {first.pid} on ")
+    assert words.startswith(f"\nChainerMN: rank 2 (process {first.pid} on ")
     gone = " is gone, last seen in no call, after allreduce (collective call 4, 80 bytes), inside"
     assert f"{gone} evaluate for " in words
     assert explained(words) == ["rank-gone"]

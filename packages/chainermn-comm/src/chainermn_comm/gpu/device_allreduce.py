@@ -164,9 +164,8 @@ class DeviceAllreduce(Algorithm):
             with devices.translated_errors(self._told):
                 yield
         except BaseException as error:
-            self._watcher.fail(error, keep)
+            self._watcher.fail(error, since, keep)
             self._watcher.stop()  # if its thread has failed, the job is about to end
-            self._context.interrupt(OPERATION, error, since)
             raise
 
     def release_local(self) -> None:

@@ -110,16 +110,18 @@ class Watcher:
         for nccl in self.nccls:
             nccl.check()
 
-    def fail(self, error: BaseException, keep: Any = ()) -> None:
-        """Abort NCCL, and let go of nothing that the device may still use; the first error counts.
+    def fail(self, error: BaseException, since: int, keep: Any = ()) -> None:
+        """End the job by the exception that is being handled, unless the user refused that.
 
-        Raises nothing.
+        Then abort NCCL, and let go of nothing that the device may still use. Only the first error
+        since that time, which :func:`now` returned, counts.
         """
         with self._lock:
             is_first, self.failure = not self.failure, self.failure or describe_exception(error)
             _orphaned.append((self._used, keep, *self._pending))
             self._pending.clear()
         if is_first:
+            self._context.interrupt(OPERATION, error, since)
             abort_all(self.nccls)
 
     def abandon(self, streams: Iterable[Any]) -> bool:
@@ -163,8 +165,7 @@ class Watcher:
         except Exception as error:
             if self.failure:  # the call that failed raises it
                 return
-            self.fail(error)
-            self._context.interrupt(OPERATION, error, since)
+            self.fail(error, since)
             print(f"ChainerMN: {error}", file=sys.stderr)  # as the job may not be ended
 
     def at_exit(self) -> None:
