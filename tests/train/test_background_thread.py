@@ -39,7 +39,8 @@ def test_what_has_no_thread_is_done_by_who_waits(starts):
 
     with pytest.MonkeyPatch.context() as patch:
         if starts:
-            patch.setattr(threading.Thread, "start", mock.Mock(side_effect=RuntimeError))
+            none_left = RuntimeError("can't start new thread")
+            patch.setattr(threading.Thread, "start", mock.Mock(side_effect=none_left))
             interval = sys.getswitchinterval()
         task = BackgroundThread(work)
         if starts:
@@ -48,6 +49,24 @@ def test_what_has_no_thread_is_done_by_who_waits(starts):
     assert task.wait() is task.wait() is None
     assert done == [(True, threading.main_thread())]
     assert not starts or sys.getswitchinterval() == interval
+
+
+def test_what_a_handler_raises_while_a_thread_starts_is_raised_and_the_thread_waited_for(
+    monkeypatch,
+):
+    start, go, done = threading.Thread.start, threading.Event(), []
+
+    def interrupted(thread):
+        start(thread)
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    task = BackgroundThread(lambda wait_requested: done.append(go.wait(60)))
+    with pytest.raises(RuntimeError, match="planted"):
+        task.start()
+    go.set()
+    assert task.wait() is None
+    assert done == [True]
 
 
 def test_waiting_gives_up_after_its_time():

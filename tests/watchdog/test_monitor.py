@@ -300,6 +300,17 @@ def test_of_several_machines_the_first_failure_is_reported_by_the_hub(monkeypatc
     assert len(said) == 1
 
 
+@pytest.mark.parametrize(("age", "ends"), [(1.0, False), (9.0, True)])
+def test_where_a_rank_elsewhere_called_mpi_abort_in_vain_the_job_ends(monkeypatch, star, age, ends):
+    """As where its launcher has lost the message."""
+    watched, *_ = watching(monkeypatch, [description(0)], star[0])
+    ended = []
+    monkeypatch.setattr(watched, "end_ranks", lambda: ended.append(True))
+    watched.hear(1, {"kind": "failed", "age": age, "rank": None})
+    assert watched.look() != ends
+    assert ended == [True] * ends
+
+
 def test_the_rank_that_died_first_is_named_and_the_others_are_not(monkeypatch, mine, start_rank):
     """Such as those that the launcher killed then, and may name."""
     (first, one), (second, other) = start_rank(2, "after a call"), start_rank(1)

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 OPERATIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}  # of sums over ranks
+
+
+def check_operation(
+    rank: int, operation: str, op: Any, arrays: Sequence[Any], mean: bool = False
+) -> None:
+    """Raise ValueError or TypeError unless ``op``, or a mean, can be taken of these arrays."""
+    if not isinstance(op, str) or op not in OPERATIONS:
+        known = ", ".join(OPERATIONS)
+        raise ValueError(f"rank {rank}: op of {operation} must be one of {known}, got {op!r}")
+    for array in arrays:
+        if not can_be_summed(array.dtype) or (op != "sum" and array.dtype.kind == "c"):
+            raise TypeError(f"rank {rank}: {operation} can't take the {op} of dtype {array.dtype}")
+        if mean and array.dtype.kind in "biu":
+            raise TypeError(f"rank {rank}: {operation} takes floats, got {array.dtype}")
 
 
 def as_array(data: Any, rank: int) -> np.ndarray:

@@ -10,7 +10,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from .arrays import OPERATIONS, accumulator
+from . import devices
+from .arrays import OPERATIONS, accumulator, as_array, check_operation
 from .errors import SharedFailure, describe, raise_failure, raise_mismatch, view_of
 from .mean_in_progress import MeanInProgress
 
@@ -259,12 +260,11 @@ class CommunicatorBase(ABC):
             The sum of all ranks' ``xs[rank]``, in rank order and in float32 or wider: a new array.
         """
         with SharedFailure(self.handshake, "reduce_scatter"):
-            if op not in OPERATIONS:
-                known = ", ".join(OPERATIONS)
-                raise ValueError(f"rank {self.rank}: op must be one of {known}, got {op!r}")
-            specs = [("array", str(x.dtype), x.shape) for x in xs]
+            arrays = [x if devices.on_gpu(x) else as_array(x, self.rank) for x in xs]
+            check_operation(self.rank, "reduce_scatter", op, arrays)
+            specs = [("array", str(x.dtype), x.shape) for x in arrays]
         self.handshake("reduce_scatter", [("op", op), *specs])
-        rows = self.alltoall(xs)
+        rows = self.alltoall(arrays)
         wide = [row.astype(accumulator(row.dtype)) for row in rows]
         return reduce(OPERATIONS[op], wide).astype(rows[0].dtype, copy=False)
 

@@ -67,8 +67,8 @@ def create_communicator(
     Gradients on GPUs go through NCCL in a node and between nodes. Where NCCL doesn't connect the
     nodes, rank 0 says so once, and they go through host memory and MPI; always by
     ``non_cuda_aware``. Those of ``flat`` and ``naive`` go through host memory and MPI only. Where
-    NCCL takes all sums, a mean is enqueued, and the current stream waits for it; what fails then is
-    raised by the next call, or by ``finalize``. It was tested on one GPU only.
+    NCCL takes all sums, a mean is enqueued, and the current stream waits for it; what fails then
+    ends the job. It was tested on one GPU only.
 
     Gradients travel in chunks, whose default size depends on the algorithm. The environment
     variable ``CHAINERMN_CHUNK_BYTES`` overrides it, the same on all ranks: a number of bytes, a

@@ -16,8 +16,8 @@ class MeanInProgress:
     bucket. Where ranks have planned buckets, their means may be taken before ranks agree. Of these
     steps ``agree`` and ``reduce`` are collective, and all ranks take all of them in this order.
 
-    Made by :meth:`CommunicatorBase.start_mean`. This class does what public methods of any
-    communicator can: the means are those of ``multi_node_mean_grad``.
+    Made by :meth:`CommunicatorBase.start_mean`, one after the other. This class does what public
+    methods of any communicator can: the means are those of ``multi_node_mean_grad``.
     """
 
     #: Whether buckets can be planned.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import sys
 import threading
 import warnings
@@ -43,9 +42,13 @@ class BackgroundThread:
                 _usual_interval[:] = [sys.getswitchinterval()]
                 sys.setswitchinterval(min(SWITCH_INTERVAL_SECONDS, *_usual_interval))
             _running.add(self)
-            with contextlib.suppress(Exception):
+            self._thread = thread
+            try:
                 thread.start()
-                self._thread = thread
+            except RuntimeError as error:
+                if "start new thread" not in str(error):  # a signal's handler has raised it
+                    raise
+                self._thread = None
 
     def _run(self) -> None:
         work, self._work = self._work, None

@@ -11,6 +11,7 @@ from .algorithm import Algorithm, Operand
 
 # Calls by which a candidate is measured: the first allocates, and of the others the fastest counts.
 TRIALS = 3
+MOST_SIZES = 1000  # that are known; gradients have few, users' arrays may have any
 
 
 class Autotuner(Algorithm):
@@ -39,6 +40,8 @@ class Autotuner(Algorithm):
         if algorithm is not None:
             algorithm.allreduce(operand)
             return
+        if len(self._seconds) + len(self._chosen) >= MOST_SIZES:
+            self._seconds, self._chosen = {}, {}
         seconds = self._seconds.setdefault(nbytes, [])
         start = time.perf_counter()
         self._candidates[len(seconds) // TRIALS].allreduce(operand)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ..messaging import Context
-from .algorithm import Algorithm, Factory, NoOp, Operand
+from .algorithm import Algorithm, Arrays, Factory, NoOp, Operand
 from .autotuner import Autotuner
 from .bucketed import Bucketed
 from .halving import HalvingAllreduce, default_chunk_bytes, is_halved
@@ -77,7 +76,7 @@ FACTORIES: dict[str, Factory] = {
 
 
 class AlgorithmCache:
-    """The algorithms for gradients in host memory and on GPUs, each made at its first use.
+    """The algorithms for sums in host memory and on GPUs, each made at its first use.
 
     Attributes:
         made: by whether it is for GPUs; each algorithm is here on all ranks or on none.
@@ -85,13 +84,14 @@ class AlgorithmCache:
     """
 
     def __init__(self, host: Factory, gpu: Factory, context: Context) -> None:
-        """Make nothing for gradients yet: only later has the user chosen a device."""
+        """Make nothing with memory yet: only later has the user chosen a device."""
         self._factories = {False: host, True: gpu}
         self._context = context
         self.made: dict[bool, Algorithm] = {}
         self._by_messages: Algorithm = Bucketed(through_mpi(context).allreduce, per_tensor=True)
-        is_shared = host in (single_leader, multi_leader)
-        self.stays_in_memory = is_shared and context.topology.inter_size == 1
+        on_one_node, leaders = context.topology.inter_size == 1, (single_leader, multi_leader)
+        self.stays_in_memory = on_one_node and host in leaders
+        self._sums_in_memory = on_one_node and host in (*leaders, rank_ordered)
 
     def get(self, on_gpu: bool) -> Algorithm:
         """Return the algorithm, made if there is none yet (collective)."""
@@ -102,17 +102,12 @@ class AlgorithmCache:
             )
         return self.made[on_gpu]
 
-    def prepare_arrays(self, operand: Operand) -> Callable[[], None]:
-        """Prepare users' arrays in host memory; see :meth:`Algorithm.prepare`."""
-        if not self.stays_in_memory:
-            return self._by_messages.prepare(operand)
-        if False in self.made:
-            return self.made[False].prepare(operand)
-        return lambda: self.get(False).allreduce(operand)
+    def allreduce(self, operand: Operand) -> None:
+        """Sum users' arrays (collective), packed only now: gradients may wait in that memory."""
+        algorithm = self.get(False) if self._sums_in_memory else self._by_messages
+        algorithm.allreduce(operand)
 
-    def reduce_scatter(
-        self, sources: Sequence[np.ndarray], target: np.ndarray, op: np.ufunc
-    ) -> None:
+    def reduce_scatter(self, sources: Arrays, target: np.ndarray, op: np.ufunc) -> None:
         """Sum users' arrays as :meth:`PairwiseAllreduce.reduce_scatter` does (collective)."""
         context = self._context
         pairwise = PairwiseAllreduce(context.comm, context.tag, chunk_bytes=context.chunk_bytes)

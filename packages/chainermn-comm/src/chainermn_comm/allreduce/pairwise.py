@@ -19,7 +19,7 @@ from mpi4py import MPI
 from ..messaging import Buffer, start_exchange
 from ..runtime import wait_all
 from .casts import BLOCK_ELEMENTS
-from .summation import sum_rows
+from .summation import overflow_errstate, sum_rows
 
 # A source and its target, which may be the same: 1-D, contiguous, of one length and dtype.
 Pair: TypeAlias = tuple[np.ndarray, np.ndarray]
@@ -190,7 +190,7 @@ class PairwiseAllreduce:
             terms = [source[start : start + step] for source in sources]
             rows = self._rows(0, terms)
             wait_all(start_reduce_scatter(self._comm, terms, rows, self._tag))
-            with np.errstate(all="ignore"):
+            with overflow_errstate():
                 self._sum(rows, target[start : start + step], 1, op)
 
     def reserve(self, nbytes: int) -> None:

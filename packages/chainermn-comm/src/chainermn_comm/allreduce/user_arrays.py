@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from .. import devices, staging
-from ..arrays import OPERATIONS, can_be_summed
+from ..arrays import OPERATIONS, check_operation
 from ..messaging import Context, SharedFailure, collectives, messages
 from .algorithm import Operand
 from .factories import AlgorithmCache
@@ -33,18 +34,15 @@ def reduce_arrays(
     with context.in_step(operation):
         with SharedFailure(context.handshake, operation):
             message = messages.of_array(data, context.rank)
-            _check(context.rank, operation, op, message.arrays, mean)
+            check_operation(context.rank, operation, op, message.arrays, mean)
             if out is not None:
                 _check_room(context.rank, operation, message.arrays, out)
             results, sources = _rooms_for(message), list(map(_native, message.arrays))
             dtypes = [result.dtype for result in results]
-            finish = algorithms.prepare_arrays(
-                Operand(sources, results, dtypes, divisor, OPERATIONS[op])
-            )
         on_gpu = bool(message.on_gpu) or devices.on_gpu(out)
         uses_gpu = _agree(context, operation, op, [message], on_gpu)
-        finish()
-        return _hand_out(context, operation, message, results, out, uses_gpu)
+        algorithms.allreduce(Operand(sources, results, dtypes, divisor, OPERATIONS[op]))
+    return _hand_out(context, operation, message, results, out, uses_gpu)
 
 
 def reduce_scatter_arrays(
@@ -52,14 +50,12 @@ def reduce_scatter_arrays(
 ) -> Any:
     """Return the sum, maximum or minimum over ranks of the values for this rank (collective)."""
     operation = "reduce_scatter"
-
-    def make(values: Sequence[Any]) -> list[messages.Message]:
-        return messages.of_arrays(values, context.rank)
-
     with context.in_step(operation):
         with SharedFailure(context.handshake, operation):
+            make = partial(messages.of_arrays, rank=context.rank)
             outgoing = list(collectives.one_for_each(context, values, make).values())
-            _check(context.rank, operation, op, [a for each in outgoing for a in each.arrays])
+            every = [array for each in outgoing for array in each.arrays]
+            check_operation(context.rank, operation, op, every)
             own = outgoing[context.rank]
             results = _rooms_for(own)
             rows = [[_native(array).reshape(-1) for array in each.arrays] for each in outgoing]
@@ -69,22 +65,7 @@ def reduce_scatter_arrays(
         for sources, result in zip_longest(zip_longest(*rows, fillvalue=_EMPTY), results):
             target = _EMPTY if result is None else result.reshape(-1)
             algorithms.reduce_scatter(sources, target, OPERATIONS[op])
-        return _hand_out(context, operation, own, results, None, uses_gpu)
-
-
-def _check(
-    rank: int, operation: str, op: Any, arrays: Sequence[np.ndarray], mean: bool = False
-) -> None:
-    """Raise unless that operation can be taken of these arrays."""
-    if not isinstance(op, str) or op not in OPERATIONS:
-        raise ValueError(
-            f"rank {rank}: op of {operation} must be one of {', '.join(OPERATIONS)}, got {op!r}"
-        )
-    for array in arrays:
-        if not can_be_summed(array.dtype) or (op != "sum" and array.dtype.kind == "c"):
-            raise TypeError(f"rank {rank}: {operation} can't take the {op} of dtype {array.dtype}")
-        if mean and array.dtype.kind in "biu":
-            raise TypeError(f"rank {rank}: {operation} takes floats, got {array.dtype}")
+    return _hand_out(context, operation, own, results, None, uses_gpu)
 
 
 def _check_room(rank: int, operation: str, arrays: Sequence[np.ndarray], out: Any) -> None:
@@ -105,7 +86,8 @@ def _agree(
 ) -> bool:
     """Check that all ranks' arrays are alike (collective); return whether any is on a GPU."""
     specs = [("array", array.dtype, array.shape) for each in own for array in each.arrays]
-    signature = (("chunk_bytes", context.chunk_bytes), ("op", op), *specs)
+    counts = [len(each.arrays) for each in own]
+    signature = (("chunk_bytes", context.chunk_bytes), ("op", op), ("arrays", *counts), *specs)
     nbytes = sum(message.nbytes for message in own)
     return any(map(any, context.handshake(operation, signature, bytes([on_gpu]), nbytes)))
 

@@ -77,7 +77,7 @@ def connect(comm: MPI.Intracomm, make: Callable[[], Any]) -> Any:
     own, failed = np.zeros(1, np.uint8), np.zeros(comm.size, np.uint8)
     traffic = comm.Dup()
     told = [traffic.Irecv([failed[rank : rank + 1], MPI.BYTE], rank) for rank in others]
-    attempt = _Attempt(make, devices.current_device())
+    attempt: _Attempt | None = None
 
     def another_has_failed() -> bool:
         MPI.Request.Testsome(told)
@@ -86,6 +86,7 @@ def connect(comm: MPI.Intracomm, make: Callable[[], Any]) -> Any:
     try:
         with SharedFailure(handshake, OPERATION):
             try:
+                attempt = _Attempt(make, devices.current_device())
                 if _wait(attempt, another_has_failed, comm.rank):
                     attempt.result()
             except BaseException as error:
@@ -99,7 +100,8 @@ def connect(comm: MPI.Intracomm, make: Callable[[], Any]) -> Any:
                 told += [traffic.Isend([own, MPI.BYTE], rank) for rank in others]
         handshake(OPERATION)
     except BaseException:
-        attempt.abandon()
+        if attempt is not None:
+            attempt.abandon()
         raise
     finally:
         MPI.Request.Waitall(told)

@@ -1,7 +1,7 @@
 """Watches what was enqueued on a device: a call returns before its work is over, or has failed.
 
 A thread looks at CUDA's events and NCCL's asynchronous errors. After one a process is of no use: it
-aborts NCCL's communicators and ends the job.
+ends the job, or, where the user refused that, aborts NCCL's communicators.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpi4py import MPI
@@ -124,17 +124,22 @@ class Watcher:
             self._context.interrupt(OPERATION, error, since)
             abort_all(self.nccls)
 
-    def abandon(self, streams: Iterable[Any]) -> bool:
+    def abandon(self, streams: Sequence[Any]) -> bool:
         """Abort NCCL; return whether the streams are done within some seconds (not collective)."""
         self.stop()
         abort_all(self.nccls)
-        end, events = time.monotonic() + DRAIN_SECONDS, []
-        for stream in streams:
-            events.append(devices.new_event())
-            events[-1].record(stream)
-        wait_until(lambda: all(map(devices.is_done, events)) or time.monotonic() > end)
-        self._pending.clear()
-        return time.monotonic() <= end
+        end, is_done = time.monotonic() + DRAIN_SECONDS, False
+        try:
+            events = [devices.new_event() for _ in streams]
+            for event, stream in zip(events, streams, strict=True):
+                event.record(stream)
+            wait_until(lambda: all(map(devices.is_done, events)) or time.monotonic() > end)
+            is_done = time.monotonic() <= end
+        finally:
+            if not is_done:
+                _orphaned.append((self._used, *self._pending))
+            self._pending.clear()
+        return is_done
 
     def finish(self) -> None:
         """Wait until all work is over; the thread ends (not collective)."""

@@ -90,8 +90,10 @@ class Monitor:
                 self.poll(self.tick)
             return False
         self.report_failure()
-        late = now - ABORT_SECONDS
-        self.must_end |= any(0 < read_abort_time(rank.region) < late for rank in self.ranks)
+        # MPI_Abort may fail to end the job; what ranks elsewhere called it, their monitors say.
+        aborts = [when for when, lost in self.failures if lost is None]
+        aborts += [read_abort_time(rank.region) for rank in self.ranks]
+        self.must_end |= any(0 < when < now - ABORT_SECONDS for when in aborts)
         if self.must_end or self.check_links(now) or self.check_calls(now):
             self.end_ranks()
             return False
@@ -297,8 +299,6 @@ class Monitor:
     def paused(self, start: float) -> float:
         """Return for how long since then nobody can be said to have waited."""
         return sum(length for end, length in self.pauses if end > start)
-
-    # What is done about them.
 
     def event(self, kind: str, **fields: Any) -> list[bytes]:
         """Return an event for `chainermn launch` in the name of the first rank; see `print`."""
