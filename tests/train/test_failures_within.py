@@ -184,13 +184,13 @@ def test_an_optimizer_of_the_users_needs_no_count_of_steps(comm, kind):
 @of_each_kind
 def test_a_thread_that_cannot_be_started_makes_no_difference(comm, kind):
     """Others have agreed to send then, and do."""
-    ends = []
+    ends, none_left = [], RuntimeError("can't start new thread")
     for can_start in True, False:
         optimizer = exchanging(kind, comm, chainer.optimizers.SGD(0.1), Net(0))
         update(optimizer, comm.rank, 3)
         with pytest.MonkeyPatch.context() as patch:
             if comm.rank == 1 and not can_start:
-                patch.setattr(threading.Thread, "start", mock.Mock(side_effect=RuntimeError))
+                patch.setattr(threading.Thread, "start", mock.Mock(side_effect=none_left))
             update(optimizer, comm.rank, 2)
         optimizer.flush()
         ends.append(states(optimizer))

@@ -46,7 +46,7 @@ class BackgroundThread:
             try:
                 thread.start()
             except RuntimeError as error:
-                if "start new thread" not in str(error):  # a signal's handler has raised it
+                if "can't start" not in str(error):  # a signal's handler has raised it
                     raise
                 self._thread = None
 
