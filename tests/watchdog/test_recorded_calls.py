@@ -27,6 +27,7 @@ OF_BOTH = {
     "gather": (lambda comm: comm.gather(x, root=1), 1, None),
     "alltoall": (lambda comm: comm.alltoall(pair), NOBODY, None),
     "allreduce": (lambda comm: comm.allreduce(x), NOBODY, x.nbytes),
+    "reduce_scatter": (lambda comm: comm.reduce_scatter(pair), NOBODY, 64),
     "allgather": (lambda comm: comm.allgather(x), NOBODY, None),
     "handshake": (lambda comm: comm.handshake("handshake", payload=b"12345"), NOBODY, 5),
     "scatter": (lambda comm: comm.scatter(pair, root=1), 1, None),
