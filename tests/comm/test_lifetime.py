@@ -6,6 +6,7 @@ import gc
 import sys
 import warnings
 import weakref
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from chainermn_comm import (
     create_communicator,
 )
 from tests.support.models import check_mean, with_grads
+from tests.support.planted import interrupted_while_ranks_compare
 from tests.support.topologies import (
     ALGORITHMS,
     IMPOSED,
@@ -213,6 +215,18 @@ def test_bfloat16_without_the_package_that_has_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)  # its import fails
     with pytest.raises(ValueError, match=r"'bfloat16' needs .* install ml_dtypes"):
         create_communicator("flat", allreduce_grad_dtype="bfloat16")
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_what_a_handler_raises_in_a_handshake_is_not_taken_for_all_ranks_error(world):
+    """Though it is of a type that all ranks may raise."""
+    comm, wrong = create_communicator("naive"), world.rank == 1
+    planted = interrupted_while_ranks_compare(PeerError("planted")) if wrong else nullcontext()
+    with planted, pytest.raises(PeerError if wrong else RankMismatchError):
+        comm.allreduce(np.ones(2 + wrong))
+    if wrong:
+        with pytest.raises(CommunicationError, match=r"allreduce was interrupted .*planted"):
+            comm.allreduce(np.ones(2))
 
 
 @pytest.mark.sizes(2, 3, 4)

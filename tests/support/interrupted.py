@@ -118,6 +118,7 @@ def table(comm: Any) -> dict[str, tuple[Callable[[], Any], Callable[[Any], None]
         "scatter": (lambda: comm.scatter(rows, root), same(own)),
         "alltoall": (lambda: comm.alltoall(rows), same([own] * size)),
         "allgather": (lambda: comm.allgather(own), same(rows)),
+        "reduce_scatter": (lambda: comm.reduce_scatter(rows), same(size * own)),
         "bcast_obj": (lambda: comm.bcast_obj([rank], root=root), same([root])),
         "gather_obj": (lambda: comm.gather_obj(rank, root), same(is_root(ranks))),
         "scatter_obj": (lambda: comm.scatter_obj(ranks, root), same(rank)),
@@ -177,7 +178,15 @@ def prepare(name: str, comm: Any) -> Call:
 VERBS = ("bcast", "gather", "scatter", "alltoall", "allgather", "allreduce")
 NAMES = (
     *(f"{verb}{kind}" for verb in VERBS for kind in ("", "_obj")),
-    *("multi_node_mean", "bcast_data", "handshake", "split", "finalize", "create_communicator"),
+    *(
+        "multi_node_mean",
+        "reduce_scatter",
+        "bcast_data",
+        "handshake",
+        "split",
+        "finalize",
+        "create_communicator",
+    ),
     *("allreduce_grad first", "allreduce_grad steady", "allreduce_grad zeros"),
     "allgather confirmed",  # that all ranks have the memory
 )

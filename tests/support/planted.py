@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn
+from unittest import mock
 
 
 def say_failing() -> None:
@@ -36,6 +38,13 @@ def delay_second_handshakes(seconds: float) -> None:
         return run(*args)
 
     Context.run_on_all_ranks = late  # type: ignore[method-assign]
+
+
+def interrupted_while_ranks_compare(error: BaseException) -> AbstractContextManager[object]:
+    """Meanwhile a signal's handler raises it here just before ranks raise that they differ."""
+    from chainermn_comm.messaging import handshake
+
+    return mock.patch.object(handshake, "raise_mismatch", side_effect=error)
 
 
 def abort_in_vain() -> None:

@@ -76,7 +76,7 @@ class Algorithm(ABC):
         """Release what the algorithm owns (collective)."""
 
     def release_local(self) -> None:  # noqa: B027  (likewise)
-        """Release what needs no other rank, and notify ranks that wait for it (not collective)."""
+        """Release what needs no other rank (not collective)."""
 
 
 def allreduce_apart(

@@ -16,7 +16,7 @@ MAX_LINE_BYTES = MOST_BYTES + 512
 TAG = rb"\[(?:[^\[\],\s]{0,200},)?(\d{1,9})\](?:<std(?:out|err)>:)? ?"
 OPEN_MPI_TAG = re.compile(rb"\[[^\[\],\s]{0,200},(\d{1,9})\]<std(?:out|err)>: ?")
 # What mpiexec reports of a rank that ended badly, MPICH's and then Open MPI's (which breaks
-# lines); then what a rank's Open MPI prints of a signal, before mpiexec blames whom it likes.
+# lines); then what a rank's Open MPI prints of a signal, after which mpiexec may blame another.
 HYDRA_LOST = re.compile(r"^=   PID (\d+) RUNNING AT (\S+)\s*$", re.M)
 HYDRA_CODE = re.compile(r"^=   EXIT CODE: (\d+)\s*$", re.M)
 HYDRA_SIGNAL = re.compile(r"^YOUR APPLICATION TERMINATED .* \(signal (\d+)\)", re.M)

@@ -90,7 +90,7 @@ class Monitor:
                 self.poll(self.tick)
             return False
         self.report_failure()
-        # MPI_Abort may fail to end the job; what ranks elsewhere called it, their monitors say.
+        # MPI_Abort may fail to end the job. Their monitors tell of ranks elsewhere that called it.
         aborts = [when for when, lost in self.failures if lost is None]
         aborts += [read_abort_time(rank.region) for rank in self.ranks]
         self.must_end |= any(0 < when < now - ABORT_SECONDS for when in aborts)
