@@ -13,7 +13,7 @@ import pytest
 from .faults import Case
 from .judging import wrong
 from .runs import MARK, Here, Seen
-from .trials import CUT, DEATH, LEFT, LOST, MISNAMED, REPORT, UNENDED, Trial, figures
+from .trials import CUT, DEATH, LEFT, LOST, MISNAMED, REPORT, UNENDED, Trial, figures, judged
 
 CASE = Case("exception", "collective", 4, ranks=3)
 TRACEBACK = """
@@ -142,3 +142,22 @@ def test_a_job_that_was_faster_than_its_fault_counts_for_nothing_unless_it_loses
     assert figures([RIGHT, faster]) == figures([RIGHT])
     assert missed(RIGHT, replace(faster, left=1)) == [5]
     assert missed(RIGHT, replace(faster, wrongs={LOST: "it ended otherwise"})) == [6]
+
+
+@pytest.mark.parametrize(
+    ("kind", "err", "happened"),
+    [
+        (
+            "memory",
+            "ChainerMN: shared memory could not be allocated on some node; and so on",
+            False,
+        ),
+        ("memory", "", True),
+        ("exception", "Exception ignored in: <function>", False),
+        ("SIGKILL", "ChainerMN: shared memory could not be allocated on some node", True),
+    ],
+)
+def test_a_job_that_gets_on_without_what_its_fault_took_is_no_failure(kind, err, happened):
+    case = replace(CASE, kind=kind, moment=None)
+    trial = judged(case, replace(seen(err), returncode=0, fault=1.0))
+    assert (trial.happened, UNENDED in trial.wrongs) == (happened, happened)

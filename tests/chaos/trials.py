@@ -133,8 +133,10 @@ class Trials:
 def judged(case: Case, seen: Seen) -> Trial:
     """The trial, as far as its first job tells."""
     trial = Trial(case, seen, load=os.getloadavg()[0] / (os.cpu_count() or 1))
-    # An exception that is raised in a finalizer, where Python ignores all, is no fault.
-    ignored = case.kind == "exception" and "Exception ignored in" in seen.err
+    # An exception that is raised in a finalizer, where Python ignores all, is no fault; nor is a
+    # lack of memory that is met in allocating what the job can do without, and says so.
+    words = {"exception": "Exception ignored in", "memory": "memory could not be allocated"}
+    ignored = words.get(case.kind, "\0") in seen.err
     if case.moment is None and seen.returncode == 0 and (seen.fault is None or ignored):
         trial.happened = False
         return trial
