@@ -15,10 +15,13 @@ from tests.support.samples import DTYPES, LAYOUTS, same, sample
 pytestmark = pytest.mark.world
 
 
-@pytest.fixture
-def comm(gpu) -> Iterator:
-    """A communicator; these methods go through host memory, so that ranks may share a device."""
-    with create_communicator("hierarchical") as communicator:
+@pytest.fixture(params=["naive", "hierarchical"])
+def comm(gpu, request) -> Iterator:
+    """A communicator whose arrays pass through host memory, and one where NCCL can take them.
+
+    It can't where ranks share a device.
+    """
+    with create_communicator(request.param) as communicator:
         yield communicator
 
 
@@ -169,9 +172,9 @@ def test_arrays_are_sent_as_the_current_stream_leaves_them(comm):
         gpus.copy_to_device(host, array, stream)  # later
         found = comm.allgather(array)
         comm.bcast_data(Model(w=Param(array)))
-    for rank, other in enumerate(found):
-        check(other, np.full(50_000, rank + 1, "f4"))
-    check(array, np.full(50_000, 1, "f4"))
+        for rank, other in enumerate(found):
+            check(other, np.full(50_000, rank + 1, "f4"))
+        check(array, np.full(50_000, 1, "f4"))
 
 
 def test_many_arrays_take_one_wait_each_way(world, double):

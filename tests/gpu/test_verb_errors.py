@@ -24,7 +24,7 @@ BOTH_WAYS = ("malloc", "hostAlloc", "eventCreate", "eventRecord", "eventQuery", 
 @pytest.fixture
 def comm(double) -> Iterator:
     """With buffers so small that most arrays take several copies."""
-    with gpus.small_buffers(4096), create_communicator("hierarchical") as communicator:
+    with gpus.small_buffers(4096), create_communicator("naive") as communicator:
         yield communicator
 
 

@@ -99,6 +99,27 @@ class ndarray:
         self._gpu.drain(current_stream(self._gpu))
         self._host[slices] = value._host if isinstance(value, ndarray) else value
 
+    def copy(self, order: str = "C") -> ndarray:
+        """A copy, which the device makes later, in the order of the current stream."""
+        made = Allocation(self._gpu, self.nbytes)
+        fortran = self._host.flags.f_contiguous and not self._host.flags.c_contiguous
+        kept = "F" if order == "K" and fortran else "C"
+        host = made.bytes[: self.nbytes].view(self.dtype).reshape(self.shape, order=kept)
+        found = ndarray(self._gpu, made, host, self.device.id)
+        self._later("copy", lambda: np.copyto(host, self._host))
+        return found
+
+    def __itruediv__(self, number: int) -> ndarray:
+        self._later("divide", lambda: np.divide(self._host, number, out=self._host))
+        return self
+
+    def _later(self, name: str, work: Callable[[], Any]) -> None:
+        def run() -> bool:
+            work()
+            return True
+
+        self._gpu.put(current_stream(self._gpu), name, run)
+
     def _like(self, host: np.ndarray) -> ndarray:
         assert host.size == 0 or np.shares_memory(host, self._host), "CuPy would copy here"
         return ndarray(self._gpu, self._memory, host, self.device.id)
@@ -107,7 +128,7 @@ class ndarray:
 def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
     """The modules `cupy`, `cupy.cuda` and `cupy.cuda.nccl` of that device."""
     numbers = itertools.count(0)
-    null = Stream(gpu, next(numbers))
+    Stream(gpu, next(numbers))  # the null stream
 
     def empty(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
         shape, dtype = (shape,) if isinstance(shape, int) else tuple(shape), np.dtype(dtype)
@@ -123,7 +144,7 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
         return array
 
     def asnumpy(a: ndarray, *, order: str = "C") -> np.ndarray:
-        gpu.drain(null)
+        gpu.drain(current_stream(gpu))
         return np.array(a._host, order=order)
 
     def ascontiguousarray(a: ndarray) -> ndarray:

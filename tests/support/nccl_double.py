@@ -20,10 +20,13 @@ from tests.support.kernel_double import from_bfloat16, to_bfloat16
 if TYPE_CHECKING:
     from tests.support.cupy_double import Gpu
 
-# By NCCL's numbers; the last are the bits of bfloat16.
-DTYPES = {6: np.dtype("f2"), 7: np.dtype("f4"), 8: np.dtype("f8"), 9: np.dtype("u2")}
+# By NCCL's numbers, dtypes and the constants' names; the last is of the bits of bfloat16.
+INTEGERS = "int8", "uint8", "int32", "uint32", "int64", "uint64"
+DTYPES = dict(enumerate(map(np.dtype, (*INTEGERS, "float16", "float32", "float64", "uint16"))))
+NAMES = [*(dtype.name.upper() for dtype in DTYPES.values() if dtype != np.uint16), "BFLOAT16"]
 BIRTHS = 30_000  # the tag of the messages by which ranks find each other
 GONE = BIRTHS  # on a communicator of NCCL's: that of its end, which the other ranks notice
+TRANSFERS = GONE + 1  # on such a one: the first tag of what is sent between two ranks
 ID_BYTES = 128
 POLL_SECONDS = 1e-3
 ABORT_SECONDS = 5.0  # after which an abort that waits is taken for one that never ends
@@ -45,54 +48,90 @@ class Operation:
     write: Callable[[list[np.ndarray]], None]
 
 
+@dataclass(frozen=True)
+class Transfer:
+    """A `send` or a `recv`, which the other rank's of the same tag meets."""
+
+    name: str
+    at: int
+    nbytes: int
+    peer: int
+    tag: int
+
+
 class Launch:
     """Operations that run as one: all is read before anything is written, in any order."""
 
-    def __init__(self, communicator: Any, operations: list[Operation], number: int) -> None:
+    def __init__(self, communicator: Any, operations: list[Any], number: int) -> None:
         self.communicator, self.operations, self.number = communicator, operations, number
         self.requests: list[MPI.Request] | None = None
+        self.receives: list[MPI.Request] = []
         self.cancelled = False
 
     def __call__(self) -> bool:
-        gpu, comm = self.communicator.gpu, self.communicator.mpi
         if self.cancelled:
             self.communicator.queued.discard(self)
             return True
-        if gpu.nccl_fails:
+        if self.communicator.gpu.nccl_fails:
             return False
         if self.requests is None:
-            read = [gpu.bytes_at(operation.send, operation.nbytes) for operation in self.operations]
-            # Ranks that call different operations must not get away with it: the name goes ahead.
-            names = " ".join(operation.name for operation in self.operations).ljust(200).encode()
-            mine = np.concatenate([np.frombuffer(names, np.uint8), *read])
-            self.rows = [np.empty_like(mine) for _ in range(comm.size)]
-            self.rows[comm.rank] = mine
-            others = [rank for rank in range(comm.size) if rank != comm.rank]
-            self.requests = [comm.Irecv(self.rows[rank], rank, self.number) for rank in others]
-            self.requests += [comm.Isend(mine, rank, self.number) for rank in others]
+            self.receives, sends = self.start()
+            self.requests = self.receives + sends
         if not MPI.Request.Testall(self.requests):
             return False
-        heads = {row[:200].tobytes() for row in self.rows}
-        assert len(heads) == 1, f"ranks call different operations: {heads}"
-        places = np.cumsum([200] + [operation.nbytes for operation in self.operations])
-        todo = list(zip(self.operations, places, strict=False))
-        gpu.random.shuffle(todo)
-        for operation, start in todo:
-            operation.write([row[start : start + operation.nbytes] for row in self.rows])
+        self.finish()
         self.communicator.pending.remove(self)
         self.communicator.queued.discard(self)
         return True
 
+    def start(self) -> tuple[list[MPI.Request], list[MPI.Request]]:
+        gpu, comm = self.communicator.gpu, self.communicator.mpi
+        read = [gpu.bytes_at(operation.send, operation.nbytes) for operation in self.operations]
+        # Ranks that call different operations must not get away with it: the name goes ahead.
+        names = " ".join(operation.name for operation in self.operations).ljust(200).encode()[:200]
+        mine = np.concatenate([np.frombuffer(names, np.uint8), *read])
+        self.rows = [np.empty_like(mine) for _ in range(comm.size)]
+        self.rows[comm.rank] = mine
+        others = [rank for rank in range(comm.size) if rank != comm.rank]
+        receives = [comm.Irecv(self.rows[rank], rank, self.number) for rank in others]
+        return receives, [comm.Isend(mine, rank, self.number) for rank in others]
+
+    def finish(self) -> None:
+        heads = {row[:200].tobytes() for row in self.rows}
+        assert len(heads) == 1, f"ranks call different operations: {heads}"
+        places = np.cumsum([200] + [operation.nbytes for operation in self.operations])
+        todo = list(zip(self.operations, places, strict=False))
+        self.communicator.gpu.random.shuffle(todo)
+        for operation, start in todo:
+            operation.write([row[start : start + operation.nbytes] for row in self.rows])
+
     def cancel(self) -> None:
         """End what was begun; a send can't be cancelled, and keeps its buffer to the job's end."""
         self.cancelled = True
-        others = len(self.requests or ()) // 2
-        for request in (self.requests or ())[:others]:
+        for request in self.receives:
             if not request.Test():
                 request.Cancel()
                 request.Wait()
-        SENT.extend((self.requests or ())[others:])
+        SENT.extend((self.requests or ())[len(self.receives) :])
         self.requests = []
+
+
+class Exchange(Launch):
+    """Transfers that run as one."""
+
+    def start(self) -> tuple[list[MPI.Request], list[MPI.Request]]:
+        gpu, comm = self.communicator.gpu, self.communicator.mpi
+        receives, sends = [], []
+        for each in self.operations:
+            memory = gpu.bytes_at(each.at, each.nbytes)
+            if each.name == "recv":
+                receives.append(comm.Irecv(memory, each.peer, each.tag))
+            else:
+                sends.append(comm.Isend(memory, each.peer, each.tag))
+        return receives, sends
+
+    def finish(self) -> None:
+        """Nothing is left to do."""
 
 
 def make_nccl(gpu: Gpu) -> ModuleType:
@@ -100,7 +139,7 @@ def make_nccl(gpu: Gpu) -> ModuleType:
     world = MPI.COMM_WORLD
     mine = threading.local()  # `group`: what the thread's open group holds; None without one
 
-    def put(communicator: Any, stream: int, operation: Operation) -> None:
+    def put(communicator: Any, stream: int, operation: Operation | Transfer) -> None:
         gpu.reach(operation.name.split()[0])
         gpu.calls.append(operation.name.split()[0])
         group = getattr(mine, "group", None)
@@ -109,10 +148,13 @@ def make_nccl(gpu: Gpu) -> ModuleType:
         else:
             launch(communicator, stream, [operation])
 
-    def launch(communicator: Any, stream: int, operations: list[Operation]) -> None:
+    def launch(communicator: Any, stream: int, operations: list[Any]) -> None:
         with gpu.lock:
-            number = communicator.launches = (communicator.launches + 1) % BIRTHS
-            work = Launch(communicator, operations, number)
+            if isinstance(operations[0], Transfer):
+                work: Launch = Exchange(communicator, operations, 0)
+            else:
+                number = communicator.launches = (communicator.launches + 1) % BIRTHS
+                work = Launch(communicator, operations, number)
             communicator.pending.append(work)
             communicator.queued.add(work)
             gpu.put(gpu.stream_at(stream), operations[0].name, work)
@@ -136,7 +178,10 @@ def make_nccl(gpu: Gpu) -> ModuleType:
         launch(calls[0][0], calls[0][1], [operation for _, _, operation in calls])
 
     def total(rows: list[np.ndarray], kind: int, op: int) -> np.ndarray:
-        assert op == nccl.NCCL_SUM
+        if op != nccl.NCCL_SUM:
+            assert DTYPES[kind].kind in "iu", "NCCL's maxima and minima lose NaNs"
+            of = np.maximum if op == nccl.NCCL_MAX else np.minimum
+            return of.reduce([row.view(DTYPES[kind]) for row in rows]).view(np.uint8)
         # As in a ring, each step is rounded, and it doesn't begin with rank 0.
         terms = [row.view(DTYPES[kind]) for row in rows]
         result = terms[-1]
@@ -182,6 +227,7 @@ def make_nccl(gpu: Gpu) -> ModuleType:
             self.mpi = world.Create_group(chosen, BIRTHS + tag)
             chosen.Free()
             self.gpu, self.launches, self.pending, self.aborted = gpu, 0, [], False
+            self.transfers: dict[tuple[str, int], int] = {}
             self.queued: set[Launch] = set()  # also those that were cancelled
 
         def _put(self, name, stream, sendbuf, count, recvbuf, datatype, result) -> None:
@@ -218,6 +264,20 @@ def make_nccl(gpu: Gpu) -> ModuleType:
         def broadcast(self, sendbuff, recvbuff, count, datatype, root, stream):
             found = operator.itemgetter(root)
             self._put(f"broadcast {root}", stream, sendbuff, count, recvbuff, datatype, found)
+
+        def send(self, sendbuf, count, datatype, peer, stream):
+            self._transfer("send", sendbuf, count * DTYPES[datatype].itemsize, peer, stream)
+
+        def recv(self, recvbuf, count, datatype, peer, stream):
+            self._transfer("recv", recvbuf, count * DTYPES[datatype].itemsize, peer, stream)
+
+        def _transfer(self, name: str, at: int, nbytes: int, peer: int, stream: int) -> None:
+            assert not self.aborted, "it was aborted"
+            assert getattr(mine, "group", None) is not None, "alone it may wait for ever"
+            assert peer != self.mpi.rank, "ours stays where it is"
+            number = self.transfers[name, peer] = self.transfers.get((name, peer), 0) + 1
+            tag = TRANSFERS + number % 1000
+            put(self, stream, Transfer(name, at, nbytes, peer, tag))
 
         def check_async_error(self) -> None:
             gpu.reach("getAsyncError")
@@ -259,8 +319,9 @@ def make_nccl(gpu: Gpu) -> ModuleType:
         return np.array([world.rank, number], np.int64).tobytes().ljust(ID_BYTES, b"\0")
 
     nccl = ModuleType("cupy.cuda.nccl")
-    nccl.available, nccl.NCCL_SUM = True, 0
-    nccl.NCCL_FLOAT16, nccl.NCCL_FLOAT32, nccl.NCCL_FLOAT64, nccl.NCCL_BFLOAT16 = 6, 7, 8, 9
+    nccl.available, nccl.NCCL_SUM, nccl.NCCL_MAX, nccl.NCCL_MIN = True, 0, 2, 3
+    for number, name in enumerate(NAMES):
+        setattr(nccl, f"NCCL_{name}", number)
     nccl.NcclError, nccl.NcclCommunicator = NcclError, NcclCommunicator
     nccl.get_version = lambda: gpu.version
     nccl.get_unique_id = get_unique_id

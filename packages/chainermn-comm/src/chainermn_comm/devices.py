@@ -104,6 +104,23 @@ def contiguous(array: Any) -> Any:
     return _cupy().ascontiguousarray(array).reshape(-1)
 
 
+def ordered(array: Any) -> Any:
+    """Return the GPU array if it is contiguous in C or Fortran order; else a copy in C order."""
+    flags = array.flags
+    return array if flags.c_contiguous or flags.f_contiguous else _cupy().ascontiguousarray(array)
+
+
+def c_ordered(array: Any) -> Any:
+    """Return the GPU array if it is contiguous in C order; else a copy that is."""
+    return _cupy().ascontiguousarray(array)
+
+
+def assign(target: Any, array: Any) -> None:
+    """Overwrite a GPU array by another one of its device, in the order of the current stream."""
+    with using_device_of(target):
+        target[...] = array
+
+
 def to_host(array: Any) -> np.ndarray:
     """Return a copy in host memory, in C or Fortran order as the original if it has either."""
     copy: np.ndarray = _cupy().asnumpy(array, order="A")

@@ -19,6 +19,7 @@ from .communicator import CommunicatorBase, by_the_other_name, check_metadata, w
 from .config import Settings
 from .errors import CommunicationError, FinalizedError, now, share_failure
 from .faults import abort_if_desynchronized
+from .gpu import backend_for
 from .gradients import GradientMean, bcast_parameters, mean_gradients
 from .mean_in_progress import MeanInProgress
 from .messaging import Context, Handshake, collectives, messages, point_to_point
@@ -151,6 +152,7 @@ class MpiCommunicator(CommunicatorBase):
             settings.reproducible,
             settings.reduce_dtype,
         )
+        context = replace(context, device=backend_for(factories[1], context))
         self._open_context: Context | None = context
         self._algorithms = AlgorithmCache(*factories, context)
 
@@ -260,16 +262,16 @@ class MpiCommunicator(CommunicatorBase):
         ``size``: older communicators had that there. ``max_buf_len`` has no other effect, since
         what MPI can't count is split.
         """
-        return collectives.bcast(self._context, "bcast", data, self._of_arrays, root)
+        return collectives.bcast(self._context, "bcast", data, messages.of_arrays, root)
 
     @observed
     def gather(self, data: Any, root: int = 0) -> tuple[Any, ...] | None:
-        found = collectives.gather(self._context, "gather", data, self._of_arrays, root)
+        found = collectives.gather(self._context, "gather", data, messages.of_arrays, root)
         return None if found is None else tuple(found)
 
     @observed
     def alltoall(self, xs: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(collectives.alltoall(self._context, "alltoall", xs, self._of_arrays))
+        return tuple(collectives.alltoall(self._context, "alltoall", xs, messages.of_arrays))
 
     @observed
     def allreduce(self, data: Any, op: str = "sum") -> Any:
@@ -281,7 +283,7 @@ class MpiCommunicator(CommunicatorBase):
 
     @observed
     def allgather(self, x: Any) -> tuple[Any, ...]:
-        return tuple(collectives.allgather(self._context, "allgather", x, self._of_arrays))
+        return tuple(collectives.allgather(self._context, "allgather", x, messages.of_arrays))
 
     def handshake(
         self,
@@ -309,7 +311,7 @@ class MpiCommunicator(CommunicatorBase):
 
     @observed
     def scatter(self, xs: Sequence[Any] | None, root: int = 0) -> Any:
-        return collectives.scatter(self._context, "scatter", xs, self._of_arrays, root)
+        return collectives.scatter(self._context, "scatter", xs, messages.of_arrays, root)
 
     # Objects.
 
@@ -491,6 +493,8 @@ class MpiCommunicator(CommunicatorBase):
             self._open_context = None
             try:
                 self._algorithms.close()
+                if context.device is not None:
+                    context.device.close()
             finally:
                 for comm in self._comms:
                     comm.Free()
@@ -513,6 +517,8 @@ class MpiCommunicator(CommunicatorBase):
             return
         self._observer.release()
         self._algorithms.release_local()
+        if context.device is not None:
+            context.device.release_local()
 
     # What the methods above share.
 
@@ -536,9 +542,6 @@ class MpiCommunicator(CommunicatorBase):
         """The open context; None where releasing it would wait for ever or isn't this process's."""
         stays = self._interruptions or MPI.Is_finalized() or os.getpid() != self._process
         return None if stays else self._open_context
-
-    def _of_arrays(self, values: Sequence[Any]) -> list[messages.Message]:
-        return messages.of_arrays(values, self._rank)
 
     def _send_error(
         self, error: CommunicationError, peer: point_to_point.Peer, label: str = ""

@@ -13,17 +13,18 @@ from functools import partial
 from typing import Any
 
 from .. import devices
-from ..allreduce import Algorithm, Operand, plan_chunks
-from ..errors import now
+from ..allreduce import Algorithm, NextOperand, Operand, plan_chunks
 from ..messaging import Context
 from ..topology import Topology
 from . import kernels
+from .backend import in_background
 from .inter_node import IS_OVER, WAITS
 from .links import connect_ranks
 from .pipeline import MPI_SLOTS, Call, Pipeline
 from .tables import TableCache
-from .watcher import OPERATION, Watcher
+from .watcher import Watcher
 
+OPERATION = "averaging gradients on GPUs"
 # Neither is measured, since that takes several GPUs. NCCL wants tens of megabytes to reach its
 # bandwidth; a message between hosts must be short beside the whole for their work to overlap.
 NCCL_CHUNK_BYTES = 32 << 20
@@ -40,13 +41,12 @@ class DeviceAllreduce(Algorithm):
     ) -> None:
         """Connect the ranks, as :func:`connect_ranks` says (collective)."""
         self._context = context
-        self._told = f"rank {context.rank}: {OPERATION}"
         with context.in_step(OPERATION):
             self._device, self._pipeline = context.run_on_all_ranks(
                 OPERATION, lambda: (devices.current_device(), Pipeline())
             )
             self._links = links = connect_ranks(context, topology, leaders, between, MPI_SLOTS)
-        self._watcher = Watcher(context, self._device, self._pipeline)
+        self._watcher = Watcher(context, self._device, self._pipeline, OPERATION)
         index = topology.intra_rank(context.rank)
         self._pipeline.connect(links, context.size, leaders, index, context.reduce_dtype)
         default = NCCL_CHUNK_BYTES if links.all_by_nccl else MPI_CHUNK_BYTES
@@ -68,20 +68,24 @@ class DeviceAllreduce(Algorithm):
         if key not in self._known:
             call = self._context.run_on_all_ranks(OPERATION, prepare)
         else:
-            with self._ending():
+            with self._watcher.ending():
                 call = prepare()
         self._run(key, call)
 
     def prepare(self, operand: Operand) -> Callable[[], None]:
-        with devices.translated_errors(self._told):
+        with devices.translated_errors(self._watcher.told):
             call = self._prepare(operand)
         return partial(self._run, _key(operand), call)
+
+    def stream(self, next_operand: NextOperand) -> None:
+        with in_background(self._watcher):
+            super().stream(next_operand)
 
     def _prepare(self, operand: Operand) -> Call:
         """Do what needs no other rank, and writes to no target; may raise on this rank alone."""
         sources, targets, wire_dtypes = operand[:3]
         with devices.use(self._device):
-            with self._ending():
+            with self._watcher.ending():
                 self._watcher.look()
             self._check((*sources, *targets), wire_dtypes)
             flats = [target.reshape(-1) for target in targets]
@@ -113,7 +117,7 @@ class DeviceAllreduce(Algorithm):
 
     def _run(self, key: Any, call: Call) -> None:
         pipeline, all_by_nccl = self._pipeline, self._links.all_by_nccl
-        with self._ending(call), devices.use(self._device):
+        with self._watcher.ending(call), devices.use(self._device):
             if len(self._known) >= MOST_KNOWN:
                 self._known.clear()
             self._known.add(key)
@@ -156,18 +160,6 @@ class DeviceAllreduce(Algorithm):
             self._watcher.wait(first_is_over)
             self._pipeline.finish(call, in_flight.popleft()[0])
 
-    @contextlib.contextmanager
-    def _ending(self, keep: Any = ()) -> Iterator[None]:
-        """Raise CUDA's and NCCL's errors as CommunicationError; what is raised ends the job."""
-        since = now()
-        try:
-            with devices.translated_errors(self._told):
-                yield
-        except BaseException as error:
-            self._watcher.fail(error, since, keep)
-            self._watcher.stop()  # if its thread has failed, the job is about to end
-            raise
-
     def release_local(self) -> None:
         # MPI's communicators stay; and so does memory that a device which has failed may use.
         with contextlib.suppress(Exception), devices.use(self._device):
@@ -175,7 +167,7 @@ class DeviceAllreduce(Algorithm):
                 self._release()
 
     def close(self) -> None:
-        with self._ending(), devices.use(self._device):
+        with self._watcher.ending(), devices.use(self._device):
             self._watcher.finish()
             for nccl in self._watcher.nccls:
                 nccl.close()

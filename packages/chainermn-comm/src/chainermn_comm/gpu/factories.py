@@ -10,6 +10,7 @@ from ..allreduce import Algorithm, Factory
 from ..messaging import Context
 from ..topology import Topology
 from . import nccl
+from .backend import NcclBackend
 from .device_allreduce import DeviceAllreduce
 
 
@@ -54,3 +55,9 @@ FACTORIES: dict[str, Factory] = {
     ),
     "no_op": HOST_FACTORIES["no_op"],
 }
+
+
+def backend_for(factory: Factory, context: Context) -> NcclBackend | None:
+    """Return what moves users' arrays, where NCCL also takes all gradients of this factory's."""
+    by_mpi = ["mpi", "no_op"] + ["single_leader_staged"] * (context.topology.inter_size > 1)
+    return None if factory in [FACTORIES[name] for name in by_mpi] else NcclBackend(context)

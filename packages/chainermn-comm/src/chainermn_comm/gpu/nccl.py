@@ -12,13 +12,17 @@ from mpi4py import MPI
 
 from .. import devices
 from ..errors import CommunicationError, SharedFailure
-from ..messaging import Context, Handshake
+from ..messaging import Context, Handshake, Parts
 from .connecting import OPERATION, connect
 
 # The first version that reports asynchronous errors (ncclCommGetAsyncError).
 OLDEST = (2, 4)
 # The first version that knows bfloat16.
 OLDEST_WITH_BFLOAT16 = (2, 10)
+# Of what NCCL sums as NumPy does: not float16, whose sums it rounds at each step. It has maxima
+# and minima of floats, too, but those lose NaNs.
+INTEGERS = ("int8", "uint8", "int32", "uint32", "int64", "uint64")
+SUMS = ("float32", "float64", *INTEGERS)
 # How long `abort` waits for another thread that calls NCCL.
 ABORT_SECONDS = 1.0
 
@@ -41,11 +45,7 @@ class NcclCommunicator:
         self._nccl = nccl = _nccl()
         self._lock = threading.RLock()
         self.rank, self.size = comm.rank, comm.size
-        self._dtypes = {
-            "float16": nccl.NCCL_FLOAT16,
-            "float32": nccl.NCCL_FLOAT32,
-            "float64": nccl.NCCL_FLOAT64,
-        }
+        self._dtypes = {name: getattr(nccl, f"NCCL_{name.upper()}") for name in ("float16", *SUMS)}
         if version(nccl.get_version()) >= OLDEST_WITH_BFLOAT16 and hasattr(nccl, "NCCL_BFLOAT16"):
             self._dtypes["uint16"] = nccl.NCCL_BFLOAT16
         handshake, where = Handshake(comm), f"rank {comm.rank}: {OPERATION}"
@@ -63,6 +63,47 @@ class NcclCommunicator:
         nccl_dtype = self.nccl_dtype(buffer.dtype)
         with self._opened() as comm:
             comm.allReduce(at, at, buffer.size, nccl_dtype, sum_, stream.ptr)
+
+    def allreduce_each(
+        self, sources: Sequence[Any], targets: Sequence[Any], op: np.ufunc, stream: Any
+    ) -> None:
+        """Write what ``op`` makes of each source over ranks into its target (collective)."""
+        number = self._op(op)
+        with self._opened() as comm, self._group():
+            for source, target in zip(sources, targets, strict=True):
+                to = devices.address(source), devices.address(target), source.size
+                comm.allReduce(*to, self.nccl_dtype(source.dtype), number, stream.ptr)
+
+    def reduce_each(
+        self, rows: Sequence[Sequence[Any]], targets: Sequence[Any], op: np.ufunc, stream: Any
+    ) -> None:
+        """Write what ``op`` makes of all ranks' row i into rank i's ``targets`` (collective)."""
+        number = self._op(op)
+        with self._opened() as comm, self._group():
+            for root, row in enumerate(rows):
+                for source, target in zip(row, targets if root == self.rank else row, strict=True):
+                    to = devices.address(source), devices.address(target), source.size
+                    comm.reduce(*to, self.nccl_dtype(source.dtype), number, root, stream.ptr)
+
+    def exchange(self, outgoing: Parts, incoming: Parts, stream: Any) -> None:
+        """Send arrays to other ranks, and overwrite those that come (collective)."""
+        octet = self._nccl.NCCL_UINT8
+        with self._opened() as comm, self._group():
+            for call, parts in (comm.send, outgoing), (comm.recv, incoming):
+                for rank, array in parts:
+                    call(devices.address(array), array.nbytes, octet, rank, stream.ptr)
+
+    def broadcast(self, parts: Parts, stream: Any) -> None:
+        """Overwrite each array on all ranks by that of the rank beside it (collective)."""
+        octet = self._nccl.NCCL_UINT8
+        with self._opened() as comm, self._group():
+            for root, array in parts:
+                at = devices.address(array)
+                comm.broadcast(at, at, array.nbytes, octet, root, stream.ptr)
+
+    def _op(self, op: Any) -> int:
+        names = {np.add: "SUM", np.maximum: "MAX", np.minimum: "MIN"}
+        return int(getattr(self._nccl, f"NCCL_{names[op]}"))
 
     def reduce_shards(self, buffer: Any, shards: int, stream: Any) -> None:
         """Sum shard i over ranks into rank i's ``buffer``, for each shard (collective).
@@ -161,6 +202,11 @@ class NcclCommunicator:
                 "float32 as allreduce_grad_dtype, or the communicator 'flat'"
             )
         return int(self._dtypes[dtype.name])
+
+
+def sums(dtype: np.dtype, op: np.ufunc) -> bool:
+    """Return whether NCCL makes of such arrays what NumPy would."""
+    return dtype.isnative and dtype.name in (SUMS if op is np.add else INTEGERS)
 
 
 def abort_all(communicators: Sequence[NcclCommunicator]) -> None:

@@ -7,12 +7,13 @@ ends the job, or, where the user refused that, aborts NCCL's communicators.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import sys
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mpi4py import MPI
@@ -28,7 +29,6 @@ from .nccl import NcclCommunicator, abort_all
 LOOK_SECONDS = 5e-3
 # How long a process that ends, or a block that an exception left, waits for the device to finish.
 DRAIN_SECONDS = 5.0
-OPERATION = "averaging gradients on GPUs"
 
 # What a device may still use, since it failed or didn't finish in time.
 _orphaned: list[Any] = []
@@ -38,9 +38,11 @@ _watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
 class Watcher:
     """Watches one device's work for one set of ranks; after the first failure nothing works."""
 
-    def __init__(self, context: Context, device: int, used: Any) -> None:
+    def __init__(self, context: Context, device: int, used: Any, operation: str) -> None:
         """Watch this rank's work on ``device``, by which things are ``used`` (not collective)."""
         self._context, self._device, self._used = context, device, used
+        self._operation = operation
+        self.told = f"rank {context.rank}: {operation}"
         self.nccls: Sequence[NcclCommunicator] = ()
         self.failure = ""
         self._pending: deque[tuple[Any, Any]] = deque()  # events, and what lives until they happen
@@ -84,8 +86,7 @@ class Watcher:
         with self._lock:
             if self.failure:
                 raise CommunicationError(
-                    f"rank {self._context.rank}: {OPERATION} failed: {self.failure}; make a new "
-                    "communicator on all ranks"
+                    f"{self.told} failed: {self.failure}; make a new communicator on all ranks"
                 )
             count = 0
             for event, _ in self._pending:
@@ -110,6 +111,24 @@ class Watcher:
         for nccl in self.nccls:
             nccl.check()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether work is under way."""
+        with self._lock:
+            return bool(self._pending) and not devices.is_done(self._pending[-1][0])
+
+    @contextlib.contextmanager
+    def ending(self, keep: Any = ()) -> Iterator[None]:
+        """Raise CUDA's and NCCL's errors as CommunicationError; what is raised ends the job."""
+        since = now()
+        try:
+            with devices.translated_errors(self.told):
+                yield
+        except BaseException as error:
+            self.fail(error, since, keep)
+            self.stop()  # if its thread has failed, the job is about to end
+            raise
+
     def fail(self, error: BaseException, since: int, keep: Any = ()) -> None:
         """End the job by the exception that is being handled, unless the user refused that.
 
@@ -121,7 +140,7 @@ class Watcher:
             _orphaned.append((self._used, keep, *self._pending))
             self._pending.clear()
         if is_first:
-            self._context.interrupt(OPERATION, error, since)
+            self._context.interrupt(self._operation, error, since)
             abort_all(self.nccls)
 
     def abandon(self, streams: Sequence[Any]) -> bool:
@@ -156,8 +175,7 @@ class Watcher:
     def _run(self) -> None:
         since = now()
         try:
-            what = f"rank {self._context.rank}: {OPERATION}"
-            with devices.translated_errors(what), devices.use(self._device):
+            with devices.translated_errors(self.told), devices.use(self._device):
                 # Whether it is to stop is asked after `clear`, which may undo what `stop` set.
                 while not (self.failure or self._stop.is_set()):
                     self._wake.wait()

@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import devices, staging
 from ..errors import RankMismatchError, raised_on_all
-from ..messaging import Context, SharedFailure, bcast_buffer
+from ..messaging import Context, SharedFailure, bcast_buffer, collectives
 from . import parameters
 
 OPERATION = "bcast_data"
@@ -51,9 +51,23 @@ def bcast_parameters(context: Context, model: Any) -> None:
                     param.initialize(shape)
                 if param.data is None or param.data.shape != shape or param.data.dtype != dtype:
                     param.data = np.empty(shape, dtype)
-    uses_gpu = bytes([any(devices.on_gpu(param.data) for param, *_ in sent)])
-    payloads = context.handshake(initialising, (), uses_gpu)
-    if not any(map(any, payloads)):
+    arrays = [param.data for param, *_ in sent]
+    uses_gpu = any(map(devices.on_gpu, arrays))
+    with context.device_turn() as takes:
+        stay = collectives.STAYS | collectives.CAN_STAY
+        place = stay if uses_gpu and takes and takes(arrays) else collectives.COPIED * uses_gpu
+        places = [row[0] for row in context.handshake(initialising, (), bytes([place]))]
+        backend, _ = collectives.agreed(context, OPERATION, places, [])
+        if backend is not context.host:
+            flats = list(map(devices.c_ordered, arrays))
+            backend.broadcast(
+                [(root, flat) for flat, (_, root, *_) in zip(flats, sent, strict=True)]
+            )
+            for array, flat in zip(arrays, flats, strict=True):
+                if flat is not array:
+                    devices.assign(array, flat)
+            return
+    if not any(places):
         _bcast(context, [each[:2] for each in sent])
         return
     for root in sorted({root for _, root, *_ in sent}):

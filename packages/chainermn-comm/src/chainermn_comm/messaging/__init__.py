@@ -4,6 +4,9 @@ from ..errors import SharedFailure as SharedFailure
 from . import collectives as collectives
 from . import messages as messages
 from . import point_to_point as point_to_point
+from .backend import DeviceBackend as DeviceBackend
+from .backend import Parts as Parts
+from .backend import Takes as Takes
 from .context import Context as Context
 from .handshake import Handshake as Handshake
 from .handshake import digest_of as digest_of

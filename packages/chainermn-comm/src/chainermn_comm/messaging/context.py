@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from traceback import walk_tb
@@ -13,6 +14,7 @@ from mpi4py import MPI
 from .. import devices
 from ..errors import SharedFailure, describe_exception, is_raised_on_all, now
 from ..topology import Topology
+from .backend import DeviceBackend, HostBackend, Takes
 from .handshake import Handshake
 
 Value = TypeVar("Value")
@@ -33,6 +35,7 @@ class Context:
     chunk_bytes: int | None = None  # what the user asked for; None for each algorithm's default
     reproducible: bool = False  # sums are taken in the order of ranks, however many there are
     reduce_dtype: Any = None  # NumPy's dtype of the setting; see `chainermn_comm.config.Settings`
+    device: DeviceBackend | None = None  # for users' arrays on GPUs; None where MPI takes those
 
     @cached_property
     def rank(self) -> int:
@@ -43,6 +46,15 @@ class Context:
     def size(self) -> int:
         """Number of ranks."""
         return self.comm.size
+
+    @cached_property
+    def host(self) -> HostBackend:
+        """What moves arrays in host memory."""
+        return HostBackend(self.comm, self.tag)
+
+    def device_turn(self) -> AbstractContextManager[Takes | None]:
+        """Return :meth:`DeviceBackend.turn`, which yields None where there is no such backend."""
+        return nullcontext() if self.device is None else self.device.turn()
 
     def in_step(self, operation: str) -> InStep:
         """Within, all ranks take the same steps together: handshakes, and moving data.

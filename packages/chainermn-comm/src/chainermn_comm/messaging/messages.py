@@ -48,9 +48,9 @@ class Message(NamedTuple):
         return total
 
     @property
-    def buffers(self) -> list[np.ndarray]:
-        """The bytes of each array, 1-D uint8, not copied."""
-        return [as_bytes(array) for array in self.arrays]
+    def stays(self) -> bool:
+        """Whether arrays that came from a GPU are still there."""
+        return any([devices.on_gpu(self.arrays[index]) for index in self.on_gpu])
 
     def header(self) -> bytes:
         """Return what a receiver needs to allocate the arrays."""
@@ -94,12 +94,22 @@ def of_array(data: Any, rank: int) -> Message:
     arrays can't be copied from a GPU.
     """
     message = _of_array(data, rank)
-    return _on_host([message], rank)[0] if message.on_gpu else message
+    return on_host([message], rank)[0] if message.on_gpu else message
 
 
-def of_arrays(values: Sequence[Any], rank: int) -> list[Message]:
-    """Return :func:`of_array` of each value; all arrays on GPUs are copied together."""
-    return _on_host([_of_array(value, rank) for value in values], rank)
+def of_arrays(
+    values: Sequence[Any], rank: int, takes: Callable[[list[Any]], bool] | None = None
+) -> list[Message]:
+    """Return :func:`of_array` of each value; all arrays on GPUs are copied together.
+
+    They stay on their GPU, and are made contiguous, if ``takes`` says True of all arrays.
+    """
+    found = [_of_array(value, rank) for value in values]
+    if takes is None or not takes([array for each in found for array in each.arrays]):
+        return on_host(found, rank)
+    what = f"rank {rank}: making GPU arrays contiguous"
+    with devices.translated_errors(what):
+        return _moved(found, lambda arrays, _: list(map(devices.ordered, arrays)), rank)
 
 
 def _of_array(data: Any, rank: int) -> Message:
@@ -122,7 +132,8 @@ def _of_array(data: Any, rank: int) -> Message:
     return Message(SCALAR, (_contiguous(data, rank),))
 
 
-def _on_host(found: list[Message], rank: int) -> list[Message]:
+def on_host(found: list[Message], rank: int) -> list[Message]:
+    """Return messages with all arrays of GPUs copied to host memory; raise CommunicationError."""
     try:
         return _moved(found, staging.to_host, rank)
     except CommunicationError:
@@ -169,7 +180,7 @@ def of_error(error: BaseException, rank: int) -> Message:
     return Message(ERROR, (np.frombuffer(describe(error, rank).encode(), np.uint8),))
 
 
-def of_objects(objs: Sequence[Any]) -> list[Message]:
+def of_objects(objs: Sequence[Any], *_: object) -> list[Message]:
     """Return :func:`of_object` of each."""
     return [of_object(obj) for obj in objs]
 
@@ -182,10 +193,14 @@ def of_object(obj: Any) -> Message:
     return Message(OBJECT, tuple(arrays))
 
 
-def allocate(header: bytes) -> Message:
-    """Return a message of the header's kind and specs whose data are still to be received."""
+def allocate(header: bytes, new: Callable[..., Any] | None = None) -> Message:
+    """Return a message of the header's kind and specs whose data are still to be received.
+
+    Its arrays are made by ``new(dtype, shape, order)``, :func:`empty_array` by default.
+    """
     kind, specs, scalars, on_gpu = decode_header_cached(header) or decode_header(header)
-    arrays = tuple([empty_array(dtype, shape, order) for dtype, shape, order, _ in specs])
+    new = new or empty_array
+    arrays = tuple([new(dtype, shape, order) for dtype, shape, order, _ in specs])
     return Message(kind, arrays, scalars, on_gpu)
 
 

@@ -1,0 +1,232 @@
+"""Users' arrays by NCCL: what goes by it touches no host memory; what can't is as on CPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import reduce
+
+import numpy as np
+import pytest
+
+from chainermn_comm import CommunicationError, create_communicator
+from chainermn_comm.gpu import backend
+from tests.support import gpus
+from tests.support.models import Model, Param
+from tests.support.samples import same, sample
+from tests.support.topologies import IMPOSED, on_nodes
+
+pytestmark = [pytest.mark.world, pytest.mark.ranks(1, 2, 3, 4)]
+
+NAMES = ("hierarchical", "two_dimensional", "pure_nccl")
+# By NCCL as NumPy sums; the others pass through host memory.
+FLOATS, INTEGERS = ("float32", "float64"), ("int8", "uint8", "int32", "int64", "uint64")
+OTHERS = ("float16", "int16", "bool", "complex64")
+MOVES = ("bcast", "gather", "scatter", "allgather", "alltoall", "bcast_data")
+SUMS = ("allreduce", "reduce_scatter", "multi_node_mean", "mean_into")
+
+
+def mine(comm, dtype: str, layout: str = "C", to: int = 0) -> np.ndarray:
+    return sample(comm.rank + to, dtype, layout)
+
+
+def run(comm, verb: str, dtype: str, put: Callable, layout: str = "C") -> list:
+    """What a verb gives for arrays that `put` brings to their place (collective)."""
+    last, arrays = comm.size - 1, [mine(comm, dtype, layout, to) for to in range(comm.size)]
+    first = put(arrays[0], layout)
+    if verb == "bcast":
+        return [comm.bcast(first if comm.rank == last else None, root=last)]
+    if verb == "gather":
+        return list(comm.gather((first, first), root=last) or ())
+    if verb == "scatter":
+        given = [put(each, layout) for each in arrays] if comm.rank == last else None
+        return [comm.scatter(given, root=last)]
+    if verb == "alltoall":
+        return list(comm.alltoall([put(each, layout) for each in arrays]))
+    if verb == "reduce_scatter":
+        return [comm.reduce_scatter([put(each, layout) for each in arrays])]
+    if verb == "bcast_data":
+        model = Model(a=Param(first), b=Param(put(arrays[-1].copy(), "C")))
+        comm.bcast_data(model)
+        return [model["a"].data, model["b"].data]
+    if verb == "mean_into":
+        out = put(np.zeros_like(arrays[0]), "C")
+        assert comm.multi_node_mean(first, out) is out
+        return [out]
+    found = getattr(comm, verb)(first)
+    return list(found) if isinstance(found, tuple) else [found]
+
+
+def on_host(array, layout: str = "C"):
+    return array
+
+
+def flat(found: list) -> list:
+    return [array for each in found for array in (each if isinstance(each, tuple) else (each,))]
+
+
+def check(world, double, verb: str, dtype: str, layout: str, nodes, name: str) -> None:
+    """Assert that it is as of NumPy's arrays, and that nothing was copied to the host."""
+    with on_nodes(nodes, "naive") as comm:
+        expected = flat(run(comm, verb, dtype, on_host, layout))
+    with on_nodes(nodes, name) as comm:
+        run(comm, verb, dtype, gpus.put, layout)
+        double.made.clear()
+        found = flat(run(comm, verb, dtype, gpus.put, layout))
+        assert not {call for call in double.made if call.startswith(("memcpy", "hostAlloc"))}
+        for array, numbers in zip(found, expected, strict=True):
+            assert gpus.on_gpu(array)
+            same(gpus.to_host(array), numbers)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("verb", MOVES + SUMS)
+def test_no_array_touches_host_memory(world, double, verb, name):
+    for nodes in IMPOSED[world.size][:3]:
+        check(world, double, verb, "float32", "C", nodes, name)
+
+
+@pytest.mark.parametrize("layout", ["F", "slice", "reversed", "empty"])
+@pytest.mark.parametrize("verb", MOVES + SUMS)
+def test_arrays_of_any_layout(world, double, verb, layout):
+    check(world, double, verb, "float64", layout, (0,) * world.size, "hierarchical")
+
+
+def test_arrays_of_any_dtype(world, double):
+    nodes = (0,) * world.size
+    for dtype in (*FLOATS, *INTEGERS):
+        for verb in SUMS if dtype in FLOATS else SUMS[:2]:
+            check(world, double, verb, dtype, "C", nodes, "hierarchical")
+    for dtype in (*FLOATS, *INTEGERS, *OTHERS):
+        for verb in MOVES if dtype in (*FLOATS, "float16") else MOVES[:-1]:
+            check(world, double, verb, dtype, "C", nodes, "hierarchical")
+
+
+@pytest.fixture
+def comm(double) -> Iterator:
+    with create_communicator("hierarchical") as communicator:
+        yield communicator
+
+
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_maxima_and_minima(comm, double, op):
+    """Of integers by NCCL; of floats, whose NaNs it loses, by the host."""
+    of = np.maximum if op == "max" else np.minimum
+    for dtype in ("int32", "float32"):
+        rows = [sample(rank, dtype) for rank in range(comm.size)]
+        if dtype == "float32":
+            rows[-1][0, 0] = np.nan
+        double.copied_to_host = 0
+        found = comm.allreduce(gpus.put(rows[comm.rank]), op)
+        assert (double.copied_to_host > 0) == (dtype == "float32")
+        same(gpus.to_host(found), of.reduce(rows))
+
+
+def test_what_nccl_does_not_sum_as_numpy_goes_by_the_host(comm, double):
+    for dtype in OTHERS:
+        double.copied_to_host = 0
+        rows = [sample(rank, dtype) for rank in range(comm.size)]
+        found = comm.allreduce(gpus.put(rows[comm.rank]))
+        assert double.copied_to_host
+        same(gpus.to_host(found), reduce(np.add, rows))
+
+
+def by_host(comm, double, mine) -> None:
+    """Assert that such an array of this rank's goes through host memory (collective)."""
+    double.copied_to_host = 0
+    found = comm.allgather(mine)
+    assert comm.allreduce_obj(double.copied_to_host) > 0
+    assert [gpus.on_gpu(array) for array in found] == comm.allgather_obj(gpus.on_gpu(mine))
+    for rank, array in enumerate(found):
+        same(gpus.to_host(array) if gpus.on_gpu(array) else array, sample(rank, "float32"))
+
+
+def by_nccl(comm, double) -> None:
+    double.copied_to_host = 0
+    found = comm.allgather(gpus.put(sample(comm.rank, "float32")))
+    assert double.copied_to_host == 0
+    for rank, array in enumerate(found):
+        same(gpus.to_host(array), sample(rank, "float32"))
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_one_rank_decides_for_all(comm, double):
+    """With an array elsewhere, or on another device, or NCCL busy in a thread of its."""
+    import cupy
+
+    array, last = sample(comm.rank, "float32"), comm.rank == comm.size - 1
+    by_nccl(comm, double)
+    by_host(comm, double, array if last else gpus.put(array))
+    with cupy.cuda.Device(1 if last else 0):
+        by_host(comm, double, gpus.put(array))
+    if last:
+        backend._turn.acquire()
+    try:
+        by_host(comm, double, gpus.put(array))
+    finally:
+        if last:
+            backend._turn.release()
+    by_nccl(comm, double)
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_nothing_uses_nccl_where_gradients_do_not(world, double):
+    for name, nodes in (("naive", 0), ("flat", 0), ("non_cuda_aware", 1)):
+        with on_nodes([rank * nodes for rank in range(world.size)], name) as comm:
+            by_host(comm, double, gpus.put(sample(comm.rank, "float32")))
+    with create_communicator("hierarchical", reproducible=True) as comm:
+        by_host(comm, double, gpus.put(sample(comm.rank, "float32")))
+    assert "commInitRank" not in double.made
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_where_nccl_cannot_connect_arrays_go_by_the_host(world, double, capfd):
+    """It is tried once, and said once; ranks that share a device are one such case."""
+    array = gpus.put(sample(world.rank, "float32"))
+    with create_communicator("hierarchical") as comm:
+        if comm.rank == comm.size - 1:
+            double.plant("commInitRank")
+        for _ in range(2):
+            by_host(comm, double, array)
+        assert double.recover()
+    said = capfd.readouterr().err
+    assert said.count("arrays on GPUs go through host memory") == (world.rank == 0)
+    with gpus.on_one_device(double), create_communicator("hierarchical") as comm:
+        by_host(comm, double, gpus.put(sample(comm.rank, "float32")))
+
+
+def test_errors_of_arguments_are_raised_as_ever(comm, double):
+    with pytest.raises(TypeError, match="takes floats, got int32"):
+        comm.multi_node_mean(gpus.put(sample(0, "int32")))
+    with pytest.raises(ValueError, match="op of allreduce must be one of"):
+        comm.allreduce(gpus.put(sample(0, "int32")), op="mean")
+    with pytest.raises(ValueError, match="recvbuf of multi_node_mean"):
+        comm.multi_node_mean(gpus.put(sample(0, "float32")), gpus.put(np.zeros(3)))
+    if comm.size > 1:
+        shape = 3 + (comm.rank == 0)
+        with pytest.raises(CommunicationError, match="ranks disagree on array"):
+            comm.allreduce(gpus.put(np.zeros(shape)))
+    by_nccl(comm, double)
+
+
+def test_results_follow_the_current_stream(comm, double):
+    import cupy
+
+    array, host = gpus.put(np.zeros(5000, "f4")), gpus.pinned(20_000)
+    host.view("f4")[:] = comm.rank + 1
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        gpus.copy_to_device(host, array, stream)  # later
+        double.host_waits = 0
+        found = comm.allreduce(array)
+        found = comm.bcast(found)
+        assert double.host_waits == 0
+        assert set(gpus.to_host(found)) == {sum(range(comm.size + 1))}
+
+
+def test_after_finalize_nothing_is_left(double):
+    with create_communicator("hierarchical") as comm:
+        by_nccl(comm, double)
+        part = comm.split(0, comm.rank)
+        by_nccl(part, double)
+        part.finalize()
+    assert double.calls.count("destroy") == 2
+    assert not gpus.watchers()
