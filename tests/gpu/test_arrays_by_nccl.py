@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 
 import numpy as np
 import pytest
 
 from chainermn_comm import CommunicationError, create_communicator
-from chainermn_comm.gpu import backend
 from tests.support import gpus
 from tests.support.models import Model, Param
 from tests.support.samples import same, sample
@@ -158,13 +158,8 @@ def test_one_rank_decides_for_all(comm, double):
     by_host(comm, double, array if last else gpus.put(array))
     with cupy.cuda.Device(1 if last else 0):
         by_host(comm, double, gpus.put(array))
-    if last:
-        backend._turn.acquire()
-    try:
+    with gpus.nccl_in_background(last):
         by_host(comm, double, gpus.put(array))
-    finally:
-        if last:
-            backend._turn.release()
     by_nccl(comm, double)
 
 
@@ -230,3 +225,50 @@ def test_after_finalize_nothing_is_left(double):
         part.finalize()
     assert double.calls.count("destroy") == 2
     assert not gpus.watchers()
+
+
+@pytest.mark.sizes(2, 3)
+def test_sums_beside_means_in_a_thread_do_not_deadlock(world, double):
+    """As batch normalization's, while gradients leave: NCCL works at one of both at a time."""
+    import cupy
+
+    steps, sizes = 6, (3000, 5, 700)
+
+    def reduce_in(stream, mean) -> None:
+        with stream:
+            mean.reduce_planned(len(sizes))
+
+    with (
+        create_communicator("hierarchical") as comm,
+        comm.split(0, comm.rank) as channel,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        stream = cupy.cuda.Stream(non_blocking=True)
+        for step in range(steps):
+            grads = [gpus.put(np.full(size, comm.rank + step, "f4")) for size in sizes]
+            params = [Param(gpus.put(np.zeros(grad.size, "f4")), grad) for grad in grads]
+            mean = comm.start_mean(False, "allreduce_grad", channel)
+            if (comm.rank + step) % 2:  # on one rank the thread begins first
+                check_sum(comm)
+            done = thread.submit(reduce_in, stream, mean)
+            if not (comm.rank + step) % 2:
+                check_sum(comm)
+            for number, param in enumerate(params):
+                mean.add(Model(**{f"p{number}": param}), planned=True)
+                check_sum(comm)
+            done.result()
+            mean.agree()
+            event = cupy.cuda.Event(disable_timing=True)
+            event.record(stream)
+            cupy.cuda.get_current_stream().wait_event(event)
+            mean.assign()
+            check_sum(comm)
+            for param in params:
+                np.testing.assert_allclose(
+                    gpus.to_host(param.grad), step + (comm.size - 1) / 2, rtol=1e-6
+                )
+
+
+def check_sum(comm) -> None:
+    found = comm.allreduce(gpus.put(np.full(9, comm.rank, "f4")))
+    assert set(gpus.to_host(found)) == {sum(range(comm.size))}

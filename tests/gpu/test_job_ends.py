@@ -21,22 +21,27 @@ from tests.support.models import Model, Param
 from tests.support.nccl_double import NcclError
 from tests.support.topologies import on_nodes
 
-name, call, nodes, how = sys.argv[1:]
+name, where, nodes, how = sys.argv[1:]
 context = installed()
 with context if how != "leave" else nullcontext(context.__enter__()) as double:
     comm = on_nodes(map(int, nodes), name)
     grads = [gpus.put(np.full(size, comm.rank, "f4")) for size in (3, 2000)]
     model = Model(**{f"p{i}": Param(grad, grad) for i, grad in enumerate(grads)})
+    def call():
+        if how == "verb":
+            comm.bcast(comm.allreduce(grads[1]))
+        else:
+            comm.allreduce_grad(model)
     for _ in range(2):
-        comm.allreduce_grad(model)
+        call()
         gpus.to_host(grads[0])
     MPI.COMM_WORLD.Barrier()
     print("BEGIN", flush=True)
     if comm.rank == 1:
-        is_nccl = call[:3] in ("get", "all")
+        is_nccl = where[:3] in ("get", "all", "bro")
         error = NcclError("NCCL_ERROR_SYSTEM_ERROR: planted") if is_nccl else OUT_OF_MEMORY
-        double.plant(call, ILLEGAL_ADDRESS if call == "work" else error)
-    comm.allreduce_grad(model)
+        double.plant(where, ILLEGAL_ADDRESS if where == "work" else error)
+    call()
     if how == "finalize":
         comm.finalize()
     elif how == "leave":
@@ -58,6 +63,8 @@ CASES = [
     ("pure_nccl", "getAsyncError", "00", "finalize"),
     ("pure_nccl", "work", "00", "leave"),
     ("hierarchical", "getAsyncError", "01", "go on"),
+    *[("hierarchical", where, "01", "verb") for where in ("allReduce", "broadcast", "work")],
+    ("pure_nccl", "getAsyncError", "00", "verb"),
 ]
 
 
@@ -67,5 +74,8 @@ def test_an_error_on_one_rank_ends_the_job_with_its_words(case):
     assert job.out.count("BEGIN") == RANKS, job
     assert job.returncode == 1, job
     assert re.search(rf"rank {FAILING} of {RANKS}: uncaught CommunicationError", job.err), job
-    told = rf"rank {FAILING}: averaging gradients on GPUs failed: .*(cudaError|NCCL_ERROR)"
+    doing = (
+        "NCCL, moving arrays between GPUs" if case[-1] == "verb" else "averaging gradients on GPUs"
+    )
+    told = rf"rank {FAILING}: {doing} GPUs failed: .*(cudaError|NCCL_ERROR)"
     assert re.search(told, job.err), job

@@ -58,6 +58,7 @@ class Gpu:
         self.delay = 3  # a piece of work is put off up to so many times
         self.version = 22203  # NCCL's
         self.nccl_fails = False  # work of NCCL never ends, and it says that there is an error
+        self.nccl_works_for: Any = None  # the communicator whose work has begun
         self.group_fails = False  # breaks a rule: a group's operations are lost, and it says so
         self.ignores_events = False  # breaks a rule: streams don't wait for events
         self.init_hangs = False  # the making of an NCCL communicator doesn't return

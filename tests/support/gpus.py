@@ -14,7 +14,7 @@ import pytest
 
 from chainermn_comm import CommunicationError, CommunicatorBase, devices, staging
 from chainermn_comm.allreduce import Chunk, plan_chunks
-from chainermn_comm.gpu import kernels, links, pipeline
+from chainermn_comm.gpu import backend, kernels, links, pipeline
 from chainermn_comm.messaging import Handshake
 from tests.support.models import Model, Param
 
@@ -165,6 +165,13 @@ def slots(number: int) -> Iterator[None]:
     """So many buffers serve for the chunks of a call."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline, "NCCL_SLOTS", number)
+        yield
+
+
+@contextlib.contextmanager
+def nccl_in_background(is_busy: bool = True) -> Iterator[None]:
+    """Another thread of this rank gives NCCL work."""
+    with backend._turn if is_busy else contextlib.nullcontext():
         yield
 
 

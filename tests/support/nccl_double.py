@@ -72,13 +72,17 @@ class Launch:
         if self.cancelled:
             self.communicator.queued.discard(self)
             return True
-        if self.communicator.gpu.nccl_fails:
+        gpu = self.communicator.gpu
+        # A device may have no room for the work of two communicators at once.
+        if gpu.nccl_fails or gpu.nccl_works_for not in (None, self.communicator):
             return False
         if self.requests is None:
+            gpu.nccl_works_for = self.communicator
             self.receives, sends = self.start()
             self.requests = self.receives + sends
         if not MPI.Request.Testall(self.requests):
             return False
+        gpu.nccl_works_for = None
         self.finish()
         self.communicator.pending.remove(self)
         self.communicator.queued.discard(self)
@@ -108,6 +112,8 @@ class Launch:
     def cancel(self) -> None:
         """End what was begun; a send can't be cancelled, and keeps its buffer to the job's end."""
         self.cancelled = True
+        if self.requests is not None:
+            self.communicator.gpu.nccl_works_for = None
         for request in self.receives:
             if not request.Test():
                 request.Cancel()

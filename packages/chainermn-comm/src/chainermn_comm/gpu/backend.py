@@ -14,8 +14,7 @@ import numpy as np
 
 from .. import devices
 from ..errors import CommunicationError, is_raised_on_all, now
-from ..messaging import Context, DeviceBackend, Parts, Takes
-from ..messaging.messages import Message, allocate
+from ..messaging import Context, DeviceBackend, Parts, Takes, messages
 from . import nccl
 from .nccl import NcclCommunicator
 from .watcher import Watcher
@@ -88,8 +87,8 @@ class NcclBackend(DeviceBackend):
                 self._connected[1].nccls = [made]
         return self._connected is not None
 
-    def allocate(self, header: bytes) -> Message:
-        return allocate(header, lambda dtype, shape, order: devices.new_array(shape, dtype, order))
+    def allocate(self, header: bytes) -> messages.Message:
+        return messages.allocate(header, devices.new_array)
 
     def exchange(self, outgoing: Parts, incoming: Parts) -> None:
         own = self._context.rank

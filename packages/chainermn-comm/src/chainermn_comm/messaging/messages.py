@@ -196,11 +196,15 @@ def of_object(obj: Any) -> Message:
 def allocate(header: bytes, new: Callable[..., Any] | None = None) -> Message:
     """Return a message of the header's kind and specs whose data are still to be received.
 
-    Its arrays are made by ``new(dtype, shape, order)``, :func:`empty_array` by default.
+    Its arrays are made by ``new(shape, dtype, order)``, if given.
     """
     kind, specs, scalars, on_gpu = decode_header_cached(header) or decode_header(header)
-    new = new or empty_array
-    arrays = tuple([new(dtype, shape, order) for dtype, shape, order, _ in specs])
+    arrays = tuple(
+        [
+            empty_array(dtype, shape, order) if new is None else new(shape, dtype, order)
+            for dtype, shape, order, _ in specs
+        ]
+    )
     return Message(kind, arrays, scalars, on_gpu)
 
 
