@@ -56,10 +56,12 @@ class MpiCommunicator(CommunicatorBase):
     Its settings (:meth:`set_config`) are ``allreduce_grad_dtype``, ``batched_copy``,
     ``chunk_bytes`` and ``reduce_dtype``. Arrays received are new ones;
     what a rank sends to itself is copied, except by ``bcast``, whose root gets its own array back.
-    CuPy's arrays travel through host memory (gradients needn't), in the order of the current
-    streams, and arrive on the receiver's current device; ``bcast``'s root gets a copy of them.
-    Where CUDA fails on a rank, a collective method raises ``CommunicationError`` on all ranks;
-    ``send`` does on its rank, and the receiver's ``recv`` raises ``PeerError``.
+    CuPy's arrays travel in the order of the current streams, and arrive on the receiver's current
+    device. Where NCCL takes gradients, it also takes them (not ``send``'s), if those of all ranks
+    are on GPUs and of dtypes that it sums as NumPy does; else they are copied through host memory,
+    and ``bcast``'s root gets a copy. Where CUDA fails in that, a collective method raises
+    ``CommunicationError`` on all ranks; ``send`` does on its rank, and the receiver's ``recv``
+    raises ``PeerError``.
 
     An exception in the middle of a call that moves data (no memory, a signal's handler, CUDA or
     NCCL while gradients are averaged, which may be after the call) ends the job, as it can't be
