@@ -18,9 +18,10 @@ from tests.support.topologies import on_nodes
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
 
 # Calls that are made when gradients first come, and in each step.
-FIRST = ("eventCreate", "streamCreate", "malloc", "hostAlloc", "compile", "memcpyAsync to device")
-EACH = ("eventRecord", "streamWaitEvent", "eventQuery", "launchKernel", "work")
-NCCL_FIRST, NCCL_EACH = ("getUniqueId", "commInitRank"), ("getAsyncError",)
+FIRST = ("eventCreate", "streamCreate", "hostAlloc")
+EACH = ("eventRecord", "streamWaitEvent", "eventQuery", "work")
+KERNELS_FIRST = ("malloc", "compile", "memcpyAsync to device")
+NCCL_FIRST, NCCL_EACH = ("getUniqueId", "commInitRank"), ("getAsyncError", "launchKernel")
 GROUPED = ("groupStart", "groupEnd")
 COPIES = ("memcpyAsync to host", "memcpyAsync to device")
 # Of each algorithm: how it is made, the nodes by number of ranks, and further calls of both kinds.
@@ -30,32 +31,29 @@ ALGORITHMS: dict[str, tuple[str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     "single_leader": (
         "hierarchical",
         (0, 0, 1, 1),
-        NCCL_FIRST[:1],  # of the second, MPI serves where it is between nodes
+        (),  # where NCCL doesn't connect nodes at first, host memory serves
         (*NCCL_EACH, *GROUPED, "reduce", "broadcast", "allReduce"),
     ),
     "multi_leader": (
         "two_dimensional",
         (0, 0, 1, 1),
-        NCCL_FIRST[:1],
+        (),
         (*NCCL_EACH, "reduceScatter", "allGather", "allReduce"),
     ),
-    "staged": (
-        "non_cuda_aware",
-        (0, 0, 1, 1),
-        NCCL_FIRST,
-        (*NCCL_EACH, *GROUPED, "reduce", "broadcast", *COPIES),
-    ),
+    "staged": ("non_cuda_aware", (0, 0, 1, 1), (), COPIES),
     "mpi": ("flat", (0, 0, 0, 0), (), COPIES),
 }
 WIRES = {"float32_sums": "float16"}
-LEAST_RANKS = {"single_leader": 3, "staged": 3, "multi_leader": 4}
-LEADERS_ONLY = ("allReduce", *COPIES)  # in the algorithms by nodes
+LEAST_RANKS = {"single_leader": 3, "multi_leader": 4}
+LEADERS_ONLY = ("allReduce",)  # in the algorithms by nodes
+BY_HOST = ("staged", "mpi")
 
 
 def cases() -> list:
     found = []
     for algorithm, (_, _, first, each) in ALGORITHMS.items():
-        for when, calls in (("first", (*FIRST, *first)), ("later", (*EACH, *each))):
+        kernels = () if algorithm in BY_HOST else KERNELS_FIRST
+        for when, calls in (("first", (*FIRST, *kernels, *first)), ("later", (*EACH, *each))):
             for call in calls:
                 for who in ("one", "all"):
                     few = who == "all" or algorithm == "staged"

@@ -142,23 +142,13 @@ def test_staged_means_have_the_bits_of_cpus(world, gpu, name):
             np.testing.assert_array_equal(mean_of(comm, mine), model["w"].grad)
 
 
-@BETWEEN_NODES
-def test_only_those_who_exchange_between_nodes_copy_to_host_memory(world, double, name):
-    """Of a node those that own a shard: as many as the smallest node has ranks."""
-    with gpus.nccl_between_nodes(False), on_two_nodes(world, name) as comm:
-        means_of(comm, [np.ones(3001, "f4")])
-        owners = {"hierarchical": 1, "two_dimensional": comm.size // 2}.get(name, comm.size)
-        leads = comm.intra_rank < owners
-    assert (double.copied_to_host > 0) == (leads and world.size > 1)
-
-
 NCCL_CALLS = {
     "naive": set(),
     "flat": set(),
     "pure_nccl": {"allReduce"},
     "single_node": {"allReduce"},
     "hierarchical": {"reduce", "allReduce", "broadcast"},
-    "non_cuda_aware": {"reduce", "broadcast"},
+    "non_cuda_aware": set(),
     "two_dimensional": {"reduceScatter", "allReduce", "allGather"},
 }
 
@@ -174,8 +164,8 @@ def test_each_name_makes_the_nccl_calls_that_it_promises(world, double, name):
         assert {*double.calls} - {*kernels} == NCCL_CALLS[name] - (
             set() if leads else {"allReduce"}
         )
-        assert [kernels[0], kernels[-1]] == ["pack_f", "unpack_f"]
-    assert (double.calls[-1] == "destroy") == bool(NCCL_CALLS[name])
+        assert kernels[:1] + kernels[-1:] == (["pack_f", "unpack_f"] if NCCL_CALLS[name] else [])
+    assert (double.calls[-1:] == ["destroy"]) == bool(NCCL_CALLS[name])
 
 
 @pytest.mark.parametrize("uneven", [False, pytest.param(True, marks=pytest.mark.full)])
@@ -183,7 +173,10 @@ def test_each_name_makes_the_nccl_calls_that_it_promises(world, double, name):
 def test_gradients_travel_as_bfloat16(world, gpu, name, uneven):
     with on_two_nodes(world, name, uneven, allreduce_grad_dtype="bfloat16") as comm:
         drawn = [np.random.default_rng(rank).standard_normal(5000) for rank in range(world.size)]
-        every = [[values.astype(dtype) for dtype in GPU_DTYPES] for values in drawn]
+        # On the host what is as wide as the wire's numbers isn't cast.
+        by_host = name in STAGED or name == "non_cuda_aware"
+        dtypes = GPU_DTYPES[by_host:]
+        every = [[values.astype(dtype) for dtype in dtypes] for values in drawn]
         means = means_of(comm, every[world.rank])
         for mean, *terms in zip(means, *every, strict=True):
             assert mean.dtype == terms[0].dtype

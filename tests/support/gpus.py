@@ -85,8 +85,8 @@ def assert_mean(comm: CommunicatorBase, size: int = 1000) -> None:
 
 def settle(world: Any, comm: CommunicatorBase) -> None:
     """Return once no rank has work under way that its thread looks after (collective)."""
-    watcher = comm._algorithms.made[True]._watcher  # type: ignore[attr-defined]
-    while watcher._pending or watcher._wake.is_set():
+    watcher = getattr(comm._algorithms.made[True], "_watcher", None)  # type: ignore[attr-defined]
+    while watcher and (watcher._pending or watcher._wake.is_set()):
         if not watcher.in_background or watcher._thread is None:
             break
         time.sleep(1e-3)
@@ -164,7 +164,7 @@ def nccl_between_nodes(works: bool) -> Iterator[None]:
 def slots(number: int) -> Iterator[None]:
     """So many buffers serve for the chunks of a call."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "NCCL_SLOTS", number)
+        patch.setattr(pipeline, "SLOTS", number)
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 from .. import devices
@@ -12,21 +13,45 @@ from ..topology import Topology
 from . import nccl
 from .backend import NcclBackend
 from .device_allreduce import DeviceAllreduce
+from .links import connect_ranks
+from .staged import OPERATION, StagedAllreduce
 
 
-def _through_mpi(context: Context) -> Algorithm:
+def _staged(context: Context, host: str = "bucketed") -> Algorithm:
     _check_on_all_ranks(context, devices.unavailable_reason)
-    return DeviceAllreduce(context, Topology(tuple(range(context.size))), between="mpi")
+    name = "rank_ordered" if context.reproducible else host
+    return StagedAllreduce(context, HOST_FACTORIES[name])
 
 
-def _through_nccl(
-    context: Context, topology: Topology, leaders: int = 1, between: str = "nccl"
-) -> Algorithm:
-    """Raise on all ranks, before NCCL does, where one can't use it or two share a device."""
+def _by_nccl(context: Context, topology: Topology, leaders: int = 1, host: str = "") -> Algorithm:
+    """Raise on all ranks, before NCCL does, where one can't use it or two share a device.
+
+    Where it doesn't connect nodes, that ``host`` algorithm serves.
+    """
     several = context.size > 1
     _check_on_all_ranks(context, nccl.unavailable_reason if several else devices.unavailable_reason)
     nccl.check_devices(context)
-    return DeviceAllreduce(context, topology, leaders, between)
+    with context.in_step(OPERATION):
+        links = connect_ranks(context, topology, leaders)
+    if not isinstance(links, str):
+        try:
+            return DeviceAllreduce(context, topology, leaders, links)
+        except BaseException:
+            nccl.abort_all(links.nccls)
+            raise
+    if context.rank == 0:
+        print(
+            f"ChainerMN: NCCL doesn't connect the nodes ({links}); gradients on GPUs go through "
+            "host memory and MPI",
+            file=sys.stderr,
+        )
+    return _staged(context, host)
+
+
+def _without_nccl_between_nodes(context: Context) -> Algorithm:
+    if context.topology.inter_size > 1:
+        return _staged(context, "single_leader")
+    return _by_nccl(context, context.topology)
 
 
 def _check_on_all_ranks(context: Context, unavailable_reason: Callable[[], str | None]) -> None:
@@ -37,21 +62,21 @@ def _check_on_all_ranks(context: Context, unavailable_reason: Callable[[], str |
                 f"rank {context.rank}: gradients lie on GPUs, which can't be used: {reason}"
             )
 
-    context.run_on_all_ranks("averaging gradients on GPUs", check)
+    context.run_on_all_ranks(OPERATION, check)
 
 
 FACTORIES: dict[str, Factory] = {
-    # MPI among all ranks; sums in rank order, the same bits as on CPUs.
-    "mpi": _through_mpi,
+    # Through host memory and MPI among all ranks; the same bits as on CPUs.
+    "mpi": _staged,
     # NCCL among all ranks, whatever their nodes.
-    "nccl_only": lambda context: _through_nccl(context, Topology((0,) * context.size)),
-    # NCCL in each node; one rank of each exchanges with other nodes, by NCCL too where it can.
-    "single_leader": lambda context: _through_nccl(context, context.topology),
-    # The same; between nodes always through host memory and MPI.
-    "single_leader_staged": lambda context: _through_nccl(context, context.topology, between="mpi"),
+    "nccl_only": lambda context: _by_nccl(context, Topology((0,) * context.size)),
+    # NCCL in each node; one rank of each exchanges with other nodes.
+    "single_leader": lambda context: _by_nccl(context, context.topology, 1, "single_leader"),
+    # The same on one node; on several always through host memory and MPI.
+    "single_leader_staged": _without_nccl_between_nodes,
     # NCCL in each node; as many ranks as possible exchange, each a shard.
-    "multi_leader": lambda context: _through_nccl(
-        context, context.topology, context.topology.least_intra_size
+    "multi_leader": lambda context: _by_nccl(
+        context, context.topology, context.topology.least_intra_size, "multi_leader"
     ),
     "no_op": HOST_FACTORIES["no_op"],
 }

@@ -7,7 +7,6 @@ it needs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,10 +19,7 @@ from .links import Links
 from .tables import Tables
 
 # While NCCL sums a chunk, the one before is unpacked and the one after packed.
-NCCL_SLOTS = 3
-# Most chunks that are on their way between nodes at once, where MPI takes them there.
-MPI_SLOTS = 4
-FLOAT32 = np.dtype(np.float32)
+SLOTS = 3
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,7 @@ class Pipeline:
     def __init__(self) -> None:
         """Allocate what doesn't depend on chunks, on the current device (not collective)."""
         self.pack, self.sum, self.unpack = (devices.new_stream() for _ in range(3))
-        events = [[devices.new_event() for _ in range(MPI_SLOTS)] for _ in range(3)]
+        events = [[devices.new_event() for _ in range(SLOTS)] for _ in range(3)]
         self._packed, self._summed, self._unpacked = events
         self._begun = devices.new_event()
         self._empty = devices.empty(0)
@@ -70,16 +66,13 @@ class Pipeline:
         self._links, self._size = links, size
         self._several_nodes = links.several_nodes
         self._leaders, self._leader_index = leaders, leader_index
-        self._sum_dtype = sum_dtype if links.nccl_sums else None
-        # NCCL sums numbers that were divided; those that MPI sums first are divided then.
-        self._divisor = size if links.nccl_sums else 1
-        self.buffers = [self._empty] * (NCCL_SLOTS if links.all_by_nccl else MPI_SLOTS)
+        self._sum_dtype = sum_dtype if size > 1 else None
+        self.buffers = [self._empty] * SLOTS
 
     @property
     def streams(self) -> tuple[Any, ...]:
         """All that work is enqueued on."""
-        exchange = self._links.exchange
-        return self.pack, self.sum, self.unpack, *(exchange.streams if exchange else ())
+        return self.pack, self.sum, self.unpack
 
     def order_after_current(self) -> None:
         """Let what follows here wait for what is on the current stream."""
@@ -88,29 +81,23 @@ class Pipeline:
 
     def reserve(self, chunks: list[Chunk], flats: list[Any]) -> None:
         """Allocate what these chunks need."""
-        nbytes, exchanged = 0, 0
-        for chunk in chunks:
-            summed, result = self._lengths(chunk)
-            if self._in_place(chunk, flats) is None:
-                nbytes = max(nbytes, summed + result)
-            exchanged = max(exchanged, summed)
+        lengths = [sum(self._lengths(c)) for c in chunks if self._in_place(c, flats) is None]
+        nbytes = max(lengths, default=0)
         if self.buffers[0].nbytes < nbytes:  # the old ones live as long as the calls before
             self.buffers = [devices.empty(nbytes) for _ in self.buffers]
-        if self._links.exchange is not None:
-            self._links.exchange.reserve(-(-exchanged // self._leaders))
 
-    def begin(self, call: Call, number: int) -> Iterator[int]:
-        """Enqueue a chunk's way to its sum in the node; return what then goes on by MPI."""
+    def run(self, call: Call, number: int) -> None:
+        """Enqueue a chunk's way to its targets."""
         chunk, links = call.chunks[number], self._links
         slot, place = self._place(call, number)
         if not place.in_place:
             self.pack.wait_event(self._unpacked[slot])
         index, _, _ = chunk.segments[0]
-        if not place.in_place or self._divisor > 1 or call.inputs[index] is not call.flats[index]:
+        if not place.in_place or self._size > 1 or call.inputs[index] is not call.flats[index]:
             table, count = call.tables.pack[number], len(chunk.segments)
             dtype = self._dtype_of_sum(chunk)
             with self.pack:
-                kernels.launch("pack", dtype, table, count, place.summed, chunk.size, self._divisor)
+                kernels.launch("pack", dtype, table, count, place.summed, chunk.size, self._size)
         self._packed[slot].record(self.pack)
         self.sum.wait_event(self._packed[slot])
         if links.node is not None:
@@ -120,19 +107,6 @@ class Pipeline:
                 links.node.allreduce(place.summed[: chunk.size], self.sum)
         if links.inter is not None and place.own.size:
             links.inter.allreduce(place.own, self.sum)
-        if links.exchange is None:
-            return iter(())
-        self._summed[slot].record(self.sum)
-        links.exchange.begin(slot, place.own, self._summed[slot])
-        after = 1 if links.nccl_sums else self._size
-        return links.exchange.run(slot, place.own, self._dtype_of_sum(chunk), after)
-
-    def finish(self, call: Call, number: int) -> None:
-        """Enqueue a chunk's way from its sum between nodes to its targets."""
-        chunk, links = call.chunks[number], self._links
-        slot, place = self._place(call, number)
-        if links.exchange is not None:
-            links.exchange.end(slot, place.own, self.sum)
         if place.own_result is not place.own and place.own.size:
             with self.sum:
                 kernels.launch("cast", chunk.dtype, place.own, 1, place.own_result, place.own.size)
@@ -149,8 +123,6 @@ class Pipeline:
 
     def release(self) -> None:
         """Release the memory."""
-        if self._links.exchange is not None:
-            self._links.exchange.close()
         self.buffers = []
 
     def _dtype_of_sum(self, chunk: Chunk) -> np.dtype:

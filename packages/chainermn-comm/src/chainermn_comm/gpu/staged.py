@@ -1,0 +1,103 @@
+"""Sums of arrays on a GPU through page-locked host memory, by an algorithm for arrays there.
+
+While a chunk is summed, the one after comes from the device, and the one before goes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+
+from .. import devices, staging
+from ..allreduce import Algorithm, Chunk, Factory, Operand, plan_chunks
+from ..messaging import Context
+
+OPERATION = "averaging gradients on GPUs"
+CHUNK_BYTES = 4 << 20  # short beside the whole, so that copies and sums overlap; not measured
+SLOTS = 3  # chunks that are under way
+
+
+class StagedAllreduce(Algorithm):
+    """Sums on the device that is current when this is made; each call waits for its end."""
+
+    def __init__(self, context: Context, host: Factory) -> None:
+        """Make the algorithm for host memory, too (collective)."""
+        self._context, self._told = context, f"rank {context.rank}: {OPERATION}"
+        with context.in_step(OPERATION):
+            self._device = context.run_on_all_ranks(OPERATION, self._make)
+            self._host = host(context)
+        self._chunk_bytes = context.chunk_bytes or CHUNK_BYTES
+        self._buffers = [np.empty(0, np.uint8)] * SLOTS
+
+    def _make(self) -> int:
+        self._down, self._up = devices.new_stream(), devices.new_stream()
+        self._arrived, self._returned = ([devices.new_event() for _ in range(SLOTS)] for _ in "au")
+        return devices.current_device()
+
+    def allreduce(self, operand: Operand) -> None:
+        self._context.run_on_all_ranks(OPERATION, partial(self.prepare, operand))()
+
+    def prepare(self, operand: Operand) -> Callable[[], None]:
+        with devices.translated_errors(self._told), devices.use(self._device):
+            devices.require_device([*operand.sources, *operand.targets], self._device)
+            flats = [target.reshape(-1) for target in operand.targets]
+            inputs = [
+                flat if source is target else devices.contiguous(source)
+                for flat, source, target in zip(flats, *operand[:2], strict=True)
+            ]
+            sizes, dtypes = tuple([f.size for f in flats]), tuple([f.dtype for f in flats])
+            chunks = plan_chunks(sizes, dtypes, self._chunk_bytes)
+            nbytes = max([chunk.nbytes for chunk in chunks], default=0)
+            if self._buffers[0].nbytes < nbytes:
+                self._buffers = [devices.pinned(nbytes) for _ in self._buffers]
+        return partial(self._run, operand, chunks, inputs, flats)
+
+    def _run(
+        self, operand: Operand, chunks: list[Chunk], inputs: list[Any], flats: list[Any]
+    ) -> None:
+        """Sum what was prepared (collective); the job ends where CUDA fails."""
+        with devices.translated_errors(self._told), devices.use(self._device):
+            begun = devices.recorded_event()
+            for stream in (self._down, self._up):
+                stream.wait_event(begun)
+            for number in range(len(chunks) + 1):
+                if number < len(chunks):
+                    slot = number % SLOTS
+                    self._down.wait_event(self._returned[slot])
+                    for array, part in self._parts(chunks[number], slot, inputs):
+                        devices.copy_to_host(array, part, self._down)
+                    self._arrived[slot].record(self._down)
+                if number:
+                    self._sum(operand, chunks[number - 1], (number - 1) % SLOTS, flats)
+            staging.wait([self._returned[(len(chunks) - 1) % SLOTS]])
+
+    def _sum(self, operand: Operand, chunk: Chunk, slot: int, flats: list[Any]) -> None:
+        staging.wait([self._arrived[slot]])
+        parts = self._parts(chunk, slot, flats)
+        wires = [operand.wire_dtypes[index] for index, _, _ in chunk.segments]
+        # As on CPUs: what is as wide as the wire dtype isn't cast.
+        wires = [chunk.dtype if wire.itemsize == chunk.dtype.itemsize else wire for wire in wires]
+        rows = [part.view(chunk.dtype) for _, part in parts]
+        self._host.allreduce(Operand(rows, rows, wires, operand.divisor, operand.op))
+        for array, part in parts:
+            devices.copy_to_device(part, array, self._up)
+        self._returned[slot].record(self._up)
+
+    def _parts(self, chunk: Chunk, slot: int, flats: list[Any]) -> list[tuple[Any, np.ndarray]]:
+        """Return each segment of a chunk on the device, and its bytes in the slot's buffer."""
+        arrays = [flats[index][start:stop] for index, start, stop in chunk.segments]
+        ends = accumulate([array.nbytes for array in arrays], initial=0)
+        buffer = self._buffers[slot]
+        return [(a, buffer[i:j]) for a, (i, j) in zip(arrays, pairwise(ends), strict=True)]
+
+    def close(self) -> None:
+        self._buffers = []
+        self._host.close()
+
+    def release_local(self) -> None:
+        self._buffers = []
+        self._host.release_local()
