@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from ml_dtypes import finfo
 
+from tests.support.halved import halved
 from tests.support.models import with_grads
 from tests.support.topologies import on_nodes, over_nodes
 
@@ -86,6 +88,22 @@ def test_gradients_that_float16_does_not_hold_have_a_mean(world, name, nodes):
             assert np.isinf(narrow).any() == (kind != "too small")
             for own in (SINGLE, DOUBLE):
                 check(comm, rows, own)
+
+
+@pytest.mark.parametrize("by_rounds", [False, True])
+@over_nodes("naive", "flat", "hierarchical", "two_dimensional")
+def test_small_means_keep_their_precision_under_every_name(world, name, nodes, by_rounds):
+    """Those that float16 rounds to its smallest number, or to zero; nothing but zeros somewhere."""
+    how = halved() if by_rounds else contextlib.nullcontext()
+    with how, on_nodes(nodes, name, allreduce_grad_dtype="float16") as comm:
+        for least in (3e-8, 2e-8, 1e-20):
+            rows = [np.full(COUNT, least * (rank + 1) * (rank != 1), SINGLE) for rank in range(9)]
+            rows = [row * np.linspace(1, 2, COUNT, dtype=SINGLE) for row in rows[: world.size]]
+            comm.allreduce_grad(large := with_grads(w=np.full(COUNT, 70_000, SINGLE)))
+            np.testing.assert_array_equal(large["w"].grad, 70_000)
+            comm.allreduce_grad(model := with_grads(w=rows[comm.rank].copy()))
+            exact = np.sum(rows, axis=0, dtype=DOUBLE) / world.size
+            np.testing.assert_allclose(model["w"].grad, exact, rtol=4 * np.finfo(HALF).eps)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ summed on rank i, in an order that follows from p and i. See docs/decisions/scal
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import chain, pairwise
+from functools import cache, partial
+from itertools import pairwise
 
 import numpy as np
 from mpi4py import MPI
@@ -23,7 +23,7 @@ from ..runtime import are_done, wait_any
 from .casts import BLOCK_ELEMENTS, cast_into
 from .pairwise import Pair, shard_slice
 from .summation import sum_rows
-from .wire_format import ldexp_into
+from .wire_format import bound_of, ldexp_into
 
 # Most ranks that exchange pairwise, which keeps the order of ranks and takes two rounds.
 PAIRWISE_RANKS = 16
@@ -31,8 +31,9 @@ PAIRWISE_RANKS = 16
 # counts beside them; what has few such chunks is divided into shorter ones, whose rounds overlap.
 # See docs/decisions/scaling.md.
 BYTES_PER_ROUND, LEAST_BYTES_PER_ROUND, ENOUGH_CHUNKS = 512 << 10, 128 << 10, 8
-# The exponent of Numbers, and whether they have the wire's dtype.
-HEADER = struct.Struct("=qq")
+# The exponent of Numbers, whether they have the wire's dtype, and the largest bound of the formats
+# of all ranks whose terms they hold: in the end of all.
+HEADER = struct.Struct("=qqd")
 HEADER_BYTES = HEADER.size
 
 
@@ -126,35 +127,56 @@ class HalvingSum:
         self,
         sent: Numbers,
         own: Numbers,
-        out: np.ndarray,
+        out: Callable[[float], Numbers],
+        dtype: np.dtype,
         divisor: float,
         op: np.ufunc = np.add,
     ) -> InFlight:
         """Begin the sum of one chunk, or its maximum or minimum.
 
         Args:
-            sent: this rank's term as the others get it, of ``out``'s dtype or that in which it is
+            sent: this rank's term as the others get it, of ``dtype`` or that in which it is
                 accumulated. Unchanged before the first round has ended, and so is ``own``.
             own: the same, as this rank itself adds it.
-            out: the sum over ranks, divided by ``divisor`` before it is rounded; it may be the
-                memory of the terms. All three are 1-D, contiguous and of one length on all ranks.
+            out: what returns the sum over ranks, divided by ``divisor`` before it is rounded, from
+                the largest :func:`bound_of` the ranks' terms; it may be the memory of the terms.
+                All three are 1-D, contiguous and of one length on all ranks.
+            dtype: in which terms may travel.
             op: add, maximum or minimum.
             divisor: other than 1 for floats only. Partial sums that overflow are divided by a power
                 of two; that is noticed only within :func:`overflow_errstate`.
         """
         self._begun += 1
-        return InFlight(chain(self._scatter(sent, own, out, divisor, op), self._gather(out)))
+        return InFlight(self._rounds(sent, own, out, dtype, divisor, op))
 
     def close(self) -> None:
         """Release the memory; it is allocated again when needed."""
         self._memory.clear()
 
-    def _scatter(
-        self, sent: Numbers, own: Numbers, out: np.ndarray, divisor: float, op: np.ufunc
+    def _rounds(
+        self,
+        sent: Numbers,
+        own: Numbers,
+        out: Callable[[float], Numbers],
+        dtype: np.dtype,
+        divisor: float,
+        op: np.ufunc,
     ) -> Iterator[list[MPI.Request]]:
+        first, _ = self._offsets(own.array.size)
+        block, bound = yield from self._scatter(sent, own, dtype, op)
+        found = out(bound)
+        place = found.array[first : first + block.array.size]
+        sum_rows([block.array], place, divisor * 2.0 ** (found.exponent - block.exponent))
+        yield from self._gather(found.array)
+
+    def _scatter(
+        self, sent: Numbers, own: Numbers, narrow: np.dtype, op: np.ufunc
+    ) -> Generator[list[MPI.Request], None, tuple[Numbers, float]]:
+        """Return the sum of this rank's block, and the largest bound."""
         rank, size = self._comm.rank, self._comm.size
-        wide = accumulator(out.dtype)
-        first, offset = self._offsets(out.size)
+        wide = accumulator(narrow)
+        bound = bound_of(sent.exponent, sent.array.dtype == narrow)
+        first, offset = self._offsets(own.array.size)
         sent, own = (Numbers(each.array, each.exponent, first) for each in (sent, own))
         memory = np.empty(0, np.uint8)  # of own numbers, after the first round
         for index, (skip, held) in enumerate(skips(size)):
@@ -164,7 +186,7 @@ class HalvingSum:
             received = self._room("received", index, summed * wide.itemsize + HEADER_BYTES)
             if index == 0:
                 header = np.empty(HEADER_BYTES, np.uint8)
-                HEADER.pack_into(header.data, 0, sent.exponent, sent.array.dtype != wide)
+                HEADER.pack_into(header.data, 0, sent.exponent, sent.array.dtype != wide, bound)
                 outgoing = [header, *sent.parts(begin, end)]
                 got = np.empty(HEADER_BYTES, np.uint8)
                 incoming = [got, *_cut(received, [n * wide.itemsize for n in places])]
@@ -179,15 +201,16 @@ class HalvingSum:
             )
             if index:
                 incoming = [received[-HEADER_BYTES:], received[:-HEADER_BYTES]]
-            exponent, is_narrow = HEADER.unpack_from(incoming[0].data)
-            dtype = out.dtype if is_narrow else wide
+            exponent, is_narrow, other = HEADER.unpack_from(incoming[0].data)
+            bound = max(bound, other)
+            dtype = narrow if is_narrow else wide
             terms = [each.view(dtype)[:n] for each, n in zip(incoming[1:], places, strict=True)]
             memory = self._room("sums", index, begin * wide.itemsize + HEADER_BYTES)
             total = memory[:-HEADER_BYTES].view(wide)
             rest = own.parts(summed, begin)  # a block, where their number is odd
             own = Numbers(total, self._sum(own, terms, exponent, rest, total, op))
-            HEADER.pack_into(memory.data, memory.size - HEADER_BYTES, own.exponent, False)
-        sum_rows([own.array], out[first : first + own.array.size], divisor / 2.0**own.exponent)
+            HEADER.pack_into(memory.data, memory.size - HEADER_BYTES, own.exponent, False, bound)
+        return own, bound
 
     def _gather(self, out: np.ndarray) -> Iterator[list[MPI.Request]]:
         """Send this rank's block to all others, and receive theirs."""
@@ -304,8 +327,10 @@ class HalvingAllreduce:
                     chunks = self._chunks(pair)
                     chunk = next(chunks, None)
             if chunk is not None:  # on its way while others are waited for
-                numbers = Numbers(chunk[0])
-                in_flight.append(self._sum.begin(numbers, numbers, chunk[1], divisor, op))
+                numbers, out = Numbers(chunk[0]), Numbers(chunk[1])
+                whole = partial(_given, out)
+                dtype = out.array.dtype
+                in_flight.append(self._sum.begin(numbers, numbers, whole, dtype, divisor, op))
             elif not in_flight:
                 return
             # None is waited for alone: another rank may not have its buffer yet.
@@ -331,6 +356,10 @@ class HalvingAllreduce:
         for part in range(parts):
             chunk = shard_slice(source.size, parts, part)
             yield source[chunk], target[chunk]
+
+
+def _given(numbers: Numbers, _: float) -> Numbers:
+    return numbers
 
 
 def _cut(memory: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:

@@ -25,7 +25,14 @@ from .halving import HalvingSum, InFlight, Numbers, is_halved, skips
 from .pairwise import shard_slice, start_allgather, start_reduce_scatter
 from .shared_memory import SharedMemoryAllreduce, Stage, slot_of
 from .summation import scaled_sum, sum_rows
-from .wire_format import WireFormat, absmax, choose_wire_format, ldexp_into
+from .wire_format import (
+    WireFormat,
+    absmax,
+    bound_of,
+    choose_wire_format,
+    ldexp_into,
+    mean_format,
+)
 
 # Chunks n and n + INTER_NODE_SLOTS use the same slot. What is sent at one tick is waited for at the
 # next.
@@ -39,7 +46,7 @@ WIDEST_BYTES = 32
 # Tags of messages between nodes.
 FORMATS, SUMS, MEANS = 0, 1, 2
 # What lies in the node's window beside each rank's terms: the node's sums, the same in the wire
-# dtype, the means, and for each shard of the sums what its wire format depends on.
+# dtype, the means, and what the wire formats of each shard of the sums and of the means depend on.
 SUM_RING, NARROW_RING, MEAN_RING, STATS_RING = range(4)
 STATS_DTYPE = np.dtype(np.float64)
 
@@ -74,10 +81,10 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
         super().__init__(comm, topology, chunk_bytes)
 
     def _window_bytes(self) -> tuple[int, list[int]]:
-        chunk, stats = self._chunk_bytes, self._ranks * 2 * STATS_DTYPE.itemsize
+        chunk, stats = self._chunk_bytes, (self._ranks * 2 + 1) * STATS_DTYPE.itemsize
         # Within a node 16-bit numbers are kept as float32, which saves conversions; see
         # docs/decisions/float16.md.
-        sizes = [INTER_NODE_SLOTS * each for each in (2 * chunk, chunk, chunk, stats)]
+        sizes = [INTER_NODE_SLOTS * each for each in (2 * chunk, chunk, 2 * chunk, stats)]
         return INTER_NODE_SLOTS * 2 * chunk, sizes
 
     def _allocate(self) -> None:
@@ -92,12 +99,12 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
         self._formats = np.zeros((IN_FLIGHT, self._nodes, 2), np.int64)
 
     def _stages(self, operand: Operand, inputs: Arrays, flats: Arrays, nbytes: int) -> list[Stage]:
-        combine = partial(self._combine, operand.divisor)
+        combine = partial(self._combine, operand.divisor, flats)
         exchange: list[Stage] = [self._scatter, combine, self._collect]
         if self._is_halved:
             # Not more ticks than rounds: means are written in their slot after half of them.
             ticks = min(EXCHANGE_TICKS, 2 * len(skips(self._nodes)))
-            begin = partial(self._begin_exchange, operand.divisor)
+            begin = partial(self._begin_exchange, operand.divisor, flats)
             exchange = [begin, *[self._exchange] * ticks]
         between = [self._sum_in_node, self._quantize, *exchange]
         return [partial(self._pack, inputs), *between, partial(self._unpack, flats)]
@@ -136,17 +143,21 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
             *start_reduce_scatter(self._inter, shards, rows, SUMS),
         ]
 
-    def _combine(self, divisor: int, number: int, chunk: Chunk) -> None:
+    def _combine(self, divisor: int, flats: Arrays, number: int, chunk: Chunk) -> None:
         """Sum this node's shard over nodes, and start to send the mean to the others."""
         if self._inter == MPI.COMM_NULL:
             return
         wait_all(self._requests.pop(number))
         own = self._leader_shards(self._sums(number, chunk))[self._node]
-        shards = self._leader_shards(self._means(number, chunk))
+        formats = self._formats[number % IN_FLIGHT].tolist()
+        bound = max([bound_of(exponent, bool(narrow)) for exponent, narrow in formats])
+        whole = self._means_of(flats, number, chunk, bound)
+        shards = self._leader_shards(whole.array)
         if own.size:
             rows, exponent = self._operands(number, chunk, own)
             mean = shards[self._node]
-            sum_rows(rows, mean, divisor / 2**exponent, self._scratch(mean))
+            divided = divisor * 2.0 ** (whole.exponent - exponent)
+            sum_rows(rows, mean, divided, self._scratch(mean))
         self._requests[number] = start_allgather(self._inter, shards, MEANS)
 
     def _collect(self, number: int, chunk: Chunk) -> None:
@@ -154,22 +165,22 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
         if self._inter != MPI.COMM_NULL:
             wait_all(self._requests.pop(number))
 
-    def _begin_exchange(self, divisor: int, number: int, chunk: Chunk) -> None:
+    def _begin_exchange(self, divisor: int, flats: Arrays, number: int, chunk: Chunk) -> None:
         """Start the first round of this leader's share of the chunk."""
         if self._halving is None:
             return
         wire_format = self._wire_format(number, chunk)
         exponent = int(self._shard_stats(number)[:, 0].max())
-        sent, own, mean = (
-            self._leader_share(whole)
-            for whole in (
-                self._wire_view(number, chunk, wire_format),
-                self._sums(number, chunk),
-                self._means(number, chunk),
-            )
-        )
+        sent = self._leader_share(self._wire_view(number, chunk, wire_format))
+        own = self._leader_share(self._sums(number, chunk))
+
+        def share_of_means(bound: float) -> Numbers:
+            whole = self._means_of(flats, number, chunk, bound)
+            return Numbers(self._leader_share(whole.array), whole.exponent)
+
+        numbers = Numbers(sent, wire_format.exponent), Numbers(own, exponent)
         self._exchanges[number] = self._halving.begin(
-            Numbers(sent, wire_format.exponent), Numbers(own, exponent), mean, divisor
+            *numbers, share_of_means, chunk.dtype, divisor
         )
 
     def _exchange(self, number: int, chunk: Chunk) -> None:
@@ -208,6 +219,16 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
             rows[node] = row
         return rows, common
 
+    def _unpack(self, flats: Arrays, number: int, chunk: Chunk) -> None:
+        means = self._means_of(flats, number, chunk)
+        array = means.array
+        if means.exponent:
+            array = self._scratch(means.array)
+            cast_into(means.array, array)
+            ldexp_into(array, means.exponent, array)
+        with np.errstate(all="ignore"):  # of 16 bits may be infinite
+            chunk.unpack(array, flats)
+
     # Where things are in memory.
 
     def _own_shard(self, chunk: Chunk) -> slice:
@@ -220,8 +241,20 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
     def _sums(self, number: int, chunk: Chunk) -> np.ndarray:
         return self._numbers(self._rings[SUM_RING], number, chunk)
 
-    def _means(self, number: int, chunk: Chunk) -> np.ndarray:
-        return slot_of(self._rings[MEAN_RING], INTER_NODE_SLOTS, number, chunk.size, chunk.dtype)
+    def _means_of(
+        self, flats: Arrays, number: int, chunk: Chunk, bound: float | None = None
+    ) -> Numbers:
+        """Return where the means go, which ``bound`` decides; a leader gives it to its node."""
+        shared = self._stats(number)[-1:]
+        if bound is None:
+            bound = float(shared[0])
+        elif self._leader_index == 0:
+            shared[0] = bound
+        is_cast = any([flats[index].dtype != chunk.dtype for index, _, _ in chunk.segments])
+        chosen = mean_format(bound, chunk.dtype, is_cast)
+        ring = self._rings[MEAN_RING]
+        array = slot_of(ring, INTER_NODE_SLOTS, number, chunk.size, chosen.dtype)
+        return Numbers(array, chosen.exponent)
 
     def _wire_view(self, number: int, chunk: Chunk, wire_format: WireFormat) -> np.ndarray:
         """Return the node's sums as they travel."""
@@ -231,10 +264,11 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
 
     def _shard_stats(self, number: int) -> np.ndarray:
         """Return (ranks, 2): the power of 2 by which each shard is divided, and its absmax."""
-        stats = slot_of(
-            self._rings[STATS_RING], INTER_NODE_SLOTS, number, 2 * self._ranks, STATS_DTYPE
-        )
-        return stats.reshape(-1, 2)
+        return self._stats(number)[:-1].reshape(-1, 2)
+
+    def _stats(self, number: int) -> np.ndarray:
+        ring, count = self._rings[STATS_RING], 2 * self._ranks + 1
+        return slot_of(ring, INTER_NODE_SLOTS, number, count, STATS_DTYPE)
 
     def _wire_format(self, number: int, chunk: Chunk) -> WireFormat:
         """Return how the node's sums travel."""

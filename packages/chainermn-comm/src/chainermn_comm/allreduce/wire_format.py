@@ -4,12 +4,14 @@ float16 has few exponents. A sum of several ranks' numbers can be too large for 
 is not, and dividing before rounding can make zeros of small numbers. So the numbers of an
 array, or of a part that fits a chunk, are divided by a power of two that brings them to where
 float16 has its full precision, and its exponent travels with them. Where one number is so large
-that small ones would lose precision, all travel in float32. Between nodes that is done by chunk.
+that small ones would lose precision, all travel in float32. Between nodes that is done by chunk,
+for sums and for means.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -59,7 +61,24 @@ def choose_wire_format(largest: float, exponent: int, wire: np.dtype) -> WireFor
     is_narrow, exponents = fit_each(np.array([largest]), wire)
     if exponent or not is_narrow[0]:
         return WireFormat(accumulator(wire), exponent)
+    if largest == 0 and wire == FLOAT16:  # for no other rank's numbers is this too large
+        return WireFormat(wire, LEAST_EXPONENT)
     return WireFormat(wire, int(exponents[0]))
+
+
+def bound_of(exponent: float, is_narrow: bool) -> float:
+    """Return what :func:`mean_format` needs of a format in which a rank's sums travel."""
+    return exponent if is_narrow else math.inf
+
+
+def mean_format(bound: float, wire: np.dtype, is_cast: bool) -> WireFormat:
+    """Choose how means over ranks travel; ``bound`` is the largest :func:`bound_of` the ranks'.
+
+    They need a format only where some of them are for arrays of another dtype (``is_cast``).
+    """
+    if not is_cast or wire == accumulator(wire):
+        return WireFormat(wire, 0)
+    return WireFormat(accumulator(wire), 0) if math.isinf(bound) else WireFormat(wire, int(bound))
 
 
 def fit_each(largest: np.ndarray, wire: np.dtype) -> tuple[np.ndarray, np.ndarray]:
