@@ -228,7 +228,7 @@ def test_after_finalize_nothing_is_left(double):
 
 
 @pytest.mark.sizes(2, 3)
-def test_sums_beside_means_in_a_thread_do_not_deadlock(world, double):
+def test_sums_beside_means_in_a_thread_do_not_deadlock(world, gpu):
     """As batch normalization's, while gradients leave: NCCL works at one of both at a time."""
     import cupy
 
