@@ -47,7 +47,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Tests that run beside others take longer, and what is `alone` must be.
 .NOTPARALLEL:
-.PHONY: train numbers test test-full test-everything test-openmpi test-second-python test-pythons test-packaging test-doubles test-gpu chaos mutation coverage lint docs pictures bench bench-modelparallel bench-scatter bench-hosts bench-scaling hosts dist release clean
+.PHONY: train numbers test test-full test-everything test-openmpi test-second-python test-pythons test-packaging test-doubles test-gpu chaos mutation coverage lint docs pictures bench bench-verbs bench-modelparallel bench-scatter bench-hosts bench-scaling hosts dist release clean
 train: numbers $(READY)
 	$(BIN)/mpiexec -n $(N) $(BIN)/python examples/mnist/train_mnist.py \
 	    --communicator $(COMM) --epoch $(EPOCHS)
@@ -162,6 +162,10 @@ pictures: $(TESTS)
 bench: $(TESTS)
 	$(BIN)/python benchmarks/allreduce.py
 	$(BIN)/python benchmarks/step.py
+
+# What users call on arrays, beside MPI's own calls into fresh arrays.
+bench-verbs: $(TESTS)
+	$(BIN)/python benchmarks/verbs.py
 
 # Two ranks: send and recv beside raw MPI, multi-node batch normalization beside Chainer's own.
 bench-modelparallel: $(TESTS)

@@ -22,9 +22,9 @@ from chainermn_comm import create_communicator
 from chainermn_comm.allreduce import Operand
 from chainermn_comm.allreduce.algorithm import Arrays
 from chainermn_comm.allreduce.chunks import Chunk
-from chainermn_comm.allreduce.hierarchical import MEANS, HierarchicalAllreduce
 from chainermn_comm.allreduce.pairwise import start_allgather
 from chainermn_comm.allreduce.shared_memory import Stage
+from chainermn_comm.allreduce.two_level import MEANS, TwoLevelAllreduce
 from chainermn_comm.topology import Topology
 
 # float16 rounds 2^13 times as coarsely as float32.
@@ -122,7 +122,7 @@ def link(gradients: Gradients) -> Case:
     return Case(LINK, "copy", lambda: flat.fill(0), swap, right)
 
 
-class WireAlone(HierarchicalAllreduce):
+class WireAlone(TwoLevelAllreduce):
     """The messages of a stream between nodes, and nothing else: no barriers, copies or sums."""
 
     def _barrier(self) -> None:

@@ -26,17 +26,17 @@ import numpy as np
 from chainermn_comm.allreduce import (
     FACTORIES,
     Operand,
-    halving,
-    hierarchical,
+    circulant,
     pairwise,
     shared_memory,
+    two_level,
 )
 from chainermn_comm.allreduce.chunks import Chunk
 from chainermn_comm.messaging import Context
 from chainermn_comm.registry import REGISTRY
 from chainermn_comm.topology import Topology
 
-HEADER_BYTES = halving.HEADER_BYTES
+HEADER_BYTES = circulant.HEADER_BYTES
 
 
 @dataclass(frozen=True)
@@ -288,17 +288,17 @@ def _clocked(machine: Machine, node: NodeRanks) -> Iterator[None]:
     mpi = SimpleNamespace(Intracomm=lambda comm: comm, COMM_NULL=None, UNDEFINED=None)
     with contextlib.ExitStack() as patches:
         for place, what in {
-            (halving.HalvingSum, "_add"): add,
-            (halving, "_scale_into"): scale,
-            (halving, "sum_rows"): sum_rows,
+            (circulant.CirculantSum, "_add"): add,
+            (circulant, "_scale_into"): scale,
+            (circulant, "sum_rows"): sum_rows,
             (pairwise, "sum_rows"): sum_rows,
-            (hierarchical, "sum_rows"): sum_rows,
-            (hierarchical, "scaled_sum"): sum_rows,
+            (two_level, "sum_rows"): sum_rows,
+            (two_level, "scaled_sum"): sum_rows,
             (shared_memory, "sum_rows"): sum_rows,
             (Chunk, "pack"): pack,
             (Chunk, "unpack"): pack,
             (shared_memory, "SharedWindow"): node,
-            (hierarchical, "MPI"): mpi,
+            (two_level, "MPI"): mpi,
             (shared_memory, "MPI"): mpi,
         }.items():
             patches.enter_context(mock.patch.object(*place, what))

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.support import commands
+from tests.support.circulant import by_circulant
 from tests.support.counted_messages import counted_messages
-from tests.support.halved import halved
 from tests.support.models import with_grads
 from tests.support.scripts import ROOT
 from tests.support.topologies import on_nodes
@@ -36,15 +36,15 @@ def simulated(load):
 
 @pytest.mark.world
 @pytest.mark.parametrize("chunks", CHUNKS)
-@pytest.mark.parametrize("by_halving", [False, True])
+@pytest.mark.parametrize("in_rounds", [False, True])
 @pytest.mark.parametrize(("name", "ranks_a_node"), CASES)
 def test_messages_and_bytes_are_those_of_the_real_run(
-    world, simulated, name, ranks_a_node, by_halving, chunks
+    world, simulated, name, ranks_a_node, in_rounds, chunks
 ):
     nodes = world.size // ranks_a_node
     of_each = [rank // ranks_a_node for rank in range(world.size)]
     chunk_bytes = CHUNKS[chunks]
-    with halved() if by_halving else contextlib.nullcontext():
+    with by_circulant() if in_rounds else contextlib.nullcontext():
         with on_nodes(of_each, name) as comm:
             comm.set_config("chunk_bytes", chunk_bytes)
             model = with_grads(w=np.full(SIZE, world.rank, "f4"))

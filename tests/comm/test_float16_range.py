@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from ml_dtypes import finfo
 
-from tests.support.halved import halved
+from tests.support.circulant import by_circulant
 from tests.support.models import with_grads
 from tests.support.topologies import on_nodes, over_nodes
 
@@ -94,7 +94,7 @@ def test_gradients_that_float16_does_not_hold_have_a_mean(world, name, nodes):
 @over_nodes("naive", "flat", "hierarchical", "two_dimensional")
 def test_small_means_keep_their_precision_under_every_name(world, name, nodes, by_rounds):
     """Those that float16 rounds to its smallest number, or to zero; nothing but zeros somewhere."""
-    how = halved() if by_rounds else contextlib.nullcontext()
+    how = by_circulant() if by_rounds else contextlib.nullcontext()
     with how, on_nodes(nodes, name, allreduce_grad_dtype="float16") as comm:
         for least in (3e-8, 2e-8, 1e-20):
             rows = [np.full(COUNT, least * (rank + 1) * (rank != 1), SINGLE) for rank in range(9)]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from chainermn_comm import CommunicatorBase, RankMismatchError, create_communicator
-from tests.support.halved import halved, no_sums_by_messages
+from tests.support.circulant import by_circulant, no_sums_by_messages
 from tests.support.models import with_grads
 from tests.support.raised import raises_on_all
 from tests.support.samples import DTYPES, same, sample
@@ -47,10 +47,10 @@ def test_extremes_are_numpys(comm, op, dtype):
 
 @extremes
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("way", ["pairwise", "halved"])
+@pytest.mark.parametrize("way", ["pairwise", "in rounds"])
 def test_an_extreme_with_a_nan_is_nan(world, op, dtype, way):
     dtype = np.dtype(getattr(ml_dtypes, dtype, dtype))
-    with halved() if way == "halved" else nullcontext():
+    with by_circulant() if way == "in rounds" else nullcontext():
         comm = create_communicator("naive")
     with comm:
         for size in (8, 100_000):
@@ -63,8 +63,8 @@ def test_an_extreme_with_a_nan_is_nan(world, op, dtype, way):
             assert np.isnan(found[[3, -1]].astype("f8")).all()
 
 
-def test_what_travels_by_halving_is_the_same(world):
-    with halved(), create_communicator("naive") as comm:
+def test_what_travels_in_rounds_is_the_same(world):
+    with by_circulant(), create_communicator("naive") as comm:
         rows = [drawn(rank, 300_000, "i4") for rank in range(comm.size)]
         for op, of in OPERATIONS.items():
             same(comm.allreduce(rows[comm.rank], op), reduce(of, rows))

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chainermn_comm import PeerError, RankMismatchError, create_communicator
+from tests.support.circulant import by_circulant
 from tests.support.drawn_models import DTYPES, check_model, gradients, has, models
-from tests.support.halved import halved
 from tests.support.models import Model, Param, check_mean, with_grads
 from tests.support.topologies import IMPOSED, NAMES, on_nodes
 
@@ -125,10 +125,10 @@ def test_sums_and_means_are_in_the_order_of_ranks(world, dtype):
 @pytest.mark.sizes(3, 4)
 @pytest.mark.ranks(4)
 def test_many_ranks_are_summed_in_their_order_too(world):
-    """Where others are by halving."""
+    """Where others are by circulant."""
     rows = [orders_differ(rank)[20:] for rank in range(world.size)]
     mean = sum_in_order(rows) / np.float32(world.size)
-    with halved():
+    with by_circulant():
         for name, nodes in cases(world.size):
             with reproducible(nodes, name) as comm:
                 comm.allreduce_grad(model := with_grads(w=rows[world.rank].copy()))

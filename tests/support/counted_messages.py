@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from chainermn_comm.allreduce import halving, pairwise
+from chainermn_comm.allreduce import circulant, pairwise
 
 
 @dataclass
@@ -50,5 +50,5 @@ def counted_messages() -> Iterator[Messages]:
 
         return mock.patch.object(module, "start_exchange", start_exchange)
 
-    with counting(halving), counting(pairwise):
+    with counting(circulant), counting(pairwise):
         yield counts

@@ -11,8 +11,7 @@ from ..messaging import Context
 from .algorithm import Algorithm, Arrays, Factory, NoOp, Operand
 from .autotuner import Autotuner
 from .bucketed import Bucketed
-from .halving import HalvingAllreduce, default_chunk_bytes, is_halved
-from .hierarchical import HierarchicalAllreduce
+from .circulant import CirculantAllreduce, default_chunk_bytes, goes_in_rounds
 from .in_place import LargeInPlace
 from .pairwise import BLOCKING, LATE_GATHER, OVERLAPPED, PairwiseAllreduce
 from .rank_ordered import RankOrdered
@@ -23,6 +22,7 @@ from .shared_memory import (
     SharedMemoryWay,
 )
 from .shared_window import NoSharedMemory
+from .two_level import TwoLevelAllreduce
 
 # Among the algorithms that a node measures, to take the fastest: chunks in a group, and the most
 # bytes, over all ranks, that every rank sums itself; see docs/decisions/shared-memory.md.
@@ -131,10 +131,10 @@ class AlgorithmCache:
         self._by_messages = NoOp()
 
 
-def through_mpi(context: Context) -> PairwiseAllreduce | HalvingAllreduce:
+def through_mpi(context: Context) -> PairwiseAllreduce | CirculantAllreduce:
     """Return the sum over all ranks by messages: pairwise if few, or to keep their order."""
-    if is_halved(context.size) and not context.reproducible:
-        return HalvingAllreduce(context.comm, context.tag, context.chunk_bytes)
+    if goes_in_rounds(context.size) and not context.reproducible:
+        return CirculantAllreduce(context.comm, context.tag, context.chunk_bytes)
     apart = context.topology.inter_size == context.size
     pipeline = OVERLAPPED if apart else BLOCKING
     return PairwiseAllreduce(context.comm, context.tag, pipeline, context.chunk_bytes)
@@ -142,7 +142,7 @@ def through_mpi(context: Context) -> PairwiseAllreduce | HalvingAllreduce:
 
 def _bucketed(context: Context, per_tensor: bool = False) -> Algorithm:
     chunk_bytes = context.chunk_bytes
-    if chunk_bytes is None and is_halved(context.size):
+    if chunk_bytes is None and goes_in_rounds(context.size):
         chunk_bytes = default_chunk_bytes(context.size)
     return Bucketed(through_mpi(context).allreduce, chunk_bytes, per_tensor)
 
@@ -178,7 +178,7 @@ def _shared(context: Context, leaders: int) -> SharedMemoryAllreduce | str:
         try:
             if topology.inter_size == 1:
                 return SharedMemoryAllreduce(comm, topology, chunk_bytes)
-            return HierarchicalAllreduce(comm, topology, leaders, chunk_bytes)
+            return TwoLevelAllreduce(comm, topology, leaders, chunk_bytes)
         except NoSharedMemory as error:
             cause = str(error)
     return cause

@@ -6,7 +6,7 @@ import numpy as np
 
 from .algorithm import Algorithm, NextOperand, Operand, allreduce_apart
 from .bucketed import Bucketed
-from .halving import HalvingAllreduce
+from .circulant import CirculantAllreduce
 from .pairwise import Pair, PairwiseAllreduce
 from .summation import overflow_errstate
 
@@ -17,7 +17,9 @@ IN_PLACE_BYTES = 1 << 20
 class LargeInPlace(Algorithm):
     """Takes the means of large arrays in place, and of all others by another algorithm."""
 
-    def __init__(self, through_mpi: PairwiseAllreduce | HalvingAllreduce, small: Algorithm) -> None:
+    def __init__(
+        self, through_mpi: PairwiseAllreduce | CirculantAllreduce, small: Algorithm
+    ) -> None:
         """Own the algorithm for small arrays."""
         self._through_mpi, self._small = through_mpi, small
         self._large = Bucketed(through_mpi.allreduce, per_tensor=True)

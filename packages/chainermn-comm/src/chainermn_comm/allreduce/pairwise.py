@@ -1,7 +1,7 @@
 """The sum over ranks by messages: ranks exchange shards, each sums its own, and all get the sums.
 
-Up to 16 ranks (:mod:`halving` has more), every algorithm sums this way where it doesn't go through
-shared memory; between nodes, :mod:`hierarchical` uses the two exchanges and takes the sum itself.
+Up to 16 ranks (:mod:`circulant` has more), every algorithm sums this way where it doesn't go
+through shared memory; between nodes, :mod:`two_level` uses the two exchanges, and sums itself.
 MPI's own reduction promises neither the order of a sum nor 16-bit types. As many bytes are moved as
 by a ring allreduce (Patarasuk and Yuan, 2009). See docs/decisions/sums.md.
 """

@@ -43,7 +43,7 @@ How = tuple[int, np.ufunc]  # divisor and operation
 
 
 class SharedMemoryAllreduce(Algorithm):
-    """Means on one node; :mod:`hierarchical` adds the exchange between nodes.
+    """Means on one node; :mod:`two_level` adds the exchange between nodes.
 
     Attributes:
         chunks_per_group: from 1 to ``most_chunks``; the same on all ranks.

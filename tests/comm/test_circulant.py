@@ -1,4 +1,4 @@
-"""Sums by halving, which many ranks take: right, the same bits everywhere, in few rounds."""
+"""Sums on a circulant graph, for many ranks: right, the same bits everywhere, in few rounds."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from chainermn_comm import create_communicator
-from chainermn_comm.allreduce import halving as inside
-from chainermn_comm.allreduce.halving import HalvingAllreduce, skips
+from chainermn_comm.allreduce import circulant as inside
+from chainermn_comm.allreduce.circulant import CirculantAllreduce, skips
 from tests.support import jobs
-from tests.support.halved import halved, is_chosen_for
+from tests.support.circulant import by_circulant, is_chosen_for
 from tests.support.many_ranks import CALLS, wrong_means
 from tests.support.models import check_mean
 from tests.support.one_of_many import most_bytes, rank_1_of
@@ -47,7 +47,7 @@ def summed(world, arrays, divisor=1, chunk_bytes=None):
     for _ in range(2):
         buffers = [array.copy() for array in arrays]
         with np.errstate(all="ignore", over="raise" if divisor > 1 else "ignore"):
-            HalvingAllreduce(world, chunk_bytes=chunk_bytes).allreduce(
+            CirculantAllreduce(world, chunk_bytes=chunk_bytes).allreduce(
                 [(each, each) for each in buffers], divisor
             )
         found.append([buffer.tobytes() for buffer in buffers])
@@ -116,7 +116,7 @@ def test_buffers_that_come_late_on_some_ranks_do_not_mix(world):
         found = next(todo, None) if wait or draw.random() < 0.5 else None
         return None if found is None else (found, found)
 
-    HalvingAllreduce(world, chunk_bytes=2048).stream(next_pair, 1)
+    CirculantAllreduce(world, chunk_bytes=2048).stream(next_pair, 1)
     assert next(todo, None) is None
     np.testing.assert_allclose(np.concatenate(buffers), np.sum(rows, 0), rtol=1e-4, atol=1e-4)
 
@@ -128,7 +128,7 @@ def test_buffers_that_come_late_on_some_ranks_do_not_mix(world):
 )
 def test_every_communicator_gives_the_mean(world, name, nodes, chunk_bytes, wire):
     larger = {64: 0, 8192: 3001, None: 280_000}[chunk_bytes]
-    with halved(), on_nodes(nodes, name, allreduce_grad_dtype=wire) as comm:
+    with by_circulant(), on_nodes(nodes, name, allreduce_grad_dtype=wire) as comm:
         comm.set_config("chunk_bytes", chunk_bytes)
         wrong = wrong_means(comm, wire, larger)
     assert not wrong
@@ -137,7 +137,7 @@ def test_every_communicator_gives_the_mean(world, name, nodes, chunk_bytes, wire
 @world_tests
 @FEW
 def test_arrays_that_users_pass_are_summed_so_too(world):
-    with halved(), create_communicator("flat") as comm:
+    with by_circulant(), create_communicator("flat") as comm:
         rows = [drawn(rank, 5000, "f8") for rank in range(comm.size)]
         np.testing.assert_allclose(comm.allreduce(rows[comm.rank]), np.sum(rows, 0), rtol=1e-9)
         assert comm.allreduce(np.int64(comm.rank)) == sum(range(comm.size))
@@ -148,20 +148,20 @@ def test_arrays_that_users_pass_are_summed_so_too(world):
 @world_tests
 @pytest.mark.sizes(2, 3)
 def test_a_rank_that_is_alone_has_its_own_mean(world):
-    with halved(), create_communicator("flat", world.Split(world.rank)) as comm:
+    with by_circulant(), create_communicator("flat", world.Split(world.rank)) as comm:
         check_mean(comm)
 
 
 @pytest.mark.parametrize("ranks", [5, pytest.param(7, marks=pytest.mark.full)])
 def test_means_of_more_ranks_are_right(ranks):
-    job = jobs.run(ranks, "-m", "tests.support.halved")
+    job = jobs.run(ranks, "-m", "tests.support.circulant")
     assert job.returncode == 0, job
     assert job.out.split() == ["MEANS", str(3 * 2 * (CALLS + 1))], job
 
 
 @pytest.mark.full
-def test_means_of_so_many_ranks_that_sums_are_halved_anyway_are_right():
-    job = jobs.run(17, "-m", "tests.support.halved", seconds=600)
+def test_means_of_so_many_ranks_that_sums_go_in_rounds_anyway_are_right():
+    job = jobs.run(17, "-m", "tests.support.circulant", seconds=600)
     assert job.returncode == 0, job
     assert job.out.split() == ["MEANS", str(3 * 2 * (CALLS + 1))], job
 
@@ -179,7 +179,7 @@ def test_all_blocks_but_one_are_sent_in_as_few_rounds_as_can_be(ranks):
 
 
 @pytest.mark.parametrize("size", [2, 16, 17, 1000])
-def test_from_17_ranks_on_sums_are_halved(size):
+def test_from_17_ranks_on_sums_go_in_rounds(size):
     assert is_chosen_for(size) == (size > 16)
 
 
@@ -192,6 +192,6 @@ def test_memory_hardly_grows_with_the_number_of_ranks(monkeypatch):
     monkeypatch.setattr(inside, "start_exchange", received)
     grad = np.zeros(40 << 20, "f4")
     for size, most_mib in (17, 15), (100, 20), (1000, 28):
-        halving = HalvingAllreduce(rank_1_of(size))
-        used = most_bytes(lambda: halving.allreduce([(grad, grad)], size))  # noqa: B023
+        summing = CirculantAllreduce(rank_1_of(size))
+        used = most_bytes(lambda: summing.allreduce([(grad, grad)], size))  # noqa: B023
         assert 4 < used / (1 << 20) < most_mib

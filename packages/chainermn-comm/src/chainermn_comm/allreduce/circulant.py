@@ -37,7 +37,7 @@ HEADER = struct.Struct("=qqd")
 HEADER_BYTES = HEADER.size
 
 
-def is_halved(size: int) -> bool:
+def goes_in_rounds(size: int) -> bool:
     """Return whether sums over ``size`` ranks are taken here, and not pairwise."""
     return size > PAIRWISE_RANKS
 
@@ -100,7 +100,7 @@ class InFlight:
         self.requests, self.is_over = following or [], following is None
 
 
-class HalvingSum:
+class CirculantSum:
     """One rank's part in sums over the ranks of an mpi4py communicator.
 
     Several may be in progress. Rounds have memory, which sums use one after the other. So one may
@@ -296,7 +296,7 @@ class HalvingSum:
         return found[:nbytes]
 
 
-class HalvingAllreduce:
+class CirculantAllreduce:
     """What :class:`PairwiseAllreduce` does, for many ranks: chunk after chunk, all under way."""
 
     def __init__(self, comm: MPI.Intracomm, tag: int = 0, chunk_bytes: int | None = None) -> None:
@@ -306,7 +306,7 @@ class HalvingAllreduce:
         """
         self._chunk_bytes = chunk_bytes or default_chunk_bytes(comm.size)
         self._least_bytes = chunk_bytes or len(skips(comm.size)) * LEAST_BYTES_PER_ROUND
-        self._sum = HalvingSum(comm, tag)
+        self._sum = CirculantSum(comm, tag)
 
     def allreduce(self, pairs: Sequence[Pair], divisor: int = 1, op: np.ufunc = np.add) -> None:
         """Sum as :meth:`PairwiseAllreduce.allreduce` does (collective)."""

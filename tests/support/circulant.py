@@ -14,7 +14,7 @@ from unittest import mock
 from mpi4py import MPI
 
 from chainermn_comm import Topology
-from chainermn_comm.allreduce import factories, halving, pairwise
+from chainermn_comm.allreduce import circulant, factories, pairwise
 from tests.support.many_ranks import ALGORITHMS, CALLS, report, wrong_means
 from tests.support.one_of_many import rank_1_of
 from tests.support.topologies import on_nodes
@@ -22,9 +22,9 @@ from tests.support.topologies import on_nodes
 WORLD = MPI.COMM_WORLD
 
 
-def halved() -> AbstractContextManager[object]:
-    """Meanwhile, new communicators of any number of ranks and nodes take sums by halving."""
-    return mock.patch.object(halving, "PAIRWISE_RANKS", 1)
+def by_circulant() -> AbstractContextManager[object]:
+    """Meanwhile, new communicators of any number of ranks and nodes take sums by circulant."""
+    return mock.patch.object(circulant, "PAIRWISE_RANKS", 1)
 
 
 def no_sums_by_messages() -> AbstractContextManager[object]:
@@ -43,7 +43,7 @@ def is_chosen_for(size: int) -> bool:
         topology=topology,
         reproducible=False,
     )
-    return isinstance(factories.through_mpi(context), halving.HalvingAllreduce)
+    return isinstance(factories.through_mpi(context), circulant.CirculantAllreduce)
 
 
 def main() -> NoReturn:
@@ -57,5 +57,5 @@ def main() -> NoReturn:
 
 
 if __name__ == "__main__":
-    with nullcontext() if WORLD.size > halving.PAIRWISE_RANKS else halved():
+    with nullcontext() if WORLD.size > circulant.PAIRWISE_RANKS else by_circulant():
         main()

@@ -5,7 +5,7 @@ chunks before and after it are packed, summed and unpacked. A node's sum travels
 and everything else is done in the dtype in which sums are accumulated.
 
 Some ranks of each node, its leaders, exchange with other nodes: each sends and receives an equal
-share of every chunk; pairwise up to 16 nodes, by :mod:`halving` among more.
+share of every chunk; pairwise up to 16 nodes, by :mod:`circulant` among more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..topology import Topology
 from .algorithm import Arrays, Operand
 from .casts import cast_into
 from .chunks import Chunk
-from .halving import HalvingSum, InFlight, Numbers, is_halved, skips
+from .circulant import CirculantSum, InFlight, Numbers, goes_in_rounds, skips
 from .pairwise import shard_slice, start_allgather, start_reduce_scatter
 from .shared_memory import SharedMemoryAllreduce, Stage, slot_of
 from .summation import scaled_sum, sum_rows
@@ -51,7 +51,7 @@ SUM_RING, NARROW_RING, MEAN_RING, STATS_RING = range(4)
 STATS_DTYPE = np.dtype(np.float64)
 
 
-class HierarchicalAllreduce(SharedMemoryAllreduce):
+class TwoLevelAllreduce(SharedMemoryAllreduce):
     """Means over several nodes."""
 
     # A chunk is a message, too, and must outweigh its latency.
@@ -71,12 +71,12 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
         color = self._leader_index if self._leader_index < leaders else MPI.UNDEFINED
         self._inter = MPI.Intracomm(comm.Split(color, self._node))
         self._requests: dict[int, list[MPI.Request]] = {}
-        self._halving = HalvingSum(self._inter) if self._inter != MPI.COMM_NULL else None
+        self._circulant = CirculantSum(self._inter) if self._inter != MPI.COMM_NULL else None
         # By chunk; and whose turns a tick has.
         self._exchanges: dict[int, InFlight] = {}
         self._turns: list[int] = []
-        self._is_halved = is_halved(self._nodes)
-        if self._is_halved:
+        self._in_rounds = goes_in_rounds(self._nodes)
+        if self._in_rounds:
             self.default_chunk_bytes *= -(-len(skips(self._nodes)) // ROUNDS_PER_MIB)
         super().__init__(comm, topology, chunk_bytes)
 
@@ -89,7 +89,7 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
 
     def _allocate(self) -> None:
         super()._allocate()
-        if self._is_halved:
+        if self._in_rounds:
             return
         # Shards differ by an element, and rows are as long as this node's.
         nbytes = 2 * self._chunk_bytes + WIDEST_BYTES * self._nodes
@@ -101,7 +101,7 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
     def _stages(self, operand: Operand, inputs: Arrays, flats: Arrays, nbytes: int) -> list[Stage]:
         combine = partial(self._combine, operand.divisor, flats)
         exchange: list[Stage] = [self._scatter, combine, self._collect]
-        if self._is_halved:
+        if self._in_rounds:
             # Not more ticks than rounds: means are written in their slot after half of them.
             ticks = min(EXCHANGE_TICKS, 2 * len(skips(self._nodes)))
             begin = partial(self._begin_exchange, operand.divisor, flats)
@@ -167,7 +167,7 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
 
     def _begin_exchange(self, divisor: int, flats: Arrays, number: int, chunk: Chunk) -> None:
         """Start the first round of this leader's share of the chunk."""
-        if self._halving is None:
+        if self._circulant is None:
             return
         wire_format = self._wire_format(number, chunk)
         exponent = int(self._shard_stats(number)[:, 0].max())
@@ -179,19 +179,19 @@ class HierarchicalAllreduce(SharedMemoryAllreduce):
             return Numbers(self._leader_share(whole.array), whole.exponent)
 
         numbers = Numbers(sent, wire_format.exponent), Numbers(own, exponent)
-        self._exchanges[number] = self._halving.begin(
+        self._exchanges[number] = self._circulant.begin(
             *numbers, share_of_means, chunk.dtype, divisor
         )
 
     def _exchange(self, number: int, chunk: Chunk) -> None:
         """Take this tick's rounds, in turn, of all chunks that are exchanged."""
-        if self._halving is None or number not in self._exchanges:
+        if self._circulant is None or number not in self._exchanges:
             return
         # The oldest of a tick's chunks comes last.
         self._turns.insert(0, number)
         if number != min(self._exchanges):
             return
-        for _ in range(-(-self._halving.rounds // EXCHANGE_TICKS)):
+        for _ in range(-(-self._circulant.rounds // EXCHANGE_TICKS)):
             for each in [turn for turn in self._turns if turn in self._exchanges]:
                 exchange = self._exchanges[each]
                 wait_all(exchange.requests)
