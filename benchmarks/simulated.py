@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -32,7 +32,7 @@ from chainermn_comm.allreduce import (
     two_level,
 )
 from chainermn_comm.allreduce.chunks import Chunk
-from chainermn_comm.messaging import Context
+from chainermn_comm.messaging import ProcessGroup
 from chainermn_comm.registry import REGISTRY
 from chainermn_comm.topology import Topology
 
@@ -249,10 +249,11 @@ def simulate(
     topology = Topology(tuple(rank // ranks_a_node for rank in range(nodes * ranks_a_node)))
     machine = Machine(constants, ranks_a_node if entry == "multi_leader" else 1)
     comm = AllRanks(machine, topology, node * ranks_a_node)
-    context: Any = Context(comm, None, 0, topology, lambda: None, chunk_bytes)  # type: ignore[arg-type]
+    none: Any = None
+    group = ProcessGroup(cast(Any, comm), none, 0, topology, lambda: None, chunk_bytes)
     gradient = [np.empty(nbytes // 4, np.float32)]
     with _clocked(machine, comm.node):
-        FACTORIES[entry](context).allreduce(
+        FACTORIES[entry](group).allreduce(
             Operand(gradient, gradient, [gradient[0].dtype], topology.size)
         )
     return machine.counts

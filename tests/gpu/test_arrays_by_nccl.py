@@ -228,15 +228,20 @@ def test_after_finalize_nothing_is_left(double):
 
 
 @pytest.mark.sizes(2, 3)
-def test_sums_beside_means_in_a_thread_do_not_deadlock(world, gpu):
+@pytest.mark.parametrize("during_backward", [True, False])
+def test_sums_beside_means_in_a_thread_do_not_deadlock(world, gpu, during_backward):
     """As batch normalization's, while gradients leave: NCCL works at one of both at a time."""
     import cupy
 
     steps, sizes = 6, (3000, 5, 700)
 
-    def reduce_in(stream, mean) -> None:
+    def take(stream, mean) -> None:
         with stream:
-            mean.reduce_planned(len(sizes))
+            if during_backward:
+                mean.reduce_planned(len(sizes))
+            else:
+                mean.reduce()
+                mean.assign()
 
     with (
         create_communicator("hierarchical") as comm,
@@ -245,23 +250,31 @@ def test_sums_beside_means_in_a_thread_do_not_deadlock(world, gpu):
     ):
         stream = cupy.cuda.Stream(non_blocking=True)
         for step in range(steps):
+            check_sum(comm)
             grads = [gpus.put(np.full(size, comm.rank + step, "f4")) for size in sizes]
             params = [Param(gpus.put(np.zeros(grad.size, "f4")), grad) for grad in grads]
             mean = comm.start_mean(False, "allreduce_grad", channel)
+            models = [Model(**{f"p{number}": param}) for number, param in enumerate(params)]
+            if not during_backward:
+                for model in models:
+                    mean.add(model)
+                mean.agree()
             if (comm.rank + step) % 2:  # on one rank the thread begins first
                 check_sum(comm)
-            done = thread.submit(reduce_in, stream, mean)
+            done = thread.submit(take, stream, mean)
             if not (comm.rank + step) % 2:
                 check_sum(comm)
-            for number, param in enumerate(params):
-                mean.add(Model(**{f"p{number}": param}), planned=True)
+            for model in models:
+                if during_backward:
+                    mean.add(model, planned=True)
                 check_sum(comm)
             done.result()
-            mean.agree()
             event = cupy.cuda.Event(disable_timing=True)
             event.record(stream)
             cupy.cuda.get_current_stream().wait_event(event)
-            mean.assign()
+            if during_backward:
+                mean.agree()
+                mean.assign()
             check_sum(comm)
             for param in params:
                 np.testing.assert_allclose(

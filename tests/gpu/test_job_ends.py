@@ -52,7 +52,7 @@ with context if how != "leave" else nullcontext(context.__enter__()) as double:
 """
 # Where MPI takes the sums, a call waits for its end; elsewhere a thread sees what fails after it.
 CASES = [
-    ("flat", "launchKernel", "00", "go on"),
+    ("flat", "memcpyAsync to device", "00", "go on"),
     ("flat", "eventQuery", "00", "go on"),
     ("flat", "memcpyAsync to host", "00", "go on"),
     ("flat", "work", "01", "go on"),
@@ -74,8 +74,6 @@ def test_an_error_on_one_rank_ends_the_job_with_its_words(case):
     assert job.out.count("BEGIN") == RANKS, job
     assert job.returncode == 1, job
     assert re.search(rf"rank {FAILING} of {RANKS}: uncaught CommunicationError", job.err), job
-    doing = (
-        "NCCL, moving arrays between GPUs" if case[-1] == "verb" else "averaging gradients on GPUs"
-    )
+    doing = "NCCL, moving arrays between" if case[-1] == "verb" else "averaging gradients on"
     told = rf"rank {FAILING}: {doing} GPUs failed: .*(cudaError|NCCL_ERROR)"
     assert re.search(told, job.err), job

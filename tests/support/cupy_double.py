@@ -109,10 +109,6 @@ class ndarray:
         self._later("copy", lambda: np.copyto(host, self._host))
         return found
 
-    def __itruediv__(self, number: int) -> ndarray:
-        self._later("divide", lambda: np.divide(self._host, number, out=self._host))
-        return self
-
     def _later(self, name: str, work: Callable[[], Any]) -> None:
         def run() -> bool:
             work()
@@ -149,6 +145,9 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
 
     def ascontiguousarray(a: ndarray) -> ndarray:
         return a if a.flags.c_contiguous else asarray(np.ascontiguousarray(a._host))
+
+    def divide(a: ndarray, b: int, *, out: ndarray) -> None:
+        out._later("divide", lambda: np.divide(a._host, b, out=out._host))
 
     def zeros_like(a: ndarray, *, order: str = "K") -> ndarray:
         return asarray(np.zeros_like(a._host, order=order))
@@ -230,6 +229,7 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
     cupy.cuda, cupy.ndarray, cupy.RawModule = cuda, ndarray, RawModule
     cupy.empty, cupy.asarray, cupy.asnumpy = empty, asarray, asnumpy
     cupy.ascontiguousarray, cupy.zeros_like = ascontiguousarray, zeros_like
+    cupy.divide = divide
     cupy.get_default_memory_pool = get_default_memory_pool
     return cupy, cuda, cuda.nccl
 

@@ -160,7 +160,7 @@ def prepare(name: str, comm: Any) -> Call:
         comm = create_communicator(comm.communicator_name)
         if what == "finalize":
             mean(comm)[0]()
-    handshake = comm._context.handshake
+    handshake = comm._group.handshake
     if what == "finalize":
         make, check = comm.finalize, same(None)
     elif what == "split":
@@ -244,7 +244,7 @@ def run(base: str, name: str, odd: int, path: Path, places: list[float]) -> None
 
 def check_in_step(comm: Any, world: Any) -> None:
     """All ranks have made the same calls, and further ones are right."""
-    counts = world.allgather(comm._context.handshake._calls)
+    counts = world.allgather(comm._group.handshake._calls)
     assert len(set(counts)) == 1, counts
     for make, check in (mean(comm), table(comm)["allreduce"], table(comm)["gather_obj"]):
         check(make())

@@ -29,15 +29,15 @@ def fail_while_gradients_are_summed(error: BaseException) -> None:
 
 def delay_second_handshakes(seconds: float) -> None:
     """Be so late where a call agrees again, in its middle."""
-    from chainermn_comm.messaging import Context
+    from chainermn_comm.messaging import ProcessGroup
 
-    run = Context.run_on_all_ranks
+    run = ProcessGroup.run_on_all_ranks
 
     def late(*args: Any) -> Any:
         time.sleep(seconds)
         return run(*args)
 
-    Context.run_on_all_ranks = late  # type: ignore[method-assign]
+    ProcessGroup.run_on_all_ranks = late  # type: ignore[method-assign]
 
 
 def interrupted_while_ranks_compare(error: BaseException) -> AbstractContextManager[object]:

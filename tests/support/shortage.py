@@ -14,7 +14,7 @@ from chainermn_comm.messaging import messages
 MOMENTS: dict[str, tuple[Any, str]] = {
     "replaced gradients": (gradient_call, "_targets"),
     "gradients of zeros": (mean, "_zeros"),
-    "room for a sum": (user_arrays, "_rooms_for"),
+    "room for a sum": (user_arrays, "_prepared"),
     "a message": (messages, "allocate"),
     "a received array": (messages, "empty_array"),
     "the first use": (factories, "_through_shared_memory"),

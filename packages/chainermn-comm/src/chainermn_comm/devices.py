@@ -122,7 +122,12 @@ def ordered(array: Any) -> Any:
 
 def c_ordered(array: Any) -> Any:
     """Return the GPU array if it is contiguous in C order; else a copy that is."""
-    return _cupy().ascontiguousarray(array)
+    return array if array.flags.c_contiguous else _cupy().ascontiguousarray(array)
+
+
+def divide(array: Any, divisor: int, out: Any) -> None:
+    """Write a GPU array, divided, into another one or itself, in the order of its stream."""
+    _cupy().divide(array, divisor, out=out)
 
 
 def assign(target: Any, array: Any) -> None:

@@ -22,7 +22,7 @@ from .faults import abort_if_desynchronized
 from .gpu import backend_for
 from .gradients import GradientMean, bcast_parameters, mean_gradients
 from .mean_in_progress import MeanInProgress
-from .messaging import Context, Handshake, collectives, messages, point_to_point
+from .messaging import Handshake, ProcessGroup, collectives, messages, point_to_point
 from .observers import combined, observed
 from .registry import agreeing
 from .timeout import Timeout
@@ -144,7 +144,7 @@ class MpiCommunicator(CommunicatorBase):
         self._max_tag = self.reserved_tag - 1
         handshake, tag = Handshake(own, self._observer), self.reserved_tag + 1
         self._interruptions = handshake.interruptions
-        context = Context(
+        group = ProcessGroup(
             own,
             handshake,
             tag,
@@ -154,9 +154,9 @@ class MpiCommunicator(CommunicatorBase):
             settings.reproducible,
             settings.reduce_dtype,
         )
-        context = replace(context, device=backend_for(factories[1], context))
-        self._open_context: Context | None = context
-        self._algorithms = AlgorithmCache(*factories, context)
+        group = replace(group, device=backend_for(factories[1], group))
+        self._open_group: ProcessGroup | None = group
+        self._algorithms = AlgorithmCache(*factories, group)
 
     # Rank and topology.
 
@@ -191,16 +191,16 @@ class MpiCommunicator(CommunicatorBase):
 
     @observed
     def split(self, color: int, key: int) -> MpiCommunicator:
-        context, who = self._context, f"rank {self._rank}"
-        with context.in_step("split"):
-            numbers = context.run_on_all_ranks(
+        group, who = self._group, f"rank {self._rank}"
+        with group.in_step("split"):
+            numbers = group.run_on_all_ranks(
                 "split",
                 lambda: (
                     integer_between(color, 0, LARGEST_INT, f"{who}: color of split"),
                     integer_between(key, -LARGEST_INT, LARGEST_INT, f"{who}: key of split"),
                 ),
             )
-            part = MPI.Intracomm(context.comm.Split(*numbers))
+            part = MPI.Intracomm(group.comm.Split(*numbers))
             members = np.empty(part.size, np.int32)
             part.Allgather(np.array([self._rank], np.int32), members)
             topology = self._topology.restrict(members.tolist())
@@ -264,28 +264,28 @@ class MpiCommunicator(CommunicatorBase):
         ``size``: older communicators had that there. ``max_buf_len`` has no other effect, since
         what MPI can't count is split.
         """
-        return collectives.bcast(self._context, "bcast", data, messages.of_arrays, root)
+        return collectives.bcast(self._group, "bcast", data, messages.of_arrays, root)
 
     @observed
     def gather(self, data: Any, root: int = 0) -> tuple[Any, ...] | None:
-        found = collectives.gather(self._context, "gather", data, messages.of_arrays, root)
+        found = collectives.gather(self._group, "gather", data, messages.of_arrays, root)
         return None if found is None else tuple(found)
 
     @observed
     def alltoall(self, xs: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(collectives.alltoall(self._context, "alltoall", xs, messages.of_arrays))
+        return tuple(collectives.alltoall(self._group, "alltoall", xs, messages.of_arrays))
 
     @observed
     def allreduce(self, data: Any, op: str = "sum") -> Any:
-        return reduce_arrays(self._context, self._algorithms, data, op)
+        return reduce_arrays(self._group, self._algorithms, data, op)
 
     @observed
     def reduce_scatter(self, xs: Sequence[Any], op: str = "sum") -> Any:
-        return reduce_scatter_arrays(self._context, self._algorithms, xs, op)
+        return reduce_scatter_arrays(self._group, self._algorithms, xs, op)
 
     @observed
     def allgather(self, x: Any) -> tuple[Any, ...]:
-        return tuple(collectives.allgather(self._context, "allgather", x, messages.of_arrays))
+        return tuple(collectives.allgather(self._group, "allgather", x, messages.of_arrays))
 
     def handshake(
         self,
@@ -296,16 +296,16 @@ class MpiCommunicator(CommunicatorBase):
         payload: bytes = b"",
     ) -> list[bytes]:
         # Not `observed`, whose frame would refer to `error`: see `SharedFailure`.
-        context, since = self._context, now()
+        group, since = self._group, now()
         try:
             if error is None and not isinstance(payload, bytes):
                 error = wrong_kind(f"the payload of {operation} must be bytes", payload, self._rank)
             if error is not None:
-                share_failure(context.handshake, operation, error)
+                share_failure(group.handshake, operation, error)
                 raise error
-            return context.handshake(operation, signature, payload, len(payload), typed=True)
+            return group.handshake(operation, signature, payload, len(payload), typed=True)
         except BaseException as raised:
-            context.interrupt(operation, raised, since)
+            group.interrupt(operation, raised, since)
             raise
         finally:
             del error
@@ -313,7 +313,7 @@ class MpiCommunicator(CommunicatorBase):
 
     @observed
     def scatter(self, xs: Sequence[Any] | None, root: int = 0) -> Any:
-        return collectives.scatter(self._context, "scatter", xs, messages.of_arrays, root)
+        return collectives.scatter(self._group, "scatter", xs, messages.of_arrays, root)
 
     # Objects.
 
@@ -334,15 +334,15 @@ class MpiCommunicator(CommunicatorBase):
 
     @observed
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        return collectives.bcast(self._context, "bcast_obj", obj, messages.of_objects, root)
+        return collectives.bcast(self._group, "bcast_obj", obj, messages.of_objects, root)
 
     @observed
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
-        return collectives.gather(self._context, "gather_obj", obj, messages.of_objects, root)
+        return collectives.gather(self._group, "gather_obj", obj, messages.of_objects, root)
 
     @observed
     def allreduce_obj(self, obj: Any) -> Any:
-        objs = collectives.allgather(self._context, "allreduce_obj", obj, messages.of_objects)
+        objs = collectives.allgather(self._group, "allreduce_obj", obj, messages.of_objects)
         try:
             return reduce(add, objs)
         except TypeError as error:  # on all ranks, since all have the same objects
@@ -353,23 +353,23 @@ class MpiCommunicator(CommunicatorBase):
 
     @observed
     def allgather_obj(self, obj: Any) -> list[Any]:
-        return collectives.allgather(self._context, "allgather_obj", obj, messages.of_objects)
+        return collectives.allgather(self._group, "allgather_obj", obj, messages.of_objects)
 
     @observed
     def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
-        return collectives.scatter(self._context, "scatter_obj", objs, messages.of_objects, root)
+        return collectives.scatter(self._group, "scatter_obj", objs, messages.of_objects, root)
 
     @observed
     def alltoall_obj(self, objs: Sequence[Any]) -> list[Any]:
-        return collectives.alltoall(self._context, "alltoall_obj", objs, messages.of_objects)
+        return collectives.alltoall(self._group, "alltoall_obj", objs, messages.of_objects)
 
     # Models.
 
     @observed
     def bcast_data(self, model: Any) -> None:
-        context = self._context
-        with context.in_step("bcast_data"):
-            bcast_parameters(context, model)
+        group = self._group
+        with group.in_step("bcast_data"):
+            bcast_parameters(group, model)
 
     def allreduce_grad(self, model: Any, zero_fill: bool = False) -> None:
         """Do and raise what ``multi_node_mean_grad(model, zero_fill)`` does (collective)."""
@@ -400,7 +400,7 @@ class MpiCommunicator(CommunicatorBase):
 
     @observed
     def _mean_grad(self, model: Any, zero_fill: bool) -> None:
-        mean_gradients(self._context, self._start_mean(self, zero_fill), model)
+        mean_gradients(self._group, self._start_mean(self, zero_fill), model)
 
     def start_mean(
         self,
@@ -419,10 +419,10 @@ class MpiCommunicator(CommunicatorBase):
     def _start_mean(
         self, channel: MpiCommunicator, zero_fill: bool, operation: str = "allreduce_grad"
     ) -> GradientMean:
-        context, settings = self._context, self._settings
-        through, algorithms = context if channel is self else channel._context, channel._algorithms
+        group, settings = self._group, self._settings
+        through, algorithms = group if channel is self else channel._group, channel._algorithms
         planned = channel._settings
-        return GradientMean(context, through, algorithms, settings, zero_fill, operation, planned)
+        return GradientMean(group, through, algorithms, settings, zero_fill, operation, planned)
 
     @observed
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:
@@ -439,7 +439,7 @@ class MpiCommunicator(CommunicatorBase):
             ValueError: ``recvbuf`` doesn't fit; PeerError on the other ranks.
         """
         data = recvbuf if sendbuf is None else sendbuf
-        return reduce_arrays(self._context, self._algorithms, data, mean=True, out=recvbuf)
+        return reduce_arrays(self._group, self._algorithms, data, mean=True, out=recvbuf)
 
     # Settings and end of life.
 
@@ -464,11 +464,11 @@ class MpiCommunicator(CommunicatorBase):
                     f"rank {self._rank}: {name} can't be changed any more, since gradients "
                     "have travelled; change it right after making the communicator"
                 )
-            context = replace(
-                self._context, chunk_bytes=settings.chunk_bytes, reduce_dtype=settings.reduce_dtype
+            group = replace(
+                self._group, chunk_bytes=settings.chunk_bytes, reduce_dtype=settings.reduce_dtype
             )
-            self._open_context = context
-            self._algorithms = AlgorithmCache(*self._factories, context)
+            self._open_group = group
+            self._algorithms = AlgorithmCache(*self._factories, group)
         self._settings = settings
 
     def get_config(self, name: str | None = None) -> Any:
@@ -486,17 +486,19 @@ class MpiCommunicator(CommunicatorBase):
         The communicator that the user gave stays theirs. A second call does nothing, nor does
         one in a process that the rank forked.
         """
-        context = self._releasable
-        if context is None:
-            self._open_context = None
+        group = self._releasable
+        if group is None:
+            self._open_group = None
             return
-        with context.in_step("finalize"):
-            context.handshake("finalize")
-            self._open_context = None
+        with group.in_step("finalize"):
+            group.handshake("finalize")
+            self._open_group = None
             try:
-                self._algorithms.close()
-                if context.device is not None:
-                    context.device.close()
+                try:
+                    self._algorithms.close()
+                finally:
+                    if group.device is not None:
+                        group.device.close()
             finally:
                 for comm in self._comms:
                     comm.Free()
@@ -514,36 +516,36 @@ class MpiCommunicator(CommunicatorBase):
         if kind is None:
             self.finalize()
             return
-        context, self._open_context = self._releasable, None
-        if context is None:
+        group, self._open_group = self._releasable, None
+        if group is None:
             return
         self._observer.release()
         self._algorithms.release_local()
-        if context.device is not None:
-            context.device.release_local()
+        if group.device is not None:
+            group.device.release_local()
 
     # What the methods above share.
 
     @property
-    def _context(self) -> Context:
+    def _group(self) -> ProcessGroup:
         if self._interruptions:
             raise CommunicationError(
                 f"rank {self._rank}: {self._interruptions[0]}, so the ranks are at different steps "
                 "of it: end the job, or make a new communicator on all ranks"
             )
-        if self._open_context is None:
+        if self._open_group is None:
             raise FinalizedError(f"rank {self._rank}: the communicator has been finalized")
         if os.getpid() != self._process:
             raise CommunicationError(
                 f"rank {self._rank}: a process that the rank forked can't communicate"
             )
-        return self._open_context
+        return self._open_group
 
     @property
-    def _releasable(self) -> Context | None:
-        """The open context; None where releasing it would wait for ever or isn't this process's."""
+    def _releasable(self) -> ProcessGroup | None:
+        """The open group; None where releasing it would wait for ever or isn't this process's."""
         stays = self._interruptions or MPI.Is_finalized() or os.getpid() != self._process
-        return None if stays else self._open_context
+        return None if stays else self._open_group
 
     def _send_error(
         self, error: CommunicationError, peer: point_to_point.Peer, label: str = ""
@@ -554,13 +556,13 @@ class MpiCommunicator(CommunicatorBase):
 
     def _peer(self, rank: int, tag: int, name: str, max_tag: int) -> point_to_point.Peer:
         """Return MPI's communicator, the other rank, and the tag of a message."""
-        own, context = self._rank, self._open_context
-        if context is None or self._interruptions or os.getpid() != self._process:
-            context = self._context  # raises
+        own, group = self._rank, self._open_group
+        if group is None or self._interruptions or os.getpid() != self._process:
+            group = self._group  # raises
         is_plain = type(rank) is type(tag) is int and rank != own  # nearly always
         if is_plain and 0 <= rank < self._size and 0 <= tag <= max_tag:
-            return context.comm, rank, tag
-        index = collectives.check_rank(context, rank, name)
+            return group.comm, rank, tag
+        index = collectives.check_rank(group, rank, name)
         if index == own:
             raise ValueError(f"rank {own}: {name} is this rank itself, which would wait for ever")
-        return context.comm, index, integer_between(tag, 0, max_tag, f"rank {own}: tag")
+        return group.comm, index, integer_between(tag, 0, max_tag, f"rank {own}: tag")

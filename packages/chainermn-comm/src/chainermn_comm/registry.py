@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """The algorithms of a communicator: functions of a `Context`, or names of such functions."""
+    """The algorithms of a communicator: functions of a `ProcessGroup`, or names of those."""
 
     host: str | Factory  # for gradients in host memory; a name is one in `allreduce.FACTORIES`
     gpu: str | Factory = "mpi"  # for those on GPUs; a name is one in `gpu.FACTORIES`
@@ -73,7 +73,7 @@ def agreeing(
     from mpi4py import MPI
 
     from . import allreduce, gpu
-    from .messaging import Context, Handshake, SharedFailure
+    from .messaging import Handshake, ProcessGroup, SharedFailure
 
     # First: whatever fails on one rank below must not leave the others waiting.
     faults.install_by_default()
@@ -89,11 +89,11 @@ def agreeing(
     if comm != MPI.COMM_WORLD:  # some MPIs look for each rank among all
         members = MPI.Group.Translate_ranks(comm.Get_group(), ranks, MPI.COMM_WORLD.Get_group())
     # It stands for the communicator that there is not yet.
-    context = Context(comm, Handshake(comm), 0, Topology(()), faults.abort_if_desynchronized)
+    group = ProcessGroup(comm, Handshake(comm), 0, Topology(()), faults.abort_if_desynchronized)
     with (
         watchdog.enforce_init_timeout(wait, members, lambda: faults.mpi_abort(1)),
         watchdog.watch_call("create_communicator", comm.size),
-        context.in_step("create_communicator"),
+        group.in_step("create_communicator"),
     ):
         traffic = comm.Dup()  # the user's communicator may be carrying messages of theirs
         try:

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from ..messaging import Context
+from ..messaging import ProcessGroup
 
 Arrays: TypeAlias = Sequence[np.ndarray]
 Dtypes: TypeAlias = Sequence[np.dtype]
@@ -89,8 +89,8 @@ def allreduce_apart(
             algorithm.allreduce(operand.only(indices))
 
 
-# Makes an algorithm for the ranks of a context (collective).
-Factory: TypeAlias = Callable[[Context], Algorithm]
+# Makes an algorithm for the ranks of a group (collective).
+Factory: TypeAlias = Callable[[ProcessGroup], Algorithm]
 
 
 class NoOp(Algorithm):

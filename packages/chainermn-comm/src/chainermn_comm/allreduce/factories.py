@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 
-from ..messaging import Context
+from ..messaging import ProcessGroup
 from .algorithm import Algorithm, Arrays, Factory, NoOp, Operand
 from .autotuner import Autotuner
 from .bucketed import Bucketed
@@ -29,35 +29,35 @@ from .two_level import TwoLevelAllreduce
 WAYS = ((4, REDUNDANT_BYTES), (8, REDUNDANT_BYTES), (8, MOST_REDUNDANT_BYTES))
 
 
-def bucketed(context: Context) -> Algorithm:
+def bucketed(group: ProcessGroup) -> Algorithm:
     """Small arrays packed together, through MPI."""
-    return _bucketed(context)
+    return _bucketed(group)
 
 
-def rank_ordered(context: Context) -> Algorithm:
+def rank_ordered(group: ProcessGroup) -> Algorithm:
     """In the order of ranks: bits depend on nothing but the number of ranks."""
-    is_shared = context.topology.inter_size == 1
+    is_shared = group.topology.inter_size == 1
     pipeline = BLOCKING if is_shared else OVERLAPPED
-    pairwise = PairwiseAllreduce(context.comm, context.tag, pipeline, context.chunk_bytes)
+    pairwise = PairwiseAllreduce(group.comm, group.tag, pipeline, group.chunk_bytes)
     # Users don't set how many narrowed numbers share an exponent.
     by_messages = LargeInPlace(pairwise, Bucketed(pairwise.allreduce))
-    return RankOrdered(by_messages, single_leader(context)) if is_shared else by_messages
+    return RankOrdered(by_messages, single_leader(group)) if is_shared else by_messages
 
 
-def single_leader(context: Context) -> Algorithm:
+def single_leader(group: ProcessGroup) -> Algorithm:
     """Through shared memory in each node; one rank of each exchanges with other nodes."""
-    return _through_shared_memory(context, 1)
+    return _through_shared_memory(group, 1)
 
 
-def multi_leader(context: Context) -> Algorithm:
+def multi_leader(group: ProcessGroup) -> Algorithm:
     """Through shared memory in each node; as many ranks as possible exchange, each a shard."""
-    return _through_shared_memory(context, context.topology.least_intra_size)
+    return _through_shared_memory(group, group.topology.least_intra_size)
 
 
-def gpus_only(context: Context) -> Algorithm:
+def gpus_only(group: ProcessGroup) -> Algorithm:
     """Raise ValueError on all ranks: there is no such algorithm."""
     raise ValueError(
-        f"rank {context.rank}: communicator 'pure_nccl' takes gradients on GPUs, and these are "
+        f"rank {group.rank}: communicator 'pure_nccl' takes gradients on GPUs, and these are "
         "NumPy arrays; move the model to the GPU (to_gpu), or on CPUs use one of: flat, "
         "hierarchical, naive, single_node, two_dimensional"
     )
@@ -65,7 +65,7 @@ def gpus_only(context: Context) -> Algorithm:
 
 FACTORIES: dict[str, Factory] = {
     # Every array by itself, through MPI.
-    "per_tensor": lambda context: _bucketed(context, per_tensor=True),
+    "per_tensor": lambda group: _bucketed(group, per_tensor=True),
     "bucketed": bucketed,
     "single_leader": single_leader,
     "multi_leader": multi_leader,
@@ -83,22 +83,22 @@ class AlgorithmCache:
         stays_in_memory: whether arrays in host memory go through no network.
     """
 
-    def __init__(self, host: Factory, gpu: Factory, context: Context) -> None:
+    def __init__(self, host: Factory, gpu: Factory, group: ProcessGroup) -> None:
         """Make nothing with memory yet: only later has the user chosen a device."""
         self._factories = {False: host, True: gpu}
-        self._context = context
+        self._group = group
         self.made: dict[bool, Algorithm] = {}
-        self._by_messages: Algorithm = Bucketed(through_mpi(context).allreduce, per_tensor=True)
-        on_one_node, leaders = context.topology.inter_size == 1, (single_leader, multi_leader)
+        self._by_messages: Algorithm = Bucketed(through_mpi(group).allreduce, per_tensor=True)
+        on_one_node, leaders = group.topology.inter_size == 1, (single_leader, multi_leader)
         self.stays_in_memory = on_one_node and host in leaders
         self._sums_in_memory = on_one_node and host in (*leaders, rank_ordered)
 
     def get(self, on_gpu: bool) -> Algorithm:
         """Return the algorithm, made if there is none yet (collective)."""
         if on_gpu not in self.made:
-            make, context = self._factories[on_gpu], self._context
-            self.made[on_gpu] = context.run_on_all_ranks(
-                "allreduce_grad", lambda: make(context), "its first use"
+            make, group = self._factories[on_gpu], self._group
+            self.made[on_gpu] = group.run_on_all_ranks(
+                "allreduce_grad", lambda: make(group), "its first use"
             )
         return self.made[on_gpu]
 
@@ -109,8 +109,8 @@ class AlgorithmCache:
 
     def reduce_scatter(self, sources: Arrays, target: np.ndarray, op: np.ufunc) -> None:
         """Sum users' arrays as :meth:`PairwiseAllreduce.reduce_scatter` does (collective)."""
-        context = self._context
-        pairwise = PairwiseAllreduce(context.comm, context.tag, chunk_bytes=context.chunk_bytes)
+        group = self._group
+        pairwise = PairwiseAllreduce(group.comm, group.tag, chunk_bytes=group.chunk_bytes)
         pairwise.reduce_scatter(sources, target, op)
 
     def close(self) -> None:
@@ -131,50 +131,50 @@ class AlgorithmCache:
         self._by_messages = NoOp()
 
 
-def through_mpi(context: Context) -> PairwiseAllreduce | CirculantAllreduce:
+def through_mpi(group: ProcessGroup) -> PairwiseAllreduce | CirculantAllreduce:
     """Return the sum over all ranks by messages: pairwise if few, or to keep their order."""
-    if goes_in_rounds(context.size) and not context.reproducible:
-        return CirculantAllreduce(context.comm, context.tag, context.chunk_bytes)
-    apart = context.topology.inter_size == context.size
+    if goes_in_rounds(group.size) and not group.reproducible:
+        return CirculantAllreduce(group.comm, group.tag, group.chunk_bytes)
+    apart = group.topology.inter_size == group.size
     pipeline = OVERLAPPED if apart else BLOCKING
-    return PairwiseAllreduce(context.comm, context.tag, pipeline, context.chunk_bytes)
+    return PairwiseAllreduce(group.comm, group.tag, pipeline, group.chunk_bytes)
 
 
-def _bucketed(context: Context, per_tensor: bool = False) -> Algorithm:
-    chunk_bytes = context.chunk_bytes
-    if chunk_bytes is None and goes_in_rounds(context.size):
-        chunk_bytes = default_chunk_bytes(context.size)
-    return Bucketed(through_mpi(context).allreduce, chunk_bytes, per_tensor)
+def _bucketed(group: ProcessGroup, per_tensor: bool = False) -> Algorithm:
+    chunk_bytes = group.chunk_bytes
+    if chunk_bytes is None and goes_in_rounds(group.size):
+        chunk_bytes = default_chunk_bytes(group.size)
+    return Bucketed(through_mpi(group).allreduce, chunk_bytes, per_tensor)
 
 
-def _through_shared_memory(context: Context, leaders: int) -> Algorithm:
+def _through_shared_memory(group: ProcessGroup, leaders: int) -> Algorithm:
     """Return the algorithm for this topology, or ``bucketed`` where a node has no shared memory."""
-    comm, topology = context.comm, context.topology
+    comm, topology = group.comm, group.topology
     if comm.size == 1:
-        return bucketed(context)
-    with context.in_step("a mean of gradients"):
-        shared = _shared(context, leaders)
+        return bucketed(group)
+    with group.in_step("a mean of gradients"):
+        shared = _shared(group, leaders)
     if isinstance(shared, str):
         if comm.rank == 0:
             print(f"ChainerMN: {shared}; gradients go through MPI instead", file=sys.stderr)
-        return bucketed(context)
+        return bucketed(group)
     if 1 < topology.inter_size < comm.size:
         return shared
     # Either all ranks share memory, or none do.
     if topology.inter_size > 1:
-        return LargeInPlace(through_mpi(context), shared)
+        return LargeInPlace(through_mpi(group), shared)
     # Of any number of ranks, since all ways give the bits of the order of ranks.
-    pairwise = PairwiseAllreduce(comm, context.tag, LATE_GATHER, context.chunk_bytes)
+    pairwise = PairwiseAllreduce(comm, group.tag, LATE_GATHER, group.chunk_bytes)
     # With two ranks both sum all.
     ways = [SharedMemoryWay(shared, *way) for way in WAYS[: 2 if comm.size == 2 else 3]]
     in_place = LargeInPlace(pairwise, ways[1])
     return Autotuner(comm, ways[1], [*ways, in_place], REDUNDANT_BYTES // comm.size)
 
 
-def _shared(context: Context, leaders: int) -> SharedMemoryAllreduce | str:
+def _shared(group: ProcessGroup, leaders: int) -> SharedMemoryAllreduce | str:
     """Return an algorithm with its window, or why some node has no shared memory."""
-    comm, topology, cause = context.comm, context.topology, ""
-    for chunk_bytes in dict.fromkeys((context.chunk_bytes, None)):  # the default may fit
+    comm, topology, cause = group.comm, group.topology, ""
+    for chunk_bytes in dict.fromkeys((group.chunk_bytes, None)):  # the default may fit
         try:
             if topology.inter_size == 1:
                 return SharedMemoryAllreduce(comm, topology, chunk_bytes)

@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import devices, staging
 from ..arrays import OPERATIONS, check_operation
-from ..messaging import Context, SharedFailure, Takes, collectives, messages
+from ..messaging import ProcessGroup, SharedFailure, Takes, collectives, messages
 from .algorithm import Operand
 from .factories import AlgorithmCache
 
@@ -18,7 +18,7 @@ _EMPTY = np.empty(0, np.uint8)
 
 
 def reduce_arrays(
-    context: Context,
+    group: ProcessGroup,
     algorithms: AlgorithmCache,
     data: Any,
     op: str = "sum",
@@ -29,69 +29,82 @@ def reduce_arrays(
 
     Means are of floats; they are written into ``out``, which is then returned, unless it is None.
     """
-    operation, divisor = ("multi_node_mean", context.size) if mean else ("allreduce", 1)
-    with context.in_step(operation), context.device_turn() as takes:
-        with SharedFailure(context.handshake, operation):
-            check_operation(context.rank, operation, op, ())
-            takes = _for_sums(takes, op, out)
-            made = messages.of_arrays([data], context.rank, takes)
-            check_operation(context.rank, operation, op, made[0].arrays, mean)
+    operation, divisor = ("multi_node_mean", group.size) if mean else ("allreduce", 1)
+    with group.in_step(operation):
+        with SharedFailure(group.handshake, operation):
+            takes = _for_sums(group, op, out)
+            made = messages.of_arrays([data], group.rank, takes)
+            check_operation(group.rank, operation, op, made[0].arrays, mean)
             if out is not None:
-                _check_room(context.rank, operation, made[0].arrays, out)
-            sources, results = _sources(made)[0], _rooms_for(made[0], out)
-        places = _agree(context, operation, op, made, takes, devices.on_gpu(out))
-        backend, found = collectives.agreed(context, operation, places, made)
-        if context.device is not None and backend is context.device:
-            context.device.allreduce(sources, results, OPERATIONS[op], divisor)
+                _check_room(group.rank, operation, made[0].arrays, out)
+            (sources,), results = _prepared(group, operation, made, made[0], out)
+        places = _agree(group, operation, op, made, takes, out is not None and devices.on_gpu(out))
+        backend, found = collectives.agreed(group, operation, places, made)
+        if group.device is not None and backend is group.device:
+            group.device.allreduce(sources, results, OPERATIONS[op], divisor)
             return _given_on_gpu(made[0], results, out)
         if found is not made:
-            sources, results = _sources(found)[0], _rooms_for(found[0])
+            (sources,), results = _prepared(group, operation, found, found[0])
         dtypes = [result.dtype for result in results]
         algorithms.allreduce(Operand(sources, results, dtypes, divisor, OPERATIONS[op]))
-    return _hand_out(context, operation, found[0], results, out, places)
+    return _hand_out(group, operation, found[0], results, out, places)
 
 
 def reduce_scatter_arrays(
-    context: Context, algorithms: AlgorithmCache, values: Sequence[Any], op: str
+    group: ProcessGroup, algorithms: AlgorithmCache, values: Sequence[Any], op: str
 ) -> Any:
     """Return the sum, maximum or minimum over ranks of the values for this rank (collective)."""
     operation = "reduce_scatter"
-    with context.in_step(operation), context.device_turn() as takes:
-        with SharedFailure(context.handshake, operation):
-            check_operation(context.rank, operation, op, ())
-            takes = _for_sums(takes, op)
-            sent = collectives.one_for_each(context, values, messages.of_arrays, takes)
+    with group.in_step(operation):
+        with SharedFailure(group.handshake, operation):
+            takes = _for_sums(group, op)
+            sent = collectives.one_for_each(group, values, messages.of_arrays, takes)
             made = list(sent.values())
-            check_operation(context.rank, operation, op, [a for each in made for a in each.arrays])
-            rows, results = _sources(made), _rooms_for(made[context.rank])
-        places = _agree(context, operation, op, made, takes)
-        backend, found = collectives.agreed(context, operation, places, made)
-        if context.device is not None and backend is context.device:
-            context.device.reduce_scatter(rows, results, OPERATIONS[op])
-            return _given_on_gpu(made[context.rank], results)
+            check_operation(group.rank, operation, op, [a for each in made for a in each.arrays])
+            rows, results = _prepared(group, operation, made, made[group.rank])
+        places = _agree(group, operation, op, made, takes)
+        backend, found = collectives.agreed(group, operation, places, made)
+        if group.device is not None and backend is group.device:
+            group.device.reduce_scatter(rows, results, OPERATIONS[op])
+            return _given_on_gpu(made[group.rank], results)
         if found is not made:
-            rows, results = _sources(found), _rooms_for(found[context.rank])
+            rows, results = _prepared(group, operation, found, found[group.rank])
         rows = [[array.reshape(-1) for array in row] for row in rows]
         # A value may be several arrays; the i-th of all ranks travel together.
         for sources, result in zip_longest(zip_longest(*rows, fillvalue=_EMPTY), results):
             target = _EMPTY if result is None else result.reshape(-1)
             algorithms.reduce_scatter(sources, target, OPERATIONS[op])
-    return _hand_out(context, operation, found[context.rank], results, None, places)
+    return _hand_out(group, operation, found[group.rank], results, None, places)
 
 
-def _for_sums(takes: Takes | None, op: str, out: Any = None) -> Takes | None:
-    """Return what says of arrays whether a backend also takes their ``op``, and ``out``."""
-    if takes is None or not (out is None or devices.on_gpu(out)):
+def _for_sums(group: ProcessGroup, op: str, out: Any = None) -> Takes | None:
+    """Return what says of arrays whether they can stay for their ``op``, with ``out``."""
+    device, outs = group.device, [] if out is None else [out]
+    if device is None or op not in list(OPERATIONS) or not all(map(devices.on_gpu, outs)):
         return None
-    outs = [] if out is None else [out]
-    return lambda arrays: takes([*arrays, *outs], OPERATIONS[op])
+    return lambda arrays: device.takes([*arrays, *outs], OPERATIONS[op])
 
 
-def _sources(made: Sequence[messages.Message]) -> list[list[Any]]:
-    """Return each message's arrays as they are summed: in C order where they are on GPUs."""
-    return [
-        [devices.c_ordered(a) if each.stays else _native(a) for a in each.arrays] for each in made
-    ]
+def _prepared(
+    group: ProcessGroup,
+    operation: str,
+    made: Sequence[messages.Message],
+    like: messages.Message,
+    out: Any = None,
+) -> tuple[list[list[Any]], list[Any]]:
+    """Return each message's arrays as they are summed, and new arrays like those of one for sums.
+
+    On the host they have this machine's byte order. On a GPU they are in C order, and the result is
+    ``out`` where that is the source, too.
+    """
+    if not any([each.stays for each in made]):
+        rows = [list(map(_native, each.arrays)) for each in made]
+        return rows, [np.empty(each.shape, each.dtype.newbyteorder("=")) for each in like.arrays]
+    with devices.translated_errors(f"rank {group.rank}: {operation}"):
+        rows = [list(map(devices.c_ordered, each.arrays)) for each in made]
+        if out is not None and out is rows[0][0]:
+            return rows, [out]
+        return rows, list(map(devices.empty_like, like.arrays))
 
 
 def _check_room(rank: int, operation: str, arrays: Sequence[np.ndarray], out: Any) -> None:
@@ -108,7 +121,7 @@ def _check_room(rank: int, operation: str, arrays: Sequence[np.ndarray], out: An
 
 
 def _agree(
-    context: Context,
+    group: ProcessGroup,
     operation: str,
     op: str,
     own: Sequence[messages.Message],
@@ -118,15 +131,15 @@ def _agree(
     """Check that all ranks' arrays are alike (collective); return where each rank's lie."""
     specs = [("array", array.dtype, array.shape) for each in own for array in each.arrays]
     counts = [len(each.arrays) for each in own]
-    signature = (("chunk_bytes", context.chunk_bytes), ("op", op), ("arrays", *counts), *specs)
+    signature = (("chunk_bytes", group.chunk_bytes), ("op", op), ("arrays", *counts), *specs)
     nbytes = sum(message.nbytes for message in own)
     place = collectives.places_of(own, takes) | (collectives.COPIED if goes_to_gpu else 0)
-    rows = context.handshake(operation, signature, bytes([place]), nbytes)
+    rows = group.handshake(operation, signature, bytes([place]), nbytes)
     return [row[0] for row in rows]
 
 
 def _hand_out(
-    context: Context,
+    group: ProcessGroup,
     operation: str,
     message: messages.Message,
     results: Sequence[np.ndarray],
@@ -140,15 +153,15 @@ def _hand_out(
         arrays = [result.astype(array.dtype, copy=False) for result, array in pairs]
         if out is None:
             result = message._replace(arrays=tuple(arrays))
-            return messages.on_device([result], context.rank)[0].value()
+            return messages.on_device([result], group.rank)[0].value()
         if devices.on_gpu(out):
-            staging.assign(out, arrays[0], context.rank)
+            staging.assign(out, arrays[0], group.rank)
         else:
             out[...] = arrays[0]
         return out
 
     if any([place & (collectives.COPIED | collectives.STAYS) for place in places]):
-        return context.run_on_all_ranks(operation, hand_out, "copying to GPUs")
+        return group.run_on_all_ranks(operation, hand_out, "copying to GPUs")
     return hand_out()
 
 
@@ -159,18 +172,6 @@ def _given_on_gpu(message: messages.Message, results: Sequence[Any], out: Any = 
     if results[0] is not out:
         devices.assign(out, results[0])
     return out
-
-
-def _rooms_for(message: messages.Message, out: Any = None) -> list[Any]:
-    """Return new arrays in C order and this machine's byte order, in which sums are taken.
-
-    On a GPU it is ``out``, where that serves.
-    """
-    if not message.stays:
-        return [np.empty(each.shape, each.dtype.newbyteorder("=")) for each in message.arrays]
-    if out is not None and out.flags.c_contiguous and out.dtype == message.arrays[0].dtype:
-        return [out]
-    return list(map(devices.empty_like, message.arrays))
 
 
 def _native(array: np.ndarray) -> np.ndarray:

@@ -4,94 +4,84 @@ from __future__ import annotations
 
 import sys
 import threading
-import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from .. import devices
-from ..errors import CommunicationError, is_raised_on_all, now
-from ..messaging import Context, DeviceBackend, Parts, Takes, messages
+from ..errors import CommunicationError, SharedFailure
+from ..messaging import DeviceBackend, Handshake, Parts, ProcessGroup, in_background, messages
 from . import nccl
 from .nccl import NcclCommunicator
 from .watcher import Watcher
 
 OPERATION = "NCCL, moving arrays between GPUs"
-# Held by whoever gives NCCL work while another thread may. Work of two communicators in different
-# orders on two ranks can wait for each other for ever.
-_turn = threading.Lock()
-# They watch work that a thread in the background gave to NCCL.
-_background: weakref.WeakSet[Watcher] = weakref.WeakSet()
-
-
-@contextmanager
-def in_background(watcher: Watcher) -> Iterator[None]:
-    """Within, and until the watched work is over, users' arrays go through host memory."""
-    with _turn:
-        _background.add(watcher)
-        yield
 
 
 class NcclBackend(DeviceBackend):
     """NCCL among the devices that are current at the first use. Sums are in NCCL's own order."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, group: ProcessGroup) -> None:
         """Do nothing yet (not collective)."""
-        self._context = context
+        self._group = group
         self._device = -1
         self._connected: tuple[NcclCommunicator, Watcher] | None = None
-        self._refused = False
+        self._usable: bool | None = None  # known once a rank has arrays of CuPy
 
-    @contextmanager
-    def turn(self) -> Iterator[Takes | None]:
-        # A process that has not imported CuPy has no arrays of it.
-        if self._refused or "cupy" not in sys.modules or not _turn.acquire(blocking=False):
-            yield None
-            return
-        try:
-            is_busy = any([watcher.is_busy for watcher in _background])
-            usable = self._connected is not None or nccl.unavailable_reason() is None
-            yield self._takes if usable and not is_busy else None
-        finally:
-            _turn.release()
-
-    def _takes(self, arrays: Sequence[Any], op: np.ufunc | None = None) -> bool:
-        current = devices.current_device()
-        device = self._device if self._connected else current
-        return device == current and all(
-            [
-                devices.device_of(array) == device and (op is None or nccl.sums(array.dtype, op))
-                for array in arrays
-            ]
+    def takes(self, arrays: Sequence[Any], op: Any = None) -> bool:
+        if self._usable is False or "cupy" not in sys.modules:
+            return False
+        # Work of two communicators that comes in different orders on two ranks can wait for each
+        # other for ever: only one thread gives any, and none while means are in the background.
+        if in_background or threading.current_thread() is not threading.main_thread():
+            return False
+        if self._usable is None:
+            self._usable = nccl.can_exchange()
+        device = devices.current_device() if self._usable else None
+        return (
+            self._usable
+            and (self._connected is None or device == self._device)
+            and all(
+                [
+                    devices.device_of(array) == device
+                    and (op is None or nccl.sums(array.dtype, op))
+                    for array in arrays
+                ]
+            )
         )
 
     def connect(self) -> bool:
-        if self._connected is None and not self._refused:
-            context, since = self._context, now()
-            try:
-                nccl.check_devices(context)
+        if self._connected is None:
+            group, why, made = self._group, "", None
+            with SharedFailure(group.handshake, OPERATION):
+                try:
+                    # By a handshake of its own, whose errors are this one's for `SharedFailure`.
+                    nccl.check_devices(replace(group, handshake=Handshake(group.comm)))
+                    made = NcclCommunicator(group.comm)
+                except (CommunicationError, ValueError) as error:
+                    why = str(error)
+            rows = group.handshake(OPERATION, payload=why.encode())
+            reasons = [row.decode() for row in rows if row]
+            if made is not None and not reasons:
                 self._device = devices.current_device()
-                made = NcclCommunicator(context.comm)
-            except (CommunicationError, ValueError) as error:
-                if isinstance(error, CommunicationError) and not is_raised_on_all(error, since):
-                    raise
-                self._refused = True
-                if context.rank == 0:
-                    told = f"ChainerMN: arrays on GPUs go through host memory: {error}"
-                    print(told, file=sys.stderr)
-            else:
-                self._connected = made, Watcher(context, self._device, made, OPERATION)
+                self._connected = made, Watcher(group, self._device, made, OPERATION)
                 self._connected[1].nccls = [made]
+                return True
+            self._usable = False
+            if made is not None:
+                made.abort()
+            if group.rank == 0:
+                told = f"ChainerMN: arrays on GPUs go through host memory: {reasons[0]}"
+                print(told, file=sys.stderr)
         return self._connected is not None
 
     def allocate(self, header: bytes) -> messages.Message:
         return messages.allocate(header, devices.new_array)
 
     def exchange(self, outgoing: Parts, incoming: Parts) -> None:
-        own = self._context.rank
+        own = self._group.rank
         sent, received = [
             [part for part in parts if part[0] != own and part[1].size]
             for parts in (outgoing, incoming)
@@ -111,9 +101,11 @@ class NcclBackend(DeviceBackend):
         self, sources: Sequence[Any], targets: Sequence[Any], op: Any, divisor: int = 1
     ) -> None:
         with self._enqueuing((sources, targets)) as (made, stream):
+            if divisor != 1:
+                for source, target in zip(sources, targets, strict=True):
+                    devices.divide(source, divisor, target)
+                sources = targets
             made.allreduce_each(sources, targets, op, stream)
-            for target in targets if divisor != 1 else ():
-                target /= divisor
 
     def reduce_scatter(
         self, rows: Sequence[Sequence[Any]], targets: Sequence[Any], op: Any
@@ -131,7 +123,7 @@ class NcclBackend(DeviceBackend):
             stream = devices.current_stream()
             yield made, stream
             over = watcher.end_call(stream, keep)
-            if not watcher.in_background:
+            if not watcher.has_thread:
                 watcher.wait(partial(devices.is_done, over))
 
     def close(self) -> None:
@@ -143,5 +135,5 @@ class NcclBackend(DeviceBackend):
 
     def release_local(self) -> None:
         if self._connected is not None:
-            with devices.use(self._device):
+            with suppress(Exception), devices.use(self._device):
                 self._connected[1].abandon([devices.current_stream()])

@@ -12,11 +12,10 @@ from functools import partial
 from typing import Any
 
 from .. import devices
-from ..allreduce import Algorithm, NextOperand, Operand, plan_chunks
-from ..messaging import Context
+from ..allreduce import Algorithm, Operand, plan_chunks
+from ..messaging import ProcessGroup
 from ..topology import Topology
 from . import kernels
-from .backend import in_background
 from .links import Links
 from .pipeline import Call, Pipeline
 from .staged import OPERATION
@@ -32,17 +31,17 @@ MOST_KNOWN = 4096
 class DeviceAllreduce(Algorithm):
     """Means over one topology, on the device that is current when this is made."""
 
-    def __init__(self, context: Context, topology: Topology, leaders: int, links: Links) -> None:
+    def __init__(self, group: ProcessGroup, topology: Topology, leaders: int, links: Links) -> None:
         """Own the links, which :func:`connect_ranks` made (collective)."""
-        self._context = context
-        with context.in_step(OPERATION):
-            self._device, self._pipeline = context.run_on_all_ranks(
+        self._group = group
+        with group.in_step(OPERATION):
+            self._device, self._pipeline = group.run_on_all_ranks(
                 OPERATION, lambda: (devices.current_device(), Pipeline())
             )
-        self._watcher = Watcher(context, self._device, self._pipeline, OPERATION)
-        index = topology.intra_rank(context.rank)
-        self._pipeline.connect(links, context.size, leaders, index, context.reduce_dtype)
-        self._chunk_bytes = context.chunk_bytes or CHUNK_BYTES
+        self._watcher = Watcher(group, self._device, self._pipeline, OPERATION)
+        index = topology.intra_rank(group.rank)
+        self._pipeline.connect(links, group.size, leaders, index, group.reduce_dtype)
+        self._chunk_bytes = group.chunk_bytes or CHUNK_BYTES
         self._num_chunks = 0  # so far
         self._known: set[Any] = set()
         self._watcher.nccls = links.nccls
@@ -58,7 +57,7 @@ class DeviceAllreduce(Algorithm):
         prepare = partial(self._prepare, operand)
         key = _key(operand)
         if key not in self._known:
-            call = self._context.run_on_all_ranks(OPERATION, prepare)
+            call = self._group.run_on_all_ranks(OPERATION, prepare)
         else:
             with self._watcher.ending():
                 call = prepare()
@@ -68,10 +67,6 @@ class DeviceAllreduce(Algorithm):
         with devices.translated_errors(self._watcher.told):
             call = self._prepare(operand)
         return partial(self._run, _key(operand), call)
-
-    def stream(self, next_operand: NextOperand) -> None:
-        with in_background(self._watcher):
-            super().stream(next_operand)
 
     def _prepare(self, operand: Operand) -> Call:
         """Do what needs no other rank, and writes to no target; may raise on this rank alone."""
@@ -114,7 +109,7 @@ class DeviceAllreduce(Algorithm):
                 pipeline.run(call, number)
             self._num_chunks += len(call.chunks)
             over = self._watcher.end_call(pipeline.unpack, call)
-            if self._watcher.in_background:
+            if self._watcher.has_thread:
                 devices.current_stream().wait_event(over)
             else:
                 self._watcher.wait(partial(devices.is_done, over))

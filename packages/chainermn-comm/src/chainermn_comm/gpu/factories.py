@@ -8,7 +8,7 @@ from collections.abc import Callable
 from .. import devices
 from ..allreduce import FACTORIES as HOST_FACTORIES
 from ..allreduce import Algorithm, Factory
-from ..messaging import Context
+from ..messaging import ProcessGroup
 from ..topology import Topology
 from . import nccl
 from .backend import NcclBackend
@@ -17,72 +17,74 @@ from .links import connect_ranks
 from .staged import OPERATION, StagedAllreduce
 
 
-def _staged(context: Context, host: str = "bucketed") -> Algorithm:
-    _check_on_all_ranks(context, devices.unavailable_reason)
-    name = "rank_ordered" if context.reproducible else host
-    return StagedAllreduce(context, HOST_FACTORIES[name])
+def _staged(group: ProcessGroup, host: str = "bucketed") -> Algorithm:
+    _check_on_all_ranks(group, devices.unavailable_reason)
+    name = "rank_ordered" if group.reproducible else host
+    return StagedAllreduce(group, HOST_FACTORIES[name])
 
 
-def _by_nccl(context: Context, topology: Topology, leaders: int = 1, host: str = "") -> Algorithm:
+def _by_nccl(
+    group: ProcessGroup, topology: Topology, leaders: int = 1, host: str = ""
+) -> Algorithm:
     """Raise on all ranks, before NCCL does, where one can't use it or two share a device.
 
     Where it doesn't connect nodes, that ``host`` algorithm serves.
     """
-    several = context.size > 1
-    _check_on_all_ranks(context, nccl.unavailable_reason if several else devices.unavailable_reason)
-    nccl.check_devices(context)
-    with context.in_step(OPERATION):
-        links = connect_ranks(context, topology, leaders)
+    several = group.size > 1
+    _check_on_all_ranks(group, nccl.unavailable_reason if several else devices.unavailable_reason)
+    nccl.check_devices(group)
+    with group.in_step(OPERATION):
+        links = connect_ranks(group, topology, leaders)
     if not isinstance(links, str):
         try:
-            return DeviceAllreduce(context, topology, leaders, links)
+            return DeviceAllreduce(group, topology, leaders, links)
         except BaseException:
             nccl.abort_all(links.nccls)
             raise
-    if context.rank == 0:
+    if group.rank == 0:
         print(
             f"ChainerMN: NCCL doesn't connect the nodes ({links}); gradients on GPUs go through "
             "host memory and MPI",
             file=sys.stderr,
         )
-    return _staged(context, host)
+    return _staged(group, host)
 
 
-def _without_nccl_between_nodes(context: Context) -> Algorithm:
-    if context.topology.inter_size > 1:
-        return _staged(context, "single_leader")
-    return _by_nccl(context, context.topology)
+def _without_nccl_between_nodes(group: ProcessGroup) -> Algorithm:
+    if group.topology.inter_size > 1:
+        return _staged(group, "single_leader")
+    return _by_nccl(group, group.topology)
 
 
-def _check_on_all_ranks(context: Context, unavailable_reason: Callable[[], str | None]) -> None:
+def _check_on_all_ranks(group: ProcessGroup, unavailable_reason: Callable[[], str | None]) -> None:
     def check() -> None:
         reason = unavailable_reason()
         if reason is not None:
             raise RuntimeError(
-                f"rank {context.rank}: gradients lie on GPUs, which can't be used: {reason}"
+                f"rank {group.rank}: gradients lie on GPUs, which can't be used: {reason}"
             )
 
-    context.run_on_all_ranks(OPERATION, check)
+    group.run_on_all_ranks(OPERATION, check)
 
 
 FACTORIES: dict[str, Factory] = {
-    # Through host memory and MPI among all ranks; the same bits as on CPUs.
+    # Through host memory and MPI among all ranks.
     "mpi": _staged,
     # NCCL among all ranks, whatever their nodes.
-    "nccl_only": lambda context: _by_nccl(context, Topology((0,) * context.size)),
+    "nccl_only": lambda group: _by_nccl(group, Topology((0,) * group.size)),
     # NCCL in each node; one rank of each exchanges with other nodes.
-    "single_leader": lambda context: _by_nccl(context, context.topology, 1, "single_leader"),
+    "single_leader": lambda group: _by_nccl(group, group.topology, 1, "single_leader"),
     # The same on one node; on several always through host memory and MPI.
     "single_leader_staged": _without_nccl_between_nodes,
     # NCCL in each node; as many ranks as possible exchange, each a shard.
-    "multi_leader": lambda context: _by_nccl(
-        context, context.topology, context.topology.least_intra_size, "multi_leader"
+    "multi_leader": lambda group: _by_nccl(
+        group, group.topology, group.topology.least_intra_size, "multi_leader"
     ),
     "no_op": HOST_FACTORIES["no_op"],
 }
 
 
-def backend_for(factory: Factory, context: Context) -> NcclBackend | None:
+def backend_for(factory: Factory, group: ProcessGroup) -> NcclBackend | None:
     """Return what moves users' arrays, where NCCL also takes all gradients of this factory's."""
-    by_mpi = ["mpi", "no_op"] + ["single_leader_staged"] * (context.topology.inter_size > 1)
-    return None if factory in [FACTORIES[name] for name in by_mpi] else NcclBackend(context)
+    by_mpi = ["mpi", "no_op"] + ["single_leader_staged"] * (group.topology.inter_size > 1)
+    return None if factory in [FACTORIES[name] for name in by_mpi] else NcclBackend(group)

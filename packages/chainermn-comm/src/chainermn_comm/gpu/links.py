@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mpi4py import MPI
 
 from ..errors import CommunicationError, SharedFailure
-from ..messaging import Context
+from ..messaging import ProcessGroup
 from ..topology import Topology
 from .nccl import NcclCommunicator
 
@@ -32,13 +32,13 @@ class Links:
 connect_leaders = NcclCommunicator
 
 
-def connect_ranks(context: Context, topology: Topology, leaders: int) -> Links | str:
+def connect_ranks(group: ProcessGroup, topology: Topology, leaders: int) -> Links | str:
     """Connect the ranks of a topology, or return why nodes can't be connected (collective).
 
     Between nodes each node's ``leaders``, at most the ranks of the smallest node, exchange equal
     shards of every chunk.
     """
-    comm, rank = context.comm, context.rank
+    comm, rank = group.comm, group.rank
     several = topology.inter_size > 1
     is_leader = several and topology.intra_rank(rank) < leaders
     color = topology.intra_rank(rank) if is_leader else MPI.UNDEFINED
@@ -47,11 +47,11 @@ def connect_ranks(context: Context, topology: Topology, leaders: int) -> Links |
     inter: NcclCommunicator | None = None
     try:
         if several:
-            inter, why = _connect_nodes(context, inter_comm if is_leader else None)
+            inter, why = _connect_nodes(group, inter_comm if is_leader else None)
             if why:
                 return why
         is_alone = node_comm.size == 1
-        node = context.run_on_all_ranks(
+        node = group.run_on_all_ranks(
             OPERATION, lambda: None if is_alone else NcclCommunicator(node_comm)
         )
     except BaseException:
@@ -66,17 +66,17 @@ def connect_ranks(context: Context, topology: Topology, leaders: int) -> Links |
 
 
 def _connect_nodes(
-    context: Context, inter_comm: MPI.Intracomm | None
+    group: ProcessGroup, inter_comm: MPI.Intracomm | None
 ) -> tuple[NcclCommunicator | None, str]:
     """Return NCCL's communicator among leaders, or why some have none (collective)."""
     inter, why = None, ""
-    with SharedFailure(context.handshake, OPERATION):
+    with SharedFailure(group.handshake, OPERATION):
         if inter_comm is not None:
             try:
                 inter = connect_leaders(inter_comm)
             except CommunicationError as error:
                 why = str(error)
-    reasons = [row.decode() for row in context.handshake(OPERATION, payload=why.encode()) if row]
+    reasons = [row.decode() for row in group.handshake(OPERATION, payload=why.encode()) if row]
     if reasons and inter is not None:
         inter.abort()
     return (None, reasons[0]) if reasons else (inter, "")

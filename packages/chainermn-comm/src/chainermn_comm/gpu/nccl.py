@@ -12,11 +12,13 @@ from mpi4py import MPI
 
 from .. import devices
 from ..errors import CommunicationError, SharedFailure
-from ..messaging import Context, Handshake, Parts
+from ..messaging import Handshake, Parts, ProcessGroup
 from .connecting import OPERATION, connect
 
 # The first version that reports asynchronous errors (ncclCommGetAsyncError).
 OLDEST = (2, 4)
+# The first version that sends and receives.
+OLDEST_WITH_SEND = (2, 7)
 # The first version that knows bfloat16.
 OLDEST_WITH_BFLOAT16 = (2, 10)
 # Of what NCCL sums as NumPy does: not float16, whose sums it rounds at each step. It has maxima
@@ -239,19 +241,24 @@ def unavailable_reason() -> str | None:
     return None
 
 
+def can_exchange() -> bool:
+    """Return whether this process can use NCCL for messages, too."""
+    return unavailable_reason() is None and version(_nccl().get_version()) >= OLDEST_WITH_SEND
+
+
 def version(code: int) -> tuple[int, ...]:
     """Return major and minor of NCCL's version code: 22203 is 2.22, and 2708 is 2.7."""
     major = 10_000 if code >= 10_000 else 1_000
     return code // major, code % major // 100
 
 
-def check_devices(context: Context) -> None:
+def check_devices(group: ProcessGroup) -> None:
     """Raise on all ranks if those of one node share a device, which NCCL can't (collective)."""
-    operation, node = "asking which device this is", context.topology.inter_rank(context.rank)
+    operation, node = "asking which device this is", group.topology.inter_rank(group.rank)
     places: dict[tuple[int, str], list[int]] = {}
-    with context.in_step(operation):
-        bus_id = context.run_on_all_ranks(operation, devices.bus_id)
-        rows = context.comm.allgather((node, bus_id))
+    with group.in_step(operation):
+        bus_id = group.run_on_all_ranks(operation, devices.bus_id)
+        rows = group.comm.allgather((node, bus_id))
     for rank, place in enumerate(rows):
         places.setdefault(place, []).append(rank)
     shared = [

@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import devices, staging
 from ..allreduce import Algorithm, Chunk, Factory, Operand, plan_chunks
-from ..messaging import Context
+from ..messaging import ProcessGroup
 
 OPERATION = "averaging gradients on GPUs"
 CHUNK_BYTES = 4 << 20  # short beside the whole, so that copies and sums overlap; not measured
@@ -24,13 +24,15 @@ SLOTS = 3  # chunks that are under way
 class StagedAllreduce(Algorithm):
     """Sums on the device that is current when this is made; each call waits for its end."""
 
-    def __init__(self, context: Context, host: Factory) -> None:
+    def __init__(self, group: ProcessGroup, host: Factory) -> None:
         """Make the algorithm for host memory, too (collective)."""
-        self._context, self._told = context, f"rank {context.rank}: {OPERATION}"
-        with context.in_step(OPERATION):
-            self._device = context.run_on_all_ranks(OPERATION, self._make)
-            self._host = host(context)
-        self._chunk_bytes = context.chunk_bytes or CHUNK_BYTES
+        self._group, self._told = group, f"rank {group.rank}: {OPERATION}"
+        with group.in_step(OPERATION):
+            self._device = group.run_on_all_ranks(OPERATION, self._make)
+            self._host = host(group)
+        # Numbers that travel in 16 bits have an exponent for each piece: what is reproducible is
+        # always cut alike.
+        self._chunk_bytes = CHUNK_BYTES if group.reproducible else group.chunk_bytes or CHUNK_BYTES
         self._buffers = [np.empty(0, np.uint8)] * SLOTS
 
     def _make(self) -> int:
@@ -39,7 +41,7 @@ class StagedAllreduce(Algorithm):
         return devices.current_device()
 
     def allreduce(self, operand: Operand) -> None:
-        self._context.run_on_all_ranks(OPERATION, partial(self.prepare, operand))()
+        self._group.run_on_all_ranks(OPERATION, partial(self.prepare, operand))()
 
     def prepare(self, operand: Operand) -> Callable[[], None]:
         with devices.translated_errors(self._told), devices.use(self._device):
@@ -54,15 +56,22 @@ class StagedAllreduce(Algorithm):
             nbytes = max([chunk.nbytes for chunk in chunks], default=0)
             if self._buffers[0].nbytes < nbytes:
                 self._buffers = [devices.pinned(nbytes) for _ in self._buffers]
-        return partial(self._run, operand, chunks, inputs, flats)
+            copied = devices.recorded_event()  # in the stream that is current now
+        return partial(self._run, operand, chunks, inputs, flats, copied)
 
     def _run(
-        self, operand: Operand, chunks: list[Chunk], inputs: list[Any], flats: list[Any]
+        self,
+        operand: Operand,
+        chunks: list[Chunk],
+        inputs: list[Any],
+        flats: list[Any],
+        copied: Any,
     ) -> None:
         """Sum what was prepared (collective); the job ends where CUDA fails."""
         with devices.translated_errors(self._told), devices.use(self._device):
             begun = devices.recorded_event()
             for stream in (self._down, self._up):
+                stream.wait_event(copied)
                 stream.wait_event(begun)
             for number in range(len(chunks) + 1):
                 if number < len(chunks):

@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 from .. import devices
 from ..errors import CommunicationError, describe_exception, now
-from ..messaging import Context
+from ..messaging import ProcessGroup
 from ..runtime import wait_until
 from .nccl import NcclCommunicator, abort_all
 
@@ -32,17 +32,18 @@ DRAIN_SECONDS = 5.0
 
 # What a device may still use, since it failed or didn't finish in time.
 _orphaned: list[Any] = []
-_watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
+_watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()  # that have a thread
+_all: weakref.WeakSet[Watcher] = weakref.WeakSet()
 
 
 class Watcher:
     """Watches one device's work for one set of ranks; after the first failure nothing works."""
 
-    def __init__(self, context: Context, device: int, used: Any, operation: str) -> None:
+    def __init__(self, group: ProcessGroup, device: int, used: Any, operation: str) -> None:
         """Watch this rank's work on ``device``, by which things are ``used`` (not collective)."""
-        self._context, self._device, self._used = context, device, used
+        self._group, self._device, self._used = group, device, used
         self._operation = operation
-        self.told = f"rank {context.rank}: {operation}"
+        self.told = f"rank {group.rank}: {operation}"
         self.nccls: Sequence[NcclCommunicator] = ()
         self.failure = ""
         self._pending: deque[tuple[Any, Any]] = deque()  # events, and what lives until they happen
@@ -51,14 +52,15 @@ class Watcher:
         self._wake, self._stop = threading.Event(), threading.Event()
         # Another thread must not call MPI otherwise, and the job may have to end; each call then
         # waits for its end.
-        self.in_background = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
+        self.has_thread = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         self._thread: threading.Thread | None = None
+        _all.add(self)
         self._in_call = False  # and may wait for other ranks in a call of NCCL's
 
     def start_call(self) -> None:
         """Look from now on, in the background, until :meth:`end_call`."""
         self._in_call = True
-        if self.in_background:
+        if self.has_thread:
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="chainermn-gpu-watcher", daemon=True
@@ -111,12 +113,6 @@ class Watcher:
         for nccl in self.nccls:
             nccl.check()
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether work is under way."""
-        with self._lock:
-            return bool(self._pending) and not devices.is_done(self._pending[-1][0])
-
     @contextlib.contextmanager
     def ending(self, keep: Any = ()) -> Iterator[None]:
         """Raise CUDA's and NCCL's errors as CommunicationError; what is raised ends the job."""
@@ -140,18 +136,21 @@ class Watcher:
             _orphaned.append((self._used, keep, *self._pending))
             self._pending.clear()
         if is_first:
-            self._context.interrupt(self._operation, error, since)
+            self._group.interrupt(self._operation, error, since)
             abort_all(self.nccls)
 
     def abandon(self, streams: Sequence[Any]) -> bool:
         """Abort NCCL; return whether the streams are done within some seconds (not collective)."""
         self.stop()
-        abort_all(self.nccls)
+        # All of this rank's, as each waits for what is on the streams, which may be another's.
+        others = [each for each in _all if each._group.comm == self._group.comm]
+        abort_all([nccl for watcher in others for nccl in watcher.nccls])
         end, is_done = time.monotonic() + DRAIN_SECONDS, False
         try:
-            events = [devices.new_event() for _ in streams]
-            for event, stream in zip(events, streams, strict=True):
-                event.record(stream)
+            events = [event for event, _ in self._pending]
+            for stream in streams:
+                events.append(devices.new_event())
+                events[-1].record(stream)
             wait_until(lambda: all(map(devices.is_done, events)) or time.monotonic() > end)
             is_done = time.monotonic() <= end
         finally:

@@ -13,25 +13,25 @@ import numpy as np
 
 from .. import devices, staging
 from ..errors import RankMismatchError, raised_on_all
-from ..messaging import Context, SharedFailure, bcast_buffer, collectives
+from ..messaging import ProcessGroup, SharedFailure, bcast_buffer, collectives
 from . import parameters
 
 OPERATION = "bcast_data"
 
 
-def bcast_parameters(context: Context, model: Any) -> None:
+def bcast_parameters(group: ProcessGroup, model: Any) -> None:
     """Give every rank the parameters of rank 0 (collective).
 
     A parameter that rank 0 hasn't initialised comes from the lowest rank that has; one that
     no rank has is left alone.
     """
-    with SharedFailure(context.handshake, OPERATION):
-        named = parameters.named(model, context.rank)
-        arrays = [parameters.checked(param.data, name, context.rank) for name, param in named]
+    with SharedFailure(group.handshake, OPERATION):
+        named = parameters.named(model, group.rank)
+        arrays = [parameters.checked(param.data, name, group.rank) for name, param in named]
         own_specs = [None if array is None else (array.shape, array.dtype) for array in arrays]
     signature = tuple([("parameter", name) for name, _ in named])
     nbytes = sum(dtype.itemsize * math.prod(shape) for shape, dtype in filter(None, own_specs))
-    payloads = context.handshake(OPERATION, signature, pickle.dumps(own_specs), nbytes)
+    payloads = group.handshake(OPERATION, signature, pickle.dumps(own_specs), nbytes)
     rows = [pickle.loads(payload) for payload in payloads]
     # Each parameter that is sent, with the rank that sends it, and its shape and dtype there.
     sent: list[tuple[Any, int, tuple[int, ...], np.dtype]] = []
@@ -40,46 +40,45 @@ def bcast_parameters(context: Context, model: Any) -> None:
         if len(set(specs) - {None}) > 1:
             listed = "; ".join(f"{dtype} {shape} on rank {rank}" for rank, shape, dtype in having)
             text = f"ranks disagree on parameter {name}: {listed}"
-            raise raised_on_all(RankMismatchError(f"bcast_data on rank {context.rank}: {text}"))
+            raise raised_on_all(RankMismatchError(f"bcast_data on rank {group.rank}: {text}"))
         sent += [(param, *first) for first in having[:1]]
 
     initialising = f"{OPERATION}, initialising parameters"
-    with SharedFailure(context.handshake, initialising):
+    with SharedFailure(group.handshake, initialising):
         for param, _, shape, dtype in sent:
             if param.data is None:
                 if hasattr(param, "initialize"):
                     param.initialize(shape)
                 if param.data is None or param.data.shape != shape or param.data.dtype != dtype:
                     param.data = np.empty(shape, dtype)
-    arrays = [param.data for param, *_ in sent]
-    uses_gpu = any(map(devices.on_gpu, arrays))
-    with context.device_turn() as takes:
-        stay = collectives.STAYS | collectives.CAN_STAY
-        place = stay if uses_gpu and takes and takes(arrays) else collectives.COPIED * uses_gpu
-        places = [row[0] for row in context.handshake(initialising, (), bytes([place]))]
-        backend, _ = collectives.agreed(context, OPERATION, places, [])
-        if backend is not context.host:
-            flats = list(map(devices.c_ordered, arrays))
-            backend.broadcast(
-                [(root, flat) for flat, (_, root, *_) in zip(flats, sent, strict=True)]
-            )
-            for array, flat in zip(arrays, flats, strict=True):
-                if flat is not array:
-                    devices.assign(array, flat)
-            return
+    with SharedFailure(group.handshake, initialising):
+        arrays, takes = [param.data for param, *_ in sent], group.device_takes
+        place = collectives.COPIED * any(map(devices.on_gpu, arrays))
+        if place and takes is not None and takes(arrays):
+            place = collectives.STAYS | collectives.CAN_STAY
+            with devices.translated_errors(f"rank {group.rank}: {OPERATION}"):
+                flats = list(map(devices.c_ordered, arrays))
+    places = [row[0] for row in group.handshake(initialising, (), bytes([place]))]
     if not any(places):
-        _bcast(context, [each[:2] for each in sent])
+        _bcast(group, [each[:2] for each in sent])
+        return
+    backend, _ = collectives.agreed(group, OPERATION, places, [])
+    if backend is not group.host:
+        backend.broadcast([(root, flat) for flat, (_, root, *_) in zip(flats, sent, strict=True)])
+        for array, flat in zip(arrays, flats, strict=True):
+            if flat is not array:
+                devices.assign(array, flat)
         return
     for root in sorted({root for _, root, *_ in sent}):
-        _bcast_packed(context, [param for param, its, *_ in sent if its == root], root)
+        _bcast_packed(group, [param for param, its, *_ in sent if its == root], root)
 
 
-def _bcast_packed(context: Context, params: list[Any], root: int) -> None:
+def _bcast_packed(group: ProcessGroup, params: list[Any], root: int) -> None:
     """Overwrite parameters on all ranks by root's, many in each transfer (collective).
 
     Before each transfer ranks check that none has failed, and once more at the end.
     """
-    is_root = context.rank == root
+    is_root = group.rank == root
     # The same on all ranks, whose shapes and dtypes are equal.
     batches = staging.cut([param.data.nbytes for param in params])
     flats: list[Any] = []
@@ -88,7 +87,7 @@ def _bcast_packed(context: Context, params: list[Any], root: int) -> None:
 
         def take_turn(arrived: Any, leaving: Any) -> None:
             nonlocal buffer
-            with devices.translated_errors(f"rank {context.rank}: copying parameters"):
+            with devices.translated_errors(f"rank {group.rank}: copying parameters"):
                 if buffer is None:
                     flats.extend([_flat(param.data, is_root) for param in params])
                     buffer = stack.enter_context(staging.buffers(flats, count=1))[0]
@@ -101,10 +100,10 @@ def _bcast_packed(context: Context, params: list[Any], root: int) -> None:
 
         for arrived, leaving in pairwise([None, *batches, None]):
             turn = partial(take_turn, arrived, leaving)
-            context.run_on_all_ranks(OPERATION, turn, "copying parameters")
+            group.run_on_all_ranks(OPERATION, turn, "copying parameters")
             if leaving:
                 filled = buffer[: leaving[-1].offset + leaving[-1].stop - leaving[-1].start]
-                bcast_buffer(context.comm, filled, root)
+                bcast_buffer(group.comm, filled, root)
 
 
 def _flat(data: Any, is_root: bool) -> Any:
@@ -125,12 +124,12 @@ def _put_back(params: list[Any], flats: list[Any]) -> None:
             param.data = flat.reshape(data.shape)
 
 
-def _bcast(context: Context, sent: list[tuple[Any, int]]) -> None:
+def _bcast(group: ProcessGroup, sent: list[tuple[Any, int]]) -> None:
     """Overwrite each parameter on all ranks by that of the rank beside it (collective)."""
     for param, root in sent:
         data = param.data
-        usable = data.flags.c_contiguous and (context.rank == root or data.flags.writeable)
+        usable = data.flags.c_contiguous and (group.rank == root or data.flags.writeable)
         buffer = data if usable else np.array(data, order="C")
-        bcast_buffer(context.comm, buffer.reshape(-1), root)
-        if context.rank != root and not usable:
+        bcast_buffer(group.comm, buffer.reshape(-1), root)
+        if group.rank != root and not usable:
             param.data = buffer

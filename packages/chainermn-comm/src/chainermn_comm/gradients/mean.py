@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -14,7 +15,7 @@ from ..allreduce import AlgorithmCache, Operand
 from ..config import Settings
 from ..errors import now, raise_mismatch, share_failure, view_of
 from ..mean_in_progress import MeanInProgress, require_all
-from ..messaging import Context
+from ..messaging import ProcessGroup, in_background
 from .gradient_call import GradientCall, GradientSignature, call_of, joined, wire_dtypes_of
 
 OPERATION, DESCRIPTION = "allreduce_grad", "a mean of gradients"
@@ -41,54 +42,55 @@ class GradientMean(MeanInProgress):
 
     def __init__(
         self,
-        context: Context,
-        through: Context,
+        group: ProcessGroup,
+        through: ProcessGroup,
         algorithms: AlgorithmCache,
         settings: Settings,
         zero_fill: bool = False,
         operation: str = OPERATION,
         planned_settings: Settings | None = None,
     ) -> None:
-        """Agree on ``context``, and move data on ``through``, which the algorithms belong to.
+        """Agree on ``group``, and move data on ``through``, which the algorithms belong to.
 
         What is planned travels as ``planned_settings`` say: ranks have not compared others yet.
         """
-        self._context, self._data_context, self._algorithms = context, through, algorithms
+        self._group, self._data_group, self._algorithms = group, through, algorithms
         self._settings, self._zero_fill = settings, zero_fill
         self._planned_settings = planned_settings or settings
         self._operation = operation
         self._calls: list[GradientCall] = []
-        if through is not context:
+        if through is not group:
             self._planned: SimpleQueue[GradientCall] = SimpleQueue()
+            in_background.add(self)
 
     def add(self, model: Any, planned: bool = False) -> None:
-        context, settings = self._context, self._settings
+        group, settings = self._group, self._settings
         in_memory = self._algorithms.stays_in_memory
-        if planned and self._data_context is context:
+        if planned and self._data_group is group:
             raise NotImplementedError(_NO_PLAN)
         try:
-            call = call_of(model, context.rank, bool(self._zero_fill), settings, in_memory, planned)
+            call = call_of(model, group.rank, bool(self._zero_fill), settings, in_memory, planned)
             # What moves elsewhere needs a barrier there.
-            if not (self._calls or planned) and self._data_context is context:
+            if not (self._calls or planned) and self._data_group is group:
                 self._stage(call)
         except BaseException as caught:
-            error = devices.translate(caught, f"rank {context.rank}: {self._operation}")
+            error = devices.translate(caught, f"rank {group.rank}: {self._operation}")
             try:
                 if not planned:  # else the caller is somewhere in backward, and reports it itself
-                    with context.in_step(DESCRIPTION):
-                        share_failure(context.handshake, self._operation, error)
+                    with group.in_step(DESCRIPTION):
+                        share_failure(group.handshake, self._operation, error)
                 if error is not caught:
                     raise error from caught
                 raise
             finally:
-                context.handshake.leave()
+                group.handshake.leave()
                 del error  # its traceback refers to this frame: a cycle would keep the gradients
         self._calls.append(call)
         if planned:
             try:
                 if call.on_gpu:
                     with (
-                        devices.translated_errors(f"rank {context.rank}: {self._operation}"),
+                        devices.translated_errors(f"rank {group.rank}: {self._operation}"),
                         devices.using_device_of(call.params[0].data),
                     ):
                         call.ready = devices.recorded_event()
@@ -106,11 +108,11 @@ class GradientMean(MeanInProgress):
         if wire_dtypes is None:
             dtypes = [source.dtype for source in sources]
             wire_dtypes = wire_dtypes_of(dtypes, self._settings, False, on_gpu)
-        operand = Operand(sources, targets, wire_dtypes, self._data_context.size)
+        operand = Operand(sources, targets, wire_dtypes, self._data_group.size)
         self._finish_staged = algorithm.prepare(operand)
 
     def agree(self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b"") -> list[bytes]:
-        context, handshake, calls = self._context, self._context.handshake, self._calls
+        group, handshake, calls = self._group, self._group.handshake, self._calls
         digest, nbytes, missing = _NO_GRADIENTS, 0, b""
         self._present = ()
         if calls:
@@ -130,9 +132,9 @@ class GradientMean(MeanInProgress):
                 payloads = self._compare(rows)
         except BaseException as error:
             handshake.leave()
-            context.interrupt(DESCRIPTION, error, since)
+            group.interrupt(DESCRIPTION, error, since)
             raise
-        if self._data_context is not context or not all(self._handed_in):
+        if self._data_group is not group or not all(self._handed_in):
             handshake.leave()
         return payloads
 
@@ -148,8 +150,8 @@ class GradientMean(MeanInProgress):
         self._handed_in = [digest != _NO_GRADIENTS for digest in digests]
         if self.complete and len(set(digests)) > 1:
             view = view_of(self._operation, self._signature())
-            views = self._context.comm.allgather(view)
-            raise_mismatch(self._operation, self._context.rank, views)
+            views = self._group.comm.allgather(view)
+            raise_mismatch(self._operation, self._group.rank, views)
         ends = [_HEAD.size + _HEAD.unpack_from(row)[1] for row in rows]
         tails = [row[end:] for row, end in zip(rows, ends, strict=True)]
         if self.complete and any(tails) and len(set(tails)) > 1:
@@ -164,9 +166,9 @@ class GradientMean(MeanInProgress):
         return [row[_HEAD.size : end] for row, end in zip(rows, ends, strict=True)]
 
     def reduce_planned(self, number: int) -> None:
-        if self._data_context is self._context:
+        if self._data_group is self._group:
             raise NotImplementedError(_NO_PLAN)
-        handshake, algorithms = self._data_context.handshake, self._algorithms
+        handshake, algorithms = self._data_group.handshake, self._algorithms
         left, first = number, [self._planned.get()]
         on_gpu = first[0].on_gpu
 
@@ -179,12 +181,12 @@ class GradientMean(MeanInProgress):
             except Empty:
                 return None
             left -= 1
-            in_memory, size = algorithms.stays_in_memory, self._data_context.size
+            in_memory, size = algorithms.stays_in_memory, self._data_group.size
             return call.operand(self._planned_settings, in_memory, size)
 
         try:
-            told = f"rank {self._context.rank}: {OPERATION}"
-            with self._data_context.in_step(DESCRIPTION), devices.translated_errors(told):
+            told = f"rank {self._group.rank}: {OPERATION}"
+            with self._data_group.in_step(DESCRIPTION), devices.translated_errors(told):
                 algorithm = algorithms.get(on_gpu)
                 if not on_gpu:  # else each bucket is a call
                     handshake.begin(OPERATION)
@@ -193,14 +195,14 @@ class GradientMean(MeanInProgress):
             handshake.leave()
 
     def reduce(self) -> None:
-        handshake, since = self._data_context.handshake, now()
+        handshake, since = self._data_group.handshake, now()
         try:
             if len(self._handed_in) > 1:  # not all ranks were alike
-                require_all(self._operation, self._context.rank, self._handed_in)
+                require_all(self._operation, self._group.rank, self._handed_in)
             while self._num_reduced < len(self._calls):
                 index, call = self._num_reduced, self._calls[self._num_reduced]
                 self._num_reduced += 1
-                if self._data_context is not self._context:
+                if self._data_group is not self._group:
                     handshake.begin(OPERATION, call.signature.nbytes)
                 finish_staged, self._finish_staged = self._finish_staged, None
                 if index < len(self._present):
@@ -210,7 +212,7 @@ class GradientMean(MeanInProgress):
                     continue
                 self._reduce(call)
         except BaseException as error:
-            self._data_context.interrupt(DESCRIPTION, error, since)
+            self._data_group.interrupt(DESCRIPTION, error, since)
             raise
         finally:
             handshake.leave()
@@ -226,17 +228,18 @@ class GradientMean(MeanInProgress):
             dtypes = [source.dtype for source in every[0]]
             in_memory = self._algorithms.stays_in_memory
             wire_dtypes = wire_dtypes_of(dtypes, self._settings, in_memory, on_gpu)
-            algorithm.allreduce(Operand(*every, wire_dtypes, self._data_context.size))
+            algorithm.allreduce(Operand(*every, wire_dtypes, self._data_group.size))
 
     def _add_zeros(self, call: GradientCall, present: np.ndarray) -> None:
         """Give this rank zeros for the gradients that only others have (collective)."""
-        zeros = self._data_context.run_on_all_ranks(
-            OPERATION, lambda: _zeros(call, present), "zeros"
-        )
+        zeros = self._data_group.run_on_all_ranks(OPERATION, lambda: _zeros(call, present), "zeros")
         for index, array in zeros.items():
             call.grads[index] = call.targets[index] = array
 
     def assign(self) -> None:
+        # A thread of its own may only have enqueued them: then until nobody holds the mean.
+        if threading.current_thread() is threading.main_thread():
+            in_background.discard(self)
         for index, call in enumerate(self._calls):
             if call.targets is call.grads and call.complete:
                 continue
@@ -249,7 +252,7 @@ class GradientMean(MeanInProgress):
                     param.grad = target
 
 
-def mean_gradients(context: Context, mean: MeanInProgress, model: Any) -> None:
+def mean_gradients(group: ProcessGroup, mean: MeanInProgress, model: Any) -> None:
     """Replace each gradient of the model by its mean over ranks (collective)."""
     since = now()
     try:
@@ -257,7 +260,7 @@ def mean_gradients(context: Context, mean: MeanInProgress, model: Any) -> None:
         mean.agree()
         mean.reduce()
     except BaseException as error:
-        context.interrupt(DESCRIPTION, error, since)
+        group.interrupt(DESCRIPTION, error, since)
         raise
     mean.assign()
 

@@ -7,9 +7,10 @@ from . import point_to_point as point_to_point
 from .backend import DeviceBackend as DeviceBackend
 from .backend import Parts as Parts
 from .backend import Takes as Takes
-from .context import Context as Context
+from .backend import in_background as in_background
 from .handshake import Handshake as Handshake
 from .handshake import digest_of as digest_of
+from .process_group import ProcessGroup as ProcessGroup
 from .transfer import Buffer as Buffer
 from .transfer import bcast_buffer as bcast_buffer
 from .transfer import start_exchange as start_exchange

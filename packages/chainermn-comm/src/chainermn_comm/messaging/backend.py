@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 from mpi4py import MPI
@@ -14,8 +14,11 @@ from . import messages, transfer
 
 # Arrays, contiguous in C or Fortran order, each with the other rank.
 Parts: TypeAlias = Iterable[tuple[int, Any]]
-# Whether a backend takes these arrays, for a sum by that ufunc if one is given (not collective).
-Takes: TypeAlias = Callable[..., bool]
+# See :meth:`DeviceBackend.takes`.
+Takes: TypeAlias = Callable[[Sequence[Any]], bool]
+# Means of gradients that another thread takes, from before it begins until the main one's stream
+# waits for them. So all ranks have the same here in the same call.
+in_background: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class Backend(ABC):
@@ -62,16 +65,16 @@ class HostBackend(Backend):
 
 
 class DeviceBackend(Backend):
-    """Moves and sums arrays on GPUs, where all ranks can (see :meth:`turn`, :meth:`connect`).
+    """Moves and sums arrays on GPUs, where all ranks can (see :meth:`takes`, :meth:`connect`).
 
     Results are there in the order of the current stream.
     """
 
     @abstractmethod
-    def turn(self) -> AbstractContextManager[Takes | None]:
-        """Within, no other thread uses the device's links; yields None where one does already.
+    def takes(self, arrays: Sequence[Any], op: Any = None) -> bool:
+        """Return whether this rank can now take part with such arrays, or none (not collective).
 
-        That is also so where this process can't take part. Not collective.
+        ``op`` is the ufunc of a sum. It can't while gradients travel in the background.
         """
 
     @abstractmethod
@@ -82,7 +85,10 @@ class DeviceBackend(Backend):
     def allreduce(
         self, sources: Sequence[Any], targets: Sequence[Any], op: Any, divisor: int = 1
     ) -> None:
-        """Write what a ufunc makes of all ranks' sources, divided, into targets (collective)."""
+        """Write what a ufunc makes of all ranks' sources into targets (collective).
+
+        The sources are divided before.
+        """
 
     @abstractmethod
     def reduce_scatter(

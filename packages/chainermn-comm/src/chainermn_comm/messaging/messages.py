@@ -50,7 +50,7 @@ class Message(NamedTuple):
     @property
     def stays(self) -> bool:
         """Whether arrays that came from a GPU are still there."""
-        return any([devices.on_gpu(self.arrays[index]) for index in self.on_gpu])
+        return bool(self.on_gpu) and devices.on_gpu(self.arrays[self.on_gpu[0]])
 
     def header(self) -> bytes:
         """Return what a receiver needs to allocate the arrays."""
@@ -105,6 +105,8 @@ def of_arrays(
     They stay on their GPU, and are made contiguous, if ``takes`` says True of all arrays.
     """
     found = [_of_array(value, rank) for value in values]
+    if not any([each.on_gpu for each in found]):  # nearly always
+        return found
     if takes is None or not takes([array for each in found for array in each.arrays]):
         return on_host(found, rank)
     what = f"rank {rank}: making GPU arrays contiguous"

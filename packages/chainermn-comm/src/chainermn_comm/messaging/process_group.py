@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from traceback import walk_tb
@@ -23,7 +22,7 @@ _orphaned: list[Any] = []
 
 
 @dataclass(frozen=True)
-class Context:
+class ProcessGroup:
     """The ranks of one communicator, and how they communicate."""
 
     comm: MPI.Intracomm  # carries nothing but this package's traffic
@@ -52,9 +51,10 @@ class Context:
         """What moves arrays in host memory."""
         return HostBackend(self.comm, self.tag)
 
-    def device_turn(self) -> AbstractContextManager[Takes | None]:
-        """Return :meth:`DeviceBackend.turn`, which yields None where there is no such backend."""
-        return nullcontext() if self.device is None else self.device.turn()
+    @property
+    def device_takes(self) -> Takes | None:
+        """What says whether arrays can stay on their GPUs; None where they never can."""
+        return None if self.device is None else self.device.takes
 
     def in_step(self, operation: str) -> InStep:
         """Within, all ranks take the same steps together: handshakes, and moving data.
@@ -91,16 +91,16 @@ class Context:
 
 
 class InStep:
-    """The context manager of :meth:`Context.in_step`."""
+    """The context manager of :meth:`ProcessGroup.in_step`."""
 
-    __slots__ = ("_context", "_entered", "_operation")
+    __slots__ = ("_entered", "_group", "_operation")
 
-    def __init__(self, context: Context, operation: str) -> None:
-        self._context, self._operation = context, operation
+    def __init__(self, group: ProcessGroup, operation: str) -> None:
+        self._group, self._operation = group, operation
 
     def __enter__(self) -> None:
         self._entered = now()
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is not None:
-            self._context.interrupt(self._operation, error, self._entered)
+            self._group.interrupt(self._operation, error, self._entered)
