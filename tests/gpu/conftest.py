@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from chainermn_comm.messaging import in_background
 from tests.support import gpus
 from tests.support.cupy_double import Gpu, installed
 
@@ -18,6 +19,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if why is not None:
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=f"no GPU: {why}"))
+
+
+@pytest.fixture(autouse=True)
+def no_means_of_other_tests() -> None:
+    """Those that a test left in its errors' frames would send arrays by the host until they die."""
+    in_background.clear()
 
 
 @pytest.fixture

@@ -73,8 +73,9 @@ class NcclCommunicator:
         number = self._op(op)
         with self._opened() as comm, self._group():
             for source, target in zip(sources, targets, strict=True):
-                to = devices.address(source), devices.address(target), source.size
-                comm.allReduce(*to, self.nccl_dtype(source.dtype), number, stream.ptr)
+                if source.size:
+                    to = devices.address(source), devices.address(target), source.size
+                    comm.allReduce(*to, self.nccl_dtype(source.dtype), number, stream.ptr)
 
     def reduce_each(
         self, rows: Sequence[Sequence[Any]], targets: Sequence[Any], op: np.ufunc, stream: Any
@@ -84,8 +85,9 @@ class NcclCommunicator:
         with self._opened() as comm, self._group():
             for root, row in enumerate(rows):
                 for source, target in zip(row, targets if root == self.rank else row, strict=True):
-                    to = devices.address(source), devices.address(target), source.size
-                    comm.reduce(*to, self.nccl_dtype(source.dtype), number, root, stream.ptr)
+                    if source.size:
+                        to = devices.address(source), devices.address(target), source.size
+                        comm.reduce(*to, self.nccl_dtype(source.dtype), number, root, stream.ptr)
 
     def exchange(self, outgoing: Parts, incoming: Parts, stream: Any) -> None:
         """Send arrays to other ranks, and overwrite those that come (collective)."""
