@@ -129,12 +129,12 @@ class WireAlone(TwoLevelAllreduce):
         pass
 
     def _stages(self, operand: Operand, inputs: Arrays, flats: Arrays, nbytes: int) -> list[Stage]:
-        return [self._scatter, self._pass_on, self._collect]
+        return [self._scatter, partial(self._pass_on, flats), self._collect]
 
-    def _pass_on(self, number: int, chunk: Chunk) -> None:
+    def _pass_on(self, flats: Arrays, number: int, chunk: Chunk) -> None:
         if self._inter != MPI.COMM_NULL:
             MPI.Request.Waitall(self._requests.pop(number))
-            shards = self._leader_shards(self._means(number, chunk))
+            shards = self._leader_shards(self._means_of(flats, number, chunk, 0.0).array)
             self._requests[number] = start_allgather(self._inter, shards, MEANS)
 
 
