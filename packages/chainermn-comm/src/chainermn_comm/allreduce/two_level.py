@@ -221,11 +221,14 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
 
     def _unpack(self, flats: Arrays, number: int, chunk: Chunk) -> None:
         means = self._means_of(flats, number, chunk)
-        array = means.array
+        array, (index, start, stop) = means.array, chunk.segments[0]
+        is_alone = len(chunk.segments) == 1  # and then cast
         if means.exponent:
-            array = self._scratch(means.array)
+            array = flats[index][start:stop] if is_alone else self._scratch(means.array)
             cast_into(means.array, array)
             ldexp_into(array, means.exponent, array)
+            if is_alone:
+                return
         with np.errstate(all="ignore"):  # of 16 bits may be infinite
             chunk.unpack(array, flats)
 
