@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from chainermn_comm.messaging import in_background
 from tests.support import gpus
 from tests.support.cupy_double import Gpu, installed
 
@@ -24,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def no_means_of_other_tests() -> None:
     """Those that a test left in its errors' frames would send arrays by the host until they die."""
-    in_background.clear()
+    gpus.forget_means()
 
 
 @pytest.fixture

@@ -182,6 +182,11 @@ def nccl_in_background(is_busy: bool = True) -> Iterator[None]:
     in_background.discard(mean)
 
 
+def forget_means() -> None:
+    """Take no means of other tests for being in the background."""
+    in_background.clear()
+
+
 def watchers() -> int:
     """How many threads look after work on devices, those of communicators that were left, too."""
     return sum(thread.name == "chainermn-gpu-watcher" for thread in threading.enumerate())
