@@ -35,7 +35,7 @@ Value = TypeVar("Value")
 
 def bcast(group: ProcessGroup, operation: str, value: Any, make: Make, root: int) -> Any:
     """Return root's value on every rank."""
-    takes = group.device_takes
+    takes = None if make is messages.of_objects else group.device_takes
     with group.in_step(operation):
         outgoing: ByRank = {}
         with SharedFailure(group.handshake, operation):
@@ -61,7 +61,7 @@ def bcast(group: ProcessGroup, operation: str, value: Any, make: Make, root: int
 
 def allgather(group: ProcessGroup, operation: str, value: Any, make: Make) -> list[Any]:
     """Return every rank's value on every rank."""
-    takes = group.device_takes
+    takes = None if make is messages.of_objects else group.device_takes
     with group.in_step(operation):
         with SharedFailure(group.handshake, operation):
             own = {group.rank: make([value], group.rank, takes)[0]}
@@ -96,7 +96,7 @@ def gather(
     group: ProcessGroup, operation: str, value: Any, make: Make, root: int
 ) -> list[Any] | None:
     """Return every rank's value at root; None elsewhere."""
-    takes = group.device_takes
+    takes = None if make is messages.of_objects else group.device_takes
     with group.in_step(operation):
         with SharedFailure(group.handshake, operation):
             root = check_rank(group, root, "root")
@@ -111,7 +111,7 @@ def gather(
 
 def scatter(group: ProcessGroup, operation: str, values: Any, make: Make, root: int) -> Any:
     """Return root's i-th value on rank i."""
-    takes = group.device_takes
+    takes = None if make is messages.of_objects else group.device_takes
     with group.in_step(operation):
         with SharedFailure(group.handshake, operation):
             root = check_rank(group, root, "root")
@@ -124,7 +124,7 @@ def scatter(group: ProcessGroup, operation: str, values: Any, make: Make, root: 
 
 def alltoall(group: ProcessGroup, operation: str, values: Any, make: Make) -> list[Any]:
     """Return each rank's i-th value on rank i."""
-    takes = group.device_takes
+    takes = None if make is messages.of_objects else group.device_takes
     with group.in_step(operation):
         with SharedFailure(group.handshake, operation):
             outgoing = one_for_each(group, values, make, takes)
