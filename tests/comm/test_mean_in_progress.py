@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from chainermn_comm import PeerError, RankMismatchError, create_communicator
+from chainermn_comm.mean_in_progress import in_background
 from tests.support.freed import freed_at_once
 from tests.support.models import Model, Param, check_mean, with_grads
 from tests.support.synchronizations import written_down
@@ -117,6 +118,24 @@ def test_a_mean_takes_more_buckets_after_the_first_were_reduced(comm, agree_agai
     assert means | bits(*rest) == expected(comm)
     for param in [*first.params.values(), *second.params.values()]:
         np.testing.assert_array_equal(param.grad, comm.rank)
+
+
+@with_third_party
+def test_a_mean_that_another_thread_takes_is_known_until_the_main_one_has_it(comm):
+    """Also of a communicator that isn't ours; meanwhile users' arrays don't go by NCCL."""
+    in_background.clear()
+    with ThreadPoolExecutor(1) as thread, comm.split(0, comm.rank) as channel:
+        finish(comm.start_mean(), *buckets_of(comm.rank))
+        assert not in_background
+        mean = comm.start_mean(through=channel)
+        assert mean in in_background
+        thread.submit(mean.assign).result()
+        assert mean in in_background
+        mean.assign()
+        assert not in_background
+        mean = comm.start_mean(through=channel)
+        del mean
+        assert not in_background
 
 
 def test_a_gradient_that_cannot_be_written_is_replaced_in_the_last_step(comm):

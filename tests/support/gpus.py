@@ -15,7 +15,8 @@ import pytest
 from chainermn_comm import CommunicationError, CommunicatorBase, devices, staging
 from chainermn_comm.allreduce import Chunk, plan_chunks
 from chainermn_comm.gpu import kernels, links, pipeline
-from chainermn_comm.messaging import Handshake, in_background
+from chainermn_comm.mean_in_progress import MeanInProgress, in_background
+from chainermn_comm.messaging import Handshake
 from tests.support.models import Model, Param
 
 # Those that go through NCCL where a node has several ranks, and those that MPI serves alone.
@@ -171,15 +172,9 @@ def slots(number: int) -> Iterator[None]:
 @contextlib.contextmanager
 def nccl_in_background(is_busy: bool = True) -> Iterator[None]:
     """Another thread of this rank takes means."""
-
-    class Mean:
-        pass
-
-    mean = Mean()
-    if is_busy:
-        in_background.add(mean)
+    mean = MeanInProgress(None, False, "", object() if is_busy else None)
     yield
-    in_background.discard(mean)
+    mean.leave_background()
 
 
 def forget_means() -> None:

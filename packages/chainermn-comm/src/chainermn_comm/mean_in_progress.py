@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .errors import raise_mismatch, view_of
+
+# Means that another thread takes, from before it begins until the main one's stream waits for them.
+# So all ranks have the same here in the same call.
+in_background: weakref.WeakSet[MeanInProgress] = weakref.WeakSet()
 
 
 class MeanInProgress:
@@ -34,6 +40,8 @@ class MeanInProgress:
         self._communicator, self._operation = communicator, operation
         self._through, self._zero_fill = through or communicator, zero_fill
         self._models: list[Any] = []
+        if through is not None:
+            in_background.add(self)
         self._handed_in = [False]  # by rank, once ranks have agreed
 
     @property
@@ -122,6 +130,13 @@ class MeanInProgress:
 
         Not collective.
         """
+        self.leave_background()
+
+    def leave_background(self) -> None:
+        """Say, in the main thread, that no work of another one is ahead of its stream any more."""
+        # Another thread may only have enqueued it: then it stays until nobody holds the mean.
+        if threading.current_thread() is threading.main_thread():
+            in_background.discard(self)
 
 
 def require_all(operation: str, rank: int, handed_in: Sequence[bool]) -> None:

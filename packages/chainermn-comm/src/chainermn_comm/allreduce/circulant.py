@@ -147,27 +147,20 @@ class CirculantSum:
                 of two; that is noticed only within :func:`overflow_errstate`.
         """
         self._begun += 1
-        return InFlight(self._rounds(sent, own, out, dtype, divisor, op))
+
+        def rounds() -> Iterator[list[MPI.Request]]:
+            first, _ = self._offsets(own.array.size)
+            block, bound = yield from self._scatter(sent, own, dtype, op)
+            found = out(bound)
+            place = found.array[first : first + block.array.size]
+            sum_rows([block.array], place, divisor * 2.0 ** (found.exponent - block.exponent))
+            yield from self._gather(found.array)
+
+        return InFlight(rounds())
 
     def close(self) -> None:
         """Release the memory; it is allocated again when needed."""
         self._memory.clear()
-
-    def _rounds(
-        self,
-        sent: Numbers,
-        own: Numbers,
-        out: Callable[[float], Numbers],
-        dtype: np.dtype,
-        divisor: float,
-        op: np.ufunc,
-    ) -> Iterator[list[MPI.Request]]:
-        first, _ = self._offsets(own.array.size)
-        block, bound = yield from self._scatter(sent, own, dtype, op)
-        found = out(bound)
-        place = found.array[first : first + block.array.size]
-        sum_rows([block.array], place, divisor * 2.0 ** (found.exponent - block.exponent))
-        yield from self._gather(found.array)
 
     def _scatter(
         self, sent: Numbers, own: Numbers, narrow: np.dtype, op: np.ufunc

@@ -12,7 +12,8 @@ from typing import Any
 
 from .. import devices
 from ..errors import CommunicationError, SharedFailure
-from ..messaging import DeviceBackend, Handshake, Parts, ProcessGroup, in_background, messages
+from ..mean_in_progress import in_background
+from ..messaging import DeviceBackend, Handshake, Parts, ProcessGroup, messages
 from . import nccl
 from .nccl import NcclCommunicator
 from .watcher import Watcher

@@ -44,14 +44,16 @@ class NcclCommunicator:
         CommunicationError is raised on all ranks where NCCL fails on one, or takes longer than
         CHAINERMN_NCCL_TIMEOUT says.
         """
-        self._nccl = nccl = _nccl()
         self._lock = threading.RLock()
         self.rank, self.size = comm.rank, comm.size
-        self._dtypes = {name: getattr(nccl, f"NCCL_{name.upper()}") for name in ("float16", *SUMS)}
-        if version(nccl.get_version()) >= OLDEST_WITH_BFLOAT16 and hasattr(nccl, "NCCL_BFLOAT16"):
-            self._dtypes["uint16"] = nccl.NCCL_BFLOAT16
         handshake, where = Handshake(comm), f"rank {comm.rank}: {OPERATION}"
         with SharedFailure(handshake, OPERATION), devices.translated_errors(where):
+            self._nccl = nccl = _nccl()
+            names = ("float16", *SUMS)
+            self._dtypes = {name: getattr(nccl, f"NCCL_{name.upper()}") for name in names}
+            knows_bfloat16 = version(nccl.get_version()) >= OLDEST_WITH_BFLOAT16
+            if knows_bfloat16 and hasattr(nccl, "NCCL_BFLOAT16"):
+                self._dtypes["uint16"] = nccl.NCCL_BFLOAT16
             identity = nccl.get_unique_id() if comm.rank == 0 else None
         handshake(OPERATION)
         identity = comm.bcast(identity)

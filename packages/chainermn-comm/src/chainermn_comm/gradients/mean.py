@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -14,8 +13,8 @@ from .. import devices
 from ..allreduce import AlgorithmCache, Operand
 from ..config import Settings
 from ..errors import now, raise_mismatch, share_failure, view_of
-from ..mean_in_progress import MeanInProgress, require_all
-from ..messaging import ProcessGroup, in_background
+from ..mean_in_progress import MeanInProgress, in_background, require_all
+from ..messaging import ProcessGroup
 from .gradient_call import GradientCall, GradientSignature, call_of, joined, wire_dtypes_of
 
 OPERATION, DESCRIPTION = "allreduce_grad", "a mean of gradients"
@@ -237,9 +236,7 @@ class GradientMean(MeanInProgress):
             call.grads[index] = call.targets[index] = array
 
     def assign(self) -> None:
-        # A thread of its own may only have enqueued them: then until nobody holds the mean.
-        if threading.current_thread() is threading.main_thread():
-            in_background.discard(self)
+        self.leave_background()
         for index, call in enumerate(self._calls):
             if call.targets is call.grads and call.complete:
                 continue

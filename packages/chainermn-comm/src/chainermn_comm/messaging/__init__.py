@@ -7,7 +7,6 @@ from . import point_to_point as point_to_point
 from .backend import DeviceBackend as DeviceBackend
 from .backend import Parts as Parts
 from .backend import Takes as Takes
-from .backend import in_background as in_background
 from .handshake import Handshake as Handshake
 from .handshake import digest_of as digest_of
 from .process_group import ProcessGroup as ProcessGroup

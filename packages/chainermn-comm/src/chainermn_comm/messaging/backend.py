@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
@@ -16,9 +15,6 @@ from . import messages, transfer
 Parts: TypeAlias = Iterable[tuple[int, Any]]
 # See :meth:`DeviceBackend.takes`.
 Takes: TypeAlias = Callable[[Sequence[Any]], bool]
-# Means of gradients that another thread takes, from before it begins until the main one's stream
-# waits for them. So all ranks have the same here in the same call.
-in_background: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class Backend(ABC):

@@ -200,7 +200,7 @@ def _agreed(
         return group.host, False
     backend, found = agreed(group, operation, places, list(outgoing.values()))
     outgoing.update(zip(outgoing, found, strict=True))
-    return backend, backend is group.host and any([place != CAN_STAY for place in places])
+    return backend, backend is group.host and any([place & (COPIED | STAYS) for place in places])
 
 
 def _size_of(payload: bytes) -> int:

@@ -54,7 +54,8 @@ class DelayedExchange(GradientExchange):
             self._handed_in = mean, gradients, scale
             if self._flight is None:
                 gradients.give_copies()
-            devices = [device_of(each.grad) for each in gradients.gradients]
+            # Also where this rank has none, as all make the channel for the same device.
+            devices = [device_of(each.data) for each in gradients.gradients]
             self._device = next(filter(None, devices), None)
             if self._stream is None:
                 self._stream = new_stream(self._device)

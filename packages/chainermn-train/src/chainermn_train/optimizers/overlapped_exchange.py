@@ -14,7 +14,12 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
-from chainermn_comm import CommunicatorBase, MeanInProgress, patient_waits
+from chainermn_comm import (
+    CommunicationError,
+    CommunicatorBase,
+    MeanInProgress,
+    patient_waits,
+)
 
 from ..background_thread import BackgroundThread, raise_if_any, threads_may_use_mpi
 from ..collective_errors import SharedFailure
@@ -185,6 +190,9 @@ class OverlappedExchange(GradientExchange):
         sending, self._sending = self._sending, None
         if sending is not None:
             sending.end()
+            with contextlib.suppress(CommunicationError):  # the job is about to end
+                wait_on_device(sending.plan.device, sending.plan.stream)
+            sending.mean.leave_background()
 
     def _is_tracked(self, params: ParameterSet, loss: Any) -> bool:
         """Return whether final gradients can be known: those of plain losses and real floats.
