@@ -40,19 +40,23 @@ ALGORITHMS: dict[str, tuple[str, tuple[int, ...], tuple[str, ...], tuple[str, ..
         (),
         (*NCCL_EACH, "reduceScatter", "allGather", "allReduce"),
     ),
-    "staged": ("non_cuda_aware", (0, 0, 1, 1), (), COPIES),
+    "staged": (
+        "non_cuda_aware",
+        (0, 0, 1, 1),
+        NCCL_FIRST,
+        (*NCCL_EACH, *GROUPED, "reduce", "broadcast", *COPIES),
+    ),
     "mpi": ("flat", (0, 0, 0, 0), (), COPIES),
 }
 WIRES = {"float32_sums": "float16"}
-LEAST_RANKS = {"single_leader": 3, "multi_leader": 4}
-LEADERS_ONLY = ("allReduce",)  # in the algorithms by nodes
-BY_HOST = ("staged", "mpi")
+LEAST_RANKS = {"single_leader": 3, "staged": 3, "multi_leader": 4}
+LEADERS_ONLY = ("allReduce", *COPIES)  # in the algorithms by nodes
 
 
 def cases() -> list:
     found = []
     for algorithm, (_, _, first, each) in ALGORITHMS.items():
-        kernels = () if algorithm in BY_HOST else KERNELS_FIRST
+        kernels = () if algorithm == "mpi" else KERNELS_FIRST
         for when, calls in (("first", (*FIRST, *kernels, *first)), ("later", (*EACH, *each))):
             for call in calls:
                 for who in ("one", "all"):

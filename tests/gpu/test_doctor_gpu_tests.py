@@ -18,7 +18,7 @@ SMALL = (("f4", 123), ("f2", 9), ("f8", 1))
 def test_means_are_tried_by_each_way_that_there_is(world, gpu, monkeypatch):
     monkeypatch.setattr(gpu_tests, "GPU_GRADIENTS", SMALL)
     shared = not gpus.have_one_each(world)
-    names = ("flat",) if shared else ("hierarchical", "pure_nccl", "flat")
+    names = ("flat",) if shared else ("hierarchical", "pure_nccl", "non_cuda_aware", "flat")
     assert gpu_tests.try_gpu_means(world) == {"ways": dict.fromkeys(names), "shared": shared}
 
 
@@ -28,7 +28,7 @@ def test_a_way_that_fails_is_told_and_the_others_are_tried(world, double, monkey
     double.plant("allReduce", ILLEGAL_ADDRESS, after=2)
     ways = gpu_tests.try_gpu_means(world)["ways"]
     assert "cudaErrorIllegalAddress" in ways.pop("hierarchical")
-    assert ways == dict.fromkeys(("pure_nccl", "flat"))
+    assert ways == dict.fromkeys(("pure_nccl", "non_cuda_aware", "flat"))
 
 
 def test_wrong_means_are_noticed(world, double, monkeypatch):

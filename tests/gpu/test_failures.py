@@ -180,18 +180,20 @@ def test_a_mean_that_is_interrupted_leaves_a_communicator_that_says_so(world, on
 
 
 @pytest.mark.parametrize(
-    ("name", "how"),
+    ("name", "how", "by_nccl"),
     [
-        ("pure_nccl", "nccl_fails"),
+        ("pure_nccl", "nccl_fails", True),
         *[
-            pytest.param("hierarchical", how, marks=pytest.mark.sizes(3, 4))
+            pytest.param("hierarchical", how, by_nccl, marks=pytest.mark.sizes(4 - by_nccl, 4))
             for how in ("nccl_fails", "group_fails")
+            for by_nccl in (False, True)
         ],
     ],
 )
-def test_what_nccl_says_of_a_failure_is_raised(world, double, name, how):
-    """Also where it connects nodes; a rank without a neighbour hears of the others."""
-    with on_nodes((0, 0, 1, 1)[: world.size], name) as comm:
+def test_what_nccl_says_of_a_failure_is_raised(world, double, name, how, by_nccl):
+    """Also where NCCL, or MPI, connects nodes; a rank without a neighbour hears of the others."""
+    nodes = (0, 0, 1, 1)[: world.size]
+    with gpus.nccl_between_nodes(by_nccl), on_nodes(nodes, name) as comm:
         means(comm)
         gpus.settle(world, comm)
         setattr(double, how, True)

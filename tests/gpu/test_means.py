@@ -142,13 +142,23 @@ def test_staged_means_have_the_bits_of_cpus(world, gpu, name):
             np.testing.assert_array_equal(mean_of(comm, mine), model["w"].grad)
 
 
+@named("hierarchical", "two_dimensional")
+def test_only_those_who_exchange_between_nodes_copy_to_host_memory(world, double, name):
+    """Of a node those that own a shard: as many as the smallest node has ranks."""
+    with gpus.nccl_between_nodes(False), on_two_nodes(world, name) as comm:
+        means_of(comm, [np.ones(3001, "f4")])
+        owners = {"hierarchical": 1, "two_dimensional": comm.size // 2}[name]
+        leads = comm.intra_rank < owners
+    assert (double.copied_to_host > 0) == (leads and world.size > 1)
+
+
 NCCL_CALLS = {
     "naive": set(),
     "flat": set(),
     "pure_nccl": {"allReduce"},
     "single_node": {"allReduce"},
     "hierarchical": {"reduce", "allReduce", "broadcast"},
-    "non_cuda_aware": set(),
+    "non_cuda_aware": {"reduce", "broadcast"},
     "two_dimensional": {"reduceScatter", "allReduce", "allGather"},
 }
 
@@ -174,7 +184,7 @@ def test_gradients_travel_as_bfloat16(world, gpu, name, uneven):
     with on_two_nodes(world, name, uneven, allreduce_grad_dtype="bfloat16") as comm:
         drawn = [np.random.default_rng(rank).standard_normal(5000) for rank in range(world.size)]
         # On the host what is as wide as the wire's numbers isn't cast.
-        by_host = name in STAGED or name == "non_cuda_aware"
+        by_host = name in STAGED or (name == "non_cuda_aware" and comm.inter_size == comm.size)
         dtypes = GPU_DTYPES[by_host:]
         every = [[values.astype(dtype) for dtype in dtypes] for values in drawn]
         means = means_of(comm, every[world.rank])

@@ -57,7 +57,7 @@ def create_communicator(
                         exchanges with the other nodes
     ``two_dimensional`` the same, but as many ranks as the smallest node has exchange
     ``single_node``     the same, and refuses more than one node
-    ``non_cuda_aware``  as ``hierarchical``, but with several nodes without NCCL
+    ``non_cuda_aware``  as ``hierarchical``, but between nodes by MPI
     ``flat``            packed into chunks, straight through MPI
     ``naive``           one by one, straight through MPI
     ``pure_nccl``       for gradients on GPUs only: straight through NCCL
@@ -65,9 +65,10 @@ def create_communicator(
     ==================  ==================================================================
 
     Gradients on GPUs go through NCCL in a node and between nodes. Where NCCL doesn't connect the
-    nodes, rank 0 says so once, and they go through host memory, as those of ``flat``, ``naive``
-    and ``non_cuda_aware`` do. With NCCL a mean is enqueued, and the current stream waits for it;
-    what fails then ends the job. It was tested on one GPU only.
+    nodes, rank 0 says so once, and they go between them through host memory; always by
+    ``non_cuda_aware``. Those of ``flat`` and ``naive`` go through host memory only. Where NCCL
+    takes all sums, a mean is enqueued, and the current stream waits for it; what fails then ends
+    the job. It was tested on one GPU only.
 
     Gradients travel in chunks, whose default size depends on the algorithm. The environment
     variable ``CHAINERMN_CHUNK_BYTES`` overrides it, the same on all ranks: a number of bytes, a

@@ -18,7 +18,7 @@ from ..topology import Topology
 from . import kernels
 from .links import Links
 from .pipeline import Call, Pipeline
-from .staged import OPERATION
+from .staged import OPERATION, StagedSum
 from .tables import TableCache
 from .watcher import Watcher
 
@@ -44,7 +44,7 @@ class DeviceAllreduce(Algorithm):
         self._chunk_bytes = group.chunk_bytes or CHUNK_BYTES
         self._num_chunks = 0  # so far
         self._known: set[Any] = set()
-        self._watcher.nccls = links.nccls
+        self._links, self._watcher.nccls = links, links.nccls
         self._tables = TableCache(partial(self._watcher.add, self._pipeline.unpack))
 
     def allreduce(self, operand: Operand) -> None:
@@ -119,12 +119,15 @@ class DeviceAllreduce(Algorithm):
         with contextlib.suppress(Exception), devices.use(self._device):
             if self._watcher.abandon(self._pipeline.streams):
                 self._release()
+                if isinstance(self._links.inter, StagedSum):
+                    self._links.inter.release_local()
 
     def close(self) -> None:
         with self._watcher.ending(), devices.use(self._device):
             self._watcher.finish()
-            for nccl in self._watcher.nccls:
-                nccl.close()
+            for link in (self._links.node, self._links.inter):
+                if link is not None:
+                    link.close()
         self._release()
 
     def _release(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 from .. import devices
@@ -24,36 +23,28 @@ def _staged(group: ProcessGroup, host: str = "bucketed") -> Algorithm:
 
 
 def _by_nccl(
-    group: ProcessGroup, topology: Topology, leaders: int = 1, host: str = ""
+    group: ProcessGroup,
+    topology: Topology,
+    leaders: int = 1,
+    host: str = "single_leader",
+    between_nodes: bool = True,
 ) -> Algorithm:
     """Raise on all ranks, before NCCL does, where one can't use it or two share a device.
 
-    Where it doesn't connect nodes, that ``host`` algorithm serves.
+    Where it connects no ranks, that ``host`` algorithm serves.
     """
     several = group.size > 1
     _check_on_all_ranks(group, nccl.unavailable_reason if several else devices.unavailable_reason)
     nccl.check_devices(group)
     with group.in_step(OPERATION):
-        links = connect_ranks(group, topology, leaders)
-    if not isinstance(links, str):
-        try:
-            return DeviceAllreduce(group, topology, leaders, links)
-        except BaseException:
-            nccl.abort_all(links.nccls)
-            raise
-    if group.rank == 0:
-        print(
-            f"ChainerMN: NCCL doesn't connect the nodes ({links}); gradients on GPUs go through "
-            "host memory and MPI",
-            file=sys.stderr,
-        )
-    return _staged(group, host)
-
-
-def _without_nccl_between_nodes(group: ProcessGroup) -> Algorithm:
-    if group.topology.inter_size > 1:
-        return _staged(group, "single_leader")
-    return _by_nccl(group, group.topology)
+        links = connect_ranks(group, topology, leaders, between_nodes)
+    if links is None:
+        return _staged(group, host)
+    try:
+        return DeviceAllreduce(group, topology, leaders, links)
+    except BaseException:
+        nccl.abort_all(links.nccls)
+        raise
 
 
 def _check_on_all_ranks(group: ProcessGroup, unavailable_reason: Callable[[], str | None]) -> None:
@@ -73,9 +64,9 @@ FACTORIES: dict[str, Factory] = {
     # NCCL among all ranks, whatever their nodes.
     "nccl_only": lambda group: _by_nccl(group, Topology((0,) * group.size)),
     # NCCL in each node; one rank of each exchanges with other nodes.
-    "single_leader": lambda group: _by_nccl(group, group.topology, 1, "single_leader"),
-    # The same on one node; on several always through host memory and MPI.
-    "single_leader_staged": _without_nccl_between_nodes,
+    "single_leader": lambda group: _by_nccl(group, group.topology),
+    # The same; between nodes always through host memory and MPI.
+    "single_leader_staged": lambda group: _by_nccl(group, group.topology, between_nodes=False),
     # NCCL in each node; as many ranks as possible exchange, each a shard.
     "multi_leader": lambda group: _by_nccl(
         group, group.topology, group.topology.least_intra_size, "multi_leader"

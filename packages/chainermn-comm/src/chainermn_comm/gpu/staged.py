@@ -6,15 +6,19 @@ While a chunk is summed, the one after comes from the device, and the one before
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 
 from .. import devices, staging
+from ..allreduce import FACTORIES as HOST_FACTORIES
 from ..allreduce import Algorithm, Chunk, Factory, Operand, plan_chunks
-from ..messaging import ProcessGroup
+from ..messaging import Handshake, ProcessGroup
+from ..topology import Topology
 
 OPERATION = "averaging gradients on GPUs"
 CHUNK_BYTES = 4 << 20  # short beside the whole, so that copies and sums overlap; not measured
@@ -24,9 +28,10 @@ SLOTS = 3  # chunks that are under way
 class StagedAllreduce(Algorithm):
     """Sums on the device that is current when this is made; each call waits for its end."""
 
-    def __init__(self, group: ProcessGroup, host: Factory) -> None:
-        """Make the algorithm for host memory, too (collective)."""
-        self._group, self._told = group, f"rank {group.rank}: {OPERATION}"
+    def __init__(self, group: ProcessGroup, host: Factory, rank: int | None = None) -> None:
+        """Make the algorithm for host memory, too (collective); errors name this ``rank``."""
+        self._group = group
+        self._told = f"rank {group.rank if rank is None else rank}: {OPERATION}"
         with group.in_step(OPERATION):
             self._device = group.run_on_all_ranks(OPERATION, self._make)
             self._host = host(group)
@@ -89,8 +94,12 @@ class StagedAllreduce(Algorithm):
         parts = self._parts(chunk, slot, flats)
         wires = [operand.wire_dtypes[index] for index, _, _ in chunk.segments]
         # As on CPUs: what is as wide as the wire dtype isn't cast.
-        wires = [chunk.dtype if wire.itemsize == chunk.dtype.itemsize else wire for wire in wires]
-        rows = [part.view(chunk.dtype) for _, part in parts]
+        if chunk.dtype != np.uint16:
+            own = chunk.dtype
+            wires = [own if wire.itemsize == own.itemsize else wire for wire in wires]
+        # An array of the bits of bfloat16 is no gradient, but a sum of :class:`StagedSum`.
+        dtype = wires[0] if chunk.dtype == np.uint16 else chunk.dtype
+        rows = [part.view(dtype) for _, part in parts]
         self._host.allreduce(Operand(rows, rows, wires, operand.divisor, operand.op))
         for array, part in parts:
             devices.copy_to_device(part, array, self._up)
@@ -110,3 +119,32 @@ class StagedAllreduce(Algorithm):
     def release_local(self) -> None:
         self._buffers = []
         self._host.release_local()
+
+
+class StagedSum:
+    """Sums over ranks as :meth:`NcclCommunicator.allreduce` takes them, and waits for their end."""
+
+    def __init__(self, group: ProcessGroup, comm: MPI.Intracomm) -> None:
+        """Sum over those of the group's ranks that are in ``comm``, and own that (collective).
+
+        No two of them are on one node.
+        """
+        self._comm = comm
+        apart = Topology(tuple(range(comm.size)))
+        part = replace(group, comm=comm, handshake=Handshake(comm), topology=apart, device=None)
+        self._staged = StagedAllreduce(part, HOST_FACTORIES["bucketed"], group.rank)
+
+    def allreduce(self, buffer: Any, stream: Any) -> None:
+        """Overwrite ``buffer`` by the sum over ranks, in the stream's order (collective)."""
+        wire = np.dtype("bfloat16") if buffer.dtype == np.uint16 else buffer.dtype
+        with stream:
+            self._staged.prepare(Operand([buffer], [buffer], [wire]))()
+
+    def close(self) -> None:
+        """Release everything (collective)."""
+        self._staged.close()
+        self._comm.Free()
+
+    def release_local(self) -> None:
+        """Release what needs no other rank (not collective)."""
+        self._staged.release_local()

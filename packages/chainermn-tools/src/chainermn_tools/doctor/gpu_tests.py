@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 CHECKED_COUNT = 12345
 GPU_ONLY = "pure_nccl"
-# The ways that gradients on GPUs may take: NCCL in nodes and between them, NCCL among all ranks,
-# and host memory, which needs no device for each rank.
-GPU_WAYS = ("hierarchical", GPU_ONLY, "flat")
+# The ways that gradients on GPUs may take: NCCL in a node and what serves between nodes, NCCL
+# alone, host memory between nodes, and MPI alone, which needs no device for each rank.
+GPU_WAYS = ("hierarchical", GPU_ONLY, "non_cuda_aware", "flat")
 SHARED_GPU_WAYS = ("flat",)
 # Of the gradients on GPUs: dtypes and elements, one of them larger than a chunk.
 GPU_GRADIENTS = (("f4", 12345), ("f2", 999), ("f8", 1), ("f4", 9 << 20))
