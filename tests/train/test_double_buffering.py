@@ -243,6 +243,26 @@ def test_an_error_in_flight_is_raised_by_flush_and_by_serialize(world):
     assert optimizer.t == 1
 
 
+def test_a_rank_without_gradients_makes_its_channel_for_the_others_gpu(world, monkeypatch):
+    """Else it would send chunks of another size than they do."""
+    model, channels = TanhNet(0), []
+    with create_communicator("naive", world) as comm:
+        split = comm.split
+        monkeypatch.setattr(
+            comm, "split", lambda *how: channels.append(split(*how)) or channels[-1]
+        )
+        optimizer = buffered(comm, model, plain_sgd, zero_fill=True)
+        optimizer.update()  # broadcasts
+        model.cleargrads()
+        if comm.rank == 0:
+            model.first.b.grad = np.ones(WIDTH, np.float32)
+        with Streams().installed():
+            optimizer.update()
+        optimizer.flush()
+        assert [channel.get_config("chunk_bytes") for channel in channels] == [None]
+        optimizer.finalize()
+
+
 def test_on_a_gpu_the_exchange_comes_after_the_gradients_on_a_stream_of_its_own(world):
     """A double of CuPy writes down who does what in which order."""
     streams = Streams()

@@ -111,7 +111,7 @@ def pinned(nbytes: int) -> np.ndarray:
 
 def contiguous(array: Any) -> Any:
     """Return the GPU array in C order, flattened; a copy only if it isn't contiguous."""
-    return _cupy().ascontiguousarray(array).reshape(-1)
+    return c_ordered(array).reshape(-1)
 
 
 def ordered(array: Any) -> Any:

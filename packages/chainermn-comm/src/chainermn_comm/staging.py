@@ -105,7 +105,7 @@ def assign(target: Any, array: np.ndarray, rank: int) -> None:
 def overwrite(target: Any, array: Any) -> None:
     """Overwrite a GPU array by another one of its shape and device, and wait for it."""
     with devices.using_device_of(target):
-        target[...] = array
+        devices.assign(target, array)
         wait([devices.recorded_event()])
 
 
