@@ -133,7 +133,10 @@ class MeanInProgress:
         self.leave_background()
 
     def leave_background(self) -> None:
-        """Say, in the main thread, that no work of another one is ahead of its stream any more."""
+        """Say, in the main thread, that no work of another one is ahead of its stream any more.
+
+        Not collective; it raises nothing.
+        """
         # Another thread may only have enqueued it: then it stays until nobody holds the mean.
         if threading.current_thread() is threading.main_thread():
             in_background.discard(self)
