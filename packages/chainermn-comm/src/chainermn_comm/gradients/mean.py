@@ -236,7 +236,8 @@ class GradientMean(MeanInProgress):
             call.grads[index] = call.targets[index] = array
 
     def assign(self) -> None:
-        self.leave_background()
+        if self._data_group is not self._group:
+            self.leave_background()
         for index, call in enumerate(self._calls):
             if call.targets is call.grads and call.complete:
                 continue
