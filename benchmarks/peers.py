@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from chainermn_comm import RankMismatchError, create_communicator
 from chainermn_comm.config import Settings
-from chainermn_comm.gradients import gradient_call as gradient_call
+from chainermn_comm.gradients import bucket as bucket
 from chainermn_comm.messaging import Handshake
 from chainermn_comm.runtime import barrier
 from chainermn_comm.topology import Topology
@@ -160,8 +160,8 @@ def handshake_alone(gradients: Gradients) -> Case:
 
     def call() -> None:
         specs = tuple([(grad.dtype, grad.shape, grad.flags.num) for grad in grads])
-        path = gradient_call._fast_path(settings, False, False, names, specs)
-        handshake("allreduce_grad", path.signature if path else ())
+        known = bucket._plain(settings, False, False, names, specs)
+        handshake("allreduce_grad", known.signature.entries if known else ())
 
     def tells_a_difference() -> bool:
         try:

@@ -32,7 +32,7 @@ ORDER = {
         "messaging",
         "config",
         "staging",
-        "runtime mean_in_progress",
+        "runtime reducer",
         "arrays devices errors observers timeout topology",
     ],
     "train": [

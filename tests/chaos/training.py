@@ -70,21 +70,21 @@ def share(comm, plan, model):
 
 def plan_first_update(comm, plan):
     """Its mean of gradients is the first of all."""
-    real, other = comm.start_mean, chainer.links.Linear(3, 2)
+    real, other = comm.make_reducer, chainer.links.Linear(3, 2)
     other.cleargrads()
 
-    def start_mean(*arguments):
-        mean = real(*arguments)
-        add = mean.add
+    def make_reducer(*arguments):
+        reducer = real(*arguments)
+        add = reducer.add
 
         def first_mean(model, planned=False):
             hand_in = functools.partial(add, planned=planned)
             plan.collective("first update", comm, hand_in, model, other)
 
-        mean.add = first_mean
-        return mean
+        reducer.add = first_mean
+        return reducer
 
-    comm.start_mean = start_mean
+    comm.make_reducer = make_reducer
 
 
 def plan_checkpoints(comm, plan, checkpointer, background):

@@ -117,11 +117,12 @@ def test_a_mean_of_the_users_own_is_taken_by_both_names_and_by_the_optimizers(ma
     with made(world) as comm:
         for call in (comm.allreduce_grad, comm.multi_node_mean_grad):
             call(with_grads(w=np.ones(3)))
-        mean = comm.start_mean()  # what optimizers call
-        mean.add(with_grads(w=np.ones(3)))
-        mean.agree()
-        mean.reduce()
-        mean.assign()
+        reducer = comm.make_reducer()  # what optimizers call
+        reducer.add(with_grads(w=np.ones(3)))
+        reducer.agree()
+        work = reducer.start()
+        work.wait()
+        work.assign()
         assert comm.means == ["own"] * 3
         with comm.split(0, world.rank) as part:
             assert type(part) is made

@@ -186,16 +186,17 @@ def test_a_sum_between_the_steps_of_a_mean_mixes_with_nothing(world):
     with create_communicator("hierarchical") as comm:
         comm.allreduce_grad(with_grads(w=np.ones(1000, "f4")))
         for elements in (10, 300_000, 2_000_000):
-            mean = comm.start_mean()
+            reducer = comm.make_reducer()
             model = with_grads(w=np.full(elements, comm.rank, "f4"))
-            mean.add(model)
+            reducer.add(model)
             with pytest.raises(RankMismatchError):
                 comm.allreduce(np.ones(2 + comm.rank))
             with raises_on_all(comm.rank == 1, TypeError):
                 comm.allreduce(np.array(["a"]) if comm.rank == 1 else np.ones(700))
             same(comm.allreduce(np.full(500, 2.0)), np.full(500, 2.0 * comm.size))
-            mean.agree()
+            reducer.agree()
             same(comm.allreduce(np.full(5, 1.0)), np.full(5, 1.0 * comm.size))
-            mean.reduce()
-            mean.assign()
+            work = reducer.start()
+            work.wait()
+            work.assign()
             same(model["w"].grad, np.full(elements, (comm.size - 1) / 2, "f4"))

@@ -205,15 +205,16 @@ def test_neither_buckets_nor_chunks_nor_nodes_change_bits(world, wire):
             through.set_config("chunk_bytes", chunk_bytes)
             for planned in (False, True):
                 buckets = buckets_of(world.rank, division)
-                mean = comm.start_mean(through=through if planned else None)
+                reducer = comm.make_reducer(channel=through if planned else None)
                 for bucket in buckets:
-                    mean.add(bucket, planned)
-                if planned:
-                    mean.reduce_planned(len(buckets))
-                mean.agree()
+                    reducer.add(bucket, planned)
                 if not planned:
-                    mean.reduce()
-                mean.assign()
+                    reducer.agree()
+                work = reducer.start(planned=len(buckets) if planned else 0)
+                work.wait()
+                if planned:
+                    reducer.agree()
+                work.assign()
                 found[nodes, chunk_bytes, how, planned] = bits(buckets)
     assert not differing(communicator("flat", (0,) * world.size), found)
 

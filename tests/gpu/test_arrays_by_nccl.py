@@ -235,13 +235,11 @@ def test_sums_beside_means_in_a_thread_do_not_deadlock(world, gpu, during_backwa
 
     steps, sizes = 6, (3000, 5, 700)
 
-    def take(stream, mean) -> None:
+    def take(stream, work) -> None:
         with stream:
-            if during_backward:
-                mean.reduce_planned(len(sizes))
-            else:
-                mean.reduce()
-                mean.assign()
+            work.wait()
+            if not during_backward:
+                work.assign()
 
     with (
         create_communicator("hierarchical") as comm,
@@ -253,28 +251,29 @@ def test_sums_beside_means_in_a_thread_do_not_deadlock(world, gpu, during_backwa
             check_sum(comm)
             grads = [gpus.put(np.full(size, comm.rank + step, "f4")) for size in sizes]
             params = [Param(gpus.put(np.zeros(grad.size, "f4")), grad) for grad in grads]
-            mean = comm.start_mean(False, "allreduce_grad", channel)
+            reducer = comm.make_reducer(False, "allreduce_grad", channel)
             models = [Model(**{f"p{number}": param}) for number, param in enumerate(params)]
             if not during_backward:
                 for model in models:
-                    mean.add(model)
-                mean.agree()
+                    reducer.add(model)
+                reducer.agree()
+            work = reducer.start(planned=len(sizes) if during_backward else 0)
             if (comm.rank + step) % 2:  # on one rank the thread begins first
                 check_sum(comm)
-            done = thread.submit(take, stream, mean)
+            done = thread.submit(take, stream, work)
             if not (comm.rank + step) % 2:
                 check_sum(comm)
             for model in models:
                 if during_backward:
-                    mean.add(model, planned=True)
+                    reducer.add(model, planned=True)
                 check_sum(comm)
             done.result()
             event = cupy.cuda.Event(disable_timing=True)
             event.record(stream)
             cupy.cuda.get_current_stream().wait_event(event)
             if during_backward:
-                mean.agree()
-                mean.assign()
+                reducer.agree()
+                work.assign()
             check_sum(comm)
             for param in params:
                 np.testing.assert_allclose(

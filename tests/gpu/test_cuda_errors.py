@@ -143,12 +143,13 @@ def test_an_error_beside_backward_is_raised_and_none_waits(world, double, call):
     with on_nodes([0] * world.size, "pure_nccl") as comm:
         channel, raised = comm.split(0, comm.rank), []
         for step, grad in enumerate(grads):
-            mean = comm.start_mean(through=channel)
-            mean.add(Model(w=Param(grad, grad)), True)
+            reducer = comm.make_reducer(channel=channel)
+            work = reducer.start(planned=1)
+            reducer.add(Model(w=Param(grad, grad)), True)
             if step == 2:
                 gpus.settle(world, channel)
                 double.plant(call, error_at(call))
-            raised.append(error_of(mean.reduce_planned, 1))
+            raised.append(error_of(work.wait))
         assert not any(raised[:2])
         gpus.wait_for_failure(channel)
         raised.append(error_of(channel.allreduce_obj, 1))

@@ -257,22 +257,23 @@ def test_planned_buckets_come_after_their_gradients_on_another_stream(world, gpu
             Param(put(np.zeros_like(host)), grad) for host, grad in zip(hosts, grads, strict=True)
         )
         c.grad = None if comm.rank == 0 else grads[2]
-        mean = comm.start_mean(True, "allreduce_grad", channel)
+        reducer = comm.make_reducer(True, "allreduce_grad", channel)
+        work = reducer.start(planned=2)
         for bucket in (Model(a=a, c=c), Model(b=b)):
             for host, memory, grad in zip(hosts, pinned, grads, strict=True):
                 memory[...] = host.view(np.uint8)
                 gpus.copy_to_device(memory, grad, null)  # which the null stream does late
-            mean.add(bucket, planned=True)
+            reducer.add(bucket, planned=True)
         stream = cupy.cuda.Stream(non_blocking=True)
         with stream:
-            mean.reduce_planned(2)
+            work.wait()
         over = cupy.cuda.Event(disable_timing=True)
         over.record(stream)
         null.wait_event(over)
-        mean.agree()
+        reducer.agree()
         assert a.grad is grads[0]
         assert b.grad is grads[1]
-        mean.assign()
+        work.assign()
         means = [gpus.to_host(param.grad) for param in (a, b, c)]
         average = (comm.size - 1) / 2
         np.testing.assert_allclose(means[0], average + 5, rtol=1e-6)

@@ -15,8 +15,8 @@ import pytest
 from chainermn_comm import CommunicationError, CommunicatorBase, devices, staging
 from chainermn_comm.allreduce import Chunk, plan_chunks
 from chainermn_comm.gpu import kernels, links, pipeline
-from chainermn_comm.mean_in_progress import MeanInProgress, in_background
 from chainermn_comm.messaging import Handshake
+from chainermn_comm.reducer import Work, in_background
 from tests.support.models import Model, Param
 
 # Those that go through NCCL where a node has several ranks, and those that MPI serves alone.
@@ -172,9 +172,9 @@ def slots(number: int) -> Iterator[None]:
 @contextlib.contextmanager
 def nccl_in_background(is_busy: bool = True) -> Iterator[None]:
     """Another thread of this rank takes means."""
-    mean = MeanInProgress(None, False, "", object() if is_busy else None)
+    work = Work(list, list, is_busy)
     yield
-    mean.leave_background()
+    work.leave_background()
 
 
 def forget_means() -> None:
@@ -201,7 +201,7 @@ def count_allgathers(patch: pytest.MonkeyPatch) -> list[int]:
 
 def forbid_digests(patch: pytest.MonkeyPatch) -> None:
     """Let gradients fail from now on that are unlike all before."""
-    patch.setattr("chainermn_comm.gradients.gradient_call.digest_of", None)
+    patch.setattr("chainermn_comm.gradients.bucket.digest_of", None)
 
 
 @contextlib.contextmanager

@@ -103,7 +103,7 @@ def at_step(updater, iteration):
 def at_mean(updater, iteration):
     """When other ranks wait in the mean of a step's gradients."""
     owner = type(updater.get_optimizer("main").communicator)
-    kill_at(owner, "start_mean", lambda *_: updater.iteration == iteration - 1)
+    kill_at(owner, "make_reducer", lambda *_: updater.iteration == iteration - 1)
 
 
 def at_moment(updater, iteration, seconds):

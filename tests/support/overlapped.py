@@ -44,24 +44,24 @@ class Deep(chainer.Chain):
 def sending(comm: Any) -> Iterator[list[str]]:
     """The list to which is added how each bucket of gradients leaves this rank."""
     events: list[str] = []
-    start = comm.start_mean
+    make = comm.make_reducer
 
-    def start_mean(*args: Any) -> Any:
-        mean = start(*args)
-        add = mean.add
+    def make_reducer(*args: Any) -> Any:
+        reducer = make(*args)
+        add = reducer.add
 
         def recording(model: Any, planned: bool = False) -> None:
             events.append("planned" if planned else "after backward")
             add(model, planned)
 
-        mean.add = recording
-        return mean
+        reducer.add = recording
+        return reducer
 
-    comm.start_mean = start_mean
+    comm.make_reducer = make_reducer
     try:
         yield events
     finally:
-        del comm.start_mean
+        del comm.make_reducer
 
 
 def batch(rank: int, number: int) -> Any:

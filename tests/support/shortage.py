@@ -7,13 +7,13 @@ from typing import Any
 from unittest import mock
 
 from chainermn_comm.allreduce import factories, user_arrays
-from chainermn_comm.gradients import gradient_call, mean
+from chainermn_comm.gradients import bucket
 from chainermn_comm.messaging import messages
 
 # What is allocated, and where.
 MOMENTS: dict[str, tuple[Any, str]] = {
-    "replaced gradients": (gradient_call, "_targets"),
-    "gradients of zeros": (mean, "_zeros"),
+    "replaced gradients": (bucket, "_targets"),
+    "gradients of zeros": (bucket.Bucket, "add_zeros"),
     "room for a sum": (user_arrays, "_prepared"),
     "a message": (messages, "allocate"),
     "a received array": (messages, "empty_array"),

@@ -6,7 +6,7 @@ from .communicator import CommunicatorBase
 from .create import create_communicator
 from .errors import CommunicationError, FinalizedError, PeerError, RankMismatchError
 from .faults import install_if_forced as _install_if_forced
-from .mean_in_progress import MeanInProgress
+from .reducer import Reducer, Work
 from .runtime import patient_waits
 from .topology import Topology
 
@@ -14,10 +14,11 @@ __all__ = [
     "CommunicationError",
     "CommunicatorBase",
     "FinalizedError",
-    "MeanInProgress",
     "PeerError",
     "RankMismatchError",
+    "Reducer",
     "Topology",
+    "Work",
     "create_communicator",
     "patient_waits",
 ]

@@ -13,7 +13,7 @@ import numpy as np
 from . import devices
 from .arrays import OPERATIONS, accumulator, as_array, check_operation
 from .errors import SharedFailure, describe, raise_failure, raise_mismatch, view_of
-from .mean_in_progress import MeanInProgress
+from .reducer import Reducer
 
 # Message ids are from -MESSAGE_IDS on and less than MESSAGE_IDS.
 MESSAGE_IDS = 2**63
@@ -469,24 +469,21 @@ class CommunicatorBase(ABC):
                     param.grad = np.zeros_like(param.data)
         self.allreduce_grad(model)
 
-    def start_mean(
+    def make_reducer(
         self,
         zero_fill: bool = False,
         operation: str = "allreduce_grad",
-        through: CommunicatorBase | None = None,
-    ) -> MeanInProgress:
-        """Begin a mean of gradients whose steps the caller takes (not collective).
+        channel: CommunicatorBase | None = None,
+    ) -> Reducer:
+        """Return a :class:`Reducer`, for one mean of gradients in steps (not collective).
 
         Args:
             zero_fill: as for :meth:`multi_node_mean_grad`.
             operation: what the call is made for, for errors and the watchdog's reports.
-            through: a communicator of the same ranks, made by :meth:`split`, on which gradients
+            channel: a communicator of the same ranks, made by :meth:`split`, on which gradients
                 travel; another thread may use it. None for this one.
-
-        Returns:
-            A :class:`MeanInProgress` without gradients; what is wrong is raised by its methods.
         """
-        return MeanInProgress(self, zero_fill, operation, through)
+        return Reducer(self, zero_fill, operation, channel)
 
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:
         """Return the mean of all ranks' arrays, on every rank (collective).

@@ -20,10 +20,10 @@ from .config import Settings
 from .errors import CommunicationError, FinalizedError, now, share_failure
 from .faults import abort_if_desynchronized
 from .gpu import backend_for
-from .gradients import GradientMean, bcast_parameters, mean_gradients
-from .mean_in_progress import MeanInProgress
+from .gradients import MpiReducer, bcast_parameters, mean_gradients
 from .messaging import Handshake, ProcessGroup, collectives, messages, point_to_point
 from .observers import combined, observed
+from .reducer import Reducer
 from .registry import agreeing
 from .timeout import Timeout
 from .topology import Topology
@@ -400,29 +400,30 @@ class MpiCommunicator(CommunicatorBase):
 
     @observed
     def _mean_grad(self, model: Any, zero_fill: bool) -> None:
-        mean_gradients(self._group, self._start_mean(self, zero_fill), model)
+        mean_gradients(self._group, self._reducer(self, zero_fill), model)
 
-    def start_mean(
+    def make_reducer(
         self,
         zero_fill: bool = False,
         operation: str = "allreduce_grad",
-        through: CommunicatorBase | None = None,
-    ) -> MeanInProgress:
+        channel: CommunicatorBase | None = None,
+    ) -> Reducer:
         own: Any = self.multi_node_mean_grad  # or another class's or communicator's in its place
         is_ours = getattr(own, "__func__", None) is MpiCommunicator.multi_node_mean_grad
         is_ours = is_ours and own.__self__ is self
         # In this order: isinstance of an abstract class takes as long as all the rest.
-        if is_ours and (through is None or isinstance(through, MpiCommunicator)):
-            return self._start_mean(through or self, zero_fill, operation)
-        return super().start_mean(zero_fill, operation, through)
+        if is_ours and (channel is None or isinstance(channel, MpiCommunicator)):
+            return self._reducer(channel or self, zero_fill, operation)
+        return super().make_reducer(zero_fill, operation, channel)
 
-    def _start_mean(
+    def _reducer(
         self, channel: MpiCommunicator, zero_fill: bool, operation: str = "allreduce_grad"
-    ) -> GradientMean:
-        group, settings = self._group, self._settings
-        through, algorithms = group if channel is self else channel._group, channel._algorithms
-        planned = channel._settings
-        return GradientMean(group, through, algorithms, settings, zero_fill, operation, planned)
+    ) -> MpiReducer:
+        group = self._group
+        data_group = group if channel is self else channel._group
+        return MpiReducer(
+            group, data_group, channel._algorithms, self._settings, zero_fill, operation
+        )
 
     @observed
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:

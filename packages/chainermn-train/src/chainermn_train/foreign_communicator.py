@@ -95,9 +95,9 @@ class ForeignCommunicator(CommunicatorBase):
         return obj
 
 
-# All but `start_mean`, which would go past an overridden `multi_node_mean_grad`.
+# All but `make_reducer`, which would go past an overridden `multi_node_mean_grad`.
 _METHODS = [
     name
     for name, value in vars(CommunicatorBase).items()
-    if callable(value) and not name.startswith("_") and name != "start_mean"
+    if callable(value) and not name.startswith("_") and name != "make_reducer"
 ]

@@ -12,8 +12,8 @@ from typing import Any
 
 from .. import devices
 from ..errors import CommunicationError, SharedFailure
-from ..mean_in_progress import in_background
 from ..messaging import DeviceBackend, Handshake, Parts, ProcessGroup, messages
+from ..reducer import in_background
 from . import nccl
 from .nccl import NcclCommunicator
 from .watcher import Watcher

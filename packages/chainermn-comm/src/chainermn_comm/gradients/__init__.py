@@ -1,6 +1,6 @@
 """Means of a model's gradients and broadcasts of its parameters."""
 
 from .broadcast import bcast_parameters
-from .mean import GradientMean, mean_gradients
+from .mpi_reducer import MpiReducer, mean_gradients
 
-__all__ = ["GradientMean", "bcast_parameters", "mean_gradients"]
+__all__ = ["MpiReducer", "bcast_parameters", "mean_gradients"]

@@ -7,7 +7,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
-from chainermn_comm import MeanInProgress, RankMismatchError
+from chainermn_comm import RankMismatchError, Reducer
 
 from ..collective_errors import add_mismatch_hint
 from ..profiling import region
@@ -89,13 +89,11 @@ def decide(total: Report, size: int, is_last: bool = True) -> Decision:
 _ROW = struct.Struct("<11BqII")  # a report, a digest, and updates of the present group
 
 
-def agree(
-    mean: MeanInProgress, call: str, own: Report, digest: int = 0, num_calls: int = 0
-) -> Report:
+def agree(reducer: Reducer, call: str, own: Report, digest: int = 0, num_calls: int = 0) -> Report:
     """Return the sums of all ranks' reports (collective).
 
     Args:
-        mean: by which ranks synchronize, with the gradients that were handed in.
+        reducer: by which ranks synchronize, with the gradients that were handed in.
         call: what ranks do.
         own: this rank's report.
         digest: of what must be equal on all ranks; ``drifted`` is set where it is not.
@@ -107,7 +105,7 @@ def agree(
     row = _ROW.pack(*own[:-2], digest, num_calls)
     with region("waiting"):
         try:
-            rows = mean.agree((("call", call),), row)
+            rows = reducer.agree((("call", call),), row)
         except RankMismatchError as error:
             add_mismatch_hint(error, "a multi-node optimizer")
             raise

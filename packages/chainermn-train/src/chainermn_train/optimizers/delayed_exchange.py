@@ -6,7 +6,7 @@ import copy
 import threading
 from typing import Any
 
-from chainermn_comm import CommunicatorBase, MeanInProgress, patient_waits
+from chainermn_comm import CommunicatorBase, Reducer, patient_waits
 
 from ..background_thread import BackgroundThread, raise_if_any, threads_may_use_mpi
 from ..collective_errors import SharedFailure
@@ -46,12 +46,12 @@ class DelayedExchange(GradientExchange):
         with region("communication"):
             return None if self._thread is None else self._thread.wait()
 
-    def ready(self, params: ParameterSet, scale: float | None) -> MeanInProgress:
-        mean = self._communicator.start_mean(self._zero_fill, OPERATION, self.channel)
+    def ready(self, params: ParameterSet, scale: float | None) -> Reducer:
+        reducer = self._communicator.make_reducer(self._zero_fill, OPERATION, self.channel)
         # All that can fail on one rank alone, before ranks agree; the thread finds it done.
         with SharedFailure(self._communicator.handshake, OPERATION):
             gradients = GradientSet.detach_from(params, scale)
-            self._handed_in = mean, gradients, scale
+            self._handed_in = reducer, gradients, scale
             if self._flight is None:
                 gradients.give_copies()
             # Also where this rank has none, as all make the channel for the same device.
@@ -60,19 +60,20 @@ class DelayedExchange(GradientExchange):
             if self._stream is None:
                 self._stream = new_stream(self._device)
             self._computed = recorded_event(self._device)
-        mean.add(gradients)
-        return mean
+        reducer.add(gradients)
+        return reducer
 
     def finish(self, factor: float = 1.0) -> bool:
         assert self._handed_in is not None  # else nothing was ready
-        mean, gradients, _ = self._handed_in
+        reducer, gradients, _ = self._handed_in
         self._handed_in = None
+        work = reducer.start()
         device, stream, computed = self._device, self._stream, self._computed
 
         def exchange(wait_requested: threading.Event) -> None:
             with patient_waits(wait_requested), using_stream(device, stream, computed):
-                mean.reduce()
-                mean.assign()
+                work.wait()
+                work.assign()
                 if factor != 1:
                     multiply_gradients(gradients.gradients, factor)
 

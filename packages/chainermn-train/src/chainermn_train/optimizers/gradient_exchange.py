@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from chainermn_comm import CommunicatorBase, MeanInProgress
+from chainermn_comm import CommunicatorBase, Reducer
 
 from ..parameter_set import ParameterSet
 from ..profiling import region
@@ -22,7 +22,7 @@ PIECE_BYTES = 125 << 10
 class GradientExchange(UnpicklableMixin):
     """The exchange of one optimizer, which an update waits for; other kinds are subclasses.
 
-    An update computes gradients and hands them in (:meth:`ready`), ranks agree by the mean that
+    An update computes gradients and hands them in (:meth:`ready`), ranks agree by the reducer that
     this returns, and :meth:`finish` gives means to the parameters; or :meth:`cancel` ends it where
     nobody steps.
     """
@@ -32,7 +32,7 @@ class GradientExchange(UnpicklableMixin):
         self._communicator, self._zero_fill = communicator, zero_fill
         # For another thread, while the training uses the given one; all ranks have it, or none.
         self.channel: CommunicatorBase | None = None
-        self._handed_in: tuple[MeanInProgress, Any, float | None] | None = None
+        self._handed_in: tuple[Reducer, Any, float | None] | None = None
 
     #: Whether gradients that no step has used yet are under way, or are means already.
     has_flight = False
@@ -57,13 +57,13 @@ class GradientExchange(UnpicklableMixin):
         """Return what made the exchange under way fail, if anything, once it has ended."""
         return None
 
-    def ready(self, params: ParameterSet, scale: float | None) -> MeanInProgress:
+    def ready(self, params: ParameterSet, scale: float | None) -> Reducer:
         """Hand in the present gradients, which are final, with this loss scale."""
-        mean = self._communicator.start_mean(self._zero_fill, OPERATION)
+        reducer = self._communicator.make_reducer(self._zero_fill, OPERATION)
         # A communicator with its own method for the mean gets the model, and may look at all of it.
-        mean.add(params if mean.takes_plans else params.target)
-        self._handed_in = mean, params, scale
-        return mean
+        reducer.add(params if reducer.takes_plans else params.target)
+        self._handed_in = reducer, params, scale
+        return reducer
 
     def finish(self, factor: float = 1.0) -> bool:
         """Exchange what was handed in (collective, after ranks have agreed on all of it).
@@ -75,11 +75,12 @@ class GradientExchange(UnpicklableMixin):
             Whether the parameters' gradients are means to step along, perhaps of an update before.
         """
         assert self._handed_in is not None  # else nothing was ready
-        mean, params, scale = self._handed_in
+        reducer, params, scale = self._handed_in
         self._handed_in = None
         with region("communication"):
-            mean.reduce()
-            mean.assign()
+            work = reducer.start()
+            work.wait()
+            work.assign()
         if factor != 1:
             multiply_gradients(params.params, factor)
         if scale is not None:

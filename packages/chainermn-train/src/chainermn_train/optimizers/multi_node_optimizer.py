@@ -10,7 +10,7 @@ from typing import Any
 
 import chainer
 
-from chainermn_comm import CommunicatorBase, MeanInProgress, RankMismatchError
+from chainermn_comm import CommunicatorBase, RankMismatchError, Reducer
 
 from ..collective_errors import SharedFailure, bcast_checked, raise_on_all_ranks, share_failure
 from ..host_arrays import to_host
@@ -292,7 +292,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         """
         group, exchange, params = self._group, self._exchange, self._params
         changed = resend = can_plan = 0
-        is_last, mean = group.is_last or not own, None
+        is_last, reducer = group.is_last or not own, None
         if self._state.has_initialized(self.actual_optimizer.target):  # by the loss
             changed = 1
         elif is_last and (own or group.num_calls) and not self._state.is_apart:
@@ -303,14 +303,14 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                         group.assign_mean(params, scale, and_present=own > 0)
                     else:
                         rescale(params, scale)
-            mean = exchange.ready(params, scale)
+            reducer = exchange.ready(params, scale)
             resend, can_plan = int(exchange.must_resend), int(exchange.can_plan)
         held = group.num_accumulated + own
         report = Report(changed=changed, resend=resend, can_plan=can_plan, num_accumulated=held)
-        return self._agree(call, report, mean, is_last)
+        return self._agree(call, report, reducer, is_last)
 
     def _agree(
-        self, call: str, report: Report, mean: MeanInProgress | None = None, is_last: bool = True
+        self, call: str, report: Report, reducer: Reducer | None = None, is_last: bool = True
     ) -> Agreed:
         """Return what all ranks do, and why (collective); raise on all if they can't go on.
 
@@ -329,9 +329,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         except BaseException as error:
             share_failure(communicator.handshake, OPERATION, error)
             raise
-        mean = mean or communicator.start_mean(self.zero_fill, OPERATION)
+        reducer = reducer or communicator.make_reducer(self.zero_fill, OPERATION)
         num_calls = min(num_calls, 1) if call == "flush()" else num_calls  # it takes any number
-        total = agree(mean, call, report, digest, num_calls)
+        total = agree(reducer, call, report, digest, num_calls)
         while True:
             decision = decide(total, communicator.size, is_last)
             if decision is Decision.COMPARE_SETTINGS:

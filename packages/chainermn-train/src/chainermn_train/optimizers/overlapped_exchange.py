@@ -17,7 +17,7 @@ import numpy as np
 from chainermn_comm import (
     CommunicationError,
     CommunicatorBase,
-    MeanInProgress,
+    Reducer,
     patient_waits,
 )
 
@@ -52,8 +52,9 @@ class _Plan(NamedTuple):
 class _Sending:
     """One update's buckets on their way."""
 
-    def __init__(self, plan: _Plan, mean: MeanInProgress, scale: float | None) -> None:
-        self.plan, self.mean = plan, mean
+    def __init__(self, plan: _Plan, reducer: Reducer, scale: float | None) -> None:
+        self.plan, self.reducer = plan, reducer
+        self.work = work = reducer.start(planned=len(plan.buckets))
         self.gradients = GradientSet.empty(plan.params, scale)  # that backward has passed on
         for each, like in zip(self.gradients.gradients, plan.like, strict=True):
             each.like = like
@@ -63,7 +64,7 @@ class _Sending:
 
         def reduce(wait_requested: threading.Event) -> None:
             with patient_waits(wait_requested), using_stream(plan.device, plan.stream, wait=False):
-                mean.reduce_planned(len(plan.buckets))
+                work.wait()
 
         self.thread = BackgroundThread(reduce)
 
@@ -98,7 +99,7 @@ class _Sending:
         places = self.plan.buckets[self._handed_in]
         self._handed_in += 1
         bucket = GradientSet([self.gradients.gradients[place] for place in places], None)
-        self.mean.add(bucket, planned=True)
+        self.reducer.add(bucket, planned=True)
 
 
 class OverlappedExchange(GradientExchange):
@@ -156,23 +157,23 @@ class OverlappedExchange(GradientExchange):
 
     def backward_and_send(self, params: ParameterSet, loss: Any, loss_scale: float | None) -> None:
         assert self._plan is not None  # else it can't send
-        mean = self._communicator.start_mean(self._zero_fill, OPERATION, self.channel)
-        self._sending = _Sending(self._plan, mean, loss_scale)
+        reducer = self._communicator.make_reducer(self._zero_fill, OPERATION, self.channel)
+        self._sending = _Sending(self._plan, reducer, loss_scale)
         self._sending.thread.start()
         tracked_backward.backward(loss, params.params, self._sending.take, loss_scale)
 
-    def ready(self, params: ParameterSet, scale: float | None) -> MeanInProgress:
+    def ready(self, params: ParameterSet, scale: float | None) -> Reducer:
         if self._sending is not None:
             with SharedFailure(self._communicator.handshake, OPERATION):
                 self._sending.take_rest()
             self._is_given_up = self._is_given_up or self.must_resend
-            return self._sending.mean
-        mean = super().ready(params, scale)
-        if self._order and not (mean.takes_plans and threads_may_use_mpi(_ALONE)):
+            return self._sending.reducer
+        reducer = super().ready(params, scale)
+        if self._order and not (reducer.takes_plans and threads_may_use_mpi(_ALONE)):
             self._order, self._is_given_up = [], True
         if self._order and _rounds_by_message(params, self._communicator):
             self._order = []
-        return mean
+        return reducer
 
     def finish(self, factor: float = 1.0) -> bool:
         sending, self._sending = self._sending, None
@@ -181,7 +182,7 @@ class OverlappedExchange(GradientExchange):
         with region("communication"):
             raise_if_any(sending.thread.wait())
         wait_on_device(sending.plan.device, sending.plan.stream)
-        sending.mean.assign()
+        sending.work.assign()
         sending.gradients.assign()
         return True
 
@@ -192,7 +193,7 @@ class OverlappedExchange(GradientExchange):
             sending.end()
             with contextlib.suppress(CommunicationError):  # the job is about to end
                 wait_on_device(sending.plan.device, sending.plan.stream)
-            sending.mean.leave_background()
+            sending.work.leave_background()
 
     def _is_tracked(self, params: ParameterSet, loss: Any) -> bool:
         """Return whether final gradients can be known: those of plain losses and real floats.

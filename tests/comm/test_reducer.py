@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from chainermn_comm import PeerError, RankMismatchError, create_communicator
-from chainermn_comm.mean_in_progress import in_background
+from chainermn_comm.reducer import in_background
 from tests.support.freed import freed_at_once
 from tests.support.models import Model, Param, check_mean, with_grads
 from tests.support.synchronizations import written_down
@@ -79,45 +79,30 @@ def expected(comm: Any, missing: str = "", zero_fill: bool = False) -> dict[str,
     return bits(model)
 
 
-def finish(mean: Any, *buckets: Model, payload: bytes = b"") -> list[bytes]:
+def finish(reducer: Any, *buckets: Model, payload: bytes = b"") -> list[bytes]:
     """Hand in the buckets and take all steps up to the end (collective)."""
     for bucket in buckets:
-        mean.add(bucket)
-    payloads = mean.agree(payload=payload)
-    mean.reduce()
-    mean.assign()
+        reducer.add(bucket)
+    payloads = reducer.agree(payload=payload)
+    take(reducer)
     return payloads
+
+
+def take(reducer: Any) -> None:
+    """Take the means of what was handed in, and give them to the parameters (collective)."""
+    work = reducer.start()
+    work.wait()
+    work.assign()
 
 
 @with_third_party
 def test_buckets_get_the_bits_of_the_whole_model(comm):
     buckets = buckets_of(comm.rank)
-    mean = comm.start_mean()
-    assert not mean.complete
-    assert finish(mean, *buckets) == [b""] * comm.size
-    assert mean.complete
+    reducer = comm.make_reducer()
+    assert not reducer.complete
+    assert finish(reducer, *buckets) == [b""] * comm.size
+    assert reducer.complete
     assert bits(*buckets) == expected(comm)
-
-
-@with_third_party
-@pytest.mark.parametrize("agree_again", [True, False])
-def test_a_mean_takes_more_buckets_after_the_first_were_reduced(comm, agree_again):
-    first, second, *rest = buckets_of(comm.rank)
-    mean = comm.start_mean()
-    finish(mean, first, second)
-    means = bits(first, second)
-    for param in [*first.params.values(), *second.params.values()]:
-        param.grad[...] = comm.rank  # used, and not to be averaged again
-    if agree_again:
-        assert finish(mean, *rest, payload=b"x") == [b"x"] * comm.size
-    else:
-        for bucket in rest:
-            mean.add(bucket)
-        mean.reduce()
-        mean.assign()
-    assert means | bits(*rest) == expected(comm)
-    for param in [*first.params.values(), *second.params.values()]:
-        np.testing.assert_array_equal(param.grad, comm.rank)
 
 
 @with_third_party
@@ -125,16 +110,16 @@ def test_a_mean_that_another_thread_takes_is_known_until_the_main_one_has_it(com
     """Also of a communicator that isn't ours; meanwhile users' arrays don't go by NCCL."""
     in_background.clear()
     with ThreadPoolExecutor(1) as thread, comm.split(0, comm.rank) as channel:
-        finish(comm.start_mean(), *buckets_of(comm.rank))
+        finish(comm.make_reducer(), *buckets_of(comm.rank))
         assert not in_background
-        mean = comm.start_mean(through=channel)
-        assert mean in in_background
-        thread.submit(mean.assign).result()
-        assert mean in in_background
-        mean.assign()
+        work = comm.make_reducer(channel=channel).start()
+        assert work in in_background
+        thread.submit(work.assign).result()
+        assert work in in_background
+        work.assign()
         assert not in_background
-        mean = comm.start_mean(through=channel)
-        del mean
+        work = comm.make_reducer(channel=channel).start()
+        del work
         assert not in_background
 
 
@@ -142,12 +127,13 @@ def test_a_gradient_that_cannot_be_written_is_replaced_in_the_last_step(comm):
     model = with_grads(w=np.full(9, comm.rank, "f4"))
     own = model["w"].grad
     own.flags.writeable = False
-    mean = comm.start_mean()
-    mean.add(model)
-    mean.agree()
-    mean.reduce()
+    reducer = comm.make_reducer()
+    reducer.add(model)
+    reducer.agree()
+    work = reducer.start()
+    work.wait()
     assert model["w"].grad is own
-    mean.assign()
+    work.assign()
     np.testing.assert_array_equal(own, comm.rank)
     np.testing.assert_array_equal(model["w"].grad, (comm.size - 1) / 2)
 
@@ -167,7 +153,7 @@ def test_a_method_in_the_place_of_ours_takes_the_means(comm, monkeypatch):
     with create_communicator("flat", comm.mpi_comm, allreduce_grad_dtype="float16") as other:
         monkeypatch.setattr(comm, "multi_node_mean_grad", other.multi_node_mean_grad)
         model = with_grads(w=np.full(9, 0.1 + comm.rank, "f4"))
-        finish(comm.start_mean(zero_fill=True), model)
+        finish(comm.make_reducer(zero_fill=True), model)
         found = model["w"].grad
         np.testing.assert_array_equal(found, found.astype("f2"))
 
@@ -178,44 +164,25 @@ def test_payloads_come_back_in_rank_order(comm):
     for least in (0, 5, 65 - comm.size):
         payloads = [bytes([65 + rank]) * (least + rank) for rank in range(comm.size)]
         buckets = buckets_of(comm.rank, missing)
-        mean = comm.start_mean(zero_fill=True)
-        assert finish(mean, *buckets, payload=payloads[comm.rank]) == payloads
+        reducer = comm.make_reducer(zero_fill=True)
+        assert finish(reducer, *buckets, payload=payloads[comm.rank]) == payloads
     assert bits(*buckets) == expected(comm, missing, zero_fill=True)
 
 
 @with_third_party
 def test_a_rank_without_gradients_is_known_to_all(comm):
     for without in range(comm.size), [comm.size - 1]:
-        mean = comm.start_mean()
+        reducer = comm.make_reducer()
         if comm.rank not in without:
-            mean.add(with_grads(w=np.ones(3)))
-        assert mean.agree(payload=b"equal") == [b"equal"] * comm.size
-        assert not mean.complete
+            reducer.add(with_grads(w=np.ones(3)))
+        assert reducer.agree(payload=b"equal") == [b"equal"] * comm.size
+        assert not reducer.complete
         if len(without) < comm.size:
             with pytest.raises(RankMismatchError, match=r"gradients: .*none on rank"):
-                mean.reduce()
+                reducer.start()
         else:  # nothing is to be taken
-            mean.reduce()
+            take(reducer)
     check_mean(comm)
-
-
-@several_ranks
-@pytest.mark.parametrize("agree_again", [True, False])
-def test_more_buckets_may_follow_one_whose_gradients_were_missing_differently(comm, agree_again):
-    size = comm.size
-    for_all = [Param(np.zeros(3), np.full(3, float(rank))) for rank in range(size)]
-    for_all[comm.rank].grad = None
-    first, second = Model(w=for_all[0], x=for_all[1]), with_grads(y=np.full(2, float(comm.rank)))
-    mean = comm.start_mean(zero_fill=True)
-    finish(mean, first)
-    mean.add(second)
-    if agree_again:
-        mean.agree()
-    mean.reduce()
-    mean.assign()
-    np.testing.assert_allclose(second["y"].grad, (size - 1) / 2)
-    for number, param in enumerate(for_all[:2]):
-        np.testing.assert_allclose(param.grad, number * (size - 1) / size)
 
 
 @pytest.mark.sizes(2)
@@ -248,11 +215,11 @@ def test_two_threads_may_take_their_first_means_at_once(world):
 def test_gradients_that_differ_are_told_on_all(comm, through, name, param, told):
     last = comm.rank == comm.size - 1
     with comm.split(0, comm.rank) as channel:
-        mean = comm.start_mean(through=channel if through else None)
-        mean.add(with_grads(first=np.ones(2, "f4")))
-        mean.add(Model(**{name: param}) if last else with_grads(w=np.ones(3, "f4")))
+        reducer = comm.make_reducer(channel=channel if through else None)
+        reducer.add(with_grads(first=np.ones(2, "f4")))
+        reducer.add(Model(**{name: param}) if last else with_grads(w=np.ones(3, "f4")))
         with pytest.raises(RankMismatchError, match=rf"/w float32 \(3,\) on rank.*; {told} on"):
-            mean.agree()
+            reducer.agree()
         check_mean(comm)
         check_mean(channel)
 
@@ -263,10 +230,10 @@ def test_operations_and_signatures_that_differ_are_told_on_all(comm):
     last = comm.rank == comm.size - 1
     model = with_grads(w=np.full(9, comm.rank, "f4"))
     for entry in "operation", "step":
-        mean = comm.start_mean(operation=f"save {last and entry == 'operation'}")
-        mean.add(model)
+        reducer = comm.make_reducer(operation=f"save {last and entry == 'operation'}")
+        reducer.add(model)
         with pytest.raises(RankMismatchError, match=f"ranks disagree on {entry}: "):
-            mean.agree((("step", 3 + (last and entry == "step")),))
+            reducer.agree((("step", 3 + (last and entry == "step")),))
     np.testing.assert_array_equal(model["w"].grad, comm.rank)
     check_mean(comm)
 
@@ -279,7 +246,7 @@ def test_operations_and_signatures_that_differ_are_told_on_all(comm):
 def test_missing_gradients_stay_so_or_count_as_zeros(comm, on_all, on_one, zero_fill):
     missing = on_all + on_one[comm.rank % 3 :][:1]
     buckets = buckets_of(comm.rank, missing)
-    finish(comm.start_mean(zero_fill), *buckets)
+    finish(comm.make_reducer(zero_fill), *buckets)
     found = bits(*buckets)
     assert found == expected(comm, missing, zero_fill)
     if not (zero_fill and isinstance(comm, PlainCommunicator)):  # which can't ask the others
@@ -298,7 +265,7 @@ def test_gradients_that_all_ranks_lack_take_no_agreement_more(name):
                 for each in missing:
                     model[each].grad = None
                 calls.clear()
-                finish(comm.start_mean(zero_fill=True), model, payload=payload)
+                finish(comm.make_reducer(zero_fill=True), model, payload=payload)
             return sum(call.is_agreement for call in calls)
 
         for payload in b"equal", bytes([comm.rank]):
@@ -315,18 +282,19 @@ def test_planned_buckets_are_reduced_in_a_thread_as_they_come(comm, on_all, on_o
             buckets = buckets_of(comm.rank, missing)
             params = whole(buckets).params
             own = {name: param.grad for name, param in params.items()}
-            mean = comm.start_mean(on_one != "", through=channel)
-            reduced = thread.submit(mean.reduce_planned, len(buckets))
+            reducer = comm.make_reducer(on_one != "", channel=channel)
+            work = reducer.start(planned=len(buckets))
+            reduced = thread.submit(work.wait)
             for number, bucket in enumerate(buckets):
                 if number in (0, 3):  # the thread waits meanwhile
                     check_mean(comm)
-                mean.add(bucket, planned=True)
+                reducer.add(bucket, planned=True)
             payloads = [bytes([rank]) for rank in range(comm.size)]
-            assert mean.agree(payload=payloads[comm.rank]) == payloads
+            assert reducer.agree(payload=payloads[comm.rank]) == payloads
             reduced.result()
             assert bits(*buckets) == bits(*buckets_of(comm.rank, missing))
             assert all(param.grad is own[name] for name, param in params.items())
-            mean.assign()
+            work.assign()
             assert bits(*buckets) == expected(comm, missing, on_one != "")
             kept = [name for name in own if own[name] is not None]
             assert not any(np.shares_memory(params[name].grad, own[name]) for name in kept)
@@ -338,12 +306,13 @@ def test_planned_gradients_that_one_rank_lacks_are_told_on_all_without_zero_fill
     """They travelled as zeros, but no parameter gets the means."""
     buckets = buckets_of(comm.rank, missing := "" if comm.rank else "e")
     with comm.split(0, comm.rank) as channel, ThreadPoolExecutor(1) as thread:
-        mean = comm.start_mean(through=channel)
-        reduced = thread.submit(mean.reduce_planned, len(buckets))
+        reducer = comm.make_reducer(channel=channel)
+        work = reducer.start(planned=len(buckets))
+        reduced = thread.submit(work.wait)
         for bucket in buckets:
-            mean.add(bucket, planned=True)
+            reducer.add(bucket, planned=True)
         with pytest.raises(RankMismatchError, match=r"/e .* no gradient on rank 0"):
-            mean.agree()
+            reducer.agree()
         reduced.result()
         assert bits(*buckets) == bits(*buckets_of(comm.rank, missing))
         check_mean(comm)
@@ -354,14 +323,15 @@ def test_planned_gradients_that_one_rank_lacks_are_told_on_all_without_zero_fill
 def test_what_is_not_planned_goes_through_another_communicator_too(comm):
     buckets = buckets_of(comm.rank, missing := "ceb"[comm.rank % 3])
     with comm.split(0, comm.rank) as channel, ThreadPoolExecutor(1) as thread:
-        mean = comm.start_mean(zero_fill=True, through=channel)
+        reducer = comm.make_reducer(zero_fill=True, channel=channel)
         for bucket in buckets:
-            mean.add(bucket)
-        mean.agree()
-        reduced = thread.submit(mean.reduce)
+            reducer.add(bucket)
+        reducer.agree()
+        work = reducer.start()
+        reduced = thread.submit(work.wait)
         check_mean(comm)
         reduced.result()
-        mean.assign()
+        work.assign()
     assert bits(*buckets) == expected(comm, missing, zero_fill=True)
 
 
@@ -371,14 +341,14 @@ def test_nothing_is_planned_without_another_communicator_or_on_a_third_partys(co
     third_party = isinstance(comm, PlainCommunicator)
     told = "PlainCommunicator takes no plans" if third_party else "through another communicator"
     with comm.split(0, comm.rank) as channel:
-        mean = comm.start_mean(through=channel if third_party else None)
-        assert mean.takes_plans != third_party
+        reducer = comm.make_reducer(channel=channel if third_party else None)
+        assert reducer.takes_plans != third_party
         with pytest.raises(NotImplementedError, match=told):
-            mean.add(model, planned=True)
+            reducer.add(model, planned=True)
         if third_party:
             with pytest.raises(NotImplementedError, match=told):
-                mean.reduce_planned(1)
-        finish(mean, model)
+                reducer.start(planned=1)
+        finish(reducer, model)
     np.testing.assert_array_equal(model["w"].grad, (comm.size - 1) / 2)
 
 
@@ -392,10 +362,10 @@ def test_what_is_no_float_gradient_is_told_on_all(comm, through, number):
     if wrong:
         buckets[number] = with_grads(w=np.ones(3, "i4"))
     with comm.split(0, comm.rank) as channel:
-        mean = comm.start_mean(through=channel if through else None)
+        reducer = comm.make_reducer(channel=channel if through else None)
         error = TypeError if wrong else PeerError
         with pytest.raises(error, match=r"rank 1: .*/w has dtype int32") as caught:
-            finish(mean, *buckets)
+            finish(reducer, *buckets)
         assert any(entry.name == ("add" if wrong else "agree") for entry in caught.traceback)
         check_mean(comm)
         check_mean(channel)

@@ -1,4 +1,4 @@
-"""One rank's gradients in one call: what must be equal on all ranks, and what moves."""
+"""One rank's gradients in a bucket: what must be equal on all ranks, and what moves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -21,45 +21,40 @@ from . import parameters
 NOT_INITIALISED = "not initialised (bcast_data would bring it)"
 
 
-class GradientSignature(tuple[tuple[Any, ...], ...]):
+@dataclass(frozen=True, eq=False)
+class GradientSignature:
     """What must be equal on all ranks: settings, and each gradient's name, dtype and shape.
 
     They are the entries of a handshake's signature, in the order of the parameters' names. Dtype
     and shape of a missing gradient are its parameter's.
     """
 
-    def __hash__(self) -> int:
-        return self._hash
-
-    @cached_property
-    def _hash(self) -> int:  # needed in every call, and slow for many parameters
-        return super().__hash__()
-
-    @cached_property
-    def digest(self) -> bytes:
-        """Bytes that are equal where signatures are."""
-        return digest_of(self)
-
-    @cached_property
-    def nbytes(self) -> int:
-        """Bytes of all gradients."""
-        found = [entry[2:4] for entry in self if entry[0] == "parameter" and len(entry) > 3]
-        return sum(dtype.itemsize * math.prod(shape) for dtype, shape in found)
+    entries: tuple[tuple[Any, ...], ...]
+    digest: bytes  # equal where entries are
+    nbytes: int  # of all gradients
 
 
-# As for `_fast_path`: of each update of a loop the buckets are those of the one before.
+# The digest, which a handshake needs, takes a millisecond of 161 gradients.
+@lru_cache(maxsize=256)
+def _signature_of(entries: tuple[tuple[Any, ...], ...]) -> GradientSignature:
+    specs = [entry[2:4] for entry in entries if entry[0] == "parameter" and len(entry) > 3]
+    nbytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in specs)
+    return GradientSignature(entries, digest_of(entries), nbytes)
+
+
+# As for `_plain`: of each update of a loop the buckets are those of the one before.
 @lru_cache(maxsize=8)
 def joined(signatures: tuple[GradientSignature, ...]) -> GradientSignature:
-    """Return the signature that the gradients of several calls would have in one."""
-    entries = list(dict.fromkeys(entry for signature in signatures for entry in signature))
+    """Return the signature that the gradients of several buckets would have in one."""
+    entries = list(dict.fromkeys(entry for each in signatures for entry in each.entries))
     named = [entry for entry in entries if entry[0] == "parameter"]
     common = entries[: entries.index(named[0])] if named else entries
-    return GradientSignature([*common, *sorted(named, key=operator.itemgetter(1))])
+    return _signature_of((*common, *sorted(named, key=operator.itemgetter(1))))
 
 
 @dataclass
-class GradientCall:
-    """One rank's part of a call, in the order of the parameters' names."""
+class Bucket:
+    """One rank's gradients, in the order of the parameters' names."""
 
     params: list[Any]
     grads: list[Any]  # None where there is none
@@ -77,15 +72,27 @@ class GradientCall:
         """Whether the first parameter is on a GPU; where it was planned, all are."""
         return devices.on_gpu(self.params[0].data)
 
-    def arrays(self) -> tuple[list[Any], list[Any]]:
-        """Return what travels, and where its means go."""
-        if self.complete:
-            return self.grads, self.targets
-        present = [index for index, grad in enumerate(self.grads) if grad is not None]
-        sources, targets = ([each[i] for i in present] for each in (self.grads, self.targets))
-        return sources, sources if self.targets is self.grads else targets
+    def operands(
+        self, settings: Settings, in_memory: bool, size: int
+    ) -> list[tuple[bool, Operand]]:
+        """Return what ``size`` ranks sum in host memory and on GPUs, and which of them it is."""
+        sources, targets = self.grads, self.targets
+        if not self.complete:
+            present = [index for index, grad in enumerate(self.grads) if grad is not None]
+            sources, targets = ([each[i] for i in present] for each in (sources, targets))
+        if self.wire_dtypes:
+            return [(False, Operand(sources, targets, self.wire_dtypes, size))]
+        found = []
+        for on_gpu in (False, True):
+            members = [i for i, grad in enumerate(sources) if devices.on_gpu(grad) == on_gpu]
+            chosen, into = [sources[i] for i in members], [targets[i] for i in members]
+            dtypes = [grad.dtype for grad in chosen]
+            wire_dtypes = wire_dtypes_of(dtypes, settings, in_memory, on_gpu)
+            if members:
+                found.append((on_gpu, Operand(chosen, into, wire_dtypes, size)))
+        return found
 
-    def operand(self, settings: Settings, in_memory: bool, size: int) -> Operand:
+    def planned_operand(self, settings: Settings, in_memory: bool, size: int) -> Operand:
         """Return what ``size`` ranks sum if it was planned, zeros included; means are new arrays.
 
         On a GPU what follows on the current stream comes after the gradients.
@@ -112,16 +119,34 @@ class GradientCall:
             self.targets = [devices.empty_like(data) for data in like]
         return Operand(sources, self.targets, wire_dtypes, size, flat=flat)
 
+    def add_zeros(self, present: np.ndarray) -> None:
+        """Let zeros travel for each gradient that is missing here and ``present`` somewhere."""
+        self.wire_dtypes = None
+        for index, (param, grad) in enumerate(zip(self.params, self.grads, strict=True)):
+            if grad is None and present[index] and param.data is not None:
+                self.grads[index] = self.targets[index] = devices.zeros_like(param.data)
 
-def call_of(
+    def assign(self, present: np.ndarray | None) -> None:
+        """Give parameters their means; ``present``, if given, says which some rank has."""
+        if self.targets is self.grads and self.complete:
+            return
+        for index, (param, target) in enumerate(zip(self.params, self.targets, strict=True)):
+            is_mean = self.grads[index] is not None or (
+                self.planned and present is not None and present[index]
+            )
+            if is_mean and param.grad is not target:
+                param.grad = target
+
+
+def bucket_of(
     model: Any,
     rank: int,
     zero_fill: bool,
     settings: Settings,
     in_memory: bool,
     planned: bool = False,
-) -> GradientCall:
-    """Return the call for the model's present gradients.
+) -> Bucket:
+    """Return the bucket of the model's present gradients.
 
     ``in_memory`` says whether gradients in host memory go through no network.
 
@@ -131,23 +156,21 @@ def call_of(
     """
     names, params = parameters.names_and_params(model, rank)
     grads = [param.grad for param in params]
-    fast = None
+    known, complete = None, True
     if set(map(type, grads)) <= {np.ndarray}:
         specs = tuple([(grad.dtype, grad.shape, grad.flags.num) for grad in grads])
-        fast = _fast_path(settings, zero_fill, in_memory, names, specs)
-    if fast is not None:
-        apart = fast.own_memory and len(set(map(id, grads))) == len(grads)
-        targets = [] if planned else grads if apart else _targets(grads)
-        return GradientCall(params, grads, targets, fast.signature, True, fast.wire_dtypes, planned)
-    named = list(zip(names, params, strict=True))
-    signature = _checked_signature(named, grads, rank, zero_fill, settings)
-    present = [grad for grad in grads if grad is not None]
-    wire_dtypes = None
-    if set(map(type, present)) <= {np.ndarray}:
-        wire_dtypes = wire_dtypes_of([grad.dtype for grad in present], settings, in_memory)
-    targets = [] if planned else _targets(grads)
-    complete = len(present) == len(grads)
-    return GradientCall(params, grads, targets, signature, complete, wire_dtypes, planned)
+        known = _plain(settings, zero_fill, in_memory, names, specs)
+    if known is None:
+        named = list(zip(names, params, strict=True))
+        signature = _checked_signature(named, grads, rank, zero_fill, settings)
+        present = [grad for grad in grads if grad is not None]
+        complete, wire_dtypes = len(present) == len(grads), None
+        if set(map(type, present)) <= {np.ndarray}:
+            wire_dtypes = wire_dtypes_of([grad.dtype for grad in present], settings, in_memory)
+        known = _Known(signature, wire_dtypes, False)
+    is_apart = known.own_memory and len(set(map(id, grads))) == len(grads)
+    targets = [] if planned else grads if is_apart else _targets(grads)
+    return Bucket(params, grads, targets, known.signature, complete, known.wire_dtypes, planned)
 
 
 def _checked_signature(
@@ -177,43 +200,36 @@ def _checked_signature(
         where = ("on a GPU",) if devices.on_gpu(like) else ()
         missing = ("no gradient",) if grad is None and not zero_fill else ()
         entries.append(("parameter", name, like.dtype, like.shape, *where, *missing))
-    return _signature(tuple(entries))
+    return _signature_of(tuple(entries))
 
 
-# As for `_fast_path`: the digest, which a handshake needs, takes a millisecond of 161 gradients.
-@lru_cache(maxsize=256)
-def _signature(entries: tuple[tuple[Any, ...], ...]) -> GradientSignature:
-    return GradientSignature(entries)
-
-
-class _FastPath(NamedTuple):
-    """What follows from the specs of gradients that all are NumPy arrays of real floats."""
+class _Known(NamedTuple):
+    """What follows from the specs of gradients."""
 
     signature: GradientSignature
-    wire_dtypes: Sequence[np.dtype]
+    wire_dtypes: Sequence[np.dtype] | None
     own_memory: bool  # each owns its memory, and a result may be written there
 
 
-# Loops repeat few different calls; computing this again would take as long as summing the gradients
-# of a small model.
+# Loops repeat few different buckets; computing this again would take as long as summing the
+# gradients of a small model.
 @lru_cache(maxsize=256)
-def _fast_path(
+def _plain(
     settings: Settings,
     zero_fill: bool,
     in_memory: bool,
     names: tuple[str, ...],
     specs: tuple[tuple[np.dtype, tuple[int, ...], int], ...],
-) -> _FastPath | None:
-    """Return the fast path for these dtypes, shapes and flags; None where a dtype isn't real."""
+) -> _Known | None:
+    """Return it of NumPy arrays with these dtypes, shapes and flags; None where one isn't real."""
     dtypes = tuple([dtype for dtype, _, _ in specs])
     if any(dtype.kind != "f" for dtype in dtypes):
         return None
     entries = _common_entries(settings, zero_fill)
     entries += [("parameter", name, *spec[:2]) for name, spec in zip(names, specs, strict=True)]
-    signature = GradientSignature(entries)
     own_memory = parameters.OWN_MEMORY
     own = all(flags & own_memory == own_memory for _, _, flags in specs)
-    return _FastPath(signature, wire_dtypes_of(dtypes, settings, in_memory), own)
+    return _Known(_signature_of(tuple(entries)), wire_dtypes_of(dtypes, settings, in_memory), own)
 
 
 def wire_dtypes_of(

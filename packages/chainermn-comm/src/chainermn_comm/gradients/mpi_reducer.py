@@ -1,0 +1,222 @@
+"""Means of a model's gradients over the ranks of MPI communicators."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from .. import devices
+from ..allreduce import AlgorithmCache, Operand
+from ..config import Settings
+from ..errors import now, raise_mismatch, share_failure, view_of
+from ..messaging import ProcessGroup
+from ..reducer import Reducer
+from .bucket import Bucket, GradientSignature, bucket_of, joined
+
+OPERATION, DESCRIPTION = "allreduce_grad", "a mean of gradients"
+# What a rank sends to the others: the digest of its gradients' signature, and the length of the
+# caller's payload, which follows. If gradients are missing, a bit for each follows that.
+_HEAD = struct.Struct("<16sB")
+_NO_GRADIENTS = bytes(16)
+
+
+class MpiReducer(Reducer):
+    """A reducer on MPI communicators.
+
+    The first bucket is prepared as it is handed in, if it has not been planned: ``agree`` then also
+    serves as the barrier that an algorithm needs between packing and summing.
+    """
+
+    takes_plans = True
+    _finish_first: Callable[[], None] | None = None  # once it is prepared
+    # By bucket: which gradients some rank has; empty where no rank needs zeros.
+    _present: Sequence[np.ndarray] = ()
+    _handed_in: list[bool] = [False]  # noqa: RUF012  (replaced, never changed)
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        channel: ProcessGroup,
+        algorithms: AlgorithmCache,
+        settings: Settings,
+        zero_fill: bool = False,
+        operation: str = OPERATION,
+    ) -> None:
+        """Agree on ``group``; move data on ``channel``, to which the algorithms belong."""
+        self._group, self._data_group, self._algorithms = group, channel, algorithms
+        self._settings, self._zero_fill, self._operation = settings, zero_fill, operation
+        self._rank, self._is_apart = group.rank, channel is not group
+        self._buckets: list[Bucket] = []
+        if self._is_apart:
+            self._planned: SimpleQueue[Bucket] = SimpleQueue()
+
+    def add(self, bucket: Any, planned: bool = False) -> None:
+        group, told = self._group, f"rank {self._rank}: {self._operation}"
+        if planned:
+            self._check_plan()
+        try:
+            zero_fill, in_memory = bool(self._zero_fill), self._algorithms.stays_in_memory
+            own = bucket_of(bucket, self._rank, zero_fill, self._settings, in_memory, planned)
+            # What moves elsewhere needs a barrier there.
+            if not (self._buckets or planned or self._is_apart):
+                self._prepare(own)
+        except BaseException as caught:
+            error = devices.translate(caught, told)
+            try:
+                if not planned:  # else the caller is somewhere in backward, and reports it itself
+                    with group.in_step(DESCRIPTION):
+                        share_failure(group.handshake, self._operation, error)
+                if error is not caught:
+                    raise error from caught
+                raise
+            finally:
+                group.handshake.leave()
+                del error  # its traceback refers to this frame: a cycle would keep the gradients
+        self._buckets.append(own)
+        if planned:
+            try:
+                if own.on_gpu:
+                    with (
+                        devices.translated_errors(told),
+                        devices.using_device_of(own.params[0].data),
+                    ):
+                        own.ready = devices.recorded_event()
+            finally:  # all ranks wait for this bucket
+                self._planned.put(own)
+
+    def _check_plan(self) -> None:
+        if not self._is_apart:
+            raise NotImplementedError(
+                "what is planned goes through another communicator: make_reducer(channel=...)"
+            )
+
+    def _prepare(self, bucket: Bucket) -> None:
+        """Do what needs no other rank, where one algorithm, which exists, takes all gradients."""
+        operands = self._operands(bucket)
+        if len(operands) == 1:
+            on_gpu, operand = operands[0]
+            algorithm = self._algorithms.made.get(on_gpu)
+            if algorithm is not None:
+                self._finish_first = algorithm.prepare(operand)
+
+    def _operands(self, bucket: Bucket) -> list[tuple[bool, Operand]]:
+        in_memory, size = self._algorithms.stays_in_memory, self._data_group.size
+        return bucket.operands(self._settings, in_memory, size)
+
+    def agree(self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b"") -> list[bytes]:
+        group, handshake, buckets = self._group, self._group.handshake, self._buckets
+        digest, nbytes, missing = _NO_GRADIENTS, 0, b""
+        self._present = ()
+        if buckets:
+            whole = self._signature()
+            digest, nbytes = whole.digest, whole.nbytes
+            if not all([bucket.complete for bucket in buckets]):
+                bits = [grad is None for bucket in buckets for grad in bucket.grads]
+                missing = np.packbits(bits).tobytes()
+        own = _HEAD.pack(digest, len(payload)) + payload + missing
+        since = now()
+        try:
+            rows = handshake(self._operation, signature, own, nbytes, typed=True)
+            if rows.count(own) == len(rows):  # nearly always
+                self._handed_in = [bool(buckets)]
+                payloads = [payload] * len(rows)
+            else:
+                payloads = self._compare(rows)
+        except BaseException as error:
+            handshake.leave()
+            group.interrupt(DESCRIPTION, error, since)
+            raise
+        if self._is_apart or not all(self._handed_in):
+            handshake.leave()
+        return payloads
+
+    def _signature(self) -> GradientSignature:
+        """Return the signature of all gradients, which doesn't show how they were handed in."""
+        if len(self._buckets) == 1:
+            return self._buckets[0].signature
+        return joined(tuple([bucket.signature for bucket in self._buckets]))
+
+    def _compare(self, rows: list[bytes]) -> list[bytes]:
+        """Return the payloads; raise if gradients differ, and find out where zeros are needed."""
+        digests = [row[: len(_NO_GRADIENTS)] for row in rows]
+        self._handed_in = [digest != _NO_GRADIENTS for digest in digests]
+        if self.complete and len(set(digests)) > 1:
+            view = view_of(self._operation, self._signature().entries)
+            views = self._group.comm.allgather(view)
+            raise_mismatch(self._operation, self._rank, views)
+        ends = [_HEAD.size + _HEAD.unpack_from(row)[1] for row in rows]
+        tails = [row[end:] for row, end in zip(rows, ends, strict=True)]
+        if self.complete and any(tails) and len(set(tails)) > 1:
+            counts = [len(bucket.grads) for bucket in self._buckets]
+            present = np.ones(sum(counts), bool)
+            if all(tails):  # a rank that has all gradients sends none
+                bits = [np.frombuffer(tail, np.uint8) for tail in tails]
+                present = ~np.all(
+                    [np.unpackbits(each, count=len(present)) for each in bits], axis=0
+                )
+            self._present = np.split(present, np.cumsum(counts)[:-1])
+        return [row[_HEAD.size : end] for row, end in zip(rows, ends, strict=True)]
+
+    def _take(self, planned: int) -> None:
+        group, handshake = self._data_group, self._data_group.handshake
+        told = f"rank {self._rank}: {OPERATION}"
+        try:
+            with group.in_step(DESCRIPTION):
+                if planned:
+                    with devices.translated_errors(told):
+                        self._take_planned(planned)
+                    return
+                for number, bucket in enumerate(self._buckets):
+                    if self._is_apart:
+                        handshake.begin(OPERATION, bucket.signature.nbytes)
+                    if number < len(self._present):
+                        add_zeros = partial(bucket.add_zeros, self._present[number])
+                        group.run_on_all_ranks(OPERATION, add_zeros, "zeros")
+                    elif number == 0 and self._finish_first is not None:
+                        self._finish_first()
+                        continue
+                    for on_gpu, operand in self._operands(bucket):
+                        self._algorithms.get(on_gpu).allreduce(operand)
+        finally:
+            handshake.leave()
+
+    def _take_planned(self, left: int) -> None:
+        """Take the means of that many buckets as they come (collective)."""
+        algorithms, size = self._algorithms, self._data_group.size
+        first = [self._planned.get()]
+        on_gpu = first[0].on_gpu
+
+        def next_operand(wait: bool) -> Operand | None:
+            nonlocal left
+            if not left:
+                return None
+            try:
+                bucket = first.pop() if first else self._planned.get(wait)
+            except Empty:
+                return None
+            left -= 1
+            return bucket.planned_operand(self._settings, algorithms.stays_in_memory, size)
+
+        algorithm = algorithms.get(on_gpu)
+        if not on_gpu:  # else each bucket is a call
+            self._data_group.handshake.begin(OPERATION)
+        algorithm.stream(next_operand)
+
+    def _assign(self) -> None:
+        for number, bucket in enumerate(self._buckets):
+            bucket.assign(self._present[number] if number < len(self._present) else None)
+
+
+def mean_gradients(group: ProcessGroup, reducer: Reducer, model: Any) -> None:
+    """Replace each gradient of the model by its mean over ranks (collective)."""
+    with group.in_step(DESCRIPTION):
+        reducer.add(model)
+        reducer.agree()
+        work = reducer.start()
+        work.wait()
+    work.assign()

@@ -1,0 +1,166 @@
+"""Means of gradients in steps: a reducer takes buckets, and gives back the work of their means."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from .errors import raise_mismatch, view_of
+
+# Work that another thread does, from its start until the main one's stream waits for it. So all
+# ranks have the same here in the same call.
+in_background: weakref.WeakSet[Work] = weakref.WeakSet()
+
+
+class Work:
+    """Means that are to be taken, and then given to parameters; made by :meth:`Reducer.start`."""
+
+    def __init__(
+        self, take: Callable[[], None], give: Callable[[], None], is_in_background: bool
+    ) -> None:
+        """Do nothing yet, and raise nothing (not collective).
+
+        :meth:`wait` calls ``take``, and :meth:`assign` ``give``; ``is_in_background``, another
+        thread waits.
+        """
+        self._take, self._give = take, give
+        if is_in_background:
+            in_background.add(self)
+
+    def wait(self) -> None:
+        """Take the means (collective), in whichever thread uses the communicator of the data.
+
+        On GPUs that is done in the order of the current stream. It raises what
+        :meth:`CommunicatorBase.multi_node_mean_grad` raises where ranks could not compare gradients
+        before.
+        """
+        self._take()
+
+    def assign(self) -> None:
+        """Give parameters their means, for which :meth:`wait` has returned.
+
+        Not collective; it raises nothing of its own.
+        """
+        self.leave_background()
+        self._give()
+
+    def leave_background(self) -> None:
+        """Say, in the main thread, that no work of another one is ahead of its stream any more.
+
+        Not collective; it raises nothing.
+        """
+        # Another thread may only have enqueued it: then it stays until nobody holds it.
+        if threading.current_thread() is threading.main_thread():
+            in_background.discard(self)
+
+
+class Reducer:
+    """One mean of gradients over the ranks of a communicator.
+
+    Buckets of gradients are handed in (:meth:`add`; the whole model is one bucket), ranks agree
+    (:meth:`agree`), and the means are taken by the work that :meth:`start` returns. Work for a plan
+    may start before. ``agree`` and the work are collective.
+
+    Made by :meth:`CommunicatorBase.make_reducer`. This class does what public methods of any
+    communicator can: the means are those of ``multi_node_mean_grad``.
+    """
+
+    #: Whether buckets can be planned.
+    takes_plans = False
+
+    def __init__(
+        self, communicator: Any, zero_fill: bool, operation: str, channel: Any = None
+    ) -> None:
+        """Begin without gradients; ``communicator`` is that whose ranks agree.
+
+        ``zero_fill``, ``operation`` and ``channel`` are as for
+        :meth:`CommunicatorBase.make_reducer`. Not collective; it raises nothing.
+        """
+        self._communicator, self._rank = communicator, communicator.rank
+        self._operation, self._zero_fill = operation, zero_fill
+        self._channel, self._is_apart = channel or communicator, channel is not None
+        self._models: list[Any] = []
+        self._handed_in = [False]  # by rank, once ranks have agreed
+
+    @property
+    def complete(self) -> bool:
+        """Whether every rank had handed in gradients when ranks agreed (not collective)."""
+        return all(self._handed_in)
+
+    def add(self, bucket: Any, planned: bool = False) -> None:
+        """Hand in a bucket, whose gradients stay as they are until their means are taken.
+
+        Not collective, but all ranks hand in the same buckets in the same order.
+
+        Args:
+            bucket: a model as for :meth:`CommunicatorBase.allreduce_grad`.
+            planned: whether all ranks know already that this bucket comes, of arrays like the
+                parameters' own, all NumPy's or all of one GPU. What is missing here travels as
+                zeros, and the means go to new memory.
+
+        Raises:
+            NotImplementedError: ``planned``, on a communicator that can't, or without a channel.
+            TypeError, CommunicationError: a gradient is no array of floats; CUDA fails. PeerError
+                on the ranks that agree, unless it is ``planned``: the caller notifies those.
+        """
+        if planned:
+            self._check_plan()
+        self._models.append(bucket)
+
+    def agree(self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b"") -> list[bytes]:
+        """Exchange payloads and check that all ranks mean the same gradients (collective).
+
+        That is one handshake of the operation. A rank may have handed in nothing: no means can be
+        taken then, see ``complete``.
+
+        Args:
+            signature: what else must be equal on all ranks, as for
+                :meth:`CommunicatorBase.handshake`.
+            payload: bytes for the other ranks, 64 at most.
+
+        Returns:
+            Every rank's payload, in rank order, on every rank.
+
+        Raises:
+            RankMismatchError: on all ranks, when operations, signatures or gradients differ.
+            PeerError: another rank raised an error instead of agreeing.
+        """
+        payload = bytes([len(self._models) > 0]) + payload
+        rows = self._communicator.handshake(self._operation, signature, payload=payload)
+        self._handed_in = [row[0] > 0 for row in rows]
+        return [row[1:] for row in rows]
+
+    def start(self, planned: int = 0) -> Work:
+        """Return the work of the means of what was handed in, once for each reducer.
+
+        Not collective, but all ranks call it; with a channel, the work may be another thread's.
+
+        Args:
+            planned: how many buckets are planned, the same on all ranks; 0 if none is. Their work
+                takes means while they are handed in, before or after ranks agree, and every rank
+                must hand in all of them. On GPUs it waits for gradients by itself.
+
+        Raises:
+            NotImplementedError: as :meth:`add` does.
+            RankMismatchError: on all ranks, when only some had handed in gradients.
+        """
+        if planned:
+            self._check_plan()
+        elif any(self._handed_in) and not self.complete:
+            texts = ["handed in" if each else "none" for each in self._handed_in]
+            views = [view_of(self._operation, [("gradients", text)]) for text in texts]
+            raise_mismatch(self._operation, self._rank, views)
+        return Work(partial(self._take, planned), self._assign, self._is_apart)
+
+    def _check_plan(self) -> None:
+        raise NotImplementedError(f"{type(self._communicator).__name__} takes no plans")
+
+    def _take(self, planned: int) -> None:
+        for model in self._models:
+            self._channel.multi_node_mean_grad(model, self._zero_fill)
+
+    def _assign(self) -> None:
+        pass  # they have their means already
