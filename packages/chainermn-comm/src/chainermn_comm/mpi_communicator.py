@@ -53,9 +53,8 @@ class MpiCommunicator(CommunicatorBase):
 
     Made by :func:`chainermn_comm.create_communicator`, or by its class, which raises the same.
     Where a subclass defines ``multi_node_mean_grad`` or ``allreduce_grad``, optimizers call that.
-    Its settings (:meth:`set_config`) are ``allreduce_grad_dtype``, ``batched_copy``,
-    ``chunk_bytes`` and ``reduce_dtype``. Arrays received are new ones;
-    what a rank sends to itself is copied, except by ``bcast``, whose root gets its own array back.
+    Arrays received are new ones; what a rank sends to itself is copied, except by ``bcast``, whose
+    root gets its own array back.
     CuPy's arrays travel in the order of the current streams, and arrive on the receiver's current
     device. Where NCCL takes gradients, it also takes them (not ``send``'s), if those of all ranks
     are on GPUs and of dtypes that it sums as NumPy does; else they are copied through host memory,
@@ -376,25 +375,18 @@ class MpiCommunicator(CommunicatorBase):
         self._mean_grad(model, zero_fill)
 
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
-        """Replace each gradient by its mean over ranks (collective).
+        """Replace each gradient of a ``model`` by its mean over ranks (collective).
 
-        Every rank gets the same bits. A gradient that can't be written to, or shares memory
-        with another, is replaced by a new array. One that is missing (None) on all ranks stays
-        None. The memory that this takes doesn't depend on the model's size: up to 16 MiB a rank,
+        Gradients are real or complex floats, and every rank gets the same bits. One that can't be
+        written to, or shares memory with another, is replaced by a new array. With ``zero_fill``,
+        one that is missing (None) here and present elsewhere counts as zeros; without it that is an
+        error. One that is missing on all ranks stays None. RankMismatchError names the first
+        parameter that differs.
+
+        The memory that this takes doesn't depend on the model's size: up to 16 MiB a rank,
         kept from the first calls on, and on each node a window of 4 MiB for each rank and one more
         (8 MiB each, and 20 MiB, where there are other nodes). Each gradient that is replaced
         takes its new array and, where the old one isn't contiguous, a copy during the call.
-
-        Args:
-            model: anything with ``namedparams()``; each parameter's ``grad`` (real or complex
-                floats) is overwritten or replaced.
-            zero_fill: count a gradient that is missing here and present elsewhere as zeros;
-                without it such a difference is an error.
-
-        Raises:
-            RankMismatchError: on all ranks, naming the first parameter that differs in name,
-                shape, dtype or (without ``zero_fill``) presence of the gradient.
-            TypeError: ``model`` isn't as above; PeerError on the other ranks.
         """
         self._mean_grad(model, zero_fill)
 
@@ -426,17 +418,9 @@ class MpiCommunicator(CommunicatorBase):
 
     @observed
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:
-        """Return the mean of all ranks' arrays, on every rank (collective).
+        """Return the mean of all ranks' ``sendbuf``, which are of floats (collective).
 
-        Args:
-            sendbuf: a float array, or a tuple of them, of the same shape and dtype on all ranks;
-                None to overwrite ``recvbuf`` by its mean.
-            recvbuf: an array of that shape, into which the mean is written; None for a new array.
-
-        Raises:
-            RankMismatchError: on all ranks, when shapes or dtypes differ.
-            TypeError: it isn't a float array; PeerError on the other ranks.
-            ValueError: ``recvbuf`` doesn't fit; PeerError on the other ranks.
+        ``recvbuf`` is as the base takes it; if ``sendbuf`` is None, its mean overwrites it.
         """
         data = recvbuf if sendbuf is None else sendbuf
         return reduce_arrays(self._group, self._algorithms, data, mean=True, out=recvbuf)
@@ -444,7 +428,7 @@ class MpiCommunicator(CommunicatorBase):
     # Settings and end of life.
 
     def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
-        """Change a setting, on all ranks alike.
+        """Give the setting ``name`` a ``value`` (not collective), and raise as the base does.
 
         They are ``allreduce_grad_dtype``, ``batched_copy``, ``chunk_bytes`` and ``reduce_dtype``.
         The last two can't be changed any more once gradients have travelled. ``chunk_bytes`` is the
@@ -452,9 +436,6 @@ class MpiCommunicator(CommunicatorBase):
         for the default). With ``reduce_dtype`` float32, NCCL sums what travels in 16 bits in
         float32, and the mean is rounded once, before ranks get it; sums then are twice as many
         bytes. By default (None) it sums in 16 bits. On CPUs sums are in float32 anyway.
-
-        ValueError is raised unless there is a setting ``name`` that can have this ``value``. Not
-        collective.
         """
         settings = self._settings.changed(name, value)
         before = self._settings.chunk_bytes, self._settings.reduce_dtype
