@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import reduce, wraps
 from operator import add
@@ -127,7 +127,7 @@ class MpiCommunicator(CommunicatorBase):
         """
         own = mpi_comm.Dup()
         self._mpi_comm = mpi_comm
-        self._comms = (own, mpi_comm) if owns_mpi_comm else (own,)
+        self._comms = (mpi_comm, own) if owns_mpi_comm else (own,)
         self._factories = factories
         self._settings = settings
         self._process = os.getpid()
@@ -185,7 +185,6 @@ class MpiCommunicator(CommunicatorBase):
 
     @property
     def mpi_comm(self) -> MPI.Intracomm:
-        """The mpi4py communicator that this one was made from."""
         return self._mpi_comm
 
     @observed
@@ -211,17 +210,17 @@ class MpiCommunicator(CommunicatorBase):
     # Arrays.
 
     def send(self, data: Any, dest: int, tag: int = 0) -> None:
-        peer = self._peer(dest, tag, "dest", self._max_tag)
+        envelope = self._envelope(dest, tag, "dest", self._max_tag)
         try:
             message = messages.of_array(data, self._rank)
         except CommunicationError as error:  # of its GPU
-            self._send_error(error, peer)
+            self._send_error(error, envelope)
             raise
-        point_to_point.send("send", message, peer, self._observer)
+        point_to_point.send("send", message, envelope, self._observer)
 
     def recv(self, source: int, tag: int = 0) -> Any:
-        peer = self._peer(source, tag, "source", self._max_tag)
-        return point_to_point.recv("recv", messages.ARRAYS, peer, self._observer)[1]
+        envelope = self._envelope(source, tag, "source", self._max_tag)
+        return point_to_point.recv("recv", messages.ARRAYS, envelope, self._observer)[1]
 
     def send_with_metadata(
         self,
@@ -232,26 +231,26 @@ class MpiCommunicator(CommunicatorBase):
         label: str = "",
         message_id: int = 0,
     ) -> None:
-        if type(metadata) is not bytes or type(data) is not tuple or type(message_id) is not int:
+        is_plain = type(metadata) is bytes and type(data) is tuple and type(message_id) is int
+        if not is_plain or message_id.bit_length() > 63:
             check_metadata(metadata, data, message_id, self._rank)
             data = tuple(data)
-        peer = self._peer(dest, tag, "dest", self.reserved_tag)
+        envelope = self._envelope(dest, tag, "dest", self.reserved_tag)
         try:
             message = messages.with_metadata(data, self._rank)
-            point_to_point.send("send", message, peer, self._observer, label, metadata, message_id)
+            point_to_point.send(
+                "send", message, envelope, self._observer, label, metadata, message_id
+            )
         except CommunicationError as error:  # of its GPU
-            self._send_error(error, peer, label)
-            raise
-        except struct.error:
-            check_metadata(metadata, data, message_id, self._rank)
+            self._send_error(error, envelope, label)
             raise
 
     def recv_with_metadata(
         self, source: int, tag: int = 0, label: str = ""
     ) -> tuple[bytes, tuple[Any, ...], int]:
-        peer = self._peer(source, tag, "source", self.reserved_tag)
+        envelope = self._envelope(source, tag, "source", self.reserved_tag)
         return point_to_point.recv(
-            "recv", messages.ARRAYS_WITH_METADATA, peer, self._observer, label
+            "recv", messages.ARRAYS_WITH_METADATA, envelope, self._observer, label
         )
 
     @observed
@@ -317,8 +316,8 @@ class MpiCommunicator(CommunicatorBase):
     # Objects.
 
     def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
-        peer = self._peer(dest, tag, "dest", self._max_tag)
-        point_to_point.send("send_obj", messages.of_object(obj), peer, self._observer)
+        envelope = self._envelope(dest, tag, "dest", self._max_tag)
+        point_to_point.send("send_obj", messages.of_object(obj), envelope, self._observer)
 
     def recv_obj(self, source: int, tag: int = MPI.ANY_TAG) -> Any:
         """Receive the object that rank ``source`` sends with ``tag``, and raise as the base does.
@@ -326,10 +325,12 @@ class MpiCommunicator(CommunicatorBase):
         Without a ``tag`` it is the next message from there, which must be an object.
         """
         is_any = type(tag) is int and tag == MPI.ANY_TAG
-        peer = self._peer(source, 0 if is_any else tag, "source", self._max_tag)
+        envelope = self._envelope(source, 0 if is_any else tag, "source", self._max_tag)
         if is_any:
-            peer = point_to_point.wait_for_any_tag("recv_obj", peer, self._max_tag, self._observer)
-        return point_to_point.recv("recv_obj", messages.OBJECTS, peer, self._observer)[1]
+            envelope = point_to_point.wait_for_any_tag(
+                "recv_obj", envelope, self._max_tag, self._observer
+            )
+        return point_to_point.recv("recv_obj", messages.OBJECTS, envelope, self._observer)[1]
 
     @observed
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
@@ -474,16 +475,13 @@ class MpiCommunicator(CommunicatorBase):
         with group.in_step("finalize"):
             group.handshake("finalize")
             self._open_group = None
-            try:
-                try:
-                    self._algorithms.close()
-                finally:
-                    if group.device is not None:
-                        group.device.close()
-            finally:
+            with ExitStack() as stack:
+                stack.callback(self._observer.release)
                 for comm in self._comms:
-                    comm.Free()
-                self._observer.release()
+                    stack.callback(comm.Free)
+                if group.device is not None:
+                    stack.callback(group.device.close)
+                self._algorithms.close()
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         """Finalize (collective); after an exception, release only what needs no other rank.
@@ -529,14 +527,14 @@ class MpiCommunicator(CommunicatorBase):
         return None if stays else self._open_group
 
     def _send_error(
-        self, error: CommunicationError, peer: point_to_point.Peer, label: str = ""
+        self, error: CommunicationError, envelope: point_to_point.Envelope, label: str = ""
     ) -> None:
         """Send the reason why a message doesn't come to its receiver, which waits for it."""
         message = messages.of_error(error, self._rank)
-        point_to_point.send("send", message, peer, self._observer, label)
+        point_to_point.send("send", message, envelope, self._observer, label)
 
-    def _peer(self, rank: int, tag: int, name: str, max_tag: int) -> point_to_point.Peer:
-        """Return MPI's communicator, the other rank, and the tag of a message."""
+    def _envelope(self, rank: int, tag: int, name: str, max_tag: int) -> point_to_point.Envelope:
+        """Return the envelope of a message; raise unless there are such a rank and tag."""
         own, group = self._rank, self._open_group
         if group is None or self._interruptions or os.getpid() != self._process:
             group = self._group  # raises
