@@ -28,7 +28,7 @@ _PREFIX = struct.Struct("<QB")  # bytes of a rank's data, and where they lie
 # Some came from a GPU, and are in host memory now; they are still there; they could stay there.
 COPIED, STAYS, CAN_STAY = 1, 2, 4
 
-_NO_ROOT: Any = object()
+_NO_ROOT: Any = object()  # of an operation without a root
 
 Make: TypeAlias = Callable[[Sequence[Any], int, Takes | None], list[Message]]
 ByRank: TypeAlias = dict[int, Message]
@@ -60,11 +60,11 @@ def allgather(group: ProcessGroup, operation: str, value: Any, make: Make) -> li
     with group.in_step(operation):
         call = _Call(group, operation, make, lambda _: {group.rank: value}, _header_and_small_data)
         # Where the data of a small message begin in its payload.
-        starts = {
-            rank: len(each) - _size_of(each)
-            for rank, each in enumerate(call.payloads)
-            if _is_inline(each)
-        }
+        starts = {}
+        for rank, payload in enumerate(call.payloads):
+            nbytes, place = _PREFIX.unpack_from(payload)
+            if nbytes <= SMALL_BYTES and not place & STAYS:
+                starts[rank] = len(payload) - nbytes
         incoming = call.allocate(
             {rank: call.header(rank, starts.get(rank)) for rank in range(group.size)}
         )
@@ -165,6 +165,8 @@ class _Call:
         copied: whether some were copied from a GPU, here or elsewhere.
     """
 
+    __slots__ = ("backend", "copied", "group", "make", "operation", "outgoing", "payloads", "root")
+
     def __init__(
         self,
         group: ProcessGroup,
@@ -174,7 +176,11 @@ class _Call:
         describe: Callable[[Message], bytes] | None = None,
         root: Any = _NO_ROOT,
     ) -> None:
-        """Agree on the call (collective); ``values_of`` gets the checked root."""
+        """Agree on the call (collective).
+
+        ``values_of`` the checked root gives what this rank sends, by rank. Where that is one value,
+        the handshake can carry what ``describe`` makes of its message.
+        """
         self.group, self.operation, self.make = group, operation, make
         takes = None if make is messages.of_objects else group.device_takes
         with SharedFailure(group.handshake, operation):
@@ -183,17 +189,17 @@ class _Call:
             made = make(list(by_rank.values()), group.rank, takes)
             nbytes = sum([message.nbytes for message in made])
             payload = _PREFIX.pack(nbytes, places_of(made, takes))
-            if describe is not None:
-                payload += b"".join(map(describe, made))
+            if describe is not None and made:
+                payload += describe(made[0])
         signature = () if root is _NO_ROOT else (("root", self.root),)
         self.payloads = group.handshake(operation, signature, payload, nbytes)
-        places = [each[_PREFIX.size - 1] for each in self.payloads]
         self.backend: Backend = group.host
         self.copied = False
+        places = [each[_PREFIX.size - 1] for each in self.payloads]
         if any(places):  # hardly ever
             self.backend, made = agreed(group, operation, places, made)
-            moved = any([place & (COPIED | STAYS) for place in places])
-            self.copied = moved and self.backend is group.host
+            was_on_gpu = any([place & (COPIED | STAYS) for place in places])
+            self.copied = was_on_gpu and self.backend is group.host
         self.outgoing: ByRank = dict(zip(by_rank, made, strict=True))
 
     def header(self, rank: int, end: int | None = None) -> bytes:
@@ -206,7 +212,7 @@ class _Call:
 
     def with_memory(self, allocate: Callable[[], Value]) -> Value:
         """Return what ``allocate`` returns; when much moves, ranks check first that all could."""
-        if sum(map(_size_of, self.payloads)) < CONFIRMED_BYTES:
+        if sum([_PREFIX.unpack_from(each)[0] for each in self.payloads]) < CONFIRMED_BYTES:
             return allocate()
         return self.group.run_on_all_ranks(self.operation, allocate, "memory")
 
@@ -240,19 +246,7 @@ class _Call:
         return unpack()
 
 
-def _size_of(payload: bytes) -> int:
-    """Return the size in bytes of the data that a payload describes."""
-    return int(_PREFIX.unpack_from(payload)[0])
-
-
-def _is_inline(payload: bytes) -> bool:
-    """Return whether the data are in the payload."""
-    nbytes, place = _PREFIX.unpack_from(payload)
-    return bool(nbytes <= SMALL_BYTES and not place & STAYS)
-
-
 def _header_and_small_data(message: Message) -> bytes:
-    """Return what an allgather's payload describes a message by; see :func:`_is_inline`."""
     header = message.header()
     return header if message.nbytes > SMALL_BYTES or message.stays else header + message.packed()
 
