@@ -33,6 +33,8 @@ from .watchdog import register
 Method = TypeVar("Method", bound=Callable[..., Any])
 # Colors and keys of a split are C ints.
 LARGEST_INT = 2**31 - 1
+# Algorithms are made for these.
+_SETTINGS_OF_GROUP = ("chunk_bytes", "reduce_dtype")
 
 
 def takes_second_as_root(method: Method) -> Method:
@@ -439,18 +441,15 @@ class MpiCommunicator(CommunicatorBase):
         bytes. By default (None) it sums in 16 bits. On CPUs sums are in float32 anyway.
         """
         settings = self._settings.changed(name, value)
-        before = self._settings.chunk_bytes, self._settings.reduce_dtype
-        if (settings.chunk_bytes, settings.reduce_dtype) != before:
+        changed = getattr(settings, name)
+        if name in _SETTINGS_OF_GROUP and changed != getattr(self._settings, name):
             if self._algorithms.made:
                 raise ValueError(
                     f"rank {self._rank}: {name} can't be changed any more, since gradients "
                     "have travelled; change it right after making the communicator"
                 )
-            group = replace(
-                self._group, chunk_bytes=settings.chunk_bytes, reduce_dtype=settings.reduce_dtype
-            )
-            self._open_group = group
-            self._algorithms = AlgorithmCache(*self._factories, group)
+            self._open_group = replace(self._group, **{name: changed})
+            self._algorithms = AlgorithmCache(*self._factories, self._open_group)
         self._settings = settings
 
     def get_config(self, name: str | None = None) -> Any:
