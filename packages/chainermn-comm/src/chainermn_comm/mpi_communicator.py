@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import reduce, wraps
 from operator import add
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -23,14 +23,13 @@ from .gpu import backend_for
 from .gradients import GradientMean, bcast_parameters, mean_gradients
 from .mean_in_progress import MeanInProgress
 from .messaging import Handshake, ProcessGroup, collectives, messages, point_to_point
-from .observers import combined, observed
+from .observers import Method, combined, observed
 from .registry import agreeing
 from .timeout import Timeout
 from .topology import Topology
 from .trace import recorder as trace
 from .watchdog import register
 
-Method = TypeVar("Method", bound=Callable[..., Any])
 # Colors and keys of a split are C ints.
 LARGEST_INT = 2**31 - 1
 # Algorithms are made for these.
