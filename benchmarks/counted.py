@@ -15,9 +15,9 @@ from unittest import mock
 import numpy as np
 from mpi4py import MPI
 
+from chainermn_comm import create_communicator
 from chainermn_comm.allreduce import shared_memory
 from chainermn_comm.allreduce.shared_window import SharedWindow
-from chainermn_comm.create import make_communicator
 
 
 @dataclass
@@ -151,7 +151,7 @@ def counted(
 
     with (
         mock.patch.object(shared_memory, "SharedWindow", Window),
-        make_communicator(name, Messages(comm), wire) as communicator,
+        create_communicator(name, Messages(comm), wire) as communicator,
     ):
         yield communicator, counts
 

@@ -11,8 +11,7 @@ from unittest import mock
 
 from mpi4py import MPI
 
-from chainermn_comm import Topology
-from chainermn_comm.create import make_communicator
+from chainermn_comm import Topology, create_communicator
 
 # Names in small letters, without what says how arrays lie or that the call returns at once.
 BARRIERS = {"barrier"}
@@ -66,10 +65,10 @@ def written_down(
     known = BARRIERS | COLLECTIVES | MESSAGES
     methods = {each: writing(each) for each in dir(MPI.Intracomm) if _plain(each) in known}
     double = type("Double", (MPI.Intracomm,), methods)
-    topology = None if nodes is None else Topology.of(nodes)
+    imposed: dict[str, Any] = {} if nodes is None else {"_topology": Topology.of(nodes)}
     with (
         mock.patch.object(MPI, "Intracomm", double),
-        make_communicator(name, double(MPI.COMM_WORLD), topology=topology) as communicator,
+        create_communicator(name, double(MPI.COMM_WORLD), **imposed) as communicator,
     ):
         yield communicator, calls
 

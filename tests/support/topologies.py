@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from chainermn_comm import CommunicatorBase, Topology
-from chainermn_comm.create import make_communicator
+from chainermn_comm import CommunicatorBase, Topology, create_communicator
 
 # All that give a mean on CPUs.
 NAMES = ("naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware")
@@ -39,7 +38,8 @@ def on_nodes(
     nodes: Iterable[int | str], name: str = "hierarchical", **how: Any
 ) -> CommunicatorBase:
     """What `create_communicator` makes, as if rank i were on node `nodes[i]` (collective)."""
-    return make_communicator(name, topology=Topology.of(tuple(nodes)), **how)
+    how["_topology"] = Topology.of(tuple(nodes))
+    return create_communicator(name, **how)
 
 
 def telling(name: str, size: int) -> list[tuple[int, ...]]:

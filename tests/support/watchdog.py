@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
+from chainermn_comm import create_communicator
 from chainermn_comm.timeout import Timeout
 from chainermn_comm.watchdog import processes
 from chainermn_comm.watchdog.diagnosis import WaitGraph
@@ -49,9 +50,8 @@ def communicator_within(name: str, seconds: float = 600.0, **others: Any) -> Any
         seconds: after which a waiting call is reported.
         others: the other attributes of `Timeout`.
     """
-    from chainermn_comm.create import make_communicator
-
-    return make_communicator(name, timeout=Timeout(seconds, **others))
+    imposed: dict[str, Any] = {"_timeout": Timeout(seconds, **others)}
+    return create_communicator(name, **imposed)
 
 
 def description(world: int) -> dict[str, Any]:

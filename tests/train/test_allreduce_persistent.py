@@ -88,7 +88,7 @@ def test_floats_of_every_width_are_averaged_in_place(comm, dtype):
 def test_where_all_ranks_have_the_same_none_sends_names_and_shapes(comm, monkeypatch):
     model = Normalized()
     model.norm.avg_mean[...] = comm.rank
-    monkeypatch.delattr("chainermn_train.extensions.allreduce_persistent.run_on_all_ranks")
+    monkeypatch.delattr("chainermn_train.extensions.allreduce_persistent.allgather_checked")
     AllreducePersistent(model, comm)()
     np.testing.assert_array_equal(model.norm.avg_mean, np.full(3, (comm.size - 1) / 2))
 

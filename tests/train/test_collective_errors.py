@@ -20,9 +20,9 @@ from chainermn_train import (
     scatter_dataset,
 )
 from chainermn_train.collective_errors import (
+    allgather_checked,
     bcast_checked,
     gather_checked,
-    run_on_all_ranks,
     values_of_first_holders,
 )
 from chainermn_train.extensions import (
@@ -102,7 +102,7 @@ def by_persistents(comm, fail):
 
 
 def by_action(comm, fail):
-    run_on_all_ranks(comm, "test", fail)
+    allgather_checked(comm, "test", fail)
 
 
 WAYS = [
@@ -159,7 +159,7 @@ def test_an_interrupt_in_pickling_a_part_is_told_to_all(comm, as_example):
 
 
 @pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("tell", [run_on_all_ranks, bcast_checked])
+@pytest.mark.parametrize("tell", [allgather_checked, bcast_checked])
 def test_an_error_is_told_where_the_other_ranks_call_another_method(naive, tell):
     """Rank 0 has an error, and so isn't in the collective call that the others are in."""
 
@@ -176,7 +176,7 @@ def test_values_that_are_too_large_for_a_handshake_arrive(comm):
     """Of some ranks only; a handshake is made for some kilobytes."""
     last, sizes = comm.size - 1, (3, 1 << 20)
     mine = bytes(sizes[comm.rank == last])
-    found = run_on_all_ranks(comm, "test", lambda: mine)
+    found = allgather_checked(comm, "test", lambda: mine)
     assert [len(each) for each in found] == [sizes[rank == last] for rank in range(comm.size)]
     for size in sizes:
         assert bcast_checked(comm, "test", lambda: bytes(size), last) == bytes(size)  # noqa: B023

@@ -29,7 +29,13 @@ class CommunicatorBase(ABC):
     A *collective* method must be called by all ranks of the communicator, in the
     same order; the others involve only this rank, or one other. An *array* is anything that NumPy
     can put in a buffer: any shape, memory order and dtype but ``object``; a scalar; or a tuple or
-    list of arrays, which arrives as a tuple. Methods ending in ``_obj`` send any picklable object.
+    list of arrays, which arrives as a tuple. Arrays arrive in the shape and dtype that were sent;
+    unless a method says otherwise, those of ranks may differ in both. Methods ending in ``_obj``
+    send any picklable object. A *model* is anything with ``namedparams()``, whose parameters have
+    ``data`` and ``grad``; names, shapes and dtypes are equal on all ranks.
+
+    ``root`` is one of the ranks, the same on all of them; ``source`` or ``dest`` is one other rank.
+    ``tag`` is an int from 0 on: a message is received with the tag with which it was sent.
 
     Where an argument isn't as a method describes it, or pickling or unpickling fails, the rank
     raises TypeError, ValueError, or what pickle raises; :meth:`send` and the like have sent nothing
@@ -93,11 +99,7 @@ class CommunicatorBase(ABC):
 
     @property
     def mpi_comm(self) -> Any:
-        """The mpi4py communicator that the user passed, for their own calls.
-
-        Raises:
-            AttributeError: this communicator isn't built on mpi4py.
-        """
+        """The mpi4py communicator that the user passed; AttributeError where there is none."""
         raise AttributeError(f"{type(self).__name__} is not built on mpi4py")
 
     @abstractmethod
@@ -116,28 +118,13 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def send(self, data: Any, dest: int, tag: int) -> None:
-        """Send an array to rank ``dest``, which calls :meth:`recv` with the same ``tag``.
-
-        Args:
-            data: an array of any shape and dtype, or a tuple of them.
-            dest: the rank that receives it; not this one.
-            tag: an int from 0 on; a message is received with the tag with which it was sent.
-        """
+        """Send the array ``data`` to rank ``dest``, which calls :meth:`recv` with this ``tag``."""
 
     @abstractmethod
     def recv(self, source: int, tag: int) -> Any:
-        """Receive what rank ``source`` sends with ``tag``.
+        """Return, as a new array, what rank ``source`` sends with :meth:`send` and this ``tag``.
 
-        Args:
-            source: the rank that calls :meth:`send`; not this one.
-            tag: the tag with which it sends.
-
-        Returns:
-            A new array, of the shape and dtype that were sent; a tuple for a tuple.
-
-        Raises:
-            TypeError: it sent an object (:meth:`send_obj`), which is then discarded.
-            ValueError: there is no such rank or tag.
+        TypeError is raised if it sent an object (:meth:`send_obj`), which is then discarded.
         """
 
     def send_with_metadata(
@@ -156,10 +143,9 @@ class CommunicatorBase(ABC):
 
         Args:
             metadata: some kilobytes at most, since they are copied.
-            data: a tuple of arrays, which may be empty, as for :meth:`send`.
-            dest: the rank that receives it; not this one.
-            tag: an int from 0 on, or ``reserved_tag``; a message is received with the tag with
-                which it was sent.
+            data: a tuple of arrays, which may be empty.
+            dest: the rank that receives it.
+            tag: one as for :meth:`send`, or ``reserved_tag``.
             label: what the call is made for, for the watchdog's reports.
             message_id: 64 bits, signed.
         """
@@ -170,18 +156,10 @@ class CommunicatorBase(ABC):
     def recv_with_metadata(
         self, source: int, tag: int, label: str = ""
     ) -> tuple[bytes, tuple[Any, ...], int]:
-        """Receive what rank ``source`` sends with :meth:`send_with_metadata` and ``tag``.
+        """Receive what rank ``source`` sends with :meth:`send_with_metadata` and this ``tag``.
 
-        Args:
-            source: the rank that calls :meth:`send_with_metadata`; not this one.
-            tag: the tag with which it sends.
-            label: what the call is made for, for the watchdog's reports.
-
-        Returns:
-            The metadata, a tuple of new arrays, and the message id.
-
-        Raises:
-            TypeError: it sent something else, which is then discarded.
+        Return the metadata, a tuple of arrays, and the message id. TypeError is raised if it sent
+        something else, which is then discarded. ``label`` is as it is there.
         """
         found = self.recv(source, tag)
         head = found[0] if isinstance(found, tuple) and found else None
@@ -200,64 +178,43 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        """Send ``root``'s array to every rank (collective).
+        """Return the array ``data`` of ``root`` on every rank (collective).
 
-        Args:
-            data: at ``root`` an array of any shape and dtype; ignored elsewhere.
-            max_buf_len: accepted for scripts of ChainerMN 1.3; sizes have no limit.
-            root: the rank that sends; the same on all ranks.
-
-        Returns:
-            An array of the shape and dtype of root's.
+        What other ranks pass is ignored. ``max_buf_len`` is accepted for scripts of ChainerMN 1.3;
+        sizes have no limit.
         """
 
     @abstractmethod
     def gather(self, data: Any, root: int = 0) -> Any:
-        """Collect every rank's array at ``root`` (collective).
+        """Collect every rank's array ``data`` at ``root`` (collective).
 
-        Args:
-            data: this rank's array; shapes and dtypes may differ between ranks.
-            root: the rank that receives them; the same on all ranks.
-
-        Returns:
-            At ``root`` a tuple of ``size`` arrays in rank order, its own included; None elsewhere.
+        Return a tuple of ``size`` arrays there, in rank order, its own included; None elsewhere.
         """
 
     @abstractmethod
     def alltoall(self, xs: Sequence[Any]) -> tuple[Any, ...]:
-        """Send ``xs[i]`` to rank ``i``, for each ``i`` (collective).
+        """Send ``xs[i]``, of ``size`` arrays, to rank ``i``, for each ``i`` (collective).
 
-        Args:
-            xs: ``size`` arrays; shapes and dtypes may differ.
-
-        Returns:
-            A tuple of ``size`` arrays, the i-th from rank ``i``.
+        Return a tuple of ``size`` arrays, the i-th from rank ``i``.
         """
 
     @abstractmethod
     def allreduce(self, data: Any, op: str = "sum") -> Any:
-        """Return the sum of all ranks' arrays, on every rank (collective).
+        """Return the sum of all ranks' arrays, a new array on every rank (collective).
 
         Args:
             data: an array of numbers, of the same shape and dtype on all ranks; a bool's sum is a
                 logical or.
             op: ``"sum"``, or ``"max"`` or ``"min"`` for the largest or smallest of each element's
                 numbers, which are real; NaN if one of them is. The same on all ranks.
-
-        Returns:
-            A new array of the same shape and dtype.
         """
 
     def reduce_scatter(self, xs: Sequence[Any], op: str = "sum") -> Any:
-        """Return the sum over ranks of the arrays that they have for this one (collective).
+        """Return the sum of all ranks' ``xs[rank]``, a new array (collective).
 
-        Args:
-            xs: ``size`` arrays of numbers, ``xs[i]`` for rank ``i``: of the same shape and dtype on
-                all ranks, but those for two ranks may differ.
-            op: as for :meth:`allreduce`.
-
-        Returns:
-            The sum of all ranks' ``xs[rank]``, in rank order and in float32 or wider: a new array.
+        ``xs`` are ``size`` arrays of numbers, ``xs[i]`` for rank ``i``: of the same shape and dtype
+        on all ranks, but those for two ranks may differ. It is summed in rank order, in float32 or
+        wider. ``op`` is as for :meth:`allreduce`.
         """
         with SharedFailure(self.handshake, "reduce_scatter"):
             arrays = [x if devices.on_gpu(x) else as_array(x, self.rank) for x in xs]
@@ -269,14 +226,7 @@ class CommunicatorBase(ABC):
         return reduce(OPERATIONS[op], wide).astype(rows[0].dtype, copy=False)
 
     def allgather(self, x: Any) -> tuple[Any, ...]:
-        """Send every rank's array to every rank (collective).
-
-        Args:
-            x: this rank's array; shapes and dtypes may differ.
-
-        Returns:
-            A tuple of ``size`` arrays in rank order.
-        """
+        """Return every rank's array ``x``, a tuple in rank order, on every rank (collective)."""
         return self.alltoall((x,) * self.size)
 
     def handshake(
@@ -301,14 +251,8 @@ class CommunicatorBase(ABC):
             payload: bytes for the other ranks, some kilobytes at most; lengths may differ.
 
         Returns:
-            Every rank's payload, in rank order, on every rank.
-
-        Raises:
-            BaseException: ``error`` itself, on the rank that has one.
-            PeerError: on the other ranks; it names the ranks that failed and says why.
-            RankMismatchError: on all ranks, when operations or signatures differ.
-            TypeError: the payload isn't bytes, or the signature isn't as above; PeerError on the
-                other ranks.
+            Every rank's payload, in rank order, on every rank. Where a rank has an ``error``, it
+            raises that itself, and the others PeerError.
         """
         rank = self.rank
         try:
@@ -338,14 +282,9 @@ class CommunicatorBase(ABC):
         return list(payloads)
 
     def scatter(self, xs: Sequence[Any] | None, root: int = 0) -> Any:
-        """Send ``xs[i]`` of ``root`` to rank ``i``, for each ``i`` (collective).
+        """Return the array ``xs[i]``, of ``size`` that ``root`` has, on rank ``i`` (collective).
 
-        Args:
-            xs: at ``root``, ``size`` arrays; ignored elsewhere.
-            root: the rank that sends; the same on all ranks.
-
-        Returns:
-            The array for this rank.
+        What other ranks pass is ignored.
         """
         own = () if xs is None or self.rank != root else tuple(xs)
         arrays = self.bcast(own, root=root)
@@ -360,48 +299,25 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def send_obj(self, obj: Any, dest: int, tag: int) -> None:
-        """Send an object to rank ``dest``, which calls :meth:`recv_obj` with the same ``tag``.
-
-        Args:
-            obj: anything that can be pickled; what pickling raises is raised.
-            dest: the rank that receives it; not this one.
-            tag: an int from 0 on; a message is received with the tag with which it was sent.
-        """
+        """Send ``obj`` to rank ``dest``, which calls :meth:`recv_obj` with this ``tag``."""
 
     @abstractmethod
     def recv_obj(self, source: int, tag: int) -> Any:
-        """Receive the object that rank ``source`` sends with ``tag``.
+        """Return the object that rank ``source`` sends with :meth:`send_obj` and this ``tag``.
 
-        Args:
-            source: the rank that calls :meth:`send_obj`; not this one.
-            tag: the tag with which it sends.
-
-        Raises:
-            TypeError: it sent an array, which is then discarded.
-            ValueError: there is no such rank or tag.
-            Exception: what unpickling raises.
+        TypeError is raised if it sent an array, which is then discarded.
         """
 
     @abstractmethod
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        """Send ``root``'s object to every rank (collective).
+        """Return ``obj`` itself at ``root``, a copy of root's elsewhere (collective).
 
-        Args:
-            obj: at ``root`` anything that can be pickled; ignored elsewhere.
-            max_buf_len: accepted for scripts of ChainerMN 1.3; sizes have no limit.
-            root: the rank that sends; the same on all ranks.
-
-        Returns:
-            ``obj`` itself at ``root``, a copy elsewhere.
+        What other ranks pass is ignored. ``max_buf_len`` is as for :meth:`bcast`.
         """
 
     @abstractmethod
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
-        """Collect every rank's ``obj`` at ``root``, the same on all ranks (collective).
-
-        Returns:
-            At ``root`` a list of ``size`` objects in rank order; None elsewhere.
-        """
+        """Return every rank's ``obj``, in rank order, at ``root``; None elsewhere (collective)."""
 
     @abstractmethod
     def allreduce_obj(self, obj: Any) -> Any:
@@ -413,33 +329,24 @@ class CommunicatorBase(ABC):
         return everybody
 
     def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
-        """Send ``objs[i]`` of ``root`` to rank ``i``, for each ``i`` (collective).
+        """Return the object ``objs[i]``, of ``size`` that ``root`` has, on rank ``i`` (collective).
 
-        ``objs`` are ``size`` objects, and ignored elsewhere; all ranks pass the same ``root``.
+        What other ranks pass is ignored.
         """
         return self.bcast_obj(objs, root=root)[self.rank]
 
     def alltoall_obj(self, objs: Sequence[Any]) -> list[Any]:
-        """Send ``objs[i]`` to rank ``i``, for each ``i`` (collective).
+        """Send ``objs[i]``, of ``size`` objects, to rank ``i``, for each ``i`` (collective).
 
-        Args:
-            objs: ``size`` objects that can be pickled.
-
-        Returns:
-            A list of ``size`` objects, the i-th from rank ``i``.
+        Return a list of ``size`` objects, the i-th from rank ``i``.
         """
         return [row[self.rank] for row in self.allgather_obj(objs)]
 
-    # Models. A model is anything with `namedparams()`, whose parameters have `data` and `grad`.
+    # Models.
 
     @abstractmethod
     def bcast_data(self, model: Any) -> None:
-        """Overwrite every rank's parameters by rank 0's (collective).
-
-        Args:
-            model: anything with ``namedparams()``; each parameter's ``data`` is overwritten. Names,
-                shapes and dtypes must be equal on all ranks.
-        """
+        """Overwrite the ``data`` of a model's parameters by rank 0's (collective)."""
 
     def broadcast_data(self, model: Any) -> None:
         """Do and raise what ``bcast_data(model)`` does (collective): its other name."""
@@ -447,21 +354,17 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def allreduce_grad(self, model: Any, zero_fill: bool = False) -> None:
-        """Replace each gradient by its mean over ranks (collective).
+        """Replace each gradient of a ``model`` by its mean over ranks (collective).
 
-        Args:
-            model: anything with ``namedparams()``; each parameter's ``grad`` is overwritten or
-                replaced. Names, shapes and dtypes must be equal on all ranks.
-            zero_fill: as for :meth:`multi_node_mean_grad`, which calls this without it.
+        ``zero_fill`` is as for :meth:`multi_node_mean_grad`, which calls this without it.
         """
 
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
-        """Replace each gradient by its mean over ranks (collective).
+        """Replace each gradient of a ``model`` by its mean over ranks (collective).
 
-        Args:
-            model: as for :meth:`allreduce_grad`.
-            zero_fill: count a missing gradient (None) as zeros. Without it, the same gradients must
-                be missing on all ranks, and they stay None.
+        Each is overwritten, or a new array takes its place. With ``zero_fill`` a missing gradient
+        (None) counts as zeros; without it, the same gradients must be missing on all ranks, and
+        they stay None.
         """
         if zero_fill:
             for _, param in model.namedparams():
@@ -491,10 +394,6 @@ class CommunicatorBase(ABC):
         Args:
             sendbuf: an array of the same shape and dtype on all ranks.
             recvbuf: an array of that shape, into which the mean is written; None for a new array.
-
-        Raises:
-            RankMismatchError, TypeError: as :meth:`allreduce` does.
-            ValueError: ``recvbuf`` hasn't that shape.
         """
         total = self.allreduce(sendbuf)
         if isinstance(total, tuple):
@@ -508,23 +407,17 @@ class CommunicatorBase(ABC):
     # Settings and end of life.
 
     def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
-        """Change a setting; see the communicator for what it knows.
+        """Give the setting ``name`` a ``value``, the same on all ranks; see the communicator.
 
-        Args:
-            name: the setting's name.
-            value: its new value, the same on all ranks.
-            **kwargs: ignored.
-
-        Raises:
-            ValueError: there is no such setting, or it can't have that value.
+        ValueError is raised if there is no such setting, or it can't have that value; ``kwargs``
+        are ignored.
         """
         raise ValueError(f"{type(self).__name__} has no setting {name!r}")
 
     def get_config(self, name: str | None = None) -> Any:
-        """Return a setting's value, or all of them as a dict when ``name`` is None.
+        """Return the value of the setting ``name``; without one, those of all by name.
 
-        Raises:
-            KeyError: there is no such setting.
+        KeyError is raised if there is no such setting.
         """
         settings = {each: getattr(self, each) for each in self._declared_settings}
         if name is None:

@@ -6,9 +6,6 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .timeout import Timeout
-from .topology import Topology
-
 # Imported where it is used: it starts MPI, which a data loader's worker process must not do just
 # because the user's script imports this package.
 if TYPE_CHECKING:
@@ -93,24 +90,16 @@ def create_communicator(
         PeerError: another rank has one of these errors.
         RankMismatchError: on all ranks, when they ask for different communicators.
     """
-    kind = _class_of(communicator_name)
+    _warn_of_small_shm()
+    from .mpi_communicator import MpiCommunicator
+    from .named_communicators import CLASSES
+
+    if isinstance(communicator_name, str) and communicator_name in CLASSES:
+        kind = CLASSES[communicator_name]
+    else:  # a name of the user's own in the registry, or one that all ranks refuse together
+        kind = type("MpiCommunicator", (MpiCommunicator,), {"communicator_name": communicator_name})
     asked = mpi_comm, allreduce_grad_dtype, batched_copy
     return kind(*asked, reproducible=reproducible, **unknown)
-
-
-def make_communicator(
-    name: str,
-    mpi_comm: MPI.Intracomm | None = None,
-    allreduce_grad_dtype: Any = None,
-    batched_copy: bool = False,
-    topology: Topology | None = None,
-    timeout: Timeout | None = None,
-    reproducible: bool = False,
-) -> MpiCommunicator:
-    """:func:`create_communicator` for tests, which may impose a topology and a time-out."""
-    asked = mpi_comm, allreduce_grad_dtype, batched_copy
-    kind = _class_of(name)
-    return kind(*asked, reproducible=reproducible, _topology=topology, _timeout=timeout)
 
 
 def _warn_of_small_shm() -> None:
@@ -125,14 +114,3 @@ def _warn_of_small_shm() -> None:
     if rank == 0 and ranks >= 8 and size < needed and "mpi4py.MPI" not in sys.modules:
         what = f"/dev/shm has {size} MB, and MPICH needs {needed} MB for {ranks} ranks"
         print(f"ChainerMN: {what}: docker run --shm-size=1g", file=sys.stderr, flush=True)
-
-
-def _class_of(name: str) -> type[MpiCommunicator]:
-    _warn_of_small_shm()
-    from .mpi_communicator import MpiCommunicator
-    from .named_communicators import CLASSES
-
-    if isinstance(name, str) and name in CLASSES:
-        return CLASSES[name]
-    # A name of the user's own in the registry, or one that all ranks refuse together.
-    return type("MpiCommunicator", (MpiCommunicator,), {"communicator_name": name})

@@ -91,12 +91,6 @@ def raise_mismatch(operation: str, rank: int, views: Sequence[str]) -> NoReturn:
     raise raised_on_all(RankMismatchError(text, name))
 
 
-def raised_on_all(error: CommunicationError) -> CommunicationError:
-    """Return an error that all ranks are about to raise, recorded as such."""
-    record_raised_on_all(error, None)
-    return error
-
-
 def entries_of(operation: str, signature: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
     """Return what ranks compare by its ``repr``; TypeError if an entry is no tuple with a name."""
     for entry in (entries := (("operation", operation), *signature)):
@@ -144,12 +138,13 @@ class SharedFailure:
             share_failure(self._handshake, self._operation, error)
 
 
-def record_raised_on_all(error: BaseException, call: tuple[int, int] | None) -> None:
-    """Record that all ranks raise in this call: the id of its handshake, and its number.
+def raised_on_all(error: BaseException, call: tuple[int, int] | None = None) -> BaseException:
+    """Return an error that all ranks are about to raise, recorded as such.
 
-    It is None where something else than a handshake made them.
+    ``call`` is the id of a handshake and the number of its call, if that made them.
     """
     vars(error)[_RAISED_ON_ALL] = call, now()
+    return error
 
 
 def is_raised_on_all(error: BaseException, since: int) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import reduce, wraps
 from operator import add
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -22,7 +22,7 @@ from .faults import abort_if_desynchronized
 from .gpu import backend_for
 from .gradients import MpiReducer, bcast_parameters, mean_gradients
 from .messaging import Handshake, ProcessGroup, collectives, messages, point_to_point
-from .observers import combined, observed
+from .observers import Method, combined, observed
 from .reducer import Reducer
 from .registry import agreeing
 from .timeout import Timeout
@@ -30,9 +30,10 @@ from .topology import Topology
 from .trace import recorder as trace
 from .watchdog import register
 
-Method = TypeVar("Method", bound=Callable[..., Any])
 # Colors and keys of a split are C ints.
 LARGEST_INT = 2**31 - 1
+# Algorithms are made for these.
+_SETTINGS_OF_GROUP = ("chunk_bytes", "reduce_dtype")
 
 
 def takes_second_as_root(method: Method) -> Method:
@@ -53,9 +54,8 @@ class MpiCommunicator(CommunicatorBase):
 
     Made by :func:`chainermn_comm.create_communicator`, or by its class, which raises the same.
     Where a subclass defines ``multi_node_mean_grad`` or ``allreduce_grad``, optimizers call that.
-    Its settings (:meth:`set_config`) are ``allreduce_grad_dtype``, ``batched_copy``,
-    ``chunk_bytes`` and ``reduce_dtype``. Arrays received are new ones;
-    what a rank sends to itself is copied, except by ``bcast``, whose root gets its own array back.
+    Arrays received are new ones; what a rank sends to itself is copied, except by ``bcast``, whose
+    root gets its own array back.
     CuPy's arrays travel in the order of the current streams, and arrive on the receiver's current
     device. Where NCCL takes gradients, it also takes them (not ``send``'s), if those of all ranks
     are on GPUs and of dtypes that it sums as NumPy does; else they are copied through host memory,
@@ -128,7 +128,7 @@ class MpiCommunicator(CommunicatorBase):
         """
         own = mpi_comm.Dup()
         self._mpi_comm = mpi_comm
-        self._comms = (own, mpi_comm) if owns_mpi_comm else (own,)
+        self._comms = (mpi_comm, own) if owns_mpi_comm else (own,)
         self._factories = factories
         self._settings = settings
         self._process = os.getpid()
@@ -186,7 +186,6 @@ class MpiCommunicator(CommunicatorBase):
 
     @property
     def mpi_comm(self) -> MPI.Intracomm:
-        """The mpi4py communicator that this one was made from."""
         return self._mpi_comm
 
     @observed
@@ -212,17 +211,17 @@ class MpiCommunicator(CommunicatorBase):
     # Arrays.
 
     def send(self, data: Any, dest: int, tag: int = 0) -> None:
-        peer = self._peer(dest, tag, "dest", self._max_tag)
+        envelope = self._envelope(dest, tag, "dest", self._max_tag)
         try:
             message = messages.of_array(data, self._rank)
         except CommunicationError as error:  # of its GPU
-            self._send_error(error, peer)
+            self._send_error(error, envelope)
             raise
-        point_to_point.send("send", message, peer, self._observer)
+        point_to_point.send("send", message, envelope, self._observer)
 
     def recv(self, source: int, tag: int = 0) -> Any:
-        peer = self._peer(source, tag, "source", self._max_tag)
-        return point_to_point.recv("recv", messages.ARRAYS, peer, self._observer)[1]
+        envelope = self._envelope(source, tag, "source", self._max_tag)
+        return point_to_point.recv("recv", messages.ARRAYS, envelope, self._observer)[1]
 
     def send_with_metadata(
         self,
@@ -233,26 +232,26 @@ class MpiCommunicator(CommunicatorBase):
         label: str = "",
         message_id: int = 0,
     ) -> None:
-        if type(metadata) is not bytes or type(data) is not tuple or type(message_id) is not int:
+        is_plain = type(metadata) is bytes and type(data) is tuple and type(message_id) is int
+        if not is_plain or message_id.bit_length() > 63:
             check_metadata(metadata, data, message_id, self._rank)
             data = tuple(data)
-        peer = self._peer(dest, tag, "dest", self.reserved_tag)
+        envelope = self._envelope(dest, tag, "dest", self.reserved_tag)
         try:
             message = messages.with_metadata(data, self._rank)
-            point_to_point.send("send", message, peer, self._observer, label, metadata, message_id)
+            point_to_point.send(
+                "send", message, envelope, self._observer, label, metadata, message_id
+            )
         except CommunicationError as error:  # of its GPU
-            self._send_error(error, peer, label)
-            raise
-        except struct.error:
-            check_metadata(metadata, data, message_id, self._rank)
+            self._send_error(error, envelope, label)
             raise
 
     def recv_with_metadata(
         self, source: int, tag: int = 0, label: str = ""
     ) -> tuple[bytes, tuple[Any, ...], int]:
-        peer = self._peer(source, tag, "source", self.reserved_tag)
+        envelope = self._envelope(source, tag, "source", self.reserved_tag)
         return point_to_point.recv(
-            "recv", messages.ARRAYS_WITH_METADATA, peer, self._observer, label
+            "recv", messages.ARRAYS_WITH_METADATA, envelope, self._observer, label
         )
 
     @observed
@@ -318,8 +317,8 @@ class MpiCommunicator(CommunicatorBase):
     # Objects.
 
     def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
-        peer = self._peer(dest, tag, "dest", self._max_tag)
-        point_to_point.send("send_obj", messages.of_object(obj), peer, self._observer)
+        envelope = self._envelope(dest, tag, "dest", self._max_tag)
+        point_to_point.send("send_obj", messages.of_object(obj), envelope, self._observer)
 
     def recv_obj(self, source: int, tag: int = MPI.ANY_TAG) -> Any:
         """Receive the object that rank ``source`` sends with ``tag``, and raise as the base does.
@@ -327,10 +326,12 @@ class MpiCommunicator(CommunicatorBase):
         Without a ``tag`` it is the next message from there, which must be an object.
         """
         is_any = type(tag) is int and tag == MPI.ANY_TAG
-        peer = self._peer(source, 0 if is_any else tag, "source", self._max_tag)
+        envelope = self._envelope(source, 0 if is_any else tag, "source", self._max_tag)
         if is_any:
-            peer = point_to_point.wait_for_any_tag("recv_obj", peer, self._max_tag, self._observer)
-        return point_to_point.recv("recv_obj", messages.OBJECTS, peer, self._observer)[1]
+            envelope = point_to_point.wait_for_any_tag(
+                "recv_obj", envelope, self._max_tag, self._observer
+            )
+        return point_to_point.recv("recv_obj", messages.OBJECTS, envelope, self._observer)[1]
 
     @observed
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
@@ -376,25 +377,18 @@ class MpiCommunicator(CommunicatorBase):
         self._mean_grad(model, zero_fill)
 
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
-        """Replace each gradient by its mean over ranks (collective).
+        """Replace each gradient of a ``model`` by its mean over ranks (collective).
 
-        Every rank gets the same bits. A gradient that can't be written to, or shares memory
-        with another, is replaced by a new array. One that is missing (None) on all ranks stays
-        None. The memory that this takes doesn't depend on the model's size: up to 16 MiB a rank,
+        Gradients are real or complex floats, and every rank gets the same bits. One that can't be
+        written to, or shares memory with another, is replaced by a new array. With ``zero_fill``,
+        one that is missing (None) here and present elsewhere counts as zeros; without it that is an
+        error. One that is missing on all ranks stays None. RankMismatchError names the first
+        parameter that differs.
+
+        The memory that this takes doesn't depend on the model's size: up to 16 MiB a rank,
         kept from the first calls on, and on each node a window of 4 MiB for each rank and one more
         (8 MiB each, and 20 MiB, where there are other nodes). Each gradient that is replaced
         takes its new array and, where the old one isn't contiguous, a copy during the call.
-
-        Args:
-            model: anything with ``namedparams()``; each parameter's ``grad`` (real or complex
-                floats) is overwritten or replaced.
-            zero_fill: count a gradient that is missing here and present elsewhere as zeros;
-                without it such a difference is an error.
-
-        Raises:
-            RankMismatchError: on all ranks, naming the first parameter that differs in name,
-                shape, dtype or (without ``zero_fill``) presence of the gradient.
-            TypeError: ``model`` isn't as above; PeerError on the other ranks.
         """
         self._mean_grad(model, zero_fill)
 
@@ -427,17 +421,9 @@ class MpiCommunicator(CommunicatorBase):
 
     @observed
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:
-        """Return the mean of all ranks' arrays, on every rank (collective).
+        """Return the mean of all ranks' ``sendbuf``, which are of floats (collective).
 
-        Args:
-            sendbuf: a float array, or a tuple of them, of the same shape and dtype on all ranks;
-                None to overwrite ``recvbuf`` by its mean.
-            recvbuf: an array of that shape, into which the mean is written; None for a new array.
-
-        Raises:
-            RankMismatchError: on all ranks, when shapes or dtypes differ.
-            TypeError: it isn't a float array; PeerError on the other ranks.
-            ValueError: ``recvbuf`` doesn't fit; PeerError on the other ranks.
+        ``recvbuf`` is as the base takes it; if ``sendbuf`` is None, its mean overwrites it.
         """
         data = recvbuf if sendbuf is None else sendbuf
         return reduce_arrays(self._group, self._algorithms, data, mean=True, out=recvbuf)
@@ -445,7 +431,7 @@ class MpiCommunicator(CommunicatorBase):
     # Settings and end of life.
 
     def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
-        """Change a setting, on all ranks alike.
+        """Give the setting ``name`` a ``value`` (not collective), and raise as the base does.
 
         They are ``allreduce_grad_dtype``, ``batched_copy``, ``chunk_bytes`` and ``reduce_dtype``.
         The last two can't be changed any more once gradients have travelled. ``chunk_bytes`` is the
@@ -453,23 +439,17 @@ class MpiCommunicator(CommunicatorBase):
         for the default). With ``reduce_dtype`` float32, NCCL sums what travels in 16 bits in
         float32, and the mean is rounded once, before ranks get it; sums then are twice as many
         bytes. By default (None) it sums in 16 bits. On CPUs sums are in float32 anyway.
-
-        ValueError is raised unless there is a setting ``name`` that can have this ``value``. Not
-        collective.
         """
         settings = self._settings.changed(name, value)
-        before = self._settings.chunk_bytes, self._settings.reduce_dtype
-        if (settings.chunk_bytes, settings.reduce_dtype) != before:
+        changed = getattr(settings, name)
+        if name in _SETTINGS_OF_GROUP and changed != getattr(self._settings, name):
             if self._algorithms.made:
                 raise ValueError(
                     f"rank {self._rank}: {name} can't be changed any more, since gradients "
                     "have travelled; change it right after making the communicator"
                 )
-            group = replace(
-                self._group, chunk_bytes=settings.chunk_bytes, reduce_dtype=settings.reduce_dtype
-            )
-            self._open_group = group
-            self._algorithms = AlgorithmCache(*self._factories, group)
+            self._open_group = replace(self._group, **{name: changed})
+            self._algorithms = AlgorithmCache(*self._factories, self._open_group)
         self._settings = settings
 
     def get_config(self, name: str | None = None) -> Any:
@@ -494,16 +474,13 @@ class MpiCommunicator(CommunicatorBase):
         with group.in_step("finalize"):
             group.handshake("finalize")
             self._open_group = None
-            try:
-                try:
-                    self._algorithms.close()
-                finally:
-                    if group.device is not None:
-                        group.device.close()
-            finally:
+            with ExitStack() as stack:
+                stack.callback(self._observer.release)
                 for comm in self._comms:
-                    comm.Free()
-                self._observer.release()
+                    stack.callback(comm.Free)
+                if group.device is not None:
+                    stack.callback(group.device.close)
+                self._algorithms.close()
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         """Finalize (collective); after an exception, release only what needs no other rank.
@@ -549,14 +526,14 @@ class MpiCommunicator(CommunicatorBase):
         return None if stays else self._open_group
 
     def _send_error(
-        self, error: CommunicationError, peer: point_to_point.Peer, label: str = ""
+        self, error: CommunicationError, envelope: point_to_point.Envelope, label: str = ""
     ) -> None:
         """Send the reason why a message doesn't come to its receiver, which waits for it."""
         message = messages.of_error(error, self._rank)
-        point_to_point.send("send", message, peer, self._observer, label)
+        point_to_point.send("send", message, envelope, self._observer, label)
 
-    def _peer(self, rank: int, tag: int, name: str, max_tag: int) -> point_to_point.Peer:
-        """Return MPI's communicator, the other rank, and the tag of a message."""
+    def _envelope(self, rank: int, tag: int, name: str, max_tag: int) -> point_to_point.Envelope:
+        """Return the envelope of a message; raise unless there are such a rank and tag."""
         own, group = self._rank, self._open_group
         if group is None or self._interruptions or os.getpid() != self._process:
             group = self._group  # raises

@@ -42,7 +42,6 @@ REGISTRY = {
     "dummy": Entry("no_op", "no_op"),
 }
 
-
 # Algorithms that refuse, or sum nothing.
 _WITHOUT_SUMS = ("gpus_only", "no_op")
 
@@ -99,7 +98,11 @@ def agreeing(
         try:
             handshake = Handshake(traffic)
             with SharedFailure(handshake, "create_communicator"):
-                _refuse(unknown)
+                if unknown:
+                    raise TypeError(
+                        f"a communicator has no argument {', '.join(map(repr, unknown))}; there "
+                        "are mpi_comm, allreduce_grad_dtype, batched_copy and reproducible"
+                    )
                 entry = _find(name)
                 settings = Settings(
                     wire_dtype(allreduce_grad_dtype),
@@ -129,14 +132,6 @@ def agreeing(
         faults.skip_finalize_in_forks()
         factories = _resolve(entry.host, allreduce.FACTORIES), _resolve(entry.gpu, gpu.FACTORIES)
         yield Agreed(comm, entry, factories, settings)
-
-
-def _refuse(unknown: tuple[str, ...]) -> None:
-    if unknown:
-        raise TypeError(
-            f"a communicator has no argument {', '.join(map(repr, unknown))}; there are mpi_comm, "
-            "allreduce_grad_dtype, batched_copy and reproducible"
-        )
 
 
 def _reproducible(name: str, entry: Entry) -> Entry:

@@ -23,13 +23,13 @@ _MAX_PAYLOAD_BYTES = 1 << 16
 
 @contextmanager
 def raise_on_all_ranks(communicator: CommunicatorBase, operation: str) -> Iterator[None]:
-    """Raise on all ranks what one raises within, like :func:`run_on_all_ranks` (collective)."""
+    """Raise on all ranks what one raises within, like :func:`allgather_checked` (collective)."""
     with SharedFailure(communicator.handshake, operation):
         yield
     communicator.handshake(operation)
 
 
-def run_on_all_ranks(
+def allgather_checked(
     communicator: CommunicatorBase, operation: str, action: Callable[[], Any]
 ) -> list[Any]:
     """Return what ``action`` returns on every rank, in rank order (collective).
@@ -44,7 +44,7 @@ def run_on_all_ranks(
 def gather_checked(
     communicator: CommunicatorBase, operation: str, action: Callable[[], Any], root: int
 ) -> list[Any]:
-    """Return what :func:`run_on_all_ranks` does at ``root``, elsewhere nothing (collective).
+    """Return what :func:`allgather_checked` does at ``root``, elsewhere nothing (collective).
 
     It is for what only the root needs: the others unpickle nothing.
     """
@@ -69,14 +69,14 @@ def values_of_first_holders(
 ) -> dict[str, Any]:
     """Return by name what other ranks ``give`` that are the first to have it (collective).
 
-    ``held`` names what this rank has. Errors are those of :func:`run_on_all_ranks`.
+    ``held`` names what this rank has. Errors are those of :func:`allgather_checked`.
     """
-    names, rank = run_on_all_ranks(communicator, operation, lambda: held), communicator.rank
+    names, rank = allgather_checked(communicator, operation, lambda: held), communicator.rank
 
     def give_own() -> dict[str, Any]:
         return {name: give(name) for name in held.difference(*names[:rank])}
 
-    given = run_on_all_ranks(communicator, operation, give_own)
+    given = allgather_checked(communicator, operation, give_own)
     others = [*given[:rank], *given[rank + 1 :]]
     return {name: value for values in others for name, value in values.items()}
 
@@ -84,7 +84,7 @@ def values_of_first_holders(
 def _run_and_pickle(
     communicator: CommunicatorBase, operation: str, action: Callable[[], Any]
 ) -> list[Any]:
-    """Return what ``action`` returns on every rank as pickles; see `run_on_all_ranks`."""
+    """Return what ``action`` returns on every rank as pickles; see `allgather_checked`."""
     with SharedFailure(communicator.handshake, operation):
         content = pickle.dumps(action(), protocol=5)
     payload = content if len(content) <= _MAX_PAYLOAD_BYTES else b""  # a pickle is never empty

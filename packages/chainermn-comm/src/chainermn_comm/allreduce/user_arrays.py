@@ -58,8 +58,8 @@ def reduce_scatter_arrays(
     with group.in_step(operation):
         with SharedFailure(group.handshake, operation):
             takes = _for_sums(group, op)
-            sent = collectives.one_for_each(group, values, messages.of_arrays, takes)
-            made = list(sent.values())
+            sent = collectives.one_for_each(group, values)
+            made = messages.of_arrays(list(sent.values()), group.rank, takes)
             check_operation(group.rank, operation, op, [a for each in made for a in each.arrays])
             rows, results = _prepared(group, operation, made, made[group.rank])
         places = _agree(group, operation, op, made, takes)

@@ -9,7 +9,7 @@ could unpickle what has come, or put it on their GPU.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from ..arrays import integer_between
@@ -28,6 +28,8 @@ _PREFIX = struct.Struct("<QB")  # bytes of a rank's data, and where they lie
 # Some came from a GPU, and are in host memory now; they are still there; they could stay there.
 COPIED, STAYS, CAN_STAY = 1, 2, 4
 
+_NO_ROOT: Any = object()  # of an operation without a root
+
 Make: TypeAlias = Callable[[Sequence[Any], int, Takes | None], list[Message]]
 ByRank: TypeAlias = dict[int, Message]
 Value = TypeVar("Value")
@@ -35,103 +37,77 @@ Value = TypeVar("Value")
 
 def bcast(group: ProcessGroup, operation: str, value: Any, make: Make, root: int) -> Any:
     """Return root's value on every rank."""
-    takes = None if make is messages.of_objects else group.device_takes
     with group.in_step(operation):
-        outgoing: ByRank = {}
-        with SharedFailure(group.handshake, operation):
-            root = check_rank(group, root, "root")
-            if group.rank == root:
-                outgoing = {root: make([value], group.rank, takes)[0]}
-            payload = _prefix(outgoing, takes)
-            if outgoing:
-                payload += outgoing[root].header()
-        payloads = _handshake(group, operation, payload, root)
-        backend, copied = _agreed(group, operation, payloads, outgoing)
-
-        header = payloads[root][_PREFIX.size :]
-        incoming = _with_memory(
-            group, operation, payloads, lambda: outgoing.get(root) or backend.allocate(header)
+        call = _Call(
+            group,
+            operation,
+            make,
+            lambda root: {root: value} if group.rank == root else {},
+            Message.header,
+            root,
         )
-        backend.broadcast([(root, array) for array in incoming.arrays])
-        is_own = make is messages.of_objects and group.rank == root
-        received = [] if is_own else [incoming]
-        values = _values(group, operation, copied, received, make)
-        return value if is_own else values[0]
+        own, header = call.outgoing.get(call.root), call.header(call.root)
+        incoming = call.with_memory(lambda: own or call.backend.allocate(header))
+        call.backend.broadcast([(call.root, array) for array in incoming.arrays])
+        if own is not None and make is messages.of_objects:
+            call.values([])
+            return value
+        return call.values([incoming])[0]
 
 
 def allgather(group: ProcessGroup, operation: str, value: Any, make: Make) -> list[Any]:
     """Return every rank's value on every rank."""
-    takes = None if make is messages.of_objects else group.device_takes
     with group.in_step(operation):
-        with SharedFailure(group.handshake, operation):
-            own = {group.rank: make([value], group.rank, takes)[0]}
-            payload = _prefix(own, takes) + own[group.rank].header()
-            if _is_inline(payload):
-                payload += own[group.rank].packed()
-        payloads = _handshake(group, operation, payload)
-        backend, copied = _agreed(group, operation, payloads, own)
+        call = _Call(group, operation, make, lambda _: {group.rank: value}, _header_and_small_data)
         # Where the data of a small message begin in its payload.
-        starts = {
-            rank: len(each) - _size_of(each)
-            for rank, each in enumerate(payloads)
-            if _is_inline(each)
-        }
-        headers = {
-            rank: each[_PREFIX.size : starts.get(rank)] for rank, each in enumerate(payloads)
-        }
-        outgoing = dict.fromkeys(range(group.size), own[group.rank])
-        incoming = _incoming(group, operation, payloads, outgoing, headers, backend)
+        starts = {}
+        for rank, payload in enumerate(call.payloads):
+            nbytes, place = _PREFIX.unpack_from(payload)
+            if nbytes <= SMALL_BYTES and not place & STAYS:
+                starts[rank] = len(payload) - nbytes
+        incoming = call.allocate(
+            {rank: call.header(rank, starts.get(rank)) for rank in range(group.size)}
+        )
         for rank in starts.keys() - {group.rank}:
-            incoming[rank].fill(payloads[rank][starts[rank] :])
-        large = incoming.keys() - starts.keys()
+            incoming[rank].fill(call.payloads[rank][starts[rank] :])
+        large = sorted(incoming.keys() - starts.keys())
         if large:
-            sent = outgoing if group.rank in large else {}
-            backend.allgather(
-                _parts(sent), _parts({rank: incoming[rank] for rank in sorted(large)})
-            )
-        return _values(group, operation, copied, list(incoming.values()), make)
+            (own,) = call.outgoing.values()
+            sent = dict.fromkeys(range(group.size), own) if group.rank in large else {}
+            call.backend.allgather(_parts(sent), _parts({rank: incoming[rank] for rank in large}))
+        return call.values(incoming.values())
 
 
 def gather(
     group: ProcessGroup, operation: str, value: Any, make: Make, root: int
 ) -> list[Any] | None:
     """Return every rank's value at root; None elsewhere."""
-    takes = None if make is messages.of_objects else group.device_takes
     with group.in_step(operation):
-        with SharedFailure(group.handshake, operation):
-            root = check_rank(group, root, "root")
-            outgoing = dict(zip([root], make([value], group.rank, takes), strict=True))
-            payload = _prefix(outgoing, takes) + outgoing[root].header()
-        payloads = _handshake(group, operation, payload, root)
-        wanted = payloads if group.rank == root else []
-        headers = {rank: each[_PREFIX.size :] for rank, each in enumerate(wanted)}
-        values = _exchanged(group, operation, payloads, outgoing, headers, make)
-        return values if group.rank == root else None
+        call = _Call(group, operation, make, lambda root: {root: value}, Message.header, root)
+        is_root = group.rank == call.root
+        values = call.exchange({rank: call.header(rank) for rank in range(group.size * is_root)})
+        return values if is_root else None
 
 
 def scatter(group: ProcessGroup, operation: str, values: Any, make: Make, root: int) -> Any:
     """Return root's i-th value on rank i."""
-    takes = None if make is messages.of_objects else group.device_takes
     with group.in_step(operation):
-        with SharedFailure(group.handshake, operation):
-            root = check_rank(group, root, "root")
-            outgoing = one_for_each(group, values, make, takes) if group.rank == root else {}
-        payloads = _handshake(group, operation, _prefix(outgoing, takes), root)
-        headers = [message.header() for message in outgoing.values()] or None
-        header = group.comm.scatter(headers, root)
-        return _exchanged(group, operation, payloads, outgoing, {root: header}, make)[0]
+        call = _Call(
+            group,
+            operation,
+            make,
+            lambda root: one_for_each(group, values) if group.rank == root else {},
+            root=root,
+        )
+        header = group.comm.scatter(call.own_headers() or None, call.root)
+        return call.exchange({call.root: header})[0]
 
 
 def alltoall(group: ProcessGroup, operation: str, values: Any, make: Make) -> list[Any]:
     """Return each rank's i-th value on rank i."""
-    takes = None if make is messages.of_objects else group.device_takes
     with group.in_step(operation):
-        with SharedFailure(group.handshake, operation):
-            outgoing = one_for_each(group, values, make, takes)
-        payloads = _handshake(group, operation, _prefix(outgoing, takes))
-        own = [message.header() for message in outgoing.values()]
-        headers = dict(enumerate(group.comm.alltoall(own)))
-        return _exchanged(group, operation, payloads, outgoing, headers, make)
+        call = _Call(group, operation, make, lambda _: one_for_each(group, values))
+        return call.exchange(dict(enumerate(group.comm.alltoall(call.own_headers()))))
 
 
 def check_rank(group: ProcessGroup, rank: Any, name: str) -> int:
@@ -163,10 +139,8 @@ def agreed(
     return group.host, copied
 
 
-def one_for_each(
-    group: ProcessGroup, values: Any, make: Make, takes: Takes | None = None
-) -> ByRank:
-    """Return the message for each rank; raise unless there are as many values as ranks."""
+def one_for_each(group: ProcessGroup, values: Any) -> dict[int, Any]:
+    """Return the value for each rank; raise unless there are as many as ranks."""
     if values is not None and not hasattr(values, "__len__"):
         raise TypeError(
             f"rank {group.rank}: expected a tuple or list of {group.size} values, one for each "
@@ -177,103 +151,104 @@ def one_for_each(
             f"rank {group.rank}: expected {group.size} values, one for each rank, got "
             f"{None if values is None else len(values)}"
         )
-    return dict(enumerate(make(values, group.rank, takes)))
+    return dict(enumerate(values))
 
 
-def _handshake(
-    group: ProcessGroup, operation: str, payload: bytes, root: int | None = None
-) -> list[bytes]:
-    """Return every rank's payload, which begins with a prefix unless it is empty."""
-    signature = () if root is None else (("root", root),)
-    return group.handshake(operation, signature, payload, _size_of(payload))
+class _Call:
+    """One collective call, on whose handshake all ranks have agreed.
 
-
-def _agreed(
-    group: ProcessGroup, operation: str, payloads: list[bytes], outgoing: ByRank
-) -> tuple[Backend, bool]:
-    """Return what moves the arrays, and whether some were copied from a GPU, here or elsewhere.
-
-    Messages of this rank may be replaced by copies in host memory.
+    Attributes:
+        root: the checked rank, if the operation has one.
+        outgoing: this rank's messages, each by the rank that gets it, or that has it in a bcast.
+        payloads: what each rank sent in the handshake: a prefix, and how it described its messages.
+        backend: what moves the arrays.
+        copied: whether some were copied from a GPU, here or elsewhere.
     """
-    places = [payload[_PREFIX.size - 1] for payload in payloads]
-    if not any(places):  # nearly always
-        return group.host, False
-    backend, found = agreed(group, operation, places, list(outgoing.values()))
-    outgoing.update(zip(outgoing, found, strict=True))
-    return backend, backend is group.host and any([place & (COPIED | STAYS) for place in places])
+
+    __slots__ = ("backend", "copied", "group", "make", "operation", "outgoing", "payloads", "root")
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        operation: str,
+        make: Make,
+        values_of: Callable[[Any], dict[int, Any]],
+        describe: Callable[[Message], bytes] | None = None,
+        root: Any = _NO_ROOT,
+    ) -> None:
+        """Agree on the call (collective).
+
+        ``values_of`` the checked root gives what this rank sends, by rank. Where that is one value,
+        the handshake can carry what ``describe`` makes of its message.
+        """
+        self.group, self.operation, self.make = group, operation, make
+        takes = None if make is messages.of_objects else group.device_takes
+        with SharedFailure(group.handshake, operation):
+            self.root = root if root is _NO_ROOT else check_rank(group, root, "root")
+            by_rank = values_of(self.root)
+            made = make(list(by_rank.values()), group.rank, takes)
+            nbytes = sum([message.nbytes for message in made])
+            payload = _PREFIX.pack(nbytes, places_of(made, takes))
+            if describe is not None and made:
+                payload += describe(made[0])
+        signature = () if root is _NO_ROOT else (("root", self.root),)
+        self.payloads = group.handshake(operation, signature, payload, nbytes)
+        self.backend: Backend = group.host
+        self.copied = False
+        places = [each[_PREFIX.size - 1] for each in self.payloads]
+        if any(places):  # hardly ever
+            self.backend, made = agreed(group, operation, places, made)
+            was_on_gpu = any([place & (COPIED | STAYS) for place in places])
+            self.copied = was_on_gpu and self.backend is group.host
+        self.outgoing: ByRank = dict(zip(by_rank, made, strict=True))
+
+    def header(self, rank: int, end: int | None = None) -> bytes:
+        """Return the header of the rank's message, which its payload holds up to ``end``."""
+        return self.payloads[rank][_PREFIX.size : end]
+
+    def own_headers(self) -> list[bytes]:
+        """Return those of this rank's messages, by the rank that gets them."""
+        return [message.header() for message in self.outgoing.values()]
+
+    def with_memory(self, allocate: Callable[[], Value]) -> Value:
+        """Return what ``allocate`` returns; when much moves, ranks check first that all could."""
+        if sum([_PREFIX.unpack_from(each)[0] for each in self.payloads]) < CONFIRMED_BYTES:
+            return allocate()
+        return self.group.run_on_all_ranks(self.operation, allocate, "memory")
+
+    def allocate(self, headers: dict[int, bytes]) -> ByRank:
+        """Return an empty message for each header, by rank; a copy of this rank's own."""
+        own = self.group.rank
+        return self.with_memory(
+            lambda: {
+                rank: self.outgoing[rank].copy() if rank == own else self.backend.allocate(header)
+                for rank, header in headers.items()
+            }
+        )
+
+    def exchange(self, headers: dict[int, bytes]) -> list[Any]:
+        """Send messages by rank; return the values of those that come, in the order of headers."""
+        incoming = self.allocate(headers)
+        self.backend.exchange(_parts(self.outgoing), _parts(incoming))
+        return self.values(incoming.values())
+
+    def values(self, received: Iterable[Message]) -> list[Any]:
+        """Return what messages hold; raise on all ranks where one can't unpickle or use its GPU."""
+
+        def unpack() -> list[Any]:
+            found = messages.on_device(list(received), self.group.rank) if self.copied else received
+            return [message.value() for message in found]
+
+        if self.make is messages.of_objects:
+            return self.group.run_on_all_ranks(self.operation, unpack, "unpickling")
+        if self.copied:
+            return self.group.run_on_all_ranks(self.operation, unpack, "copying to GPUs")
+        return unpack()
 
 
-def _size_of(payload: bytes) -> int:
-    """Return the size in bytes of the data that a payload describes."""
-    return int(_PREFIX.unpack_from(payload)[0])
-
-
-def _is_inline(payload: bytes) -> bool:
-    """Return whether the data are in the payload."""
-    nbytes, place = _PREFIX.unpack_from(payload)
-    return bool(nbytes <= SMALL_BYTES and not place & STAYS)
-
-
-def _prefix(outgoing: ByRank, takes: Takes | None) -> bytes:
-    nbytes = sum([message.nbytes for message in outgoing.values()])
-    return _PREFIX.pack(nbytes, places_of(outgoing.values(), takes))
-
-
-def _with_memory(
-    group: ProcessGroup, operation: str, payloads: list[bytes], allocate: Callable[[], Value]
-) -> Value:
-    """Return what ``allocate`` returns; when much moves, ranks check first that all could."""
-    if sum(map(_size_of, payloads)) < CONFIRMED_BYTES:
-        return allocate()
-    return group.run_on_all_ranks(operation, allocate, "memory")
-
-
-def _values(
-    group: ProcessGroup, operation: str, copied: bool, received: list[Message], make: Make
-) -> list[Any]:
-    """Return what messages hold; raise on all ranks where one can't unpickle or use its GPU."""
-
-    def unpack() -> list[Any]:
-        found = messages.on_device(received, group.rank) if copied else received
-        return [message.value() for message in found]
-
-    if make is messages.of_objects:
-        return group.run_on_all_ranks(operation, unpack, "unpickling")
-    return group.run_on_all_ranks(operation, unpack, "copying to GPUs") if copied else unpack()
-
-
-def _incoming(
-    group: ProcessGroup,
-    operation: str,
-    payloads: list[bytes],
-    outgoing: ByRank,
-    headers: dict[int, bytes],
-    backend: Backend,
-) -> ByRank:
-    """Return an empty message for each header, by rank; a copy of this rank's own."""
-
-    def allocate() -> ByRank:
-        return {
-            rank: outgoing[rank].copy() if rank == group.rank else backend.allocate(header)
-            for rank, header in headers.items()
-        }
-
-    return _with_memory(group, operation, payloads, allocate)
-
-
-def _exchanged(
-    group: ProcessGroup,
-    operation: str,
-    payloads: list[bytes],
-    outgoing: ByRank,
-    headers: dict[int, bytes],
-    make: Make,
-) -> list[Any]:
-    """Send messages by rank; return the values of those that come, in the order of headers."""
-    backend, copied = _agreed(group, operation, payloads, outgoing)
-    incoming = _incoming(group, operation, payloads, outgoing, headers, backend)
-    backend.exchange(_parts(outgoing), _parts(incoming))
-    return _values(group, operation, copied, list(incoming.values()), make)
+def _header_and_small_data(message: Message) -> bytes:
+    header = message.header()
+    return header if message.nbytes > SMALL_BYTES or message.stays else header + message.packed()
 
 
 def _parts(by_rank: ByRank) -> Parts:

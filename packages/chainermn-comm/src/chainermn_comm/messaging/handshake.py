@@ -21,7 +21,7 @@ from ..errors import (
     now,
     raise_failure,
     raise_mismatch,
-    record_raised_on_all,
+    raised_on_all,
     share_failure,
     view_of,
 )
@@ -111,15 +111,13 @@ class Handshake:
         if self.interruptions:
             raise error
         if is_known_to_all(error, (id(self), self._calls)):
-            record_raised_on_all(error, (id(self), self._calls))
-            raise error
+            raise raised_on_all(error, (id(self), self._calls))
         self._calls += 1
         self._observer.collective(operation, self._calls)
         entry = _PREFIX.pack(b"", self._calls, True, 0).ljust(_ENTRY_BYTES, b"\0")
         self._comm.Allgather([entry, MPI.BYTE], [self._received, MPI.BYTE])
         self._comm.allgather(describe(error, self._comm.rank))
-        record_raised_on_all(error, (id(self), self._calls))
-        raise error
+        raise raised_on_all(error, (id(self), self._calls))
 
     def begin(self, operation: str, nbytes: int = 0) -> None:
         """Report a call that all ranks make without a handshake (not collective)."""
@@ -154,7 +152,7 @@ class Handshake:
                 raise_mismatch(operation, self._comm.rank, views)
         except CommunicationError as error:
             if is_raised_on_all(error, since):  # and not by a signal's handler
-                record_raised_on_all(error, (id(self), self._calls))
+                raised_on_all(error, (id(self), self._calls))
             raise
         return [length for *_, length in prefixes]
 

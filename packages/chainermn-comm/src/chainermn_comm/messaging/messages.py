@@ -195,19 +195,14 @@ def of_object(obj: Any) -> Message:
     return Message(OBJECT, tuple(arrays))
 
 
-def allocate(header: bytes, new: Callable[..., Any] | None = None) -> Message:
+def allocate(header: bytes, new: Callable[..., Any] = np.empty) -> Message:
     """Return a message of the header's kind and specs whose data are still to be received.
 
-    Its arrays are made by ``new(shape, dtype, order)``, if given.
+    Its arrays are made by ``new(shape, dtype, order)``.
     """
     kind, specs, scalars, on_gpu = decode_header_cached(header) or decode_header(header)
-    arrays = tuple(
-        [
-            empty_array(dtype, shape, order) if new is None else new(shape, dtype, order)
-            for dtype, shape, order, _ in specs
-        ]
-    )
-    return Message(kind, arrays, scalars, on_gpu)
+    arrays = [new(shape, dtype, order) for dtype, shape, order, _ in specs]
+    return Message(kind, tuple(arrays), scalars, on_gpu)
 
 
 def empty_array(dtype: np.dtype, shape: tuple[int, ...], order: Any) -> np.ndarray:

@@ -39,13 +39,13 @@ _MESSAGE_ID, _LENGTHS = struct.Struct("<q"), struct.Struct("<II")
 _pack_message_id, _unpack_prefix, _PREFIX_BYTES = _MESSAGE_ID.pack, PREFIX.unpack_from, PREFIX.size
 
 # MPI's communicator, the other rank, and the tag.
-Peer: TypeAlias = tuple[MPI.Intracomm, int, int]
+Envelope: TypeAlias = tuple[MPI.Intracomm, int, int]
 
 
 def send(
     method: str,
     message: Message,
-    peer: Peer,
+    envelope: Envelope,
     observer: CallObserver,
     label: str = "",
     metadata: bytes = b"",
@@ -54,11 +54,8 @@ def send(
     """Send the message; return when its arrays may be changed.
 
     The observer gets ``method``, a communicator's, and ``label``, what the call is for.
-
-    Raises:
-        struct.error: the message id has more than 64 bits, signed.
     """
-    comm, dest, tag = peer
+    comm, dest, tag = envelope
     kind, arrays, scalars, on_gpu = message
     if len(arrays) == 1:  # nearly always
         (array,) = arrays
@@ -88,7 +85,7 @@ def send(
 
 
 def recv(
-    method: str, kinds: tuple[str, ...], peer: Peer, observer: CallObserver, label: str = ""
+    method: str, kinds: tuple[str, ...], envelope: Envelope, observer: CallObserver, label: str = ""
 ) -> tuple[bytes, Any, int]:
     """Receive a message of :func:`send`: its metadata, value and message id.
 
@@ -101,7 +98,7 @@ def recv(
         PeerError: the message holds an error of its sender instead.
         TypeError: the message is of none of these kinds; it is discarded.
     """
-    comm, source, tag = peer
+    comm, source, tag = envelope
     inline = np.empty(INLINE_BYTES, np.uint8)
     memory = inline.data
     observer.message(method, source, tag, 0, label)
@@ -112,16 +109,16 @@ def recv(
         head = bytes(memory[_PREFIX_BYTES:end])
         try:
             if end > INLINE_BYTES:
-                (rest,) = _recv_arrays([(_UINT8, (end - INLINE_BYTES,), "C")], peer)
+                (rest,) = _recv_arrays([(_UINT8, (end - INLINE_BYTES,), "C")], envelope)
                 head += rest.tobytes()
                 found = _decode(head, header_bytes)
             else:
                 found = _decode_cached(head, header_bytes) or _decode(head, header_bytes)
         except Exception:
-            _discard_out_of_line(head, header_bytes, end, peer)
+            _discard_out_of_line(head, header_bytes, end, envelope)
             raise
         kind, metadata, places, out_of_line, scalars, on_gpu, is_plain = found
-        arrays = _recv_arrays(out_of_line, peer) if out_of_line else []
+        arrays = _recv_arrays(out_of_line, envelope) if out_of_line else []
         for index, (dtype, shape, order, start) in enumerate(places):
             if start and order is None:  # nearly always
                 arrays.insert(index, np.ndarray(shape, dtype, memory, start).copy())
@@ -132,7 +129,7 @@ def recv(
             text = arrays[0].tobytes().decode(errors="replace")
             raise PeerError(f"rank {comm.rank}: {method} failed because of rank {source}: {text}")
         if kind not in kinds:
-            raise _wrong_kind(method, kind, kinds, peer)
+            raise _wrong_kind(method, kind, kinds, envelope)
         if is_plain:
             return metadata, tuple(arrays), message_id
         (message,) = on_device([Message(kind, tuple(arrays), scalars, on_gpu)], comm.rank)
@@ -141,13 +138,15 @@ def recv(
         observer.leave()
 
 
-def wait_for_any_tag(method: str, peer: Peer, max_tag: int, observer: CallObserver) -> Peer:
+def wait_for_any_tag(
+    method: str, envelope: Envelope, max_tag: int, observer: CallObserver
+) -> Envelope:
     """Wait for the next message from a rank; return the rank with its tag, for :func:`recv`.
 
     Raises:
         TypeError: it has no user's tag, being part of another function; it isn't received.
     """
-    comm, source, _ = peer
+    comm, source, _ = envelope
     status = MPI.Status()
     observer.message(method, source, MPI.ANY_TAG)
     try:
@@ -231,14 +230,14 @@ def _decode_cached(head: bytes, header_bytes: int) -> _Decoded | None:
 
 
 def _recv_arrays(
-    specs: Sequence[tuple[np.dtype, tuple[int, ...], Any]], peer: Peer
+    specs: Sequence[tuple[np.dtype, tuple[int, ...], Any]], envelope: Envelope
 ) -> list[np.ndarray]:
     """Receive new arrays of these dtypes, shapes and orders.
 
     Where there is no memory for them, their data are discarded, so that the next message can be
     received.
     """
-    comm, source, tag = peer
+    comm, source, tag = envelope
     try:
         arrays = [messages.empty_array(*spec) for spec in specs]
     except MemoryError:
@@ -251,17 +250,17 @@ def _recv_arrays(
     return arrays
 
 
-def _discard_out_of_line(head: bytes, header_bytes: int, end: int, peer: Peer) -> None:
+def _discard_out_of_line(head: bytes, header_bytes: int, end: int, envelope: Envelope) -> None:
     """Receive the arrays that are out of line, and keep none; nothing for half a header."""
     if len(head) >= header_bytes:
         sizes = messages.array_sizes(head[:header_bytes])
         for size, fits in zip(sizes, fits_inline(end, sizes), strict=True):
             if not fits:
-                discard(size, *peer)
+                discard(size, *envelope)
 
 
-def _wrong_kind(method: str, kind: str, kinds: tuple[str, ...], peer: Peer) -> TypeError:
-    comm, source, _ = peer
+def _wrong_kind(method: str, kind: str, kinds: tuple[str, ...], envelope: Envelope) -> TypeError:
+    comm, source, _ = envelope
     if WITH_METADATA in kinds:
         method += "_with_metadata"
     what, suffix = {

@@ -15,7 +15,7 @@ from chainer.training import Extension
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import SharedFailure, raise_on_all_ranks, run_on_all_ranks
+from ..collective_errors import SharedFailure, allgather_checked, raise_on_all_ranks
 from ..trainer_introspection import updater_of, warn_of_lost_order
 from .atomic_file import FileDigest, atomic_write
 from .background_writer import BackgroundWriter
@@ -106,7 +106,7 @@ class MultiNodeCheckpointer(Extension):
             if number < 0:
                 raise ValueError(f"an iteration is not negative, as {number} is")
         self.comm.handshake(OPERATION, (("iteration", number),))
-        views = run_on_all_ranks(
+        views = allgather_checked(
             self.comm, OPERATION, lambda: self._is_saved(target, iteration, number)
         )
         if all(saved for saved, _ in views):
@@ -203,7 +203,7 @@ class MultiNodeCheckpointer(Extension):
                 )
             paths = self._paths_for(trainer, path)
             here = path is None and not has_other_writer(self, paths)
-        writable = run_on_all_ranks(self.comm, OPERATION, lambda: here)
+        writable = allgather_checked(self.comm, OPERATION, lambda: here)
         found, skipped = select_latest(self.comm, paths, scan(self.comm, paths))
         begin = 0 if found is None else found
         if skipped and self.comm.rank == 0:

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.errors import is_raised_on_all, now
 
-from ..collective_errors import raise_on_all_ranks, run_on_all_ranks
+from ..collective_errors import allgather_checked, raise_on_all_ranks
 from .atomic_file import FileDigest, atomic_write, sync_folder
 from .files import CheckpointPaths, Manifest
 from .recovery import OPERATION, remove_stale, scan
@@ -57,7 +57,7 @@ class CheckpointDirectory:
         """
         rank, replaces, since = self._comm.rank, iteration in self._committed, now()
         try:
-            files = run_on_all_ranks(self._comm, OPERATION, written)
+            files = allgather_checked(self._comm, OPERATION, written)
             manifest = Manifest(self.paths.name, iteration, files)
             with raise_on_all_ranks(self._comm, OPERATION):
                 if rank == 0:

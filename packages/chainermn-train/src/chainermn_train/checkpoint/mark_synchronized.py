@@ -7,7 +7,7 @@ from typing import Any
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import run_on_all_ranks
+from ..collective_errors import allgather_checked
 from ..host_arrays import to_host
 from ..optimizer_state import array_of, keys_of, updates_of
 from ..optimizers import MultiNodeOptimizer
@@ -23,7 +23,7 @@ def mark_synchronized_if_equal(comm: CommunicatorBase, target: Any, optimizer: A
     multi_node = [
         each for each in optimizers if isinstance(each, MultiNodeOptimizer) and each.target
     ]
-    views = run_on_all_ranks(
+    views = allgather_checked(
         comm, "comparison of parameters", lambda: [_digest(each) for each in multi_node]
     )
     for index, each in enumerate(multi_node):

@@ -10,7 +10,7 @@ from typing import Any
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import raise_on_all_ranks, run_on_all_ranks
+from ..collective_errors import allgather_checked, raise_on_all_ranks
 from .files import CheckpointPaths, Listing, Manifest
 from .state_dict import is_checkpoint
 
@@ -36,7 +36,7 @@ def scan(comm: CommunicatorBase, paths: CheckpointPaths) -> Scan:
         mine = listing.manifests if comm.rank == 0 else ()
         return listing, {each: paths.read_manifest(each) for each in mine}
 
-    views = run_on_all_ranks(comm, OPERATION, read)
+    views = allgather_checked(comm, OPERATION, read)
     manifests = views[0][1]
     mine = views[comm.rank][0].states
 
@@ -47,7 +47,7 @@ def scan(comm: CommunicatorBase, paths: CheckpointPaths) -> Scan:
         files = itertools.chain(*(mine[each] for each in mine.keys() - manifests.keys()))
         return {path.name for path in files if not is_checkpoint(path)}
 
-    unrecognized = set().union(*run_on_all_ranks(comm, OPERATION, recover))
+    unrecognized = set().union(*allgather_checked(comm, OPERATION, recover))
     orphaned = {
         iteration
         for listing, _ in views
@@ -96,7 +96,7 @@ def _verify(comm: CommunicatorBase, paths: CheckpointPaths, manifest: Manifest) 
             f"{comm.size}: a checkpoint holds what belongs to each rank, so go on with as many, "
             "or use multi_node_snapshot for state that is the same on all"
         )
-    views = run_on_all_ranks(comm, OPERATION, lambda: paths.verify(comm.rank, manifest))
+    views = allgather_checked(comm, OPERATION, lambda: paths.verify(comm.rank, manifest))
     return ", ".join(f"rank {rank}: {each}" for rank, each in enumerate(views) if each)
 
 

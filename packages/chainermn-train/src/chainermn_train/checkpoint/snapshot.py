@@ -17,7 +17,7 @@ from chainer.training.extensions.snapshot_writers import SimpleWriter
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import raise_on_all_ranks, require_communicator, run_on_all_ranks
+from ..collective_errors import allgather_checked, raise_on_all_ranks, require_communicator
 from ..trainer_introspection import iterators_of
 from ..wrappers import UnpicklableMixin
 from .mark_synchronized import mark_synchronized_if_equal
@@ -177,7 +177,7 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
         self._snapshot.finalize()
 
     def _run(self, action: Callable[[], Any]) -> list[Any]:
-        return run_on_all_ranks(self._comm, _OPERATION, action)
+        return allgather_checked(self._comm, _OPERATION, action)
 
     def _target(self, trainer: Any) -> Any:
         return trainer if self._snapshot._target is None else self._snapshot._target

@@ -11,7 +11,7 @@ from chainer.backends import cuda
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
 
-from ..collective_errors import SharedFailure, require_communicator, run_on_all_ranks
+from ..collective_errors import SharedFailure, allgather_checked, require_communicator
 from ..host_arrays import to_host
 from ..persistents import Persistent, persistents
 from ..wrappers import UnpicklableMixin
@@ -84,7 +84,7 @@ class AllreducePersistent(UnpicklableMixin, training.Extension):
         """Return the kinds of the floats, by name, and how many ranks have each (collective)."""
         digest = hashlib.blake2b(repr(sorted(own.items())).encode(), digest_size=16).digest()
         if len(set(self.comm.handshake(operation, payload=digest))) > 1:
-            return _merge_views(run_on_all_ranks(self.comm, operation, lambda: own))
+            return _merge_views(allgather_checked(self.comm, operation, lambda: own))
         kinds, counts = _merge_views([own])
         return kinds, {name: self.comm.size * count for name, count in counts.items()}
 

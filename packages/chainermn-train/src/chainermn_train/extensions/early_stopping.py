@@ -10,7 +10,7 @@ from chainer.training.triggers import EarlyStoppingTrigger
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import require_communicator, run_on_all_ranks
+from ..collective_errors import allgather_checked, require_communicator
 from ..host_arrays import to_host
 from ..wrappers import UnpicklableMixin
 
@@ -82,7 +82,7 @@ class MultiNodeEarlyStoppingTrigger(UnpicklableMixin, EarlyStoppingTrigger):
             self._observe(trainer.observation)
             return bool(self._max_trigger(trainer)), bool(self._interval_trigger(trainer))
 
-        ranks = run_on_all_ranks(self.comm, "MultiNodeEarlyStoppingTrigger", triggers)
+        ranks = allgather_checked(self.comm, "MultiNodeEarlyStoppingTrigger", triggers)
         if any(stop for stop, _ in ranks):
             return True
         if not any(check for _, check in ranks):
@@ -101,7 +101,7 @@ class MultiNodeEarlyStoppingTrigger(UnpicklableMixin, EarlyStoppingTrigger):
 
     def _check(self, observation: dict[str, Any]) -> bool:
         """Compare the mean over ranks with the best so far (collective)."""
-        ranks = run_on_all_ranks(self.comm, "MultiNodeEarlyStoppingTrigger", self._mean_here)
+        ranks = allgather_checked(self.comm, "MultiNodeEarlyStoppingTrigger", self._mean_here)
         found = [each for each in ranks if each is not None]
         if not found:
             if self.comm.rank == 0:

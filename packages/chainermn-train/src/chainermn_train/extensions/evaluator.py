@@ -10,7 +10,7 @@ import numpy as np
 from chainermn_comm import CommunicatorBase, RankMismatchError
 from chainermn_comm.watchdog import alone
 
-from ..collective_errors import add_mismatch_hint, require_communicator, run_on_all_ranks
+from ..collective_errors import add_mismatch_hint, allgather_checked, require_communicator
 from ..host_arrays import as_number, mean_of
 from ..wrappers import UnpicklableMixin
 
@@ -105,7 +105,7 @@ def _evaluate_on_all_ranks(evaluator: Any, evaluate: Callable[[], Any]) -> dict[
 
     try:
         communicator = vars(evaluator)["_mn_communicator"]
-        return _mean(run_on_all_ranks(communicator, "evaluate", evaluate_here))
+        return _mean(allgather_checked(communicator, "evaluate", evaluate_here))
     except RankMismatchError as error:
         add_mismatch_hint(error, "a multi-node evaluator")
         raise

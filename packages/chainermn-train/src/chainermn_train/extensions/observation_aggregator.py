@@ -12,7 +12,7 @@ from chainer import training
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import bcast_checked, require_communicator, run_on_all_ranks
+from ..collective_errors import allgather_checked, bcast_checked, require_communicator
 from ..host_arrays import as_number, mean_of, to_host
 from ..wrappers import UnpicklableMixin
 
@@ -85,7 +85,7 @@ class ObservationAggregator(UnpicklableMixin, training.Extension):
         if not self.comm_trigger(trainer):
             return
         try:
-            ranks = run_on_all_ranks(self.comm, "ObservationAggregator", self._on_host)
+            ranks = allgather_checked(self.comm, "ObservationAggregator", self._on_host)
         finally:
             self._values = []
         if any(ranks):

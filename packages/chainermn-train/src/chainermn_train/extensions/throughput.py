@@ -11,7 +11,7 @@ from chainer.backends import cuda
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import raise_on_all_ranks, require_communicator, run_on_all_ranks
+from ..collective_errors import allgather_checked, raise_on_all_ranks, require_communicator
 from ..profiling import StepClock, StepTimes, TimedUpdater
 from ..wrappers import UnpicklableMixin
 
@@ -98,7 +98,7 @@ class ThroughputReport(UnpicklableMixin, training.Extension):
             times, self._clock.times = self._clock.times, StepTimes()
             return self._examples - before, times
 
-        views = run_on_all_ranks(self.comm, "ThroughputReport", pop)
+        views = allgather_checked(self.comm, "ThroughputReport", pop)
         ranks = [times for _, times in views]
         if not all(rank.steps and rank.sampled for rank in ranks):
             return

@@ -16,9 +16,9 @@ from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import (
     SharedFailure,
+    allgather_checked,
     raise_on_all_ranks,
     require_communicator,
-    run_on_all_ranks,
 )
 from .iterator_proxy import IteratorProxy, refuse_proxy
 from .order_sampler import SEED_NUMBERS, ResumableOrderSampler
@@ -80,7 +80,7 @@ def create_synchronized_iterator(
         numbers: list[int] = draw(np.arange(SEED_NUMBERS), 0).tolist()
         return numbers
 
-    seeds = run_on_all_ranks(communicator, _OPERATION, draw_seed)
+    seeds = allgather_checked(communicator, _OPERATION, draw_seed)
     with raise_on_all_ranks(communicator, _OPERATION):
         _start_with(actual_iterator, seeds[0])
     return SynchronizedIterator(actual_iterator, communicator)

@@ -16,7 +16,7 @@ import numpy as np
 from chainermn_comm import CommunicatorBase, RankMismatchError, devices, staging
 from chainermn_comm.errors import raise_mismatch, view_of
 
-from ..collective_errors import run_on_all_ranks
+from ..collective_errors import allgather_checked
 from ..host_arrays import to_host
 from ..optimizer_state import array_of, keys_of, updates_of
 from ..parameter_set import ParameterSet
@@ -131,7 +131,7 @@ class DriftDetector:
         ]
         place = [(str(it), it.start, it.stop) for it in pieces]
         parts = [to_host(piece.elements()) for piece in pieces]
-        rows = run_on_all_ranks(communicator, OPERATION, lambda: (heads, place, parts))
+        rows = allgather_checked(communicator, OPERATION, lambda: (heads, place, parts))
         are_alike = all(row[0] == heads for row in rows)
         if are_alike and any(row[1] != rows[0][1] for row in rows):
             self.restart()
