@@ -21,10 +21,10 @@ from shapes import MODELS, SIZES, elements
 from chainermn_comm import create_communicator
 from chainermn_comm.allreduce import Operand
 from chainermn_comm.allreduce.algorithm import Arrays
-from chainermn_comm.allreduce.chunks import Chunk
 from chainermn_comm.allreduce.pairwise import start_allgather
 from chainermn_comm.allreduce.shared_memory import Stage
 from chainermn_comm.allreduce.two_level import MEANS, TwoLevelAllreduce
+from chainermn_comm.arithmetic import Chunk
 from chainermn_comm.topology import Topology
 
 # float16 rounds 2^13 times as coarsely as float32.

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..arithmetic import (
+    Chunk,
+    absmax_each,
+    cast_into,
+    fit_each,
+    ldexp_each,
+    overflow_errstate,
+    plan_chunks,
+)
 from ..arrays import accumulator
 from .algorithm import Algorithm, Arrays, Operand
-from .casts import cast_into
-from .chunks import Chunk, plan_chunks
 from .pairwise import Allreduce
-from .summation import overflow_errstate
-from .wire_format import absmax_each, fit_each, ldexp_each
 
 # A packed chunk: long enough that MPI's latency doesn't count, short enough to stay in cache.
 PACKED_CHUNK_BYTES = 1 << 20

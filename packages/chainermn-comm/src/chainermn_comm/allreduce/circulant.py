@@ -17,13 +17,11 @@ from itertools import pairwise
 import numpy as np
 from mpi4py import MPI
 
+from ..arithmetic import BLOCK_ELEMENTS, bound_of, cast_into, ldexp_into, shard_slice, sum_rows
 from ..arrays import accumulator
 from ..messaging import start_exchange
 from ..runtime import are_done, wait_any
-from .casts import BLOCK_ELEMENTS, cast_into
-from .pairwise import Pair, shard_slice
-from .summation import sum_rows
-from .wire_format import bound_of, ldexp_into
+from .pairwise import Pair
 
 # Most ranks that exchange pairwise, which keeps the order of ranks and takes two rounds.
 PAIRWISE_RANKS = 16

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..arithmetic import overflow_errstate
 from .algorithm import Algorithm, NextOperand, Operand, allreduce_apart
 from .bucketed import Bucketed
 from .circulant import CirculantAllreduce
 from .pairwise import Pair, PairwiseAllreduce
-from .summation import overflow_errstate
 
 # Arrays of this size and more, if they travel in their own dtype.
 IN_PLACE_BYTES = 1 << 20

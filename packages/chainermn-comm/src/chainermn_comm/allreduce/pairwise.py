@@ -16,10 +16,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from mpi4py import MPI
 
+from ..arithmetic import BLOCK_ELEMENTS, overflow_errstate, shard_slice, sum_rows
 from ..messaging import Buffer, start_exchange
 from ..runtime import wait_all
-from .casts import BLOCK_ELEMENTS
-from .summation import overflow_errstate, sum_rows
 
 # A source and its target, which may be the same: 1-D, contiguous, of one length and dtype.
 Pair: TypeAlias = tuple[np.ndarray, np.ndarray]
@@ -58,11 +57,6 @@ LATE_GATHER = Pipeline(2 << 20, 3, gather_delay=2, wait_delay=2)
 # For ranks that share no memory. MPI progresses messages only during its calls; enough is in
 # flight for a link of 1 Gbit/s to stay busy for some ten milliseconds between them.
 OVERLAPPED = Pipeline(1 << 20, 1, sum_delay=2, gather_delay=2, wait_delay=4)
-
-
-def shard_slice(size: int, shards: int, index: int) -> slice:
-    """Return the index-th of nearly equal slices of ``range(size)``."""
-    return slice(size * index // shards, size * (index + 1) // shards)
 
 
 def start_reduce_scatter(

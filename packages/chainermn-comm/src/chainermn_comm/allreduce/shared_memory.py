@@ -13,14 +13,12 @@ from itertools import accumulate, pairwise
 import numpy as np
 from mpi4py import MPI
 
+from ..arithmetic import Chunk, overflow_errstate, plan_chunks, shard_slice, sum_rows
 from ..arrays import accumulator
 from ..runtime import barrier
 from ..topology import Topology
 from .algorithm import Algorithm, Arrays, Dtypes, Operand
-from .chunks import Chunk, plan_chunks
-from .pairwise import shard_slice
 from .shared_window import NoSharedMemory, SharedWindow
-from .summation import overflow_errstate, sum_rows
 
 # A chunk is summed in a core's cache. How many of them stay in it from packing to unpacking depends
 # on the machine; a group has room for MOST_CHUNKS.

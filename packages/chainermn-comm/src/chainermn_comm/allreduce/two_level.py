@@ -15,24 +15,26 @@ from functools import partial
 import numpy as np
 from mpi4py import MPI
 
+from ..arithmetic import (
+    Chunk,
+    WireFormat,
+    absmax,
+    bound_of,
+    cast_into,
+    choose_wire_format,
+    ldexp_into,
+    mean_format,
+    scaled_sum,
+    shard_slice,
+    sum_rows,
+)
 from ..arrays import accumulator
 from ..runtime import wait_all
 from ..topology import Topology
 from .algorithm import Arrays, Operand
-from .casts import cast_into
-from .chunks import Chunk
 from .circulant import CirculantSum, InFlight, Numbers, goes_in_rounds, skips
-from .pairwise import shard_slice, start_allgather, start_reduce_scatter
+from .pairwise import start_allgather, start_reduce_scatter
 from .shared_memory import SharedMemoryAllreduce, Stage, slot_of
-from .summation import scaled_sum, sum_rows
-from .wire_format import (
-    WireFormat,
-    absmax,
-    bound_of,
-    choose_wire_format,
-    ldexp_into,
-    mean_format,
-)
 
 # Chunks n and n + INTER_NODE_SLOTS use the same slot. What is sent at one tick is waited for at the
 # next.
