@@ -125,10 +125,9 @@ def link(gradients: Gradients) -> Case:
 class WireAlone(TwoLevelAllreduce):
     """The messages of a stream between nodes, and nothing else: no barriers, copies or sums."""
 
-    def _barrier(self) -> None:
-        pass
-
-    def _stages(self, operand: Operand, inputs: Arrays, flats: Arrays, nbytes: int) -> list[Stage]:
+    def _stages(
+        self, operand: Operand, inputs: Arrays, flats: Arrays, redundant: bool
+    ) -> list[Stage]:
         return [self._scatter, partial(self._pass_on, flats), self._collect]
 
     def _pass_on(self, flats: Arrays, number: int, chunk: Chunk) -> None:

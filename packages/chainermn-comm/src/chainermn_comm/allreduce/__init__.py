@@ -6,7 +6,6 @@ from .bucketed import Bucketed
 from .factories import FACTORIES as FACTORIES
 from .factories import AlgorithmCache as AlgorithmCache
 from .user_arrays import reduce_arrays as reduce_arrays
-from .user_arrays import reduce_scatter_arrays as reduce_scatter_arrays
 
 # What users may use; the other names are for the folders above.
 __all__ = ["Algorithm", "Bucketed", "Operand"]

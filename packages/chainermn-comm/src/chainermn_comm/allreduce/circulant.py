@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -116,11 +116,6 @@ class CirculantSum:
         # Memory by its use and round.
         self._memory: dict[tuple[str, int], np.ndarray] = {}
 
-    @property
-    def rounds(self) -> int:
-        """Of each sum."""
-        return 2 * len(skips(self._comm.size))
-
     def begin(
         self,
         sent: Numbers,
@@ -156,10 +151,6 @@ class CirculantSum:
 
         return InFlight(rounds())
 
-    def close(self) -> None:
-        """Release the memory; it is allocated again when needed."""
-        self._memory.clear()
-
     def _scatter(
         self, sent: Numbers, own: Numbers, narrow: np.dtype, op: np.ufunc
     ) -> Generator[list[MPI.Request], None, tuple[Numbers, float]]:
@@ -180,7 +171,8 @@ class CirculantSum:
                 HEADER.pack_into(header.data, 0, sent.exponent, sent.array.dtype != wide, bound)
                 outgoing = [header, *sent.parts(begin, end)]
                 got = np.empty(HEADER_BYTES, np.uint8)
-                incoming = [got, *_cut(received, [n * wide.itemsize for n in places])]
+                cut = places[0] * wide.itemsize
+                incoming = [got, received[:cut], received[cut:-HEADER_BYTES]][: 1 + len(places)]
             else:  # the header follows the numbers
                 outgoing = [memory[begin * wide.itemsize :]]
                 incoming = [received]
@@ -291,10 +283,7 @@ class CirculantAllreduce:
     """What :class:`PairwiseAllreduce` does, for many ranks: chunk after chunk, all under way."""
 
     def __init__(self, comm: MPI.Intracomm, tag: int = 0, chunk_bytes: int | None = None) -> None:
-        """Use ``comm``, which stays the caller's (not collective).
-
-        No other messages have ``tag`` or the next one. ``chunk_bytes`` replaces the default.
-        """
+        """See :class:`PairwiseAllreduce` (not collective)."""
         self._chunk_bytes = chunk_bytes or default_chunk_bytes(comm.size)
         self._least_bytes = chunk_bytes or len(skips(comm.size)) * LEAST_BYTES_PER_ROUND
         self._sum = CirculantSum(comm, tag)
@@ -318,10 +307,9 @@ class CirculantAllreduce:
                     chunks = self._chunks(pair)
                     chunk = next(chunks, None)
             if chunk is not None:  # on its way while others are waited for
-                numbers, out = Numbers(chunk[0]), Numbers(chunk[1])
-                whole = partial(_given, out)
-                dtype = out.array.dtype
-                in_flight.append(self._sum.begin(numbers, numbers, whole, dtype, divisor, op))
+                term, out = map(Numbers, chunk)
+                dtype, whole = chunk[1].dtype, lambda _, out=out: out
+                in_flight.append(self._sum.begin(term, term, whole, dtype, divisor, op))
             elif not in_flight:
                 return
             # None is waited for alone: another rank may not have its buffer yet.
@@ -335,10 +323,6 @@ class CirculantAllreduce:
                 each.advance()
             in_flight = [each for each in in_flight if not each.is_over]
 
-    def close(self) -> None:
-        """Release the memory; it is allocated again when needed."""
-        self._sum.close()
-
     def _chunks(self, pair: Pair) -> Iterator[Pair]:
         """Yield nearly equal parts of a pair."""
         source, target = pair
@@ -347,16 +331,6 @@ class CirculantAllreduce:
         for part in range(parts):
             chunk = shard_slice(source.size, parts, part)
             yield source[chunk], target[chunk]
-
-
-def _given(numbers: Numbers, _: float) -> Numbers:
-    return numbers
-
-
-def _cut(memory: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-    """Return consecutive slices of ``sizes`` bytes."""
-    ends = np.cumsum(sizes).tolist()
-    return [memory[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
 def _scaled(numbers: np.ndarray, exponent: int) -> np.ndarray:

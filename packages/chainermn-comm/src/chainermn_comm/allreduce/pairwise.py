@@ -36,7 +36,7 @@ CACHED_LAYOUTS = 256
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class Schedule:
     """How large the rounds of a sum are, and how many are in flight.
 
     In a round each rank sums one shard. Delays count the rounds from sending a round's shards.
@@ -50,13 +50,13 @@ class Pipeline:
 
 
 # One round after the other. A shard, what is received for it and its sum stay in a core's cache.
-BLOCKING = Pipeline(2 << 20, 3)
+BLOCKING = Schedule(2 << 20, 3)
 # For ranks whose cores share little cache: reading what another core has just written is slow
 # there; see docs/decisions/shared-memory.md.
-LATE_GATHER = Pipeline(2 << 20, 3, gather_delay=2, wait_delay=2)
+LATE_GATHER = Schedule(2 << 20, 3, gather_delay=2, wait_delay=2)
 # For ranks that share no memory. MPI progresses messages only during its calls; enough is in
 # flight for a link of 1 Gbit/s to stay busy for some ten milliseconds between them.
-OVERLAPPED = Pipeline(1 << 20, 1, sum_delay=2, gather_delay=2, wait_delay=4)
+OVERLAPPED = Schedule(1 << 20, 1, sum_delay=2, gather_delay=2, wait_delay=4)
 
 
 def start_reduce_scatter(
@@ -90,28 +90,26 @@ def _preceding(comm: MPI.Intracomm, buffers: Sequence[Buffer]) -> Iterator[tuple
 class PairwiseAllreduce:
     """The sum over the ranks of an mpi4py communicator, the same bits on every rank."""
 
-    gather_bytes = GATHER_BYTES
-
     def __init__(
         self,
         comm: MPI.Intracomm,
         tag: int = 0,
-        pipeline: Pipeline = BLOCKING,
+        schedule: Schedule = BLOCKING,
         chunk_bytes: int | None = None,
     ) -> None:
         """Use ``comm``, which stays the caller's (not collective).
 
-        No other messages have ``tag`` or the next one. ``chunk_bytes`` replaces the pipeline's.
+        No other messages have ``tag`` or the next one. ``chunk_bytes`` replaces the schedule's.
         """
         self._comm = comm
         self._size, self._rank = comm.size, comm.rank
         self._tag = tag
-        self._pipeline = pipeline
-        limit = chunk_bytes or pipeline.chunk_bytes
-        even = pipeline.received_chunks * limit // max(1, self._size - 1)
+        self._schedule = schedule
+        limit = chunk_bytes or schedule.chunk_bytes
+        even = schedule.received_chunks * limit // max(1, self._size - 1)
         self._shard_bytes = min(limit, max(even, LEAST_SHARD_BYTES))
         # What is received, for each round that is sent and not yet summed.
-        self._received: list[Buffer] = [_memory(0)] * (pipeline.sum_delay + 1)
+        self._received: list[Buffer] = [np.empty(0, np.uint8)] * (schedule.sum_delay + 1)
         # By elements and dtype: what is gathered, as MPI takes it and as rows.
         self._gathered: dict[tuple[int, np.dtype], tuple[list[Any], list[np.ndarray]]] = {}
 
@@ -127,7 +125,7 @@ class PairwiseAllreduce:
             if self._size == 1:
                 if target is not source:
                     target[...] = source
-            elif (self._size - 1) * source.nbytes > self.gather_bytes:
+            elif (self._size - 1) * source.nbytes > GATHER_BYTES:
                 large.append((source, target))
             elif source.size:
                 sum_rows(self._gather(source), target, divisor, op=op)
@@ -157,16 +155,16 @@ class PairwiseAllreduce:
                 scattered[tick] = start_reduce_scatter(self._comm, terms, rows, self._tag)
             elif not in_flight:
                 return
-            if (number := tick - self._pipeline.sum_delay) in in_flight:
+            if (number := tick - self._schedule.sum_delay) in in_flight:
                 wait_all(scattered.pop(number))
                 terms, sums = in_flight[number]
                 self._sum(self._rows(number, terms), sums[self._rank], divisor, op)
-            if (number := tick - self._pipeline.gather_delay) in in_flight:
+            if (number := tick - self._schedule.gather_delay) in in_flight:
                 # While one rank waits for a buffer, it sends sums before terms that another
                 # receives in the other order.
                 _, sums = in_flight[number]
                 gathered[number] = start_allgather(self._comm, sums, self._tag + 1)
-            if (number := tick - self._pipeline.wait_delay) in in_flight:
+            if (number := tick - self._schedule.wait_delay) in in_flight:
                 wait_all(gathered.pop(number))
                 del in_flight[number]
 
@@ -187,18 +185,6 @@ class PairwiseAllreduce:
             with overflow_errstate():
                 self._sum(rows, target[start : start + step], 1, op)
 
-    def reserve(self, nbytes: int) -> None:
-        """Allocate now what buffers of ``nbytes`` bytes need; none may be in flight."""
-        # Shards differ by an element, of at most 8 bytes.
-        shard = min(self._shard_bytes, -(-nbytes // self._size) + 8)
-        for index in range(len(self._received)):
-            self._scratch(index, (self._size - 1) * shard)
-
-    def close(self) -> None:
-        """Release the memory; it is allocated again when needed."""
-        self._received = [_memory(0)] * len(self._received)
-        self._gathered.clear()
-
     def _rounds(self, pair: Pair) -> Iterator[tuple[list[Buffer], list[Buffer]]]:
         """Yield the shards of each round, by rank, of the source and of the target."""
         step = self._size * max(1, self._shard_bytes // pair[0].itemsize)
@@ -218,7 +204,7 @@ class PairwiseAllreduce:
 
     def _scratch(self, index: int, nbytes: int) -> Buffer:
         if self._received[index].nbytes < nbytes:
-            self._received[index] = _memory(nbytes)
+            self._received[index] = np.empty(nbytes, np.uint8)
             self._gathered.clear()  # its views may be of the old memory
         return self._received[index][:nbytes]
 
@@ -247,7 +233,3 @@ class PairwiseAllreduce:
         for start in range(0, out.size, BLOCK_ELEMENTS):
             block = slice(start, start + BLOCK_ELEMENTS)
             sum_rows([row[block] for row in rows], out[block], divisor, op=op)
-
-
-def _memory(nbytes: int) -> Buffer:
-    return np.empty(nbytes, np.uint8)

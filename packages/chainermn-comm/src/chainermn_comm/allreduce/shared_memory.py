@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -40,13 +41,18 @@ Stage = Callable[[int, Chunk], None]
 How = tuple[int, np.ufunc]  # divisor and operation
 
 
-class SharedMemoryAllreduce(Algorithm):
-    """Means on one node; :mod:`two_level` adds the exchange between nodes.
+class Way(NamedTuple):
+    """What is the same on all ranks, and decides on the time that sums take; not on their bits."""
 
-    Attributes:
-        chunks_per_group: from 1 to ``most_chunks``; the same on all ranks.
-        redundant_bytes: what every rank may sum, over all ranks; the same on all.
-    """
+    chunks_per_group: int
+    redundant_bytes: int  # what every rank may sum, over all ranks
+
+
+DEFAULT_WAY = Way(MOST_CHUNKS, REDUNDANT_BYTES)
+
+
+class SharedMemoryAllreduce(Algorithm):
+    """Means on one node; :mod:`two_level` adds the exchange between nodes."""
 
     default_chunk_bytes, most_chunks = SHARED_CHUNK_BYTES, MOST_CHUNKS
     num_slots = WINDOW_GROUPS * MOST_CHUNKS
@@ -61,10 +67,9 @@ class SharedMemoryAllreduce(Algorithm):
         rank = comm.rank
         self._ranks = topology.intra_size(rank)
         self._chunk_bytes = chunk_bytes or self.default_chunk_bytes
-        self.chunks_per_group, self.redundant_bytes = self.most_chunks, REDUNDANT_BYTES
-        # Of the last call, since a loop's gradients are like those before: sizes, dtypes, chunks in
-        # a group; the groups, and the bytes of all.
-        self._last: tuple[list[int], Dtypes, int, list[list[Chunk]], int] = [], [], 0, [], 0
+        # Of the last call, since a loop's gradients are like those before: sizes, dtypes; the
+        # chunks, and the bytes of all.
+        self._last: tuple[list[int], Dtypes, list[Chunk], int] = [], [], [], 0
         # By slot, size and dtype: each rank's numbers.
         self._views: dict[tuple[int, int, np.dtype], list[np.ndarray]] = {}
         self._next_group = 0  # groups so far: slot numbers go on from call to call
@@ -96,12 +101,12 @@ class SharedMemoryAllreduce(Algorithm):
         """Allocate this rank's own memory. 16-bit numbers are summed in twice their bytes."""
         self._work = np.empty(2 * self._chunk_bytes, np.uint8)
 
-    def allreduce(self, operand: Operand) -> None:
-        rest = self.prepare(operand)
+    def allreduce(self, operand: Operand, way: Way = DEFAULT_WAY) -> None:
+        rest = self.prepare(operand, way)
         barrier(self._intra)
         rest()
 
-    def prepare(self, operand: Operand) -> Callable[[], None]:
+    def prepare(self, operand: Operand, way: Way = DEFAULT_WAY) -> Callable[[], None]:
         # Pack the first chunk. No other rank accesses its slot until the barrier: what it held
         # before has been read by all ranks when a call of `allreduce` ends.
         sources, targets, wire_dtypes = operand[:3]
@@ -112,8 +117,11 @@ class SharedMemoryAllreduce(Algorithm):
                 flat if target is source else source.reshape(-1)
                 for source, target, flat in zip(sources, targets, flats, strict=True)
             ]
-        groups, nbytes = self._groups([flat.size for flat in flats], wire_dtypes)
-        stages, first = self._stages(operand, inputs, flats, nbytes), self._next_group
+        chunks, nbytes = self._planned([flat.size for flat in flats], wire_dtypes)
+        size = min(way.chunks_per_group, self.most_chunks)
+        groups = [chunks[start : start + size] for start in range(0, len(chunks), size)]
+        redundant = self._ranks <= REDUNDANT_RANKS or self._ranks * nbytes <= way.redundant_bytes
+        stages, first = self._stages(operand, inputs, flats, redundant), self._next_group
 
         def work(stage: Stage, index: int) -> None:
             number = (first + index) * self.most_chunks
@@ -126,7 +134,7 @@ class SharedMemoryAllreduce(Algorithm):
 
         def rest() -> None:
             if self._next_group != first:  # another call has used the slots since
-                self.allreduce(operand)
+                self.allreduce(operand, way)
                 return
             self._window.sync()
             with overflow_errstate():
@@ -140,21 +148,20 @@ class SharedMemoryAllreduce(Algorithm):
 
         return rest
 
-    def _groups(self, sizes: list[int], wire_dtypes: Dtypes) -> tuple[list[list[Chunk]], int]:
-        """Return the groups of chunks, and the bytes of all of them."""
-        last_sizes, last_dtypes, last_size, groups, nbytes = self._last
-        size = self.chunks_per_group
-        # Comparing is faster than hashing.
-        if sizes != last_sizes or wire_dtypes is not last_dtypes or size != last_size:
-            todo = plan_chunks(tuple(sizes), tuple(wire_dtypes), self._chunk_bytes)
-            groups = [todo[start : start + size] for start in range(0, len(todo), size)]
-            nbytes = sum([chunk.nbytes for chunk in todo])
-            self._last = sizes, wire_dtypes, size, groups, nbytes
-        return groups, nbytes
+    def _planned(self, sizes: list[int], wire_dtypes: Dtypes) -> tuple[list[Chunk], int]:
+        """Return the chunks, and the bytes of all of them."""
+        last_sizes, last_dtypes, chunks, nbytes = self._last
+        if sizes != last_sizes or wire_dtypes is not last_dtypes:  # faster than hashing
+            chunks = plan_chunks(tuple(sizes), tuple(wire_dtypes), self._chunk_bytes)
+            nbytes = sum([chunk.nbytes for chunk in chunks])
+            self._last = sizes, wire_dtypes, chunks, nbytes
+        return chunks, nbytes
 
-    def _stages(self, operand: Operand, inputs: Arrays, flats: Arrays, nbytes: int) -> list[Stage]:
+    def _stages(
+        self, operand: Operand, inputs: Arrays, flats: Arrays, redundant: bool
+    ) -> list[Stage]:
         pack, how = partial(self._pack, inputs), (operand.divisor, operand.op)
-        if self._ranks <= REDUNDANT_RANKS or self._ranks * nbytes <= self.redundant_bytes:
+        if redundant:
             return [pack, partial(self._add_and_unpack, inputs, flats, how)]
         return [pack, partial(self._sum, how), partial(self._unpack, flats)]
 
@@ -186,7 +193,7 @@ class SharedMemoryAllreduce(Algorithm):
 
     def _sum(self, how: How, number: int, chunk: Chunk) -> None:
         """Write the result of this rank's shard of the chunk."""
-        shard = shard_slice(chunk.size, self._ranks, self._intra_rank)
+        shard = self._own_shard(chunk)
         out = self._means(number, chunk)[shard]
         rows = [terms[shard] for terms in self._terms(number, chunk)]
         divisor, op = how
@@ -208,7 +215,16 @@ class SharedMemoryAllreduce(Algorithm):
 
     def _numbers(self, ring: np.ndarray, number: int, chunk: Chunk) -> np.ndarray:
         """Return the chunk's slot, in the dtype in which terms are kept."""
-        return slot_of(ring, self.num_slots, number, chunk.size, chunk.dtype)
+        return self._slot(ring, number, chunk.size, chunk.dtype)
+
+    def _slot(self, ring: np.ndarray, number: int, size: int, dtype: np.dtype) -> np.ndarray:
+        """Return the slot of a chunk, ``size`` numbers of ``dtype``, in a ring of bytes."""
+        start = number % self.num_slots * (len(ring) // self.num_slots)
+        return ring[start : start + size * dtype.itemsize].view(dtype)
+
+    def _own_shard(self, chunk: Chunk) -> slice:
+        """Return what of the chunk this rank sums over its node."""
+        return shard_slice(chunk.size, self._ranks, self._intra_rank)
 
     def _scratch(self, like: np.ndarray) -> np.ndarray:
         """Return private memory to sum such an array in."""
@@ -228,27 +244,17 @@ class SharedMemoryAllreduce(Algorithm):
 
 
 class SharedMemoryWay(Algorithm):
-    """An algorithm through shared memory, set so for each call."""
+    """An algorithm through shared memory, always in one way."""
 
-    def __init__(
-        self, shared: SharedMemoryAllreduce, chunks_per_group: int, redundant_bytes: int
-    ) -> None:
-        """Own ``shared``, as others may that are set otherwise."""
-        self._shared, self._way = shared, (chunks_per_group, redundant_bytes)
+    def __init__(self, shared: SharedMemoryAllreduce, way: Way) -> None:
+        """Own ``shared``, as others may that take another way."""
+        self._shared, self._way = shared, way
 
     def allreduce(self, operand: Operand) -> None:
-        self._shared.chunks_per_group, self._shared.redundant_bytes = self._way
-        self._shared.allreduce(operand)
+        self._shared.allreduce(operand, self._way)
 
     def prepare(self, operand: Operand) -> Callable[[], None]:
-        self._shared.chunks_per_group, self._shared.redundant_bytes = self._way
-        return self._shared.prepare(operand)
+        return self._shared.prepare(operand, self._way)
 
     def close(self) -> None:
         self._shared.close()
-
-
-def slot_of(ring: np.ndarray, slots: int, number: int, size: int, dtype: np.dtype) -> np.ndarray:
-    """Return the chunk's slot, ``size`` numbers of ``dtype``, in a ring of bytes."""
-    start = number % slots * (len(ring) // slots)
-    return ring[start : start + size * dtype.itemsize].view(dtype)

@@ -34,7 +34,7 @@ from ..topology import Topology
 from .algorithm import Arrays, Operand
 from .circulant import CirculantSum, InFlight, Numbers, goes_in_rounds, skips
 from .pairwise import start_allgather, start_reduce_scatter
-from .shared_memory import SharedMemoryAllreduce, Stage, slot_of
+from .shared_memory import SharedMemoryAllreduce, Stage
 
 # Chunks n and n + INTER_NODE_SLOTS use the same slot. What is sent at one tick is waited for at the
 # next.
@@ -78,8 +78,9 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
         self._exchanges: dict[int, InFlight] = {}
         self._turns: list[int] = []
         self._in_rounds = goes_in_rounds(self._nodes)
+        self._num_rounds = 2 * len(skips(self._nodes))
         if self._in_rounds:
-            self.default_chunk_bytes *= -(-len(skips(self._nodes)) // ROUNDS_PER_MIB)
+            self.default_chunk_bytes *= -(-self._num_rounds // 2 // ROUNDS_PER_MIB)
         super().__init__(comm, topology, chunk_bytes)
 
     def _window_bytes(self) -> tuple[int, list[int]]:
@@ -100,12 +101,14 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
         # Of each node: the exponent, and whether its sums have the wire dtype.
         self._formats = np.zeros((IN_FLIGHT, self._nodes, 2), np.int64)
 
-    def _stages(self, operand: Operand, inputs: Arrays, flats: Arrays, nbytes: int) -> list[Stage]:
+    def _stages(
+        self, operand: Operand, inputs: Arrays, flats: Arrays, redundant: bool
+    ) -> list[Stage]:
         combine = partial(self._combine, operand.divisor, flats)
         exchange: list[Stage] = [self._scatter, combine, self._collect]
         if self._in_rounds:
             # Not more ticks than rounds: means are written in their slot after half of them.
-            ticks = min(EXCHANGE_TICKS, 2 * len(skips(self._nodes)))
+            ticks = min(EXCHANGE_TICKS, self._num_rounds)
             begin = partial(self._begin_exchange, operand.divisor, flats)
             exchange = [begin, *[self._exchange] * ticks]
         between = [self._sum_in_node, self._quantize, *exchange]
@@ -193,7 +196,7 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
         self._turns.insert(0, number)
         if number != min(self._exchanges):
             return
-        for _ in range(-(-self._circulant.rounds // EXCHANGE_TICKS)):
+        for _ in range(-(-self._num_rounds // EXCHANGE_TICKS)):
             for each in [turn for turn in self._turns if turn in self._exchanges]:
                 exchange = self._exchanges[each]
                 wait_all(exchange.requests)
@@ -236,12 +239,8 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
 
     # Where things are in memory.
 
-    def _own_shard(self, chunk: Chunk) -> slice:
-        """Return what of the chunk this rank sums over its node."""
-        return shard_slice(chunk.size, self._ranks, self._intra_rank)
-
     def _numbers(self, ring: np.ndarray, number: int, chunk: Chunk) -> np.ndarray:
-        return slot_of(ring, INTER_NODE_SLOTS, number, chunk.size, accumulator(chunk.dtype))
+        return self._slot(ring, number, chunk.size, accumulator(chunk.dtype))
 
     def _sums(self, number: int, chunk: Chunk) -> np.ndarray:
         return self._numbers(self._rings[SUM_RING], number, chunk)
@@ -258,14 +257,14 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
         is_cast = any([flats[index].dtype != chunk.dtype for index, _, _ in chunk.segments])
         chosen = mean_format(bound, chunk.dtype, is_cast)
         ring = self._rings[MEAN_RING]
-        array = slot_of(ring, INTER_NODE_SLOTS, number, chunk.size, chosen.dtype)
+        array = self._slot(ring, number, chunk.size, chosen.dtype)
         return Numbers(array, chosen.exponent)
 
     def _wire_view(self, number: int, chunk: Chunk, wire_format: WireFormat) -> np.ndarray:
         """Return the node's sums as they travel."""
         if wire_format.dtype == accumulator(chunk.dtype):
             return self._sums(number, chunk)
-        return slot_of(self._rings[NARROW_RING], INTER_NODE_SLOTS, number, chunk.size, chunk.dtype)
+        return self._slot(self._rings[NARROW_RING], number, chunk.size, chunk.dtype)
 
     def _shard_stats(self, number: int) -> np.ndarray:
         """Return (ranks, 2): the power of 2 by which each shard is divided, and its absmax."""
@@ -273,7 +272,7 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
 
     def _stats(self, number: int) -> np.ndarray:
         ring, count = self._rings[STATS_RING], 2 * self._ranks + 1
-        return slot_of(ring, INTER_NODE_SLOTS, number, count, STATS_DTYPE)
+        return self._slot(ring, number, count, STATS_DTYPE)
 
     def _wire_format(self, number: int, chunk: Chunk) -> WireFormat:
         """Return how the node's sums travel."""
