@@ -21,10 +21,8 @@ from shapes import MODELS, SIZES, elements
 from chainermn_comm import create_communicator
 from chainermn_comm.allreduce import Operand
 from chainermn_comm.allreduce.algorithm import Arrays
-from chainermn_comm.allreduce.pairwise import start_allgather
 from chainermn_comm.allreduce.shared_memory import Stage
-from chainermn_comm.allreduce.two_level import MEANS, TwoLevelAllreduce
-from chainermn_comm.arithmetic import Chunk
+from chainermn_comm.allreduce.two_level import TwoLevelAllreduce
 from chainermn_comm.topology import Topology
 
 # float16 rounds 2^13 times as coarsely as float32.
@@ -128,13 +126,11 @@ class WireAlone(TwoLevelAllreduce):
     def _stages(
         self, operand: Operand, inputs: Arrays, flats: Arrays, redundant: bool
     ) -> list[Stage]:
-        return [self._scatter, partial(self._pass_on, flats), self._collect]
+        begin = partial(self._begin_exchange, operand.divisor, flats)
+        return [begin, self._exchange, self._exchange]
 
-    def _pass_on(self, flats: Arrays, number: int, chunk: Chunk) -> None:
-        if self._inter != MPI.COMM_NULL:
-            MPI.Request.Waitall(self._requests.pop(number))
-            shards = self._leader_shards(self._means_of(flats, number, chunk, 0.0).array)
-            self._requests[number] = start_allgather(self._inter, shards, MEANS)
+    def _sum_over_nodes(self, *_: Any) -> None:
+        pass
 
 
 def wire_alone(comm: MPI.Intracomm, name: str) -> WireAlone:

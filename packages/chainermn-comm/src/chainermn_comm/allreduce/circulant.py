@@ -29,7 +29,7 @@ PAIRWISE_RANKS = 16
 # counts beside them; what has few such chunks is divided into shorter ones, whose rounds overlap.
 # See docs/decisions/scaling.md.
 BYTES_PER_ROUND, LEAST_BYTES_PER_ROUND, ENOUGH_CHUNKS = 512 << 10, 128 << 10, 8
-# The exponent of Numbers, whether they have the wire's dtype, and the largest bound of the formats
+# The exponent of numbers, whether they have the wire's dtype, and the largest bound of the formats
 # of all ranks whose terms they hold: in the end of all.
 HEADER = struct.Struct("=qqd")
 HEADER_BYTES = HEADER.size
@@ -56,7 +56,7 @@ def default_chunk_bytes(size: int) -> int:
 
 
 @dataclass(frozen=True)
-class Numbers:
+class ScaledArray:
     """Contiguous numbers, divided by 2**exponent; 1-D.
 
     They are looked at from ``start`` on, and after the end from the beginning.
@@ -107,10 +107,7 @@ class CirculantSum:
     """
 
     def __init__(self, comm: MPI.Intracomm, tag: int = 0) -> None:
-        """Use ``comm``, which stays the caller's (not collective).
-
-        No other messages have ``tag`` or the next one.
-        """
+        """See :class:`PairwiseAllreduce` (not collective)."""
         self._comm, self._tag = comm, tag
         self._begun = 0
         # Memory by its use and round.
@@ -118,9 +115,9 @@ class CirculantSum:
 
     def begin(
         self,
-        sent: Numbers,
-        own: Numbers,
-        out: Callable[[float], Numbers],
+        sent: ScaledArray,
+        own: ScaledArray,
+        out: Callable[[float], ScaledArray],
         dtype: np.dtype,
         divisor: float,
         op: np.ufunc = np.add,
@@ -152,14 +149,14 @@ class CirculantSum:
         return InFlight(rounds())
 
     def _scatter(
-        self, sent: Numbers, own: Numbers, narrow: np.dtype, op: np.ufunc
-    ) -> Generator[list[MPI.Request], None, tuple[Numbers, float]]:
+        self, sent: ScaledArray, own: ScaledArray, narrow: np.dtype, op: np.ufunc
+    ) -> Generator[list[MPI.Request], None, tuple[ScaledArray, float]]:
         """Return the sum of this rank's block, and the largest bound."""
         rank, size = self._comm.rank, self._comm.size
         wide = accumulator(narrow)
         bound = bound_of(sent.exponent, sent.array.dtype == narrow)
         first, offset = self._offsets(own.array.size)
-        sent, own = (Numbers(each.array, each.exponent, first) for each in (sent, own))
+        sent, own = (ScaledArray(each.array, each.exponent, first) for each in (sent, own))
         memory = np.empty(0, np.uint8)  # of own numbers, after the first round
         for index, (skip, held) in enumerate(skips(size)):
             summed, begin, end = offset(held - skip), offset(skip), offset(held)
@@ -191,7 +188,7 @@ class CirculantSum:
             memory = self._room("sums", index, begin * wide.itemsize + HEADER_BYTES)
             total = memory[:-HEADER_BYTES].view(wide)
             rest = own.parts(summed, begin)  # a block, where their number is odd
-            own = Numbers(total, self._sum(own, terms, exponent, rest, total, op))
+            own = ScaledArray(total, self._sum(own, terms, exponent, rest, total, op))
             HEADER.pack_into(memory.data, memory.size - HEADER_BYTES, own.exponent, False, bound)
         return own, bound
 
@@ -199,7 +196,7 @@ class CirculantSum:
         """Send this rank's block to all others, and receive theirs."""
         rank, size = self._comm.rank, self._comm.size
         first, offset = self._offsets(out.size)
-        whole = Numbers(out, 0, first)
+        whole = ScaledArray(out, 0, first)
         for skip, held in reversed(skips(size)):
             outgoing = whole.parts(0, offset(held - skip))
             incoming = whole.parts(offset(skip), offset(held))
@@ -221,7 +218,7 @@ class CirculantSum:
 
     def _sum(
         self,
-        own: Numbers,
+        own: ScaledArray,
         terms: list[np.ndarray],
         exponent: int,
         rest: list[np.ndarray],
@@ -307,7 +304,7 @@ class CirculantAllreduce:
                     chunks = self._chunks(pair)
                     chunk = next(chunks, None)
             if chunk is not None:  # on its way while others are waited for
-                term, out = map(Numbers, chunk)
+                term, out = map(ScaledArray, chunk)
                 dtype, whole = chunk[1].dtype, lambda _, out=out: out
                 in_flight.append(self._sum.begin(term, term, whole, dtype, divisor, op))
             elif not in_flight:

@@ -66,25 +66,22 @@ def start_reduce_scatter(
 
     Once the requests are done, the caller takes the sum of the rows.
     """
-    return start_exchange(comm, _following(comm, shards), _preceding(comm, rows), tag)
+    return start_exchange(comm, _others(comm, shards, 1), _others(comm, rows, -1), tag)
 
 
 def start_allgather(comm: MPI.Intracomm, shards: Sequence[Buffer], tag: int) -> list[MPI.Request]:
     """Start to send this rank's shard to all ranks, and to receive theirs."""
     own = [shards[comm.rank]] * comm.size
-    return start_exchange(comm, _following(comm, own), _preceding(comm, shards), tag)
+    return start_exchange(comm, _others(comm, own, 1), _others(comm, shards, -1), tag)
 
 
-def _following(comm: MPI.Intracomm, buffers: Sequence[Buffer]) -> Iterator[tuple[int, Buffer]]:
-    """Yield the buffers for the ranks after this one, in their order: no two ranks' next is one."""
-    for rank in range(comm.rank + 1, comm.rank + comm.size):
-        yield rank % comm.size, buffers[rank % comm.size]
-
-
-def _preceding(comm: MPI.Intracomm, buffers: Sequence[Buffer]) -> Iterator[tuple[int, Buffer]]:
-    """Yield the buffers for the ranks before this one, in the order in which they send to it."""
-    for rank in range(comm.rank - 1, comm.rank - comm.size, -1):
-        yield rank % comm.size, buffers[rank % comm.size]
+def _others(
+    comm: MPI.Intracomm, buffers: Sequence[Buffer], step: int
+) -> Iterator[tuple[int, Buffer]]:
+    """Yield the buffers for the ranks after this one, or before it: no two ranks' next is one."""
+    for distance in range(1, comm.size):
+        rank = (comm.rank + step * distance) % comm.size
+        yield rank, buffers[rank]
 
 
 class PairwiseAllreduce:
@@ -142,8 +139,7 @@ class PairwiseAllreduce:
         """
         rounds: Iterator[tuple[list[Buffer], list[Buffer]]] = iter(())
         in_flight: dict[int, tuple[list[Buffer], list[Buffer]]] = {}  # shards: terms and sums
-        scattered: dict[int, list[MPI.Request]] = {}
-        gathered: dict[int, list[MPI.Request]] = {}
+        requests: dict[int, list[MPI.Request]] = {}
         for tick in itertools.count():
             shards = next(rounds, None)
             while shards is None and (pair := next_pair(not in_flight)) is not None:
@@ -152,20 +148,20 @@ class PairwiseAllreduce:
             if shards is not None:
                 in_flight[tick] = terms, _ = shards
                 rows = self._rows(tick, terms)
-                scattered[tick] = start_reduce_scatter(self._comm, terms, rows, self._tag)
+                requests[tick] = start_reduce_scatter(self._comm, terms, rows, self._tag)
             elif not in_flight:
                 return
             if (number := tick - self._schedule.sum_delay) in in_flight:
-                wait_all(scattered.pop(number))
+                wait_all(requests[number])
                 terms, sums = in_flight[number]
                 self._sum(self._rows(number, terms), sums[self._rank], divisor, op)
             if (number := tick - self._schedule.gather_delay) in in_flight:
                 # While one rank waits for a buffer, it sends sums before terms that another
                 # receives in the other order.
                 _, sums = in_flight[number]
-                gathered[number] = start_allgather(self._comm, sums, self._tag + 1)
+                requests[number] = start_allgather(self._comm, sums, self._tag + 1)
             if (number := tick - self._schedule.wait_delay) in in_flight:
-                wait_all(gathered.pop(number))
+                wait_all(requests.pop(number))
                 del in_flight[number]
 
     def reduce_scatter(

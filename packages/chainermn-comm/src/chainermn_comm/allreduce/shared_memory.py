@@ -38,7 +38,6 @@ MOST_REDUNDANT_BYTES = 4 << 20
 CACHED_VIEWS = 256
 
 Stage = Callable[[int, Chunk], None]
-How = tuple[int, np.ufunc]  # divisor and operation
 
 
 class Way(NamedTuple):
@@ -160,10 +159,10 @@ class SharedMemoryAllreduce(Algorithm):
     def _stages(
         self, operand: Operand, inputs: Arrays, flats: Arrays, redundant: bool
     ) -> list[Stage]:
-        pack, how = partial(self._pack, inputs), (operand.divisor, operand.op)
+        pack = partial(self._pack, inputs)
         if redundant:
-            return [pack, partial(self._add_and_unpack, inputs, flats, how)]
-        return [pack, partial(self._sum, how), partial(self._unpack, flats)]
+            return [pack, partial(self._add_and_unpack, operand, inputs, flats)]
+        return [pack, partial(self._sum, operand), partial(self._unpack, flats)]
 
     def _pack(self, inputs: Arrays, number: int, chunk: Chunk) -> None:
         chunk.pack(inputs, self._terms(number, chunk)[self._intra_rank])
@@ -172,7 +171,7 @@ class SharedMemoryAllreduce(Algorithm):
         chunk.unpack(self._means(number, chunk), flats)
 
     def _add_and_unpack(
-        self, inputs: Arrays, flats: Arrays, how: How, number: int, chunk: Chunk
+        self, operand: Operand, inputs: Arrays, flats: Arrays, number: int, chunk: Chunk
     ) -> None:
         rows, originals = self._terms(number, chunk), None
         index, start, stop = chunk.segments[0]
@@ -186,18 +185,16 @@ class SharedMemoryAllreduce(Algorithm):
             # This rank's own values are read from its gradient, which the sum overwrites.
             originals, rows = rows, list(rows)
             rows[self._intra_rank] = out
-        divisor, op = how
-        sum_rows(rows, out, divisor, work, originals, op)
+        sum_rows(rows, out, operand.divisor, work, originals, operand.op)
         if is_packed:
             chunk.unpack(out, flats)
 
-    def _sum(self, how: How, number: int, chunk: Chunk) -> None:
+    def _sum(self, operand: Operand, number: int, chunk: Chunk) -> None:
         """Write the result of this rank's shard of the chunk."""
         shard = self._own_shard(chunk)
         out = self._means(number, chunk)[shard]
         rows = [terms[shard] for terms in self._terms(number, chunk)]
-        divisor, op = how
-        sum_rows(rows, out, divisor, self._scratch(out), op=op)
+        sum_rows(rows, out, operand.divisor, self._scratch(out), op=operand.op)
 
     def _terms(self, number: int, chunk: Chunk) -> list[np.ndarray]:
         """Return each rank's own numbers of the chunk."""

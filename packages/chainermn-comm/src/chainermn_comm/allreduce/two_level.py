@@ -10,6 +10,7 @@ share of every chunk; pairwise up to 16 nodes, by :mod:`circulant` among more.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -32,7 +33,7 @@ from ..arrays import accumulator
 from ..runtime import wait_all
 from ..topology import Topology
 from .algorithm import Arrays, Operand
-from .circulant import CirculantSum, InFlight, Numbers, goes_in_rounds, skips
+from .circulant import CirculantSum, InFlight, ScaledArray, goes_in_rounds, skips
 from .pairwise import start_allgather, start_reduce_scatter
 from .shared_memory import SharedMemoryAllreduce, Stage
 
@@ -72,15 +73,15 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
         # Its ranks are in the order of nodes.
         color = self._leader_index if self._leader_index < leaders else MPI.UNDEFINED
         self._inter = MPI.Intracomm(comm.Split(color, self._node))
-        self._requests: dict[int, list[MPI.Request]] = {}
-        self._circulant = CirculantSum(self._inter) if self._inter != MPI.COMM_NULL else None
+        self._circulant = CirculantSum(self._inter)
         # By chunk; and whose turns a tick has.
         self._exchanges: dict[int, InFlight] = {}
         self._turns: list[int] = []
-        self._in_rounds = goes_in_rounds(self._nodes)
-        self._num_rounds = 2 * len(skips(self._nodes))
-        if self._in_rounds:
-            self.default_chunk_bytes *= -(-self._num_rounds // 2 // ROUNDS_PER_MIB)
+        self._by_circulant = goes_in_rounds(self._nodes)
+        self._rounds = 2  # of a chunk
+        if self._by_circulant:
+            self._rounds *= len(skips(self._nodes))
+            self.default_chunk_bytes *= -(-len(skips(self._nodes)) // ROUNDS_PER_MIB)
         super().__init__(comm, topology, chunk_bytes)
 
     def _window_bytes(self) -> tuple[int, list[int]]:
@@ -92,27 +93,21 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
 
     def _allocate(self) -> None:
         super()._allocate()
-        if self._in_rounds:
+        if self._by_circulant:
             return
         # Shards differ by an element, and rows are as long as this node's.
         nbytes = 2 * self._chunk_bytes + WIDEST_BYTES * self._nodes
         self._received = np.empty(IN_FLIGHT * nbytes, np.uint8)
         self._wide_rows = np.empty(nbytes, np.uint8)
-        # Of each node: the exponent, and whether its sums have the wire dtype.
-        self._formats = np.zeros((IN_FLIGHT, self._nodes, 2), np.int64)
 
     def _stages(
         self, operand: Operand, inputs: Arrays, flats: Arrays, redundant: bool
     ) -> list[Stage]:
-        combine = partial(self._combine, operand.divisor, flats)
-        exchange: list[Stage] = [self._scatter, combine, self._collect]
-        if self._in_rounds:
-            # Not more ticks than rounds: means are written in their slot after half of them.
-            ticks = min(EXCHANGE_TICKS, self._num_rounds)
-            begin = partial(self._begin_exchange, operand.divisor, flats)
-            exchange = [begin, *[self._exchange] * ticks]
-        between = [self._sum_in_node, self._quantize, *exchange]
-        return [partial(self._pack, inputs), *between, partial(self._unpack, flats)]
+        # Not more ticks than rounds: means are written in their slot after half of them.
+        exchange: list[Stage] = [self._exchange] * min(EXCHANGE_TICKS, self._rounds)
+        begin = partial(self._begin_exchange, operand.divisor, flats)
+        pack, unpack = partial(self._pack, inputs), partial(self._unpack, flats)
+        return [pack, self._sum_in_node, self._quantize, begin, *exchange, unpack]
 
     def _sum_in_node(self, number: int, chunk: Chunk) -> None:
         """Sum this rank's shard of the chunk over the node."""
@@ -134,69 +129,86 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
             ldexp_into(sums, -wire_format.exponent, work)
             cast_into(work, self._wire_view(number, chunk, wire_format)[self._own_shard(chunk)])
 
-    def _scatter(self, number: int, chunk: Chunk) -> None:
-        """Start to exchange the node's sums: node i gets the i-th part of this leader's share."""
-        if self._inter == MPI.COMM_NULL:
-            return
-        wire_format = self._wire_format(number, chunk)
-        shards = self._leader_shards(self._wire_view(number, chunk, wire_format))
-        formats = self._formats[number % IN_FLIGHT]
-        formats[self._node] = wire_format.exponent, wire_format.dtype == chunk.dtype
-        rows = self._rows(number, self._leader_shards(self._sums(number, chunk))[self._node])
-        self._requests[number] = [
-            *start_allgather(self._inter, list(formats), FORMATS),
-            *start_reduce_scatter(self._inter, shards, rows, SUMS),
-        ]
-
-    def _combine(self, divisor: int, flats: Arrays, number: int, chunk: Chunk) -> None:
-        """Sum this node's shard over nodes, and start to send the mean to the others."""
-        if self._inter == MPI.COMM_NULL:
-            return
-        wait_all(self._requests.pop(number))
-        own = self._leader_shards(self._sums(number, chunk))[self._node]
-        formats = self._formats[number % IN_FLIGHT].tolist()
-        bound = max([bound_of(exponent, bool(narrow)) for exponent, narrow in formats])
-        whole = self._means_of(flats, number, chunk, bound)
-        shards = self._leader_shards(whole.array)
-        if own.size:
-            rows, exponent = self._operands(number, chunk, own)
-            mean = shards[self._node]
-            divided = divisor * 2.0 ** (whole.exponent - exponent)
-            sum_rows(rows, mean, divided, self._scratch(mean))
-        self._requests[number] = start_allgather(self._inter, shards, MEANS)
-
-    def _collect(self, number: int, chunk: Chunk) -> None:
-        """Wait for the means of the other nodes' shards."""
-        if self._inter != MPI.COMM_NULL:
-            wait_all(self._requests.pop(number))
-
     def _begin_exchange(self, divisor: int, flats: Arrays, number: int, chunk: Chunk) -> None:
         """Start the first round of this leader's share of the chunk."""
-        if self._circulant is None:
+        if self._inter == MPI.COMM_NULL:
+            return
+        if not self._by_circulant:
+            self._exchanges[number] = InFlight(self._pairwise(divisor, flats, number, chunk))
             return
         wire_format = self._wire_format(number, chunk)
-        exponent = int(self._shard_stats(number)[:, 0].max())
         sent = self._leader_share(self._wire_view(number, chunk, wire_format))
         own = self._leader_share(self._sums(number, chunk))
 
-        def share_of_means(bound: float) -> Numbers:
+        def share_of_means(bound: float) -> ScaledArray:
             whole = self._means_of(flats, number, chunk, bound)
-            return Numbers(self._leader_share(whole.array), whole.exponent)
+            return ScaledArray(self._leader_share(whole.array), whole.exponent)
 
-        numbers = Numbers(sent, wire_format.exponent), Numbers(own, exponent)
+        numbers = ScaledArray(sent, wire_format.exponent), ScaledArray(own, self._exponent(number))
         self._exchanges[number] = self._circulant.begin(
             *numbers, share_of_means, chunk.dtype, divisor
         )
 
+    def _pairwise(
+        self, divisor: int, flats: Arrays, number: int, chunk: Chunk
+    ) -> Iterator[list[MPI.Request]]:
+        """Node i sums the i-th part of the share over nodes, and sends the mean to the others."""
+        wire_format = self._wire_format(number, chunk)
+        shards = self._leader_shards(self._wire_view(number, chunk, wire_format))
+        own = self._leader_shards(self._sums(number, chunk))[self._node]
+        rows = self._rows(number, own.nbytes)
+        # Of each node: the exponent, and whether its sums have the wire dtype.
+        table = np.zeros((self._nodes, 2), np.int64)
+        table[self._node] = wire_format.exponent, wire_format.dtype == chunk.dtype
+        yield [
+            *start_allgather(self._inter, list(table), FORMATS),
+            *start_reduce_scatter(self._inter, shards, rows, SUMS),
+        ]
+        formats = table.tolist()
+        bound = max([bound_of(exponent, bool(narrow)) for exponent, narrow in formats])
+        means = self._means_of(flats, number, chunk, bound)
+        shards = self._leader_shards(means.array)
+        if own.size:
+            # This node's own sums are here as they were summed.
+            formats[self._node] = [self._exponent(number), 0]
+            rows[self._node] = own
+            mean = ScaledArray(shards[self._node], means.exponent)
+            self._sum_over_nodes(rows, formats, chunk.dtype, mean, divisor)
+        yield start_allgather(self._inter, shards, MEANS)
+
+    def _sum_over_nodes(
+        self,
+        rows: list[np.ndarray],
+        formats: list[list[int]],
+        narrow: np.dtype,
+        mean: ScaledArray,
+        divisor: int,
+    ) -> None:
+        """Write the mean of a shard; the terms of each node are a row, in its format."""
+        dtype, size = accumulator(narrow), mean.array.size
+        common = max(0, *[exponent for exponent, _ in formats])
+        wide_rows = self._wide_rows.view(dtype)
+        for node, (exponent, is_narrow) in enumerate(formats):
+            row, wide = rows[node].view(dtype), wide_rows[node * size : (node + 1) * size]
+            if is_narrow and narrow != dtype:
+                cast_into(row.view(narrow)[:size], wide)
+                row = wide
+            if exponent != common:
+                ldexp_into(row, exponent - common, wide)
+                row = wide
+            rows[node] = row
+        divided = divisor * 2.0 ** (mean.exponent - common)
+        sum_rows(rows, mean.array, divided, self._scratch(mean.array))
+
     def _exchange(self, number: int, chunk: Chunk) -> None:
-        """Take this tick's rounds, in turn, of all chunks that are exchanged."""
-        if self._circulant is None or number not in self._exchanges:
+        """Take this tick's rounds of a chunk; by circulant, of all chunks in turn."""
+        if number not in self._exchanges:
             return
         # The oldest of a tick's chunks comes last.
         self._turns.insert(0, number)
-        if number != min(self._exchanges):
+        if self._by_circulant and number != min(self._exchanges):
             return
-        for _ in range(-(-self._num_rounds // EXCHANGE_TICKS)):
+        for _ in range(-(-self._rounds // EXCHANGE_TICKS)):
             for each in [turn for turn in self._turns if turn in self._exchanges]:
                 exchange = self._exchanges[each]
                 wait_all(exchange.requests)
@@ -204,25 +216,6 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
                 if exchange.is_over:
                     del self._exchanges[each]
         self._turns.clear()
-
-    def _operands(self, number: int, chunk: Chunk, own: np.ndarray) -> tuple[list[np.ndarray], int]:
-        """Return every node's sums of the shard, all divided by 2**exponent, and the exponent."""
-        formats = self._formats[number % IN_FLIGHT].tolist()
-        # This node's own sums are here as they were summed.
-        formats[self._node] = [int(self._shard_stats(number)[:, 0].max()), 0]
-        common = max(0, *[exponent for exponent, _ in formats])
-        rows = self._rows(number, own)
-        for node, (exponent, narrow) in enumerate(formats):
-            row = own if node == self._node else rows[node].view(own.dtype)
-            wide = self._wide_rows[node * own.nbytes : (node + 1) * own.nbytes].view(own.dtype)
-            if narrow and chunk.dtype != own.dtype:
-                cast_into(row.view(chunk.dtype)[: own.size], wide)
-                row = wide
-            if exponent != common:
-                ldexp_into(row, exponent - common, wide)
-                row = wide
-            rows[node] = row
-        return rows, common
 
     def _unpack(self, flats: Arrays, number: int, chunk: Chunk) -> None:
         means = self._means_of(flats, number, chunk)
@@ -247,7 +240,7 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
 
     def _means_of(
         self, flats: Arrays, number: int, chunk: Chunk, bound: float | None = None
-    ) -> Numbers:
+    ) -> ScaledArray:
         """Return where the means go, which ``bound`` decides; a leader gives it to its node."""
         shared = self._stats(number)[-1:]
         if bound is None:
@@ -258,7 +251,7 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
         chosen = mean_format(bound, chunk.dtype, is_cast)
         ring = self._rings[MEAN_RING]
         array = self._slot(ring, number, chunk.size, chosen.dtype)
-        return Numbers(array, chosen.exponent)
+        return ScaledArray(array, chosen.exponent)
 
     def _wire_view(self, number: int, chunk: Chunk, wire_format: WireFormat) -> np.ndarray:
         """Return the node's sums as they travel."""
@@ -274,6 +267,10 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
         ring, count = self._rings[STATS_RING], 2 * self._ranks + 1
         return self._slot(ring, number, count, STATS_DTYPE)
 
+    def _exponent(self, number: int) -> int:
+        """Return that of the power of two by which the node's sums are divided."""
+        return int(self._shard_stats(number)[:, 0].max())
+
     def _wire_format(self, number: int, chunk: Chunk) -> WireFormat:
         """Return how the node's sums travel."""
         exponent, largest = self._shard_stats(number).max(axis=0)  # NaN, if there is one
@@ -287,11 +284,11 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
         share = self._leader_share(whole)
         return [share[shard_slice(share.size, self._nodes, node)] for node in range(self._nodes)]
 
-    def _rows(self, number: int, like: np.ndarray) -> list[np.ndarray]:
+    def _rows(self, number: int, nbytes: int) -> list[np.ndarray]:
         """Return room for this node's shard from each node, in bytes: private memory, in a ring."""
         start = number % IN_FLIGHT * (len(self._received) // IN_FLIGHT)
-        n = like.nbytes
-        return [self._received[start + i * n : start + (i + 1) * n] for i in range(self._nodes)]
+        found = self._received[start : start + self._nodes * nbytes]
+        return list(found.reshape(self._nodes, nbytes))
 
     def _free(self) -> None:
         super()._free()
