@@ -20,7 +20,6 @@ from shapes import MODELS, SIZES, elements
 
 from chainermn_comm import create_communicator
 from chainermn_comm.allreduce import Operand
-from chainermn_comm.allreduce.algorithm import Arrays
 from chainermn_comm.allreduce.shared_memory import Stage
 from chainermn_comm.allreduce.two_level import TwoLevelAllreduce
 from chainermn_comm.topology import Topology
@@ -123,11 +122,8 @@ def link(gradients: Gradients) -> Case:
 class WireAlone(TwoLevelAllreduce):
     """The messages of a stream between nodes, and nothing else: no barriers, copies or sums."""
 
-    def _stages(
-        self, operand: Operand, inputs: Arrays, flats: Arrays, redundant: bool
-    ) -> list[Stage]:
-        begin = partial(self._begin_exchange, operand.divisor, flats)
-        return [begin, self._exchange, self._exchange]
+    def _stages(self, redundant: bool) -> list[Stage]:
+        return [self._begin_exchange, self._exchange, self._exchange]
 
     def _sum_over_nodes(self, *_: Any) -> None:
         pass

@@ -259,11 +259,7 @@ class CirculantSum:
             return
         for start in range(0, out.size, BLOCK_ELEMENTS):
             block = slice(start, start + BLOCK_ELEMENTS)
-            first, second = (
-                row[block] if row.dtype == out.dtype and not shift else _scaled(row[block], shift)
-                for row, shift in zip((mine, term), shifts, strict=True)
-            )
-            op(first, second, out=out[block])
+            op(_scaled(mine[block], shifts[0]), _scaled(term[block], shifts[1]), out=out[block])
 
     def _room(self, use: str, index: int, nbytes: int) -> np.ndarray:
         """Return memory of a round's numbers, which the next sum uses when this one has not to."""
@@ -332,6 +328,8 @@ class CirculantAllreduce:
 
 def _scaled(numbers: np.ndarray, exponent: int) -> np.ndarray:
     """Return ``numbers * 2**exponent`` in the dtype in which they are accumulated."""
+    if not exponent and numbers.dtype == accumulator(numbers.dtype):
+        return numbers
     out = np.empty(numbers.size, accumulator(numbers.dtype))
     _scale_into(numbers, exponent, out)
     return out

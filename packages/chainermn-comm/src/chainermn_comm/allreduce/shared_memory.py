@@ -7,7 +7,6 @@ unpacked. At tick t stage s works on group t - s, and the node's ranks pass a ba
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from ..arithmetic import Chunk, overflow_errstate, plan_chunks, shard_slice, sum
 from ..arrays import accumulator
 from ..runtime import barrier
 from ..topology import Topology
-from .algorithm import Algorithm, Arrays, Dtypes, Operand
+from .algorithm import Algorithm, Dtypes, Operand
 from .shared_window import NoSharedMemory, SharedWindow
 
 # A chunk is summed in a core's cache. How many of them stay in it from packing to unpacking depends
@@ -37,7 +36,8 @@ MOST_REDUNDANT_BYTES = 4 << 20
 # Making views of slots anew takes as long as a small model's sum; models have few sizes of chunks.
 CACHED_VIEWS = 256
 
-Stage = Callable[[int, Chunk], None]
+# Does a step of the sum of a chunk, of an operand whose arrays are 1-D; chunks are numbered.
+Stage = Callable[[Operand, int, Chunk], None]
 
 
 class Way(NamedTuple):
@@ -120,12 +120,13 @@ class SharedMemoryAllreduce(Algorithm):
         size = min(way.chunks_per_group, self.most_chunks)
         groups = [chunks[start : start + size] for start in range(0, len(chunks), size)]
         redundant = self._ranks <= REDUNDANT_RANKS or self._ranks * nbytes <= way.redundant_bytes
-        stages, first = self._stages(operand, inputs, flats, redundant), self._next_group
+        flat = Operand(inputs, flats, wire_dtypes, operand.divisor, operand.op)
+        stages, first = self._stages(redundant), self._next_group
 
         def work(stage: Stage, index: int) -> None:
             number = (first + index) * self.most_chunks
             for place, chunk in enumerate(groups[index]):
-                stage(number + place, chunk)
+                stage(flat, number + place, chunk)
 
         if groups:
             work(stages[0], 0)
@@ -156,23 +157,20 @@ class SharedMemoryAllreduce(Algorithm):
             self._last = sizes, wire_dtypes, chunks, nbytes
         return chunks, nbytes
 
-    def _stages(
-        self, operand: Operand, inputs: Arrays, flats: Arrays, redundant: bool
-    ) -> list[Stage]:
-        pack = partial(self._pack, inputs)
+    def _stages(self, redundant: bool) -> list[Stage]:
+        """Return what is done with each chunk; ``redundant``, each rank may sum all of it."""
         if redundant:
-            return [pack, partial(self._add_and_unpack, operand, inputs, flats)]
-        return [pack, partial(self._sum, operand), partial(self._unpack, flats)]
+            return [self._pack, self._add_and_unpack]
+        return [self._pack, self._sum, self._unpack]
 
-    def _pack(self, inputs: Arrays, number: int, chunk: Chunk) -> None:
-        chunk.pack(inputs, self._terms(number, chunk)[self._intra_rank])
+    def _pack(self, operand: Operand, number: int, chunk: Chunk) -> None:
+        chunk.pack(operand.sources, self._terms(number, chunk)[self._intra_rank])
 
-    def _unpack(self, flats: Arrays, number: int, chunk: Chunk) -> None:
-        chunk.unpack(self._means(number, chunk), flats)
+    def _unpack(self, operand: Operand, number: int, chunk: Chunk) -> None:
+        chunk.unpack(self._means(number, chunk), operand.targets)
 
-    def _add_and_unpack(
-        self, operand: Operand, inputs: Arrays, flats: Arrays, number: int, chunk: Chunk
-    ) -> None:
+    def _add_and_unpack(self, operand: Operand, number: int, chunk: Chunk) -> None:
+        flats = operand.targets
         rows, originals = self._terms(number, chunk), None
         index, start, stop = chunk.segments[0]
         is_packed = len(chunk.segments) > 1 or flats[index].dtype != chunk.dtype
@@ -180,7 +178,7 @@ class SharedMemoryAllreduce(Algorithm):
             self._work[: chunk.nbytes].view(chunk.dtype) if is_packed else flats[index][start:stop]
         )
         work = out if accumulator(chunk.dtype) == chunk.dtype else None
-        in_place = flats[index] is inputs[index] and not is_packed
+        in_place = flats[index] is operand.sources[index] and not is_packed
         if in_place and work is not None and self._intra_rank < 2:
             # This rank's own values are read from its gradient, which the sum overwrites.
             originals, rows = rows, list(rows)

@@ -11,14 +11,12 @@ share of every chunk; pairwise up to 16 nodes, by :mod:`circulant` among more.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 from mpi4py import MPI
 
 from ..arithmetic import (
     Chunk,
-    WireFormat,
     absmax,
     bound_of,
     cast_into,
@@ -32,7 +30,7 @@ from ..arithmetic import (
 from ..arrays import accumulator
 from ..runtime import wait_all
 from ..topology import Topology
-from .algorithm import Arrays, Operand
+from .algorithm import Operand
 from .circulant import CirculantSum, InFlight, ScaledArray, goes_in_rounds, skips
 from .pairwise import start_allgather, start_reduce_scatter
 from .shared_memory import SharedMemoryAllreduce, Stage
@@ -100,80 +98,76 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
         self._received = np.empty(IN_FLIGHT * nbytes, np.uint8)
         self._wide_rows = np.empty(nbytes, np.uint8)
 
-    def _stages(
-        self, operand: Operand, inputs: Arrays, flats: Arrays, redundant: bool
-    ) -> list[Stage]:
+    def _stages(self, redundant: bool) -> list[Stage]:
         # Not more ticks than rounds: means are written in their slot after half of them.
-        exchange: list[Stage] = [self._exchange] * min(EXCHANGE_TICKS, self._rounds)
-        begin = partial(self._begin_exchange, operand.divisor, flats)
-        pack, unpack = partial(self._pack, inputs), partial(self._unpack, flats)
-        return [pack, self._sum_in_node, self._quantize, begin, *exchange, unpack]
+        ticks: list[Stage] = [self._exchange] * min(EXCHANGE_TICKS, self._rounds)
+        exchange = [self._begin_exchange, *ticks]
+        return [self._pack, self._sum_in_node, self._quantize, *exchange, self._unpack]
 
-    def _sum_in_node(self, number: int, chunk: Chunk) -> None:
+    def _sum_in_node(self, _: Operand, number: int, chunk: Chunk) -> None:
         """Sum this rank's shard of the chunk over the node."""
         shard = self._own_shard(chunk)
         out = self._sums(number, chunk)[shard]
         exponent = scaled_sum([terms[shard] for terms in self._terms(number, chunk)], out)
         self._shard_stats(number)[self._intra_rank] = exponent, absmax(out, chunk.dtype)
 
-    def _quantize(self, number: int, chunk: Chunk) -> None:
+    def _quantize(self, _: Operand, number: int, chunk: Chunk) -> None:
         """Convert this rank's shard of the node's sums to their wire format."""
         sums = self._sums(number, chunk)[self._own_shard(chunk)]
         exponents = self._shard_stats(number)[:, 0]
         shift = int(exponents[self._intra_rank] - exponents.max())
         if shift:  # another shard's sums were too large
             ldexp_into(sums, shift, sums)
-        wire_format = self._wire_format(number, chunk)
-        if wire_format.dtype != sums.dtype:
+        sent = self._sent(number, chunk)
+        if sent.array.dtype != sums.dtype:
             work = self._scratch(sums)
-            ldexp_into(sums, -wire_format.exponent, work)
-            cast_into(work, self._wire_view(number, chunk, wire_format)[self._own_shard(chunk)])
+            ldexp_into(sums, -sent.exponent, work)
+            cast_into(work, sent.array[self._own_shard(chunk)])
 
-    def _begin_exchange(self, divisor: int, flats: Arrays, number: int, chunk: Chunk) -> None:
+    def _begin_exchange(self, operand: Operand, number: int, chunk: Chunk) -> None:
         """Start the first round of this leader's share of the chunk."""
         if self._inter == MPI.COMM_NULL:
             return
         if not self._by_circulant:
-            self._exchanges[number] = InFlight(self._pairwise(divisor, flats, number, chunk))
+            self._exchanges[number] = InFlight(self._pairwise(operand, number, chunk))
             return
-        wire_format = self._wire_format(number, chunk)
-        sent = self._leader_share(self._wire_view(number, chunk, wire_format))
-        own = self._leader_share(self._sums(number, chunk))
+        sent, own = self._sent(number, chunk), self._sums(number, chunk)
 
         def share_of_means(bound: float) -> ScaledArray:
-            whole = self._means_of(flats, number, chunk, bound)
+            whole = self._means_of(operand, number, chunk, bound)
             return ScaledArray(self._leader_share(whole.array), whole.exponent)
 
-        numbers = ScaledArray(sent, wire_format.exponent), ScaledArray(own, self._exponent(number))
         self._exchanges[number] = self._circulant.begin(
-            *numbers, share_of_means, chunk.dtype, divisor
+            ScaledArray(self._leader_share(sent.array), sent.exponent),
+            ScaledArray(self._leader_share(own), self._exponent(number)),
+            share_of_means,
+            chunk.dtype,
+            operand.divisor,
         )
 
-    def _pairwise(
-        self, divisor: int, flats: Arrays, number: int, chunk: Chunk
-    ) -> Iterator[list[MPI.Request]]:
+    def _pairwise(self, operand: Operand, number: int, chunk: Chunk) -> Iterator[list[MPI.Request]]:
         """Node i sums the i-th part of the share over nodes, and sends the mean to the others."""
-        wire_format = self._wire_format(number, chunk)
-        shards = self._leader_shards(self._wire_view(number, chunk, wire_format))
+        sent = self._sent(number, chunk)
+        shards = self._leader_shards(sent.array)
         own = self._leader_shards(self._sums(number, chunk))[self._node]
         rows = self._rows(number, own.nbytes)
         # Of each node: the exponent, and whether its sums have the wire dtype.
         table = np.zeros((self._nodes, 2), np.int64)
-        table[self._node] = wire_format.exponent, wire_format.dtype == chunk.dtype
+        table[self._node] = sent.exponent, sent.array.dtype == chunk.dtype
         yield [
             *start_allgather(self._inter, list(table), FORMATS),
             *start_reduce_scatter(self._inter, shards, rows, SUMS),
         ]
         formats = table.tolist()
         bound = max([bound_of(exponent, bool(narrow)) for exponent, narrow in formats])
-        means = self._means_of(flats, number, chunk, bound)
+        means = self._means_of(operand, number, chunk, bound)
         shards = self._leader_shards(means.array)
         if own.size:
             # This node's own sums are here as they were summed.
             formats[self._node] = [self._exponent(number), 0]
             rows[self._node] = own
             mean = ScaledArray(shards[self._node], means.exponent)
-            self._sum_over_nodes(rows, formats, chunk.dtype, mean, divisor)
+            self._sum_over_nodes(rows, formats, chunk.dtype, mean, operand.divisor)
         yield start_allgather(self._inter, shards, MEANS)
 
     def _sum_over_nodes(
@@ -200,15 +194,15 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
         divided = divisor * 2.0 ** (mean.exponent - common)
         sum_rows(rows, mean.array, divided, self._scratch(mean.array))
 
-    def _exchange(self, number: int, chunk: Chunk) -> None:
+    def _exchange(self, _: Operand, number: int, __: Chunk) -> None:
         """Take this tick's rounds of a chunk; by circulant, of all chunks in turn."""
         if number not in self._exchanges:
             return
-        # The oldest of a tick's chunks comes last.
+        # The oldest of a tick's chunks comes last here, and must be the first to end a round.
         self._turns.insert(0, number)
         if self._by_circulant and number != min(self._exchanges):
             return
-        for _ in range(-(-self._rounds // EXCHANGE_TICKS)):
+        for _round in range(-(-self._rounds // EXCHANGE_TICKS)):
             for each in [turn for turn in self._turns if turn in self._exchanges]:
                 exchange = self._exchanges[each]
                 wait_all(exchange.requests)
@@ -217,8 +211,9 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
                     del self._exchanges[each]
         self._turns.clear()
 
-    def _unpack(self, flats: Arrays, number: int, chunk: Chunk) -> None:
-        means = self._means_of(flats, number, chunk)
+    def _unpack(self, operand: Operand, number: int, chunk: Chunk) -> None:
+        flats = operand.targets
+        means = self._means_of(operand, number, chunk)
         array, (index, start, stop) = means.array, chunk.segments[0]
         is_alone = len(chunk.segments) == 1  # and then cast
         if means.exponent:
@@ -239,7 +234,7 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
         return self._numbers(self._rings[SUM_RING], number, chunk)
 
     def _means_of(
-        self, flats: Arrays, number: int, chunk: Chunk, bound: float | None = None
+        self, operand: Operand, number: int, chunk: Chunk, bound: float | None = None
     ) -> ScaledArray:
         """Return where the means go, which ``bound`` decides; a leader gives it to its node."""
         shared = self._stats(number)[-1:]
@@ -247,17 +242,21 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
             bound = float(shared[0])
         elif self._leader_index == 0:
             shared[0] = bound
-        is_cast = any([flats[index].dtype != chunk.dtype for index, _, _ in chunk.segments])
+        targets = operand.targets
+        is_cast = any([targets[index].dtype != chunk.dtype for index, _, _ in chunk.segments])
         chosen = mean_format(bound, chunk.dtype, is_cast)
         ring = self._rings[MEAN_RING]
         array = self._slot(ring, number, chunk.size, chosen.dtype)
         return ScaledArray(array, chosen.exponent)
 
-    def _wire_view(self, number: int, chunk: Chunk, wire_format: WireFormat) -> np.ndarray:
+    def _sent(self, number: int, chunk: Chunk) -> ScaledArray:
         """Return the node's sums as they travel."""
-        if wire_format.dtype == accumulator(chunk.dtype):
-            return self._sums(number, chunk)
-        return self._slot(self._rings[NARROW_RING], number, chunk.size, chunk.dtype)
+        exponent, largest = self._shard_stats(number).max(axis=0)  # NaN, if there is one
+        chosen = choose_wire_format(float(largest), int(exponent), chunk.dtype)
+        if chosen.dtype == accumulator(chunk.dtype):
+            return ScaledArray(self._sums(number, chunk), chosen.exponent)
+        narrow = self._slot(self._rings[NARROW_RING], number, chunk.size, chunk.dtype)
+        return ScaledArray(narrow, chosen.exponent)
 
     def _shard_stats(self, number: int) -> np.ndarray:
         """Return (ranks, 2): the power of 2 by which each shard is divided, and its absmax."""
@@ -270,11 +269,6 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
     def _exponent(self, number: int) -> int:
         """Return that of the power of two by which the node's sums are divided."""
         return int(self._shard_stats(number)[:, 0].max())
-
-    def _wire_format(self, number: int, chunk: Chunk) -> WireFormat:
-        """Return how the node's sums travel."""
-        exponent, largest = self._shard_stats(number).max(axis=0)  # NaN, if there is one
-        return choose_wire_format(float(largest), int(exponent), chunk.dtype)
 
     def _leader_share(self, whole: np.ndarray) -> np.ndarray:
         return whole[shard_slice(whole.size, self._leaders, self._leader_index)]

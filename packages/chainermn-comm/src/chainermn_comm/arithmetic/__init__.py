@@ -8,7 +8,6 @@ from .chunks import shard_slice as shard_slice
 from .summation import overflow_errstate as overflow_errstate
 from .summation import scaled_sum as scaled_sum
 from .summation import sum_rows as sum_rows
-from .wire_format import WireFormat as WireFormat
 from .wire_format import absmax as absmax
 from .wire_format import absmax_each as absmax_each
 from .wire_format import bound_of as bound_of
