@@ -14,6 +14,7 @@ from .circulant import CirculantAllreduce, default_chunk_bytes, goes_in_rounds
 from .pairwise import BLOCKING, LATE_GATHER, OVERLAPPED, PairwiseAllreduce
 from .partitioned import LargeInPlace, Partitioned, is_narrowed
 from .shared_memory import (
+    MOST_CHUNKS,
     MOST_REDUNDANT_BYTES,
     REDUNDANT_BYTES,
     SharedMemoryAllreduce,
@@ -23,8 +24,8 @@ from .shared_memory import (
 from .shared_window import NoSharedMemory
 from .two_level import TwoLevelAllreduce
 
-# Those that a node measures, to take the fastest; see docs/decisions/shared-memory.md.
-WAYS = (Way(4, REDUNDANT_BYTES), Way(8, REDUNDANT_BYTES), Way(8, MOST_REDUNDANT_BYTES))
+# What a node measures beside the default, to take the fastest; see docs/decisions/shared-memory.md.
+SHORT_GROUPS, MORE_REDUNDANT = Way(4, REDUNDANT_BYTES), Way(MOST_CHUNKS, MOST_REDUNDANT_BYTES)
 
 
 def bucketed(group: ProcessGroup, per_tensor: bool = False) -> Algorithm:
@@ -44,7 +45,7 @@ def rank_ordered(group: ProcessGroup) -> Algorithm:
     by_messages = LargeInPlace(pairwise, Bucketed(pairwise.allreduce))
     if not is_shared:
         return by_messages
-    # How what becomes 16 bits wide is rounded must not depend on the node.
+    # Only of what becomes 16 bits wide the bits depend on the algorithm.
     return Partitioned(is_narrowed, by_messages, single_leader(group))
 
 
@@ -165,7 +166,8 @@ def _through_shared_memory(group: ProcessGroup, leaders: int) -> Algorithm:
         return LargeInPlace(through_mpi(group), shared)
     # Of any number of ranks, since all ways give the bits of the order of ranks.
     pairwise = PairwiseAllreduce(comm, group.tag, LATE_GATHER, group.chunk_bytes)
-    # With two ranks both sum all.
-    ways = [SharedMemoryWay(shared, way) for way in WAYS[: 2 if comm.size == 2 else 3]]
-    in_place = LargeInPlace(pairwise, ways[1])
-    return Autotuner(comm, ways[1], [*ways, in_place], REDUNDANT_BYTES // comm.size)
+    ways: list[Algorithm] = [SharedMemoryWay(shared, SHORT_GROUPS), shared]
+    if comm.size > 2:  # two both sum all
+        ways.append(SharedMemoryWay(shared, MORE_REDUNDANT))
+    ways.append(LargeInPlace(pairwise, shared))
+    return Autotuner(comm, shared, ways, REDUNDANT_BYTES // comm.size)

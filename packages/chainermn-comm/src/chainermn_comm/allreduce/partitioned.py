@@ -23,7 +23,7 @@ def is_large(target: np.ndarray, wire: np.dtype) -> bool:
 
 
 def is_narrowed(target: np.ndarray, wire: np.dtype) -> bool:
-    """Return whether the array becomes 16 bits wide; how it is rounded depends on the algorithm."""
+    """Return whether the array becomes 16 bits wide: an algorithm decides how it is rounded."""
     return wire != target.dtype and wire != accumulator(wire)
 
 

@@ -108,19 +108,11 @@ class SharedMemoryAllreduce(Algorithm):
     def prepare(self, operand: Operand, way: Way = DEFAULT_WAY) -> Callable[[], None]:
         # Pack the first chunk. No other rank accesses its slot until the barrier: what it held
         # before has been read by all ranks when a call of `allreduce` ends.
-        sources, targets, wire_dtypes = operand[:3]
-        flats = [target if target.ndim == 1 else target.reshape(-1) for target in targets]
-        inputs = flats
-        if sources is not targets:
-            inputs = [
-                flat if target is source else source.reshape(-1)
-                for source, target, flat in zip(sources, targets, flats, strict=True)
-            ]
-        chunks, nbytes = self._planned([flat.size for flat in flats], wire_dtypes)
+        flat = operand.flattened()
+        chunks, nbytes = self._planned([target.size for target in flat.targets], flat.wire_dtypes)
         size = min(way.chunks_per_group, self.most_chunks)
         groups = [chunks[start : start + size] for start in range(0, len(chunks), size)]
         redundant = self._ranks <= REDUNDANT_RANKS or self._ranks * nbytes <= way.redundant_bytes
-        flat = Operand(inputs, flats, wire_dtypes, operand.divisor, operand.op)
         stages, first = self._stages(redundant), self._next_group
 
         def work(stage: Stage, index: int) -> None:

@@ -150,7 +150,10 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
         sent = self._sent(number, chunk)
         shards = self._leader_shards(sent.array)
         own = self._leader_shards(self._sums(number, chunk))[self._node]
-        rows = self._rows(number, own.nbytes)
+        # Room for that shard from each node, in bytes: private memory, in a ring.
+        start = number % IN_FLIGHT * (len(self._received) // IN_FLIGHT)
+        room = self._received[start : start + self._nodes * own.nbytes]
+        rows = list(room.reshape(self._nodes, own.nbytes))
         # Of each node: the exponent, and whether its sums have the wire dtype.
         table = np.zeros((self._nodes, 2), np.int64)
         table[self._node] = sent.exponent, sent.array.dtype == chunk.dtype
@@ -277,12 +280,6 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
         """Return this leader's share of a chunk, divided into a shard for each node."""
         share = self._leader_share(whole)
         return [share[shard_slice(share.size, self._nodes, node)] for node in range(self._nodes)]
-
-    def _rows(self, number: int, nbytes: int) -> list[np.ndarray]:
-        """Return room for this node's shard from each node, in bytes: private memory, in a ring."""
-        start = number % IN_FLIGHT * (len(self._received) // IN_FLIGHT)
-        found = self._received[start : start + self._nodes * nbytes]
-        return list(found.reshape(self._nodes, nbytes))
 
     def _free(self) -> None:
         super()._free()
