@@ -27,7 +27,7 @@ from shapes import Shapes, resnet50
 from tables import make_table
 
 from chainermn_comm import create_communicator, devices
-from chainermn_comm.allreduce.chunks import SMALL_FRACTION, plan_chunks
+from chainermn_comm.arithmetic.chunks import SMALL_FRACTION, plan_chunks
 from chainermn_comm.gpu import kernels
 from chainermn_comm.gpu.nccl import NcclCommunicator
 

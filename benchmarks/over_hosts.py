@@ -20,11 +20,8 @@ from shapes import MODELS, SIZES, elements
 
 from chainermn_comm import create_communicator
 from chainermn_comm.allreduce import Operand
-from chainermn_comm.allreduce.algorithm import Arrays
-from chainermn_comm.allreduce.chunks import Chunk
-from chainermn_comm.allreduce.pairwise import start_allgather
 from chainermn_comm.allreduce.shared_memory import Stage
-from chainermn_comm.allreduce.two_level import MEANS, TwoLevelAllreduce
+from chainermn_comm.allreduce.two_level import TwoLevelAllreduce
 from chainermn_comm.topology import Topology
 
 # float16 rounds 2^13 times as coarsely as float32.
@@ -125,17 +122,11 @@ def link(gradients: Gradients) -> Case:
 class WireAlone(TwoLevelAllreduce):
     """The messages of a stream between nodes, and nothing else: no barriers, copies or sums."""
 
-    def _barrier(self) -> None:
+    def _stages(self, redundant: bool) -> list[Stage]:
+        return [self._begin_exchange, self._exchange, self._exchange]
+
+    def _sum_over_nodes(self, *_: Any) -> None:
         pass
-
-    def _stages(self, operand: Operand, inputs: Arrays, flats: Arrays, nbytes: int) -> list[Stage]:
-        return [self._scatter, partial(self._pass_on, flats), self._collect]
-
-    def _pass_on(self, flats: Arrays, number: int, chunk: Chunk) -> None:
-        if self._inter != MPI.COMM_NULL:
-            MPI.Request.Waitall(self._requests.pop(number))
-            shards = self._leader_shards(self._means_of(flats, number, chunk, 0.0).array)
-            self._requests[number] = start_allgather(self._inter, shards, MEANS)
 
 
 def wire_alone(comm: MPI.Intracomm, name: str) -> WireAlone:

@@ -31,7 +31,7 @@ from chainermn_comm.allreduce import (
     shared_memory,
     two_level,
 )
-from chainermn_comm.allreduce.chunks import Chunk
+from chainermn_comm.arithmetic import Chunk
 from chainermn_comm.messaging import ProcessGroup
 from chainermn_comm.registry import REGISTRY
 from chainermn_comm.topology import Topology

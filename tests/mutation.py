@@ -36,6 +36,7 @@ TRAIN = "chainermn-train/src/chainermn_train"
 AREAS = {
     f"{COMM}/gradients/*.py": "tests/comm",
     f"{COMM}/allreduce/*.py": "tests/comm",
+    f"{COMM}/arithmetic/*.py": "tests/comm",
     f"{COMM}/messaging/handshake.py": "tests/comm",
     f"{TRAIN}/optimizers/*.py": "tests/train",
     f"{TRAIN}/checkpoint/*.py": "tests/train",

@@ -26,6 +26,7 @@ ORDER = {
         "gradients",
         "gpu",
         "allreduce",
+        "arithmetic",
         "faults",
         "trace",
         "watchdog",

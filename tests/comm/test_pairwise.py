@@ -46,7 +46,7 @@ def test_the_bits_are_those_of_flat(world, monkeypatch, name, dtype):
     real = PairwiseAllreduce.allreduce
 
     def allreduce(self, *args):
-        used.append(self._pipeline)
+        used.append(self._schedule)
         real(self, *args)
 
     monkeypatch.setattr(PairwiseAllreduce, "allreduce", allreduce)
@@ -79,13 +79,13 @@ def test_patient_waits_give_the_same_bits_also_where_some_are_urgent_or_not_pati
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("pipeline", [BLOCKING, OVERLAPPED])
-def test_what_is_received_hardly_grows_with_the_number_of_ranks(world, monkeypatch, pipeline):
+@pytest.mark.parametrize("schedule", [BLOCKING, OVERLAPPED])
+def test_what_is_received_hardly_grows_with_the_number_of_ranks(world, monkeypatch, schedule):
     for start in "start_reduce_scatter", "start_allgather":
         monkeypatch.setattr(inside, start, lambda *_: [])
     grad = np.zeros(20 << 20, "f4")
     for size, most_mib in (2, 16), (4, 16), (9, 16), (100, 16), (1000, 32):
-        pairwise = PairwiseAllreduce(rank_1_of(size), pipeline=pipeline)
+        pairwise = PairwiseAllreduce(rank_1_of(size), schedule=schedule)
         with np.errstate(all="ignore"):  # of what wasn't received
             used = most_bytes(lambda: pairwise.allreduce([(grad, grad)], size))  # noqa: B023
         assert 1 / 2 < used / (1 << 20) < most_mib

@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 from chainermn_comm.allreduce import pairwise
-from chainermn_comm.allreduce.chunks import Chunk
+from chainermn_comm.arithmetic import Chunk
 
 
 @contextmanager

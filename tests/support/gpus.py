@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from chainermn_comm import CommunicationError, CommunicatorBase, devices, staging
-from chainermn_comm.allreduce import Chunk, plan_chunks
+from chainermn_comm.arithmetic import Chunk, plan_chunks
 from chainermn_comm.gpu import kernels, links, pipeline
 from chainermn_comm.messaging import Handshake
 from chainermn_comm.reducer import Work, in_background

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 from mpi4py import MPI
 
-from .allreduce import AlgorithmCache, Factory, reduce_arrays, reduce_scatter_arrays
+from .allreduce import AlgorithmCache, Factory, reduce_arrays
 from .arrays import as_integer, integer_between
 from .communicator import CommunicatorBase, by_the_other_name, check_metadata, wrong_kind
 from .config import Settings
@@ -276,11 +276,11 @@ class MpiCommunicator(CommunicatorBase):
 
     @observed
     def allreduce(self, data: Any, op: str = "sum") -> Any:
-        return reduce_arrays(self._group, self._algorithms, data, op)
+        return reduce_arrays(self._group, self._algorithms, "allreduce", data, op)
 
     @observed
     def reduce_scatter(self, xs: Sequence[Any], op: str = "sum") -> Any:
-        return reduce_scatter_arrays(self._group, self._algorithms, xs, op)
+        return reduce_arrays(self._group, self._algorithms, "reduce_scatter", xs, op)
 
     @observed
     def allgather(self, x: Any) -> tuple[Any, ...]:
@@ -426,7 +426,7 @@ class MpiCommunicator(CommunicatorBase):
         ``recvbuf`` is as the base takes it; if ``sendbuf`` is None, its mean overwrites it.
         """
         data = recvbuf if sendbuf is None else sendbuf
-        return reduce_arrays(self._group, self._algorithms, data, mean=True, out=recvbuf)
+        return reduce_arrays(self._group, self._algorithms, "multi_node_mean", data, out=recvbuf)
 
     # Settings and end of life.
 

@@ -42,6 +42,17 @@ class Operand(NamedTuple):
             self.op,
         )
 
+    def flattened(self) -> Operand:
+        """Return the operand with 1-D arrays: targets' memory, and copies of sources if need be."""
+        targets = [target if target.ndim == 1 else target.reshape(-1) for target in self.targets]
+        sources = targets
+        if self.sources is not self.targets:
+            sources = [
+                flat if target is source else source.reshape(-1)
+                for source, target, flat in zip(self.sources, self.targets, targets, strict=True)
+            ]
+        return Operand(sources, targets, self.wire_dtypes, self.divisor, self.op)
+
 
 # Returns the next operand. None after the last one; also where the next one has not been handed in
 # yet, unless it is to wait for it.

@@ -48,8 +48,8 @@ class Autotuner(Algorithm):
         seconds.append(time.perf_counter() - start)
         if len(seconds) == TRIALS * len(self._candidates):
             del self._seconds[nbytes]
-            trials = [seconds[first : first + TRIALS] for first in range(0, len(seconds), TRIALS)]
-            least = [min(each[1:]) for each in trials]
+            firsts = range(0, len(seconds), TRIALS)
+            least = [min(seconds[first + 1 : first + TRIALS]) for first in firsts]
             index = self._comm.bcast(least.index(min(least)))
             self._chosen[nbytes] = self._candidates[index]
 

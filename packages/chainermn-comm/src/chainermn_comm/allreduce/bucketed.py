@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..arithmetic import (
+    Chunk,
+    absmax_each,
+    cast_into,
+    fit_each,
+    ldexp_each,
+    overflow_errstate,
+    plan_chunks,
+)
 from ..arrays import accumulator
-from .algorithm import Algorithm, Arrays, Operand
-from .casts import cast_into
-from .chunks import Chunk, plan_chunks
+from .algorithm import Algorithm, Operand
 from .pairwise import Allreduce
-from .summation import overflow_errstate
-from .wire_format import absmax_each, fit_each, ldexp_each
 
 # A packed chunk: long enough that MPI's latency doesn't count, short enough to stay in cache.
 PACKED_CHUNK_BYTES = 1 << 20
@@ -45,45 +50,45 @@ class Bucketed(Algorithm):
                 self._allreduce_packed(operand.only(members))
 
     def _allreduce_packed(self, operand: Operand) -> None:
-        inputs = [source.reshape(-1) for source in operand.sources]
-        outputs = [target.reshape(-1) for target in operand.targets]
-        sizes = tuple(flat.size for flat in outputs)
+        operand = operand.flattened()
+        targets = operand.targets
+        sizes = tuple(target.size for target in targets)
         for chunk in plan_chunks(sizes, tuple(operand.wire_dtypes), self._chunk_bytes):
-            own = {outputs[index].dtype for index, _, _ in chunk.segments}
+            own = {targets[index].dtype for index, _, _ in chunk.segments}
             if own != {chunk.dtype} and accumulator(chunk.dtype) != chunk.dtype:
-                self._mean_narrowed(chunk, inputs, outputs, operand.divisor)
+                self._mean_narrowed(chunk, operand)
                 continue
             buffer = np.empty(chunk.size, chunk.dtype)
-            chunk.pack(inputs, buffer)
+            chunk.pack(operand.sources, buffer)
             self._allreduce([(buffer, buffer)], operand.divisor, operand.op)
-            chunk.unpack(buffer, outputs)
+            chunk.unpack(buffer, targets)
 
-    def _mean_narrowed(self, chunk: Chunk, inputs: Arrays, outputs: Arrays, divisor: int) -> None:
+    def _mean_narrowed(self, chunk: Chunk, operand: Operand) -> None:
         """Take the mean of numbers too large or too small for the 16-bit dtype of a message.
 
         They travel divided by a power of two, or in a wider dtype: see :mod:`wire_format`. Each
         segment has a format of its own, so that its bits don't depend on what it is packed with.
         """
         wide = np.empty(chunk.size, accumulator(chunk.dtype))
-        chunk.pack(inputs, wide)
+        chunk.pack(operand.sources, wide)
         sizes = [stop - start for _, start, stop in chunk.segments]
         # The sum of all ranks' largest magnitudes bounds each number, and also any sum of them.
         bounds = absmax_each(wide, sizes)
         self._allreduce([(bounds, bounds)], 1, np.add)
-        is_own = [outputs[index].dtype == chunk.dtype for index, _, _ in chunk.segments]
+        is_own = [operand.targets[index].dtype == chunk.dtype for index, _, _ in chunk.segments]
         bounds[is_own] = 0  # they travel as they are
         is_narrow, exponents = fit_each(bounds, chunk.dtype)
         ldexp_each(wide, -exponents, sizes)
         for dtype, chosen in ((chunk.dtype, is_narrow), (wide.dtype, ~is_narrow)):
             if chosen.all():
-                self._mean_as(dtype, wide, divisor)
+                self._mean_as(dtype, wide, operand.divisor)
             elif chosen.any():
                 mask = np.repeat(chosen, sizes)
                 terms = wide[mask]
-                self._mean_as(dtype, terms, divisor)
+                self._mean_as(dtype, terms, operand.divisor)
                 wide[mask] = terms
         ldexp_each(wide, exponents, sizes)
-        chunk.unpack(wide, outputs)
+        chunk.unpack(wide, operand.targets)
 
     def _mean_as(self, dtype: np.dtype, terms: np.ndarray, divisor: int) -> None:
         """Overwrite ``terms`` by their mean, which travels as ``dtype``."""

@@ -11,19 +11,17 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
 from mpi4py import MPI
 
+from ..arithmetic import BLOCK_ELEMENTS, bound_of, cast_into, ldexp_into, shard_slice, sum_rows
 from ..arrays import accumulator
 from ..messaging import start_exchange
 from ..runtime import are_done, wait_any
-from .casts import BLOCK_ELEMENTS, cast_into
-from .pairwise import Pair, shard_slice
-from .summation import sum_rows
-from .wire_format import bound_of, ldexp_into
+from .pairwise import Pair
 
 # Most ranks that exchange pairwise, which keeps the order of ranks and takes two rounds.
 PAIRWISE_RANKS = 16
@@ -31,7 +29,7 @@ PAIRWISE_RANKS = 16
 # counts beside them; what has few such chunks is divided into shorter ones, whose rounds overlap.
 # See docs/decisions/scaling.md.
 BYTES_PER_ROUND, LEAST_BYTES_PER_ROUND, ENOUGH_CHUNKS = 512 << 10, 128 << 10, 8
-# The exponent of Numbers, whether they have the wire's dtype, and the largest bound of the formats
+# The exponent of numbers, whether they have the wire's dtype, and the largest bound of the formats
 # of all ranks whose terms they hold: in the end of all.
 HEADER = struct.Struct("=qqd")
 HEADER_BYTES = HEADER.size
@@ -58,7 +56,7 @@ def default_chunk_bytes(size: int) -> int:
 
 
 @dataclass(frozen=True)
-class Numbers:
+class ScaledArray:
     """Contiguous numbers, divided by 2**exponent; 1-D.
 
     They are looked at from ``start`` on, and after the end from the beginning.
@@ -109,25 +107,17 @@ class CirculantSum:
     """
 
     def __init__(self, comm: MPI.Intracomm, tag: int = 0) -> None:
-        """Use ``comm``, which stays the caller's (not collective).
-
-        No other messages have ``tag`` or the next one.
-        """
+        """See :class:`PairwiseAllreduce` (not collective)."""
         self._comm, self._tag = comm, tag
         self._begun = 0
         # Memory by its use and round.
         self._memory: dict[tuple[str, int], np.ndarray] = {}
 
-    @property
-    def rounds(self) -> int:
-        """Of each sum."""
-        return 2 * len(skips(self._comm.size))
-
     def begin(
         self,
-        sent: Numbers,
-        own: Numbers,
-        out: Callable[[float], Numbers],
+        sent: ScaledArray,
+        own: ScaledArray,
+        out: Callable[[float], ScaledArray],
         dtype: np.dtype,
         divisor: float,
         op: np.ufunc = np.add,
@@ -158,19 +148,15 @@ class CirculantSum:
 
         return InFlight(rounds())
 
-    def close(self) -> None:
-        """Release the memory; it is allocated again when needed."""
-        self._memory.clear()
-
     def _scatter(
-        self, sent: Numbers, own: Numbers, narrow: np.dtype, op: np.ufunc
-    ) -> Generator[list[MPI.Request], None, tuple[Numbers, float]]:
+        self, sent: ScaledArray, own: ScaledArray, narrow: np.dtype, op: np.ufunc
+    ) -> Generator[list[MPI.Request], None, tuple[ScaledArray, float]]:
         """Return the sum of this rank's block, and the largest bound."""
         rank, size = self._comm.rank, self._comm.size
         wide = accumulator(narrow)
         bound = bound_of(sent.exponent, sent.array.dtype == narrow)
         first, offset = self._offsets(own.array.size)
-        sent, own = (Numbers(each.array, each.exponent, first) for each in (sent, own))
+        sent, own = (ScaledArray(each.array, each.exponent, first) for each in (sent, own))
         memory = np.empty(0, np.uint8)  # of own numbers, after the first round
         for index, (skip, held) in enumerate(skips(size)):
             summed, begin, end = offset(held - skip), offset(skip), offset(held)
@@ -182,7 +168,8 @@ class CirculantSum:
                 HEADER.pack_into(header.data, 0, sent.exponent, sent.array.dtype != wide, bound)
                 outgoing = [header, *sent.parts(begin, end)]
                 got = np.empty(HEADER_BYTES, np.uint8)
-                incoming = [got, *_cut(received, [n * wide.itemsize for n in places])]
+                cut = places[0] * wide.itemsize
+                incoming = [got, received[:cut], received[cut:-HEADER_BYTES]][: 1 + len(places)]
             else:  # the header follows the numbers
                 outgoing = [memory[begin * wide.itemsize :]]
                 incoming = [received]
@@ -201,7 +188,7 @@ class CirculantSum:
             memory = self._room("sums", index, begin * wide.itemsize + HEADER_BYTES)
             total = memory[:-HEADER_BYTES].view(wide)
             rest = own.parts(summed, begin)  # a block, where their number is odd
-            own = Numbers(total, self._sum(own, terms, exponent, rest, total, op))
+            own = ScaledArray(total, self._sum(own, terms, exponent, rest, total, op))
             HEADER.pack_into(memory.data, memory.size - HEADER_BYTES, own.exponent, False, bound)
         return own, bound
 
@@ -209,7 +196,7 @@ class CirculantSum:
         """Send this rank's block to all others, and receive theirs."""
         rank, size = self._comm.rank, self._comm.size
         first, offset = self._offsets(out.size)
-        whole = Numbers(out, 0, first)
+        whole = ScaledArray(out, 0, first)
         for skip, held in reversed(skips(size)):
             outgoing = whole.parts(0, offset(held - skip))
             incoming = whole.parts(offset(skip), offset(held))
@@ -231,7 +218,7 @@ class CirculantSum:
 
     def _sum(
         self,
-        own: Numbers,
+        own: ScaledArray,
         terms: list[np.ndarray],
         exponent: int,
         rest: list[np.ndarray],
@@ -272,11 +259,7 @@ class CirculantSum:
             return
         for start in range(0, out.size, BLOCK_ELEMENTS):
             block = slice(start, start + BLOCK_ELEMENTS)
-            first, second = (
-                row[block] if row.dtype == out.dtype and not shift else _scaled(row[block], shift)
-                for row, shift in zip((mine, term), shifts, strict=True)
-            )
-            op(first, second, out=out[block])
+            op(_scaled(mine[block], shifts[0]), _scaled(term[block], shifts[1]), out=out[block])
 
     def _room(self, use: str, index: int, nbytes: int) -> np.ndarray:
         """Return memory of a round's numbers, which the next sum uses when this one has not to."""
@@ -293,10 +276,7 @@ class CirculantAllreduce:
     """What :class:`PairwiseAllreduce` does, for many ranks: chunk after chunk, all under way."""
 
     def __init__(self, comm: MPI.Intracomm, tag: int = 0, chunk_bytes: int | None = None) -> None:
-        """Use ``comm``, which stays the caller's (not collective).
-
-        No other messages have ``tag`` or the next one. ``chunk_bytes`` replaces the default.
-        """
+        """See :class:`PairwiseAllreduce` (not collective)."""
         self._chunk_bytes = chunk_bytes or default_chunk_bytes(comm.size)
         self._least_bytes = chunk_bytes or len(skips(comm.size)) * LEAST_BYTES_PER_ROUND
         self._sum = CirculantSum(comm, tag)
@@ -320,10 +300,9 @@ class CirculantAllreduce:
                     chunks = self._chunks(pair)
                     chunk = next(chunks, None)
             if chunk is not None:  # on its way while others are waited for
-                numbers, out = Numbers(chunk[0]), Numbers(chunk[1])
-                whole = partial(_given, out)
-                dtype = out.array.dtype
-                in_flight.append(self._sum.begin(numbers, numbers, whole, dtype, divisor, op))
+                term, out = map(ScaledArray, chunk)
+                dtype, whole = chunk[1].dtype, lambda _, out=out: out
+                in_flight.append(self._sum.begin(term, term, whole, dtype, divisor, op))
             elif not in_flight:
                 return
             # None is waited for alone: another rank may not have its buffer yet.
@@ -337,10 +316,6 @@ class CirculantAllreduce:
                 each.advance()
             in_flight = [each for each in in_flight if not each.is_over]
 
-    def close(self) -> None:
-        """Release the memory; it is allocated again when needed."""
-        self._sum.close()
-
     def _chunks(self, pair: Pair) -> Iterator[Pair]:
         """Yield nearly equal parts of a pair."""
         source, target = pair
@@ -351,18 +326,10 @@ class CirculantAllreduce:
             yield source[chunk], target[chunk]
 
 
-def _given(numbers: Numbers, _: float) -> Numbers:
-    return numbers
-
-
-def _cut(memory: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-    """Return consecutive slices of ``sizes`` bytes."""
-    ends = np.cumsum(sizes).tolist()
-    return [memory[end - size : end] for size, end in zip(sizes, ends, strict=True)]
-
-
 def _scaled(numbers: np.ndarray, exponent: int) -> np.ndarray:
     """Return ``numbers * 2**exponent`` in the dtype in which they are accumulated."""
+    if not exponent and numbers.dtype == accumulator(numbers.dtype):
+        return numbers
     out = np.empty(numbers.size, accumulator(numbers.dtype))
     _scale_into(numbers, exponent, out)
     return out

@@ -4,44 +4,49 @@ from __future__ import annotations
 
 import contextlib
 import sys
-
-import numpy as np
+from functools import partial
 
 from ..messaging import ProcessGroup
-from .algorithm import Algorithm, Arrays, Factory, NoOp, Operand
+from .algorithm import Algorithm, Factory, NoOp, Operand
 from .autotuner import Autotuner
 from .bucketed import Bucketed
 from .circulant import CirculantAllreduce, default_chunk_bytes, goes_in_rounds
-from .in_place import LargeInPlace
 from .pairwise import BLOCKING, LATE_GATHER, OVERLAPPED, PairwiseAllreduce
-from .rank_ordered import RankOrdered
+from .partitioned import LargeInPlace, Partitioned, is_narrowed
 from .shared_memory import (
+    MOST_CHUNKS,
     MOST_REDUNDANT_BYTES,
     REDUNDANT_BYTES,
     SharedMemoryAllreduce,
     SharedMemoryWay,
+    Way,
 )
 from .shared_window import NoSharedMemory
 from .two_level import TwoLevelAllreduce
 
-# Among the algorithms that a node measures, to take the fastest: chunks in a group, and the most
-# bytes, over all ranks, that every rank sums itself; see docs/decisions/shared-memory.md.
-WAYS = ((4, REDUNDANT_BYTES), (8, REDUNDANT_BYTES), (8, MOST_REDUNDANT_BYTES))
+# What a node measures beside the default, to take the fastest; see docs/decisions/shared-memory.md.
+SHORT_GROUPS, MORE_REDUNDANT = Way(4, REDUNDANT_BYTES), Way(MOST_CHUNKS, MOST_REDUNDANT_BYTES)
 
 
-def bucketed(group: ProcessGroup) -> Algorithm:
-    """Small arrays packed together, through MPI."""
-    return _bucketed(group)
+def bucketed(group: ProcessGroup, per_tensor: bool = False) -> Algorithm:
+    """Through MPI, small arrays packed together; ``per_tensor``, every array by itself."""
+    chunk_bytes = group.chunk_bytes
+    if chunk_bytes is None and goes_in_rounds(group.size):
+        chunk_bytes = default_chunk_bytes(group.size)
+    return Bucketed(through_mpi(group).allreduce, chunk_bytes, per_tensor)
 
 
 def rank_ordered(group: ProcessGroup) -> Algorithm:
     """In the order of ranks: bits depend on nothing but the number of ranks."""
     is_shared = group.topology.inter_size == 1
-    pipeline = BLOCKING if is_shared else OVERLAPPED
-    pairwise = PairwiseAllreduce(group.comm, group.tag, pipeline, group.chunk_bytes)
+    schedule = BLOCKING if is_shared else OVERLAPPED
+    pairwise = PairwiseAllreduce(group.comm, group.tag, schedule, group.chunk_bytes)
     # Users don't set how many narrowed numbers share an exponent.
     by_messages = LargeInPlace(pairwise, Bucketed(pairwise.allreduce))
-    return RankOrdered(by_messages, single_leader(group)) if is_shared else by_messages
+    if not is_shared:
+        return by_messages
+    # Only of what becomes 16 bits wide the bits depend on the algorithm.
+    return Partitioned(is_narrowed, by_messages, single_leader(group))
 
 
 def single_leader(group: ProcessGroup) -> Algorithm:
@@ -64,8 +69,7 @@ def gpus_only(group: ProcessGroup) -> Algorithm:
 
 
 FACTORIES: dict[str, Factory] = {
-    # Every array by itself, through MPI.
-    "per_tensor": lambda group: _bucketed(group, per_tensor=True),
+    "per_tensor": partial(bucketed, per_tensor=True),
     "bucketed": bucketed,
     "single_leader": single_leader,
     "multi_leader": multi_leader,
@@ -88,7 +92,7 @@ class AlgorithmCache:
         self._factories = {False: host, True: gpu}
         self._group = group
         self.made: dict[bool, Algorithm] = {}
-        self._by_messages: Algorithm = Bucketed(through_mpi(group).allreduce, per_tensor=True)
+        self._by_messages = Bucketed(through_mpi(group).allreduce, per_tensor=True)
         on_one_node, leaders = group.topology.inter_size == 1, (single_leader, multi_leader)
         self.stays_in_memory = on_one_node and host in leaders
         self._sums_in_memory = on_one_node and host in (*leaders, rank_ordered)
@@ -107,12 +111,6 @@ class AlgorithmCache:
         algorithm = self.get(False) if self._sums_in_memory else self._by_messages
         algorithm.allreduce(operand)
 
-    def reduce_scatter(self, sources: Arrays, target: np.ndarray, op: np.ufunc) -> None:
-        """Sum users' arrays as :meth:`PairwiseAllreduce.reduce_scatter` does (collective)."""
-        group = self._group
-        pairwise = PairwiseAllreduce(group.comm, group.tag, chunk_bytes=group.chunk_bytes)
-        pairwise.reduce_scatter(sources, target, op)
-
     def close(self) -> None:
         """Release what the algorithms own (collective)."""
         with contextlib.ExitStack() as stack:  # whatever one of them raises
@@ -128,7 +126,7 @@ class AlgorithmCache:
 
     def _forget(self) -> None:
         self.made.clear()
-        self._by_messages = NoOp()
+        del self._by_messages
 
 
 def through_mpi(group: ProcessGroup) -> PairwiseAllreduce | CirculantAllreduce:
@@ -136,15 +134,8 @@ def through_mpi(group: ProcessGroup) -> PairwiseAllreduce | CirculantAllreduce:
     if goes_in_rounds(group.size) and not group.reproducible:
         return CirculantAllreduce(group.comm, group.tag, group.chunk_bytes)
     apart = group.topology.inter_size == group.size
-    pipeline = OVERLAPPED if apart else BLOCKING
-    return PairwiseAllreduce(group.comm, group.tag, pipeline, group.chunk_bytes)
-
-
-def _bucketed(group: ProcessGroup, per_tensor: bool = False) -> Algorithm:
-    chunk_bytes = group.chunk_bytes
-    if chunk_bytes is None and goes_in_rounds(group.size):
-        chunk_bytes = default_chunk_bytes(group.size)
-    return Bucketed(through_mpi(group).allreduce, chunk_bytes, per_tensor)
+    schedule = OVERLAPPED if apart else BLOCKING
+    return PairwiseAllreduce(group.comm, group.tag, schedule, group.chunk_bytes)
 
 
 def _through_shared_memory(group: ProcessGroup, leaders: int) -> Algorithm:
@@ -152,11 +143,21 @@ def _through_shared_memory(group: ProcessGroup, leaders: int) -> Algorithm:
     comm, topology = group.comm, group.topology
     if comm.size == 1:
         return bucketed(group)
+    shared: SharedMemoryAllreduce | None = None
+    cause = ""
     with group.in_step("a mean of gradients"):
-        shared = _shared(group, leaders)
-    if isinstance(shared, str):
+        for chunk_bytes in dict.fromkeys((group.chunk_bytes, None)):  # the default may fit
+            try:
+                if topology.inter_size == 1:
+                    shared = SharedMemoryAllreduce(comm, topology, chunk_bytes)
+                else:
+                    shared = TwoLevelAllreduce(comm, topology, leaders, chunk_bytes)
+                break
+            except NoSharedMemory as error:
+                cause = str(error)
+    if shared is None:
         if comm.rank == 0:
-            print(f"ChainerMN: {shared}; gradients go through MPI instead", file=sys.stderr)
+            print(f"ChainerMN: {cause}; gradients go through MPI instead", file=sys.stderr)
         return bucketed(group)
     if 1 < topology.inter_size < comm.size:
         return shared
@@ -165,20 +166,8 @@ def _through_shared_memory(group: ProcessGroup, leaders: int) -> Algorithm:
         return LargeInPlace(through_mpi(group), shared)
     # Of any number of ranks, since all ways give the bits of the order of ranks.
     pairwise = PairwiseAllreduce(comm, group.tag, LATE_GATHER, group.chunk_bytes)
-    # With two ranks both sum all.
-    ways = [SharedMemoryWay(shared, *way) for way in WAYS[: 2 if comm.size == 2 else 3]]
-    in_place = LargeInPlace(pairwise, ways[1])
-    return Autotuner(comm, ways[1], [*ways, in_place], REDUNDANT_BYTES // comm.size)
-
-
-def _shared(group: ProcessGroup, leaders: int) -> SharedMemoryAllreduce | str:
-    """Return an algorithm with its window, or why some node has no shared memory."""
-    comm, topology, cause = group.comm, group.topology, ""
-    for chunk_bytes in dict.fromkeys((group.chunk_bytes, None)):  # the default may fit
-        try:
-            if topology.inter_size == 1:
-                return SharedMemoryAllreduce(comm, topology, chunk_bytes)
-            return TwoLevelAllreduce(comm, topology, leaders, chunk_bytes)
-        except NoSharedMemory as error:
-            cause = str(error)
-    return cause
+    ways: list[Algorithm] = [SharedMemoryWay(shared, SHORT_GROUPS), shared]
+    if comm.size > 2:  # two both sum all
+        ways.append(SharedMemoryWay(shared, MORE_REDUNDANT))
+    ways.append(LargeInPlace(pairwise, shared))
+    return Autotuner(comm, shared, ways, REDUNDANT_BYTES // comm.size)

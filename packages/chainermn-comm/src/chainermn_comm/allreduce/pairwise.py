@@ -16,10 +16,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from mpi4py import MPI
 
+from ..arithmetic import BLOCK_ELEMENTS, overflow_errstate, shard_slice, sum_rows
 from ..messaging import Buffer, start_exchange
 from ..runtime import wait_all
-from .casts import BLOCK_ELEMENTS
-from .summation import overflow_errstate, sum_rows
 
 # A source and its target, which may be the same: 1-D, contiguous, of one length and dtype.
 Pair: TypeAlias = tuple[np.ndarray, np.ndarray]
@@ -37,7 +36,7 @@ CACHED_LAYOUTS = 256
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class Schedule:
     """How large the rounds of a sum are, and how many are in flight.
 
     In a round each rank sums one shard. Delays count the rounds from sending a round's shards.
@@ -51,18 +50,13 @@ class Pipeline:
 
 
 # One round after the other. A shard, what is received for it and its sum stay in a core's cache.
-BLOCKING = Pipeline(2 << 20, 3)
+BLOCKING = Schedule(2 << 20, 3)
 # For ranks whose cores share little cache: reading what another core has just written is slow
 # there; see docs/decisions/shared-memory.md.
-LATE_GATHER = Pipeline(2 << 20, 3, gather_delay=2, wait_delay=2)
+LATE_GATHER = Schedule(2 << 20, 3, gather_delay=2, wait_delay=2)
 # For ranks that share no memory. MPI progresses messages only during its calls; enough is in
 # flight for a link of 1 Gbit/s to stay busy for some ten milliseconds between them.
-OVERLAPPED = Pipeline(1 << 20, 1, sum_delay=2, gather_delay=2, wait_delay=4)
-
-
-def shard_slice(size: int, shards: int, index: int) -> slice:
-    """Return the index-th of nearly equal slices of ``range(size)``."""
-    return slice(size * index // shards, size * (index + 1) // shards)
+OVERLAPPED = Schedule(1 << 20, 1, sum_delay=2, gather_delay=2, wait_delay=4)
 
 
 def start_reduce_scatter(
@@ -72,52 +66,47 @@ def start_reduce_scatter(
 
     Once the requests are done, the caller takes the sum of the rows.
     """
-    return start_exchange(comm, _following(comm, shards), _preceding(comm, rows), tag)
+    return start_exchange(comm, _others(comm, shards, 1), _others(comm, rows, -1), tag)
 
 
 def start_allgather(comm: MPI.Intracomm, shards: Sequence[Buffer], tag: int) -> list[MPI.Request]:
     """Start to send this rank's shard to all ranks, and to receive theirs."""
     own = [shards[comm.rank]] * comm.size
-    return start_exchange(comm, _following(comm, own), _preceding(comm, shards), tag)
+    return start_exchange(comm, _others(comm, own, 1), _others(comm, shards, -1), tag)
 
 
-def _following(comm: MPI.Intracomm, buffers: Sequence[Buffer]) -> Iterator[tuple[int, Buffer]]:
-    """Yield the buffers for the ranks after this one, in their order: no two ranks' next is one."""
-    for rank in range(comm.rank + 1, comm.rank + comm.size):
-        yield rank % comm.size, buffers[rank % comm.size]
-
-
-def _preceding(comm: MPI.Intracomm, buffers: Sequence[Buffer]) -> Iterator[tuple[int, Buffer]]:
-    """Yield the buffers for the ranks before this one, in the order in which they send to it."""
-    for rank in range(comm.rank - 1, comm.rank - comm.size, -1):
-        yield rank % comm.size, buffers[rank % comm.size]
+def _others(
+    comm: MPI.Intracomm, buffers: Sequence[Buffer], step: int
+) -> Iterator[tuple[int, Buffer]]:
+    """Yield the buffers for the ranks after this one, or before it: no two ranks' next is one."""
+    for distance in range(1, comm.size):
+        rank = (comm.rank + step * distance) % comm.size
+        yield rank, buffers[rank]
 
 
 class PairwiseAllreduce:
     """The sum over the ranks of an mpi4py communicator, the same bits on every rank."""
 
-    gather_bytes = GATHER_BYTES
-
     def __init__(
         self,
         comm: MPI.Intracomm,
         tag: int = 0,
-        pipeline: Pipeline = BLOCKING,
+        schedule: Schedule = BLOCKING,
         chunk_bytes: int | None = None,
     ) -> None:
         """Use ``comm``, which stays the caller's (not collective).
 
-        No other messages have ``tag`` or the next one. ``chunk_bytes`` replaces the pipeline's.
+        No other messages have ``tag`` or the next one. ``chunk_bytes`` replaces the schedule's.
         """
         self._comm = comm
         self._size, self._rank = comm.size, comm.rank
         self._tag = tag
-        self._pipeline = pipeline
-        limit = chunk_bytes or pipeline.chunk_bytes
-        even = pipeline.received_chunks * limit // max(1, self._size - 1)
+        self._schedule = schedule
+        limit = chunk_bytes or schedule.chunk_bytes
+        even = schedule.received_chunks * limit // max(1, self._size - 1)
         self._shard_bytes = min(limit, max(even, LEAST_SHARD_BYTES))
         # What is received, for each round that is sent and not yet summed.
-        self._received: list[Buffer] = [_memory(0)] * (pipeline.sum_delay + 1)
+        self._received: list[Buffer] = [np.empty(0, np.uint8)] * (schedule.sum_delay + 1)
         # By elements and dtype: what is gathered, as MPI takes it and as rows.
         self._gathered: dict[tuple[int, np.dtype], tuple[list[Any], list[np.ndarray]]] = {}
 
@@ -133,7 +122,7 @@ class PairwiseAllreduce:
             if self._size == 1:
                 if target is not source:
                     target[...] = source
-            elif (self._size - 1) * source.nbytes > self.gather_bytes:
+            elif (self._size - 1) * source.nbytes > GATHER_BYTES:
                 large.append((source, target))
             elif source.size:
                 sum_rows(self._gather(source), target, divisor, op=op)
@@ -150,8 +139,7 @@ class PairwiseAllreduce:
         """
         rounds: Iterator[tuple[list[Buffer], list[Buffer]]] = iter(())
         in_flight: dict[int, tuple[list[Buffer], list[Buffer]]] = {}  # shards: terms and sums
-        scattered: dict[int, list[MPI.Request]] = {}
-        gathered: dict[int, list[MPI.Request]] = {}
+        requests: dict[int, list[MPI.Request]] = {}
         for tick in itertools.count():
             shards = next(rounds, None)
             while shards is None and (pair := next_pair(not in_flight)) is not None:
@@ -160,20 +148,20 @@ class PairwiseAllreduce:
             if shards is not None:
                 in_flight[tick] = terms, _ = shards
                 rows = self._rows(tick, terms)
-                scattered[tick] = start_reduce_scatter(self._comm, terms, rows, self._tag)
+                requests[tick] = start_reduce_scatter(self._comm, terms, rows, self._tag)
             elif not in_flight:
                 return
-            if (number := tick - self._pipeline.sum_delay) in in_flight:
-                wait_all(scattered.pop(number))
+            if (number := tick - self._schedule.sum_delay) in in_flight:
+                wait_all(requests[number])
                 terms, sums = in_flight[number]
                 self._sum(self._rows(number, terms), sums[self._rank], divisor, op)
-            if (number := tick - self._pipeline.gather_delay) in in_flight:
+            if (number := tick - self._schedule.gather_delay) in in_flight:
                 # While one rank waits for a buffer, it sends sums before terms that another
                 # receives in the other order.
                 _, sums = in_flight[number]
-                gathered[number] = start_allgather(self._comm, sums, self._tag + 1)
-            if (number := tick - self._pipeline.wait_delay) in in_flight:
-                wait_all(gathered.pop(number))
+                requests[number] = start_allgather(self._comm, sums, self._tag + 1)
+            if (number := tick - self._schedule.wait_delay) in in_flight:
+                wait_all(requests.pop(number))
                 del in_flight[number]
 
     def reduce_scatter(
@@ -192,18 +180,6 @@ class PairwiseAllreduce:
             wait_all(start_reduce_scatter(self._comm, terms, rows, self._tag))
             with overflow_errstate():
                 self._sum(rows, target[start : start + step], 1, op)
-
-    def reserve(self, nbytes: int) -> None:
-        """Allocate now what buffers of ``nbytes`` bytes need; none may be in flight."""
-        # Shards differ by an element, of at most 8 bytes.
-        shard = min(self._shard_bytes, -(-nbytes // self._size) + 8)
-        for index in range(len(self._received)):
-            self._scratch(index, (self._size - 1) * shard)
-
-    def close(self) -> None:
-        """Release the memory; it is allocated again when needed."""
-        self._received = [_memory(0)] * len(self._received)
-        self._gathered.clear()
 
     def _rounds(self, pair: Pair) -> Iterator[tuple[list[Buffer], list[Buffer]]]:
         """Yield the shards of each round, by rank, of the source and of the target."""
@@ -224,7 +200,7 @@ class PairwiseAllreduce:
 
     def _scratch(self, index: int, nbytes: int) -> Buffer:
         if self._received[index].nbytes < nbytes:
-            self._received[index] = _memory(nbytes)
+            self._received[index] = np.empty(nbytes, np.uint8)
             self._gathered.clear()  # its views may be of the old memory
         return self._received[index][:nbytes]
 
@@ -253,7 +229,3 @@ class PairwiseAllreduce:
         for start in range(0, out.size, BLOCK_ELEMENTS):
             block = slice(start, start + BLOCK_ELEMENTS)
             sum_rows([row[block] for row in rows], out[block], divisor, op=op)
-
-
-def _memory(nbytes: int) -> Buffer:
-    return np.empty(nbytes, np.uint8)

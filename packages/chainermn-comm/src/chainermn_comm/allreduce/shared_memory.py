@@ -7,20 +7,18 @@ unpacked. At tick t stage s works on group t - s, and the node's ranks pass a ba
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
+from ..arithmetic import Chunk, overflow_errstate, plan_chunks, shard_slice, sum_rows
 from ..arrays import accumulator
 from ..runtime import barrier
 from ..topology import Topology
-from .algorithm import Algorithm, Arrays, Dtypes, Operand
-from .chunks import Chunk, plan_chunks
-from .pairwise import shard_slice
+from .algorithm import Algorithm, Dtypes, Operand
 from .shared_window import NoSharedMemory, SharedWindow
-from .summation import overflow_errstate, sum_rows
 
 # A chunk is summed in a core's cache. How many of them stay in it from packing to unpacking depends
 # on the machine; a group has room for MOST_CHUNKS.
@@ -38,17 +36,22 @@ MOST_REDUNDANT_BYTES = 4 << 20
 # Making views of slots anew takes as long as a small model's sum; models have few sizes of chunks.
 CACHED_VIEWS = 256
 
-Stage = Callable[[int, Chunk], None]
-How = tuple[int, np.ufunc]  # divisor and operation
+# Does a step of the sum of a chunk, of an operand whose arrays are 1-D; chunks are numbered.
+Stage = Callable[[Operand, int, Chunk], None]
+
+
+class Way(NamedTuple):
+    """What is the same on all ranks, and decides on the time that sums take; not on their bits."""
+
+    chunks_per_group: int
+    redundant_bytes: int  # what every rank may sum, over all ranks
+
+
+DEFAULT_WAY = Way(MOST_CHUNKS, REDUNDANT_BYTES)
 
 
 class SharedMemoryAllreduce(Algorithm):
-    """Means on one node; :mod:`two_level` adds the exchange between nodes.
-
-    Attributes:
-        chunks_per_group: from 1 to ``most_chunks``; the same on all ranks.
-        redundant_bytes: what every rank may sum, over all ranks; the same on all.
-    """
+    """Means on one node; :mod:`two_level` adds the exchange between nodes."""
 
     default_chunk_bytes, most_chunks = SHARED_CHUNK_BYTES, MOST_CHUNKS
     num_slots = WINDOW_GROUPS * MOST_CHUNKS
@@ -63,10 +66,9 @@ class SharedMemoryAllreduce(Algorithm):
         rank = comm.rank
         self._ranks = topology.intra_size(rank)
         self._chunk_bytes = chunk_bytes or self.default_chunk_bytes
-        self.chunks_per_group, self.redundant_bytes = self.most_chunks, REDUNDANT_BYTES
-        # Of the last call, since a loop's gradients are like those before: sizes, dtypes, chunks in
-        # a group; the groups, and the bytes of all.
-        self._last: tuple[list[int], Dtypes, int, list[list[Chunk]], int] = [], [], 0, [], 0
+        # Of the last call, since a loop's gradients are like those before: sizes, dtypes; the
+        # chunks, and the bytes of all.
+        self._last: tuple[list[int], Dtypes, list[Chunk], int] = [], [], [], 0
         # By slot, size and dtype: each rank's numbers.
         self._views: dict[tuple[int, int, np.dtype], list[np.ndarray]] = {}
         self._next_group = 0  # groups so far: slot numbers go on from call to call
@@ -98,29 +100,25 @@ class SharedMemoryAllreduce(Algorithm):
         """Allocate this rank's own memory. 16-bit numbers are summed in twice their bytes."""
         self._work = np.empty(2 * self._chunk_bytes, np.uint8)
 
-    def allreduce(self, operand: Operand) -> None:
-        rest = self.prepare(operand)
+    def allreduce(self, operand: Operand, way: Way = DEFAULT_WAY) -> None:
+        rest = self.prepare(operand, way)
         barrier(self._intra)
         rest()
 
-    def prepare(self, operand: Operand) -> Callable[[], None]:
+    def prepare(self, operand: Operand, way: Way = DEFAULT_WAY) -> Callable[[], None]:
         # Pack the first chunk. No other rank accesses its slot until the barrier: what it held
         # before has been read by all ranks when a call of `allreduce` ends.
-        sources, targets, wire_dtypes = operand[:3]
-        flats = [target if target.ndim == 1 else target.reshape(-1) for target in targets]
-        inputs = flats
-        if sources is not targets:
-            inputs = [
-                flat if target is source else source.reshape(-1)
-                for source, target, flat in zip(sources, targets, flats, strict=True)
-            ]
-        groups, nbytes = self._groups([flat.size for flat in flats], wire_dtypes)
-        stages, first = self._stages(operand, inputs, flats, nbytes), self._next_group
+        flat = operand.flattened()
+        chunks, nbytes = self._planned([target.size for target in flat.targets], flat.wire_dtypes)
+        size = min(way.chunks_per_group, self.most_chunks)
+        groups = [chunks[start : start + size] for start in range(0, len(chunks), size)]
+        redundant = self._ranks <= REDUNDANT_RANKS or self._ranks * nbytes <= way.redundant_bytes
+        stages, first = self._stages(redundant), self._next_group
 
         def work(stage: Stage, index: int) -> None:
             number = (first + index) * self.most_chunks
             for place, chunk in enumerate(groups[index]):
-                stage(number + place, chunk)
+                stage(flat, number + place, chunk)
 
         if groups:
             work(stages[0], 0)
@@ -128,7 +126,7 @@ class SharedMemoryAllreduce(Algorithm):
 
         def rest() -> None:
             if self._next_group != first:  # another call has used the slots since
-                self.allreduce(operand)
+                self.allreduce(operand, way)
                 return
             self._window.sync()
             with overflow_errstate():
@@ -142,33 +140,29 @@ class SharedMemoryAllreduce(Algorithm):
 
         return rest
 
-    def _groups(self, sizes: list[int], wire_dtypes: Dtypes) -> tuple[list[list[Chunk]], int]:
-        """Return the groups of chunks, and the bytes of all of them."""
-        last_sizes, last_dtypes, last_size, groups, nbytes = self._last
-        size = self.chunks_per_group
-        # Comparing is faster than hashing.
-        if sizes != last_sizes or wire_dtypes is not last_dtypes or size != last_size:
-            todo = plan_chunks(tuple(sizes), tuple(wire_dtypes), self._chunk_bytes)
-            groups = [todo[start : start + size] for start in range(0, len(todo), size)]
-            nbytes = sum([chunk.nbytes for chunk in todo])
-            self._last = sizes, wire_dtypes, size, groups, nbytes
-        return groups, nbytes
+    def _planned(self, sizes: list[int], wire_dtypes: Dtypes) -> tuple[list[Chunk], int]:
+        """Return the chunks, and the bytes of all of them."""
+        last_sizes, last_dtypes, chunks, nbytes = self._last
+        if sizes != last_sizes or wire_dtypes is not last_dtypes:  # faster than hashing
+            chunks = plan_chunks(tuple(sizes), tuple(wire_dtypes), self._chunk_bytes)
+            nbytes = sum([chunk.nbytes for chunk in chunks])
+            self._last = sizes, wire_dtypes, chunks, nbytes
+        return chunks, nbytes
 
-    def _stages(self, operand: Operand, inputs: Arrays, flats: Arrays, nbytes: int) -> list[Stage]:
-        pack, how = partial(self._pack, inputs), (operand.divisor, operand.op)
-        if self._ranks <= REDUNDANT_RANKS or self._ranks * nbytes <= self.redundant_bytes:
-            return [pack, partial(self._add_and_unpack, inputs, flats, how)]
-        return [pack, partial(self._sum, how), partial(self._unpack, flats)]
+    def _stages(self, redundant: bool) -> list[Stage]:
+        """Return what is done with each chunk; ``redundant``, each rank may sum all of it."""
+        if redundant:
+            return [self._pack, self._add_and_unpack]
+        return [self._pack, self._sum, self._unpack]
 
-    def _pack(self, inputs: Arrays, number: int, chunk: Chunk) -> None:
-        chunk.pack(inputs, self._terms(number, chunk)[self._intra_rank])
+    def _pack(self, operand: Operand, number: int, chunk: Chunk) -> None:
+        chunk.pack(operand.sources, self._terms(number, chunk)[self._intra_rank])
 
-    def _unpack(self, flats: Arrays, number: int, chunk: Chunk) -> None:
-        chunk.unpack(self._means(number, chunk), flats)
+    def _unpack(self, operand: Operand, number: int, chunk: Chunk) -> None:
+        chunk.unpack(self._means(number, chunk), operand.targets)
 
-    def _add_and_unpack(
-        self, inputs: Arrays, flats: Arrays, how: How, number: int, chunk: Chunk
-    ) -> None:
+    def _add_and_unpack(self, operand: Operand, number: int, chunk: Chunk) -> None:
+        flats = operand.targets
         rows, originals = self._terms(number, chunk), None
         index, start, stop = chunk.segments[0]
         is_packed = len(chunk.segments) > 1 or flats[index].dtype != chunk.dtype
@@ -176,23 +170,21 @@ class SharedMemoryAllreduce(Algorithm):
             self._work[: chunk.nbytes].view(chunk.dtype) if is_packed else flats[index][start:stop]
         )
         work = out if accumulator(chunk.dtype) == chunk.dtype else None
-        in_place = flats[index] is inputs[index] and not is_packed
+        in_place = flats[index] is operand.sources[index] and not is_packed
         if in_place and work is not None and self._intra_rank < 2:
             # This rank's own values are read from its gradient, which the sum overwrites.
             originals, rows = rows, list(rows)
             rows[self._intra_rank] = out
-        divisor, op = how
-        sum_rows(rows, out, divisor, work, originals, op)
+        sum_rows(rows, out, operand.divisor, work, originals, operand.op)
         if is_packed:
             chunk.unpack(out, flats)
 
-    def _sum(self, how: How, number: int, chunk: Chunk) -> None:
+    def _sum(self, operand: Operand, number: int, chunk: Chunk) -> None:
         """Write the result of this rank's shard of the chunk."""
-        shard = shard_slice(chunk.size, self._ranks, self._intra_rank)
+        shard = self._own_shard(chunk)
         out = self._means(number, chunk)[shard]
         rows = [terms[shard] for terms in self._terms(number, chunk)]
-        divisor, op = how
-        sum_rows(rows, out, divisor, self._scratch(out), op=op)
+        sum_rows(rows, out, operand.divisor, self._scratch(out), op=operand.op)
 
     def _terms(self, number: int, chunk: Chunk) -> list[np.ndarray]:
         """Return each rank's own numbers of the chunk."""
@@ -210,7 +202,16 @@ class SharedMemoryAllreduce(Algorithm):
 
     def _numbers(self, ring: np.ndarray, number: int, chunk: Chunk) -> np.ndarray:
         """Return the chunk's slot, in the dtype in which terms are kept."""
-        return slot_of(ring, self.num_slots, number, chunk.size, chunk.dtype)
+        return self._slot(ring, number, chunk.size, chunk.dtype)
+
+    def _slot(self, ring: np.ndarray, number: int, size: int, dtype: np.dtype) -> np.ndarray:
+        """Return the slot of a chunk, ``size`` numbers of ``dtype``, in a ring of bytes."""
+        start = number % self.num_slots * (len(ring) // self.num_slots)
+        return ring[start : start + size * dtype.itemsize].view(dtype)
+
+    def _own_shard(self, chunk: Chunk) -> slice:
+        """Return what of the chunk this rank sums over its node."""
+        return shard_slice(chunk.size, self._ranks, self._intra_rank)
 
     def _scratch(self, like: np.ndarray) -> np.ndarray:
         """Return private memory to sum such an array in."""
@@ -230,27 +231,17 @@ class SharedMemoryAllreduce(Algorithm):
 
 
 class SharedMemoryWay(Algorithm):
-    """An algorithm through shared memory, set so for each call."""
+    """An algorithm through shared memory, always in one way."""
 
-    def __init__(
-        self, shared: SharedMemoryAllreduce, chunks_per_group: int, redundant_bytes: int
-    ) -> None:
-        """Own ``shared``, as others may that are set otherwise."""
-        self._shared, self._way = shared, (chunks_per_group, redundant_bytes)
+    def __init__(self, shared: SharedMemoryAllreduce, way: Way) -> None:
+        """Own ``shared``, as others may that take another way."""
+        self._shared, self._way = shared, way
 
     def allreduce(self, operand: Operand) -> None:
-        self._shared.chunks_per_group, self._shared.redundant_bytes = self._way
-        self._shared.allreduce(operand)
+        self._shared.allreduce(operand, self._way)
 
     def prepare(self, operand: Operand) -> Callable[[], None]:
-        self._shared.chunks_per_group, self._shared.redundant_bytes = self._way
-        return self._shared.prepare(operand)
+        return self._shared.prepare(operand, self._way)
 
     def close(self) -> None:
         self._shared.close()
-
-
-def slot_of(ring: np.ndarray, slots: int, number: int, size: int, dtype: np.dtype) -> np.ndarray:
-    """Return the chunk's slot, ``size`` numbers of ``dtype``, in a ring of bytes."""
-    start = number % slots * (len(ring) // slots)
-    return ring[start : start + size * dtype.itemsize].view(dtype)

@@ -64,16 +64,17 @@ class SharedWindow:
         except (MPI.Exception, MemoryError) as error:
             last = str(error).strip().splitlines()[-1:]
             reason = ": ".join([NOT_ALLOCATED, *last])
-        # A window that only some ranks of the node have can't be freed, which takes all of them.
-        everywhere = all(node.allgather(window is not None))
+        # One that only some ranks of the node have can't be freed, which takes all of them.
+        if not all(node.allgather(window is not None)):
+            window = None
         try:
-            if window is not None and everywhere and not window.prefault():
+            if window is not None and not window.prefault():
                 reason = NO_ROOM
             _raise_on_all(comm, reason)
-            assert window is not None  # else there was a reason, and it raised
+            assert window is not None  # else some rank had a reason, and it raised
             _raise_on_all(comm, "" if window.is_shared() else NOT_SHARED)
         except NoSharedMemory:
-            if window is not None and everywhere:
+            if window is not None:
                 window.close()
             raise
         return window

@@ -10,29 +10,30 @@ share of every chunk; pairwise up to 16 nodes, by :mod:`circulant` among more.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterator
 
 import numpy as np
 from mpi4py import MPI
 
-from ..arrays import accumulator
-from ..runtime import wait_all
-from ..topology import Topology
-from .algorithm import Arrays, Operand
-from .casts import cast_into
-from .chunks import Chunk
-from .circulant import CirculantSum, InFlight, Numbers, goes_in_rounds, skips
-from .pairwise import shard_slice, start_allgather, start_reduce_scatter
-from .shared_memory import SharedMemoryAllreduce, Stage, slot_of
-from .summation import scaled_sum, sum_rows
-from .wire_format import (
-    WireFormat,
+from ..arithmetic import (
+    Chunk,
     absmax,
     bound_of,
+    cast_into,
     choose_wire_format,
     ldexp_into,
     mean_format,
+    scaled_sum,
+    shard_slice,
+    sum_rows,
 )
+from ..arrays import accumulator
+from ..runtime import wait_all
+from ..topology import Topology
+from .algorithm import Operand
+from .circulant import CirculantSum, InFlight, ScaledArray, goes_in_rounds, skips
+from .pairwise import start_allgather, start_reduce_scatter
+from .shared_memory import SharedMemoryAllreduce, Stage
 
 # Chunks n and n + INTER_NODE_SLOTS use the same slot. What is sent at one tick is waited for at the
 # next.
@@ -70,13 +71,14 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
         # Its ranks are in the order of nodes.
         color = self._leader_index if self._leader_index < leaders else MPI.UNDEFINED
         self._inter = MPI.Intracomm(comm.Split(color, self._node))
-        self._requests: dict[int, list[MPI.Request]] = {}
-        self._circulant = CirculantSum(self._inter) if self._inter != MPI.COMM_NULL else None
+        self._circulant = CirculantSum(self._inter)
         # By chunk; and whose turns a tick has.
         self._exchanges: dict[int, InFlight] = {}
         self._turns: list[int] = []
-        self._in_rounds = goes_in_rounds(self._nodes)
-        if self._in_rounds:
+        self._by_circulant = goes_in_rounds(self._nodes)
+        self._rounds = 2  # of a chunk
+        if self._by_circulant:
+            self._rounds *= len(skips(self._nodes))
             self.default_chunk_bytes *= -(-len(skips(self._nodes)) // ROUNDS_PER_MIB)
         super().__init__(comm, topology, chunk_bytes)
 
@@ -89,109 +91,121 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
 
     def _allocate(self) -> None:
         super()._allocate()
-        if self._in_rounds:
+        if self._by_circulant:
             return
         # Shards differ by an element, and rows are as long as this node's.
         nbytes = 2 * self._chunk_bytes + WIDEST_BYTES * self._nodes
         self._received = np.empty(IN_FLIGHT * nbytes, np.uint8)
         self._wide_rows = np.empty(nbytes, np.uint8)
-        # Of each node: the exponent, and whether its sums have the wire dtype.
-        self._formats = np.zeros((IN_FLIGHT, self._nodes, 2), np.int64)
 
-    def _stages(self, operand: Operand, inputs: Arrays, flats: Arrays, nbytes: int) -> list[Stage]:
-        combine = partial(self._combine, operand.divisor, flats)
-        exchange: list[Stage] = [self._scatter, combine, self._collect]
-        if self._in_rounds:
-            # Not more ticks than rounds: means are written in their slot after half of them.
-            ticks = min(EXCHANGE_TICKS, 2 * len(skips(self._nodes)))
-            begin = partial(self._begin_exchange, operand.divisor, flats)
-            exchange = [begin, *[self._exchange] * ticks]
-        between = [self._sum_in_node, self._quantize, *exchange]
-        return [partial(self._pack, inputs), *between, partial(self._unpack, flats)]
+    def _stages(self, redundant: bool) -> list[Stage]:
+        # Not more ticks than rounds: means are written in their slot after half of them.
+        ticks: list[Stage] = [self._exchange] * min(EXCHANGE_TICKS, self._rounds)
+        exchange = [self._begin_exchange, *ticks]
+        return [self._pack, self._sum_in_node, self._quantize, *exchange, self._unpack]
 
-    def _sum_in_node(self, number: int, chunk: Chunk) -> None:
+    def _sum_in_node(self, _: Operand, number: int, chunk: Chunk) -> None:
         """Sum this rank's shard of the chunk over the node."""
         shard = self._own_shard(chunk)
         out = self._sums(number, chunk)[shard]
         exponent = scaled_sum([terms[shard] for terms in self._terms(number, chunk)], out)
         self._shard_stats(number)[self._intra_rank] = exponent, absmax(out, chunk.dtype)
 
-    def _quantize(self, number: int, chunk: Chunk) -> None:
+    def _quantize(self, _: Operand, number: int, chunk: Chunk) -> None:
         """Convert this rank's shard of the node's sums to their wire format."""
         sums = self._sums(number, chunk)[self._own_shard(chunk)]
         exponents = self._shard_stats(number)[:, 0]
         shift = int(exponents[self._intra_rank] - exponents.max())
         if shift:  # another shard's sums were too large
             ldexp_into(sums, shift, sums)
-        wire_format = self._wire_format(number, chunk)
-        if wire_format.dtype != sums.dtype:
+        sent = self._sent(number, chunk)
+        if sent.array.dtype != sums.dtype:
             work = self._scratch(sums)
-            ldexp_into(sums, -wire_format.exponent, work)
-            cast_into(work, self._wire_view(number, chunk, wire_format)[self._own_shard(chunk)])
+            ldexp_into(sums, -sent.exponent, work)
+            cast_into(work, sent.array[self._own_shard(chunk)])
 
-    def _scatter(self, number: int, chunk: Chunk) -> None:
-        """Start to exchange the node's sums: node i gets the i-th part of this leader's share."""
-        if self._inter == MPI.COMM_NULL:
-            return
-        wire_format = self._wire_format(number, chunk)
-        shards = self._leader_shards(self._wire_view(number, chunk, wire_format))
-        formats = self._formats[number % IN_FLIGHT]
-        formats[self._node] = wire_format.exponent, wire_format.dtype == chunk.dtype
-        rows = self._rows(number, self._leader_shards(self._sums(number, chunk))[self._node])
-        self._requests[number] = [
-            *start_allgather(self._inter, list(formats), FORMATS),
-            *start_reduce_scatter(self._inter, shards, rows, SUMS),
-        ]
-
-    def _combine(self, divisor: int, flats: Arrays, number: int, chunk: Chunk) -> None:
-        """Sum this node's shard over nodes, and start to send the mean to the others."""
-        if self._inter == MPI.COMM_NULL:
-            return
-        wait_all(self._requests.pop(number))
-        own = self._leader_shards(self._sums(number, chunk))[self._node]
-        formats = self._formats[number % IN_FLIGHT].tolist()
-        bound = max([bound_of(exponent, bool(narrow)) for exponent, narrow in formats])
-        whole = self._means_of(flats, number, chunk, bound)
-        shards = self._leader_shards(whole.array)
-        if own.size:
-            rows, exponent = self._operands(number, chunk, own)
-            mean = shards[self._node]
-            divided = divisor * 2.0 ** (whole.exponent - exponent)
-            sum_rows(rows, mean, divided, self._scratch(mean))
-        self._requests[number] = start_allgather(self._inter, shards, MEANS)
-
-    def _collect(self, number: int, chunk: Chunk) -> None:
-        """Wait for the means of the other nodes' shards."""
-        if self._inter != MPI.COMM_NULL:
-            wait_all(self._requests.pop(number))
-
-    def _begin_exchange(self, divisor: int, flats: Arrays, number: int, chunk: Chunk) -> None:
+    def _begin_exchange(self, operand: Operand, number: int, chunk: Chunk) -> None:
         """Start the first round of this leader's share of the chunk."""
-        if self._circulant is None:
+        if self._inter == MPI.COMM_NULL:
             return
-        wire_format = self._wire_format(number, chunk)
-        exponent = int(self._shard_stats(number)[:, 0].max())
-        sent = self._leader_share(self._wire_view(number, chunk, wire_format))
-        own = self._leader_share(self._sums(number, chunk))
+        if not self._by_circulant:
+            self._exchanges[number] = InFlight(self._pairwise(operand, number, chunk))
+            return
+        sent, own = self._sent(number, chunk), self._sums(number, chunk)
 
-        def share_of_means(bound: float) -> Numbers:
-            whole = self._means_of(flats, number, chunk, bound)
-            return Numbers(self._leader_share(whole.array), whole.exponent)
+        def share_of_means(bound: float) -> ScaledArray:
+            whole = self._means_of(operand, number, chunk, bound)
+            return ScaledArray(self._leader_share(whole.array), whole.exponent)
 
-        numbers = Numbers(sent, wire_format.exponent), Numbers(own, exponent)
         self._exchanges[number] = self._circulant.begin(
-            *numbers, share_of_means, chunk.dtype, divisor
+            ScaledArray(self._leader_share(sent.array), sent.exponent),
+            ScaledArray(self._leader_share(own), self._exponent(number)),
+            share_of_means,
+            chunk.dtype,
+            operand.divisor,
         )
 
-    def _exchange(self, number: int, chunk: Chunk) -> None:
-        """Take this tick's rounds, in turn, of all chunks that are exchanged."""
-        if self._circulant is None or number not in self._exchanges:
+    def _pairwise(self, operand: Operand, number: int, chunk: Chunk) -> Iterator[list[MPI.Request]]:
+        """Node i sums the i-th part of the share over nodes, and sends the mean to the others."""
+        sent = self._sent(number, chunk)
+        shards = self._leader_shards(sent.array)
+        own = self._leader_shards(self._sums(number, chunk))[self._node]
+        # Room for that shard from each node, in bytes: private memory, in a ring.
+        start = number % IN_FLIGHT * (len(self._received) // IN_FLIGHT)
+        room = self._received[start : start + self._nodes * own.nbytes]
+        rows = list(room.reshape(self._nodes, own.nbytes))
+        # Of each node: the exponent, and whether its sums have the wire dtype.
+        table = np.zeros((self._nodes, 2), np.int64)
+        table[self._node] = sent.exponent, sent.array.dtype == chunk.dtype
+        yield [
+            *start_allgather(self._inter, list(table), FORMATS),
+            *start_reduce_scatter(self._inter, shards, rows, SUMS),
+        ]
+        formats = table.tolist()
+        bound = max([bound_of(exponent, bool(narrow)) for exponent, narrow in formats])
+        means = self._means_of(operand, number, chunk, bound)
+        shards = self._leader_shards(means.array)
+        if own.size:
+            # This node's own sums are here as they were summed.
+            formats[self._node] = [self._exponent(number), 0]
+            rows[self._node] = own
+            mean = ScaledArray(shards[self._node], means.exponent)
+            self._sum_over_nodes(rows, formats, chunk.dtype, mean, operand.divisor)
+        yield start_allgather(self._inter, shards, MEANS)
+
+    def _sum_over_nodes(
+        self,
+        rows: list[np.ndarray],
+        formats: list[list[int]],
+        narrow: np.dtype,
+        mean: ScaledArray,
+        divisor: int,
+    ) -> None:
+        """Write the mean of a shard; the terms of each node are a row, in its format."""
+        dtype, size = accumulator(narrow), mean.array.size
+        common = max(0, *[exponent for exponent, _ in formats])
+        wide_rows = self._wide_rows.view(dtype)
+        for node, (exponent, is_narrow) in enumerate(formats):
+            row, wide = rows[node].view(dtype), wide_rows[node * size : (node + 1) * size]
+            if is_narrow and narrow != dtype:
+                cast_into(row.view(narrow)[:size], wide)
+                row = wide
+            if exponent != common:
+                ldexp_into(row, exponent - common, wide)
+                row = wide
+            rows[node] = row
+        divided = divisor * 2.0 ** (mean.exponent - common)
+        sum_rows(rows, mean.array, divided, self._scratch(mean.array))
+
+    def _exchange(self, _: Operand, number: int, __: Chunk) -> None:
+        """Take this tick's rounds of a chunk; by circulant, of all chunks in turn."""
+        if number not in self._exchanges:
             return
-        # The oldest of a tick's chunks comes last.
+        # The oldest of a tick's chunks comes last here, and must be the first to end a round.
         self._turns.insert(0, number)
-        if number != min(self._exchanges):
+        if self._by_circulant and number != min(self._exchanges):
             return
-        for _ in range(-(-self._circulant.rounds // EXCHANGE_TICKS)):
+        for _round in range(-(-self._rounds // EXCHANGE_TICKS)):
             for each in [turn for turn in self._turns if turn in self._exchanges]:
                 exchange = self._exchanges[each]
                 wait_all(exchange.requests)
@@ -200,27 +214,9 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
                     del self._exchanges[each]
         self._turns.clear()
 
-    def _operands(self, number: int, chunk: Chunk, own: np.ndarray) -> tuple[list[np.ndarray], int]:
-        """Return every node's sums of the shard, all divided by 2**exponent, and the exponent."""
-        formats = self._formats[number % IN_FLIGHT].tolist()
-        # This node's own sums are here as they were summed.
-        formats[self._node] = [int(self._shard_stats(number)[:, 0].max()), 0]
-        common = max(0, *[exponent for exponent, _ in formats])
-        rows = self._rows(number, own)
-        for node, (exponent, narrow) in enumerate(formats):
-            row = own if node == self._node else rows[node].view(own.dtype)
-            wide = self._wide_rows[node * own.nbytes : (node + 1) * own.nbytes].view(own.dtype)
-            if narrow and chunk.dtype != own.dtype:
-                cast_into(row.view(chunk.dtype)[: own.size], wide)
-                row = wide
-            if exponent != common:
-                ldexp_into(row, exponent - common, wide)
-                row = wide
-            rows[node] = row
-        return rows, common
-
-    def _unpack(self, flats: Arrays, number: int, chunk: Chunk) -> None:
-        means = self._means_of(flats, number, chunk)
+    def _unpack(self, operand: Operand, number: int, chunk: Chunk) -> None:
+        flats = operand.targets
+        means = self._means_of(operand, number, chunk)
         array, (index, start, stop) = means.array, chunk.segments[0]
         is_alone = len(chunk.segments) == 1  # and then cast
         if means.exponent:
@@ -234,36 +230,36 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
 
     # Where things are in memory.
 
-    def _own_shard(self, chunk: Chunk) -> slice:
-        """Return what of the chunk this rank sums over its node."""
-        return shard_slice(chunk.size, self._ranks, self._intra_rank)
-
     def _numbers(self, ring: np.ndarray, number: int, chunk: Chunk) -> np.ndarray:
-        return slot_of(ring, INTER_NODE_SLOTS, number, chunk.size, accumulator(chunk.dtype))
+        return self._slot(ring, number, chunk.size, accumulator(chunk.dtype))
 
     def _sums(self, number: int, chunk: Chunk) -> np.ndarray:
         return self._numbers(self._rings[SUM_RING], number, chunk)
 
     def _means_of(
-        self, flats: Arrays, number: int, chunk: Chunk, bound: float | None = None
-    ) -> Numbers:
+        self, operand: Operand, number: int, chunk: Chunk, bound: float | None = None
+    ) -> ScaledArray:
         """Return where the means go, which ``bound`` decides; a leader gives it to its node."""
         shared = self._stats(number)[-1:]
         if bound is None:
             bound = float(shared[0])
         elif self._leader_index == 0:
             shared[0] = bound
-        is_cast = any([flats[index].dtype != chunk.dtype for index, _, _ in chunk.segments])
+        targets = operand.targets
+        is_cast = any([targets[index].dtype != chunk.dtype for index, _, _ in chunk.segments])
         chosen = mean_format(bound, chunk.dtype, is_cast)
         ring = self._rings[MEAN_RING]
-        array = slot_of(ring, INTER_NODE_SLOTS, number, chunk.size, chosen.dtype)
-        return Numbers(array, chosen.exponent)
+        array = self._slot(ring, number, chunk.size, chosen.dtype)
+        return ScaledArray(array, chosen.exponent)
 
-    def _wire_view(self, number: int, chunk: Chunk, wire_format: WireFormat) -> np.ndarray:
+    def _sent(self, number: int, chunk: Chunk) -> ScaledArray:
         """Return the node's sums as they travel."""
-        if wire_format.dtype == accumulator(chunk.dtype):
-            return self._sums(number, chunk)
-        return slot_of(self._rings[NARROW_RING], INTER_NODE_SLOTS, number, chunk.size, chunk.dtype)
+        exponent, largest = self._shard_stats(number).max(axis=0)  # NaN, if there is one
+        chosen = choose_wire_format(float(largest), int(exponent), chunk.dtype)
+        if chosen.dtype == accumulator(chunk.dtype):
+            return ScaledArray(self._sums(number, chunk), chosen.exponent)
+        narrow = self._slot(self._rings[NARROW_RING], number, chunk.size, chunk.dtype)
+        return ScaledArray(narrow, chosen.exponent)
 
     def _shard_stats(self, number: int) -> np.ndarray:
         """Return (ranks, 2): the power of 2 by which each shard is divided, and its absmax."""
@@ -271,12 +267,11 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
 
     def _stats(self, number: int) -> np.ndarray:
         ring, count = self._rings[STATS_RING], 2 * self._ranks + 1
-        return slot_of(ring, INTER_NODE_SLOTS, number, count, STATS_DTYPE)
+        return self._slot(ring, number, count, STATS_DTYPE)
 
-    def _wire_format(self, number: int, chunk: Chunk) -> WireFormat:
-        """Return how the node's sums travel."""
-        exponent, largest = self._shard_stats(number).max(axis=0)  # NaN, if there is one
-        return choose_wire_format(float(largest), int(exponent), chunk.dtype)
+    def _exponent(self, number: int) -> int:
+        """Return that of the power of two by which the node's sums are divided."""
+        return int(self._shard_stats(number)[:, 0].max())
 
     def _leader_share(self, whole: np.ndarray) -> np.ndarray:
         return whole[shard_slice(whole.size, self._leaders, self._leader_index)]
@@ -285,12 +280,6 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
         """Return this leader's share of a chunk, divided into a shard for each node."""
         share = self._leader_share(whole)
         return [share[shard_slice(share.size, self._nodes, node)] for node in range(self._nodes)]
-
-    def _rows(self, number: int, like: np.ndarray) -> list[np.ndarray]:
-        """Return room for this node's shard from each node, in bytes: private memory, in a ring."""
-        start = number % IN_FLIGHT * (len(self._received) // IN_FLIGHT)
-        n = like.nbytes
-        return [self._received[start + i * n : start + (i + 1) * n] for i in range(self._nodes)]
 
     def _free(self) -> None:
         super()._free()

@@ -11,8 +11,9 @@ import numpy as np
 from .. import devices, staging
 from ..arrays import OPERATIONS, check_operation
 from ..messaging import ProcessGroup, SharedFailure, Takes, collectives, messages
-from .algorithm import Operand
+from .algorithm import Arrays, Operand
 from .factories import AlgorithmCache
+from .pairwise import PairwiseAllreduce
 
 _EMPTY = np.empty(0, np.uint8)
 
@@ -20,64 +21,62 @@ _EMPTY = np.empty(0, np.uint8)
 def reduce_arrays(
     group: ProcessGroup,
     algorithms: AlgorithmCache,
+    operation: str,
     data: Any,
     op: str = "sum",
-    mean: bool = False,
     out: Any = None,
 ) -> Any:
-    """Return the sum, maximum, minimum or mean of all ranks' arrays, on every rank (collective).
+    """Return the sum, maximum, minimum or mean over ranks of users' arrays (collective).
 
-    Means are of floats; they are written into ``out``, which is then returned, unless it is None.
+    The operation is "allreduce", "reduce_scatter" of a value for each rank, or "multi_node_mean" of
+    floats; only the last may have an array for the result, ``out``, which is then returned.
     """
-    operation, divisor = ("multi_node_mean", group.size) if mean else ("allreduce", 1)
+    scatters, mean = operation == "reduce_scatter", operation == "multi_node_mean"
+    own, divisor = group.rank if scatters else 0, group.size if mean else 1
     with group.in_step(operation):
         with SharedFailure(group.handshake, operation):
             takes = _for_sums(group, op, out)
-            made = messages.of_arrays([data], group.rank, takes)
-            check_operation(group.rank, operation, op, made[0].arrays, mean)
+            values = collectives.one_for_each(group, data).values() if scatters else [data]
+            made = messages.of_arrays(list(values), group.rank, takes)
+            arrays = [array for message in made for array in message.arrays]
+            check_operation(group.rank, operation, op, arrays, mean)
             if out is not None:
-                _check_room(group.rank, operation, made[0].arrays, out)
-            (sources,), results = _prepared(group, operation, made, made[0], out)
-        places = _agree(group, operation, op, made, takes, out is not None and devices.on_gpu(out))
+                _check_room(group.rank, operation, arrays, out)
+            rows, results = _prepared(group, operation, made, own, out)
+        places = _agree(group, operation, op, made, takes, out)
         backend, found = collectives.agreed(group, operation, places, made)
         if group.device is not None and backend is group.device:
-            group.device.allreduce(sources, results, OPERATIONS[op], divisor)
-            return _given_on_gpu(made[0], results, out)
+            if scatters:
+                group.device.reduce_scatter(rows, results, OPERATIONS[op])
+            else:
+                group.device.allreduce(rows[0], results, OPERATIONS[op], divisor)
+            if out is None:
+                return made[own]._replace(arrays=tuple(results)).value()
+            if results[0] is not out:
+                devices.assign(out, results[0])
+            return out
         if found is not made:
-            (sources,), results = _prepared(group, operation, found, found[0])
-        dtypes = [result.dtype for result in results]
-        algorithms.allreduce(Operand(sources, results, dtypes, divisor, OPERATIONS[op]))
-    return _hand_out(group, operation, found[0], results, out, places)
+            rows, results = _prepared(group, operation, found, own)
+        if scatters:
+            _reduce_scatter(group, rows, results, OPERATIONS[op])
+        else:
+            dtypes = [result.dtype for result in results]
+            algorithms.allreduce(Operand(rows[0], results, dtypes, divisor, OPERATIONS[op]))
+    return _hand_out(group, operation, found[own], results, out, places)
 
 
-def reduce_scatter_arrays(
-    group: ProcessGroup, algorithms: AlgorithmCache, values: Sequence[Any], op: str
-) -> Any:
-    """Return the sum, maximum or minimum over ranks of the values for this rank (collective)."""
-    operation = "reduce_scatter"
-    with group.in_step(operation):
-        with SharedFailure(group.handshake, operation):
-            takes = _for_sums(group, op)
-            sent = collectives.one_for_each(group, values)
-            made = messages.of_arrays(list(sent.values()), group.rank, takes)
-            check_operation(group.rank, operation, op, [a for each in made for a in each.arrays])
-            rows, results = _prepared(group, operation, made, made[group.rank])
-        places = _agree(group, operation, op, made, takes)
-        backend, found = collectives.agreed(group, operation, places, made)
-        if group.device is not None and backend is group.device:
-            group.device.reduce_scatter(rows, results, OPERATIONS[op])
-            return _given_on_gpu(made[group.rank], results)
-        if found is not made:
-            rows, results = _prepared(group, operation, found, found[group.rank])
-        rows = [[array.reshape(-1) for array in row] for row in rows]
-        # A value may be several arrays; the i-th of all ranks travel together.
-        for sources, result in zip_longest(zip_longest(*rows, fillvalue=_EMPTY), results):
-            target = _EMPTY if result is None else result.reshape(-1)
-            algorithms.reduce_scatter(sources, target, OPERATIONS[op])
-    return _hand_out(group, operation, found[group.rank], results, None, places)
+def _reduce_scatter(
+    group: ProcessGroup, rows: Sequence[Arrays], results: Arrays, op: np.ufunc
+) -> None:
+    """Sum the rows for this rank, of host memory, into ``results`` (collective)."""
+    pairwise = PairwiseAllreduce(group.comm, group.tag, chunk_bytes=group.chunk_bytes)
+    rows = [[array.reshape(-1) for array in row] for row in rows]
+    # A value may be several arrays; the i-th of all ranks travel together.
+    for sources, result in zip_longest(zip_longest(*rows, fillvalue=_EMPTY), results):
+        pairwise.reduce_scatter(sources, _EMPTY if result is None else result.reshape(-1), op)
 
 
-def _for_sums(group: ProcessGroup, op: str, out: Any = None) -> Takes | None:
+def _for_sums(group: ProcessGroup, op: str, out: Any) -> Takes | None:
     """Return what says of arrays whether they can stay for their ``op``, with ``out``."""
     device, outs = group.device, [] if out is None else [out]
     if device is None or op not in list(OPERATIONS) or not all(map(devices.on_gpu, outs)):
@@ -86,25 +85,24 @@ def _for_sums(group: ProcessGroup, op: str, out: Any = None) -> Takes | None:
 
 
 def _prepared(
-    group: ProcessGroup,
-    operation: str,
-    made: Sequence[messages.Message],
-    like: messages.Message,
-    out: Any = None,
+    group: ProcessGroup, operation: str, made: list[messages.Message], own: int, out: Any = None
 ) -> tuple[list[list[Any]], list[Any]]:
-    """Return each message's arrays as they are summed, and new arrays like those of one for sums.
+    """Return each message's arrays as they are summed, and arrays for sums like one's ``own``.
 
     On the host they have this machine's byte order. On a GPU they are in C order, and the result is
     ``out`` where that is the source, too.
     """
     if not any([each.stays for each in made]):
-        rows = [list(map(_native, each.arrays)) for each in made]
-        return rows, [np.empty(each.shape, each.dtype.newbyteorder("=")) for each in like.arrays]
+        rows = [
+            [array.astype(array.dtype.newbyteorder("="), copy=False) for array in each.arrays]
+            for each in made
+        ]
+        return rows, [np.empty(array.shape, array.dtype) for array in rows[own]]
     with devices.translated_errors(f"rank {group.rank}: {operation}"):
         rows = [list(map(devices.c_ordered, each.arrays)) for each in made]
         if out is not None and out is rows[0][0]:
             return rows, [out]
-        return rows, list(map(devices.empty_like, like.arrays))
+        return rows, list(map(devices.empty_like, made[own].arrays))
 
 
 def _check_room(rank: int, operation: str, arrays: Sequence[np.ndarray], out: Any) -> None:
@@ -126,14 +124,16 @@ def _agree(
     op: str,
     own: Sequence[messages.Message],
     takes: Takes | None,
-    goes_to_gpu: bool = False,
+    out: Any,
 ) -> list[int]:
     """Check that all ranks' arrays are alike (collective); return where each rank's lie."""
     specs = [("array", array.dtype, array.shape) for each in own for array in each.arrays]
     counts = [len(each.arrays) for each in own]
     signature = (("chunk_bytes", group.chunk_bytes), ("op", op), ("arrays", *counts), *specs)
     nbytes = sum(message.nbytes for message in own)
-    place = collectives.places_of(own, takes) | (collectives.COPIED if goes_to_gpu else 0)
+    place = collectives.places_of(own, takes)
+    if out is not None and devices.on_gpu(out):
+        place |= collectives.COPIED
     rows = group.handshake(operation, signature, bytes([place]), nbytes)
     return [row[0] for row in rows]
 
@@ -163,16 +163,3 @@ def _hand_out(
     if any([place & (collectives.COPIED | collectives.STAYS) for place in places]):
         return group.run_on_all_ranks(operation, hand_out, "copying to GPUs")
     return hand_out()
-
-
-def _given_on_gpu(message: messages.Message, results: Sequence[Any], out: Any = None) -> Any:
-    """Return results as the message's arrays were; in ``out`` if that is given."""
-    if out is None:
-        return message._replace(arrays=tuple(results)).value()
-    if results[0] is not out:
-        devices.assign(out, results[0])
-    return out
-
-
-def _native(array: np.ndarray) -> np.ndarray:
-    return array.astype(array.dtype.newbyteorder("="), copy=False)

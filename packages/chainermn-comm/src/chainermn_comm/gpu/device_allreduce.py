@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 from .. import devices
-from ..allreduce import Algorithm, Operand, plan_chunks
+from ..allreduce import Algorithm, Operand
+from ..arithmetic import plan_chunks
 from ..messaging import ProcessGroup
 from ..topology import Topology
 from . import kernels

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .. import devices
-from ..allreduce import Chunk
+from ..arithmetic import Chunk
 
 THREADS = 256
 # Elements that each thread has under way at once.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import devices
-from ..allreduce import Chunk
+from ..arithmetic import Chunk
 from . import kernels
 from .links import Links
 from .tables import Tables

@@ -16,7 +16,8 @@ from mpi4py import MPI
 
 from .. import devices, staging
 from ..allreduce import FACTORIES as HOST_FACTORIES
-from ..allreduce import Algorithm, Chunk, Factory, Operand, plan_chunks
+from ..allreduce import Algorithm, Factory, Operand
+from ..arithmetic import Chunk, plan_chunks
 from ..messaging import Handshake, ProcessGroup
 from ..topology import Topology
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import devices
-from ..allreduce import Chunk
+from ..arithmetic import Chunk
 from . import kernels
 
 # A loop's gradients often lie where those of the step before lay, or alternate between few places.

@@ -53,15 +53,13 @@ def limit_blas_threads(mpi_comm: MPI.Intracomm) -> None:
         ranks = node.allgather(_own_resources())
     finally:
         node.Free()
-    threads = allowed_threads(ranks)
+    threads, texts = allowed_threads(ranks), []
     if threads is not None:
         import threadpoolctl
 
         threadpoolctl.threadpool_limits(threads, user_api="blas")
         for name in LATE_VARIABLES:
             os.environ[name] = _set_by_us[name] = str(threads)
-    texts = []
-    if threads is not None:
         texts = [f"{threads} for each of {len(ranks)} ranks on {usable_cores(ranks)} cores"]
     # In a tree, in which equal texts become one: rank 0 hears from few.
     distinct = mpi_comm.reduce(texts, lambda some, more: [*dict.fromkeys([*some, *more])])

@@ -113,3 +113,8 @@ def _plan_one_dtype(
         filled += size
     if segments:
         yield Chunk(dtype, tuple(segments), filled)
+
+
+def shard_slice(size: int, shards: int, index: int) -> slice:
+    """Return the index-th of nearly equal slices of ``range(size)``."""
+    return slice(size * index // shards, size * (index + 1) // shards)

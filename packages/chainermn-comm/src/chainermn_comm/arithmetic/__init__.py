@@ -1,0 +1,18 @@
+"""How numbers are cast, added, fitted to the wire, and cut into chunks."""
+
+from .casts import BLOCK_ELEMENTS as BLOCK_ELEMENTS
+from .casts import cast_into as cast_into
+from .chunks import Chunk as Chunk
+from .chunks import plan_chunks as plan_chunks
+from .chunks import shard_slice as shard_slice
+from .summation import overflow_errstate as overflow_errstate
+from .summation import scaled_sum as scaled_sum
+from .summation import sum_rows as sum_rows
+from .wire_format import absmax as absmax
+from .wire_format import absmax_each as absmax_each
+from .wire_format import bound_of as bound_of
+from .wire_format import choose_wire_format as choose_wire_format
+from .wire_format import fit_each as fit_each
+from .wire_format import ldexp_each as ldexp_each
+from .wire_format import ldexp_into as ldexp_into
+from .wire_format import mean_format as mean_format
