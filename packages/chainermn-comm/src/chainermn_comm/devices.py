@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any
@@ -71,16 +71,6 @@ def zeros_like(array: Any) -> Any:
     """Return zeros in C order, of the array's kind, shape, dtype and device."""
     with using_device_of(array):
         return module_of(array).zeros_like(array, order="C")
-
-
-def require_device(arrays: Iterable[Any], device: int) -> None:
-    """Raise ValueError unless the gradients all lie on that device."""
-    for array in arrays:
-        if array.device.id != device:
-            raise ValueError(
-                f"a gradient lies on device {array.device.id}, and this communicator was "
-                f"first used on device {device}; keep to one device a rank"
-            )
 
 
 def using_device_of(array: Any) -> AbstractContextManager[Any]:

@@ -7,11 +7,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from .. import devices
-from ..errors import CommunicationError, SharedFailure
 from ..mean_in_progress import in_background
 from ..messaging import DeviceBackend, Handshake, Parts, ProcessGroup, messages
 from . import nccl
@@ -55,28 +53,21 @@ class NcclBackend(DeviceBackend):
 
     def connect(self) -> bool:
         if self._connected is None:
-            group, why, made = self._group, "", None
-            with SharedFailure(group.handshake, OPERATION):
-                try:
-                    # By a handshake of its own, whose errors are this one's for `SharedFailure`.
-                    nccl.check_devices(replace(group, handshake=Handshake(group.comm)))
-                    made = NcclCommunicator(group.comm)
-                except (CommunicationError, ValueError) as error:
-                    why = str(error)
-            rows = group.handshake(OPERATION, payload=why.encode())
-            reasons = [row.decode() for row in rows if row]
-            if made is not None and not reasons:
-                self._device = devices.current_device()
-                self._connected = made, Watcher(group, self._device, made, OPERATION)
-                self._connected[1].nccls = [made]
+            group, device = self._group, devices.current_device()
+            made, why = nccl.connect_or_explain(group, OPERATION, self._connect)
+            if made is not None:
+                self._device = device
+                self._connected = made, Watcher(group, device, made, OPERATION, [made])
                 return True
             self._usable = False
-            if made is not None:
-                made.abort()
             if group.rank == 0:
-                told = f"ChainerMN: arrays on GPUs go through host memory: {reasons[0]}"
-                print(told, file=sys.stderr)
+                print(f"ChainerMN: arrays on GPUs go through host memory: {why}", file=sys.stderr)
         return self._connected is not None
+
+    def _connect(self) -> NcclCommunicator:
+        # By a handshake of its own, whose errors are the caller's for `SharedFailure`.
+        nccl.check_devices(replace(self._group, handshake=Handshake(self._group.comm)))
+        return NcclCommunicator(self._group.comm)
 
     def allocate(self, header: bytes) -> messages.Message:
         return messages.allocate(header, devices.new_array)
@@ -106,26 +97,21 @@ class NcclBackend(DeviceBackend):
                 for source, target in zip(sources, targets, strict=True):
                     devices.divide(source, divisor, target)
                 sources = targets
-            made.allreduce_each(sources, targets, op, stream)
+            made.allreduce(sources, targets, op, stream)
 
     def reduce_scatter(
         self, rows: Sequence[Sequence[Any]], targets: Sequence[Any], op: Any
     ) -> None:
         with self._enqueuing((rows, targets)) as (made, stream):
-            made.reduce_each(rows, targets, op, stream)
+            made.reduce(rows, targets, op, stream)
 
     @contextmanager
     def _enqueuing(self, keep: Any) -> Iterator[tuple[NcclCommunicator, Any]]:
         assert self._connected is not None
         made, watcher = self._connected
-        with watcher.ending(keep), devices.use(self._device):
-            watcher.look()
-            watcher.start_call()
-            stream = devices.current_stream()
+        with watcher.enqueuing(keep) as stream:
+            watcher.poll()
             yield made, stream
-            over = watcher.end_call(stream, keep)
-            if not watcher.has_thread:
-                watcher.wait(partial(devices.is_done, over))
 
     def close(self) -> None:
         if self._connected is not None:

@@ -1,6 +1,6 @@
 """Watches what was enqueued on a device: a call returns before its work is over, or has failed.
 
-A thread looks at CUDA's events and NCCL's asynchronous errors. After one a process is of no use: it
+A thread polls CUDA's events and NCCL's asynchronous errors. After one a process is of no use: it
 ends the job, or, where the user refused that, aborts NCCL's communicators.
 """
 
@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mpi4py import MPI
@@ -24,93 +24,97 @@ from ..messaging import ProcessGroup
 from ..runtime import wait_until
 from .nccl import NcclCommunicator, abort_all
 
-# Between two looks of the thread while work is under way. Short beside a step of training; work
-# that is over keeps its memory until the next look.
-LOOK_SECONDS = 5e-3
+# Between two polls of the thread while work is under way. Short beside a step of training; work
+# that is over keeps its memory until the next poll.
+POLL_SECONDS = 5e-3
 # How long a process that ends, or a block that an exception left, waits for the device to finish.
 DRAIN_SECONDS = 5.0
 
 # What a device may still use, since it failed or didn't finish in time.
 _orphaned: list[Any] = []
-_watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()  # that have a thread
-_all: weakref.WeakSet[Watcher] = weakref.WeakSet()
+_watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
 
 
 class Watcher:
     """Watches one device's work for one set of ranks; after the first failure nothing works."""
 
-    def __init__(self, group: ProcessGroup, device: int, used: Any, operation: str) -> None:
+    def __init__(
+        self,
+        group: ProcessGroup,
+        device: int,
+        used: Any,
+        operation: str,
+        nccls: Sequence[NcclCommunicator],
+    ) -> None:
         """Watch this rank's work on ``device``, by which things are ``used`` (not collective)."""
         self._group, self._device, self._used = group, device, used
-        self._operation = operation
-        self.told = f"rank {group.rank}: {operation}"
-        self.nccls: Sequence[NcclCommunicator] = ()
-        self.failure = ""
+        self._operation, self._nccls = operation, nccls
+        self.what = f"rank {group.rank}: {operation}"
+        self._failure = ""
         self._pending: deque[tuple[Any, Any]] = deque()  # events, and what lives until they happen
         self._free: list[Any] = []  # events
         self._lock = threading.RLock()
         self._wake, self._stop = threading.Event(), threading.Event()
+        self._in_call = False  # and may wait for other ranks in a call of NCCL's
+        self._thread: threading.Thread | None = None
         # Another thread must not call MPI otherwise, and the job may have to end; each call then
         # waits for its end.
-        self.has_thread = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
-        self._thread: threading.Thread | None = None
-        _all.add(self)
-        self._in_call = False  # and may wait for other ranks in a call of NCCL's
+        if MPI.Query_thread() >= MPI.THREAD_MULTIPLE:
+            name = "chainermn-gpu-watcher"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread.start()
+        _watchers.add(self)
 
-    def start_call(self) -> None:
-        """Look from now on, in the background, until :meth:`end_call`."""
-        self._in_call = True
-        if self.has_thread:
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="chainermn-gpu-watcher", daemon=True
-                )
-                self._thread.start()
-                _watchers.add(self)
+    @contextlib.contextmanager
+    def enqueuing(self, keep: Any, stream: Any = None) -> Iterator[Any]:
+        """Let the current stream wait for what is enqueued inside on a stream, which this gives.
+
+        That is the current one by default. ``keep`` lives until the work is over. The thread polls
+        until then; without a thread this waits for it.
+        """
+        with self.ending(keep), devices.use(self._device):
+            self._in_call = True
             self._wake.set()
+            if stream is None:
+                stream = devices.current_stream()
+            yield stream
+            with self._lock:
+                event = self._free.pop() if self._free else devices.new_event()
+                event.record(stream)
+                self._pending.append((event, keep))
+            self._in_call = False
+            if self._thread is None:
+                self._wait()
+            elif stream.ptr != (current := devices.current_stream()).ptr:
+                current.wait_event(event)
 
-    def end_call(self, stream: Any, keep: Any) -> Any:
-        """Do as :meth:`add` when all has been enqueued; the thread looks until that is over."""
-        event = self.add(stream, keep)
-        self._in_call = False
-        return event
-
-    def add(self, stream: Any, keep: Any) -> Any:
-        """Keep something until the stream's work so far is over; return the event of its end."""
-        with self._lock:
-            event = self._free.pop() if self._free else devices.new_event()
-            event.record(stream)
-            self._pending.append((event, keep))
-        return event
-
-    def look(self) -> None:
+    def poll(self) -> None:
         """Raise if something has failed; let go of what is over."""
         with self._lock:
-            if self.failure:
+            if self._failure:
                 raise CommunicationError(
-                    f"{self.told} failed: {self.failure}; make a new communicator on all ranks"
+                    f"{self.what} failed: {self._failure}; make a new communicator on all ranks"
                 )
             count = 0
             for event, _ in self._pending:
                 if not devices.is_done(event):
                     break
                 count += 1
-            for nccl in self.nccls:
+            for nccl in self._nccls:
                 nccl.check()  # work that failed may count as done
             for _ in range(count):
                 self._free.append(self._pending.popleft()[0])
 
-    def wait(self, is_done: Callable[[], bool]) -> None:
-        """Return once ``is_done`` returns True; raise if something fails before."""
+    def _wait(self) -> None:
+        """Return once all work is over; raise if something fails before."""
 
         def is_over() -> bool:
-            if is_done():
-                return True
-            self.look()
-            return False
+            if self._pending:
+                self.poll()
+            return not self._pending
 
         wait_until(is_over)
-        for nccl in self.nccls:
+        for nccl in self._nccls:
             nccl.check()
 
     @contextlib.contextmanager
@@ -118,33 +122,36 @@ class Watcher:
         """Raise CUDA's and NCCL's errors as CommunicationError; what is raised ends the job."""
         since = now()
         try:
-            with devices.translated_errors(self.told):
+            with devices.translated_errors(self.what):
                 yield
         except BaseException as error:
-            self.fail(error, since, keep)
-            self.stop()  # if its thread has failed, the job is about to end
+            self._fail(error, since, keep)
+            self._end_thread()  # if it has failed, the job is about to end
             raise
 
-    def fail(self, error: BaseException, since: int, keep: Any = ()) -> None:
+    def _fail(self, error: BaseException, since: int, keep: Any = ()) -> None:
         """End the job by the exception that is being handled, unless the user refused that.
 
         Then abort NCCL, and let go of nothing that the device may still use. Only the first error
         since that time, which :func:`now` returned, counts.
         """
         with self._lock:
-            is_first, self.failure = not self.failure, self.failure or describe_exception(error)
-            _orphaned.append((self._used, keep, *self._pending))
-            self._pending.clear()
+            is_first, self._failure = not self._failure, self._failure or describe_exception(error)
+            self._orphan(keep)
         if is_first:
             self._group.interrupt(self._operation, error, since)
-            abort_all(self.nccls)
+            abort_all(self._nccls)
+
+    def _orphan(self, keep: Any = ()) -> None:
+        _orphaned.append((self._used, keep, *self._pending))
+        self._pending.clear()
 
     def abandon(self, streams: Sequence[Any]) -> bool:
         """Abort NCCL; return whether the streams are done within some seconds (not collective)."""
-        self.stop()
+        self._end_thread()
         # All of this rank's, as each waits for what is on the streams, which may be another's.
-        others = [each for each in _all if each._group.comm == self._group.comm]
-        abort_all([nccl for watcher in others for nccl in watcher.nccls])
+        others = [each for each in _watchers if each._group.comm == self._group.comm]
+        abort_all([nccl for watcher in others for nccl in watcher._nccls])
         end, is_done = time.monotonic() + DRAIN_SECONDS, False
         try:
             events = [event for event, _ in self._pending]
@@ -155,17 +162,16 @@ class Watcher:
             is_done = time.monotonic() <= end
         finally:
             if not is_done:
-                _orphaned.append((self._used, *self._pending))
+                self._orphan()
             self._pending.clear()
         return is_done
 
     def finish(self) -> None:
         """Wait until all work is over; the thread ends (not collective)."""
-        self.wait(lambda: not self._pending)
-        self.stop()
+        self._wait()
+        self._end_thread()
 
-    def stop(self) -> None:
-        """End the thread."""
+    def _end_thread(self) -> None:
         self._stop.set()
         self._wake.set()
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -174,32 +180,32 @@ class Watcher:
     def _run(self) -> None:
         since = now()
         try:
-            with devices.translated_errors(self.told), devices.use(self._device):
-                # Whether it is to stop is asked after `clear`, which may undo what `stop` set.
-                while not (self.failure or self._stop.is_set()):
+            with devices.translated_errors(self.what), devices.use(self._device):
+                # Whether it is to stop is asked after `clear`, which may undo what ends the thread.
+                while not (self._failure or self._stop.is_set()):
                     self._wake.wait()
-                    if self._stop.wait(LOOK_SECONDS):
+                    if self._stop.wait(POLL_SECONDS):
                         return
-                    self.look()
+                    self.poll()
                     with self._lock:
                         if not (self._pending or self._in_call):
                             self._wake.clear()
         except Exception as error:
-            if self.failure:  # the call that failed raises it
+            if self._failure:  # the call that failed raises it
                 return
-            self.fail(error, since)
+            self._fail(error, since)
             print(f"ChainerMN: {error}", file=sys.stderr)  # as the job may not be ended
 
-    def at_exit(self) -> None:
+    def drain(self) -> None:
         """Let the work of a communicator that nobody finalized end; MPI is about to."""
         end = time.monotonic() + DRAIN_SECONDS
-        while self._pending and not self.failure and time.monotonic() < end:
-            time.sleep(LOOK_SECONDS)  # the thread looks
-        self.stop()
+        while self._pending and not self._failure and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)  # the thread polls
+        self._end_thread()
 
 
 @atexit.register
 def stop_all() -> None:
     """End the threads of communicators that nobody finalized."""
     for watcher in list(_watchers):
-        watcher.at_exit()
+        watcher.drain()
