@@ -26,7 +26,7 @@ DTYPES = ("float16", "float32", "float64")
 
 on_gpu, to_host, address = devices.on_gpu, devices.to_host, devices.address
 pinned, copy_to_device = devices.pinned, devices.copy_to_device
-why_none, kernel_source = devices.unavailable_reason, kernels.source
+why_none, kernel_source = devices.unavailable_reason, kernels.SOURCE
 REGISTERS = kernels.REGISTERS
 own_bus_id = devices.bus_id
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,6 @@ class NcclBackend(DeviceBackend):
     def __init__(self, group: ProcessGroup) -> None:
         """Do nothing yet (not collective)."""
         self._group = group
-        self._device = -1
         self._connected: tuple[NcclCommunicator, Watcher] | None = None
         self._usable: bool | None = None  # known once a rank has arrays of CuPy
 
@@ -37,18 +36,15 @@ class NcclBackend(DeviceBackend):
         if in_background or threading.current_thread() is not threading.main_thread():
             return False
         if self._usable is None:
-            self._usable = nccl.can_exchange()
-        device = devices.current_device() if self._usable else None
-        return (
-            self._usable
-            and (self._connected is None or device == self._device)
-            and all(
-                [
-                    devices.device_of(array) == device
-                    and (op is None or nccl.sums(array.dtype, op))
-                    for array in arrays
-                ]
-            )
+            self._usable = nccl.unavailable_reason(nccl.OLDEST_WITH_SEND) is None
+        if not self._usable:
+            return False
+        device = devices.current_device()
+        return (self._connected is None or device == self._connected[1].device) and all(
+            [
+                devices.device_of(array) == device and (op is None or nccl.sums(array.dtype, op))
+                for array in arrays
+            ]
         )
 
     def connect(self) -> bool:
@@ -56,7 +52,6 @@ class NcclBackend(DeviceBackend):
             group, device = self._group, devices.current_device()
             made, why = nccl.connect_or_explain(group, OPERATION, self._connect)
             if made is not None:
-                self._device = device
                 self._connected = made, Watcher(group, device, made, OPERATION, [made])
                 return True
             self._usable = False
@@ -70,7 +65,7 @@ class NcclBackend(DeviceBackend):
         return NcclCommunicator(self._group.comm)
 
     def allocate(self, header: bytes) -> messages.Message:
-        return messages.allocate(header, devices.new_array)
+        return messages.allocate(header, devices.empty)
 
     def exchange(self, outgoing: Parts, incoming: Parts) -> None:
         own = self._group.rank
@@ -116,11 +111,8 @@ class NcclBackend(DeviceBackend):
     def close(self) -> None:
         if self._connected is not None:
             made, watcher = self._connected
-            with watcher.ending(), devices.use(self._device):
-                watcher.finish()
-                made.close()
+            watcher.finish(made.close)
 
     def release_local(self) -> None:
         if self._connected is not None:
-            with suppress(Exception), devices.use(self._device):
-                self._connected[1].abandon([devices.current_stream()])
+            self._connected[1].abandon()

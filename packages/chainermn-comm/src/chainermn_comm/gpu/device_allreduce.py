@@ -6,7 +6,6 @@ a :class:`Watcher` looks after it.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -86,16 +85,12 @@ class DeviceAllreduce(Algorithm):
             self._pipeline.run(call)
 
     def release_local(self) -> None:
-        # Memory that a device which has failed may use stays.
-        with contextlib.suppress(Exception), devices.use(self._device):
-            if self._watcher.abandon(self._pipeline.streams):
-                self._pipeline.release()
-                self._communicators.release_local()
+        if self._watcher.abandon(self._pipeline.streams):
+            self._pipeline.release()
+            self._communicators.release_local()
 
     def close(self) -> None:
-        with self._watcher.ending(), devices.use(self._device):
-            self._watcher.finish()
-            self._communicators.close()
+        self._watcher.finish(self._communicators.close)
         self._pipeline.release()
 
 

@@ -231,8 +231,8 @@ def abort_all(communicators: Sequence[NcclCommunicator]) -> None:
                 each.abort()
 
 
-def unavailable_reason() -> str | None:
-    """Return why this process can't use NCCL; None if it can."""
+def unavailable_reason(oldest: tuple[int, int] = OLDEST) -> str | None:
+    """Return why this process can't use NCCL of that version or a later one; None if it can."""
     reason = devices.unavailable_reason()
     if reason is not None:
         return reason
@@ -240,14 +240,9 @@ def unavailable_reason() -> str | None:
     if not nccl.available:
         return "CuPy finds no NCCL library (cupy.cuda.nccl.available is False)"
     found = version(nccl.get_version())
-    if found < OLDEST:
-        return f"NCCL is {_dotted(found)}, and {_dotted(OLDEST)} is the oldest that serves"
+    if found < oldest:
+        return f"NCCL is {_dotted(found)}, and {_dotted(oldest)} is the oldest that serves"
     return None
-
-
-def can_exchange() -> bool:
-    """Return whether this process can use NCCL for messages, too."""
-    return unavailable_reason() is None and version(_nccl().get_version()) >= OLDEST_WITH_SEND
 
 
 def version(code: int) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mpi4py import MPI
@@ -47,7 +47,7 @@ class Watcher:
         nccls: Sequence[NcclCommunicator],
     ) -> None:
         """Watch this rank's work on ``device``, by which things are ``used`` (not collective)."""
-        self._group, self._device, self._used = group, device, used
+        self._group, self.device, self._used = group, device, used
         self._operation, self._nccls = operation, nccls
         self.what = f"rank {group.rank}: {operation}"
         self._failure = ""
@@ -72,7 +72,7 @@ class Watcher:
         That is the current one by default. ``keep`` lives until the work is over. The thread polls
         until then; without a thread this waits for it.
         """
-        with self.ending(keep), devices.use(self._device):
+        with self.ending(keep):
             self._in_call = True
             self._wake.set()
             if stream is None:
@@ -119,57 +119,56 @@ class Watcher:
 
     @contextlib.contextmanager
     def ending(self, keep: Any = ()) -> Iterator[None]:
-        """Raise CUDA's and NCCL's errors as CommunicationError; what is raised ends the job."""
+        """Use the device; what is raised, CUDA's and NCCL's as CommunicationError, ends the job.
+
+        Where the user refused that, NCCL is aborted after the first error; what the device may
+        still use, ``keep`` too, is never let go.
+        """
         since = now()
         try:
-            with devices.translated_errors(self.what):
+            with devices.translated_errors(self.what), devices.use(self.device):
                 yield
         except BaseException as error:
-            self._fail(error, since, keep)
-            self._end_thread()  # if it has failed, the job is about to end
+            with self._lock:
+                is_first = not self._failure
+                self._failure = self._failure or describe_exception(error)
+                _orphaned.append((self._used, keep, *self._pending))
+                self._pending.clear()
+            if is_first:
+                self._group.interrupt(self._operation, error, since)
+                abort_all(self._nccls)
+                if threading.current_thread() is self._thread:
+                    print(f"ChainerMN: {error}", file=sys.stderr)
+            self._end_thread()
             raise
 
-    def _fail(self, error: BaseException, since: int, keep: Any = ()) -> None:
-        """End the job by the exception that is being handled, unless the user refused that.
-
-        Then abort NCCL, and let go of nothing that the device may still use. Only the first error
-        since that time, which :func:`now` returned, counts.
-        """
-        with self._lock:
-            is_first, self._failure = not self._failure, self._failure or describe_exception(error)
-            self._orphan(keep)
-        if is_first:
-            self._group.interrupt(self._operation, error, since)
-            abort_all(self._nccls)
-
-    def _orphan(self, keep: Any = ()) -> None:
-        _orphaned.append((self._used, keep, *self._pending))
-        self._pending.clear()
-
-    def abandon(self, streams: Sequence[Any]) -> bool:
-        """Abort NCCL; return whether the streams are done within some seconds (not collective)."""
+    def abandon(self, streams: Sequence[Any] = ()) -> bool:
+        """Abort NCCL; return whether all work, on streams too, is over within some seconds."""
         self._end_thread()
         # All of this rank's, as each waits for what is on the streams, which may be another's.
         others = [each for each in _watchers if each._group.comm == self._group.comm]
         abort_all([nccl for watcher in others for nccl in watcher._nccls])
         end, is_done = time.monotonic() + DRAIN_SECONDS, False
         try:
-            events = [event for event, _ in self._pending]
-            for stream in streams:
-                events.append(devices.new_event())
-                events[-1].record(stream)
-            wait_until(lambda: all(map(devices.is_done, events)) or time.monotonic() > end)
-            is_done = time.monotonic() <= end
+            with contextlib.suppress(Exception), devices.use(self.device):
+                for stream in streams:
+                    with stream:
+                        self._pending.append((devices.recorded_event(), None))
+                events = [event for event, _ in self._pending]
+                wait_until(lambda: all(map(devices.is_done, events)) or time.monotonic() > end)
+                is_done = time.monotonic() <= end
         finally:
             if not is_done:
-                self._orphan()
+                _orphaned.append((self._used, *self._pending))
             self._pending.clear()
         return is_done
 
-    def finish(self) -> None:
-        """Wait until all work is over; the thread ends (not collective)."""
-        self._wait()
-        self._end_thread()
+    def finish(self, close: Callable[[], None]) -> None:
+        """Wait until all work is over, and ``close`` what it used."""
+        with self.ending():
+            self._wait()
+            self._end_thread()
+            close()
 
     def _end_thread(self) -> None:
         self._stop.set()
@@ -178,23 +177,16 @@ class Watcher:
             self._thread.join()
 
     def _run(self) -> None:
-        since = now()
-        try:
-            with devices.translated_errors(self.what), devices.use(self._device):
-                # Whether it is to stop is asked after `clear`, which may undo what ends the thread.
-                while not (self._failure or self._stop.is_set()):
-                    self._wake.wait()
-                    if self._stop.wait(POLL_SECONDS):
-                        return
-                    self.poll()
-                    with self._lock:
-                        if not (self._pending or self._in_call):
-                            self._wake.clear()
-        except Exception as error:
-            if self._failure:  # the call that failed raises it
-                return
-            self._fail(error, since)
-            print(f"ChainerMN: {error}", file=sys.stderr)  # as the job may not be ended
+        with contextlib.suppress(Exception), self.ending():
+            # Whether it is to stop is asked after `clear`, which may undo what ends the thread.
+            while not (self._failure or self._stop.is_set()):
+                self._wake.wait()
+                if self._stop.wait(POLL_SECONDS):
+                    return
+                self.poll()
+                with self._lock:
+                    if not (self._pending or self._in_call):
+                        self._wake.clear()
 
     def drain(self) -> None:
         """Let the work of a communicator that nobody finalized end; MPI is about to."""
