@@ -31,17 +31,14 @@ class DeviceAllreduce(Algorithm):
     def __init__(self, group: ProcessGroup, communicators: Communicators) -> None:
         """Own the communicators, which are connected (collective)."""
         self._group, self._communicators = group, communicators
-        self._device, self._pipeline = group.run_on_all_ranks(
-            OPERATION,
-            lambda: (
-                devices.current_device(),
-                ChunkPipeline(communicators, group.size, group.reduce_dtype),
-            ),
+        self._pipeline = group.run_on_all_ranks(
+            OPERATION, lambda: ChunkPipeline(communicators, group.size, group.reduce_dtype)
         )
         self._chunk_bytes = group.chunk_bytes or CHUNK_BYTES
         self._known: set[Any] = set()
-        nccls = communicators.nccls
-        self._watcher = Watcher(group, self._device, self._pipeline, OPERATION, nccls)
+        self._watcher = Watcher(
+            group, self._pipeline.device, self._pipeline, OPERATION, communicators.nccls
+        )
 
     def allreduce(self, operand: Operand) -> None:
         """Write the mean over ranks of each source into its target (collective).
@@ -59,11 +56,11 @@ class DeviceAllreduce(Algorithm):
         run()
 
     def prepare(self, operand: Operand) -> Callable[[], None]:
-        with devices.translated_errors(self._watcher.what), devices.use(self._device):
+        with devices.translated_errors(self._watcher.what), devices.use(self._pipeline.device):
             with self._watcher.ending():
                 self._watcher.poll()
             self._check_dtypes(operand)
-            inputs, flats = flatten(operand, self._device)
+            inputs, flats = flatten(operand, self._pipeline.device)
             sizes = tuple([flat.size for flat in flats])
             chunks = plan_chunks(sizes, tuple(operand.wire_dtypes), self._chunk_bytes)
             call = self._pipeline.prepare(chunks, inputs, flats)

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from typing import Any
 
 from mpi4py import MPI
@@ -52,7 +53,6 @@ class Watcher:
         self.what = f"rank {group.rank}: {operation}"
         self._failure = ""
         self._pending: deque[tuple[Any, Any]] = deque()  # events, and what lives until they happen
-        self._free: list[Any] = []  # events
         self._lock = threading.RLock()
         self._wake, self._stop = threading.Event(), threading.Event()
         self._in_call = False  # and may wait for other ranks in a call of NCCL's
@@ -78,15 +78,15 @@ class Watcher:
             if stream is None:
                 stream = devices.current_stream()
             yield stream
+            over = devices.new_event()
+            over.record(stream)
             with self._lock:
-                event = self._free.pop() if self._free else devices.new_event()
-                event.record(stream)
-                self._pending.append((event, keep))
-            self._in_call = False
+                self._pending.append((over, keep))
+                self._in_call = False
             if self._thread is None:
                 self._wait()
             elif stream.ptr != (current := devices.current_stream()).ptr:
-                current.wait_event(event)
+                current.wait_event(over)
 
     def poll(self) -> None:
         """Raise if something has failed; let go of what is over."""
@@ -95,15 +95,11 @@ class Watcher:
                 raise CommunicationError(
                     f"{self.what} failed: {self._failure}; make a new communicator on all ranks"
                 )
-            count = 0
-            for event, _ in self._pending:
-                if not devices.is_done(event):
-                    break
-                count += 1
+            over = list(takewhile(lambda each: devices.is_done(each[0]), self._pending))
             for nccl in self._nccls:
                 nccl.check()  # work that failed may count as done
-            for _ in range(count):
-                self._free.append(self._pending.popleft()[0])
+            for _ in over:
+                self._pending.popleft()
 
     def _wait(self) -> None:
         """Return once all work is over; raise if something fails before."""
@@ -152,8 +148,8 @@ class Watcher:
         try:
             with contextlib.suppress(Exception), devices.use(self.device):
                 for stream in streams:
-                    with stream:
-                        self._pending.append((devices.recorded_event(), None))
+                    self._pending.append((devices.new_event(), None))
+                    self._pending[-1][0].record(stream)
                 events = [event for event, _ in self._pending]
                 wait_until(lambda: all(map(devices.is_done, events)) or time.monotonic() > end)
                 is_done = time.monotonic() <= end
