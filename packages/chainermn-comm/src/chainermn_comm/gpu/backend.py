@@ -13,7 +13,7 @@ from .. import devices
 from ..mean_in_progress import in_background
 from ..messaging import DeviceBackend, Handshake, Parts, ProcessGroup, messages
 from . import nccl
-from .nccl import NcclCommunicator
+from .nccl import Arrays, NcclCommunicator
 from .watcher import Watcher
 
 OPERATION = "NCCL, moving arrays between GPUs"
@@ -28,7 +28,7 @@ class NcclBackend(DeviceBackend):
         self._connected: tuple[NcclCommunicator, Watcher] | None = None
         self._usable: bool | None = None  # known once a rank has arrays of CuPy
 
-    def takes(self, arrays: Sequence[Any], op: Any = None) -> bool:
+    def takes(self, arrays: Arrays, op: Any = None) -> bool:
         if self._usable is False or "cupy" not in sys.modules:
             return False
         # Work of two communicators that comes in different orders on two ranks can wait for each
@@ -49,13 +49,12 @@ class NcclBackend(DeviceBackend):
 
     def connect(self) -> bool:
         if self._connected is None:
-            group, device = self._group, devices.current_device()
-            made, why = nccl.connect_or_explain(group, OPERATION, self._connect)
+            made, why = nccl.connect_or_explain(self._group, OPERATION, self._connect)
             if made is not None:
-                self._connected = made, Watcher(group, device, made, OPERATION, [made])
+                self._connected = made, Watcher(self._group, OPERATION, [made], made)
                 return True
             self._usable = False
-            if group.rank == 0:
+            if self._group.rank == 0:
                 print(f"ChainerMN: arrays on GPUs go through host memory: {why}", file=sys.stderr)
         return self._connected is not None
 
@@ -84,9 +83,7 @@ class NcclBackend(DeviceBackend):
         with self._enqueuing(parts) as (made, stream):
             made.broadcast(parts, stream)
 
-    def allreduce(
-        self, sources: Sequence[Any], targets: Sequence[Any], op: Any, divisor: int = 1
-    ) -> None:
+    def allreduce(self, sources: Arrays, targets: Arrays, op: Any, divisor: int = 1) -> None:
         with self._enqueuing((sources, targets)) as (made, stream):
             if divisor != 1:
                 for source, target in zip(sources, targets, strict=True):
@@ -94,9 +91,7 @@ class NcclBackend(DeviceBackend):
                 sources = targets
             made.allreduce(sources, targets, op, stream)
 
-    def reduce_scatter(
-        self, rows: Sequence[Sequence[Any]], targets: Sequence[Any], op: Any
-    ) -> None:
+    def reduce_scatter(self, rows: Sequence[Arrays], targets: Arrays, op: Any) -> None:
         with self._enqueuing((rows, targets)) as (made, stream):
             made.reduce(rows, targets, op, stream)
 

@@ -36,9 +36,7 @@ class DeviceAllreduce(Algorithm):
         )
         self._chunk_bytes = group.chunk_bytes or CHUNK_BYTES
         self._known: set[Any] = set()
-        self._watcher = Watcher(
-            group, self._pipeline.device, self._pipeline, OPERATION, communicators.nccls
-        )
+        self._watcher = Watcher(group, OPERATION, communicators.nccls, self._pipeline)
 
     def allreduce(self, operand: Operand) -> None:
         """Write the mean over ranks of each source into its target (collective).
@@ -56,11 +54,11 @@ class DeviceAllreduce(Algorithm):
         run()
 
     def prepare(self, operand: Operand) -> Callable[[], None]:
-        with devices.translated_errors(self._watcher.what), devices.use(self._pipeline.device):
+        with devices.translated_errors(self._watcher.what), devices.use(self._watcher.device):
             with self._watcher.ending():
                 self._watcher.poll()
             self._check_dtypes(operand)
-            inputs, flats = flatten(operand, self._pipeline.device)
+            inputs, flats = flatten(operand, self._watcher.device)
             sizes = tuple([flat.size for flat in flats])
             chunks = plan_chunks(sizes, tuple(operand.wire_dtypes), self._chunk_bytes)
             call = self._pipeline.prepare(chunks, inputs, flats)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
@@ -15,6 +15,7 @@ from ..errors import CommunicationError, SharedFailure
 from ..messaging import Handshake, Parts, ProcessGroup
 from .connecting import OPERATION, connect
 
+Arrays: TypeAlias = Sequence[Any]
 # The first version that reports asynchronous errors (ncclCommGetAsyncError).
 OLDEST = (2, 4)
 # The first version that sends and receives.
@@ -65,18 +66,14 @@ class NcclCommunicator:
         """Overwrite ``buffer`` by the sum over ranks (collective)."""
         self.allreduce([buffer], [buffer], np.add, stream)
 
-    def allreduce(
-        self, sources: Sequence[Any], targets: Sequence[Any], op: np.ufunc, stream: Any
-    ) -> None:
+    def allreduce(self, sources: Arrays, targets: Arrays, op: np.ufunc, stream: Any) -> None:
         """Write what ``op`` makes of each source over ranks into its target (collective)."""
         with self._group() as comm:
             for source, target in zip(sources, targets, strict=True):
                 if target.size:
                     comm.allReduce(*self._reduction(source, target, op), stream.ptr)
 
-    def reduce(
-        self, rows: Sequence[Sequence[Any]], targets: Sequence[Any], op: np.ufunc, stream: Any
-    ) -> None:
+    def reduce(self, rows: Sequence[Arrays], targets: Arrays, op: np.ufunc, stream: Any) -> None:
         """Write what ``op`` makes of all ranks' row i into rank i's ``targets`` (collective).
 
         Rows are of the first ranks, or of all. Other rows than a rank's own may be overwritten.

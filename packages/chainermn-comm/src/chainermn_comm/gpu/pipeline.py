@@ -37,19 +37,17 @@ class ChunkPipeline:
     """The streams, events and buffers of one rank's device.
 
     Attributes:
-        device: the one that was current when this was made.
         streams: all that work is enqueued on; the last one's is over last.
     """
 
     def __init__(self, communicators: Communicators, size: int, sum_dtype: np.dtype | None) -> None:
-        """Allocate what doesn't depend on chunks (not collective).
+        """Allocate what doesn't depend on chunks, on the current device (not collective).
 
         The communicators connect ``size`` ranks. What travels in 16 bits is summed in ``sum_dtype``
         if that is given.
         """
         self._communicators, self._size = communicators, size
         self._sum_dtype = sum_dtype if size > 1 else None
-        self.device = devices.current_device()
         self.streams = self._pack, self._sum, self._unpack = [
             devices.new_stream() for _ in range(3)
         ]

@@ -40,16 +40,11 @@ class Watcher:
     """Watches one device's work for one set of ranks; after the first failure nothing works."""
 
     def __init__(
-        self,
-        group: ProcessGroup,
-        device: int,
-        used: Any,
-        operation: str,
-        nccls: Sequence[NcclCommunicator],
+        self, group: ProcessGroup, operation: str, nccls: Sequence[NcclCommunicator], used: Any
     ) -> None:
-        """Watch this rank's work on ``device``, by which things are ``used`` (not collective)."""
-        self._group, self.device, self._used = group, device, used
-        self._operation, self._nccls = operation, nccls
+        """Watch work on the current device, by which things are ``used`` (not collective)."""
+        self._group, self._operation, self._nccls, self._used = group, operation, nccls, used
+        self.device = devices.current_device()
         self.what = f"rank {group.rank}: {operation}"
         self._failure = ""
         self._pending: deque[tuple[Any, Any]] = deque()  # events, and what lives until they happen
@@ -184,16 +179,12 @@ class Watcher:
                     if not (self._pending or self._in_call):
                         self._wake.clear()
 
-    def drain(self) -> None:
-        """Let the work of a communicator that nobody finalized end; MPI is about to."""
-        end = time.monotonic() + DRAIN_SECONDS
-        while self._pending and not self._failure and time.monotonic() < end:
-            time.sleep(POLL_SECONDS)  # the thread polls
-        self._end_thread()
-
 
 @atexit.register
 def stop_all() -> None:
-    """End the threads of communicators that nobody finalized."""
+    """Let the work of communicators that nobody finalized end; MPI is about to."""
     for watcher in list(_watchers):
-        watcher.drain()
+        end = time.monotonic() + DRAIN_SECONDS
+        while watcher._pending and not watcher._failure and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)  # the thread polls
+        watcher._end_thread()
