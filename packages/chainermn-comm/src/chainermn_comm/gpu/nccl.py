@@ -50,11 +50,6 @@ class NcclCommunicator:
         handshake, where = Handshake(comm), f"rank {comm.rank}: {OPERATION}"
         with SharedFailure(handshake, OPERATION), devices.translated_errors(where):
             self._nccl = nccl = _nccl()
-            names = ("float16", *SUMS)
-            self._dtypes = {name: getattr(nccl, f"NCCL_{name.upper()}") for name in names}
-            knows_bfloat16 = version(nccl.get_version()) >= OLDEST_WITH_BFLOAT16
-            if knows_bfloat16 and hasattr(nccl, "NCCL_BFLOAT16"):
-                self._dtypes["uint16"] = nccl.NCCL_BFLOAT16
             identity = nccl.get_unique_id() if comm.rank == 0 else None
         handshake(OPERATION)
         identity = comm.bcast(identity)
@@ -180,15 +175,17 @@ class NcclCommunicator:
 
     def nccl_dtype(self, dtype: np.dtype) -> int:
         """Return NCCL's number for a buffer's dtype; raise ValueError where bfloat16 has none."""
-        if dtype.name not in self._dtypes:
-            found = _dotted(version(self._nccl.get_version()))
+        if dtype.name != "uint16":
+            return int(getattr(self._nccl, f"NCCL_{dtype.name.upper()}"))
+        found = version(self._nccl.get_version())
+        if found < OLDEST_WITH_BFLOAT16 or not hasattr(self._nccl, "NCCL_BFLOAT16"):
             raise ValueError(
                 "gradients can't travel as bfloat16 through NCCL here: it takes NCCL "
-                f"{_dotted(OLDEST_WITH_BFLOAT16)} (this is {found}) and a CuPy whose "
+                f"{_dotted(OLDEST_WITH_BFLOAT16)} (this is {_dotted(found)}) and a CuPy whose "
                 "cupy.cuda.nccl has NCCL_BFLOAT16 (14 has); update them, or choose float16 or "
                 "float32 as allreduce_grad_dtype, or the communicator 'flat'"
             )
-        return int(self._dtypes[dtype.name])
+        return int(self._nccl.NCCL_BFLOAT16)
 
 
 def connect_or_explain(
