@@ -145,10 +145,11 @@ def flatten(operand: Operand, device: int) -> tuple[list[Any], list[Any]]:
 
     ValueError is raised unless all of them lie on that device.
     """
-    for array in (*operand.sources, *operand.targets):
-        if (found := devices.device_of(array)) != device:
+    arrays: list[Any] = [*operand.sources, *operand.targets]
+    for array in arrays:
+        if array.device.id != device:
             raise ValueError(
-                f"a gradient lies on device {found}, and this communicator was "
+                f"a gradient lies on device {array.device.id}, and this communicator was "
                 f"first used on device {device}; keep to one device a rank"
             )
     flats = [target.reshape(-1) for target in operand.targets]
