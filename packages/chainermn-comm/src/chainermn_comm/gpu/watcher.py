@@ -169,15 +169,14 @@ class Watcher:
 
     def _run(self) -> None:
         with contextlib.suppress(Exception), self.ending():
-            # Whether it is to stop is asked after `clear`, which may undo what ends the thread.
             while not (self._failure or self._stop.is_set()):
                 self._wake.wait()
                 if self._stop.wait(POLL_SECONDS):
                     return
                 self.poll()
-                with self._lock:
-                    if not (self._pending or self._in_call):
-                        self._wake.clear()
+                self._wake.clear()  # first: what is asked now, and above, may be set meanwhile
+                if self._pending or self._in_call:
+                    self._wake.set()
 
 
 @atexit.register
