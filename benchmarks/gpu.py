@@ -158,7 +158,7 @@ def whole_calls(
     if nccl is not None:
         size = sum(grad.size for grad in grads)
         flat = devices.empty(size * np.dtype(wire).itemsize).view(wire)
-        calls[RAW] = partial(nccl.allreduce, flat, devices.current_stream())
+        calls[RAW] = partial(nccl.sum_in_place, flat, devices.current_stream())
         call, problem = bundled(world, grads, wire)
         calls |= {BUNDLED: call} if call else {}
         problems += [problem] * bool(problem)

@@ -208,7 +208,7 @@ def test_without_a_driver_cupy_raises_what_the_double_does(real):
 def test_every_kernel_compiles_for_every_gpu(architecture):
     from cupy_backends.cuda.libs import nvrtc
 
-    program = nvrtc.createProgram(gpus.kernel_source(), "kernels.cu", (), ())
+    program = nvrtc.createProgram(gpus.kernel_source, "kernels.cu", (), ())
     options = (
         f"--gpu-architecture=sm_{architecture}",
         "--std=c++17",

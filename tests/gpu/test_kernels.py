@@ -59,7 +59,7 @@ RUN_ALL(e) RUN_ALL(f) RUN_ALL(d) RUN_ALL(b)
 def compiled(tmp_path_factory):
     """The kernels as functions: ``run(name, first block, blocks, table, wire address, ...)``."""
     folder = tmp_path_factory.mktemp("kernels")
-    (folder / "kernels.cpp").write_text(SHIM % kernels.source())
+    (folder / "kernels.cpp").write_text(SHIM % kernels.SOURCE)
     warns = "-Wall -Werror -Wno-unknown-pragmas -Wno-unused-function"
     # A test gives addresses before those that exist, so that only what is far behind does.
     checks = "-fsanitize=undefined -fno-sanitize=pointer-overflow -fno-sanitize-recover"

@@ -28,7 +28,7 @@ def stream():
 
 def test_sums(world, nccl):
     buffer = gpus.put(np.arange(6, dtype="f4") + world.rank)
-    nccl.allreduce(buffer, stream())
+    nccl.sum_in_place(buffer, stream())
     expected = world.size * np.arange(6) + sum(range(world.size))
     np.testing.assert_array_equal(gpus.to_host(buffer), expected)
 
@@ -48,7 +48,7 @@ def test_sums_of_shards_and_their_way_to_all_ranks(world, nccl, shards):
 def test_after_an_abort_it_says_so_and_closes(world, nccl):
     nccl.abort()
     with pytest.raises(CommunicationError, match="NCCL was aborted, or closed"):
-        nccl.allreduce(gpus.put(np.ones(2, "f4")), stream())
+        nccl.sum_in_place(gpus.put(np.ones(2, "f4")), stream())
     nccl.check()
 
 
@@ -60,6 +60,6 @@ def test_a_group_is_ended_where_a_call_in_it_fails(world, double):
     double.plant("reduce", NcclError("NCCL_ERROR_INVALID_ARGUMENT: it failed"))
     with pytest.raises(NcclError, match="INVALID_ARGUMENT"):
         nccl.reduce_shards(buffer, 1, stream())
-    nccl.allreduce(buffer, stream())
+    nccl.sum_in_place(buffer, stream())
     np.testing.assert_array_equal(gpus.to_host(buffer), sum(range(world.size)))
     nccl.close()

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chainermn_comm import CommunicationError, CommunicatorBase, devices, staging
+from chainermn_comm import CommunicatorBase, devices, staging
 from chainermn_comm.arithmetic import Chunk, plan_chunks
-from chainermn_comm.gpu import kernels, links, pipeline
+from chainermn_comm.gpu import communicators, kernels, pipeline
 from chainermn_comm.messaging import Handshake
 from chainermn_comm.reducer import Work, in_background
 from tests.support.models import Model, Param
@@ -26,7 +26,7 @@ DTYPES = ("float16", "float32", "float64")
 
 on_gpu, to_host, address = devices.on_gpu, devices.to_host, devices.address
 pinned, copy_to_device = devices.pinned, devices.copy_to_device
-why_none, kernel_source = devices.unavailable_reason, kernels.source
+why_none, kernel_source = devices.unavailable_reason, kernels.SOURCE
 REGISTERS = kernels.REGISTERS
 own_bus_id = devices.bus_id
 
@@ -88,7 +88,7 @@ def settle(world: Any, comm: CommunicatorBase) -> None:
     """Return once no rank has work under way that its thread looks after (collective)."""
     watcher = getattr(comm._algorithms.made[True], "_watcher", None)  # type: ignore[attr-defined]
     while watcher and (watcher._pending or watcher._wake.is_set()):
-        if not watcher.has_thread or watcher._thread is None:
+        if watcher._thread is None:
             break
         time.sleep(1e-3)
     world.Barrier()
@@ -152,12 +152,12 @@ def failing(place: str, message: str, error: type[BaseException] = RuntimeError)
 def nccl_between_nodes(works: bool) -> Iterator[None]:
     """Whether NCCL can connect nodes; where it can't, it is MPI that does."""
 
-    def refuse(comm: Any) -> Any:
-        raise CommunicationError("NCCL was told not to")
+    def refuse(*_: Any) -> tuple[None, str]:
+        return None, "NCCL was told not to"
 
     with pytest.MonkeyPatch.context() as patch:
         if not works:
-            patch.setattr(links, "connect_leaders", refuse)
+            patch.setattr(communicators, "connect_or_explain", refuse)
         yield
 
 

@@ -75,7 +75,7 @@ def to_device(arrays: Sequence[np.ndarray], rank: int) -> list[Any]:
     with devices.translated_errors(f"rank {rank}: copying arrays to a GPU"):
         orders = ["C" if array.flags.c_contiguous else "F" for array in arrays]
         pairs = zip(arrays, orders, strict=True)
-        copies = [devices.new_array(array.shape, array.dtype, order) for array, order in pairs]
+        copies = [devices.empty(array.shape, array.dtype, order) for array, order in pairs]
         pairs = zip(copies, orders, strict=True)
         flats = [flat(copy.T if order == "F" else copy) for copy, order in pairs]
         hosts = list(map(as_bytes, arrays))

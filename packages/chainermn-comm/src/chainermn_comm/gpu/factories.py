@@ -11,8 +11,8 @@ from ..messaging import ProcessGroup
 from ..topology import Topology
 from . import nccl
 from .backend import NcclBackend
+from .communicators import Communicators
 from .device_allreduce import DeviceAllreduce
-from .links import connect_ranks
 from .staged import OPERATION, StagedAllreduce
 
 
@@ -36,14 +36,14 @@ def _by_nccl(
     several = group.size > 1
     _check_on_all_ranks(group, nccl.unavailable_reason if several else devices.unavailable_reason)
     nccl.check_devices(group)
-    with group.in_step(OPERATION):
-        links = connect_ranks(group, topology, leaders, between_nodes)
-    if links is None:
-        return _staged(group, host)
+    communicators = Communicators(topology, group.rank, leaders)
     try:
-        return DeviceAllreduce(group, topology, leaders, links)
+        with group.in_step(OPERATION):
+            if communicators.connect(group, between_nodes):
+                return DeviceAllreduce(group, communicators)
+            return _staged(group, host)
     except BaseException:
-        nccl.abort_all(links.nccls)
+        communicators.release_local()
         raise
 
 

@@ -6,7 +6,6 @@ The first two walk a table of a chunk's segments, and cast and divide on the way
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ ROW_BYTES = 24
 # The wire dtypes by name, each with its letter in a kernel's name.
 DTYPE_CODES = {"float16": "e", "float32": "f", "float64": "d", "bfloat16": "b"}
 
-SOURCE = r"""
+_KERNELS = r"""
 typedef long long i64;
 struct Half { unsigned short bits; };
 struct Bfloat { unsigned short bits; };  // the upper half of a float's bits
@@ -162,12 +161,7 @@ KERNELS(f, float)
 KERNELS(d, double)
 KERNELS(b, Bfloat)
 """
-
-
-@cache
-def source() -> str:
-    """Return the CUDA source with its constants, the same string object each time."""
-    return f"#define THREADS {THREADS}\n#define EACH {EACH}\n#define TILE {TILE}\n{SOURCE}"
+SOURCE = f"#define THREADS {THREADS}\n#define EACH {EACH}\n#define TILE {TILE}\n{_KERNELS}"
 
 
 def storage_dtype(wire: np.dtype) -> np.dtype:
@@ -211,7 +205,7 @@ def launch(
         size: elements of the chunk.
         divisor: each element is divided by it, in float32 or wider, before it is rounded.
     """
-    kernel = devices.kernel(source(), f"{name}_{DTYPE_CODES[dtype.name]}", REGISTERS)
+    kernel = devices.kernel(SOURCE, f"{name}_{DTYPE_CODES[dtype.name]}", REGISTERS)
     blocks = min(-(-size // (TILE if "pack" in name else THREADS)), MAX_BLOCKS)
     arguments = (table, np.int64(count), buffer, np.int64(size), np.float64(divisor))
     kernel((blocks,), (THREADS,), arguments)

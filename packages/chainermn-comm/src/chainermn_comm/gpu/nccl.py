@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from mpi4py import MPI
@@ -15,6 +15,7 @@ from ..errors import CommunicationError, SharedFailure
 from ..messaging import Handshake, Parts, ProcessGroup
 from .connecting import OPERATION, connect
 
+Arrays: TypeAlias = Sequence[Any]
 # The first version that reports asynchronous errors (ncclCommGetAsyncError).
 OLDEST = (2, 4)
 # The first version that sends and receives.
@@ -49,11 +50,6 @@ class NcclCommunicator:
         handshake, where = Handshake(comm), f"rank {comm.rank}: {OPERATION}"
         with SharedFailure(handshake, OPERATION), devices.translated_errors(where):
             self._nccl = nccl = _nccl()
-            names = ("float16", *SUMS)
-            self._dtypes = {name: getattr(nccl, f"NCCL_{name.upper()}") for name in names}
-            knows_bfloat16 = version(nccl.get_version()) >= OLDEST_WITH_BFLOAT16
-            if knows_bfloat16 and hasattr(nccl, "NCCL_BFLOAT16"):
-                self._dtypes["uint16"] = nccl.NCCL_BFLOAT16
             identity = nccl.get_unique_id() if comm.rank == 0 else None
         handshake(OPERATION)
         identity = comm.bcast(identity)
@@ -61,40 +57,32 @@ class NcclCommunicator:
             comm, lambda: nccl.NcclCommunicator(comm.size, identity, comm.rank)
         )
 
-    def allreduce(self, buffer: Any, stream: Any) -> None:
-        """Overwrite ``buffer`` by the sum over ranks, in the stream's order (collective)."""
-        at, sum_ = devices.address(buffer), self._nccl.NCCL_SUM
-        nccl_dtype = self.nccl_dtype(buffer.dtype)
-        with self._opened() as comm:
-            comm.allReduce(at, at, buffer.size, nccl_dtype, sum_, stream.ptr)
+    def sum_in_place(self, buffer: Any, stream: Any) -> None:
+        """Overwrite ``buffer`` by the sum over ranks (collective)."""
+        self.allreduce([buffer], [buffer], np.add, stream)
 
-    def allreduce_each(
-        self, sources: Sequence[Any], targets: Sequence[Any], op: np.ufunc, stream: Any
-    ) -> None:
+    def allreduce(self, sources: Arrays, targets: Arrays, op: np.ufunc, stream: Any) -> None:
         """Write what ``op`` makes of each source over ranks into its target (collective)."""
-        number = self._op(op)
-        with self._opened() as comm, self._group():
+        with self._group() as comm:
             for source, target in zip(sources, targets, strict=True):
-                if source.size:
-                    to = devices.address(source), devices.address(target), source.size
-                    comm.allReduce(*to, self.nccl_dtype(source.dtype), number, stream.ptr)
+                if target.size:
+                    comm.allReduce(*self._reduction(source, target, op), stream.ptr)
 
-    def reduce_each(
-        self, rows: Sequence[Sequence[Any]], targets: Sequence[Any], op: np.ufunc, stream: Any
-    ) -> None:
-        """Write what ``op`` makes of all ranks' row i into rank i's ``targets`` (collective)."""
-        number = self._op(op)
-        with self._opened() as comm, self._group():
+    def reduce(self, rows: Sequence[Arrays], targets: Arrays, op: np.ufunc, stream: Any) -> None:
+        """Write what ``op`` makes of all ranks' row i into rank i's ``targets`` (collective).
+
+        Rows are of the first ranks, or of all. Other rows than a rank's own may be overwritten.
+        """
+        with self._group() as comm:
             for root, row in enumerate(rows):
                 for source, target in zip(row, targets if root == self.rank else row, strict=True):
-                    if source.size:
-                        to = devices.address(source), devices.address(target), source.size
-                        comm.reduce(*to, self.nccl_dtype(source.dtype), number, root, stream.ptr)
+                    if target.size:
+                        comm.reduce(*self._reduction(source, target, op), root, stream.ptr)
 
     def exchange(self, outgoing: Parts, incoming: Parts, stream: Any) -> None:
         """Send arrays to other ranks, and overwrite those that come (collective)."""
         octet = self._nccl.NCCL_UINT8
-        with self._opened() as comm, self._group():
+        with self._group() as comm:
             for call, parts in (comm.send, outgoing), (comm.recv, incoming):
                 for rank, array in parts:
                     call(devices.address(array), array.nbytes, octet, rank, stream.ptr)
@@ -102,14 +90,10 @@ class NcclCommunicator:
     def broadcast(self, parts: Parts, stream: Any) -> None:
         """Overwrite each array on all ranks by that of the rank beside it (collective)."""
         octet = self._nccl.NCCL_UINT8
-        with self._opened() as comm, self._group():
+        with self._group() as comm:
             for root, array in parts:
                 at = devices.address(array)
                 comm.broadcast(at, at, array.nbytes, octet, root, stream.ptr)
-
-    def _op(self, op: Any) -> int:
-        names = {np.add: "SUM", np.maximum: "MAX", np.minimum: "MIN"}
-        return int(getattr(self._nccl, f"NCCL_{names[op]}"))
 
     def reduce_shards(self, buffer: Any, shards: int, stream: Any) -> None:
         """Sum shard i over ranks into rank i's ``buffer``, for each shard (collective).
@@ -117,52 +101,44 @@ class NcclCommunicator:
         Of ``buffer``, a multiple of ``shards`` elements, all but a rank's own shard are
         overwritten. There are no more shards than ranks.
         """
-        at, size, step, nccl_dtype = self._shards(buffer, shards)
-        sum_ = self._nccl.NCCL_SUM
-        if shards == self.size:
-            own = at + self.rank * step
-            with self._opened() as comm:
-                comm.reduceScatter(at, own, size, nccl_dtype, sum_, stream.ptr)
-            return
-        with self._opened() as comm, self._group():  # the reductions may then run side by side
-            for root in range(shards):
-                shard = at + root * step
-                comm.reduce(shard, shard, size, nccl_dtype, sum_, root, stream.ptr)
+        parts = _split(buffer, shards)
+        if shards < self.size:
+            own = parts[self.rank : self.rank + 1]
+            return self.reduce([[part] for part in parts], own, np.add, stream)
+        with self._group() as comm:
+            comm.reduceScatter(*self._reduction(buffer, parts[self.rank], np.add), stream.ptr)
 
     def gather_shards(self, buffer: Any, shards: int, stream: Any) -> None:
         """Copy rank i's shard i to all ranks, for each shard (collective)."""
-        at, size, step, nccl_dtype = self._shards(buffer, shards)
-        if shards == self.size:
-            with self._opened() as comm:
-                comm.allGather(at + self.rank * step, at, size, nccl_dtype, stream.ptr)
-            return
-        with self._opened() as comm, self._group():
-            for root in range(shards):
-                shard = at + root * step
-                comm.broadcast(shard, shard, size, nccl_dtype, root, stream.ptr)
+        parts = _split(buffer, shards)
+        if shards < self.size:
+            return self.broadcast(enumerate(parts), stream)
+        at, own = devices.address(buffer), parts[self.rank]
+        nccl_dtype = self.nccl_dtype(buffer.dtype)
+        with self._group() as comm:
+            comm.allGather(devices.address(own), at, own.size, nccl_dtype, stream.ptr)
 
     @contextlib.contextmanager
-    def _group(self) -> Iterator[None]:
-        """Run the operations inside as one; an open group would swallow all later ones."""
-        self._nccl.groupStart()
-        try:
-            yield
-        finally:
-            self._nccl.groupEnd()
+    def _group(self) -> Iterator[Any]:
+        """Give CuPy's communicator, which another thread doesn't abort meanwhile.
 
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[Any]:
-        """Give CuPy's communicator, which another thread doesn't abort meanwhile."""
+        Its operations run as one, so that they may run side by side.
+        """
         with self._lock:
             if self._comm is None:
                 raise CommunicationError(f"rank {self.rank}: NCCL was aborted, or closed")
-            yield self._comm
+            self._nccl.groupStart()
+            try:
+                yield self._comm
+            finally:  # an open group would swallow all later operations
+                self._nccl.groupEnd()
 
-    def _shards(self, buffer: Any, shards: int) -> tuple[int, int, int, int]:
-        """Return the buffer's address, a shard's elements and bytes, and NCCL's dtype."""
-        size = buffer.size // shards
-        step = size * buffer.dtype.itemsize
-        return devices.address(buffer), size, step, self.nccl_dtype(buffer.dtype)
+    def _reduction(self, source: Any, target: Any, op: Any) -> tuple[int, ...]:
+        """Return addresses, elements, dtype and operation as NCCL's reductions take them."""
+        names = {np.add: "SUM", np.maximum: "MAX", np.minimum: "MIN"}
+        number = int(getattr(self._nccl, f"NCCL_{names[op]}"))
+        addresses = devices.address(source), devices.address(target)
+        return *addresses, target.size, self.nccl_dtype(target.dtype), number
 
     def check(self) -> None:
         """Raise NCCL's asynchronous error, if there is one (not collective).
@@ -199,15 +175,33 @@ class NcclCommunicator:
 
     def nccl_dtype(self, dtype: np.dtype) -> int:
         """Return NCCL's number for a buffer's dtype; raise ValueError where bfloat16 has none."""
-        if dtype.name not in self._dtypes:
-            found = _dotted(version(self._nccl.get_version()))
+        if dtype.name != "uint16":
+            return int(getattr(self._nccl, f"NCCL_{dtype.name.upper()}"))
+        found = version(self._nccl.get_version())
+        if found < OLDEST_WITH_BFLOAT16 or not hasattr(self._nccl, "NCCL_BFLOAT16"):
             raise ValueError(
                 "gradients can't travel as bfloat16 through NCCL here: it takes NCCL "
-                f"{_dotted(OLDEST_WITH_BFLOAT16)} (this is {found}) and a CuPy whose "
+                f"{_dotted(OLDEST_WITH_BFLOAT16)} (this is {_dotted(found)}) and a CuPy whose "
                 "cupy.cuda.nccl has NCCL_BFLOAT16 (14 has); update them, or choose float16 or "
                 "float32 as allreduce_grad_dtype, or the communicator 'flat'"
             )
-        return int(self._dtypes[dtype.name])
+        return int(self._nccl.NCCL_BFLOAT16)
+
+
+def connect_or_explain(
+    group: ProcessGroup, operation: str, make: Callable[[], NcclCommunicator | None]
+) -> tuple[NcclCommunicator | None, str]:
+    """Return what ``make`` returns; None and a reason where it fails on a rank (collective)."""
+    made, why = None, ""
+    with SharedFailure(group.handshake, operation):
+        try:
+            made = make()
+        except (CommunicationError, ValueError) as error:
+            why = str(error)
+    reasons = [row.decode() for row in group.handshake(operation, payload=why.encode()) if row]
+    if reasons and made is not None:
+        made.abort()
+    return (None, reasons[0]) if reasons else (made, "")
 
 
 def sums(dtype: np.dtype, op: np.ufunc) -> bool:
@@ -231,8 +225,8 @@ def abort_all(communicators: Sequence[NcclCommunicator]) -> None:
                 each.abort()
 
 
-def unavailable_reason() -> str | None:
-    """Return why this process can't use NCCL; None if it can."""
+def unavailable_reason(oldest: tuple[int, int] = OLDEST) -> str | None:
+    """Return why this process can't use NCCL of that version or a later one; None if it can."""
     reason = devices.unavailable_reason()
     if reason is not None:
         return reason
@@ -240,14 +234,9 @@ def unavailable_reason() -> str | None:
     if not nccl.available:
         return "CuPy finds no NCCL library (cupy.cuda.nccl.available is False)"
     found = version(nccl.get_version())
-    if found < OLDEST:
-        return f"NCCL is {_dotted(found)}, and {_dotted(OLDEST)} is the oldest that serves"
+    if found < oldest:
+        return f"NCCL is {_dotted(found)}, and {_dotted(oldest)} is the oldest that serves"
     return None
-
-
-def can_exchange() -> bool:
-    """Return whether this process can use NCCL for messages, too."""
-    return unavailable_reason() is None and version(_nccl().get_version()) >= OLDEST_WITH_SEND
 
 
 def version(code: int) -> tuple[int, ...]:
@@ -274,6 +263,11 @@ def check_devices(group: ProcessGroup) -> None:
             "chainer.backends.cuda.get_device_from_id(comm.intra_rank).use() before the first "
             "gradients, with no more ranks on a node than it has devices"
         )
+
+
+def _split(buffer: Any, shards: int) -> list[Any]:
+    step = buffer.size // shards
+    return [buffer[start : start + step] for start in range(0, buffer.size, step)]
 
 
 def _dotted(numbers: tuple[int, ...]) -> str:

@@ -32,7 +32,7 @@ class StagedAllreduce(Algorithm):
     def __init__(self, group: ProcessGroup, host: Factory, rank: int | None = None) -> None:
         """Make the algorithm for host memory, too (collective); errors name this ``rank``."""
         self._group = group
-        self._told = f"rank {group.rank if rank is None else rank}: {OPERATION}"
+        self._what = f"rank {group.rank if rank is None else rank}: {OPERATION}"
         with group.in_step(OPERATION):
             self._device = group.run_on_all_ranks(OPERATION, self._make)
             self._host = host(group)
@@ -50,13 +50,8 @@ class StagedAllreduce(Algorithm):
         self._group.run_on_all_ranks(OPERATION, partial(self.prepare, operand))()
 
     def prepare(self, operand: Operand) -> Callable[[], None]:
-        with devices.translated_errors(self._told), devices.use(self._device):
-            devices.require_device([*operand.sources, *operand.targets], self._device)
-            flats = [target.reshape(-1) for target in operand.targets]
-            inputs = [
-                flat if source is target else devices.contiguous(source)
-                for flat, source, target in zip(flats, *operand[:2], strict=True)
-            ]
+        with devices.translated_errors(self._what), devices.use(self._device):
+            inputs, flats = flatten(operand, self._device)
             sizes, dtypes = tuple([f.size for f in flats]), tuple([f.dtype for f in flats])
             chunks = plan_chunks(sizes, dtypes, self._chunk_bytes)
             nbytes = max([chunk.nbytes for chunk in chunks], default=0)
@@ -74,7 +69,7 @@ class StagedAllreduce(Algorithm):
         copied: Any,
     ) -> None:
         """Sum what was prepared (collective); the job ends where CUDA fails."""
-        with devices.translated_errors(self._told), devices.use(self._device):
+        with devices.translated_errors(self._what), devices.use(self._device):
             begun = devices.recorded_event()
             for stream in (self._down, self._up):
                 stream.wait_event(copied)
@@ -122,8 +117,8 @@ class StagedAllreduce(Algorithm):
         self._host.release_local()
 
 
-class StagedSum:
-    """Sums over ranks as :meth:`NcclCommunicator.allreduce` takes them, and waits for their end."""
+class StagedSum(StagedAllreduce):
+    """Sums over ranks as NCCL's communicator takes them, too; it waits for their end."""
 
     def __init__(self, group: ProcessGroup, comm: MPI.Intracomm) -> None:
         """Sum over those of the group's ranks that are in ``comm``, and own that (collective).
@@ -133,19 +128,34 @@ class StagedSum:
         self._comm = comm
         apart = Topology(tuple(range(comm.size)))
         part = replace(group, comm=comm, handshake=Handshake(comm), topology=apart, device=None)
-        self._staged = StagedAllreduce(part, HOST_FACTORIES["bucketed"], group.rank)
+        super().__init__(part, HOST_FACTORIES["bucketed"], group.rank)
 
-    def allreduce(self, buffer: Any, stream: Any) -> None:
+    def sum_in_place(self, buffer: Any, stream: Any) -> None:
         """Overwrite ``buffer`` by the sum over ranks, in the stream's order (collective)."""
         wire = np.dtype("bfloat16") if buffer.dtype == np.uint16 else buffer.dtype
         with stream:
-            self._staged.prepare(Operand([buffer], [buffer], [wire]))()
+            self.prepare(Operand([buffer], [buffer], [wire]))()
 
     def close(self) -> None:
-        """Release everything (collective)."""
-        self._staged.close()
+        super().close()
         self._comm.Free()
 
-    def release_local(self) -> None:
-        """Release what needs no other rank (not collective)."""
-        self._staged.release_local()
+
+def flatten(operand: Operand, device: int) -> tuple[list[Any], list[Any]]:
+    """Return sources and targets, 1-D and contiguous; one array where both are.
+
+    ValueError is raised unless all of them lie on that device.
+    """
+    arrays: list[Any] = [*operand.sources, *operand.targets]
+    for array in arrays:
+        if array.device.id != device:
+            raise ValueError(
+                f"a gradient lies on device {array.device.id}, and this communicator was "
+                f"first used on device {device}; keep to one device a rank"
+            )
+    flats = [target.reshape(-1) for target in operand.targets]
+    inputs = [
+        flat if source is target else devices.contiguous(source)
+        for flat, source, target in zip(flats, *operand[:2], strict=True)
+    ]
+    return inputs, flats

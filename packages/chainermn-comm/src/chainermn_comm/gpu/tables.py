@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -26,15 +26,10 @@ class Tables(NamedTuple):
     host: np.ndarray  # pinned: what is copied to the device
 
 
-class TableCache:
-    """Tables by the addresses that they hold."""
+class TableCache(OrderedDict[Any, Tables]):
+    """Tables by the addresses that they hold, the latest used last."""
 
-    def __init__(self, release: Callable[[Tables], None]) -> None:
-        """Give ``release`` what isn't kept any more; the device may still use it."""
-        self._kept: OrderedDict[Any, Tables] = OrderedDict()
-        self._release = release
-
-    def get(
+    def tables_of(
         self, chunks: Sequence[Chunk], inputs: Sequence[Any], flats: Sequence[Any], stream: Any
     ) -> Tables:
         """Return the tables of ``inputs`` to pack and ``flats`` to unpack, contiguous GPU arrays.
@@ -43,22 +38,16 @@ class TableCache:
         """
         places = [[(devices.address(a), a.size, a.dtype) for a in each] for each in (inputs, flats)]
         key = (*map(tuple, places), *[chunk.dtype for chunk in chunks])
-        found = self._kept.get(key)
-        if found is not None:
-            self._kept.move_to_end(key)
-            return found
+        if key in self:
+            self.move_to_end(key)
+            return self[key]
         rows = np.concatenate([kernels.segment_table(chunks, each) for each in (inputs, flats)])
         host, device = devices.pinned(rows.nbytes), devices.empty(rows.nbytes)
         host[...] = rows.reshape(-1).view(np.uint8)
         devices.copy_to_device(host, device, stream)
         lengths = [(len(chunk.segments) + 1) * kernels.ROW_BYTES for chunk in chunks]
         tables = [device[start:] for start in accumulate([0, *lengths, *lengths[:-1]])]
-        made = Tables(tables[: len(chunks)], tables[len(chunks) :], host)
-        while len(self._kept) >= KEPT:
-            self._release(self._kept.popitem(last=False)[1])
-        self._kept[key] = made
-        return made
-
-    def clear(self) -> None:
-        """Keep nothing."""
-        self._kept.clear()
+        while len(self) >= KEPT:
+            self.popitem(last=False)  # calls keep what they use
+        self[key] = Tables(tables[: len(chunks)], tables[len(chunks) :], host)
+        return self[key]
