@@ -31,13 +31,13 @@ def delay_second_handshakes(seconds: float) -> None:
     """Be so late where a call agrees again, in its middle."""
     from chainermn_comm.messaging import ProcessGroup
 
-    run = ProcessGroup.run_on_all_ranks
+    run = ProcessGroup.run_or_raise
 
     def late(*args: Any) -> Any:
         time.sleep(seconds)
         return run(*args)
 
-    ProcessGroup.run_on_all_ranks = late  # type: ignore[method-assign]
+    ProcessGroup.run_or_raise = late  # type: ignore[method-assign]
 
 
 def interrupted_while_ranks_compare(error: BaseException) -> AbstractContextManager[object]:

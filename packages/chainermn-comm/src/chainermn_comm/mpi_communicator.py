@@ -192,7 +192,7 @@ class MpiCommunicator(CommunicatorBase):
     def split(self, color: int, key: int) -> MpiCommunicator:
         group, who = self._group, f"rank {self._rank}"
         with group.in_step("split"):
-            numbers = group.run_on_all_ranks(
+            numbers = group.run_or_raise(
                 "split",
                 lambda: (
                     integer_between(color, 0, LARGEST_INT, f"{who}: color of split"),

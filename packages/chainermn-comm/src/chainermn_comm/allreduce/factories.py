@@ -84,7 +84,7 @@ class AlgorithmCache:
 
     Attributes:
         made: by whether it is for GPUs; each algorithm is here on all ranks or on none.
-        stays_in_memory: whether arrays in host memory go through no network.
+        is_local: whether arrays in host memory go through no network.
     """
 
     def __init__(self, host: Factory, gpu: Factory, group: ProcessGroup) -> None:
@@ -94,14 +94,14 @@ class AlgorithmCache:
         self.made: dict[bool, Algorithm] = {}
         self._by_messages = Bucketed(through_mpi(group).allreduce, per_tensor=True)
         on_one_node, leaders = group.topology.inter_size == 1, (single_leader, multi_leader)
-        self.stays_in_memory = on_one_node and host in leaders
+        self.is_local = on_one_node and host in leaders
         self._sums_in_memory = on_one_node and host in (*leaders, rank_ordered)
 
     def get(self, on_gpu: bool) -> Algorithm:
         """Return the algorithm, made if there is none yet (collective)."""
         if on_gpu not in self.made:
             make, group = self._factories[on_gpu], self._group
-            self.made[on_gpu] = group.run_on_all_ranks(
+            self.made[on_gpu] = group.run_or_raise(
                 "allreduce_grad", lambda: make(group), "its first use"
             )
         return self.made[on_gpu]

@@ -161,5 +161,5 @@ def _hand_out(
         return out
 
     if any([place & (collectives.COPIED | collectives.STAYS) for place in places]):
-        return group.run_on_all_ranks(operation, hand_out, "copying to GPUs")
+        return group.run_or_raise(operation, hand_out, "copying to GPUs")
     return hand_out()

@@ -57,11 +57,11 @@ class Communicators:
                 by_nccl = not why
             if several and not by_nccl and self._topology.inter_size == comm.size:
                 return False
-            self.intra = group.run_on_all_ranks(
+            self.intra = group.run_or_raise(
                 OPERATION, lambda: NcclCommunicator(intra_comm) if intra_comm.size > 1 else None
             )
             if several and not by_nccl:
-                self.inter = group.run_on_all_ranks(
+                self.inter = group.run_or_raise(
                     OPERATION, lambda: StagedSum(group, inter_comm.Dup()) if leads else None
                 )
         finally:

@@ -32,7 +32,7 @@ class DeviceAllreduce(Algorithm):
     def __init__(self, group: ProcessGroup, communicators: Communicators) -> None:
         """Own the communicators, which are connected (collective)."""
         self._group, self._communicators = group, communicators
-        self._pipeline = group.run_on_all_ranks(
+        self._pipeline = group.run_or_raise(
             OPERATION, lambda: ChunkPipeline(communicators, group.size, group.reduce_dtype)
         )
         self._chunk_bytes = group.chunk_bytes or CHUNK_BYTES
@@ -48,7 +48,7 @@ class DeviceAllreduce(Algorithm):
         """
         prepare = partial(self.prepare, operand)
         if _key(operand) not in self._known:
-            run = self._group.run_on_all_ranks(OPERATION, prepare)
+            run = self._group.run_or_raise(OPERATION, prepare)
         else:
             with self._watcher.ending():
                 run = prepare()

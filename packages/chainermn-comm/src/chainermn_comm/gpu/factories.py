@@ -55,7 +55,7 @@ def _check_on_all_ranks(group: ProcessGroup, unavailable_reason: Callable[[], st
                 f"rank {group.rank}: gradients lie on GPUs, which can't be used: {reason}"
             )
 
-    group.run_on_all_ranks(OPERATION, check)
+    group.run_or_raise(OPERATION, check)
 
 
 FACTORIES: dict[str, Factory] = {

@@ -250,7 +250,7 @@ def check_devices(group: ProcessGroup) -> None:
     operation, node = "asking which device this is", group.topology.inter_rank(group.rank)
     places: dict[tuple[int, str], list[int]] = {}
     with group.in_step(operation):
-        bus_id = group.run_on_all_ranks(operation, devices.bus_id)
+        bus_id = group.run_or_raise(operation, devices.bus_id)
         rows = group.comm.allgather((node, bus_id))
     for rank, place in enumerate(rows):
         places.setdefault(place, []).append(rank)

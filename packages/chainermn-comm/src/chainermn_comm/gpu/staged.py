@@ -34,7 +34,7 @@ class StagedAllreduce(Algorithm):
         self._group = group
         self._what = f"rank {group.rank if rank is None else rank}: {OPERATION}"
         with group.in_step(OPERATION):
-            self._device = group.run_on_all_ranks(OPERATION, self._make)
+            self._device = group.run_or_raise(OPERATION, self._make)
             self._host = host(group)
         # Numbers that travel in 16 bits have an exponent for each piece: what is reproducible is
         # always cut alike.
@@ -47,7 +47,7 @@ class StagedAllreduce(Algorithm):
         return devices.current_device()
 
     def allreduce(self, operand: Operand) -> None:
-        self._group.run_on_all_ranks(OPERATION, partial(self.prepare, operand))()
+        self._group.run_or_raise(OPERATION, partial(self.prepare, operand))()
 
     def prepare(self, operand: Operand) -> Callable[[], None]:
         with devices.translated_errors(self._what), devices.use(self._device):

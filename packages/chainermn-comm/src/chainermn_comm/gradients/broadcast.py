@@ -61,7 +61,7 @@ def bcast_parameters(group: ProcessGroup, model: Any) -> None:
     backend, _ = collectives.agreed(group, OPERATION, places, [])
     is_copied = any(places) and backend is group.host
     if is_copied:
-        buffers = group.run_on_all_ranks(OPERATION, lambda: _on_host(buffers, own, group.rank))
+        buffers = group.run_or_raise(OPERATION, lambda: _on_host(buffers, own, group.rank))
     backend.broadcast([(root, each) for (_, root, *_), each in zip(sent, buffers, strict=True)])
 
     def take() -> None:
@@ -79,7 +79,7 @@ def bcast_parameters(group: ProcessGroup, model: Any) -> None:
                 sent[index][0].data = buffers[index]
 
     if is_copied:
-        group.run_on_all_ranks(OPERATION, take, "copying parameters")
+        group.run_or_raise(OPERATION, take, "copying parameters")
     else:
         take()
 

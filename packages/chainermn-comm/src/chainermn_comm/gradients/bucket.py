@@ -72,9 +72,7 @@ class Bucket:
         """Whether the first parameter is on a GPU; where it was planned, all are."""
         return devices.on_gpu(self.params[0].data)
 
-    def operands(
-        self, settings: Settings, in_memory: bool, size: int
-    ) -> list[tuple[bool, Operand]]:
+    def operands(self, settings: Settings, is_local: bool, size: int) -> list[tuple[bool, Operand]]:
         """Return what ``size`` ranks sum in host memory and on GPUs, and which of them it is."""
         sources, targets = self.grads, self.targets
         if not self.complete:
@@ -87,12 +85,12 @@ class Bucket:
             members = [i for i, grad in enumerate(sources) if devices.on_gpu(grad) == on_gpu]
             chosen, into = [sources[i] for i in members], [targets[i] for i in members]
             dtypes = [grad.dtype for grad in chosen]
-            wire_dtypes = wire_dtypes_of(dtypes, settings, in_memory, on_gpu)
+            wire_dtypes = wire_dtypes_of(dtypes, settings, is_local, on_gpu)
             if members:
                 found.append((on_gpu, Operand(chosen, into, wire_dtypes, size)))
         return found
 
-    def planned_operand(self, settings: Settings, in_memory: bool, size: int) -> Operand:
+    def planned_operand(self, settings: Settings, is_local: bool, size: int) -> Operand:
         """Return what ``size`` ranks sum if it was planned, zeros included; means are new arrays.
 
         On a GPU what follows on the current stream comes after the gradients.
@@ -106,7 +104,7 @@ class Bucket:
             for data, grad in zip(like, self.grads, strict=True)
         ]
         dtypes = [data.dtype for data in like]
-        wire_dtypes = wire_dtypes_of(dtypes, settings, in_memory, on_gpu)
+        wire_dtypes = wire_dtypes_of(dtypes, settings, is_local, on_gpu)
         flat = None
         if not on_gpu and len({*dtypes, *wire_dtypes}) == 1:
             flat = np.empty(sum([data.size for data in like]), dtypes[0])
@@ -143,12 +141,12 @@ def bucket_of(
     rank: int,
     zero_fill: bool,
     settings: Settings,
-    in_memory: bool,
+    is_local: bool,
     planned: bool = False,
 ) -> Bucket:
     """Return the bucket of the model's present gradients.
 
-    ``in_memory`` says whether gradients in host memory go through no network.
+    ``is_local`` says whether gradients in host memory go through no network.
 
     Raises:
         TypeError: a gradient isn't a float array, or is complex and would travel as a float.
@@ -159,14 +157,14 @@ def bucket_of(
     known, complete = None, True
     if set(map(type, grads)) <= {np.ndarray}:
         specs = tuple([(grad.dtype, grad.shape, grad.flags.num) for grad in grads])
-        known = _plain(settings, zero_fill, in_memory, names, specs)
+        known = _plain(settings, zero_fill, is_local, names, specs)
     if known is None:
         named = list(zip(names, params, strict=True))
         signature = _checked_signature(named, grads, rank, zero_fill, settings)
         present = [grad for grad in grads if grad is not None]
         complete, wire_dtypes = len(present) == len(grads), None
         if set(map(type, present)) <= {np.ndarray}:
-            wire_dtypes = wire_dtypes_of([grad.dtype for grad in present], settings, in_memory)
+            wire_dtypes = wire_dtypes_of([grad.dtype for grad in present], settings, is_local)
         known = _Known(signature, wire_dtypes, False)
     is_apart = known.own_memory and len(set(map(id, grads))) == len(grads)
     targets = [] if planned else grads if is_apart else _targets(grads)
@@ -217,7 +215,7 @@ class _Known(NamedTuple):
 def _plain(
     settings: Settings,
     zero_fill: bool,
-    in_memory: bool,
+    is_local: bool,
     names: tuple[str, ...],
     specs: tuple[tuple[np.dtype, tuple[int, ...], int], ...],
 ) -> _Known | None:
@@ -229,11 +227,11 @@ def _plain(
     entries += [("parameter", name, *spec[:2]) for name, spec in zip(names, specs, strict=True)]
     own_memory = parameters.OWN_MEMORY
     own = all(flags & own_memory == own_memory for _, _, flags in specs)
-    return _Known(_signature_of(tuple(entries)), wire_dtypes_of(dtypes, settings, in_memory), own)
+    return _Known(_signature_of(tuple(entries)), wire_dtypes_of(dtypes, settings, is_local), own)
 
 
 def wire_dtypes_of(
-    dtypes: Sequence[np.dtype], settings: Settings, in_memory: bool, on_gpu: bool = False
+    dtypes: Sequence[np.dtype], settings: Settings, is_local: bool, on_gpu: bool = False
 ) -> Sequence[np.dtype]:
     """Return the dtypes in which gradients of these dtypes travel.
 
@@ -246,7 +244,7 @@ def wire_dtypes_of(
         return tuple(dtypes)
     if on_gpu:
         return (wire,) * len(dtypes)
-    most = math.inf if in_memory else wire.itemsize
+    most = math.inf if is_local else wire.itemsize
     return tuple([dtype if wire.itemsize <= dtype.itemsize <= most else wire for dtype in dtypes])
 
 

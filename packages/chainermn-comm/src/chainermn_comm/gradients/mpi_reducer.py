@@ -56,17 +56,17 @@ class MpiReducer(Reducer):
             self._planned: SimpleQueue[Bucket] = SimpleQueue()
 
     def add(self, bucket: Any, planned: bool = False) -> None:
-        group, told = self._group, f"rank {self._rank}: {self._operation}"
+        group, what = self._group, f"rank {self._rank}: {self._operation}"
         if planned:
             self._check_plan()
         try:
-            zero_fill, in_memory = bool(self._zero_fill), self._algorithms.stays_in_memory
-            own = bucket_of(bucket, self._rank, zero_fill, self._settings, in_memory, planned)
+            zero_fill, is_local = bool(self._zero_fill), self._algorithms.is_local
+            own = bucket_of(bucket, self._rank, zero_fill, self._settings, is_local, planned)
             # What moves elsewhere needs a barrier there.
             if not (self._buckets or planned or self._is_apart):
                 self._prepare(own)
         except BaseException as caught:
-            error = devices.translate(caught, told)
+            error = devices.translate(caught, what)
             try:
                 if not planned:  # else the caller is somewhere in backward, and reports it itself
                     with group.in_step(DESCRIPTION):
@@ -82,7 +82,7 @@ class MpiReducer(Reducer):
             try:
                 if own.on_gpu:
                     with (
-                        devices.translated_errors(told),
+                        devices.translated_errors(what),
                         devices.using_device_of(own.params[0].data),
                     ):
                         own.ready = devices.recorded_event()
@@ -105,8 +105,8 @@ class MpiReducer(Reducer):
                 self._finish_first = algorithm.prepare(operand)
 
     def _operands(self, bucket: Bucket) -> list[tuple[bool, Operand]]:
-        in_memory, size = self._algorithms.stays_in_memory, self._data_group.size
-        return bucket.operands(self._settings, in_memory, size)
+        is_local, size = self._algorithms.is_local, self._data_group.size
+        return bucket.operands(self._settings, is_local, size)
 
     def agree(self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b"") -> list[bytes]:
         group, handshake, buckets = self._group, self._group.handshake, self._buckets
@@ -164,11 +164,11 @@ class MpiReducer(Reducer):
 
     def _take(self, planned: int) -> None:
         group, handshake = self._data_group, self._data_group.handshake
-        told = f"rank {self._rank}: {OPERATION}"
+        what = f"rank {self._rank}: {OPERATION}"
         try:
             with group.in_step(DESCRIPTION):
                 if planned:
-                    with devices.translated_errors(told):
+                    with devices.translated_errors(what):
                         self._take_planned(planned)
                     return
                 for number, bucket in enumerate(self._buckets):
@@ -176,7 +176,7 @@ class MpiReducer(Reducer):
                         handshake.begin(OPERATION, bucket.signature.nbytes)
                     if number < len(self._present):
                         add_zeros = partial(bucket.add_zeros, self._present[number])
-                        group.run_on_all_ranks(OPERATION, add_zeros, "zeros")
+                        group.run_or_raise(OPERATION, add_zeros, "zeros")
                     elif number == 0 and self._finish_first is not None:
                         self._finish_first()
                         continue
@@ -200,7 +200,7 @@ class MpiReducer(Reducer):
             except Empty:
                 return None
             left -= 1
-            return bucket.planned_operand(self._settings, algorithms.stays_in_memory, size)
+            return bucket.planned_operand(self._settings, algorithms.is_local, size)
 
         algorithm = algorithms.get(on_gpu)
         if not on_gpu:  # else each bucket is a call

@@ -135,7 +135,7 @@ def agreed(
     if device is not None and all([place & CAN_STAY for place in places]) and device.connect():
         return device, outgoing
     part, rank = "copying to host memory", group.rank
-    copied = group.run_on_all_ranks(operation, lambda: messages.on_host(outgoing, rank), part)
+    copied = group.run_or_raise(operation, lambda: messages.on_host(outgoing, rank), part)
     return group.host, copied
 
 
@@ -214,7 +214,7 @@ class _Call:
         """Return what ``allocate`` returns; when much moves, ranks check first that all could."""
         if sum([_PREFIX.unpack_from(each)[0] for each in self.payloads]) < CONFIRMED_BYTES:
             return allocate()
-        return self.group.run_on_all_ranks(self.operation, allocate, "memory")
+        return self.group.run_or_raise(self.operation, allocate, "memory")
 
     def allocate(self, headers: dict[int, bytes]) -> ByRank:
         """Return an empty message for each header, by rank; a copy of this rank's own."""
@@ -240,9 +240,9 @@ class _Call:
             return [message.value() for message in found]
 
         if self.make is messages.of_objects:
-            return self.group.run_on_all_ranks(self.operation, unpack, "unpickling")
+            return self.group.run_or_raise(self.operation, unpack, "unpickling")
         if self.copied:
-            return self.group.run_on_all_ranks(self.operation, unpack, "copying to GPUs")
+            return self.group.run_or_raise(self.operation, unpack, "copying to GPUs")
         return unpack()
 
 

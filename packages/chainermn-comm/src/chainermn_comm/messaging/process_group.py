@@ -75,7 +75,7 @@ class ProcessGroup:
         )
         _orphaned.extend(dict(frame.f_locals) for frame, _ in walk_tb(error.__traceback__))
 
-    def run_on_all_ranks(self, operation: str, make: Callable[[], Value], part: str = "") -> Value:
+    def run_or_raise(self, operation: str, make: Callable[[], Value], part: str = "") -> Value:
         """Return what ``make`` returns, once it has returned on all ranks (collective).
 
         It is the operation, or a ``part`` of it. What it raises is raised on all ranks, CUDA's and
