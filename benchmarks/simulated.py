@@ -32,6 +32,7 @@ from chainermn_comm.allreduce import (
     two_level,
 )
 from chainermn_comm.arithmetic import Chunk
+from chainermn_comm.config import Settings
 from chainermn_comm.messaging import ProcessGroup
 from chainermn_comm.registry import REGISTRY
 from chainermn_comm.topology import Topology
@@ -250,7 +251,9 @@ def simulate(
     machine = Machine(constants, ranks_a_node if entry == "multi_leader" else 1)
     comm = AllRanks(machine, topology, node * ranks_a_node)
     none: Any = None
-    group = ProcessGroup(cast(Any, comm), none, 0, topology, lambda: None, chunk_bytes)
+    group = ProcessGroup(
+        cast(Any, comm), none, 0, topology, lambda: None, Settings(chunk_bytes=chunk_bytes)
+    )
     gradient = [np.empty(nbytes // 4, np.float32)]
     with _clocked(machine, comm.node):
         FACTORIES[entry](group).allreduce(

@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 from chainermn_comm import Topology
 from chainermn_comm.allreduce import circulant, factories, pairwise
+from chainermn_comm.config import Settings
 from tests.support.many_ranks import ALGORITHMS, CALLS, report, wrong_means
 from tests.support.one_of_many import rank_1_of
 from tests.support.topologies import on_nodes
@@ -39,9 +40,8 @@ def is_chosen_for(size: int) -> bool:
         comm=rank_1_of(size),
         size=size,
         tag=0,
-        chunk_bytes=None,
         topology=topology,
-        reproducible=False,
+        settings=Settings(),
     )
     return isinstance(factories.through_mpi(context), circulant.CirculantAllreduce)
 

@@ -33,7 +33,7 @@ from .watchdog import register
 # Colors and keys of a split are C ints.
 LARGEST_INT = 2**31 - 1
 # Algorithms are made for these.
-_SETTINGS_OF_GROUP = ("chunk_bytes", "reduce_dtype")
+_FIXED_BY_USE = ("chunk_bytes", "reduce_dtype")
 
 
 def takes_second_as_root(method: Method) -> Method:
@@ -144,16 +144,7 @@ class MpiCommunicator(CommunicatorBase):
         self._max_tag = self.reserved_tag - 1
         handshake, tag = Handshake(own, self._observer), self.reserved_tag + 1
         self._interruptions = handshake.interruptions
-        group = ProcessGroup(
-            own,
-            handshake,
-            tag,
-            self._topology,
-            abort_if_desynchronized,
-            settings.chunk_bytes,
-            settings.reproducible,
-            settings.reduce_dtype,
-        )
+        group = ProcessGroup(own, handshake, tag, self._topology, abort_if_desynchronized, settings)
         group = replace(group, device=backend_for(factories[1], group))
         self._open_group: ProcessGroup | None = group
         self._algorithms = AlgorithmCache(*factories, group)
@@ -415,9 +406,7 @@ class MpiCommunicator(CommunicatorBase):
     ) -> MpiReducer:
         group = self._group
         data_group = group if channel is self else channel._group
-        return MpiReducer(
-            group, data_group, channel._algorithms, self._settings, zero_fill, operation
-        )
+        return MpiReducer(group, data_group, channel._algorithms, zero_fill, operation)
 
     @observed
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:
@@ -441,16 +430,17 @@ class MpiCommunicator(CommunicatorBase):
         bytes. By default (None) it sums in 16 bits. On CPUs sums are in float32 anyway.
         """
         settings = self._settings.changed(name, value)
-        changed = getattr(settings, name)
-        if name in _SETTINGS_OF_GROUP and changed != getattr(self._settings, name):
-            if self._algorithms.made:
-                raise ValueError(
-                    f"rank {self._rank}: {name} can't be changed any more, since gradients "
-                    "have travelled; change it right after making the communicator"
-                )
-            self._open_group = replace(self._group, **{name: changed})
-            self._algorithms = AlgorithmCache(*self._factories, self._open_group)
+        is_used = name in _FIXED_BY_USE and self._algorithms.made
+        if is_used and getattr(settings, name) != getattr(self._settings, name):
+            raise ValueError(
+                f"rank {self._rank}: {name} can't be changed any more, since gradients have "
+                "travelled; change it right after making the communicator"
+            )
         self._settings = settings
+        if self._open_group is not None:
+            self._open_group = replace(self._open_group, settings=settings)
+            if not self._algorithms.made:
+                self._algorithms = AlgorithmCache(*self._factories, self._open_group)
 
     def get_config(self, name: str | None = None) -> Any:
         settings = self._settings.as_dict() | super().get_config()

@@ -30,7 +30,7 @@ SHORT_GROUPS, MORE_REDUNDANT = Way(4, REDUNDANT_BYTES), Way(MOST_CHUNKS, MOST_RE
 
 def bucketed(group: ProcessGroup, per_tensor: bool = False) -> Algorithm:
     """Through MPI, small arrays packed together; ``per_tensor``, every array by itself."""
-    chunk_bytes = group.chunk_bytes
+    chunk_bytes = group.settings.chunk_bytes
     if chunk_bytes is None and goes_in_rounds(group.size):
         chunk_bytes = default_chunk_bytes(group.size)
     return Bucketed(through_mpi(group).allreduce, chunk_bytes, per_tensor)
@@ -40,7 +40,7 @@ def rank_ordered(group: ProcessGroup) -> Algorithm:
     """In the order of ranks: bits depend on nothing but the number of ranks."""
     is_shared = group.topology.inter_size == 1
     schedule = BLOCKING if is_shared else OVERLAPPED
-    pairwise = PairwiseAllreduce(group.comm, group.tag, schedule, group.chunk_bytes)
+    pairwise = PairwiseAllreduce(group.comm, group.tag, schedule, group.settings.chunk_bytes)
     # Users don't set how many narrowed numbers share an exponent.
     by_messages = LargeInPlace(pairwise, Bucketed(pairwise.allreduce))
     if not is_shared:
@@ -131,11 +131,11 @@ class AlgorithmCache:
 
 def through_mpi(group: ProcessGroup) -> PairwiseAllreduce | CirculantAllreduce:
     """Return the sum over all ranks by messages: pairwise if few, or to keep their order."""
-    if goes_in_rounds(group.size) and not group.reproducible:
-        return CirculantAllreduce(group.comm, group.tag, group.chunk_bytes)
+    if goes_in_rounds(group.size) and not group.settings.reproducible:
+        return CirculantAllreduce(group.comm, group.tag, group.settings.chunk_bytes)
     apart = group.topology.inter_size == group.size
     schedule = OVERLAPPED if apart else BLOCKING
-    return PairwiseAllreduce(group.comm, group.tag, schedule, group.chunk_bytes)
+    return PairwiseAllreduce(group.comm, group.tag, schedule, group.settings.chunk_bytes)
 
 
 def _through_shared_memory(group: ProcessGroup, leaders: int) -> Algorithm:
@@ -146,7 +146,7 @@ def _through_shared_memory(group: ProcessGroup, leaders: int) -> Algorithm:
     shared: SharedMemoryAllreduce | None = None
     cause = ""
     with group.in_step("a mean of gradients"):
-        for chunk_bytes in dict.fromkeys((group.chunk_bytes, None)):  # the default may fit
+        for chunk_bytes in dict.fromkeys((group.settings.chunk_bytes, None)):  # the default may fit
             try:
                 if topology.inter_size == 1:
                     shared = SharedMemoryAllreduce(comm, topology, chunk_bytes)
@@ -165,7 +165,7 @@ def _through_shared_memory(group: ProcessGroup, leaders: int) -> Algorithm:
     if topology.inter_size > 1:
         return LargeInPlace(through_mpi(group), shared)
     # Of any number of ranks, since all ways give the bits of the order of ranks.
-    pairwise = PairwiseAllreduce(comm, group.tag, LATE_GATHER, group.chunk_bytes)
+    pairwise = PairwiseAllreduce(comm, group.tag, LATE_GATHER, group.settings.chunk_bytes)
     ways: list[Algorithm] = [SharedMemoryWay(shared, SHORT_GROUPS), shared]
     if comm.size > 2:  # two both sum all
         ways.append(SharedMemoryWay(shared, MORE_REDUNDANT))

@@ -69,7 +69,7 @@ def _reduce_scatter(
     group: ProcessGroup, rows: Sequence[Arrays], results: Arrays, op: np.ufunc
 ) -> None:
     """Sum the rows for this rank, of host memory, into ``results`` (collective)."""
-    pairwise = PairwiseAllreduce(group.comm, group.tag, chunk_bytes=group.chunk_bytes)
+    pairwise = PairwiseAllreduce(group.comm, group.tag, chunk_bytes=group.settings.chunk_bytes)
     rows = [[array.reshape(-1) for array in row] for row in rows]
     # A value may be several arrays; the i-th of all ranks travel together.
     for sources, result in zip_longest(zip_longest(*rows, fillvalue=_EMPTY), results):
@@ -129,7 +129,12 @@ def _agree(
     """Check that all ranks' arrays are alike (collective); return where each rank's lie."""
     specs = [("array", array.dtype, array.shape) for each in own for array in each.arrays]
     counts = [len(each.arrays) for each in own]
-    signature = (("chunk_bytes", group.chunk_bytes), ("op", op), ("arrays", *counts), *specs)
+    signature = (
+        ("chunk_bytes", group.settings.chunk_bytes),
+        ("op", op),
+        ("arrays", *counts),
+        *specs,
+    )
     nbytes = sum(message.nbytes for message in own)
     place = collectives.places_of(own, takes)
     if out is not None and devices.on_gpu(out):

@@ -33,9 +33,9 @@ class DeviceAllreduce(Algorithm):
         """Own the communicators, which are connected (collective)."""
         self._group, self._communicators = group, communicators
         self._pipeline = group.run_or_raise(
-            OPERATION, lambda: ChunkPipeline(communicators, group.size, group.reduce_dtype)
+            OPERATION, lambda: ChunkPipeline(communicators, group.size, group.settings.reduce_dtype)
         )
-        self._chunk_bytes = group.chunk_bytes or CHUNK_BYTES
+        self._chunk_bytes = group.settings.chunk_bytes or CHUNK_BYTES
         self._known: set[Any] = set()
         self._watcher = Watcher(group, OPERATION, communicators.nccls, self._pipeline)
 

@@ -18,7 +18,7 @@ from .staged import OPERATION, StagedAllreduce
 
 def _staged(group: ProcessGroup, host: str = "bucketed") -> Algorithm:
     _check_on_all_ranks(group, devices.unavailable_reason)
-    name = "rank_ordered" if group.reproducible else host
+    name = "rank_ordered" if group.settings.reproducible else host
     return StagedAllreduce(group, HOST_FACTORIES[name])
 
 

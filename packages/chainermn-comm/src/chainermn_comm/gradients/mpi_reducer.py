@@ -12,7 +12,6 @@ import numpy as np
 
 from .. import devices
 from ..allreduce import AlgorithmCache, Operand
-from ..config import Settings
 from ..errors import now, raise_mismatch, share_failure, view_of
 from ..messaging import ProcessGroup
 from ..reducer import Reducer
@@ -43,13 +42,12 @@ class MpiReducer(Reducer):
         group: ProcessGroup,
         channel: ProcessGroup,
         algorithms: AlgorithmCache,
-        settings: Settings,
         zero_fill: bool = False,
         operation: str = OPERATION,
     ) -> None:
         """Agree on ``group``; move data on ``channel``, to which the algorithms belong."""
         self._group, self._data_group, self._algorithms = group, channel, algorithms
-        self._settings, self._zero_fill, self._operation = settings, zero_fill, operation
+        self._zero_fill, self._operation = zero_fill, operation
         self._rank, self._is_apart = group.rank, channel is not group
         self._buckets: list[Bucket] = []
         if self._is_apart:
@@ -61,7 +59,7 @@ class MpiReducer(Reducer):
             self._check_plan()
         try:
             zero_fill, is_local = bool(self._zero_fill), self._algorithms.is_local
-            own = bucket_of(bucket, self._rank, zero_fill, self._settings, is_local, planned)
+            own = bucket_of(bucket, self._rank, zero_fill, self._group.settings, is_local, planned)
             # What moves elsewhere needs a barrier there.
             if not (self._buckets or planned or self._is_apart):
                 self._prepare(own)
@@ -106,7 +104,7 @@ class MpiReducer(Reducer):
 
     def _operands(self, bucket: Bucket) -> list[tuple[bool, Operand]]:
         is_local, size = self._algorithms.is_local, self._data_group.size
-        return bucket.operands(self._settings, is_local, size)
+        return bucket.operands(self._group.settings, is_local, size)
 
     def agree(self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b"") -> list[bytes]:
         group, handshake, buckets = self._group, self._group.handshake, self._buckets
@@ -200,7 +198,7 @@ class MpiReducer(Reducer):
             except Empty:
                 return None
             left -= 1
-            return bucket.planned_operand(self._settings, algorithms.is_local, size)
+            return bucket.planned_operand(self._group.settings, algorithms.is_local, size)
 
         algorithm = algorithms.get(on_gpu)
         if not on_gpu:  # else each bucket is a call

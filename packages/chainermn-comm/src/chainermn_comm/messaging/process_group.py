@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from traceback import walk_tb
 from typing import Any, TypeVar
@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from mpi4py import MPI
 
 from .. import devices
+from ..config import Settings
 from ..errors import SharedFailure, describe_exception, is_raised_on_all, now
 from ..topology import Topology
 from .backend import DeviceBackend, HostBackend, Takes
@@ -31,9 +32,7 @@ class ProcessGroup:
     topology: Topology
     # Aborts the job because of the exception being handled, unless the user refused that.
     abort: Callable[[], None]
-    chunk_bytes: int | None = None  # what the user asked for; None for each algorithm's default
-    reproducible: bool = False  # sums are taken in the order of ranks, however many there are
-    reduce_dtype: Any = None  # NumPy's dtype of the setting; see `chainermn_comm.config.Settings`
+    settings: Settings = field(default_factory=Settings)
     device: DeviceBackend | None = None  # for users' arrays on GPUs; None where MPI takes those
 
     @cached_property
