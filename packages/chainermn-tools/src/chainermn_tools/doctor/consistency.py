@@ -10,7 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped, warning
-from chainermn_tools.doctor.cluster import ClusterFacts, describe_problems, over_hosts, subject_of
+from chainermn_tools.doctor.cluster.facts import (
+    ClusterFacts,
+    describe_problems,
+    over_hosts,
+    subject_of,
+)
 from chainermn_tools.doctor.machine import DEFAULT_RANKS, MIB, RESIZE_HINT, shm_needs
 from chainermn_tools.doctor.software import launcher_if_any
 from chainermn_tools.environment import OUR_PACKAGES, PACKAGE_FAMILIES

@@ -18,9 +18,9 @@ from chainermn_comm import CommunicatorBase, create_communicator, devices
 from chainermn_tools.bench.operations import BASELINES, MEAN_GRAD, OPERATIONS, Invocation, Model
 from chainermn_tools.bench.timing import NAP_SECONDS, is_correct, time_all
 from chainermn_tools.bench.values import fill_pattern, matches_pattern
-from chainermn_tools.doctor.agent import listen, read
-from chainermn_tools.doctor.gpu_tests import GPU_ONLY, own_device, own_gpu_problem
-from chainermn_tools.doctor.rank_job import overload_reason
+from chainermn_tools.doctor.cluster.agent import listen, read
+from chainermn_tools.doctor.ranks.gpu_tests import GPU_ONLY, own_device, own_gpu_problem
+from chainermn_tools.doctor.ranks.job import overload_reason
 
 if TYPE_CHECKING:
     from mpi4py import MPI

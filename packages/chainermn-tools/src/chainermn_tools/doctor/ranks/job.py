@@ -1,6 +1,6 @@
 """The jobs that the doctor starts, on this machine and on the hosts, whose ranks try things.
 
-    python rank_job.py ORDER
+    python job.py ORDER
 
 runs a rank. ORDER is JSON: the ``seconds`` after which the rank ends itself, and the module and the
 name of the ``task`` that it calls with the ``options``. It reports what it finds as events, so that

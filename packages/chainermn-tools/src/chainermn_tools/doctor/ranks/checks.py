@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from chainermn_tools import environment
 from chainermn_tools.doctor.check import CheckResult, Context, failed, ok, skipped, warning
 from chainermn_tools.doctor.hints import LIST_MPI_VARIABLES, REPORT_IT, hint_for_output
-from chainermn_tools.doctor.rank_job import RankJob, StepChecks, overload_reason, run_local_job
+from chainermn_tools.doctor.ranks.job import RankJob, StepChecks, overload_reason, run_local_job
 from chainermn_tools.doctor.software import find_launcher, find_library
 
 if TYPE_CHECKING:  # importing it starts MPI
@@ -142,14 +142,14 @@ def order(context: Context, job: RankJob) -> CheckResult:
 
 def _tests() -> ModuleType:
     """Import what only ranks may import: it starts MPI."""
-    from chainermn_tools.doctor import rank_tests
+    from chainermn_tools.doctor.ranks import rank_tests
 
     return rank_tests
 
 
 def _gpu_tests() -> ModuleType:
     """Import likewise what they try with GPUs."""
-    from chainermn_tools.doctor import gpu_tests
+    from chainermn_tools.doctor.ranks import gpu_tests
 
     return gpu_tests
 
