@@ -80,7 +80,11 @@ def render(report: dict[str, Any], console: Console) -> None:
             continue
         rows = list(_rows("", section))
         if not console.is_terminal:
-            _print_plain(name, rows, console)
+            print(name, file=console.file)
+            width = max((len(key) for key, _ in rows), default=0)
+            for key, value in rows:
+                print(f"  {key:{width}}  {value}".rstrip(), file=console.file)
+            print(file=console.file)
             continue
         table = Table.grid(padding=(0, 2))
         table.add_column(overflow="fold")
@@ -91,14 +95,6 @@ def render(report: dict[str, Any], console: Console) -> None:
         console.print(Text(name, style="bold"))
         console.print(table)
         console.print()
-
-
-def _print_plain(name: str, rows: list[tuple[str, str]], console: Console) -> None:
-    print(name, file=console.file)
-    width = max((len(key) for key, _ in rows), default=0)
-    for key, value in rows:
-        print(f"  {key:{width}}  {value}".rstrip(), file=console.file)
-    print(file=console.file)
 
 
 def _rows(key: str, value: Any) -> Iterator[tuple[str, str]]:
