@@ -102,10 +102,9 @@ def _rows(key: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, dict) and "unavailable" in value:
         yield key, f"unavailable: {value['unavailable']}"
     elif isinstance(value, dict):
-        for name, inner in value.items():
+        for name, inner in _sized(value):
             if name != OMITTED_KEY:
-                full = f"{key} {name.removesuffix('_bytes')}".strip()
-                yield from _rows(full, _sized(name, inner))
+                yield from _rows(f"{key} {name}".strip(), inner)
     elif isinstance(value, list):
         if not value:
             yield key, "none"
@@ -121,13 +120,13 @@ def _line(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
-        pairs = ((name.removesuffix("_bytes"), _sized(name, one)) for name, one in value.items())
-        return ", ".join(f"{name} {_line(one)}" for name, one in pairs)
+        return ", ".join(f"{name} {_line(one)}" for name, one in _sized(value))
     return str(value)
 
 
-def _sized(name: str, value: Any) -> Any:
-    """Return a number of bytes as text; anything else as it is."""
-    if not name.endswith("_bytes") or not isinstance(value, int):
-        return value
-    return f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
+def _sized(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the items, numbers of bytes as text."""
+    for name, value in values.items():
+        if name.endswith("_bytes") and isinstance(value, int):
+            value = f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
+        yield name.removesuffix("_bytes"), value
