@@ -28,18 +28,16 @@ from chainermn_tools.doctor import (
     CheckResult,
     Context,
     Stage,
-    agent,
-    cluster,
     gpus,
     machine,
     placement,
-    rank_job,
-    ranks,
-    session,
     software,
-    ssh,
 )
 from chainermn_tools.doctor.check import Check, failed, ok, skipped, warning
+from chainermn_tools.doctor.cluster import agent, session, ssh
+from chainermn_tools.doctor.cluster import facts as cluster
+from chainermn_tools.doctor.ranks import checks as ranks
+from chainermn_tools.doctor.ranks import job as rank_job
 from chainermn_tools.environment import packages, probe
 from chainermn_tools.jobs import Host, cores, parse_host_list, tags
 from tests.support import commands

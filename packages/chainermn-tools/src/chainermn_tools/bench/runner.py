@@ -64,7 +64,7 @@ def measure(
     nodes = next(iter(comms.values())).inter_size if comms else None
     if world.rank == 0:
         log(f"checking {', '.join(comms)}")
-    checks = _check(world, comms)
+    checks = _check(world, _cases(comms, world.size))
     results, too_large = _time_sizes(world, comms, sizes, start + seconds, log)
     for comm in comms.values():
         comm.finalize()
@@ -93,7 +93,11 @@ def _time_sizes(
     log: Callable[[str], None],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the rows of the sizes that were timed, and why the others weren't."""
-    cases = _cases(comms, world.size)
+    # The mean of gradients of each communicator, and the other operations of the first.
+    cases = sorted(_cases(comms, world.size), key=lambda one: one.operation != MEAN_GRAD)
+    first = cases[0].comm if cases else None
+    cases = [one for one in cases if one.operation == MEAN_GRAD or one.comm is first]
+    cases += [Case(None, name, kind, cases[0].comm) for name, kind in BASELINES.items() if cases]
     results: list[dict[str, Any]] = []
     least = 0.0  # seconds that the last size took at least
     for index, size in enumerate(sizes):
@@ -130,29 +134,21 @@ def _communicators(
 
 
 def _cases(comms: dict[str, CommunicatorBase], ranks: int) -> list[Case]:
-    """Return the mean of gradients of each communicator, and the other operations of the first."""
-    found = [Case(name, MEAN_GRAD, OPERATIONS[MEAN_GRAD], comms[name]) for name in comms]
-    for name, comm in list(comms.items())[:1]:
-        found += [
-            Case(name, operation, kind, comm)
-            for operation, kind in OPERATIONS.items()
-            if operation != MEAN_GRAD and ranks >= kind.min_ranks
-        ]
-        found += [Case(None, name, kind, comm) for name, kind in BASELINES.items()]
-    return found
+    """Return every operation of every communicator, but those that need more ranks."""
+    return [
+        Case(name, operation, kind, comm)
+        for name, comm in comms.items()
+        for operation, kind in OPERATIONS.items()
+        if ranks >= kind.min_ranks
+    ]
 
 
-def _check(world: MPI.Intracomm, comms: dict[str, CommunicatorBase]) -> list[dict[str, Any]]:
-    """Call every operation of every communicator once, and look at the result."""
+def _check(world: MPI.Intracomm, cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """Call every case once, and look at the result."""
     count = CHECK_BYTES // FLOAT_BYTES // world.size * world.size or world.size
-    sent, result = np.empty(count, np.float32), np.empty(count, np.float32)
-    found = []
-    for name, comm in comms.items():
-        for operation, kind in OPERATIONS.items():
-            if world.size >= kind.min_ranks:
-                times = Times(*is_correct(world, kind.make_invocation(comm, sent, result)))
-                found.append(_row(Case(name, operation, kind, comm), times))
-    return found
+    arrays = np.empty(count, np.float32), np.empty(count, np.float32)
+    invocations = ((one, one.kind.make_invocation(one.comm, *arrays)) for one in cases)
+    return [_row(one, Times(*is_correct(world, call))) for one, call in invocations]
 
 
 def _allocate(

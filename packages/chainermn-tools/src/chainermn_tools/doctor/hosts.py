@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chainermn_tools.doctor.agent import STALLED
 from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped, warning
-from chainermn_tools.doctor.cluster import (
+from chainermn_tools.doctor.cluster.agent import STALLED
+from chainermn_tools.doctor.cluster.facts import (
     MAX_NAMED,
     THIS_MACHINE,
     ClusterFacts,
@@ -20,8 +20,8 @@ from chainermn_tools.doctor.cluster import (
     over_hosts,
     subject_of,
 )
+from chainermn_tools.doctor.cluster.ssh import KINDS
 from chainermn_tools.doctor.software import launcher_if_any
-from chainermn_tools.doctor.ssh import KINDS
 from chainermn_tools.jobs import HYDRA_VENDORS, parse_hostfile
 
 # Between hosts of one hall it is a tenth of a millisecond; from here on a collective call on small

@@ -18,6 +18,7 @@ from _chainermn_limits import chosen_thread_variables
 from chainermn_tools import environment, jobs
 from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped, warning
 from chainermn_tools.doctor.software import mpi_vendor
+from chainermn_tools.formatting import format_count
 
 SHM_FOLDER = Path("/dev/shm")
 MIB = 1 << 20
@@ -207,13 +208,13 @@ def _slurm_allocation() -> dict[str, Any]:
         tasks = _count_tasks(os.environ.get("SLURM_TASKS_PER_NODE", ""))
     listed = os.environ.get("SLURM_JOB_NODELIST")
     counts = (
-        (nodes, f"node{f' ({listed})' if listed else ''}", f"nodes ({listed})"),
-        (tasks, "task", "tasks"),
-        (number("SLURM_CPUS_PER_TASK"), "core a task", "cores a task"),
-        (number("SLURM_CPUS_ON_NODE"), "core on this node", "cores on this node"),
-        (gpus, "GPU on this node", "GPUs on this node"),
+        (nodes, "node", f" ({listed})" if listed else ""),
+        (tasks, "task", ""),
+        (number("SLURM_CPUS_PER_TASK"), "core", " a task"),
+        (number("SLURM_CPUS_ON_NODE"), "core", " on this node"),
+        (gpus, "GPU", " on this node"),
     )
-    parts = [f"{n} {one if n == 1 else many}" for n, one, many in counts if n is not None]
+    parts = [f"{format_count(n, what)}{where}" for n, what, where in counts if n is not None]
     text = ", ".join(parts) or "nothing that it names"
     return {"text": text, "nodes": nodes, "tasks": tasks, "gpus": gpus}
 

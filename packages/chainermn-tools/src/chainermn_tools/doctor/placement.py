@@ -13,7 +13,7 @@ from typing import Any
 from _chainermn_events import emit
 from chainermn_tools import jobs
 from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped, warning
-from chainermn_tools.doctor.cluster import (
+from chainermn_tools.doctor.cluster.facts import (
     MAX_NAMED,
     ClusterFacts,
     address_of,
@@ -23,8 +23,8 @@ from chainermn_tools.doctor.cluster import (
 )
 from chainermn_tools.doctor.hints import LIST_MPI_VARIABLES, MORE_TIME, REPORT_IT, hint_for_output
 from chainermn_tools.doctor.hosts import REDUCE_MTU_HINT
-from chainermn_tools.doctor.rank_job import EVENT, RankJob, run_ranks
-from chainermn_tools.doctor.ranks import COMMUNICATORS, START
+from chainermn_tools.doctor.ranks.checks import COMMUNICATORS, START
+from chainermn_tools.doctor.ranks.job import EVENT, RankJob, run_ranks
 from chainermn_tools.formatting import format_bytes, format_count
 
 # Enough ranks of a host to show where it puts them; more would only take longer.
@@ -91,7 +91,7 @@ def exchange(pairs: Sequence[Pair] = (), communicators: Sequence[str] = ()) -> N
         report(hosts=hosts[start : start + HOSTS_AT_ONCE])
     if not pairs and not communicators:
         return
-    from chainermn_tools.doctor import rank_tests
+    from chainermn_tools.doctor.ranks import rank_tests
 
     if rank_tests.exchange_messages(world, hosts, pairs, report):
         for name in communicators:

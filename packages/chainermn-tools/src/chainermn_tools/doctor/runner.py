@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError
 from dataclasses import dataclass, replace
 
-from chainermn_tools.doctor import consistency, gpus, hosts, machine, placement, ranks, software
+from chainermn_tools.doctor import consistency, gpus, hosts, machine, placement, software
 from chainermn_tools.doctor.check import Check, CheckResult, Context, failed, skipped
 from chainermn_tools.doctor.hints import MORE_TIME, REPORT_IT, hint_for_error, hint_for_output
+from chainermn_tools.doctor.ranks import checks as ranks
 from chainermn_tools.formatting import printable
 from chainermn_tools.jobs import Unavailable
 

@@ -8,6 +8,7 @@ import resource
 import shutil
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -78,24 +79,19 @@ def limits() -> dict[str, int | None]:
 
 def ptrace_scope() -> int | None:
     """Return Yama's setting; from 1 on a rank may not read another's memory. None without Yama."""
-    text = _read(Path("/proc/sys/kernel/yama/ptrace_scope"))
-    return None if text is None else int(text)
+    with suppress(OSError):
+        return int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text())
+    return None
 
 
 def _memory_limit(folder: Path) -> int | None:
     """Return a cgroup's limit in bytes; None where it has none."""
     for name in ("memory.max", "memory.limit_in_bytes"):
-        text = _read(folder / name)
-        if text is not None and text != "max" and int(text) < UNLIMITED:
-            return int(text)
+        with suppress(OSError, ValueError):  # there is none, or it is "max"
+            limit = int((folder / name).read_text())
+            if limit < UNLIMITED:
+                return limit
     return None
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return None
 
 
 def gpus(timeout: float) -> dict[str, Any]:

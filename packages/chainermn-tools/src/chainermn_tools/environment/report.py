@@ -80,7 +80,11 @@ def render(report: dict[str, Any], console: Console) -> None:
             continue
         rows = list(_rows("", section))
         if not console.is_terminal:
-            _print_plain(name, rows, console)
+            print(name, file=console.file)
+            width = max((len(key) for key, _ in rows), default=0)
+            for key, value in rows:
+                print(f"  {key:{width}}  {value}".rstrip(), file=console.file)
+            print(file=console.file)
             continue
         table = Table.grid(padding=(0, 2))
         table.add_column(overflow="fold")
@@ -93,23 +97,14 @@ def render(report: dict[str, Any], console: Console) -> None:
         console.print()
 
 
-def _print_plain(name: str, rows: list[tuple[str, str]], console: Console) -> None:
-    print(name, file=console.file)
-    width = max((len(key) for key, _ in rows), default=0)
-    for key, value in rows:
-        print(f"  {key:{width}}  {value}".rstrip(), file=console.file)
-    print(file=console.file)
-
-
 def _rows(key: str, value: Any) -> Iterator[tuple[str, str]]:
     """Yield lines of (key, value); a nested key is written after its parent's."""
     if isinstance(value, dict) and "unavailable" in value:
         yield key, f"unavailable: {value['unavailable']}"
     elif isinstance(value, dict):
-        for name, inner in value.items():
+        for name, inner in _sized(value):
             if name != OMITTED_KEY:
-                full = f"{key} {name.removesuffix('_bytes')}".strip()
-                yield from _rows(full, _sized(name, inner))
+                yield from _rows(f"{key} {name}".strip(), inner)
     elif isinstance(value, list):
         if not value:
             yield key, "none"
@@ -125,13 +120,13 @@ def _line(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
-        pairs = ((name.removesuffix("_bytes"), _sized(name, one)) for name, one in value.items())
-        return ", ".join(f"{name} {_line(one)}" for name, one in pairs)
+        return ", ".join(f"{name} {_line(one)}" for name, one in _sized(value))
     return str(value)
 
 
-def _sized(name: str, value: Any) -> Any:
-    """Return a number of bytes as text; anything else as it is."""
-    if not name.endswith("_bytes") or not isinstance(value, int):
-        return value
-    return f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
+def _sized(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the items, numbers of bytes as text."""
+    for name, value in values.items():
+        if name.endswith("_bytes") and isinstance(value, int):
+            value = f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
+        yield name.removesuffix("_bytes"), value

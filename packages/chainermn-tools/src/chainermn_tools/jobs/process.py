@@ -6,7 +6,8 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from subprocess import CompletedProcess
+from typing import Any
 
 from chainermn_tools.jobs.signals import SIGNAL_NAMES
 from chainermn_tools.jobs.supervisor import BoundedOutput, Request, supervise
@@ -25,20 +26,14 @@ class TimedOut(Unavailable):
     """What was asked had to be ended: it hangs, or the machine is slow."""
 
 
-@dataclass(frozen=True)
-class CompletedProcess:
-    """How a program ended."""
-
-    returncode: int | None  # minus n after signal n; None when it had to be ended
-    stdout: str  # as far as it got
-    stderr: str  # empty where the two were merged
-
-
-def run(args: Sequence[str], timeout: float, *, merge_stderr: bool = False) -> CompletedProcess:
+def run(
+    args: Sequence[str], timeout: float, *, merge_stderr: bool = False
+) -> CompletedProcess[str]:
     """Run a program to its end, and collect its output; no shell is involved.
 
     After ``timeout`` seconds it and all that it started here are ended, which may take another
-    ``TERM_GRACE_SECONDS``. ``merge_stderr`` keeps both streams in the order of their writing.
+    ``TERM_GRACE_SECONDS``; then the return code is None. ``merge_stderr`` keeps both streams in the
+    order of their writing, as standard output.
     Raise OSError if it can't be started.
     """
     deadline = time.monotonic() + timeout
@@ -58,7 +53,8 @@ def run(args: Sequence[str], timeout: float, *, merge_stderr: bool = False) -> C
         request=request,
         merge_stderr=merge_stderr,
     )
-    return CompletedProcess(None if timed_out else returncode, output[1].text(), output[2].text())
+    status: Any = None if timed_out else returncode
+    return CompletedProcess(args, status, output[1].text(), output[2].text())
 
 
 def check_output(args: Sequence[str], timeout: float) -> str:

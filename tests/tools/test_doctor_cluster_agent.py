@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from chainermn_tools.doctor import agent
+from chainermn_tools.doctor.cluster import agent
 
 TOKEN = "0123456789abcdef"
 STALLED = "a short message arrives, and a long one stalls"

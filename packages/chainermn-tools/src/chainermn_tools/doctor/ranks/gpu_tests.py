@@ -6,8 +6,9 @@ Only ranks may import it: that starts MPI.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from chainermn_tools.bench.operations import Model
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-CHECKED_COUNT = 12345
 GPU_ONLY = "pure_nccl"
 # The ways that gradients on GPUs may take: NCCL in a node and what serves between nodes, NCCL
 # alone, host memory between nodes, and MPI alone, which needs no device for each rank.
@@ -55,28 +55,28 @@ def try_gpu_means(world: MPI.Intracomm) -> dict[str, Any]:
 
 def _mean_problem(world: MPI.Intracomm, comm: CommunicatorBase) -> str | None:
     """Return what is wrong with means of gradients on GPUs, if anything (collective)."""
-    model = _Several()
+    params: list[Model] = []
+    model = SimpleNamespace(namedparams=lambda: [(f"/{n}", one) for n, one in enumerate(params)])
 
     def prepare() -> None:
-        arrays = [np.full(size, world.rank, dtype) for dtype, size in GPU_GRADIENTS]
-        model.params = [Model(devices.to_device(array)) for array in arrays]
+        for dtype, size in GPU_GRADIENTS:
+            params.append(Model(devices.to_device(np.full(size, world.rank, dtype))))
 
     def look() -> None:
-        for each in model.params:
+        for each in params:
             if not np.allclose(devices.to_host(each.grad), (world.size - 1) / 2, rtol=1e-3):
                 raise ValueError("the means are wrong")
 
     # The mean of equal means is the same. Ranks may learn of a failure in different calls.
     mean: Callable[[], None] = partial(comm.multi_node_mean_grad, model)
     for step in (prepare, *[mean] * GPU_CALLS, look):
-        found = None
+        problem = None
         try:
             step()
         except Exception as error:
-            found = _describe(world, error)
-        told = _first(world, found)
-        if told is not None:
-            return told
+            problem = _describe(world, error)
+        if problem := _first(world, problem):
+            return problem
     return None
 
 
@@ -89,19 +89,9 @@ def _first(world: MPI.Intracomm, problem: str | None) -> str | None:
     return next(filter(None, world.allgather(problem)), None)
 
 
-class _Several:
-    """A model of several parameters."""
-
-    params: Sequence[Model] = ()
-
-    def namedparams(self) -> list[tuple[str, Model]]:
-        return [(f"/{index}", each) for index, each in enumerate(self.params)]
-
-
 def gpu_problem(world: MPI.Intracomm) -> str | None:
     """Return why not every rank has a GPU, be it shared; None if it has."""
-    problems = world.allgather(devices.unavailable_reason())
-    return next(filter(None, problems), None)
+    return _first(world, devices.unavailable_reason())
 
 
 def own_gpu_problem(world: MPI.Intracomm) -> str | None:

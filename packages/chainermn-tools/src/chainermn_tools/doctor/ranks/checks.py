@@ -10,16 +10,17 @@ To add one, write what each rank does and how all ranks' findings are evaluated:
 from __future__ import annotations
 
 import os
+import pkgutil
 import re
 import socket
 import time
-from types import ModuleType
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from chainermn_tools import environment
 from chainermn_tools.doctor.check import CheckResult, Context, failed, ok, skipped, warning
 from chainermn_tools.doctor.hints import LIST_MPI_VARIABLES, REPORT_IT, hint_for_output
-from chainermn_tools.doctor.rank_job import RankJob, StepChecks, overload_reason, run_local_job
+from chainermn_tools.doctor.ranks.job import RankJob, StepChecks, overload_reason, run_local_job
 from chainermn_tools.doctor.software import find_launcher, find_library
 
 if TYPE_CHECKING:  # importing it starts MPI
@@ -73,15 +74,11 @@ def ranks_start(context: Context, job: RankJob) -> CheckResult:
     return failed(message, hint_for_output(job.text, hint))
 
 
-def _allgather_ranks(world: MPI.Intracomm) -> dict[str, Any]:
-    return {"ranks": world.allgather(world.rank)}
-
-
 @checks.add_step(
     ALLGATHER,
     "Do the ranks see one another?",
     (START,),
-    _allgather_ranks,
+    lambda world: {"ranks": world.allgather(world.rank)},
     evaluates_incomplete=True,
 )
 def world_size(context: Context, job: RankJob) -> CheckResult:
@@ -140,25 +137,16 @@ def order(context: Context, job: RankJob) -> CheckResult:
     return failed(f"of {job.ranks} ranks' lines these came: {turns}", hint)
 
 
-def _tests() -> ModuleType:
-    """Import what only ranks may import: it starts MPI."""
-    from chainermn_tools.doctor import rank_tests
-
-    return rank_tests
-
-
-def _gpu_tests() -> ModuleType:
-    """Import likewise what they try with GPUs."""
-    from chainermn_tools.doctor import gpu_tests
-
-    return gpu_tests
+def _test(name: str, *args: Any) -> Callable[[MPI.Intracomm], dict[str, Any]]:
+    """Return a function of a module here that only ranks may import: that starts MPI."""
+    return lambda world: pkgutil.resolve_name(f"{__package__}.{name}")(world, *args)
 
 
 @checks.add_step(
     MESSAGES,
     "Do messages arrive as they were sent, and how fast?",
     ("order of output",),
-    lambda world: _tests().try_messages(world),
+    _test("rank_tests:try_messages"),
 )
 def messages(context: Context, job: RankJob) -> CheckResult:
     return _evaluate_values(job, MESSAGES, "they arrive")
@@ -172,7 +160,7 @@ def _add_communicator(communicator: str) -> None:
         name,
         f"Does the communicator {communicator!r} give correct results?",
         (MESSAGES,),
-        lambda world: _tests().try_communicator(world, communicator),
+        _test("rank_tests:try_communicator", communicator),
     )
     def evaluate(context: Context, job: RankJob) -> CheckResult:
         reason = job.results(name)[0].get("reason")
@@ -218,7 +206,7 @@ def _format_rate(nbytes: float) -> str:
     GPU_MEANS,
     "Do ranks average gradients on GPUs correctly?",
     (MESSAGES,),
-    lambda world: _gpu_tests().try_gpu_means(world),
+    _test("gpu_tests:try_gpu_means"),
 )
 def gpu_means(context: Context, job: RankJob) -> CheckResult:
     found = job.results(GPU_MEANS)[0]

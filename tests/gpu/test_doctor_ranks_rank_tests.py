@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from chainermn_tools.doctor import rank_tests
+from chainermn_tools.doctor.ranks import rank_tests
 from tests.support import gpus
 
 NAMES = ["flat", "hierarchical", "pure_nccl", "dummy"]

@@ -1,6 +1,6 @@
 """The jobs that the doctor starts, on this machine and on the hosts, whose ranks try things.
 
-    python rank_job.py ORDER
+    python job.py ORDER
 
 runs a rank. ORDER is JSON: the ``seconds`` after which the rank ends itself, and the module and the
 name of the ``task`` that it calls with the ``options``. It reports what it finds as events, so that
@@ -112,7 +112,9 @@ class RankJob:
 @Context.cached
 def run_local_job(context: Context) -> RankJob:
     """Run the ranks on this machine; raise Unavailable if mpiexec can't be started."""
-    ranks = ranks_to_start(context)
+    ranks = context.max_ranks_per_host() or DEFAULT_RANKS
+    if context.hosts:  # which run the ranks; here as many as can meet and have cores
+        ranks = max(DEFAULT_RANKS, min(ranks, jobs.available_cores()["usable"]))
     threads = jobs.threads_per_rank(ranks)
     ranks_per_host, timeout = {HERE: ranks}, context.remaining()
     return run_ranks(context, take_steps, ranks_per_host, timeout, threads, STAY_HERE, ranks=ranks)
@@ -176,15 +178,6 @@ def run_ranks(
     grace = jobs.TERM_GRACE_SECONDS  # it must be gone soon after the time-out
     output = jobs.run_job(args, env, timeout=timeout, forward=False, term_grace=grace)
     return RankJob(ranks_per_host, options, timeout, output)
-
-
-def ranks_to_start(context: Context) -> int:
-    """Return as many as the user wants; where hosts are to run them, as can meet and have cores."""
-    wanted = context.max_ranks_per_host()
-    if wanted is None:
-        return DEFAULT_RANKS
-    usable: int = jobs.available_cores()["usable"]
-    return max(DEFAULT_RANKS, min(wanted, usable)) if context.hosts else wanted
 
 
 def overload_reason(ranks: int = 0) -> str:

@@ -18,9 +18,9 @@ from chainermn_comm import CommunicatorBase, create_communicator, devices
 from chainermn_tools.bench.operations import BASELINES, MEAN_GRAD, OPERATIONS, Invocation, Model
 from chainermn_tools.bench.timing import NAP_SECONDS, is_correct, time_all
 from chainermn_tools.bench.values import fill_pattern, matches_pattern
-from chainermn_tools.doctor.agent import listen, read
-from chainermn_tools.doctor.gpu_tests import GPU_ONLY, own_device, own_gpu_problem
-from chainermn_tools.doctor.rank_job import overload_reason
+from chainermn_tools.doctor.cluster.agent import listen, read
+from chainermn_tools.doctor.ranks.gpu_tests import GPU_ONLY, own_device, own_gpu_problem
+from chainermn_tools.doctor.ranks.job import overload_reason
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -70,7 +70,7 @@ def try_communicator(world: MPI.Intracomm, name: str, timed: bool = True) -> dic
             comm = undo.enter_context(create_communicator(name, world))
         except ValueError as error:  # on all ranks
             return {"correct": False, "wrong": [], "problem": str(error)}
-        found: dict[str, Any] = {"correct": True, "wrong": [], "problem": None}
+        found: dict[str, Any] = {"wrong": [], "problem": None}
         own = partial(np.full, CHECKED_COUNT, world.rank, np.float32)
         invocations: dict[str, Invocation] = {}
         for operation in CHECKED if name != GPU_ONLY else CHECKED[:-1]:
@@ -89,9 +89,8 @@ def try_communicator(world: MPI.Intracomm, name: str, timed: bool = True) -> dic
                 found["problem"] = found["problem"] or f"{operation}: {problem}"
             elif not correct:
                 found["wrong"].append(operation)
-            found["correct"] = found["correct"] and correct
-        succeeded = found["problem"] is None and not found["wrong"]
-        if timed and succeeded and name not in (NO_OP, GPU_ONLY):
+        found["correct"] = found["problem"] is None and not found["wrong"]
+        if timed and found["correct"] and name not in (NO_OP, GPU_ONLY):
             found |= _time(world, comm, MEAN_GRAD)
     return found
 

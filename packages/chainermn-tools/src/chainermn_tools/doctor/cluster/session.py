@@ -20,7 +20,7 @@ from subprocess import PIPE, Popen, TimeoutExpired
 from typing import Any
 
 from chainermn_tools import jobs
-from chainermn_tools.doctor import agent
+from chainermn_tools.doctor.cluster import agent
 
 # For a login shell, which may be csh or fish: nothing in it is special to these.
 COMMAND = "exec sh -c 'IFS= read -r code && eval \"$code\"'"

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from chainermn_tools.doctor import gpu_tests
+from chainermn_tools.doctor.ranks import gpu_tests
 from tests.support import gpus
 from tests.support.device_double import ILLEGAL_ADDRESS
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chainermn_comm import create_communicator
-from chainermn_tools.doctor import rank_tests
+from chainermn_tools.doctor.ranks import rank_tests
 from tests.support.doctor import COMMUNICATORS
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3)]

@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any
 
 from chainermn_tools import environment
-from chainermn_tools.doctor import ssh
 from chainermn_tools.doctor.check import CheckResult, Context, Run, skipped
-from chainermn_tools.doctor.session import (
+from chainermn_tools.doctor.cluster import ssh
+from chainermn_tools.doctor.cluster.session import (
     COMMAND,
     Session,
     first_input,
