@@ -110,11 +110,6 @@ def agree(reducer: Reducer, call: str, own: Report, digest: int = 0, num_calls: 
             add_mismatch_hint(error, "a multi-node optimizer")
             raise
     if rows.count(row) == len(rows):  # nearly always
-        return _total_of_equal(own, len(rows))
+        return Report._make([count * len(rows) for count in own])
     *counts, digests, calls = zip(*map(_ROW.unpack, rows), strict=True)
     return Report._make([*map(sum, counts), *[len(set(it)) > 1 for it in (digests, calls)]])
-
-
-@lru_cache(maxsize=8)
-def _total_of_equal(report: Report, size: int) -> Report:
-    return Report._make([count * size for count in report])

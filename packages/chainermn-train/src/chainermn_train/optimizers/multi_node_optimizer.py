@@ -186,8 +186,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             RuntimeError: :meth:`setup` has not been called on this rank (PeerError on the others).
             RankMismatchError: names of parameters differ, or other ranks do something else.
         """
-        if self.actual_optimizer.target is None:
-            self._refuse_without_model()
+        self._require_model()
         self._exchange.close()  # a copy on one rank has no channel
         self._share()
 
@@ -251,8 +250,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
 
     def _agree_on_news(self, call: str, without_loss: bool = False) -> Agreed:
         """Agree before the loss if something changed here; others may have computed theirs."""
-        if self.actual_optimizer.target is None:
-            self._refuse_without_model()
+        self._require_model()
         report = self._state.report(self.actual_optimizer)
         if report is None:
             return Decision.CONTINUE, _NOTHING
@@ -437,9 +435,10 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         self._group.clear()
         self._exchange.put_flight(None)
 
-    def _refuse_without_model(self) -> None:
-        with SharedFailure(self.communicator.handshake, OPERATION):
-            raise RuntimeError("the optimizer has no model: call its `setup(model)` first")
+    def _require_model(self) -> None:
+        if self.actual_optimizer.target is None:
+            with SharedFailure(self.communicator.handshake, OPERATION):
+                raise RuntimeError("the optimizer has no model: call its `setup(model)` first")
 
     @property
     def _params(self) -> ParameterSet:
