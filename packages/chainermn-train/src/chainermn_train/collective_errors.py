@@ -72,14 +72,20 @@ def values_of_first_holders(
     return {name: value for values in others for name, value in values.items()}
 
 
-def add_mismatch_hint(error: RankMismatchError, where: str) -> None:
-    """Add to the error where this rank was, and the most frequent reason for it."""
-    error.args = (
-        f"{error}. This rank is in {where}. All ranks must update, evaluate and save equally "
-        "often: where that goes by epochs, and a rank has more examples than another "
-        "(scatter_dataset with force_equal_length=False) or smaller batches, count iterations. If "
-        "one rank alone has changed its model or loaded another state, synchronize() on all ranks",
-    )
+@contextmanager
+def mismatch_hint(where: str) -> Iterator[None]:
+    """Add to a RankMismatchError where this rank was, and the most frequent reason for it."""
+    try:
+        yield
+    except RankMismatchError as error:
+        error.args = (
+            f"{error}. This rank is in {where}. All ranks must update, evaluate and save equally "
+            "often: where that goes by epochs, and a rank has more examples than another "
+            "(scatter_dataset with force_equal_length=False) or smaller batches, count iterations. "
+            "If one rank alone has changed its model or loaded another state, synchronize() on all "
+            "ranks",
+        )
+        raise
 
 
 def require_integer(name: str, value: Any, least: int, most: int | None = None) -> int:

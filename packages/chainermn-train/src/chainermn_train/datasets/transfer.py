@@ -27,18 +27,15 @@ _OPERATION = "scatter_dataset"
 
 
 def scatter_parts(
-    comm: CommunicatorBase, root: int, make_plan: Callable[[], ScatterPlan], max_buf_len: int
+    comm: CommunicatorBase, root: int, plan: ScatterPlan | None, max_buf_len: int
 ) -> Any:
-    """Return this rank's part of the plan, which only the root makes (collective)."""
+    """Return this rank's part of the plan, which only the root has (collective)."""
     rank = comm.rank
-    plan: ScatterPlan | None = None
     unsplittable = np.empty(0, np.uint8)  # a pickle of the data sets, if there are any
     # Longer messages are no faster, and the memory that they are received in would stay with the
     # process.
     limit = min(max_buf_len, BLOCK_BYTES)
     with SharedFailure(comm.handshake, _OPERATION):
-        if rank == root:
-            plan = make_plan()
         if plan is not None and plan.unsplittable and comm.size > 1:
             unsplittable = np.frombuffer(pickle.dumps(plan.unsplittable, protocol=5), np.uint8)
     own = (plan.nbytes if plan else []), len(unsplittable), limit

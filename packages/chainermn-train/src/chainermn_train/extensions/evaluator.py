@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from chainermn_comm import CommunicatorBase, RankMismatchError
+from chainermn_comm import CommunicatorBase
 from chainermn_comm.watchdog import alone
 
-from ..collective_errors import add_mismatch_hint, require_communicator, run_on_all_ranks
+from ..collective_errors import mismatch_hint, require_communicator, run_on_all_ranks
 from ..host_arrays import as_number, mean_of
 from ..wrappers import UnpicklableMixin
 
@@ -103,12 +103,9 @@ def _evaluate_on_all_ranks(evaluator: Any, evaluate: Callable[[], Any]) -> dict[
         with alone("evaluate"):
             return count, _checked(evaluate())
 
-    try:
+    with mismatch_hint("a multi-node evaluator"):
         communicator = vars(evaluator)["_mn_communicator"]
         return _mean(run_on_all_ranks(communicator, "evaluate", evaluate_here))
-    except RankMismatchError as error:
-        add_mismatch_hint(error, "a multi-node evaluator")
-        raise
 
 
 def _checked(result: Any) -> dict[str, Any]:

@@ -270,8 +270,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         """
         exchange, params, handshake = self._exchange, self._params, self.communicator.handshake
         with SharedFailure(handshake, OPERATION):
-            loss = compute_loss()
-            _clear_gradients(self.actual_optimizer)
+            loss = self._loss(compute_loss)
             scale = self._scale
             if agreed[0] is not Decision.CONTINUE or not exchange.can_send(params, loss, scale):
                 exchange.backward(params, loss, scale)
@@ -281,6 +280,13 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         with SharedFailure(handshake, OPERATION):
             (exchange.backward_and_send if sends else exchange.backward)(params, loss, scale)
         return agreed
+
+    def _loss(self, compute_loss: Callable[[], Any]) -> Any:
+        """Do what :meth:`chainer.GradientMethod.update` does before backward."""
+        loss, optimizer = compute_loss(), self.actual_optimizer
+        uses_cleargrads, target = getattr(optimizer, "_use_cleargrads", True), optimizer.target
+        (target.cleargrads if uses_cleargrads else target.zerograds)()
+        return loss
 
     def _agree_on_gradients(self, call: str, own: int) -> Agreed:
         """Hand the gradients in if they complete a group, and agree (collective).
@@ -410,8 +416,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         """Make an update in the middle of a group; no other rank knows of it."""
         try:
             if compute_loss is not None:
-                loss = compute_loss()
-                _clear_gradients(self.actual_optimizer)
+                loss = self._loss(compute_loss)
                 self._exchange.backward(self._params, loss, self._scale)
         except BaseException:
             self._group.num_calls += 1
@@ -448,11 +453,3 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     def _scale(self) -> float | None:
         scale = getattr(self.actual_optimizer, "_loss_scale", None)
         return None if scale is None or not isinstance(scale, Real) else float(scale)  # a mock's
-
-
-def _clear_gradients(optimizer: Any) -> None:
-    """Do what :meth:`chainer.GradientMethod.update` does before backward."""
-    if getattr(optimizer, "_use_cleargrads", True):
-        optimizer.target.cleargrads()
-    else:
-        optimizer.target.zerograds()
