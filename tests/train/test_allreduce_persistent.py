@@ -85,14 +85,6 @@ def test_floats_of_every_width_are_averaged_in_place(comm, dtype):
     np.testing.assert_array_equal(model.a.transposed, columns + dtype(mean))
 
 
-def test_where_all_ranks_have_the_same_none_sends_names_and_shapes(comm, monkeypatch):
-    model = Normalized()
-    model.norm.avg_mean[...] = comm.rank
-    monkeypatch.delattr("chainermn_train.extensions.allreduce_persistent.allgather_checked")
-    AllreducePersistent(model, comm)()
-    np.testing.assert_array_equal(model.norm.avg_mean, np.full(3, (comm.size - 1) / 2))
-
-
 def test_what_is_no_float_is_left_alone(comm):
     values = {"count": comm.rank, "counts": np.full(2, comm.rank), "z": np.full(2, 1j * comm.rank)}
     model = Holder(**values, text=str(comm.rank), nothing=None, number=float(comm.rank))

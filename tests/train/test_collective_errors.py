@@ -22,7 +22,6 @@ from chainermn_train import (
 from chainermn_train.collective_errors import (
     allgather_checked,
     bcast_checked,
-    gather_checked,
     values_of_first_holders,
 )
 from chainermn_train.extensions import (
@@ -227,33 +226,3 @@ def test_what_a_rank_lacks_comes_from_the_first_that_has_it_and_no_other(comm):
     of_rank_0 = {"b": "b of rank 0", "c": "c of rank 0"} if comm.rank else {}
     assert found == of_rank_0 | ({"a": "a of rank 1"} if comm.rank != 1 else {})
     assert sorted(given) == [["b", "c"], ["a"], [], []][comm.rank]
-
-
-UNPICKLED: list[int] = []
-
-
-def unpickle(rank, _):
-    UNPICKLED.append(rank)
-    return rank
-
-
-class Noticed:
-    """So many bytes of a rank, which is noted where they are unpickled."""
-
-    def __init__(self, rank, size):
-        self.rank, self.size = rank, size
-
-    def __reduce__(self):
-        return unpickle, (self.rank, bytes(self.size))
-
-
-@pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("size", [10, 100_000], ids=["small", "large"])
-def test_what_is_for_the_root_or_from_it_is_unpickled_there_or_alone(comm, size):
-    root, is_root = comm.size - 1, comm.rank == comm.size - 1
-    UNPICKLED.clear()
-    found = gather_checked(comm, "gather", lambda: Noticed(comm.rank, size), root)
-    assert found == UNPICKLED == (list(range(comm.size)) if is_root else [])
-    UNPICKLED.clear()
-    bcast_checked(comm, "bcast", lambda: Noticed(comm.rank, size), root)
-    assert ([] if is_root else [root]) == UNPICKLED

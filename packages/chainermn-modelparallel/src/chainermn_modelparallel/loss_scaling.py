@@ -83,16 +83,6 @@ def _share_overflow(communicator: CommunicatorBase, optimizer: Any) -> None:
 
 def refuse_unshared_scale(rank: int) -> None:
     """Raise if an update whose optimizer adapts a scale of this rank's own is under way."""
-    if _is_unshared_update_under_way():
-        raise RuntimeError(
-            f"rank {rank}: the optimizer adapts a loss scale of this rank's own, so gradients of "
-            "different scales would meet: after its loss_scaling(), call "
-            "chainermn.share_loss_scale(optimizer, communicator) on all ranks; or give all one "
-            "scale with set_loss_scale() instead"
-        )
-
-
-def _is_unshared_update_under_way() -> bool:
     # A link doesn't know its optimizer, nor the link that contains it. But the optimizer's `update`
     # is among the calls that led here.
     frame: FrameType | None = sys._getframe()
@@ -100,6 +90,12 @@ def _is_unshared_update_under_way() -> bool:
         if frame.f_code.co_name == "update":
             optimizer: Any = frame.f_locals.get("self")
             if getattr(optimizer, "_loss_scaling_is_dynamic", None) is True:
-                return _NAME not in optimizer._hookable._pre_update_hooks
+                break
         frame = frame.f_back
-    return False
+    if frame is not None and _NAME not in optimizer._hookable._pre_update_hooks:
+        raise RuntimeError(
+            f"rank {rank}: the optimizer adapts a loss scale of this rank's own, so gradients of "
+            "different scales would meet: after its loss_scaling(), call "
+            "chainermn.share_loss_scale(optimizer, communicator) on all ranks; or give all one "
+            "scale with set_loss_scale() instead"
+        )

@@ -38,30 +38,21 @@ def allgather_checked(
     names the ranks that failed and says why. If some call another ``operation``, and none has an
     error, all raise RankMismatchError.
     """
-    return list(map(pickle.loads, _run_and_pickle(communicator, operation, action)))
-
-
-def gather_checked(
-    communicator: CommunicatorBase, operation: str, action: Callable[[], Any], root: int
-) -> list[Any]:
-    """Return what :func:`allgather_checked` does at ``root``, elsewhere nothing (collective).
-
-    It is for what only the root needs: the others unpickle nothing.
-    """
-    found = _run_and_pickle(communicator, operation, action)
-    return list(map(pickle.loads, found)) if communicator.rank == root else []
+    with SharedFailure(communicator.handshake, operation):
+        content = pickle.dumps(action(), protocol=5)
+    payload = content if len(content) <= _MAX_PAYLOAD_BYTES else b""  # a pickle is never empty
+    contents: Any = communicator.handshake(operation, payload=payload)
+    if not all(contents):
+        contents = communicator.allgather(np.frombuffer(content, np.uint8))
+    return list(map(pickle.loads, contents))
 
 
 def bcast_checked(
     communicator: CommunicatorBase, operation: str, make: Callable[[], Any], root: int = 0
 ) -> Any:
-    """Call ``make`` at ``root``; give the others a copy of its value, or its error (collective)."""
-    value: Any = None
-    with SharedFailure(communicator.handshake, operation):
-        if communicator.rank == root:
-            value = make()
-    found = _run_and_pickle(communicator, operation, lambda: value)
-    return value if communicator.rank == root else pickle.loads(found[root])
+    """Return on every rank a copy of what ``make`` returns at ``root``, or raise (collective)."""
+    is_root = communicator.rank == root
+    return allgather_checked(communicator, operation, lambda: make() if is_root else None)[root]
 
 
 def values_of_first_holders(
@@ -81,28 +72,20 @@ def values_of_first_holders(
     return {name: value for values in others for name, value in values.items()}
 
 
-def _run_and_pickle(
-    communicator: CommunicatorBase, operation: str, action: Callable[[], Any]
-) -> list[Any]:
-    """Return what ``action`` returns on every rank as pickles; see `allgather_checked`."""
-    with SharedFailure(communicator.handshake, operation):
-        content = pickle.dumps(action(), protocol=5)
-    payload = content if len(content) <= _MAX_PAYLOAD_BYTES else b""  # a pickle is never empty
-    payloads = communicator.handshake(operation, payload=payload)
-    if all(payloads):
-        return payloads
-    arrays = communicator.allgather(np.frombuffer(content, np.uint8))
-    return [each.data for each in arrays]
-
-
-def add_mismatch_hint(error: RankMismatchError, where: str) -> None:
-    """Add to the error where this rank was, and the most frequent reason for it."""
-    error.args = (
-        f"{error}. This rank is in {where}. All ranks must update, evaluate and save equally "
-        "often: where that goes by epochs, and a rank has more examples than another "
-        "(scatter_dataset with force_equal_length=False) or smaller batches, count iterations. If "
-        "one rank alone has changed its model or loaded another state, synchronize() on all ranks",
-    )
+@contextmanager
+def mismatch_hint(where: str) -> Iterator[None]:
+    """Add to a RankMismatchError where this rank was, and the most frequent reason for it."""
+    try:
+        yield
+    except RankMismatchError as error:
+        error.args = (
+            f"{error}. This rank is in {where}. All ranks must update, evaluate and save equally "
+            "often: where that goes by epochs, and a rank has more examples than another "
+            "(scatter_dataset with force_equal_length=False) or smaller batches, count iterations. "
+            "If one rank alone has changed its model or loaded another state, synchronize() on all "
+            "ranks",
+        )
+        raise
 
 
 def require_integer(name: str, value: Any, least: int, most: int | None = None) -> int:

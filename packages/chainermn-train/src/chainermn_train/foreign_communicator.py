@@ -79,20 +79,11 @@ class ForeignCommunicator(CommunicatorBase):
     def allreduce(self, data: Any, op: str = "sum") -> Any:
         return data
 
-    def send_obj(self, obj: Any, dest: int, tag: int) -> NoReturn:
-        self.send(obj, dest, tag)
-
-    def recv_obj(self, source: int, tag: int) -> NoReturn:
-        self.recv(source, tag)
-
-    def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        return obj
-
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any]:
         return [obj]
 
-    def allreduce_obj(self, obj: Any) -> Any:
-        return obj
+    send_obj, recv_obj = send, recv  # type: ignore[assignment]
+    bcast_obj, allreduce_obj = bcast, allreduce  # type: ignore[assignment]
 
 
 # All but `make_reducer`, which would go past an overridden `multi_node_mean_grad`.

@@ -38,13 +38,21 @@ class Handshake(NamedTuple):
     # Ranks where backward can't run though some rank needs a gradient: it must not run anywhere.
     without_graph: tuple[int, ...] = ()
 
+    def require_graph(self, operation: str, rank: int) -> None:
+        """Raise RankMismatchError if backward can't run on this rank, since other ranks' won't."""
+        if self.without_graph:
+            raise RankMismatchError(
+                f"{operation} on rank {rank}: some ranks need its gradients, but ranks "
+                f"{list(self.without_graph)} don't build a graph; use no_backprop_mode (and "
+                "enable_double_backprop) on all ranks or on none"
+            )
+
 
 def handshake(
     comm: CommunicatorBase,
     operation: str,
     signature: Signature = (),
     *,
-    error: BaseException | None = None,
     requires_grad: bool = False,
     payload: bytes = b"",
     forward_id: int = NO_CALL,
@@ -58,14 +66,13 @@ def handshake(
     Raises:
         RankMismatchError: on all ranks, when operations, signatures or those ids differ, or when
             not all ranks make a graph of the gradients, though some could be differentiated.
-        PeerError: on the ranks without an error, when another has one; that one raises its
-            error itself.
+        PeerError: another rank has an error, as of a ``SharedFailure``.
     """
     send_pending_cancellations(comm)
     flags = _REQUIRES_GRAD * requires_grad | _BUILDS_GRAPH * bool(chainer_config("enable_backprop"))
     prefix = _PREFIX.pack(forward_id, number := next(_call_numbers), flags)
     try:
-        rows = comm.handshake(SCOPE + operation, signature, error=error, payload=prefix + payload)
+        rows = comm.handshake(SCOPE + operation, signature, payload=prefix + payload)
     except RankMismatchError as mismatch:
         if mismatch.entry == "operation":
             mismatch.args = (f"{mismatch}{_ADVICE}",)
@@ -79,18 +86,9 @@ def handshake(
         calls = "; ".join(f"{call} on rank {rank}" for rank, call in enumerate(forward_ids))
         raise RankMismatchError(f"{where}: ranks disagree on the call: {calls}{_ADVICE}", "call")
     any_requires_grad = any(each & _REQUIRES_GRAD for each in all_flags)
-    without_graph: tuple[int, ...] = ()
-    if any_requires_grad:
-        flags_of_ranks = enumerate(all_flags)
-        without_graph = tuple(rank for rank, each in flags_of_ranks if not each & _BUILDS_GRAPH)
-    if without_graph and forward_id != NO_CALL:
-        raise without_graph_error(operation, comm.rank, without_graph)
-    return Handshake(numbers[0], any_requires_grad, payloads, without_graph)
-
-
-def without_graph_error(operation: str, rank: int, ranks: tuple[int, ...]) -> RankMismatchError:
-    """Return the error of a rank whose backward can't run, since other ranks' won't."""
-    return RankMismatchError(
-        f"{operation} on rank {rank}: some ranks need its gradients, but ranks {list(ranks)} don't "
-        "build a graph; use no_backprop_mode (and enable_double_backprop) on all ranks or on none"
-    )
+    lacking = [rank for rank, each in enumerate(all_flags) if not each & _BUILDS_GRAPH]
+    without_graph = tuple(lacking if any_requires_grad else ())
+    call = Handshake(numbers[0], any_requires_grad, payloads, without_graph)
+    if forward_id != NO_CALL:
+        call.require_graph(operation, comm.rank)
+    return call

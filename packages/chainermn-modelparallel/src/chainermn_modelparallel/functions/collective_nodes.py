@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import chainer
@@ -19,9 +18,10 @@ from chainermn_comm import CommunicatorBase
 from chainermn_comm.errors import SharedFailure
 
 from .arguments import check_communicator
-from .call_handshake import NO_CALL, Handshake, Signature, handshake, without_graph_error
+from .call_handshake import NO_CALL, Handshake, Signature, handshake
 from .control_dependencies import keep_control_dependencies, pseudo_connect, zeros_for_input
 from .ordered_function import (
+    SCOPE,
     Arrays,
     Gradients,
     OrderedFunctionNode,
@@ -96,7 +96,7 @@ def apply_collective(
     """
     comm = check_communicator(comm)
     operation = operation or op
-    with SharedFailure(partial(handshake, comm), operation):
+    with SharedFailure(comm.handshake, SCOPE + operation):
         variables, control_inputs, root, signature = make_inputs()
     if root is not None:
         signature = (("root", root), *signature)
@@ -148,8 +148,7 @@ class CollectiveFunction(OrderedFunctionNode):
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
         operation, call = f"backward of {self.operation}", self.call
-        if call.without_graph:
-            raise without_graph_error(operation, self.comm.rank, call.without_graph)
+        call.require_graph(operation, self.comm.rank)
         gradients = tuple(
             Variable(self._xp.zeros(*spec), requires_grad=False) if gradient is None else gradient
             for spec, gradient in zip(self.specs, grad_outputs, strict=False)

@@ -188,7 +188,14 @@ class RecvFunction(EdgeFunction):
             last = self.not_twice_differentiable or 0 not in indexes
             sent = self._send_gradients(given, tuple([grad_outputs[i] for i in given]), last)
         elif given:
-            raise self._last_derivative_error()
+            rank, peer = self._communicator.rank, self._peer
+            raise RankMismatchError(
+                f"rank {rank}: gradients that came from rank {peer} can't be differentiated "
+                f"again: rank {peer} received what they belong to without a delegate_variable "
+                "that requires a gradient, as the first component of a MultiNodeChainList does, so "
+                "that a second backward has nothing there to start from. Give recv one, and go on "
+                "from its gradient"
+            )
         if len(self.inputs) == 1:
             return (None,) * len(indexes)
         others = [gradient for i, gradient in enumerate(grad_outputs) if i not in given]
@@ -217,16 +224,6 @@ class RecvFunction(EdgeFunction):
         if not differentiable:
             return None
         return SendFunction(self._gradient_edge, reply_id, mask).apply(gradients)[0]
-
-    def _last_derivative_error(self) -> RankMismatchError:
-        rank, peer = self._communicator.rank, self._peer
-        return RankMismatchError(
-            f"rank {rank}: gradients that came from rank {peer} can't be differentiated "
-            f"again: rank {peer} received what they belong to without a delegate_variable "
-            "that requires a gradient, as the first component of a MultiNodeChainList does, so "
-            "that a second backward has nothing there to start from. Give recv one, and go on "
-            "from its gradient"
-        )
 
 
 def prebuild_output(edge: Edge, delegate: Variable | None) -> Variable | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import chainer
@@ -18,10 +17,11 @@ from chainermn_comm import CommunicatorBase
 from chainermn_comm.errors import SharedFailure
 
 from .arguments import check_communicator
-from .call_handshake import handshake, without_graph_error
+from .call_handshake import handshake
 from .collectives import allreduce
 from .control_dependencies import keep_control_dependencies, pseudo_connect, zeros_for_input
 from .ordered_function import (
+    SCOPE,
     Arrays,
     Gradients,
     OrderedFunctionNode,
@@ -70,7 +70,7 @@ def sync_batch_norm(
     statistics.
     """
     comm = check_communicator(comm)
-    with SharedFailure(partial(handshake, comm), NAME):
+    with SharedFailure(comm.handshake, SCOPE + NAME):
         x, gamma, beta, axis = make_inputs()
     node = SyncBatchNormFunction(comm, eps, axis, requires_grad_mask((x,)) == b"\1")
     leaf = make_variable(empty_on_device_of(x.array), True)
@@ -147,9 +147,7 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         self.var = self._xp.asarray(var.astype(local.dtype))
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
-        if self._call.without_graph:
-            operation = f"backward of {NAME}"
-            raise without_graph_error(operation, self.comm.rank, self._call.without_graph)
+        self._call.require_graph(f"backward of {NAME}", self.comm.rank)
         x, gamma = self.get_retained_inputs()
         gy = zeros_for_input(self, 0) if grad_outputs[0] is None else grad_outputs[0]
         gradients: Gradients

@@ -79,19 +79,16 @@ def scatter_dataset(
             if seed is not None:
                 require_integer("seed", seed, 0, 2**32 - 1)
             index = require_integer("root", root, 0, communicator.size - 1)
+            plan: ScatterPlan | None = None
             if communicator.rank == index:
-                _require_dataset(dataset, root)
+                count, size = _length_of(dataset, index), communicator.size
+                # NumPy has frozen the stream of RandomState.
+                draw = np.random.RandomState(seed).permutation if shuffle else np.arange
+                order = draw(count)
+                shares = [_share(count, rank, size, force_equal_length) for rank in range(size)]
+                plan = ScatterPlan(dataset, [order[begin:end] for begin, end in shares], index)
         communicator.handshake("scatter_dataset", (("root", index),))
-
-        def make_plan() -> ScatterPlan:
-            count = len(dataset)
-            # NumPy has frozen the stream of RandomState.
-            order = np.random.RandomState(seed).permutation(count) if shuffle else np.arange(count)
-            size = communicator.size
-            shares = [_share(count, rank, size, force_equal_length) for rank in range(size)]
-            return ScatterPlan(dataset, [order[begin:end] for begin, end in shares], root)
-
-        part = scatter_parts(communicator, root, make_plan, max_buf_len)
+        part = scatter_parts(communicator, index, plan, max_buf_len)
         return SubDataset(part, 0, len(part))
 
 
@@ -153,8 +150,8 @@ def _chainermn_communicator(
     return nullcontext(comm)
 
 
-def _require_dataset(dataset: Any, root: int) -> None:
-    """Raise unless the data set has a length and, as far as is plain, examples 0, 1, and so on."""
+def _length_of(dataset: Any, root: int) -> int:
+    """Return the length; raise if there is none, or plainly no examples 0, 1, and so on."""
     if dataset is None:
         raise ValueError(f"rank {root} is the root, so its data set must not be None")
     kind = type(dataset).__name__
@@ -170,6 +167,7 @@ def _require_dataset(dataset: Any, root: int) -> None:
             f"the data set's examples must have the indices 0, 1, ...; those of this {kind} "
             "have not: pass a list of them"
         )
+    return len(indices)
 
 
 def _share(count: int, rank: int, size: int, equal: bool) -> tuple[int, int]:

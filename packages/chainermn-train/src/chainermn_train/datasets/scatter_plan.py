@@ -103,11 +103,11 @@ class _Unpickler(pickle.Unpickler):
         return self.datasets[pid[1]]
 
 
-def unpickle_part(payload: bytes, file: SharedFile | None, unsplittable: list[np.ndarray]) -> Any:
-    """Return what :meth:`ScatterPlan.pickle_part` pickled; ``unsplittable`` are pickles, too."""
+def unpickle_part(payload: bytes, file: SharedFile | None, unsplittable: np.ndarray) -> Any:
+    """Return what :meth:`ScatterPlan.pickle_part` pickled; ``unsplittable`` is a pickle, too."""
     unpickler = _Unpickler(io.BytesIO(payload))
     unpickler.file = file
-    unpickler.datasets = [pickle.loads(each.data) for each in unsplittable]
+    unpickler.datasets = pickle.loads(unsplittable.data) if len(unsplittable) else []
     return unpickler.load()
 
 

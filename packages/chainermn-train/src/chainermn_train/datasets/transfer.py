@@ -19,7 +19,7 @@ import numpy as np
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.watchdog import watch_call
 
-from ..collective_errors import SharedFailure, bcast_checked, gather_checked, raise_on_all_ranks
+from ..collective_errors import SharedFailure, allgather_checked, bcast_checked, raise_on_all_ranks
 from .scatter_plan import BLOCK_BYTES, ScatterPlan, unpickle_part
 from .shared_arrays import SharedFile, write_blocks
 
@@ -27,35 +27,34 @@ _OPERATION = "scatter_dataset"
 
 
 def scatter_parts(
-    comm: CommunicatorBase, root: int, make_plan: Callable[[], ScatterPlan], max_buf_len: int
+    comm: CommunicatorBase, root: int, plan: ScatterPlan | None, max_buf_len: int
 ) -> Any:
-    """Return this rank's part of the plan, which only the root makes (collective)."""
+    """Return this rank's part of the plan, which only the root has (collective)."""
     rank = comm.rank
-    plan: ScatterPlan | None = None
-    unsplittable: list[np.ndarray] = []  # pickles, uint8, 1-D
+    unsplittable = np.empty(0, np.uint8)  # a pickle of the data sets, if there are any
     # Longer messages are no faster, and the memory that they are received in would stay with the
     # process.
     limit = min(max_buf_len, BLOCK_BYTES)
     with SharedFailure(comm.handshake, _OPERATION):
-        if rank == root:
-            plan = make_plan()
-        if plan is not None and comm.size > 1:
-            pickles = [pickle.dumps(dataset, protocol=5) for dataset in plan.unsplittable]
-            unsplittable = [np.frombuffer(each, np.uint8) for each in pickles]
-    own = (plan.nbytes if plan else []), [len(each) for each in unsplittable], limit
-    sizes, lengths, limit = bcast_checked(comm, _OPERATION, lambda: own, root)
+        if plan is not None and plan.unsplittable and comm.size > 1:
+            unsplittable = np.frombuffer(pickle.dumps(plan.unsplittable, protocol=5), np.uint8)
+    own = (plan.nbytes if plan else []), len(unsplittable), limit
+    sizes, length, limit = bcast_checked(comm, _OPERATION, lambda: own, root)
     with SharedFailure(comm.handshake, _OPERATION):
         file = SharedFile.reserve(sizes[rank]) if sizes[rank] else None
-    handles = gather_checked(comm, _OPERATION, lambda: file and file.handle, root)
+    handles = allgather_checked(comm, _OPERATION, lambda: file and file.handle)
     if rank != root:
-        unsplittable = [np.empty(length, np.uint8) for length in lengths]
-    for each in unsplittable:
-        _bcast(comm, each, limit, root)
+        unsplittable = np.empty(length, np.uint8)
+    for begin in range(0, length, limit):
+        piece = unsplittable[begin : begin + limit]
+        received = comm.bcast(piece, root=root)
+        if rank != root:
+            piece[...] = received
     # A communicator of its own: messages of the user may be under way, with any tag.
     with comm.split(0, rank) as messages, ExitStack() as locks:
         local: dict[int, int] = {}  # descriptors of the files that the root fills, by rank
         with SharedFailure(comm.handshake, _OPERATION):
-            for other, each in enumerate(handles):
+            for other, each in enumerate(handles if plan else []):
                 if each is not None:
                     with suppress(OSError):  # it is on another machine
                         local[other] = locks.enter_context(each.open_locked())
@@ -65,16 +64,6 @@ def scatter_parts(
                 return _receive(messages, root, file, unsplittable, is_local)
             _send_all(messages, plan, local, locks, limit)
             return plan.parts[root]
-
-
-def _bcast(comm: CommunicatorBase, data: np.ndarray, limit: int, root: int) -> None:
-    """Overwrite every rank's bytes (uint8, 1-D, of one length) by the root's (collective)."""
-    for begin in range(0, len(data), limit):
-        piece = data[begin : begin + limit]
-        if comm.rank == root:
-            comm.bcast(piece, root=root)
-        else:
-            piece[...] = comm.bcast(None, root=root)
 
 
 def _send_all(
@@ -114,7 +103,7 @@ def _receive(
     comm: CommunicatorBase,
     root: int,
     file: SharedFile | None,
-    unsplittable: list[np.ndarray],
+    unsplittable: np.ndarray,
     is_local: bool,
 ) -> Any:
     """Return this rank's part; None if the root failed, which fills the file if ``is_local``."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from chainer.backends import cuda
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
 
-from ..collective_errors import SharedFailure, allgather_checked, require_communicator
+from ..collective_errors import allgather_checked, require_communicator
 from ..host_arrays import to_host
 from ..persistents import Persistent, persistents
 from ..wrappers import UnpicklableMixin
@@ -60,13 +59,14 @@ class AllreducePersistent(UnpicklableMixin, training.Extension):
             RankMismatchError: on all ranks, when a persistent float is missing on some of
                 them, or is no float, or has another shape or dtype there.
         """
-        operation = "AllreducePersistent"
-        with SharedFailure(self.comm.handshake, operation):
-            found = {each.name: each for each in persistents(self.model)}
-            own = {name: _kind_of(each.value) for name, each in found.items()}
-        kinds, counts = self._merged(operation, own)
+
+        def find() -> dict[str, Any]:
+            return {each.name: _kind_of(each.value) for each in persistents(self.model)}
+
+        kinds, counts = _merge_views(allgather_checked(self.comm, "AllreducePersistent", find))
         if not kinds:
             return
+        found = {each.name: each for each in persistents(self.model)}
         wide = np.result_type(np.float32, *(dtype for dtype, _ in kinds.values()))
         terms = [
             np.zeros(shape, wide) if found[name].value is None else to_host(found[name].value)
@@ -79,14 +79,6 @@ class AllreducePersistent(UnpicklableMixin, training.Extension):
             if counts[name] < self.comm.size:  # those that have none gave zeros
                 part = part * (self.comm.size / counts[name])
             _replace(found[name], part.reshape(shape).astype(dtype))
-
-    def _merged(self, operation: str, own: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
-        """Return the kinds of the floats, by name, and how many ranks have each (collective)."""
-        digest = hashlib.blake2b(repr(sorted(own.items())).encode(), digest_size=16).digest()
-        if len(set(self.comm.handshake(operation, payload=digest))) > 1:
-            return _merge_views(allgather_checked(self.comm, operation, lambda: own))
-        kinds, counts = _merge_views([own])
-        return kinds, {name: self.comm.size * count for name, count in counts.items()}
 
 
 def _kind_of(value: Any) -> tuple[np.dtype, tuple[int, ...]] | str | None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from chainermn_comm import CommunicatorBase, RankMismatchError
+from chainermn_comm import CommunicatorBase
 from chainermn_comm.watchdog import alone
 
-from ..collective_errors import add_mismatch_hint, allgather_checked, require_communicator
+from ..collective_errors import allgather_checked, mismatch_hint, require_communicator
 from ..host_arrays import as_number, mean_of
 from ..wrappers import UnpicklableMixin
 
@@ -103,12 +103,9 @@ def _evaluate_on_all_ranks(evaluator: Any, evaluate: Callable[[], Any]) -> dict[
         with alone("evaluate"):
             return count, _checked(evaluate())
 
-    try:
+    with mismatch_hint("a multi-node evaluator"):
         communicator = vars(evaluator)["_mn_communicator"]
         return _mean(allgather_checked(communicator, "evaluate", evaluate_here))
-    except RankMismatchError as error:
-        add_mismatch_hint(error, "a multi-node evaluator")
-        raise
 
 
 def _checked(result: Any) -> dict[str, Any]:
@@ -133,19 +130,16 @@ def _mean(results: list[tuple[int | None, dict[str, Any]]]) -> dict[str, Any]:
             f"the evaluator's main iterator has no data set on ranks {unknown}, but has one on "
             "the others: results cannot be weighted; give it one on all ranks or on none"
         )
-    weighted = [(1 if count is None else count, values) for count, values in results]
     means = {}
-    for key in dict.fromkeys(key for _, values in weighted for key in values):
-        shapes = {
-            r: np.shape(values[key]) for r, (_, values) in enumerate(results) if key in values
-        }
-        if len(set(shapes.values())) > 1:
+    for key in dict.fromkeys(key for _, values in results for key in values):
+        having = [rank for rank, (_, values) in enumerate(results) if key in values]
+        counts, terms = zip(*((results[r][0], results[r][1][key]) for r in having), strict=True)
+        shapes = list(map(np.shape, terms))
+        if len(set(shapes)) > 1:
+            views = [f"{shape} on rank {r}" for r, shape in zip(having, shapes, strict=True)]
             raise ValueError(
                 f"the evaluator reports {key!r} in shapes that differ between ranks, so it has no "
-                "mean: " + ", ".join(f"{shape} on rank {rank}" for rank, shape in shapes.items())
+                f"mean: {', '.join(views)}"
             )
-        counts, terms = zip(
-            *((n, values[key]) for n, values in weighted if key in values), strict=True
-        )
-        means[key] = mean_of(terms, counts)
+        means[key] = mean_of(terms, [1 if count is None else count for count in counts])
     return means

@@ -88,20 +88,19 @@ class ObservationAggregator(UnpicklableMixin, training.Extension):
             ranks = allgather_checked(self.comm, "ObservationAggregator", self._on_host)
         finally:
             self._values = []
-        if any(ranks):
-            observation[self.aggregated_key] = self._combine(ranks)
+        if not any(ranks):
+            return
+        if (aggregator := self.aggregator) is not None:
+            result = bcast_checked(self.comm, "ObservationAggregator", lambda: aggregator(ranks))
+        else:  # all ranks add up the same list: they get the same bits
+            values = [value for rank in ranks for value in rank]
+            result = mean_of(values, [1] * len(values))
+        observation[self.aggregated_key] = result
 
     def _on_host(self) -> list[Any]:
         if self.aggregator is not None:
             return [to_host(value) for value in self._values]
         return [as_number(self.original_key, value, "the training loop") for value in self._values]
-
-    def _combine(self, ranks: list[list[Any]]) -> Any:
-        if self.aggregator is None:  # all ranks add up the same list: they get the same bits
-            values = [value for rank in ranks for value in rank]
-            return mean_of(values, [1] * len(values))
-        aggregator = self.aggregator
-        return bcast_checked(self.comm, "ObservationAggregator", lambda: aggregator(ranks))
 
     def serialize(self, serializer: Any) -> None:
         """Save or load what is kept, and the state of ``comm_trigger``."""

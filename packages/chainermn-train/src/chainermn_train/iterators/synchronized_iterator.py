@@ -73,16 +73,20 @@ def create_synchronized_iterator(
                 stacklevel=2,
             )
 
-    def draw_seed() -> list[int]:  # on all ranks, so that their generators stay in step
-        if sampler is None:
-            return []
+    def draw_seed() -> Any:  # on all ranks, so that their generators stay in step
         draw = sampler if is_known else ShuffleOrderSampler()
-        numbers: list[int] = draw(np.arange(SEED_NUMBERS), 0).tolist()
-        return numbers
+        return draw and draw(np.arange(SEED_NUMBERS), 0).tolist()
 
     seeds = allgather_checked(communicator, _OPERATION, draw_seed)
     with raise_on_all_ranks(communicator, _OPERATION):
-        _start_with(actual_iterator, seeds[0])
+        if sampler is not None:
+            actual_iterator.order_sampler = ResumableOrderSampler(seeds[0])
+            # The thread that fetches ahead has its own reference. Chainer 7.8.1 is the last
+            # release.
+            loop = getattr(actual_iterator, "_prefetch_loop", None)
+            if loop is not None:
+                loop.order_sampler = actual_iterator.order_sampler
+        actual_iterator.reset()
     return SynchronizedIterator(actual_iterator, communicator)
 
 
@@ -141,13 +145,3 @@ def _terms(iterator: Any) -> dict[str, Any]:
         "repeat": bool(iterator.repeat),
         "shuffles": iterator.order_sampler is not None,
     }
-
-
-def _start_with(iterator: Any, seed: list[int]) -> None:
-    if iterator.order_sampler is not None:
-        iterator.order_sampler = ResumableOrderSampler(seed)
-        # The thread that fetches ahead has its own reference. Chainer 7.8.1 is the last release.
-        loop = getattr(iterator, "_prefetch_loop", None)
-        if loop is not None:
-            loop.order_sampler = iterator.order_sampler
-    iterator.reset()

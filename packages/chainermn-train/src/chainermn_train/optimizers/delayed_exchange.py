@@ -8,7 +8,7 @@ from typing import Any
 
 from chainermn_comm import CommunicatorBase, Reducer, patient_waits
 
-from ..background_thread import BackgroundThread, raise_if_any, threads_may_use_mpi
+from ..background_thread import BackgroundThread, threads_may_use_mpi
 from ..collective_errors import SharedFailure
 from ..parameter_set import ParameterSet
 from ..profiling import region
@@ -26,7 +26,6 @@ class DelayedExchange(GradientExchange):
     def __init__(self, communicator: CommunicatorBase, zero_fill: bool) -> None:
         super().__init__(communicator, zero_fill)
         self._thread: BackgroundThread | None = None
-        self._flight: GradientSet | None = None  # under way, or means once they have come
         # Where gradients are on a GPU: it, its stream for the thread, and when they are computed.
         self._device: Any = None
         self._stream: Any = None
@@ -37,10 +36,6 @@ class DelayedExchange(GradientExchange):
         if self.error() is None:
             twin._flight = copy.deepcopy(self._flight, memo)
         return twin
-
-    @property
-    def has_flight(self) -> bool:  # type: ignore[override]
-        return self._flight is not None
 
     def error(self) -> BaseException | None:
         with region("communication"):
@@ -93,10 +88,6 @@ class DelayedExchange(GradientExchange):
         if self._handed_in is not None:
             self._handed_in[1].assign()
             self._handed_in = None
-
-    def flight(self) -> GradientSet | None:
-        raise_if_any(self.error())
-        return self._flight
 
     def put_flight(self, means: GradientSet | None) -> None:
         self.error()

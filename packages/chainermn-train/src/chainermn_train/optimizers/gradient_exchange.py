@@ -7,6 +7,7 @@ from typing import Any
 
 from chainermn_comm import CommunicatorBase, Reducer
 
+from ..background_thread import raise_if_any
 from ..parameter_set import ParameterSet
 from ..profiling import region
 from ..wrappers import UnpicklableMixin
@@ -33,13 +34,17 @@ class GradientExchange(UnpicklableMixin):
         # For another thread, while the training uses the given one; all ranks have it, or none.
         self.channel: CommunicatorBase | None = None
         self._handed_in: tuple[Reducer, Any, float | None] | None = None
+        self._flight: GradientSet | None = None  # under way, or means once they have come
 
-    #: Whether gradients that no step has used yet are under way, or are means already.
-    has_flight = False
     #: Whether what was sent during backward is not what parameters have now.
     must_resend = False
     #: Whether this update's backward showed what ranks need to plan what they send in the next.
     can_plan = False
+
+    @property
+    def has_flight(self) -> bool:
+        """Whether gradients that no step has used yet are under way, or are means already."""
+        return self._flight is not None
 
     def can_send(self, params: ParameterSet, loss: Any, scale: float | None) -> bool:
         """Return whether the gradients of this loss can leave during backward, as planned."""
@@ -113,7 +118,8 @@ class GradientExchange(UnpicklableMixin):
 
     def flight(self) -> GradientSet | None:
         """Wait for the means under way and return them; raise what made the exchange fail."""
-        return None
+        raise_if_any(self.error())
+        return self._flight
 
     def put_flight(self, means: GradientSet | None) -> None:
         """Put means in the place of what is under way; ValueError if they are of no use here."""

@@ -186,8 +186,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             RuntimeError: :meth:`setup` has not been called on this rank (PeerError on the others).
             RankMismatchError: names of parameters differ, or other ranks do something else.
         """
-        if self.actual_optimizer.target is None:
-            self._refuse_without_model()
+        self._require_model()
         self._exchange.close()  # a copy on one rank has no channel
         self._share()
 
@@ -251,8 +250,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
 
     def _agree_on_news(self, call: str, without_loss: bool = False) -> Agreed:
         """Agree before the loss if something changed here; others may have computed theirs."""
-        if self.actual_optimizer.target is None:
-            self._refuse_without_model()
+        self._require_model()
         report = self._state.report(self.actual_optimizer)
         if report is None:
             return Decision.CONTINUE, _NOTHING
@@ -272,8 +270,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         """
         exchange, params, handshake = self._exchange, self._params, self.communicator.handshake
         with SharedFailure(handshake, OPERATION):
-            loss = compute_loss()
-            _clear_gradients(self.actual_optimizer)
+            loss = self._loss(compute_loss)
             scale = self._scale
             if agreed[0] is not Decision.CONTINUE or not exchange.can_send(params, loss, scale):
                 exchange.backward(params, loss, scale)
@@ -283,6 +280,13 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         with SharedFailure(handshake, OPERATION):
             (exchange.backward_and_send if sends else exchange.backward)(params, loss, scale)
         return agreed
+
+    def _loss(self, compute_loss: Callable[[], Any]) -> Any:
+        """Do what :meth:`chainer.GradientMethod.update` does before backward."""
+        loss, optimizer = compute_loss(), self.actual_optimizer
+        uses_cleargrads, target = getattr(optimizer, "_use_cleargrads", True), optimizer.target
+        (target.cleargrads if uses_cleargrads else target.zerograds)()
+        return loss
 
     def _agree_on_gradients(self, call: str, own: int) -> Agreed:
         """Hand the gradients in if they complete a group, and agree (collective).
@@ -412,8 +416,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         """Make an update in the middle of a group; no other rank knows of it."""
         try:
             if compute_loss is not None:
-                loss = compute_loss()
-                _clear_gradients(self.actual_optimizer)
+                loss = self._loss(compute_loss)
                 self._exchange.backward(self._params, loss, self._scale)
         except BaseException:
             self._group.num_calls += 1
@@ -437,9 +440,10 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         self._group.clear()
         self._exchange.put_flight(None)
 
-    def _refuse_without_model(self) -> None:
-        with SharedFailure(self.communicator.handshake, OPERATION):
-            raise RuntimeError("the optimizer has no model: call its `setup(model)` first")
+    def _require_model(self) -> None:
+        if self.actual_optimizer.target is None:
+            with SharedFailure(self.communicator.handshake, OPERATION):
+                raise RuntimeError("the optimizer has no model: call its `setup(model)` first")
 
     @property
     def _params(self) -> ParameterSet:
@@ -449,11 +453,3 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     def _scale(self) -> float | None:
         scale = getattr(self.actual_optimizer, "_loss_scale", None)
         return None if scale is None or not isinstance(scale, Real) else float(scale)  # a mock's
-
-
-def _clear_gradients(optimizer: Any) -> None:
-    """Do what :meth:`chainer.GradientMethod.update` does before backward."""
-    if getattr(optimizer, "_use_cleargrads", True):
-        optimizer.target.cleargrads()
-    else:
-        optimizer.target.zerograds()

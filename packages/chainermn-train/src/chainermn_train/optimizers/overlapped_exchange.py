@@ -14,12 +14,7 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
-from chainermn_comm import (
-    CommunicationError,
-    CommunicatorBase,
-    Reducer,
-    patient_waits,
-)
+from chainermn_comm import CommunicationError, CommunicatorBase, Reducer, patient_waits
 
 from ..background_thread import BackgroundThread, raise_if_any, threads_may_use_mpi
 from ..collective_errors import SharedFailure
@@ -200,11 +195,11 @@ class OverlappedExchange(GradientExchange):
 
         All parameters are NumPy's arrays, or of one GPU.
         """
-        if self._only_on_gpus and _HOST in [_place_of(param.array) for param in params.params[:1]]:
-            return False
         arrays = [param.array for param in params.params]
         places = set(map(_place_of, arrays))
         if type(loss) is not chainer.Variable or None in places or len(places) != 1:
+            return False
+        if self._only_on_gpus and _HOST in places:
             return False
         return all([array.dtype.kind == "f" for array in arrays])
 

@@ -44,11 +44,8 @@ def backward(loss: Any, params: list[Any], on_final: OnFinal, loss_scale: float 
         loss_scale: as in Chainer.
     """
     tracker = _Tracker(loss, params, on_final)
-    try:
-        with tracker, _captured_by(tracker):
-            loss.backward(loss_scale=loss_scale)
-    finally:
-        tracker.restore()
+    with tracker, _captured_by(tracker):
+        loss.backward(loss_scale=loss_scale)
 
 
 class _Tracker(chainer.FunctionHook):
@@ -144,3 +141,4 @@ def _captured_by(tracker: _Tracker) -> Iterator[None]:
         yield
     finally:
         _active.tracker, _backprop_utils.GradTable = before, plain
+        tracker.restore()
