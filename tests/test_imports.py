@@ -26,7 +26,6 @@ ORDER = {
         "gradients",
         "gpu",
         "allreduce",
-        "arithmetic",
         "faults",
         "trace",
         "watchdog",
@@ -34,7 +33,7 @@ ORDER = {
         "config",
         "staging",
         "runtime reducer",
-        "arrays devices errors observers timeout topology",
+        "arithmetic devices errors observers timeout topology",
     ],
     "train": [
         "__init__",

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from . import devices
-from .arrays import OPERATIONS, accumulator, as_array, check_operation
+from .arithmetic import OPERATIONS, accumulator, as_array, check_operation
 from .errors import SharedFailure, describe, raise_failure, raise_mismatch, view_of
 from .reducer import Reducer
 

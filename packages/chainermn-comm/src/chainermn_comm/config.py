@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import as_integer
+from .arithmetic import as_integer
 from .timeout import NO_TIMEOUT, Timeout
 
 _WIRE_DTYPES = ("float16", "float32", "float64")

@@ -14,7 +14,7 @@ import numpy as np
 from mpi4py import MPI
 
 from .allreduce import AlgorithmCache, Factory, reduce_arrays
-from .arrays import as_integer, integer_between
+from .arithmetic import as_integer, integer_between
 from .communicator import CommunicatorBase, by_the_other_name, check_metadata, wrong_kind
 from .config import Settings
 from .errors import CommunicationError, FinalizedError, now, share_failure

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import devices
-from .arrays import as_bytes
+from .arithmetic import as_bytes
 from .errors import CommunicationError, PeerError
 from .runtime import wait_until
 

@@ -7,13 +7,13 @@ import numpy as np
 from ..arithmetic import (
     Chunk,
     absmax_each,
+    accumulator,
     cast_into,
     fit_each,
     ldexp_each,
     overflow_errstate,
     plan_chunks,
 )
-from ..arrays import accumulator
 from .algorithm import Algorithm, Operand
 from .pairwise import Allreduce
 

@@ -17,8 +17,15 @@ from itertools import pairwise
 import numpy as np
 from mpi4py import MPI
 
-from ..arithmetic import BLOCK_ELEMENTS, bound_of, cast_into, ldexp_into, shard_slice, sum_rows
-from ..arrays import accumulator
+from ..arithmetic import (
+    BLOCK_ELEMENTS,
+    accumulator,
+    bound_of,
+    cast_into,
+    ldexp_into,
+    shard_slice,
+    sum_rows,
+)
 from ..messaging import start_exchange
 from ..runtime import are_done, wait_any
 from .pairwise import Pair

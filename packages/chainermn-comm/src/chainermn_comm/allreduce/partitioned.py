@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..arithmetic import overflow_errstate
-from ..arrays import accumulator
+from ..arithmetic import accumulator, overflow_errstate
 from .algorithm import Algorithm, NextOperand, Operand
 from .bucketed import Bucketed
 from .circulant import CirculantAllreduce

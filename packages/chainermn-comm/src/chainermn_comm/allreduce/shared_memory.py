@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from ..arithmetic import Chunk, overflow_errstate, plan_chunks, shard_slice, sum_rows
-from ..arrays import accumulator
+from ..arithmetic import Chunk, accumulator, overflow_errstate, plan_chunks, shard_slice, sum_rows
 from ..runtime import barrier
 from ..topology import Topology
 from .algorithm import Algorithm, Dtypes, Operand

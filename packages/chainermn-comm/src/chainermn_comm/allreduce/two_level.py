@@ -18,6 +18,7 @@ from mpi4py import MPI
 from ..arithmetic import (
     Chunk,
     absmax,
+    accumulator,
     bound_of,
     cast_into,
     choose_wire_format,
@@ -27,7 +28,6 @@ from ..arithmetic import (
     shard_slice,
     sum_rows,
 )
-from ..arrays import accumulator
 from ..runtime import wait_all
 from ..topology import Topology
 from .algorithm import Operand

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import devices, staging
-from ..arrays import OPERATIONS, check_operation
+from ..arithmetic import OPERATIONS, check_operation
 from ..messaging import ProcessGroup, SharedFailure, Takes, collectives, messages
 from .algorithm import Arrays, Operand
 from .factories import AlgorithmCache

@@ -1,5 +1,13 @@
-"""How numbers are cast, added, fitted to the wire, and cut into chunks."""
+"""Which arrays and integers are taken; how numbers are cast, added, fitted to the wire, and cut."""
 
+from .arrays import OPERATIONS as OPERATIONS
+from .arrays import accumulator as accumulator
+from .arrays import as_array as as_array
+from .arrays import as_bytes as as_bytes
+from .arrays import as_integer as as_integer
+from .arrays import can_be_summed as can_be_summed
+from .arrays import check_operation as check_operation
+from .arrays import integer_between as integer_between
 from .casts import BLOCK_ELEMENTS as BLOCK_ELEMENTS
 from .casts import cast_into as cast_into
 from .chunks import Chunk as Chunk

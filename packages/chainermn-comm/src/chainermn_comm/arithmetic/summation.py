@@ -8,7 +8,7 @@ from functools import cache, reduce
 
 import numpy as np
 
-from ..arrays import accumulator
+from .arrays import accumulator
 from .casts import add_into, cast_into
 
 

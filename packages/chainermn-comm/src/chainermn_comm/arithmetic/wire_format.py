@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..arrays import accumulator
+from .arrays import accumulator
 from .casts import FLOAT16
 
 # Scaled sums are below 2^15, which float16 holds (its limit is 2^16). Where a number is 2^11

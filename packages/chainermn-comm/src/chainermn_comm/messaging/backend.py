@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from mpi4py import MPI
 
-from ..arrays import as_bytes
+from ..arithmetic import as_bytes
 from . import messages, transfer
 
 # Arrays, contiguous in C or Fortran order, each with the other rank.

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from ..arrays import integer_between
+from ..arithmetic import integer_between
 from ..errors import SharedFailure
 from . import messages
 from .backend import Backend, Parts, Takes

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 from mpi4py import MPI
 
-from ..arrays import as_integer
+from ..arithmetic import as_integer
 from ..errors import (
     CommunicationError,
     describe,

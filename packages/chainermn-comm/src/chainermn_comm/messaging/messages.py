@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from .. import devices, staging
-from ..arrays import as_array, as_bytes
+from ..arithmetic import as_array, as_bytes
 from ..errors import CommunicationError, describe, describe_exception
 
 # What a message's arrays stand for: one array, one scalar, several, several sent with metadata, a

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from mpi4py import MPI
 
-from ..arrays import as_bytes
+from ..arithmetic import as_bytes
 from ..errors import PeerError
 from ..observers import CallObserver
 from . import messages
