@@ -97,9 +97,9 @@ class Reducer:
 
         Args:
             bucket: a model as for :meth:`CommunicatorBase.allreduce_grad`.
-            planned: whether all ranks know already that this bucket comes, of arrays like the
-                parameters' own, all NumPy's or all of one GPU. What is missing here travels as
-                zeros, and the means go to new memory.
+            planned: whether all ranks, with equal settings, know already that this bucket comes,
+                of arrays like the parameters' own, all NumPy's or all of one GPU. What is missing
+                here travels as zeros, and the means go to new memory.
 
         Raises:
             NotImplementedError: ``planned``, on a communicator that can't, or without a channel.

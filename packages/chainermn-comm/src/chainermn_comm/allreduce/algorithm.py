@@ -90,16 +90,6 @@ class Algorithm(ABC):
         """Release what needs no other rank (not collective)."""
 
 
-def allreduce_apart(
-    first: Algorithm, chosen: Sequence[bool], rest: Algorithm, operand: Operand
-) -> None:
-    """Sum the chosen arrays by one algorithm, then the rest (collective)."""
-    for algorithm, wanted in ((first, True), (rest, False)):
-        indices = [index for index, is_chosen in enumerate(chosen) if is_chosen == wanted]
-        if indices:
-            algorithm.allreduce(operand.only(indices))
-
-
 # Makes an algorithm for the ranks of a group (collective).
 Factory: TypeAlias = Callable[[ProcessGroup], Algorithm]
 

@@ -92,7 +92,7 @@ class AlgorithmCache:
         self._factories = {False: host, True: gpu}
         self._group = group
         self.made: dict[bool, Algorithm] = {}
-        self._by_messages = Bucketed(through_mpi(group).allreduce, per_tensor=True)
+        self._by_messages: Algorithm = Bucketed(through_mpi(group).allreduce, per_tensor=True)
         on_one_node, leaders = group.topology.inter_size == 1, (single_leader, multi_leader)
         self.is_local = on_one_node and host in leaders
         self._sums_in_memory = on_one_node and host in (*leaders, rank_ordered)
@@ -126,7 +126,7 @@ class AlgorithmCache:
 
     def _forget(self) -> None:
         self.made.clear()
-        del self._by_messages
+        self._by_messages = NoOp()  # its buffers go
 
 
 def through_mpi(group: ProcessGroup) -> PairwiseAllreduce | CirculantAllreduce:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import pickle
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from .. import devices, staging
-from ..devices import on_gpu
 from ..errors import RankMismatchError, raised_on_all
-from ..messaging import ProcessGroup, SharedFailure, collectives
+from ..messaging import ProcessGroup, SharedFailure, bcast_buffer, collectives
 from . import parameters
 
 OPERATION = "bcast_data"
@@ -51,52 +53,83 @@ def bcast_parameters(group: ProcessGroup, model: Any) -> None:
                     param.data = np.empty(shape, dtype)
     with SharedFailure(group.handshake, initialising):
         arrays, takes = [param.data for param, *_ in sent], group.device_takes
-        own = [root == group.rank for _, root, *_ in sent]
-        place = collectives.COPIED * any(map(on_gpu, arrays))
+        place = collectives.COPIED * any(map(devices.on_gpu, arrays))
         if place and takes is not None and takes(arrays):
             place = collectives.STAYS | collectives.CAN_STAY
-        with devices.translated_errors(f"rank {group.rank}: {OPERATION}"):
-            buffers = list(map(_buffer, arrays, own))
+            with devices.translated_errors(f"rank {group.rank}: {OPERATION}"):
+                flats = list(map(devices.c_ordered, arrays))
     places = [row[0] for row in group.handshake(initialising, (), bytes([place]))]
+    if not any(places):
+        _bcast(group, [each[:2] for each in sent])
+        return
     backend, _ = collectives.agreed(group, OPERATION, places, [])
-    is_copied = any(places) and backend is group.host
-    if is_copied:
-        buffers = group.run_or_raise(OPERATION, lambda: _on_host(buffers, own, group.rank))
-    backend.broadcast([(root, each) for (_, root, *_), each in zip(sent, buffers, strict=True)])
-
-    def take() -> None:
-        come = [i for i, array in enumerate(arrays) if not own[i] and buffers[i] is not array]
-        to_gpu = [i for i in come if on_gpu(arrays[i])]
-        if is_copied and to_gpu:
-            with devices.using_device_of(arrays[to_gpu[0]]):
-                copies = staging.to_device([buffers[i] for i in to_gpu], group.rank)
-            for index, copy in zip(to_gpu, copies, strict=True):
-                buffers[index] = copy
-        for index in come:
-            if index in to_gpu:
-                devices.assign(arrays[index], buffers[index])
-            else:
-                sent[index][0].data = buffers[index]
-
-    if is_copied:
-        group.run_or_raise(OPERATION, take, "copying parameters")
-    else:
-        take()
+    if backend is not group.host:
+        backend.broadcast([(root, flat) for flat, (_, root, *_) in zip(flats, sent, strict=True)])
+        for array, flat in zip(arrays, flats, strict=True):
+            if flat is not array:
+                devices.assign(array, flat)
+        return
+    for root in sorted({root for _, root, *_ in sent}):
+        _bcast_packed(group, [param for param, its, *_ in sent if its == root], root)
 
 
-def _buffer(data: Any, is_root: bool) -> Any:
-    """Return the parameter, or a copy of one that isn't in C order or can't be written."""
-    if on_gpu(data):
-        return devices.c_ordered(data)
-    usable = data.flags.c_contiguous and (is_root or data.flags.writeable)
-    return data if usable else np.array(data, order="C")
+def _bcast_packed(group: ProcessGroup, params: list[Any], root: int) -> None:
+    """Overwrite parameters on all ranks by root's, many in each transfer (collective).
+
+    Before each transfer ranks check that none has failed, and once more at the end.
+    """
+    is_root = group.rank == root
+    # The same on all ranks, whose shapes and dtypes are equal.
+    batches = staging.cut([param.data.nbytes for param in params])
+    flats: list[Any] = []
+    buffer: Any = None
+    with contextlib.ExitStack() as stack:
+
+        def take_turn(arrived: Any, leaving: Any) -> None:
+            nonlocal buffer
+            with devices.translated_errors(f"rank {group.rank}: copying parameters"):
+                if buffer is None:
+                    flats.extend([_flat(param.data, is_root) for param in params])
+                    buffer = stack.enter_context(staging.buffers(flats, count=1))[0]
+                if is_root and leaving:
+                    staging.wait(staging.start(leaving, flats, buffer, into_buffer=True))
+                if not is_root and arrived:
+                    staging.wait(staging.start(arrived, flats, buffer, into_buffer=False))
+                if not is_root and not leaving:
+                    _put_back(params, flats)
+
+        for arrived, leaving in pairwise([None, *batches, None]):
+            turn = partial(take_turn, arrived, leaving)
+            group.run_or_raise(OPERATION, turn, "copying parameters")
+            if leaving:
+                filled = buffer[: leaving[-1].offset + leaving[-1].stop - leaving[-1].start]
+                bcast_buffer(group.comm, filled, root)
 
 
-def _on_host(buffers: list[Any], own: list[bool], rank: int) -> list[np.ndarray]:
-    """Return copies of this rank's own on GPUs, and room for those of others."""
-    pairs = list(zip(buffers, own, strict=True))
-    mine = iter(staging.to_host([each for each, is_own in pairs if is_own and on_gpu(each)], rank))
-    return [
-        (next(mine) if is_own else np.empty(each.shape, each.dtype)) if on_gpu(each) else each
-        for each, is_own in pairs
-    ]
+def _flat(data: Any, is_root: bool) -> Any:
+    """Return the parameter's elements in C order, 1-D; memory for them if it is read-only."""
+    if is_root or devices.on_gpu(data) or data.flags.writeable:
+        return staging.flat(data)
+    return np.empty(data.size, data.dtype)
+
+
+def _put_back(params: list[Any], flats: list[Any]) -> None:
+    """Write what has come into the parameters that aren't contiguous; replace those on the host."""
+    for param, flat in zip(params, flats, strict=True):
+        data = param.data
+        if devices.on_gpu(data):
+            if not data.flags.c_contiguous:
+                staging.overwrite(data, flat.reshape(data.shape))
+        elif not (data.flags.c_contiguous and data.flags.writeable):
+            param.data = flat.reshape(data.shape)
+
+
+def _bcast(group: ProcessGroup, sent: list[tuple[Any, int]]) -> None:
+    """Overwrite each parameter on all ranks by that of the rank beside it (collective)."""
+    for param, root in sent:
+        data = param.data
+        usable = data.flags.c_contiguous and (group.rank == root or data.flags.writeable)
+        buffer = data if usable else np.array(data, order="C")
+        bcast_buffer(group.comm, buffer.reshape(-1), root)
+        if group.rank != root and not usable:
+            param.data = buffer
