@@ -26,7 +26,7 @@ class Work:
         :meth:`wait` calls ``take``, and :meth:`assign` ``give``; ``is_in_background``, another
         thread waits.
         """
-        self._take, self._give = take, give
+        self._take, self._give, self._is_in_background = take, give, is_in_background
         if is_in_background:
             in_background.add(self)
 
@@ -53,7 +53,7 @@ class Work:
         Not collective; it raises nothing.
         """
         # Another thread may only have enqueued it: then it stays until nobody holds it.
-        if threading.current_thread() is threading.main_thread():
+        if self._is_in_background and threading.current_thread() is threading.main_thread():
             in_background.discard(self)
 
 

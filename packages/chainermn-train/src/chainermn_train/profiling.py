@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from .wrappers import AttributeProxy
 # a little overlap, so on GPUs only one step in STEPS_PER_SAMPLE_ON_GPU is measured.
 STEPS_PER_SAMPLE_ON_GPU = 16
 
+_UNTIMED = nullcontext()
 _thread = threading.local()  # .clock: that of the step which this thread is in; None in a region
 
 
@@ -68,17 +69,18 @@ class StepClock:
         return time.perf_counter()
 
 
-@contextmanager
-def region(kind: str) -> Iterator[None]:
+def region(kind: str) -> AbstractContextManager[None]:
     """Count the time within as ``'waiting'`` or ``'communication'``, in this thread's timed step.
 
     The exchange of gradients and parameters is communication. Just before it ranks agree on a few
     numbers, where they wait for one another. A region within a region belongs to the outer one.
     """
     clock = getattr(_thread, "clock", None)
-    if clock is None:
-        yield
-        return
+    return _UNTIMED if clock is None else _timed(clock, kind)
+
+
+@contextmanager
+def _timed(clock: StepClock, kind: str) -> Iterator[None]:
     _thread.clock = None
     start = clock.now()
     try:

@@ -162,11 +162,10 @@ class MpiReducer(Reducer):
 
     def _take(self, planned: int) -> None:
         group, handshake = self._data_group, self._data_group.handshake
-        what = f"rank {self._rank}: {OPERATION}"
         try:
             with group.in_step(DESCRIPTION):
                 if planned:
-                    with devices.translated_errors(what):
+                    with devices.translated_errors(f"rank {self._rank}: {OPERATION}"):
                         self._take_planned(planned)
                     return
                 for number, bucket in enumerate(self._buckets):

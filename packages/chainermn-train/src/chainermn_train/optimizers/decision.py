@@ -7,7 +7,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
-from chainermn_comm import Reducer
+from chainermn_comm import RankMismatchError, Reducer
 
 from ..collective_errors import mismatch_hint
 from ..profiling import region
@@ -103,9 +103,18 @@ def agree(reducer: Reducer, call: str, own: Report, digest: int = 0, num_calls: 
         RankMismatchError: on all ranks, if calls or gradients differ.
     """
     row = _ROW.pack(*own[:-2], digest, num_calls)
-    with region("waiting"), mismatch_hint("a multi-node optimizer"):
-        rows = reducer.agree((("call", call),), row)
+    with region("waiting"):
+        try:
+            rows = reducer.agree((("call", call),), row)
+        except RankMismatchError:
+            with mismatch_hint("a multi-node optimizer"):
+                raise
     if rows.count(row) == len(rows):  # nearly always
-        return Report._make([count * len(rows) for count in own])
+        return _total_of_equal(own, len(rows))
     *counts, digests, calls = zip(*map(_ROW.unpack, rows), strict=True)
     return Report._make([*map(sum, counts), *[len(set(it)) > 1 for it in (digests, calls)]])
+
+
+@lru_cache(maxsize=8)
+def _total_of_equal(report: Report, size: int) -> Report:
+    return Report._make([count * size for count in report])
