@@ -129,12 +129,8 @@ def _agree(
     """Check that all ranks' arrays are alike (collective); return where each rank's lie."""
     specs = [("array", array.dtype, array.shape) for each in own for array in each.arrays]
     counts = [len(each.arrays) for each in own]
-    signature = (
-        ("chunk_bytes", group.settings.chunk_bytes),
-        ("op", op),
-        ("arrays", *counts),
-        *specs,
-    )
+    chunk_bytes = group.settings.chunk_bytes
+    signature = (("chunk_bytes", chunk_bytes), ("op", op), ("arrays", *counts), *specs)
     nbytes = sum(message.nbytes for message in own)
     place = collectives.places_of(own, takes)
     if out is not None and devices.on_gpu(out):

@@ -38,11 +38,8 @@ class StagedAllreduce(Algorithm):
             self._host = host(group)
         # Numbers that travel in 16 bits have an exponent for each piece: what is reproducible is
         # always cut alike.
-        self._chunk_bytes = (
-            CHUNK_BYTES
-            if group.settings.reproducible
-            else group.settings.chunk_bytes or CHUNK_BYTES
-        )
+        settings = group.settings
+        self._chunk_bytes = (not settings.reproducible and settings.chunk_bytes) or CHUNK_BYTES
         self._buffers = [np.empty(0, np.uint8)] * SLOTS
 
     def _make(self) -> int:

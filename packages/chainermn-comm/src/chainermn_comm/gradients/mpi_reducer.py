@@ -35,7 +35,6 @@ class MpiReducer(Reducer):
     _finish_first: Callable[[], None] | None = None  # once it is prepared
     # By bucket: which gradients some rank has; empty where no rank needs zeros.
     _present: Sequence[np.ndarray] = ()
-    _handed_in: list[bool] = [False]  # noqa: RUF012  (replaced, never changed)
 
     def __init__(
         self,
@@ -49,7 +48,7 @@ class MpiReducer(Reducer):
         self._group, self._data_group, self._algorithms = group, channel, algorithms
         self._zero_fill, self._operation = zero_fill, operation
         self._rank, self._is_apart = group.rank, channel is not group
-        self._buckets: list[Bucket] = []
+        self._handed_in, self._buckets = [False], list[Bucket]()
         if self._is_apart:
             self._planned: SimpleQueue[Bucket] = SimpleQueue()
 
