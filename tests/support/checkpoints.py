@@ -57,9 +57,8 @@ def on_rank_0(comm, change: Callable[[], Any]) -> None:
     comm.allgather_obj(None)
 
 
-def generation(comm, *iterations: int) -> set[str]:
-    ranks = [*range(comm.size), "commit"]
-    return {f"run.{rank}.{iteration}" for rank in ranks for iteration in iterations}
+def generation(comm, *iterations: Any) -> set[str]:
+    return {f"run.{rank}.{each}" for rank in range(comm.size) for each in iterations}
 
 
 def run_until(trainer, iteration: int, error: type[BaseException] = InterruptedError) -> None:

@@ -56,14 +56,14 @@ def test_resume_ends_with_the_bits_of_an_uninterrupted_run(comm, folder, backgro
         options = {"seed": seed, "iterate": iterate, "background": background}
         return make_trainer(comm, folder / "run", **options)
 
-    for begin, end in ((None, 5), (2 if background else 4, 7)):
+    for begin, end in ((None, 5), (4, 7)):
         trainer, _, checkpointer = make()
         assert checkpointer.maybe_load(trainer) == begin
         run_until(trainer, end)
 
     trainer, model, checkpointer = make(seed=99)
     begin = checkpointer.maybe_load(trainer, trainer.updater.get_optimizer("main"))
-    assert begin == trainer.updater.iteration == (4 if background else 6)
+    assert begin == trainer.updater.iteration == 6
     random.seed(7)  # whatever is drawn before training begins
     np.random.seed(7)
     trainer.run()
@@ -84,12 +84,10 @@ def test_keeps_cp_interval_and_collects_each_gc_interval(comm, folder):
 
 
 def test_each_rank_with_a_folder_of_its_own(comm, tmp_path):
-    """As on nodes without a shared file system: only rank 0 has the manifests."""
+    """As on nodes without a shared file system."""
     trainer, *_ = make_trainer(comm, tmp_path)
     run_until(trainer, 5)
-    names = {f"run.{comm.rank}.{iteration}" for iteration in (2, 4)}
-    manifests = {"run.commit.2", "run.commit.4"} if comm.rank == 0 else set()
-    assert files(comm, tmp_path) == names | manifests
+    assert files(comm, tmp_path) == {f"run.{comm.rank}.{iteration}" for iteration in (2, 4)}
     if comm.rank == comm.size - 1:
         (tmp_path / f"run.{comm.rank}.4").unlink()
     resumed, _, checkpointer = make_trainer(comm, tmp_path)
@@ -104,7 +102,8 @@ def test_extension_may_have_any_name_and_chainers_own_loader_takes_the_model_out
     run_until(trainer, 6)
     assert files(naive, folder) == generation(naive, 2, 4, 5, 6)
     alone = noisy(50)
-    load_npz(folder / f"run.{naive.rank}.6", alone, path="updater/model:main/")
+    for rank in range(naive.size):  # each file has some of its arrays
+        load_npz(folder / f"run.{rank}.6", alone, path="updater/model:main/", strict=False)
     assert bits(alone) == bits(model)
 
 
@@ -143,8 +142,7 @@ def test_triggers_that_fire_at_once_save_once(naive, folder, monkeypatch, backgr
     trainer, _, checkpointer = make_trainer(naive, folder, background=background)
     trainer.extend(checkpointer, name="again", trigger=(4, "iteration"))
     run_until(trainer, 5)
-    assert written.count(f"run.{naive.rank}.4.new") == 1
-    assert written.count(f"run.{naive.rank}.4") == (not background)  # else not committed yet
+    assert written.count(f"run.{naive.rank}.4") == 1
 
 
 def test_success_within_an_except_block_still_cleans_up(naive, folder):

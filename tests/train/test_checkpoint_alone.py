@@ -91,8 +91,7 @@ def test_background_keeps_what_was_there_at_the_save(comm, folder):
         big.values[:] = iteration
         checkpointer.save(big, iteration)
         big.values[:] = -1
-    assert "run.commit.1" in files(comm, folder)
-    assert "run.commit.2" not in files(comm, folder)
+    assert generation(comm, 1) <= files(comm, folder)
     checkpointer.flush()
     big.values[:] = big.transposed[:] = 0
     assert make_checkpointer(comm, folder).maybe_load(big) == 2

@@ -27,31 +27,17 @@ Chain = list[tuple[dict[str, Any], int]]
 CHAINS: dict[str, Chain] = {
     "writing": [
         ({"rank": 1, "at": "save", "iteration": 6}, 3),
-        ({"rank": 0, "at": "write", "iteration": 9}, 6),
+        ({"rank": 0, "at": "write", "iteration": 9, "arrays": 3}, 6),
         ({"rank": 1, "at": "write", "iteration": 9, "arrays": 0}, 6),
         ({"rank": 1, "at": "sync", "iteration": 12}, 9),
     ],
-    "naming and committing": [
-        ({"rank": 1, "at": "replace", "path": "run.1.3.new"}, 0),
-        ({"rank": 0, "at": "replace", "path": "run.0.3.new", "after": True}, 0),
-        ({"rank": 1, "at": "replace", "path": "run.1.6.new", "after": True}, 3),
-        ({"rank": 0, "at": "replace", "path": "run.commit.9"}, 6),
-        ({"rank": 0, "at": "replace", "path": "run.commit.12", "after": True}, 12),
-        ({"rank": 1, "at": "replace", "path": "run.1.15"}, 15),
-        ({"rank": 0, "at": "replace", "path": "run.0.18", "after": True}, 18),
-    ],
-    "collecting": [
-        ({"rank": 0, "at": "unlink", "path": "run.commit.3"}, 6),
-        ({"rank": 0, "at": "unlink", "path": "run.commit.6", "after": True}, 9),
-        ({"rank": 1, "at": "unlink", "path": "run.1.9"}, 12),
-        ({"rank": 0, "at": "unlink", "path": "run.0.12", "after": True}, 15),
-    ],
-    "sweeping, and cleaning up at the end": [
-        ({"rank": 1, "at": "replace", "path": "run.1.9.new"}, 6),
-        ({"rank": 0, "at": "replace", "path": "run.0.12.new", "after": True}, 9),
-        ({"rank": 1, "at": "replace", "path": f"run.1.{STOP}.new", "time": 2}, STOP),
-        ({"rank": 0, "at": "unlink", "path": f"run.commit.{STOP}"}, STOP),
-        ({"rank": 1, "at": "unlink", "path": f"run.1.{STOP}"}, 0),
+    "naming and collecting": [
+        ({"rank": 1, "at": "replace", "path": "run.1.3"}, 0),
+        ({"rank": 1, "at": "replace", "path": "run.1.6"}, 3),
+        ({"rank": 0, "at": "unlink", "path": "run.0.3"}, 6),
+        ({"rank": 0, "at": "unlink", "path": "run.0.9", "after": True}, 12),
+        ({"rank": 1, "at": "unlink", "path": "run.1.12"}, 15),
+        ({"rank": 1, "at": "unlink", "path": "run.1.15", "after": True}, 18),
     ],
     "a step and a collective": [
         ({"rank": 0, "at": "step", "iteration": 5}, 3),
@@ -59,21 +45,16 @@ CHAINS: dict[str, Chain] = {
         ({"rank": 0, "at": "mean", "iteration": 13}, 12),
     ],
 }
-# Killed while a generation is being replaced, the only one there is: it stays, old or new.
+# Killed while the only generation is being replaced: it stays.
 AGAIN = [
-    ({"rank": 1, "at": "replace", "path": "run.1.3.new", "time": 2}, 3),
-    ({"rank": 0, "at": "replace", "path": "run.0.6.new", "time": 2, "after": True}, 6),
-    ({"rank": 0, "at": "replace", "path": "run.commit.9", "time": 2}, 9),
-    ({"rank": 0, "at": "replace", "path": "run.commit.12", "time": 2, "after": True}, 12),
-    ({"rank": 1, "at": "replace", "path": "run.1.15", "time": 2}, 15),
-    ({"rank": 0, "at": "replace", "path": "run.0.18", "time": 2, "after": True}, 18),
+    ({"rank": 1, "at": "replace", "path": "run.1.3-2"}, 3),
+    ({"rank": 0, "at": "replace", "path": "run.0.6-2"}, 6),
+    ({"rank": 1, "at": "unlink", "path": "run.1.9"}, 9),
 ]
-# What was saved last is committed with the next save.
 BACKGROUND = [
-    ({"rank": 0, "at": "write", "iteration": 6}, 3),
-    ({"rank": 1, "at": "replace", "path": "run.1.9.new"}, 6),
-    ({"rank": 0, "at": "replace", "path": "run.commit.9"}, 6),
-    ({"rank": 1, "at": "unlink", "path": "run.1.9"}, 12),
+    ({"rank": 0, "at": "write", "iteration": 6, "arrays": 3}, 3),
+    ({"rank": 1, "at": "replace", "path": "run.1.9"}, 6),
+    ({"rank": 1, "at": "unlink", "path": "run.1.12"}, 15),
 ]
 
 

@@ -4,49 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-# Suffix of a file's name until it is complete; see atomic_write.
+# Suffix of a file's name until it is complete.
 TEMPORARY = ".tmp"
-_READ_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
-class FileDigest:
-    """The size and the checksum of a complete file."""
-
-    size: int  # bytes
-    sha256: str  # hexadecimal
-
-
-class HashingFile:
-    """A file that is written in order, and the checksum of what has been written."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.flush = file.flush
-        self.sha256 = hashlib.sha256()
-
-    def write(self, data: Any) -> int:
-        """Write all of ``data``, bytes or a contiguous buffer; return its number of bytes."""
-        view = memoryview(data).cast("B")
-        self.sha256.update(view)
-        return self._file.write(view)
-
-
-def atomic_write(path: Path, fill: Callable[[HashingFile], Any]) -> FileDigest:
-    """Write or replace a file, all of it or (OSError) nothing; return its digest."""
+def atomic_write(path: Path, fill: Callable[[BinaryIO], Any]) -> None:
+    """Write or replace a file, all of it or (OSError) nothing."""
     temporary = path.with_name(path.name + TEMPORARY)
     try:
         with open(temporary, "wb") as file:
-            hashing = HashingFile(file)
-            fill(hashing)
-            digest = FileDigest(file.tell(), hashing.sha256.hexdigest())
+            fill(file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -57,7 +29,6 @@ def atomic_write(path: Path, fill: Callable[[HashingFile], Any]) -> FileDigest:
             temporary.unlink()
         raise
     sync_folder(path.parent)
-    return digest
 
 
 def sync_folder(folder: Path) -> None:
@@ -70,12 +41,3 @@ def sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def digest_of(file: BinaryIO) -> FileDigest:
-    """Return the digest of an open file, which is read from its beginning to its end."""
-    digest = hashlib.sha256()
-    file.seek(0)
-    while block := file.read(_READ_BYTES):
-        digest.update(block)
-    return FileDigest(file.tell(), digest.hexdigest())

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
+import secrets
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,26 +17,27 @@ import numpy as np
 from chainer.training import Extension
 
 from chainermn_comm import CommunicatorBase
+from chainermn_comm.errors import is_raised_on_all, now
 
 from ..collective_errors import SharedFailure, allgather_checked, raise_on_all_ranks
 from ..trainer_introspection import updater_of, warn_of_lost_order
-from .atomic_file import FileDigest, atomic_write
 from .background_writer import BackgroundWriter
-from .directory import CheckpointDirectory, has_other_writer, register_writer, release_writer
-from .files import CheckpointPaths
+from .dealing import deal, put_together
+from .legacy import read_legacy
 from .mark_synchronized import mark_synchronized_if_equal
-from .recovery import OPERATION, explain, scan, select_latest
-from .state_dict import (
-    RESERVED_PREFIX,
-    load_random_state,
-    load_state_dict,
-    open_state,
-    random_state,
-    state_dict,
-    write_npz,
+from .other_size import PLACES, RANDOM, adapt, places, recall_places
+from .shards import DamagedError, Head, Shard, State, write_shard
+from .state_dict import load_random_state, load_state_dict, random_state, state_dict
+from .store import (
+    OPERATION,
+    Folder,
+    Save,
+    Store,
+    has_other_writer,
+    register_writer,
+    release_writer,
 )
 
-_RANDOM = RESERVED_PREFIX + "random"
 _DEFAULT_FOLDER = "result"  # the trainer's own default
 
 
@@ -64,8 +68,8 @@ class MultiNodeCheckpointer(Extension):
         self.gc_interval = gc_interval
         self.path = path
         self._writer = BackgroundWriter() if background else None
-        self._writing: tuple[int, Future[FileDigest]] | None = None
-        self._directory: CheckpointDirectory | None = None  # once known where it saves
+        self._writing: tuple[Save, Future[None]] | None = None
+        self._store: Store | None = None  # once known where it saves
         self._last = 0  # the iteration saved or loaded last
         self._saved: tuple[Any, int] = (None, 0)  # the trainer or updater, and its iteration
         self._random: str | None = None  # state of the generators to begin training with
@@ -82,21 +86,21 @@ class MultiNodeCheckpointer(Extension):
         """Save the state of all ranks (collective).
 
         A trainer or updater that was saved at its iteration already is not saved again, so
-        several triggers may fire at once. Where ``iteration`` is given, the new generation
+        several triggers may fire at once. Where ``iteration`` is given, the new checkpoint
         takes the place of an older one of that number; a job that is killed meanwhile goes on
         from one or the other.
 
         Args:
             target: what to save: a trainer, or anything that has Chainer's ``serialize``.
-            iteration: number of the generation, the same on all ranks. None for that of the
+            iteration: number of the checkpoint, the same on all ranks. None for that of the
                 trainer or updater; for another target, one more than the last.
 
         Raises:
             TypeError: the target can't be serialized without pickle.
-            ValueError: the iteration is older than the newest generation in the folder,
+            ValueError: the iteration is older than the newest checkpoint in the folder,
                 from which a resume would go on; or it differs between ranks; or another
                 checkpointer of this process, not yet finalized, saves by the same name there.
-            OSError: a file could not be written. Older generations are as they were.
+            OSError: a file could not be written. Older checkpoints are as they were.
             PeerError: another rank raised one of these.
         """
         self._check_iterators(target)
@@ -107,36 +111,55 @@ class MultiNodeCheckpointer(Extension):
                 raise ValueError(f"an iteration is not negative, as {number} is")
         self.comm.handshake(OPERATION, (("iteration", number),))
         views = allgather_checked(
-            self.comm, OPERATION, lambda: self._is_saved(target, iteration, number)
+            self.comm,
+            OPERATION,
+            lambda: (*self._is_saved(target, iteration, number), secrets.token_hex(8)),
         )
-        if all(saved for saved, _ in views):
+        if all(saved for saved, *_ in views):
             return
         began = time.perf_counter()
         self.flush()
         with raise_on_all_ranks(self.comm, OPERATION):
-            register_writer(self, self._paths_for(target))
+            register_writer(self, self._folder_for(target))
             state = state_dict(target)
-            state[_RANDOM] = np.array(random_state(target))
-        if any(elsewhere for _, elsewhere in views):
+            state[RANDOM], state[PLACES] = np.array(random_state(target)), places(target)
+        if any(elsewhere for _, elsewhere, _ in views):
             self._require_equal_settings()
-            self._directory = CheckpointDirectory(self.comm, self._paths_for(target))
-        assert self._directory is not None
-        path = self._directory.path_for(number)
-        intervals = self.cp_interval, self.gc_interval
+            self._store = Store(self.comm, self._folder_for(target))
+            self._store.make_folder()
+        store = self._store
+        assert store is not None
+        save, shard = store.next_save(number), deal(self.comm, state)
+        head = Head(self.run_name, number, views[0][2], self.comm.rank, self.comm.size)
+        path = store.folder.file(save, self.comm.rank)
         self._last = number
         if self._writer is None:
-            self._directory.commit(number, lambda: _write(path, state))
-            self._directory.remove(self._directory.expired(*intervals))
+            self._end_save(save, lambda: write_shard(path, head, shard))
+            with raise_on_all_ranks(self.comm, OPERATION):
+                store.remover(store.expired(self.cp_interval, self.gc_interval))()
         else:
-            delete = self._directory.deferred_delete(self._directory.expired(*intervals))
+            remove = store.remover(store.expired(self.cp_interval, self.gc_interval))
 
-            def delete_and_write(copies: dict[str, np.ndarray]) -> FileDigest:
-                delete()
-                return _write(path, copies)
+            def remove_and_write(copy: Shard) -> None:
+                remove()
+                write_shard(path, head, copy)
 
-            self._writing = number, self._writer.start(delete_and_write, state)
+            self._writing = save, self._writer.start(remove_and_write, shard)
         self._saved = (target if updater_of(target) is not None else None), number
         self._seconds.append(time.perf_counter() - began)
+
+    def _end_save(self, save: Save, write: Callable[[], None]) -> None:
+        """Count a save once all ranks have written it; where one couldn't, nothing of it stays."""
+        store, since = self._store, now()
+        assert store is not None
+        try:
+            allgather_checked(self.comm, OPERATION, write)
+        except BaseException as error:
+            if is_raised_on_all(error, since):  # else others may count it
+                with contextlib.suppress(OSError):
+                    store.folder.file(save, self.comm.rank).unlink(missing_ok=True)
+            raise
+        store.note_written(save)
 
     def get_stats(self) -> str:
         """Return in words how long saves have held this rank, in seconds (not collective).
@@ -153,26 +176,32 @@ class MultiNodeCheckpointer(Extension):
         )
 
     def flush(self) -> None:
-        """Wait for what is being written in the background, and commit it (collective).
+        """Wait for what is being written in the background (collective).
 
         Raises:
             OSError: a file could not be written.
             PeerError: it failed on another rank.
         """
         if self._writing is not None:
-            (iteration, future), self._writing = self._writing, None
-            saved, self._saved = self._saved, (None, 0)  # unless it can be committed
-            assert self._directory is not None
-            self._directory.commit(iteration, future.result)
+            (save, future), self._writing = self._writing, None
+            saved, self._saved = self._saved, (None, 0)  # unless it could be written
+            self._end_save(save, future.result)
             self._saved = saved
 
     def maybe_load(
         self, trainer: Any, optimizer: Any = None, path: str | os.PathLike[str] | None = None
     ) -> int | None:
-        """Load the newest checkpoint that is committed and whole on all ranks (collective).
+        """Load the newest checkpoint that is complete (collective), on any number of ranks.
 
         Call it after all extensions have been added to the trainer. Rank 0 prints which
-        generations it skipped, and why. What a killed job left half written is removed.
+        checkpoints are incomplete, and why.
+
+        Where another number of ranks saved it, all get what was the same on all of them. Gradients
+        that were added up are those of rank 0. An iterator with a :class:`DistributedOrderSampler`
+        goes on behind the last example that any rank has seen; another one is as far in its epoch
+        as those were on average, with a new order. Random numbers are drawn anew, and the rest
+        that was a rank's own is that of the rank of its number (where there are more, again from
+        rank 0 on). Rank 0 prints what begins anew.
 
         Args:
             trainer: what was saved, made in the same way.
@@ -183,12 +212,11 @@ class MultiNodeCheckpointer(Extension):
 
         Returns:
             The iteration that training goes on from; None, with nothing changed, where
-            nothing was ever committed.
+            nothing was ever saved completely.
 
         Raises:
             TypeError: ``trainer`` has no ``serialize``.
-            RuntimeError: on all ranks: there are checkpoints, but none is whole, or another
-                number of ranks wrote them.
+            RuntimeError: on all ranks: there are checkpoints, but none is complete.
             ValueError: a checkpoint doesn't fit ``trainer``, which may be partly loaded.
             PeerError: another rank raised.
         """
@@ -201,27 +229,77 @@ class MultiNodeCheckpointer(Extension):
                     "a checkpoint is loaded into what Chainer can serialize, not "
                     f"{type(trainer).__name__}: give what was saved, made in the same way"
                 )
-            paths = self._paths_for(trainer, path)
-            here = path is None and not has_other_writer(self, paths)
+            folder = self._folder_for(trainer, path)
+            here = path is None and not has_other_writer(self, folder)
         writable = allgather_checked(self.comm, OPERATION, lambda: here)
-        found, skipped = select_latest(self.comm, paths, scan(self.comm, paths))
-        begin = 0 if found is None else found
-        if skipped and self.comm.rank == 0:
-            text = f"{explain(skipped, 'iteration ')}; training goes on from iteration {begin}"
-            print(f"chainermn: checkpoint {self.run_name!r}: {text}", file=sys.stderr, flush=True)
+        store = Store(self.comm, folder)
+        iteration, states = self._newest(store)
         if all(writable):  # otherwise it only reads
-            self._directory = CheckpointDirectory(self.comm, paths, skipped)
-        if found is None:
+            store.make_folder()
+            self._store = store
+        if iteration is None:
             return None
-        with raise_on_all_ranks(self.comm, OPERATION):
-            with paths.state(self.comm.rank, begin).open("rb") as file:
-                state = open_state(file)
-                load_state_dict(trainer, state)
-                self._random = str(state[_RANDOM])
-            load_random_state(trainer, self._random)
-        mark_synchronized_if_equal(self.comm, trainer, optimizer)
-        self._last = begin
-        return begin
+        comm, anew = self.comm, list[str]()
+        with raise_on_all_ranks(comm, OPERATION):
+            state = states[comm.rank] if len(states) == comm.size else None
+            if state is None:
+                state, anew = adapt(trainer, states, comm.rank, comm.size)
+            load_state_dict(trainer, state)
+            self._random = str(state[RANDOM]) if RANDOM in state else None
+            if self._random is not None:
+                load_random_state(trainer, self._random)
+            recall_places(trainer, state)
+        if len(states) != comm.size:
+            rest = f"; begun anew: {', '.join(anew)}" if anew else ""
+            self._say(f"saved by {len(states)} ranks, goes on with {comm.size}{rest}")
+        mark_synchronized_if_equal(comm, trainer, optimizer)
+        self._last = iteration
+        return iteration
+
+    def _newest(self, store: Store) -> tuple[int | None, list[State]]:
+        """Return the iteration and each rank's state of the newest complete save (collective).
+
+        The iteration is None where there is none.
+        """
+        skipped: dict[Save, str] = {}
+        lost = False  # whether something else than the end of a job has left files
+        for generation in store.generations:
+            found = generation.problem or store.read(generation)
+            try:
+                shared = put_together(found) if not isinstance(found, str) else {}
+            except DamagedError as error:  # on all ranks
+                found = str(error)
+            if isinstance(found, str):
+                skipped[generation.save] = f"it is incomplete: {found}"
+                store.complete.discard(generation.save)
+                lost = lost or not generation.is_half_written
+                continue
+            begin: int | None = generation.save.iteration
+            states = [{**shared, **each.own} for each in found]
+            break
+        else:
+            begin, states = read_legacy(self.comm, store.folder)
+        reasons = "; ".join(
+            f"iteration {save.iteration} skipped: {skipped[save]}" for save in skipped
+        )
+        if begin is None and (lost or len({save.iteration for save in skipped}) > 1):
+            raise RuntimeError(
+                f"rank {self.comm.rank}: no checkpoint of {self.run_name!r} in "
+                f"{store.folder.path} is complete: {reasons}; mend the files, or remove them to "
+                "start at 0"
+            )
+        if skipped:
+            self._say(f"{reasons}; training goes on from iteration {begin or 0}")
+        if store.foreign:
+            self._say(
+                f"{', '.join(store.foreign)} in {store.folder.path} not touched, since no "
+                "checkpointer of this version wrote them"
+            )
+        return begin, states
+
+    def _say(self, text: str) -> None:
+        if self.comm.rank == 0:
+            print(f"chainermn: checkpoint {self.run_name!r}: {text}", file=sys.stderr, flush=True)
 
     def initialize(self, trainer: Any) -> None:
         """Begin with the random numbers that come next in the run, whatever was drawn since.
@@ -247,16 +325,16 @@ class MultiNodeCheckpointer(Extension):
 
         Raises:
             OSError: what was written in the background could not be. Then the older
-                generations are kept.
+                ones are kept.
             PeerError: that happened on another rank.
         """
         failed = self._failed or sys.exc_info()[1] is not self._handled
         try:
-            if not failed and self._directory is not None:
+            if not failed and self._store is not None:
                 self.flush()
-                self._directory.clear()
+                self._store.clear()
         finally:
-            self._writing = self._directory = None
+            self._writing = self._store = None
             self._saved = None, 0
             release_writer(self)
             if self._writer is not None:
@@ -276,16 +354,16 @@ class MultiNodeCheckpointer(Extension):
 
     def _is_saved(self, target: Any, iteration: int | None, number: int) -> tuple[bool, bool]:
         """Return whether that is saved already, and whether it has to be saved elsewhere."""
-        elsewhere = self._directory is None or self._paths_for(target) != self._directory.paths
+        elsewhere = self._store is None or self._folder_for(target) != self._store.folder
         of, last = self._saved
         saved = iteration is None and of is not None and of is target and last == number
         return saved and not elsewhere, elsewhere
 
-    def _paths_for(self, target: Any, path: Any = None) -> CheckpointPaths:
+    def _folder_for(self, target: Any, path: Any = None) -> Folder:
         out = getattr(target, "out", None)
         folders = path, self.path, out if isinstance(out, str | os.PathLike) else _DEFAULT_FOLDER
         folder = next(each for each in folders if each is not None)
-        return CheckpointPaths(Path(folder).absolute(), self.run_name)
+        return Folder(Path(folder).absolute(), self.run_name)
 
     def _require_equal_settings(self) -> None:
         settings = {
@@ -295,7 +373,3 @@ class MultiNodeCheckpointer(Extension):
             "background": self._writer is not None,
         }
         self.comm.handshake("create_multi_node_checkpointer", settings.items())
-
-
-def _write(path: Path, state: dict[str, np.ndarray]) -> FileDigest:
-    return atomic_write(path, lambda file: write_npz(file, state))

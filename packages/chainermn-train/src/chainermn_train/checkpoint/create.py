@@ -22,11 +22,13 @@ def create_multi_node_checkpointer(
     """Make an extension that saves the state of all ranks, for the job to go on from.
 
     Making it is no collective call; saving and ``maybe_load`` are (all ranks must call them).
-    Every rank writes a file ``<name>.<rank>.<iteration>``: what Chainer serializes, and the
-    state of NumPy's and Python's random generators. Once all are on the disk, rank 0 writes
-    ``<name>.commit.<iteration>`` with their checksums; a generation without it is never
-    loaded. So a job may be killed at any time. Ranks may share the folder or each have their
-    own, on their node, to which they must come back.
+    What is the same on all ranks (the model, the optimizer, counters) is saved once, each rank
+    writing a part of it into its file ``<name>.<rank>.<iteration>``. Beside that there is what is a
+    rank's own, such as its place among its examples, and the state of NumPy's and Python's random
+    generators. A checkpoint is complete when all files are there and whole, so a job may be
+    killed at any time; an incomplete one is never loaded. ``maybe_load`` takes one on any number
+    of ranks. Ranks may share the folder or each have their own, on their node, to which they must
+    come back.
 
         checkpointer = create_multi_node_checkpointer("run", comm)
         trainer.extend(checkpointer, trigger=(25, "iteration"))
@@ -44,14 +46,13 @@ def create_multi_node_checkpointer(
     Args:
         name: of the run: part of the files' names; the same on all ranks.
         comm: the ranks that train together.
-        cp_interval: how many generations are kept at least.
+        cp_interval: how many checkpoints are kept at least.
         gc_interval: older ones are removed as soon as there are as many of them.
         path: the folder; made if need be. None for the trainer's ``out``; for another target,
             its ``out`` if that is a path, or else ``result``.
         background: hold training only while the state is copied (which takes as much memory
-            as the state), and write the copy meanwhile. A generation is committed at the next
-            save or :meth:`~MultiNodeCheckpointer.flush`, where errors in writing are raised
-            too; a job that is killed goes on from the generation before the last one written.
+            as what this rank writes), and write the copy meanwhile. Errors in writing are raised
+            at the next save or :meth:`~MultiNodeCheckpointer.flush`.
 
     Warns:
         RuntimeWarning: once, on rank 0, when a trainer with such an iterator is saved or loaded.

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import copy
 import operator
+import os
+import re
+import secrets
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -21,12 +25,13 @@ from ..collective_errors import allgather_checked, raise_on_all_ranks, require_c
 from ..trainer_introspection import iterators_of
 from ..wrappers import UnpicklableMixin
 from .mark_synchronized import mark_synchronized_if_equal
-from .recovery import explain
-from .snapshot_files import TAKEN_BY, find, read
-from .state_dict import RESERVED_PREFIX, StateError, load_state_dict, state_dict
+from .other_size import PLACES, adapt, places, recall_places
+from .shards import RESERVED_PREFIX, DamagedError, Head, Shard, State, encode, read_head, read_shard
+from .state_dict import StateError, load_state_dict, state_dict
 
 _OPERATION = "multi_node_snapshot"
 _EXAMPLES = RESERVED_PREFIX + "examples/"  # and an iterator's name: how many its dataset has
+_TAKEN_BY = RESERVED_PREFIX + "taken_by"  # int64 of shape (2,): the sets that were named, and ranks
 
 
 def multi_node_snapshot(
@@ -141,18 +146,19 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
 
         All ranks serialize, since some objects can only do so together.
         """
-        wanted = self._run(self._snapshot.condition)
-        if not any(wanted[leader] for leader in self._set_leaders):
+        views = self._run(lambda: (self._snapshot.condition(), secrets.token_hex(8)))
+        if not any(views[leader][0] for leader in self._set_leaders):
             return
         target = self._target(trainer)
         with raise_on_all_ranks(self._comm, _OPERATION):
             state = state_dict(target)
+            state[PLACES] = places(target)
+            state[_TAKEN_BY] = np.array([self._named, self._comm.size])
             for name, count in _examples(target).items():
                 state[_EXAMPLES + name] = np.array(count)
-        state[TAKEN_BY] = np.array([self._set_index, self._named, self._comm.size, len(state) + 1])
         with raise_on_all_ranks(self._comm, _OPERATION):
-            if self._is_leader and wanted[self._comm.rank]:
-                self._write(trainer, state)
+            if self._is_leader and views[self._comm.rank][0]:
+                self._write(trainer, state, views[0][1])
 
     def initialize(self, trainer: Any) -> None:
         """Load the newest snapshot, if ``autoload`` says so (collective).
@@ -182,16 +188,19 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
     def _target(self, trainer: Any) -> Any:
         return trainer if self._snapshot._target is None else self._snapshot._target
 
-    def _write(self, trainer: Any, state: dict[str, np.ndarray]) -> None:
+    def _write(self, trainer: Any, state: State, token: str) -> None:
         name, writer = self._snapshot.filename, self._snapshot.writer
+        name = name(trainer) if callable(name) else name.format(trainer)
+        shard, iteration = Shard(state), int(getattr(trainer.updater, "iteration", 0))
         if not isinstance(writer, SimpleWriter):  # it writes while training goes on
-            state = {key: array.copy() for key, array in state.items()}
-        writer(name(trainer) if callable(name) else name.format(trainer), trainer.out, state)
+            shard = shard.copy(into=Shard())
+        head = Head(name, iteration, token, self._set_index, len(self._set_leaders))
+        writer(name, trainer.out, encode(head, shard))
 
     def _load(self, trainer: Any) -> None:
         folder = Path(trainer.out)
         pattern, suffix = self._snapshot.filename.removesuffix(self._suffix), self._suffix
-        views = self._run(lambda: find(folder, pattern, suffix) if self._is_leader else [])
+        views = self._run(lambda: _find(folder, pattern, suffix) if self._is_leader else [])
         found = [views[leader] for leader in self._set_leaders]
         if not any(found):
             return
@@ -212,53 +221,80 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
         skipped = dict.fromkeys(ahead, "not all replica sets have it")
         name, state = self._newest_whole(folder, [n for n in found[0] if n in shared], skipped)
         if skipped and self._comm.rank == 0:
-            text = f"{explain(skipped)}; loading {name}"
+            text = f"{_explained(skipped)}; loading {name}"
             print(f"chainermn: snapshot {text}", file=sys.stderr, flush=True)
         with self._comm.split(self._set_index, self._comm.rank) as members:
             state = members.bcast_obj(state)
         with raise_on_all_ranks(self._comm, _OPERATION):
-            self._restore(self._target(trainer), state, name)
+            anew = self._restore(self._target(trainer), state, name)
+        if anew and self._comm.rank == 0:
+            text = f"{name} is of another number of ranks; begun anew: {', '.join(anew)}"
+            print(f"chainermn: snapshot {text}", file=sys.stderr, flush=True)
         mark_synchronized_if_equal(self._comm, self._target(trainer))
 
     def _newest_whole(
         self, folder: Path, names: list[str], skipped: dict[str, str]
-    ) -> tuple[str, dict[str, Any]]:
+    ) -> tuple[str, State]:
         """Return the last of ``names`` that all sets can read, and its state here (collective)."""
         for name in reversed(names):
-            state: dict[str, Any] = {}
+            state: State = {}
             path = folder / (name + self._suffix)
 
-            def verify(path: Path = path, state: dict[str, Any] = state) -> str:
+            def verify(path: Path = path, state: State = state) -> str | Head | None:
+                if not self._is_leader:
+                    return None
                 try:
-                    state.update(read(path) if self._is_leader else {})
-                except (OSError, StateError) as error:
+                    state.update(read_shard(path).shared)
+                    return read_head(path)
+                except (OSError, DamagedError) as error:
                     return str(error)
-                return ""
 
-            errors = [each for each in self._run(verify) if each]
-            if not errors:
+            found = [each for each in self._run(verify) if each is not None]
+            problems = [each for each in found if isinstance(each, str)]
+            if len({each.id for each in found if isinstance(each, Head)}) > 1:
+                problems.append("the files of its replica sets are of several snapshots")
+            if not problems:
                 return name, state
-            skipped[name] = ", ".join(errors)
+            skipped[name] = ", ".join(problems)
         raise RuntimeError(
-            f"rank {self._comm.rank}: no snapshot in {folder} can be used: {explain(skipped)}; "
+            f"rank {self._comm.rank}: no snapshot in {folder} is complete: {_explained(skipped)}; "
             "mend the files, or remove them to start without"
         )
 
-    def _restore(self, target: Any, state: dict[str, Any], name: str) -> None:
-        index, named, size, _ = state[TAKEN_BY].tolist()
-        if (index, named) != (self._set_index, self._named):
+    def _restore(self, target: Any, state: State, name: str) -> list[str]:
+        """Load a state; return what begins anew, since other ranks have saved it."""
+        named, size = np.asarray(state[_TAKEN_BY]).tolist()
+        if named != self._named:
             raise StateError(
-                f"the snapshot {name} was taken by replica set {index} with {named} sets named, "
-                f"not by set {self._set_index} with {self._named}"
+                f"the snapshot {name} was taken with {named} replica sets named, not {self._named}"
             )
-        try:
+        anew = list[str]()
+        if size != self._comm.size:
+            state, anew = adapt(target, [state] * size, self._comm.rank, self._comm.size)
+        else:
             _require_as_many_examples(target, state)
-            load_state_dict(target, state)
-        except ValueError as error:
-            raise StateError(
-                f"the snapshot {name}, taken with {size} ranks, doesn't fit this job with "
-                f"{self._comm.size}: {error}"
-            ) from error
+        load_state_dict(target, state)
+        recall_places(target, state)
+        return anew
+
+
+def _explained(skipped: dict[str, str]) -> str:
+    return "; ".join(f"{name} skipped: {why}" for name, why in skipped.items())
+
+
+def _find(folder: Path, name: str, suffix: str) -> list[str]:
+    """Return a set's snapshots without their suffix, oldest first; remove what killed jobs left."""
+    if not folder.is_dir():
+        return []
+    # The place of the iteration is in braces.
+    before, after = name.split("{")[0], name.split("}")[-1] if "{" in name else ""
+    for path in folder.glob("tmp*"):  # in which Chainer's writers left half a snapshot
+        if before and path.name.startswith("tmp" + before) and path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+    pattern = re.compile(re.escape(before) + ".*" + re.escape(after + suffix))
+    paths = [folder / each for each in os.listdir(folder) if pattern.fullmatch(each)]
+    paths.sort(key=lambda path: (path.stat().st_mtime_ns, path.name))
+    return [path.name.removesuffix(suffix) for path in paths]
 
 
 def _examples(target: Any) -> dict[str, int]:
@@ -269,7 +305,7 @@ def _examples(target: Any) -> dict[str, int]:
     return {name: len(each) for name, each in datasets.items() if hasattr(each, "__len__")}
 
 
-def _require_as_many_examples(target: Any, state: dict[str, Any]) -> None:
+def _require_as_many_examples(target: Any, state: State) -> None:
     """Refuse an iterator's position in other examples, which would seem to fit."""
     for name, here in _examples(target).items():
         taken = state.get(_EXAMPLES + name)

@@ -1,36 +1,25 @@
-"""The state of a Chainer object and of random generators, in files without pickles."""
+"""The state of a Chainer object and of random generators, as arrays without pickles."""
 
 from __future__ import annotations
 
 import json
 import random
-import zipfile
-from collections import ChainMap
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import chainer
 import numpy as np
 from chainer.serializers import DictionarySerializer, NpzDeserializer
 
 from ..trainer_introspection import iterators_of
-
-# Prefix of names that aren't Chainer's. Those of a multi-node optimizer begin with "chainermn/".
-RESERVED_PREFIX = "chainermn-file/"
-# The first name in a file, by which a checkpoint is recognised; format 1.
-_MARK = RESERVED_PREFIX + "state1"
-_MARK_AT = 30  # bytes: the length of a zip archive's header before its first name
-# The names that have the value None, for which NumPy would pickle.
-_NONE = RESERVED_PREFIX + "none"
+from .shards import RESERVED_PREFIX, State
 
 
 class StateError(ValueError):
     """A stored state doesn't fit the object that it is loaded into."""
 
 
-def state_dict(target: Any) -> dict[str, np.ndarray]:
-    """Return the state of ``target`` as arrays in host memory, by name, which may change with it.
+def state_dict(target: Any) -> State:
+    """Return the state of ``target``: None or arrays in host memory, which may change with it.
 
     TypeError: it has no ``serialize``, or a value that only pickle could store.
     """
@@ -41,8 +30,7 @@ def state_dict(target: Any) -> dict[str, np.ndarray]:
         )
     serializer = DictionarySerializer()
     serializer.save(target)
-    arrays: dict[str, np.ndarray] = {}
-    none: list[str] = []
+    state: State = {}
     for name, value in serializer.target.items():
         array = np.asarray(value)
         if name.startswith(RESERVED_PREFIX):
@@ -59,44 +47,19 @@ def state_dict(target: Any) -> dict[str, np.ndarray]:
                     f"{kind}, and a checkpoint is never unpickled; let its `serialize` "
                     "store numbers, strings, None or arrays of them"
                 )
-            none.append(name)
+            state[name] = None
         elif np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(array.dtype)) != array.dtype:
             raise TypeError(f"{name!r} can't be stored: NumPy's files have no dtype {array.dtype}")
         else:
-            arrays[name] = array
-    arrays[_NONE] = np.array(none, dtype=np.str_)
-    return arrays
+            state[name] = array
+    return state
 
 
-def write_npz(file: Any, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays as :func:`numpy.savez` does; the file needs only ``write`` and ``flush``."""
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-        for name, array in {_MARK: np.empty(0, np.uint8), **arrays}.items():
-            with archive.open(name + ".npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)
-
-
-def is_checkpoint(path: Path) -> bool:
-    """Return whether :func:`write_npz` wrote a file, even if the rest of it is damaged."""
-    mark = _MARK.encode() + b".npy"
-    try:
-        with path.open("rb") as file:
-            return file.read(_MARK_AT + len(mark))[_MARK_AT:] == mark
-    except (FileNotFoundError, IsADirectoryError):
-        return False
-
-
-def open_state(file: BinaryIO) -> Mapping[str, Any]:
-    """Return the state in an open file; its arrays are read when they are asked for."""
-    npz = np.load(file, allow_pickle=False)
-    none = npz[_NONE].tolist() if _NONE in npz else []
-    return ChainMap(dict.fromkeys(none, np.asarray(None)), npz)
-
-
-def load_state_dict(target: Any, state: Mapping[str, Any]) -> None:
+def load_state_dict(target: Any, state: State) -> None:
     """Load a state into ``target``; StateError, with a part of it loaded, if it doesn't fit."""
     try:
-        _CheckedDeserializer(state).load(target)
+        stored = {name: np.asarray(array) for name, array in state.items()}
+        _CheckedDeserializer(stored).load(target)
     except KeyError as error:
         raise StateError(
             f"the stored state lacks {error}: it was taken of an "
@@ -119,8 +82,8 @@ class _CheckedDeserializer(NpzDeserializer):
         if stored.dtype != object and stored.shape != shape:
             raise StateError(
                 f"{name!r} has shape {stored.shape} in the stored state and {shape} here: it "
-                "was taken of an object that was made differently, or it belongs to a rank "
-                "(the order of its examples, for one) and their number has changed"
+                "was taken of an object that was made differently, or it belongs to a rank, "
+                "and their number has changed"
             )
         floating = isinstance(value, chainer.get_array_types()) and value.dtype.kind == "f"
         if floating and stored.dtype.kind == "f" and stored.dtype != value.dtype:

@@ -1,0 +1,177 @@
+"""What one rank writes of a checkpoint: a shard, in a file of NumPy's that checks itself."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
+
+import numpy as np
+
+from .atomic_file import atomic_write
+
+# Prefix of names that aren't Chainer's. Those of a multi-node optimizer begin with "chainermn/".
+RESERVED_PREFIX = "chainermn-file/"
+_HEADER, _OWN, _PIECE = (RESERVED_PREFIX + each for each in ("header", "own/", "piece/"))
+_HEADER_AT = 30  # bytes: the length of a zip archive's header before its first name
+_FORMAT = 2
+# What NumPy can't store without pickling, and Chainer has: None.
+State: TypeAlias = dict[str, np.ndarray | None]
+
+
+class DamagedError(ValueError):
+    """A file isn't what was written, or is no shard of a checkpoint at all."""
+
+
+class Piece(NamedTuple):
+    """Elements of an array, in C order, from ``start`` on."""
+
+    shape: tuple[int, ...]  # of the whole array
+    start: int
+    data: np.ndarray  # 1-D
+
+
+@dataclass(frozen=True)
+class Head:
+    """Which shard of which generation a file is."""
+
+    name: str  # of the run
+    iteration: int
+    id: str  # another one for each generation that was ever written
+    rank: int
+    size: int  # number of shards
+
+
+@dataclass
+class Shard:
+    """The contents of a file."""
+
+    shared: State = field(default_factory=dict)  # arrays, the same on all ranks
+    pieces: dict[str, Piece] = field(default_factory=dict)  # of such arrays, by their names
+    own: State = field(default_factory=dict)  # what differs between ranks
+
+    def copy(self, into: Shard) -> Shard:
+        """Return a copy, in the arrays of another shard where they fit."""
+
+        def copied(array: Any, old: Any) -> Any:
+            if array is None:
+                return None
+            if old is None or (old.shape, old.dtype) != (array.shape, array.dtype):
+                old = np.empty(array.shape, array.dtype)
+            np.copyto(old, array)
+            return old
+
+        shared = {
+            key: copied(each, into.shared.pop(key, None)) for key, each in self.shared.items()
+        }
+        own = {key: copied(each, into.own.pop(key, None)) for key, each in self.own.items()}
+        pieces = {
+            key: each._replace(
+                data=copied(each.data, getattr(into.pieces.pop(key, None), "data", None))
+            )
+            for key, each in self.pieces.items()
+        }
+        return Shard(shared, pieces, own)
+
+
+def encode(head: Head, shard: Shard) -> dict[str, np.ndarray]:
+    """Return the arrays of a file, by name, the header first.
+
+    Chainer's :func:`chainer.serializers.load_npz` finds shared ones under their own names.
+    """
+    arrays: State = dict(shard.shared)
+    arrays.update({_PIECE + name: piece.data for name, piece in shard.pieces.items()})
+    arrays.update({_OWN + name: array for name, array in shard.own.items()})
+    present = {name: array for name, array in arrays.items() if array is not None}
+    header = {
+        "format": _FORMAT,
+        **asdict(head),
+        "arrays": {name: _form_of(array) for name, array in present.items()},
+        "pieces": {name: (piece.shape, piece.start) for name, piece in shard.pieces.items()},
+        "none": [name for name, array in arrays.items() if array is None],
+    }
+    return {_HEADER: np.frombuffer(json.dumps(header).encode(), np.uint8), **present}
+
+
+def write_shard(path: Path, head: Head, shard: Shard) -> None:
+    """Write a file, all of it or (OSError) nothing."""
+
+    def fill(file: BinaryIO) -> None:
+        # As numpy.savez writes it; each member has a checksum, CRC-32.
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+            for name, array in encode(head, shard).items():
+                with archive.open(name + ".npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
+
+    atomic_write(path, fill)
+
+
+def read_head(path: Path) -> Head:
+    """Return which shard a file is; DamagedError if it can't be told."""
+    with path.open("rb") as file:
+        header = _header(path, _opened(path, file))
+    return Head(**{name: header[name] for name in Head.__dataclass_fields__})
+
+
+def is_ours(path: Path) -> bool:
+    """Return whether a file may be a shard, even if it is damaged; else it is somebody else's."""
+    mark = _HEADER.encode() + b".npy"
+    with path.open("rb") as file:
+        beginning = file.read(_HEADER_AT + len(mark))
+    return not beginning or beginning[_HEADER_AT:] == mark
+
+
+def read_shard(path: Path) -> Shard:
+    """Return the contents of a file; DamagedError unless it is whole."""
+    with path.open("rb") as file:
+        npz = _opened(path, file)
+        header = _header(path, npz)
+        try:
+            arrays = {name: npz[name] for name in npz.files if name != _HEADER}
+        except Exception as error:
+            raise _damaged(path, error) from error
+    if {name: _form_of(array) for name, array in arrays.items()} != header["arrays"]:
+        raise DamagedError(f"{path.name} is damaged: its arrays aren't those that were written")
+    shard = Shard()
+    for name, array in {**arrays, **dict.fromkeys(header["none"])}.items():
+        if name.startswith(_OWN):
+            shard.own[name.removeprefix(_OWN)] = array
+        elif name.startswith(_PIECE):
+            shape, start = header["pieces"][name.removeprefix(_PIECE)]
+            shard.pieces[name.removeprefix(_PIECE)] = Piece(tuple(shape), start, array)
+        else:
+            shard.shared[name] = array
+    return shard
+
+
+def _opened(path: Path, file: BinaryIO) -> Any:
+    try:
+        npz = np.load(file, allow_pickle=False)
+        npz.files  # noqa: B018  (a single array has none)
+    except Exception as error:  # a damaged file may lead zipfile to raise anything
+        raise _damaged(path, error) from error
+    return npz
+
+
+def _header(path: Path, npz: Any) -> dict[str, Any]:
+    try:
+        header: dict[str, Any] = json.loads(npz[_HEADER].tobytes())
+    except KeyError:
+        raise DamagedError(f"{path.name} is no shard of a checkpoint of this version") from None
+    except Exception as error:
+        raise _damaged(path, error) from error
+    if header["format"] != _FORMAT:
+        raise DamagedError(f"{path.name} is of a newer version, format {header['format']}")
+    return header
+
+
+def _damaged(path: Path, error: Exception) -> Exception:
+    if isinstance(error, MemoryError | DamagedError):
+        return error
+    return DamagedError(f"{path.name} is damaged: {type(error).__name__}: {error}")
+
+
+def _form_of(array: np.ndarray) -> list[Any]:
+    return [str(array.dtype), list(array.shape)]

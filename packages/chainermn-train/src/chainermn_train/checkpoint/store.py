@@ -1,0 +1,262 @@
+"""The folder, or each rank's, in which a run has its checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+from chainermn_comm import CommunicatorBase
+
+from ..collective_errors import allgather_checked, raise_on_all_ranks
+from .atomic_file import TEMPORARY, sync_folder
+from .shards import DamagedError, Head, Shard, is_ours, read_head, read_shard
+
+OPERATION = "checkpoint"
+
+
+class Save(NamedTuple):
+    """A save of a run at an iteration; a later one of the same iteration is another attempt."""
+
+    iteration: int
+    attempt: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.iteration}" if self.attempt == 1 else f"{self.iteration}-{self.attempt}"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A run's files in one folder: ``<name>.<rank>.<iteration>``, or ``…-<attempt>``."""
+
+    path: Path
+    name: str
+
+    def file(self, save: Save, rank: int) -> Path:
+        """Return the place of a rank's shard."""
+        return self.path / f"{self.name}.{rank}.{save}"
+
+    def listing(self) -> tuple[dict[tuple[Save, int], str], list[Path]]:
+        """Return the files of saves and ranks, whoever wrote them, and the unfinished files."""
+        pattern = re.compile(
+            rf"{re.escape(self.name)}\.(\d+)\.(\d+)(?:-(\d+))?((?:{re.escape(TEMPORARY)})?)", re.A
+        )
+        found, unfinished, names = {}, [], list[str]()
+        with contextlib.suppress(FileNotFoundError):
+            names = os.listdir(self.path)
+        for name in names:
+            if match := pattern.fullmatch(name):
+                rank, iteration, attempt, temporary = match.groups()
+                if temporary:
+                    unfinished.append(self.path / name)
+                else:
+                    found[Save(int(iteration), int(attempt or 1)), int(rank)] = name
+        return found, unfinished
+
+
+class Generation(NamedTuple):
+    """What ranks have of one save."""
+
+    save: Save
+    readers: list[int]  # for each shard, the rank that reads it
+    problem: str  # why it is incomplete; "" where all shards seem to be there
+    is_half_written: bool  # whether nothing else is wrong than that some are missing
+
+
+class Store:
+    """The checkpoints of a run in the ranks' folders; methods are collective but where they say so.
+
+    Attributes:
+        complete: saves that can be loaded, as far as is known.
+    """
+
+    def __init__(self, comm: CommunicatorBase, folder: Folder) -> None:
+        """Look what there is; change nothing."""
+        self._comm, self.folder = comm, folder
+        self._scan()
+
+    def _scan(self) -> None:
+        comm, folder = self._comm, self.folder
+        listings = allgather_checked(comm, OPERATION, folder.listing)
+        self._unfinished = listings[comm.rank][1]
+        readers: dict[tuple[Save, int], int] = {}
+        for rank, (files, _) in enumerate(listings):
+            for key in files:
+                if rank == key[1] or key not in readers:
+                    readers[key] = rank
+
+        def read_heads() -> dict[tuple[Save, int], Head | str | None]:
+            return {key: self._head(*key) for key, rank in readers.items() if rank == comm.rank}
+
+        heads: dict[tuple[Save, int], Head | str | None] = {}
+        for each in allgather_checked(comm, OPERATION, read_heads):
+            heads.update(each)
+        self._last_attempts = {save.iteration: save.attempt for save, _ in sorted(heads)}
+        self.foreign = sorted(folder.file(*key).name for key, head in heads.items() if head is None)
+        ours = [key for key, head in heads.items() if head is not None]
+        self.generations = [
+            self._generation(
+                save, readers, {rank: heads[save, rank] for of, rank in ours if of == save}
+            )
+            for save in sorted({save for save, _ in ours}, reverse=True)
+        ]
+        self.complete = {each.save for each in self.generations if not each.problem}
+        # By save: the shards that it is for this rank to remove.
+        self._to_remove: dict[Save, list[int]] = {}
+        for save, rank in ours:
+            self._to_remove.setdefault(save, []).extend([rank] * (readers[save, rank] == comm.rank))
+
+    def _head(self, save: Save, rank: int) -> Head | str | None:
+        """Return which shard a file is; why that can't be told; None if it is somebody else's."""
+        path = self.folder.file(save, rank)
+        try:
+            head = read_head(path)
+        except OSError as error:
+            return f"{path.name} can't be read: {error.strerror or error}"
+        except DamagedError as error:
+            return str(error) if is_ours(path) else None
+        expected = (self.folder.name, save.iteration, rank)
+        return head if (head.name, head.iteration, head.rank) == expected else None
+
+    def _generation(
+        self, save: Save, readers: Mapping[tuple[Save, int], int], heads: Mapping[int, Any]
+    ) -> Generation:
+        problems = [each for each in heads.values() if isinstance(each, str)]
+        whole = [each for each in heads.values() if isinstance(each, Head)]
+        size = max((each.size for each in whole), default=0)
+        missing = [f"{rank}" for rank in range(size) if rank not in heads]
+        is_half_written = bool(missing) and not problems
+        if missing:
+            some = ", ".join(missing[:8]) + ", ..." * (len(missing) > 8)
+            problems.append(f"of {size} files those of ranks {some} are missing")
+        if len({(each.id, each.size) for each in whole}) > 1:
+            problems.append("its files are of several saves")
+        by_rank = [readers.get((save, rank), 0) for rank in range(size)]
+        return Generation(save, by_rank, "; ".join(problems), is_half_written)
+
+    def next_save(self, iteration: int) -> Save:
+        """Return the name of a new save, the same on all ranks (not collective)."""
+        newest = max(self.complete, default=Save(0)).iteration
+        if iteration < newest:
+            raise ValueError(
+                f"rank {self._comm.rank}: a checkpoint at iteration {iteration} would never be "
+                f"used, because {self.folder.path} has one of iteration {newest}: call "
+                "maybe_load before training to go on from there, remove the files, or give the "
+                "run another name"
+            )
+        return Save(iteration, self._last_attempts.get(iteration, 0) + 1)
+
+    def make_folder(self) -> None:
+        """Make the folder, and remove what a killed job was writing."""
+        with raise_on_all_ranks(self._comm, OPERATION):
+            path = self.folder.path
+            if not path.is_dir():
+                path.mkdir(parents=True, exist_ok=True)
+                sync_folder(path.parent)
+            for file in self._unfinished:
+                file.unlink(missing_ok=True)  # ranks may share the folder
+            self._unfinished = []
+
+    def read(self, generation: Generation) -> list[Shard] | str:
+        """Return all shards, or why they aren't whole.
+
+        Where there are as many as ranks, each has what was a rank's own of its number alone.
+        """
+        comm, folder, save = self._comm, self.folder, generation.save
+        shards: dict[int, Shard] = {}
+
+        def read() -> str:
+            for rank, reader in enumerate(generation.readers):
+                if reader == comm.rank:
+                    try:
+                        shards[rank] = read_shard(folder.file(save, rank))
+                    except (OSError, DamagedError) as error:
+                        return str(error)
+            return ""
+
+        problems = [each for each in allgather_checked(comm, OPERATION, read) if each]
+        if problems:
+            return "; ".join(problems)
+        is_alike = len(generation.readers) == comm.size
+        found = []
+        for rank, reader in enumerate(generation.readers):
+            shard = shards.get(rank)
+            own = shard.own if shard is not None and is_alike and rank == comm.rank else None
+            if shard is not None and is_alike and reader == rank:
+                shard = Shard(shard.shared, shard.pieces)
+            shard = comm.bcast_obj(shard, root=reader)
+            found.append(shard if own is None else Shard(shard.shared, shard.pieces, own))
+        return found
+
+    def note_written(self, save: Save) -> None:
+        """Count a save that all ranks have written (not collective)."""
+        self.complete.add(save)
+        self._last_attempts[save.iteration] = save.attempt
+        self._to_remove[save] = [self._comm.rank]
+
+    def expired(self, cp_interval: int, gc_interval: int) -> list[Save]:
+        """Return what isn't needed any more (not collective).
+
+        That is all before the newest ``cp_interval`` complete saves, once they are
+        ``gc_interval``, what the newest one takes the place of, and what is incomplete before it.
+        """
+        by_iteration = {save.iteration: save for save in sorted(self.complete)}
+        complete = [*by_iteration.values()]
+        first = complete[-cp_interval] if len(complete) - cp_interval >= gc_interval else Save(0)
+        older = [each for each in self._to_remove if complete and each < complete[-1]]
+        return [each for each in older if each < first or each not in complete]
+
+    def remover(self, saves: Iterable[Save]) -> Callable[[], None]:
+        """Return what removes saves on this rank, in any thread; they count no more, from now on.
+
+        Not collective. A job that is killed meanwhile leaves one that is incomplete.
+        """
+        ranks = {save: self._to_remove.pop(save) for save in sorted(saves)}
+        self.complete.difference_update(ranks)
+
+        def remove() -> None:
+            for save, those in ranks.items():
+                for rank in those:
+                    self.folder.file(save, rank).unlink(missing_ok=True)
+
+        return remove
+
+    def clear(self) -> None:
+        """Remove all saves; the newest last, so that a job killed here can go on from it."""
+        newest = {max(self.complete, default=Save(0))}
+        for saves in self._to_remove.keys() - newest, self._to_remove.keys() & newest:
+            with raise_on_all_ranks(self._comm, OPERATION):
+                self.remover(saves)()
+
+
+# Which object of this process writes to a folder under a name: two would lose one another's files.
+_writers: WeakValueDictionary[tuple[str, str], Any] = WeakValueDictionary()
+
+
+def register_writer(writer: Any, folder: Folder) -> None:
+    """Let ``writer`` alone write a run's files in a folder, until it is released or collected."""
+    if has_other_writer(writer, folder):
+        gc.collect()  # it may be referred to by nothing but an exception that was handled
+    if has_other_writer(writer, folder):
+        raise ValueError(
+            f"another checkpointer of this process saves as {folder.name!r} in "
+            f"{folder.path}: use that one, or give this one another name or folder"
+        )
+    _writers[os.path.realpath(folder.path), folder.name] = writer
+
+
+def has_other_writer(writer: Any, folder: Folder) -> bool:
+    """Return whether another object of this process writes there."""
+    return _writers.get((os.path.realpath(folder.path), folder.name), writer) is not writer
+
+
+def release_writer(writer: Any) -> None:
+    """Let others write what ``writer`` wrote."""
+    for key in [key for key, each in _writers.items() if each is writer]:
+        del _writers[key]

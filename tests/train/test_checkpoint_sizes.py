@@ -1,0 +1,206 @@
+"""A checkpoint goes on with any number of ranks: what is shared, summed up, or begun anew."""
+
+from __future__ import annotations
+
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import chainer
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import training
+from chainer.iterators import MultiprocessIterator, MultithreadIterator, SerialIterator
+
+from chainermn_train import DistributedOrderSampler, create_multi_node_optimizer
+from tests.support.checkpoints import files, link, make_checkpointer, on_rank_0, run_until
+
+pytestmark = [pytest.mark.world, pytest.mark.usefixtures("unsynced")]
+EXAMPLES, GLOBAL_BATCH = 48, 12
+
+
+def train(comm, size, out, seen, stop, begin, iterate=SerialIterator):
+    """Train with some of the ranks until an iteration; return the parameters, on those."""
+    part = comm.split(int(comm.rank < size), comm.rank)
+    weights = None
+    if comm.rank < size:
+        random = np.random.RandomState(1)
+        x, y = random.uniform(size=(EXAMPLES, 3)), random.uniform(size=(EXAMPLES, 2))
+        dataset = chainer.datasets.TupleDataset(np.arange(EXAMPLES), x, y)
+        sampler = DistributedOrderSampler(part, 5)
+        iterator = iterate(dataset, GLOBAL_BATCH // size, order_sampler=sampler)
+        with chainer.using_config("dtype", np.dtype("f8")):
+            np.random.seed(0)
+            model = L.Classifier(L.Linear(3, 2), lossfun=chainer.functions.mean_squared_error)
+        model.compute_accuracy = False
+        optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), part).setup(model)
+
+        def loss(numbers, x, y):
+            seen.extend(numbers.tolist())
+            return model(x, y)
+
+        updater = training.StandardUpdater(iterator, optimizer, loss_func=loss)
+        trainer = training.Trainer(updater, (1000, "iteration"), out=str(out))
+        checkpointer = make_checkpointer(part)
+        trainer.extend(checkpointer, trigger=(1, "iteration"))
+        assert checkpointer.maybe_load(trainer, optimizer) == begin
+        run_until(trainer, stop)
+        weights = [param.array.copy() for _, param in sorted(model.namedparams())]
+        assert updater.epoch_detail == pytest.approx(stop * GLOBAL_BATCH / EXAMPLES)
+    part.finalize()
+    comm.allgather_obj(None)
+    return weights
+
+
+@pytest.mark.sizes(4)
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("iterate", [SerialIterator, MultithreadIterator])
+def test_parameters_follow_one_process_and_each_example_is_seen_once_an_epoch(
+    naive, folder, iterate
+):
+    """The number of ranks changes within epochs of four iterations, and between them."""
+    expected = train(naive, 1, folder / "whole", [], 18, None)
+    seen: list[int] = []
+    begin, weights = None, None
+    for size, stop in ((4, 2), (2, 5), (3, 7), (1, 8), (4, 13), (2, 18)):
+        weights = train(naive, size, folder / "run", seen, stop, begin, iterate)
+        begin = stop
+    if naive.rank == 0:
+        for found, wanted in zip(weights, expected, strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-10)
+    counts = sum(naive.allgather_obj(Counter(seen)), Counter())
+    assert sum(counts.values()) == 18 * GLOBAL_BATCH
+    # Four epochs, and half of the fifth.
+    assert sorted(Counter(counts.values()).items()) == [(4, EXAMPLES // 2), (5, EXAMPLES // 2)]
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_what_is_the_same_is_saved_once(naive, folder):
+    target = chainer.Link()
+    target.add_persistent("big", np.arange(300_000, dtype="f8"))
+    target.add_persistent("small", np.arange(3))
+    target.add_persistent("own", np.full(2, naive.rank))
+    make_checkpointer(naive, folder).save(target)
+    sizes = [path.stat().st_size for path in sorted(folder.glob("run.*.1"))]
+    assert len(sizes) == naive.size
+    assert sum(sizes) < target.big.nbytes + naive.size * 80_000  # random generators, as text
+    assert max(sizes) < min(sizes) + 20_000
+    target.big, target.small, target.own = np.zeros(300_000), np.zeros(3, int), np.zeros(2, int)
+    assert make_checkpointer(naive, folder).maybe_load(target) == 1
+    np.testing.assert_array_equal(target.big, np.arange(300_000))
+    assert target.own.tolist() == [naive.rank] * 2
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_gradients_that_were_added_up_are_summed(naive, folder):
+    """Two of three updates on all ranks, the third on one: their mean is of all examples."""
+
+    def make(comm):
+        model = chainer.Sequential(L.Linear(2, 1, initialW=1, initial_bias=0))
+        inner = chainer.optimizers.SGD(1)
+        return create_multi_node_optimizer(inner, comm, accumulate_steps=3).setup(model)
+
+    def update(optimizer, value):
+        x = np.full((1, 2), value, "f4")
+        optimizer.update(lambda: chainer.functions.sum(optimizer.target(x)))
+
+    optimizer = make(naive)
+    for value in 1, 10:
+        update(optimizer, value * (naive.rank + 1))
+    make_checkpointer(naive, folder).save(optimizer)
+    naive.allgather_obj(None)
+    alone = naive.split(naive.rank, 0)
+    if naive.rank == 0:
+        resumed = make(alone)
+        assert make_checkpointer(alone, folder).maybe_load(resumed) == 1
+        update(resumed, 7)
+        terms = [value * (rank + 1) for value in (1, 10) for rank in range(naive.size)] + [7]
+        expected = 1 - sum(terms) / len(terms)
+        np.testing.assert_allclose(resumed.target[0].W.array, expected, rtol=1e-6)
+    alone.finalize()
+    naive.allgather_obj(None)
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_others_begin_anew_and_it_is_said(naive, folder, capfd):
+    def make(comm):
+        dataset = np.zeros((24 // comm.size, 1), "f4")
+        model = chainer.Sequential(L.Linear(1, 1))
+        optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(model)
+        iterator = SerialIterator(dataset, 2)
+        return training.StandardUpdater(iterator, optimizer, loss_func=lambda x: model(x)[0, 0])
+
+    updater, detail = make(naive), 6 * naive.size / 24
+    for _ in range(3):
+        updater.update()
+    make_checkpointer(naive, folder).save(updater)
+    naive.allgather_obj(None)
+    capfd.readouterr()
+    alone = naive.split(naive.rank, 0)
+    resumed = make(alone)
+    assert make_checkpointer(alone, folder).maybe_load(resumed) == 3
+    assert resumed.epoch_detail == pytest.approx(detail)
+    words = "goes on with 1; begun anew: random numbers, the order of examples of iterator 'main'"
+    assert f"'run': saved by {naive.size} ranks, {words}\n" in capfd.readouterr().err
+    alone.finalize()
+    naive.allgather_obj(None)
+
+
+def test_what_is_a_rank_s_own_goes_to_the_rank_of_its_number(naive, folder):
+    alone = naive.split(naive.rank, 0)
+    if naive.rank == 0:
+        make_checkpointer(alone, folder).save(link(1, 2))
+    naive.allgather_obj(None)
+    target = link(0, 0)
+    assert make_checkpointer(naive, folder).maybe_load(target) == 1
+    assert target.values.tolist() == [1, 2]
+    target.values[1] = naive.rank
+    make_checkpointer(naive, folder, cp_interval=1, gc_interval=1).save(target, 2)
+    assert files(naive, folder) >= {f"run.{rank}.2" for rank in range(naive.size)}
+    assert make_checkpointer(alone, folder).maybe_load(target) == 2
+    assert target.values.tolist() == [1, 0]
+    alone.finalize()
+    naive.allgather_obj(None)
+
+
+@pytest.mark.sizes(2)
+def test_a_checkpoint_of_version_2_0(naive, folder):
+    with tarfile.open(Path(__file__).with_name("checkpoint-2.0.tar.xz")) as archive:
+        on_rank_0(naive, lambda: archive.extractall(folder, filter="data"))
+    target = link(0, 0)
+    checkpointer = make_checkpointer(naive, folder)
+    assert checkpointer.maybe_load(target) == 10
+    assert target.values.tolist() == [10, naive.rank]
+    assert (target.nothing, target.text) == (None, "naïve")
+    before = files(naive, folder)
+    checkpointer.save(target, 11)
+    assert files(naive, folder) == before | {"run.0.11", "run.1.11"}
+    on_rank_0(naive, lambda: (folder / "run.1.10").write_bytes(b"damaged"))
+    on_rank_0(naive, lambda: [path.unlink() for path in folder.glob("run.*.11")])
+    assert make_checkpointer(naive, folder).maybe_load(target) is None
+
+
+@pytest.mark.usefixtures("forkserver")
+@pytest.mark.parametrize("kind", [SerialIterator, MultithreadIterator, MultiprocessIterator])
+def test_the_same_number_of_ranks_goes_on_with_the_same_order(naive, folder, kind):
+    def make():
+        sampler = DistributedOrderSampler(naive, 3)
+        options = {"n_processes": 1} if kind is MultiprocessIterator else {}
+        iterator = kind(np.arange(20.0), 3, order_sampler=sampler, **options)
+        model = chainer.Sequential(L.Linear(1, 1))
+        optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), naive).setup(model)
+        return training.StandardUpdater(iterator, optimizer)
+
+    first, second = make(), make()
+    iterator = first.get_iterator("main")
+    for _ in range(4):
+        next(iterator)
+    make_checkpointer(naive, folder).save(first, 1)
+    make_checkpointer(naive, folder).maybe_load(second)
+    batches = [
+        [list(next(each.get_iterator("main"))) for _ in range(9)] for each in (first, second)
+    ]
+    assert batches[0] == batches[1]
+    for each in first, second:
+        each.finalize()
