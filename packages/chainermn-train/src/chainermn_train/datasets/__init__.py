@@ -3,6 +3,7 @@
 from .data_size_error import DataSizeError
 from .epochs import get_epoch_trigger, get_n_iterations_for_one_epoch
 from .scatter import create_empty_dataset, scatter_dataset, scatter_index
+from .share import share_dataset
 
 __all__ = [
     "DataSizeError",
@@ -11,4 +12,5 @@ __all__ = [
     "get_n_iterations_for_one_epoch",
     "scatter_dataset",
     "scatter_index",
+    "share_dataset",
 ]

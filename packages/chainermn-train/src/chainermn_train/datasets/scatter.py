@@ -81,7 +81,7 @@ def scatter_dataset(
             index = require_integer("root", root, 0, communicator.size - 1)
             plan: ScatterPlan | None = None
             if communicator.rank == index:
-                count, size = _length_of(dataset, index), communicator.size
+                count, size = length_of(dataset, index), communicator.size
                 # NumPy has frozen the stream of RandomState.
                 draw = np.random.RandomState(seed).permutation if shuffle else np.arange
                 order = draw(count)
@@ -150,7 +150,7 @@ def _chainermn_communicator(
     return nullcontext(comm)
 
 
-def _length_of(dataset: Any, root: int) -> int:
+def length_of(dataset: Any, root: int) -> int:
     """Return the length; raise if there is none, or plainly no examples 0, 1, and so on."""
     if dataset is None:
         raise ValueError(f"rank {root} is the root, so its data set must not be None")

@@ -6,9 +6,7 @@ A process that writes gets its own copy of the pages it writes to, so that none 
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import mmap
 import os
 import secrets
@@ -17,7 +15,7 @@ import stat
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,18 +52,6 @@ class SharedMemoryHandle(NamedTuple):
             os.close(descriptor)
             raise FileNotFoundError(errno.ENOENT, "that number is another file now", path)
         return descriptor
-
-    @contextlib.contextmanager
-    def open_locked(self) -> Iterator[int]:
-        """Open the file for writing, locked, as :meth:`open` does."""
-        descriptor = self.open(os.O_RDWR)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield descriptor
-        finally:
-            # Closing it would do, but for a child process that a thread forks meanwhile.
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-            os.close(descriptor)
 
 
 class SharedFile:
@@ -119,11 +105,6 @@ class SharedFile:
     def __reduce__(self) -> Any:
         return _open_file, (self.handle,)
 
-    def wait_until_unlocked(self) -> None:
-        """Sleep while another process has the file open by `SharedMemoryHandle.open_locked`."""
-        fcntl.flock(self.descriptor, fcntl.LOCK_SH)
-        fcntl.flock(self.descriptor, fcntl.LOCK_UN)
-
 
 def write_blocks(descriptor: int, blocks: Iterable[np.ndarray]) -> None:
     """Write uint8 arrays, 1-D, one after another, into a file after its token."""
@@ -175,7 +156,10 @@ class SharedArray:
 
     def __reduce__(self) -> Any:
         with _sharing:
-            if self.array.nbytes and (self._file is None or _is_written_to(self.array)):
+            file = self._file
+            if self.array.nbytes and (
+                file is None or _is_written_to(self.array, file, self.offset)
+            ):
                 data = np.ascontiguousarray(self.array).reshape(-1).view(np.uint8)
                 file = SharedFile.reserve(ALIGNMENT + len(data))
                 write_blocks(file.descriptor, [data])
@@ -184,21 +168,14 @@ class SharedArray:
         return _load, (self._file, self.offset, self.shape, self.dtype)
 
 
-def _is_written_to(array: np.ndarray) -> bool:
-    """Return whether this process has pages of its own in an array that it maps from a file."""
-    first = array.ctypes.data // mmap.PAGESIZE
-    last = (array.ctypes.data + array.nbytes - 1) // mmap.PAGESIZE
-    try:
-        with open("/proc/self/pagemap", "rb", buffering=0) as file:
-            entries = np.empty(last - first + 1, np.uint64)
-            file.seek(first * entries.itemsize)
-            if file.readinto(entries.data) < entries.nbytes:
-                return True
-    except OSError:  # nobody knows
-        return True
-    # Bits 63 and 62: in memory, or swapped; 61: in a file.
-    upper = entries >> np.uint64(61)
-    return bool((((upper & 0b110) != 0) & ((upper & 0b001) == 0)).any())
+def _is_written_to(array: np.ndarray, file: SharedFile, offset: int) -> bool:
+    """Return whether this process has other bytes than the file from which it maps an array."""
+    own = array.reshape(-1).view(np.uint8)
+    with mmap.mmap(file.descriptor, 0, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
+        theirs = np.frombuffer(mapped, np.uint8, own.size, offset)
+        differs = not np.array_equal(own, theirs)
+        del theirs  # or the map can't be closed
+    return differs
 
 
 def _load(file: SharedFile | None, *place: Any) -> SharedArray:

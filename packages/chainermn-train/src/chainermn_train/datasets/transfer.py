@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from chainermn_comm import CommunicatorBase
-from chainermn_comm.watchdog import watch_call
 
 from ..collective_errors import SharedFailure, allgather_checked, bcast_checked, raise_on_all_ranks
 from .scatter_plan import BLOCK_BYTES, ScatterPlan, unpickle_part
@@ -51,25 +50,24 @@ def scatter_parts(
         if rank != root:
             piece[...] = received
     # A communicator of its own: messages of the user may be under way, with any tag.
-    with comm.split(0, rank) as messages, ExitStack() as locks:
+    with comm.split(0, rank) as messages, ExitStack() as files:
         local: dict[int, int] = {}  # descriptors of the files that the root fills, by rank
         with SharedFailure(comm.handshake, _OPERATION):
             for other, each in enumerate(handles if plan else []):
                 if each is not None:
                     with suppress(OSError):  # it is on another machine
-                        local[other] = locks.enter_context(each.open_locked())
+                        local[other] = each.open(os.O_RDWR)
+                        files.callback(os.close, local[other])
         is_local = rank in bcast_checked(comm, _OPERATION, lambda: list(local), root)
         with raise_on_all_ranks(comm, _OPERATION):
             if plan is None:
                 return _receive(messages, root, file, unsplittable, is_local)
-            _send_all(messages, plan, local, locks, limit)
+            _send_all(messages, plan, local, limit)
             return plan.parts[root]
 
 
-def _send_all(
-    comm: CommunicatorBase, plan: ScatterPlan, local: dict[int, int], locks: ExitStack, limit: int
-) -> None:
-    """Fill the root's own part and the local files, unlock these, and send what ranks lack."""
+def _send_all(comm: CommunicatorBase, plan: ScatterPlan, local: dict[int, int], limit: int) -> None:
+    """Fill the root's own part and the local files, and send what ranks lack."""
     errors: list[BaseException] = []
 
     def send(rank: int, blocks: Callable[[], Iterable[np.ndarray]]) -> None:
@@ -83,8 +81,7 @@ def _send_all(
         comm.send(np.array([not errors]), rank, 0)
 
     try:
-        # The ranks sleep at the locks, and leave their cores to the root.
-        with locks, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             own = pool.submit(plan.fill_own)
             list(pool.map(lambda rank: write_blocks(local[rank], plan.iter_file(rank)), local))
             own.result()
@@ -107,9 +104,6 @@ def _receive(
     is_local: bool,
 ) -> Any:
     """Return this rank's part; None if the root failed, which fills the file if ``is_local``."""
-    if is_local and file is not None:
-        with watch_call(_OPERATION):
-            file.wait_until_unlocked()  # asleep: in a receive it would keep a core busy
     complete: list[bool] = []
     payload = b"".join(block.data for block in _blocks(comm, root, complete))
     if file is not None and not is_local:

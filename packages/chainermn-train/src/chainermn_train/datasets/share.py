@@ -1,0 +1,62 @@
+"""A data set that all ranks have whole, one copy on each machine: ``share_dataset``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from chainermn_comm import CommunicatorBase
+
+from ..collective_errors import (
+    SharedFailure,
+    raise_on_all_ranks,
+    require_communicator,
+    require_integer,
+)
+from .scatter import length_of
+from .scatter_plan import BLOCK_BYTES, ScatterPlan
+from .transfer import scatter_parts
+
+_OPERATION = "share_dataset"
+
+
+def share_dataset(dataset: Any, comm: CommunicatorBase, root: int = 0) -> Any:
+    """Give one rank's data set to all, with one copy of its arrays on each machine (collective).
+
+    It is for iterators with a :class:`DistributedOrderSampler`, which deals its examples over all
+    ranks anew in each epoch. Arrays travel, and lie in memory that the ranks of a machine share, as
+    :func:`scatter_dataset` says. Lists and data sets of other classes are copied to each rank.
+
+    Args:
+        dataset: at ``root`` anything with ``len()`` and integer indices; ignored elsewhere.
+        comm: a ChainerMN communicator.
+        root: the rank whose data set it is.
+
+    Returns:
+        A data set with all examples, in their order.
+
+    Raises:
+        TypeError, ValueError, RankMismatchError, OSError: as :func:`scatter_dataset` raises them.
+    """
+    comm = require_communicator(comm, _OPERATION)
+    with SharedFailure(comm.handshake, _OPERATION):
+        root = require_integer("root", root, 0, comm.size - 1)
+    # One rank of each node gets all examples, on that of the root the root itself.
+    places = comm.allgather_obj((comm.inter_rank, comm.rank))
+    leaders = {node: rank for node, rank in reversed(places)}
+    leaders[places[root][0]] = root
+    with SharedFailure(comm.handshake, _OPERATION):
+        plan: ScatterPlan | None = None
+        if comm.rank == root:
+            every, none = np.arange(length_of(dataset, root)), np.arange(0)
+            indices = [every if leaders[node] == rank else none for node, rank in places]
+            plan = ScatterPlan(dataset, indices, root)
+    comm.handshake(_OPERATION, (("root", root),))
+    part = scatter_parts(comm, root, plan, BLOCK_BYTES)
+    with comm.split(comm.inter_rank, comm.rank) as node:
+        leader = [rank for of, rank in places if of == comm.inter_rank].index(
+            leaders[comm.inter_rank]
+        )
+        with raise_on_all_ranks(comm, _OPERATION):
+            return node.bcast_obj(part, root=leader)
