@@ -10,7 +10,7 @@ import pytest
 from chainer.optimizer_hooks import GradientClipping, WeightDecay
 from chainer.training.extensions import ParameterStatistics
 
-from chainermn_comm import RankMismatchError
+from chainermn_comm import RankMismatchError, Reducer
 from chainermn_modelparallel import MultiNodeBatchNormalization
 from tests.support.exchanges import HIERARCHICAL, KINDS, OneProcess, exchanging
 from tests.support.linear import Model, X
@@ -201,6 +201,42 @@ def test_tied_weights_train_with_accumulation_as_without(comm, kind, steps):
     many.flush()
     single.flush()
     assert many.t == 8
+    assert_near(mine, expected, TOLERANCE)
+    many.finalize()
+
+
+@HIERARCHICAL
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_gradients_of_what_is_not_updated_are_not_sent(comm, kind, steps, monkeypatch):
+    """They are frozen and thawed while training goes on."""
+    sent = set()
+    for owner in {type(comm.make_reducer()), Reducer}:
+        add = owner.add
+
+        def noting(self, bucket, planned=False, add=add):
+            sent.update(name for name, each in bucket.namedparams() if each.grad is not None)
+            add(self, bucket, planned)
+
+        monkeypatch.setattr(owner, "add", noting)
+    mine, expected = seeded(comm.rank, Uneven), seeded(0, Uneven)
+    many = prepare(exchanging(kind, comm, chainer.optimizers.SGD(0.2), mine, steps), None, False)
+    single = OneProcess(kind, chainer.optimizers.SGD(0.2).setup(expected), steps)
+    for number in range(12 * steps):
+        if number in (4 * steps, 8 * steps):
+            many.flush()
+            single.flush()
+            for model in mine, expected:
+                (model.twice.disable_update if number == 4 * steps else model.twice.enable_update)()
+            sent.clear()
+        many.update(mine, *batch(comm.rank, number))
+        single.update(*joint(comm, number))
+        assert same_everywhere(comm, mine)
+        is_frozen = 4 * steps <= number < 8 * steps
+        assert not is_frozen or sent <= {"/last/W", "/last/b"}
+    many.flush()
+    single.flush()
+    assert "/twice/W" in sent
     assert_near(mine, expected, TOLERANCE)
     many.finalize()
 

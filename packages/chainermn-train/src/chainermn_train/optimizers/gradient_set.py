@@ -206,6 +206,12 @@ def present_gradient(param: Any) -> Any:
     return param.grad if param.is_initialized else None
 
 
+def not_updated(params: ParameterSet) -> list[Any]:
+    """Return the parameters that no step changes: see :meth:`chainer.Link.disable_update`."""
+    rules = [(param, getattr(param, "update_rule", None)) for param in params.params]
+    return [param for param, rule in rules if rule is not None and rule.enabled is False]
+
+
 def rescale(params: ParameterSet, scale: float | None) -> None:
     """Let all present gradients be as if they had been computed with this loss scale.
 

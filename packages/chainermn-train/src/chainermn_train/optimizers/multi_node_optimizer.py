@@ -20,7 +20,7 @@ from ..wrappers import AttributeProxy, UnpicklableMixin
 from .decision import OPERATION, Decision, Report, agree, decide, keeps_gradients
 from .drift import DriftDetector
 from .gradient_exchange import GradientExchange
-from .gradient_set import GradientGroup, GradientSet, are_scaled_by, rescale
+from .gradient_set import GradientGroup, GradientSet, are_scaled_by, not_updated, rescale
 from .replicated_state import ReplicatedState
 
 Agreed = tuple[Decision, Report]  # what all ranks do, and the sums of their reports
@@ -100,6 +100,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         backward computes the others, and the call steps along its own. With ``accumulate_steps=k``
         every k-th call exchanges and steps, and only the first and the last of k are collective;
         all keep the loss scale that was set at the first. :meth:`flush` uses what is left.
+
+        Gradients of parameters that are not updated (:meth:`chainer.Link.disable_update`) stay on
+        their rank: hooks see zeros in their place.
 
         Args:
             lossfun: called with ``args`` and ``kwds``; the gradients of the variable that
@@ -296,6 +299,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         """
         group, exchange, params = self._group, self._exchange, self._params
         changed = resend = can_plan = 0
+        if own:
+            _drop_unused(params)
         is_last, reducer = group.is_last or not own, None
         if self._state.has_initialized(self.actual_optimizer.target):  # by the loss
             changed = 1
@@ -421,6 +426,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         except BaseException:
             self._group.num_calls += 1
             raise
+        _drop_unused(self._params)
         self._step(partial(self._group.add, self._params, self._scale))
 
     def _has_drifted(self) -> bool:
@@ -453,3 +459,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     def _scale(self) -> float | None:
         scale = getattr(self.actual_optimizer, "_loss_scale", None)
         return None if scale is None or not isinstance(scale, Real) else float(scale)  # a mock's
+
+
+def _drop_unused(params: ParameterSet) -> None:
+    """Drop gradients along which nobody steps; they are neither sent nor kept."""
+    for param in not_updated(params):
+        param.cleargrad()

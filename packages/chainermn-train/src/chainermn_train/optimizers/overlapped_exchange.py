@@ -24,7 +24,7 @@ from . import tracked_backward
 from .decision import OPERATION
 from .gpus import device_of, new_stream, using_stream, wait_on_device
 from .gradient_exchange import GradientExchange, make_channel
-from .gradient_set import GradientSet, are_scaled_by, has_form_of, present_gradient
+from .gradient_set import GradientSet, are_scaled_by, has_form_of, not_updated, present_gradient
 
 # Long enough that a bucket's costs don't count, short enough that the first one leaves early.
 BUCKET_BYTES = 1 << 20
@@ -39,6 +39,7 @@ class _Plan(NamedTuple):
     params: ParameterSet
     buckets: list[list[int]]
     bucket_of: dict[int, int]  # by the parameter's place
+    left_out: list[Any]  # parameters that are not updated
     like: list[Any]  # arrays of each parameter's shape and dtype, without memory of that size
     device: Any  # the GPU on which all of this is; None on CPUs
     stream: Any  # of that GPU, for the thread
@@ -66,7 +67,8 @@ class _Sending:
     def take(self, place: int, grad: Any) -> None:
         """Take a final gradient, and hand in what is complete."""
         own = self.gradients.gradients[place]
-        if own.grad is not None or not _fits(grad, own.like):
+        is_planned = place in self.plan.bucket_of
+        if own.grad is not None or not is_planned or not _fits(grad, own.like):
             return
         own.grad = grad
         self._left[self.plan.bucket_of[place]] -= 1
@@ -75,9 +77,10 @@ class _Sending:
 
     def take_rest(self) -> None:
         """Hand in all that is left; see whether what has left is what parameters have now."""
-        for own in self.gradients.gradients:
+        for place, own in enumerate(self.gradients.gradients):
             grad = present_gradient(own.param)
-            if own.grad is None and grad is not None and _fits(grad, own.like):
+            is_late = own.grad is None and place in self.plan.bucket_of
+            if is_late and grad is not None and _fits(grad, own.like):
                 own.grad = grad
             self.must_resend |= own.grad is not grad
         while self._handed_in < len(self._left):
@@ -137,7 +140,8 @@ class OverlappedExchange(GradientExchange):
         plan, own = self._plan, self.channel
         if plan is None or own is None:
             return False
-        if plan.params is not params or _wire_dtype(own) != _wire_dtype(self._communicator):
+        is_of_these = plan.params is params and plan.left_out == not_updated(params)
+        if not is_of_these or _wire_dtype(own) != _wire_dtype(self._communicator):
             self._plan = None  # it is outdated; all make another one
             return False
         return self._is_tracked(params, loss) and (scale is not None or are_scaled_by(params, None))
@@ -208,23 +212,27 @@ class OverlappedExchange(GradientExchange):
             like = [_without_memory(param.array) for param in params.params]
             device = device_of(params.params[0].array)
             stream = new_stream(device)
-        order: list[int] = self._communicator.bcast_obj(self._order)
+        left_out = not_updated(params)
+        out = {id(param) for param in left_out}
+        places = [place for place, param in enumerate(params.params) if id(param) not in out]
+        # Rank 0's, as all plan alike.
+        order, places = self._communicator.bcast_obj((self._order, places))
         self._order = []
         if self.channel is None:
             self.channel = make_channel(self._communicator, device)
         elif _wire_dtype(self.channel) != _wire_dtype(self._communicator):
             self.channel.set_config(_WIRE, _wire_dtype(self._communicator))
-        rest = set(range(len(like))) - set(order)
+        first = [place for place in order if place in set(places)]
         buckets: list[list[int]] = []
         room, dtype = 0, None
-        for place in [*order, *sorted(rest)]:
+        for place in dict.fromkeys([*first, *places]):
             if like[place].nbytes > room or like[place].dtype != dtype:
                 buckets.append([])
                 room, dtype = BUCKET_BYTES, like[place].dtype
             buckets[-1].append(place)
             room -= like[place].nbytes
         bucket_of = {place: number for number, each in enumerate(buckets) for place in each}
-        self._plan = _Plan(params, buckets, bucket_of, like, device, stream)
+        self._plan = _Plan(params, buckets, bucket_of, left_out, like, device, stream)
 
     def drop_plan(self) -> None:
         self._plan, self._order = None, []
