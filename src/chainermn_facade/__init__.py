@@ -12,6 +12,7 @@ from chainermn_train import (
     create_multi_node_checkpointer,
     create_multi_node_evaluator,
     create_multi_node_optimizer,
+    join,
     scatter_dataset,
     scatter_index,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "create_multi_node_checkpointer",
     "create_multi_node_evaluator",
     "create_multi_node_optimizer",
+    "join",
     "scatter_dataset",
     "scatter_index",
     "share_loss_scale",

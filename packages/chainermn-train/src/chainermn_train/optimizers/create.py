@@ -11,6 +11,7 @@ from chainermn_comm.named_communicators import DummyCommunicator
 
 from ..collective_errors import require_communicator, require_integer
 from .delayed_exchange import DelayedExchange
+from .end_of_training import flush_after_training
 from .gradient_exchange import GradientExchange
 from .multi_node_optimizer import MultiNodeOptimizer
 from .overlapped_exchange import OverlappedExchange
@@ -45,7 +46,8 @@ def create_multi_node_optimizer(
         double_buffering: exchange gradients in the background while the next update's are
             computed. Each update then steps along the gradients of the update before it; the
             first one doesn't step. It takes memory for a second set of gradients, and changes
-            what is learnt a little. For GPUs and CPUs, with any communicator.
+            what is learnt a little. For GPUs and CPUs, with any communicator. A Trainer that has
+            run to its end steps along what is left, here and with ``accumulate_steps``.
         zero_fill: count a gradient that a rank doesn't have (None) as zeros. Without it
             ranks must agree on which gradients are missing.
         accumulate_steps: how many updates make one step: their gradients are added up on each
@@ -101,4 +103,5 @@ def create_multi_node_optimizer(
         exchange = GradientExchange(communicator, bool(zero_fill))
     else:
         exchange = OverlappedExchange(communicator, bool(zero_fill), only_on_gpus)
+    flush_after_training()
     return MultiNodeOptimizer(actual_optimizer, communicator, settings, exchange)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from numbers import Real
 from typing import Any
@@ -48,7 +49,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     """
 
     _OWN = frozenset({"actual_optimizer", "communicator", "zero_fill", "_settings", "_state"})
-    _OWN |= {"_group", "_drift", "_detects_drift", "_exchange"}
+    _OWN |= {"_group", "_drift", "_detects_drift", "_exchange", "_has_joined"}
     _ACTUAL = "actual_optimizer"
 
     def __init__(
@@ -66,6 +67,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         self._drift = DriftDetector()
         self._detects_drift = communicator.size > 1 and settings["on_drift"] != "ignore"
         self._exchange = exchange
+        self._has_joined = False
 
     def setup(self, link: Any) -> MultiNodeOptimizer:
         """Set the model, ``link``, and return itself, or raise TypeError, as in Chainer.
@@ -121,14 +123,20 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                 first and the last of ``accumulate_steps`` calls it is raised on this rank only, and
                 the others count one gradient less.
         """
-        compute_loss = None if lossfun is None else partial(lossfun, *args, **kwds)
+        self._update(None if lossfun is None else partial(lossfun, *args, **kwds))
+
+    def _update(self, compute_loss: Callable[[], Any] | None) -> bool:
+        """Make an update; return whether no rank had any examples, as all have joined."""
         if self._group.is_between:
             self._update_alone(compute_loss)
-            return
+            return False
         try:
-            agreed = self._agree_on_news("update()", lossfun is None)
+            without_loss = compute_loss is None and not self._has_joined
+            agreed = self._agree_on_news("update()", without_loss)
             if compute_loss is not None:
                 agreed = self._compute(compute_loss, agreed)
+            elif self._has_joined:
+                self._zero_gradients()
             if agreed[0] in (Decision.CONTINUE, Decision.SEND):
                 agreed = self._agree_on_gradients("update()", own=1)
             if agreed[0] is Decision.RESEND:
@@ -141,10 +149,15 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         decision, total = agreed
         if decision is Decision.START_AGAIN:
             self._start_again(total)
+        elif total.joined == self.communicator.size and not total.num_accumulated:
+            self._exchange.cancel()
+            self._group.clear()
+            return True
         elif decision is Decision.ADD:
-            self._step(partial(self._group.add, self._params, self._scale))
+            self._step(self._add)
         else:
             self._step(partial(self._take_means, total))
+        return False
 
     def flush(self) -> None:
         """Use the gradients that no step has used yet (collective).
@@ -249,6 +262,11 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         self._state.assume(self.target)
         self._drift.restart()
 
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether gradients may be left at the end, by its arguments: the same on all ranks."""
+        return bool(self._settings["accumulate_steps"] > 1 or self._settings["double_buffering"])
+
     # An update, step by step.
 
     def _agree_on_news(self, call: str, without_loss: bool = False) -> Agreed:
@@ -314,7 +332,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                         rescale(params, scale)
             reducer = exchange.ready(params, scale)
             resend, can_plan = int(exchange.must_resend), int(exchange.can_plan)
-        held = group.num_accumulated + own
+        held = group.num_accumulated + (own if not self._has_joined else 0)
         report = Report(changed=changed, resend=resend, can_plan=can_plan, num_accumulated=held)
         return self._agree(call, report, reducer, is_last)
 
@@ -333,6 +351,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             own = self._state.is_apart, exchange.has_flight, exchange.channel is not None
             if any(own):
                 report = report._replace(apart=own[0], in_flight=own[1], has_channel=own[2])
+            if self._has_joined:
+                report = report._replace(joined=1)
             if self._detects_drift:
                 digest = self._drift.checksum(self._params, optimizer)
         except BaseException as error:
@@ -426,8 +446,21 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         except BaseException:
             self._group.num_calls += 1
             raise
+        self._step(self._add)
+
+    def _add(self) -> bool:
+        """Add this update's gradients to the group's; return False: no step yet."""
+        if self._has_joined:
+            self._group.num_calls += 1
+            return False
         _drop_unused(self._params)
-        self._step(partial(self._group.add, self._params, self._scale))
+        return self._group.add(self._params, self._scale)
+
+    def _zero_gradients(self) -> None:
+        """Take part without examples: zeros for what the last update, or any, has a gradient of."""
+        params = [param for param in self._params.params if param.is_initialized]
+        for param in [param for param in params if param.grad is not None] or params:
+            param.grad = param.device.xp.zeros_like(param.array)
 
     def _has_drifted(self) -> bool:
         """Raise on all what differs, or warn and return True if it is to be repaired."""
@@ -459,6 +492,37 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     def _scale(self) -> float | None:
         scale = getattr(self.actual_optimizer, "_loss_scale", None)
         return None if scale is None or not isinstance(scale, Real) else float(scale)  # a mock's
+
+
+@contextmanager
+def join(optimizer: MultiNodeOptimizer) -> Iterator[None]:
+    """Let this rank make fewer updates within than others (leaving it is collective).
+
+        with chainermn.join(optimizer):
+            for batch in batches:
+                optimizer.update(model, *batch)
+
+    A rank that leaves takes part in the others' updates without examples until they have left, too:
+    means are over the ranks that had examples, and all have the same parameters. Until then only
+    updates are possible: whoever does something else (a flush, an evaluator, a save) raises
+    RankMismatchError on all ranks. Where an exception leaves the block, nothing of this happens.
+
+    Args:
+        optimizer: made by :func:`create_multi_node_optimizer`.
+
+    Raises:
+        TypeError: it is another optimizer; raised on this rank only.
+        RankMismatchError, PeerError: as :meth:`MultiNodeOptimizer.update` raises them.
+    """
+    if not isinstance(optimizer, MultiNodeOptimizer):
+        raise TypeError(f"join needs a multi-node optimizer, not {type(optimizer).__name__}")
+    yield
+    optimizer._has_joined = True
+    try:
+        while not optimizer._update(None):
+            pass
+    finally:
+        optimizer._has_joined = False
 
 
 def _drop_unused(params: ParameterSet) -> None:
