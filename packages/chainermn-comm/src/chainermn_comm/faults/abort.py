@@ -41,6 +41,7 @@ TURN_SECONDS, TURNS = 0.04, 8
 LAST_RESORT_SECONDS = 3.0
 # The process that our hooks are for, and the excepthook in whose place ours is.
 _replaced: tuple[int, Any] | None = None
+_leaving = 0  # the exit status of all ranks, which have agreed to leave
 
 
 def add_hook() -> None:
@@ -93,6 +94,13 @@ def abort_if_desynchronized() -> None:
     if isinstance(value, SystemExit):
         abort_job(f"sys.exit({value.code})", exit_code(value.code) or 1)
     _excepthook(kind, value, trace)
+
+
+def leave(code: int) -> NoReturn:
+    """Raise SystemExit(code), which doesn't abort the job: all ranks do so together."""
+    global _leaving
+    _leaving = code
+    raise SystemExit(code)
 
 
 def _wanted() -> bool | None:
@@ -156,7 +164,7 @@ def _excepthook(
 
 def _on_system_exit(code: object) -> None:
     status = exit_code(code)
-    if status and _others_may_wait():
+    if status and status != _leaving and _others_may_wait():
         if isinstance(code, int):
             abort_job(f"sys.exit({code})", status)
         abort_job("sys.exit with a message", status, f"{code}\n")

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-from chainer.training import Extension
+from chainer.training import Extension, Trainer
 
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.errors import is_raised_on_all, now
+from chainermn_comm.faults import leave
 
 from ..collective_errors import SharedFailure, allgather_checked, raise_on_all_ranks
+from ..leaving import STATUS, is_told, listen
+from ..optimizers import MultiNodeOptimizer
 from ..trainer_introspection import updater_of, warn_of_lost_order
 from .background_writer import BackgroundWriter
 from .dealing import deal, put_together
@@ -203,6 +206,11 @@ class MultiNodeCheckpointer(Extension):
         that was a rank's own is that of the rank of its number (where there are more, again from
         rank 0 on). Rank 0 prints what begins anew.
 
+        From now on a trainer also obeys a scheduler's warning. After SIGTERM or SIGUSR1 on any rank
+        all save at the end of the iteration, and leave with exit status 75. A second signal ends a
+        rank at once, and so does CHAINERMN_GRACE: seconds since the first one, by default 30. What
+        the user's program handles itself is left to it.
+
         Args:
             trainer: what was saved, made in the same way.
             optimizer: a multi-node optimizer whose first update needn't broadcast the
@@ -224,6 +232,11 @@ class MultiNodeCheckpointer(Extension):
         self.flush()
         self._require_equal_settings()
         with SharedFailure(self.comm.handshake, OPERATION):
+            if isinstance(trainer, Trainer):
+                listen()
+                # Whenever others are done; a trigger without a state is in no checkpoint.
+                always: Any = lambda _: True  # noqa: E731
+                trainer.extend(self._leave_if_told, "leave", always, self.priority - 100)
             if not callable(getattr(trainer, "serialize", None)):
                 raise TypeError(
                     "a checkpoint is loaded into what Chainer can serialize, not "
@@ -300,6 +313,24 @@ class MultiNodeCheckpointer(Extension):
     def _say(self, text: str) -> None:
         if self.comm.rank == 0:
             print(f"chainermn: checkpoint {self.run_name!r}: {text}", file=sys.stderr, flush=True)
+
+    def _leave_if_told(self, trainer: Any) -> None:
+        """Save and leave together, if a signal has told any rank to end (collective)."""
+        optimizers = trainer.updater.get_all_optimizers().values()
+        multi_node = [each for each in optimizers if isinstance(each, MultiNodeOptimizer)]
+        if multi_node:  # by which all ranks know already
+            leaves = any(each.leaves for each in multi_node)
+        else:
+            told = bytes([is_told()])
+            leaves = any(map(any, self.comm.handshake("leave", payload=told)))
+        if leaves:
+            self.save(trainer)
+            self.flush()
+            self._say(
+                f"told by a signal to end; saved iteration {trainer.updater.iteration}, and all "
+                f"ranks leave with exit status {STATUS}"
+            )
+            leave(STATUS)
 
     def initialize(self, trainer: Any) -> None:
         """Begin with the random numbers that come next in the run, whatever was drawn since.

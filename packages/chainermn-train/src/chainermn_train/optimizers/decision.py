@@ -30,6 +30,7 @@ class Report(NamedTuple):
     resend: int = 0  # what it has sent is not what its parameters have now
     can_plan: int = 0  # it knows in which order backward gives its gradients
     joined: int = 0  # it has no more examples, and takes part until the others haven't either
+    told: int = 0  # a signal has told it to end
     num_accumulated: int = 0  # updates whose gradients are in those handed in
     drifted: int = 0  # of all ranks only: they don't have the same parameters or state
     uneven: int = 0  # likewise: they have made different numbers of updates of a group
@@ -87,7 +88,7 @@ def decide(total: Report, size: int, is_last: bool = True) -> Decision:
     return Decision.STEP if is_last else Decision.ADD
 
 
-_ROW = struct.Struct("<12BqII")  # a report, a digest, and updates of the present group
+_ROW = struct.Struct("<13BqII")  # a report, a digest, and updates of the present group
 
 
 def agree(reducer: Reducer, call: str, own: Report, digest: int = 0, num_calls: int = 0) -> Report:

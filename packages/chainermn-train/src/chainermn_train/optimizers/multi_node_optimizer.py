@@ -15,6 +15,7 @@ from chainermn_comm import CommunicatorBase, RankMismatchError, Reducer
 
 from ..collective_errors import SharedFailure, bcast_checked, raise_on_all_ranks, share_failure
 from ..host_arrays import to_host
+from ..leaving import is_told
 from ..optimizer_state import is_missing, serialize_mixed_precision, serialize_state
 from ..parameter_set import ParameterSet
 from ..wrappers import AttributeProxy, UnpicklableMixin
@@ -46,10 +47,11 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         actual_optimizer: the optimizer that steps.
         communicator: the ranks that train together.
         zero_fill: whether a missing gradient counts as zeros.
+        leaves: whether a signal has told any rank to end; the same on all after an update.
     """
 
     _OWN = frozenset({"actual_optimizer", "communicator", "zero_fill", "_settings", "_state"})
-    _OWN |= {"_group", "_drift", "_detects_drift", "_exchange", "_has_joined"}
+    _OWN |= {"_group", "_drift", "_detects_drift", "_exchange", "_has_joined", "leaves"}
     _ACTUAL = "actual_optimizer"
 
     def __init__(
@@ -67,7 +69,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         self._drift = DriftDetector()
         self._detects_drift = communicator.size > 1 and settings["on_drift"] != "ignore"
         self._exchange = exchange
-        self._has_joined = False
+        self._has_joined = self.leaves = False
 
     def setup(self, link: Any) -> MultiNodeOptimizer:
         """Set the model, ``link``, and return itself, or raise TypeError, as in Chainer.
@@ -351,8 +353,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             own = self._state.is_apart, exchange.has_flight, exchange.channel is not None
             if any(own):
                 report = report._replace(apart=own[0], in_flight=own[1], has_channel=own[2])
-            if self._has_joined:
-                report = report._replace(joined=1)
+            if self._has_joined or is_told():
+                report = report._replace(joined=int(self._has_joined), told=int(is_told()))
             if self._detects_drift:
                 digest = self._drift.checksum(self._params, optimizer)
         except BaseException as error:
@@ -361,6 +363,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         reducer = reducer or communicator.make_reducer(self.zero_fill, OPERATION)
         num_calls = min(num_calls, 1) if call == "flush()" else num_calls  # it takes any number
         total = agree(reducer, call, report, digest, num_calls)
+        self.leaves = self.leaves or total.told > 0
         while True:
             decision = decide(total, communicator.size, is_last)
             if decision is Decision.COMPARE_SETTINGS:

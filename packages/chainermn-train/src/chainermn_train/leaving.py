@@ -1,0 +1,73 @@
+"""Signals by which a scheduler says that a job is about to end: noted, for all ranks to agree on.
+
+The checkpointer acts on them; the multi-node optimizer carries the word to the other ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from types import FrameType
+
+# Of all ranks that leave, as sysexits.h's EX_TEMPFAIL: starting the job again goes on.
+STATUS = 75
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+GRACE_VARIABLE, GRACE_SECONDS = "CHAINERMN_GRACE", 30.0
+# A scheduler and a launcher may both send one; only a later one is a second one.
+ECHO_SECONDS = 2.0
+
+_told_at: float | None = None
+_process: int | None = None  # that listens; processes that it forks don't
+
+
+def listen() -> None:
+    """Note SIGTERM and SIGUSR1 from now on, unless the user handles them (main thread only).
+
+    A second signal ends this process at once, and so does a time: CHAINERMN_GRACE in seconds, by
+    default 30. ValueError where that is no positive number.
+    """
+    global _process
+    grace_seconds()
+    _process = os.getpid()
+    if threading.current_thread() is threading.main_thread():
+        for number in SIGNALS:
+            if signal.getsignal(number) == signal.SIG_DFL:
+                signal.signal(number, _handle)
+
+
+def is_told() -> bool:
+    """Return whether this process was told to end."""
+    return _told_at is not None
+
+
+def grace_seconds() -> float:
+    """Return how long a process may go on once it is told to end."""
+    text = os.environ.get(GRACE_VARIABLE, "").strip()
+    with contextlib.suppress(ValueError):
+        if 0 < (seconds := float(text or GRACE_SECONDS)) < 1e9:
+            return seconds
+    raise ValueError(f"{GRACE_VARIABLE} must be seconds, more than 0, got {text!r}")
+
+
+def _handle(number: int, _: FrameType | None) -> None:
+    global _told_at
+    now = time.monotonic()
+    if os.getpid() != _process or (_told_at is not None and now - _told_at > ECHO_SECONDS):
+        _end(number)
+    elif _told_at is None:
+        _told_at = now
+        timer = threading.Timer(grace_seconds(), _end, [number])
+        timer.daemon = True
+        timer.start()
+
+
+def _end(number: int) -> None:
+    """End this process as the signal does that nobody handles, whichever thread this is."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os.kill(os.getpid(), signal.SIGKILL)
