@@ -17,7 +17,7 @@ from .. import processes
 from ..diagnosis import Rank
 from ..processes import GONE, RUNNING
 from ..report import normalize_stacks
-from ..status_region import REGION_BYTES, read_abort_time, read_calls, read_work
+from ..status_region import REGION_BYTES, read_abort_time, read_calls
 
 # Time for a rank to write its stacks; without them (it is in the kernel) the report goes out, too.
 STACKS_SECONDS = 1.5
@@ -51,8 +51,8 @@ class MonitoredRank:
         return processes.state(self.process)
 
     def read(self, now: float) -> Rank:
-        calls, work = tuple(read_calls(self.region, now)), read_work(self.region, now)
-        return Rank(self.world, os.uname().nodename, self.pid, self.state(), calls, work=work)
+        calls = tuple(read_calls(self.region, now))
+        return Rank(self.world, os.uname().nodename, self.pid, self.state(), calls)
 
 
 def collect_stacks(ranks: Sequence[MonitoredRank]) -> dict[int, str]:

@@ -9,9 +9,8 @@ import functools
 import mmap
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
@@ -92,42 +91,6 @@ def mark_finalizing() -> None:
 atexit.register(mark_finalizing)
 
 
-# Work that others may have to wait for: when it began, and its name, the last entered at the end.
-_work: list[tuple[float, bytes]] = []
-# A signal's handler may begin some while its thread does.
-_work_lock = threading.RLock()
-
-
-@contextlib.contextmanager
-def alone(what: str) -> Iterator[None]:
-    """Within, this process does something that may take long, while the others may wait for it.
-
-    Where ``CHAINERMN_TIMEOUT`` is set, the job isn't ended before a call has waited ten minutes
-    for a rank that is within. Not collective.
-
-    Args:
-        what: what it does, for reports, such as ``"download"``; the first 64 bytes count.
-
-    Raises:
-        AttributeError: ``what`` is no str.
-    """
-    mine = _now(), what.encode()
-    _record_work(_work.append, mine)
-    try:
-        yield
-    finally:
-        _record_work(_work.remove, mine)
-
-
-def _record_work(change: Callable[[tuple[float, bytes]], None], work: tuple[float, bytes]) -> None:
-    with _work_lock:
-        change(work)
-        if _region is not None:
-            _region.memory[layout.WORK_SLICE] = layout.WORK.pack(
-                *_work[-1] if _work else (0.0, b"")
-            )
-
-
 @dataclass
 class StatusRegion:
     """What the monitor reads of this process, and how it reaches the process."""
@@ -194,15 +157,13 @@ def _anonymous_file(name: str) -> int:
 
 def _reset_in_child() -> None:
     """Detach a forked child: what it calls is not its parent's."""
-    global _region, _work_lock
+    global _region
     if _region is not None:
         with contextlib.suppress(OSError):
             os.close(_region.liveness_pipe[1])
     _region = None
     for record in list(_records):
         record._detach()
-    _work_lock = threading.RLock()
-    _work.clear()
 
 
 os.register_at_fork(after_in_child=_reset_in_child)
