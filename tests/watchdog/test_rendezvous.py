@@ -12,10 +12,10 @@ pytestmark = [pytest.mark.world, pytest.mark.sizes(2), pytest.mark.ranks(2)]
 
 
 def test_a_hub_that_can_not_listen_is_warned_of_and_keeps_nobody_waiting(world, monkeypatch):
-    def listen():
+    def refuse(*_, **__):
         raise OSError("planted")
 
-    monkeypatch.setattr(rendezvous, "listen", listen)
+    monkeypatch.setattr(rendezvous.socket, "create_server", refuse)
     names = ["rank 0 on near", "rank 1 on far"]
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

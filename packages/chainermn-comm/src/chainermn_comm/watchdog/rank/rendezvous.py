@@ -26,7 +26,7 @@ from ...timeout import Timeout
 from ..processes import stat as process_stat
 from ..report import rank_list
 from . import recorder
-from .addresses import listen, own_addresses
+from .addresses import own_addresses
 from .recorder import CallRecorder, StatusRegion
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ main()
 """
 # For an interpreter to start on a busy machine; the job goes on after that.
 START_SECONDS = 20.0
+# Monitors of all machines connect at about the same time.
+BACKLOG = 4096
 _num_registered = 0
 
 
@@ -116,7 +118,7 @@ def _join_star(leaders: MPI.Comm, name: str) -> tuple[socket.socket | None, dict
     if names is not None:
         if len(names) > 1:
             try:
-                listener = listen()
+                listener = socket.create_server(("", 0), backlog=BACKLOG)
             except OSError as problem:
                 _warn(problem)
         endpoints = [(one, listener.getsockname()[1]) for one in own] if listener else []
