@@ -123,11 +123,10 @@ def agreeing(
                 (SILENCE_VARIABLE, settings.timeout.silence),
                 (TRACE_VARIABLE, "set" if settings.trace else "unset"),
             )
-            payload = runtime.blas_payload(comm.size)
-            payloads = handshake("create_communicator", signature, payload)
+            handshake("create_communicator", signature)
         finally:
             traffic.Free()
-        if any(payloads):
+        if comm.size > 1:
             runtime.limit_blas_threads(comm)
         faults.skip_finalize_in_forks()
         factories = _resolve(entry.host, allreduce.FACTORIES), _resolve(entry.gpu, gpu.FACTORIES)
