@@ -90,10 +90,14 @@ def print_for(
 
 
 def stderrs(pids: Iterable[int]) -> Iterator[int]:
-    """Open the standard error of each of these processes, while it is used."""
+    """Open the standard error of each of these processes, while it is used.
+
+    Not for longer: the launcher waits until no process holds its pipe.
+    """
+    how = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
     for pid in dict.fromkeys(pids):
-        with contextlib.suppress(OSError):
-            file = processes.open_stderr(pid)
+        with contextlib.suppress(OSError):  # such as where it is a socket
+            file = os.open(f"/proc/{pid}/fd/2", how)
             try:
                 yield file
             finally:
