@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import socket
 
-from chainermn_comm.watchdog.rank import addresses
+from chainermn_comm.watchdog.rank import rendezvous
 
 
 def test_a_machines_addresses_are_those_of_its_interfaces_but_the_loopbacks():
-    found = addresses.own_addresses()
+    found = rendezvous.own_addresses()
     assert len(set(found)) == len(found)
     for one in found:
         assert not one.startswith("127.")
