@@ -17,7 +17,7 @@ from .allreduce import AlgorithmCache, Factory, reduce_arrays
 from .arithmetic import as_integer, integer_between
 from .communicator import CommunicatorBase, by_the_other_name, check_metadata, wrong_kind
 from .config import Settings
-from .errors import CommunicationError, FinalizedError, now, share_failure
+from .errors import CommunicationError, FinalizedError, share_failure
 from .faults import abort_if_desynchronized
 from .gpu import backend_for
 from .gradients import MpiReducer, bcast_parameters, mean_gradients
@@ -266,17 +266,16 @@ class MpiCommunicator(CommunicatorBase):
         payload: bytes = b"",
     ) -> list[bytes]:
         # Not `observed`, whose frame would refer to `error`: see `SharedFailure`.
-        group, since = self._group, now()
+        group = self._group
         try:
-            if error is None and not isinstance(payload, bytes):
-                error = wrong_kind(f"the payload of {operation} must be bytes", payload, self._rank)
-            if error is not None:
-                share_failure(group.handshake, operation, error)
-                raise error
-            return group.handshake(operation, signature, payload, len(payload), typed=True)
-        except BaseException as raised:
-            group.interrupt(operation, raised, since)
-            raise
+            with group.in_step(operation):
+                if error is None and not isinstance(payload, bytes):
+                    what = f"the payload of {operation} must be bytes"
+                    error = wrong_kind(what, payload, self._rank)
+                if error is not None:
+                    share_failure(group.handshake, operation, error)
+                    raise error
+                return group.handshake(operation, signature, payload, len(payload), typed=True)
         finally:
             del error
             self._observer.leave()
@@ -358,7 +357,8 @@ class MpiCommunicator(CommunicatorBase):
         (8 MiB each, and 20 MiB, where there are other nodes). Each gradient that is replaced
         takes its new array and, where the old one isn't contiguous, a copy during the call.
         """
-        mean_gradients(self._group, self._reducer(self, zero_fill), model)
+        group = self._group
+        mean_gradients(group, MpiReducer(group, group, self._algorithms, zero_fill), model)
 
     allreduce_grad = multi_node_mean_grad
 
@@ -373,15 +373,9 @@ class MpiCommunicator(CommunicatorBase):
         is_ours = is_ours and own.__self__ is self
         # In this order: isinstance of an abstract class takes as long as all the rest.
         if is_ours and (channel is None or isinstance(channel, MpiCommunicator)):
-            return self._reducer(channel or self, zero_fill, operation)
+            data = channel or self
+            return MpiReducer(self._group, data._group, data._algorithms, zero_fill, operation)
         return super().make_reducer(zero_fill, operation, channel)
-
-    def _reducer(
-        self, channel: MpiCommunicator, zero_fill: bool, operation: str = "allreduce_grad"
-    ) -> MpiReducer:
-        group = self._group
-        data_group = group if channel is self else channel._group
-        return MpiReducer(group, data_group, channel._algorithms, zero_fill, operation)
 
     @observed
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:

@@ -108,22 +108,15 @@ def of_arrays(
 
 def _of_array(data: Any, rank: int) -> Message:
     """Return the message, whose arrays on GPUs are still there."""
-    if isinstance(data, (tuple, list)):
-        if all([_is_plain(item) for item in data]):  # nearly always
-            return Message(TUPLE, tuple(data))
-        others = [i for i, item in enumerate(data) if not isinstance(item, np.ndarray)]
-        on_gpu = tuple(i for i in others if devices.on_gpu(data[i]))
-        scalars = tuple(i for i in others if i not in on_gpu)
-        pairs = enumerate(data)
-        arrays = tuple(item if i in on_gpu else _contiguous(item, rank) for i, item in pairs)
-        return Message(TUPLE, arrays, scalars, on_gpu)
-    if _is_plain(data):
-        return Message(ARRAY, (data,))
-    if isinstance(data, np.ndarray):
-        return Message(ARRAY, (_contiguous(data, rank),))
-    if devices.on_gpu(data):
-        return Message(ARRAY, (data,), on_gpu=(0,))
-    return Message(ARRAY, (_contiguous(data, rank),), scalars=(0,))
+    kind, items = (TUPLE, tuple(data)) if isinstance(data, (tuple, list)) else (ARRAY, (data,))
+    if all([_is_plain(item) for item in items]):  # nearly always
+        return Message(kind, items)
+    others = [i for i, item in enumerate(items) if not isinstance(item, np.ndarray)]
+    on_gpu = tuple(i for i in others if devices.on_gpu(items[i]))
+    scalars = tuple(i for i in others if i not in on_gpu)
+    pairs = enumerate(items)
+    arrays = tuple(item if i in on_gpu else _contiguous(item, rank) for i, item in pairs)
+    return Message(kind, arrays, scalars, on_gpu)
 
 
 def on_host(found: list[Message], rank: int) -> list[Message]:

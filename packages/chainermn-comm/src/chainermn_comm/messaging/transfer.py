@@ -21,12 +21,7 @@ Buffer: TypeAlias = Any
 
 def split_large(buffer: Buffer) -> Iterator[Buffer]:
     """Yield the buffer as uint8 in pieces that MPI can count; nothing of an empty one."""
-    if not buffer.nbytes:
-        return
     octets = buffer.view(np.uint8)
-    if octets.size <= MAX_MESSAGE_BYTES:
-        yield octets
-        return
     for start in range(0, octets.size, MAX_MESSAGE_BYTES):
         yield octets[start : start + MAX_MESSAGE_BYTES]
 
