@@ -246,13 +246,7 @@ class CommunicatorBase(ABC):
                 view = view_of(operation, signature)
             except BaseException as caught:
                 error = error or caught
-            text = error and describe(error, rank)
-            try:
-                rows = self.allgather_obj((view, text, payload))
-            except Exception as failure:  # `error` may be why this call doesn't fit the others'
-                if error is None or failure is error:
-                    raise
-                raise failure from error
+            rows = self.allgather_obj((view, error and describe(error, rank), payload))
             if error is not None:
                 raise error
         finally:

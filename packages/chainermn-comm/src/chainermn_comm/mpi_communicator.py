@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import reduce, wraps
 from operator import add
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -83,18 +83,18 @@ class MpiCommunicator(CommunicatorBase):
         reproducible: bool = False,
         _topology: Topology | None = None,
         _timeout: Timeout | None = None,
-        **unknown: NoReturn,
     ) -> None:
         """Make it from ``mpi_comm`` (collective).
 
         ``allreduce_grad_dtype``, ``batched_copy`` and ``reproducible`` are what they are of
-        ``create_communicator``, and so is what it raises; what is ``unknown`` is refused on all
-        ranks. Tests may impose a topology, the same on all ranks, and a time-out.
+        ``create_communicator``, and so is what it raises. Tests may impose a topology, the same on
+        all ranks, and a time-out.
         """
         asked = mpi_comm, allreduce_grad_dtype, batched_copy, reproducible
-        with agreeing(self.communicator_name, *asked, _timeout, tuple(unknown)) as agreed:
-            self._open(agreed.comm, agreed.factories, agreed.settings, _topology)
-        if agreed.entry.single_node and self.inter_size > 1:
+        with agreeing(self.communicator_name, *asked, _timeout) as agreed:
+            comm, entry, factories, settings = agreed
+            self._open(comm, factories, settings, _topology)
+        if entry.single_node and self.inter_size > 1:
             self.finalize()
             raise ValueError(
                 f"rank {self._rank}: communicator {self.communicator_name!r} takes ranks of one "
