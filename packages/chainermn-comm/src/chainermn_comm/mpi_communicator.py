@@ -298,10 +298,9 @@ class MpiCommunicator(CommunicatorBase):
         is_any = type(tag) is int and tag == MPI.ANY_TAG
         envelope = self._envelope(source, 0 if is_any else tag, "source", self._max_tag)
         if is_any:
-            envelope = point_to_point.wait_for_any_tag(
-                "recv_obj", envelope, self._max_tag, self._observer
-            )
-        return point_to_point.recv("recv_obj", messages.OBJECTS, envelope, self._observer)[1]
+            envelope = *envelope[:2], MPI.ANY_TAG
+        kinds, observer = messages.OBJECTS, self._observer
+        return point_to_point.recv("recv_obj", kinds, envelope, observer, max_tag=self._max_tag)[1]
 
     @observed
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:

@@ -63,20 +63,38 @@ def send(
 
 
 def recv(
-    method: str, kinds: tuple[str, ...], envelope: Envelope, observer: CallObserver, label: str = ""
+    method: str,
+    kinds: tuple[str, ...],
+    envelope: Envelope,
+    observer: CallObserver,
+    label: str = "",
+    max_tag: int = 0,
 ) -> tuple[bytes, Any]:
     """Receive a message of :func:`send`: its metadata and value.
+
+    If the tag is ``MPI.ANY_TAG``, it is the next message; one whose tag is greater than ``max_tag``
+    is part of another function, and stays where it is.
 
     Raises:
         CommunicationError: arrays that came from a GPU can't be put on one here.
         Exception: an array can't be made, as where there is no memory for it, or this rank lacks
             the package of its dtype; the message is discarded.
-        TypeError: the message is of none of these kinds; it is discarded.
+        TypeError: the message is of none of these kinds and discarded, or part of another function.
     """
     comm, source, tag = envelope
     first = np.empty(INLINE_BYTES, np.uint8)
     observer.message(method, source, tag, 0, label)
     try:
+        if tag == MPI.ANY_TAG:
+            status = MPI.Status()
+            comm.Probe(source, tag, status)
+            if status.tag > max_tag:
+                raise TypeError(
+                    f"rank {comm.rank}: {method} without a tag found a message that rank {source} "
+                    "sends as part of another function; give the tag with which the object is sent"
+                )
+            tag = status.tag
+            envelope = comm, source, tag
         comm.Recv([first, MPI.BYTE], source, tag)
         header_bytes, metadata_bytes = _LENGTHS.unpack_from(first.data)
         start = _LENGTHS.size + header_bytes
@@ -107,30 +125,6 @@ def recv(
         return metadata, messages.on_device([message], comm.rank)[0].value()
     finally:
         observer.leave()
-
-
-def wait_for_any_tag(
-    method: str, envelope: Envelope, max_tag: int, observer: CallObserver
-) -> Envelope:
-    """Wait for the next message from a rank; return the rank with its tag, for :func:`recv`.
-
-    Raises:
-        TypeError: it has no user's tag, being part of another function; it isn't received.
-    """
-    comm, source, _ = envelope
-    status = MPI.Status()
-    observer.message(method, source, MPI.ANY_TAG)
-    try:
-        comm.Probe(source, MPI.ANY_TAG, status)
-        if status.tag > max_tag:
-            raise TypeError(
-                f"rank {comm.rank}: {method} without a tag found a message that rank {source} "
-                "sends as part of another function; give the tag with which the object is sent"
-            )
-    except BaseException:
-        observer.leave()
-        raise
-    return comm, source, status.tag
 
 
 def _recv_into(buffer: np.ndarray, envelope: Envelope) -> None:
