@@ -53,15 +53,16 @@ class Message(NamedTuple):
         specs = tuple([(a.dtype, a.shape, a.flags.c_contiguous) for a in self.arrays])
         return _encode_header(self.kind, specs, self.scalars, self.on_gpu)
 
-    def packed(self) -> bytes:
-        """Return the bytes of all arrays, one after the other."""
-        return b"".join([array.tobytes("A") for array in self.arrays])  # A: as they are in memory
+    def packed(self, *before: bytes) -> bytes:
+        """Return these and then the bytes of all arrays, one after the other."""
+        return b"".join([*before, *[array.tobytes("A") for array in self.arrays]])  # as in memory
 
     def fill(self, packed: Any, start: int = 0) -> None:
         """Overwrite the arrays by what :meth:`packed` returned, which begins at ``start``."""
         for array in self.arrays:
-            as_bytes(array)[:] = np.frombuffer(packed, np.uint8, array.nbytes, start)
-            start += array.nbytes
+            end = start + array.nbytes
+            as_bytes(array).data[:] = packed[start:end]
+            start = end
 
     def value(self) -> Any:
         """Return the array, scalar, tuple or object."""

@@ -1,7 +1,7 @@
 """Sends and receives one message between two ranks.
 
-The first of MPI's messages holds the lengths of header and metadata, as much of these as fits, and
-the arrays' data where all of them fit after these; most messages need no other. Else the arrays
+The first of MPI's messages has a prefix, the header and the metadata, as much of these as fits. If
+the arrays' data fit after them, they are there, too; most messages need no other. Else the arrays
 follow out of line, where they aren't copied.
 """
 
@@ -21,7 +21,7 @@ from .transfer import MAX_MESSAGE_BYTES, split_large
 
 # The size of the first of MPI's messages. Longer ones are faster out of line.
 INLINE_BYTES = 64 << 10
-_LENGTHS = struct.Struct("<II")  # of the header and the metadata
+_PREFIX = struct.Struct("<II?")  # lengths of header and metadata; whether data follow these
 # What is sent by other methods than `send`, and how their names end.
 _KINDS = {
     OBJECT: ("an object", "_obj"),
@@ -46,11 +46,13 @@ def send(
     """
     comm, dest, tag = envelope
     header, nbytes = message.header(), message.nbytes
-    first = _LENGTHS.pack(len(header), len(metadata)) + header + metadata
+    is_inline = _PREFIX.size + len(header) + len(metadata) + nbytes <= INLINE_BYTES
+    head = _PREFIX.pack(len(header), len(metadata), is_inline), header, metadata
     buffers: list[np.ndarray] = []
-    if len(first) + nbytes <= INLINE_BYTES:
-        first += message.packed()
+    if is_inline:
+        first = message.packed(*head)
     else:
+        first = b"".join(head)
         buffers = [np.frombuffer(first, np.uint8)[INLINE_BYTES:], *map(as_bytes, message.arrays)]
     observer.message(method, dest, tag, nbytes, label)
     try:
@@ -96,19 +98,17 @@ def recv(
             tag = status.tag
             envelope = comm, source, tag
         comm.Recv([first, MPI.BYTE], source, tag)
-        header_bytes, metadata_bytes = _LENGTHS.unpack_from(first.data)
-        start = _LENGTHS.size + header_bytes
+        header_bytes, metadata_bytes, is_inline = _PREFIX.unpack_from(first.data)
+        start = _PREFIX.size + header_bytes
         end = start + metadata_bytes
         if end > INLINE_BYTES:
             first = np.concatenate((first, np.empty(end - INLINE_BYTES, np.uint8)))
             _recv_into(first[INLINE_BYTES:], envelope)
-        header, metadata = first[_LENGTHS.size : start].tobytes(), first[start:end].tobytes()
-        sizes = messages.array_sizes(header)
-        is_inline = end + sum(sizes) <= INLINE_BYTES
+        header, metadata = first[_PREFIX.size : start].tobytes(), first[start:end].tobytes()
         try:
             message = messages.allocate(header)
         except Exception:
-            for size in () if is_inline else sizes:
+            for size in () if is_inline else messages.array_sizes(header):
                 _discard(size, envelope)
             raise
         if is_inline:
@@ -122,7 +122,9 @@ def recv(
                 f"rank {comm.rank}: recv{wanted[1]} got {found[0]} that rank {source} sent with "
                 f"send{found[1]} (now discarded); receive it with recv{found[1]}"
             )
-        return metadata, messages.on_device([message], comm.rank)[0].value()
+        if message.on_gpu:
+            (message,) = messages.on_device([message], comm.rank)
+        return metadata, message.value()
     finally:
         observer.leave()
 
