@@ -10,7 +10,6 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from chainermn_comm import create_communicator
 from chainermn_comm.timeout import Timeout
 from chainermn_comm.watchdog import processes
 from chainermn_comm.watchdog.monitor.local_ranks import MonitoredRank
@@ -47,8 +46,9 @@ def communicator_within(name: str, seconds: float = 600.0, **others: Any) -> Any
         seconds: after which a waiting call is reported.
         others: the other attributes of `Timeout`.
     """
-    imposed: dict[str, Any] = {"_timeout": Timeout(seconds, **others)}
-    return create_communicator(name, **imposed)
+    from chainermn_comm.named_communicators import CLASSES  # it starts MPI
+
+    return CLASSES[name](_timeout=Timeout(seconds, **others))
 
 
 def description(world: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from . import faults, runtime, watchdog
 from .config import CHUNK_VARIABLE, Settings, chunk_bytes, reproducible, wire_dtype
@@ -46,15 +46,6 @@ REGISTRY = {
 _WITHOUT_SUMS = ("gpus_only", "no_op")
 
 
-class Agreed(NamedTuple):
-    """What ranks have agreed on to make a communicator."""
-
-    comm: MPI.Intracomm
-    entry: Entry
-    factories: tuple[Factory, Factory]
-    settings: Settings
-
-
 @contextlib.contextmanager
 def agreeing(
     name: str,
@@ -63,9 +54,8 @@ def agreeing(
     batched_copy: bool,
     wants_reproducible: bool,
     timeout: Timeout | None,
-    unknown: tuple[str, ...],
-) -> Iterator[Agreed]:
-    """Agree on a communicator, which is to be made inside of the block (collective).
+) -> Iterator[tuple[MPI.Intracomm, Entry, tuple[Factory, Factory], Settings]]:
+    """Agree on a communicator, which is to be made of these inside of the block (collective).
 
     ``create_communicator`` says what the arguments are, and what is raised.
     """
@@ -98,11 +88,6 @@ def agreeing(
         try:
             handshake = Handshake(traffic)
             with SharedFailure(handshake, "create_communicator"):
-                if unknown:
-                    raise TypeError(
-                        f"a communicator has no argument {', '.join(map(repr, unknown))}; there "
-                        "are mpi_comm, allreduce_grad_dtype, batched_copy and reproducible"
-                    )
                 entry = _find(name)
                 settings = Settings(
                     wire_dtype(allreduce_grad_dtype),
@@ -130,7 +115,7 @@ def agreeing(
             runtime.limit_blas_threads(comm)
         faults.skip_finalize_in_forks()
         factories = _resolve(entry.host, allreduce.FACTORIES), _resolve(entry.gpu, gpu.FACTORIES)
-        yield Agreed(comm, entry, factories, settings)
+        yield comm, entry, factories, settings
 
 
 def _reproducible(name: str, entry: Entry) -> Entry:

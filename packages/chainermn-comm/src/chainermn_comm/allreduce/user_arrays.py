@@ -45,7 +45,7 @@ def reduce_arrays(
             rows, results = _prepared(group, operation, made, own, out)
         places = _agree(group, operation, op, made, takes, out)
         backend, found = collectives.agreed(group, operation, places, made)
-        if group.device is not None and backend is group.device:
+        if backend is not group.host:
             if scatters:
                 group.device.reduce_scatter(rows, results, OPERATIONS[op])
             else:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from .. import devices
-from ..messaging import DeviceBackend, Handshake, Parts, ProcessGroup, messages
+from ..messaging import Backend, Handshake, Parts, ProcessGroup, messages
 from ..reducer import in_background
 from . import nccl
 from .nccl import Arrays, NcclCommunicator
@@ -19,7 +19,7 @@ from .watcher import Watcher
 OPERATION = "NCCL, moving arrays between GPUs"
 
 
-class NcclBackend(DeviceBackend):
+class NcclBackend(Backend):
     """NCCL among the devices that are current at the first use. Sums are in NCCL's own order."""
 
     def __init__(self, group: ProcessGroup) -> None:
@@ -29,6 +29,7 @@ class NcclBackend(DeviceBackend):
         self._usable: bool | None = None  # known once a rank has arrays of CuPy
 
     def takes(self, arrays: Arrays, op: Any = None) -> bool:
+        """Return whether this rank can now move such arrays, or none, or sum by the ufunc."""
         if self._usable is False or "cupy" not in sys.modules:
             return False
         # Work of two communicators that comes in different orders on two ranks can wait for each
@@ -48,6 +49,7 @@ class NcclBackend(DeviceBackend):
         )
 
     def connect(self) -> bool:
+        """Return whether the ranks are connected; the first call does that (collective)."""
         if self._connected is None:
             made, why = nccl.connect_or_explain(self._group, OPERATION, self._connect)
             if made is not None:
@@ -84,6 +86,7 @@ class NcclBackend(DeviceBackend):
             made.broadcast(parts, stream)
 
     def allreduce(self, sources: Arrays, targets: Arrays, op: Any, divisor: int = 1) -> None:
+        """Write what a ufunc makes of all ranks' sources, divided before, into targets."""
         with self._enqueuing((sources, targets)) as (made, stream):
             if divisor != 1:
                 for source, target in zip(sources, targets, strict=True):
@@ -92,6 +95,7 @@ class NcclBackend(DeviceBackend):
             made.allreduce(sources, targets, op, stream)
 
     def reduce_scatter(self, rows: Sequence[Arrays], targets: Arrays, op: Any) -> None:
+        """Write what a ufunc makes of all ranks' rows for this rank into targets."""
         with self._enqueuing((rows, targets)) as (made, stream):
             made.reduce(rows, targets, op, stream)
 
@@ -104,10 +108,12 @@ class NcclBackend(DeviceBackend):
             yield made, stream
 
     def close(self) -> None:
+        """Release everything (collective)."""
         if self._connected is not None:
             made, watcher = self._connected
             watcher.finish(made.close)
 
     def release_local(self) -> None:
+        """Release what needs no other rank (not collective)."""
         if self._connected is not None:
             self._connected[1].abandon()

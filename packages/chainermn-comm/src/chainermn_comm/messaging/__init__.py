@@ -4,7 +4,7 @@ from ..errors import SharedFailure as SharedFailure
 from . import collectives as collectives
 from . import messages as messages
 from . import point_to_point as point_to_point
-from .backend import DeviceBackend as DeviceBackend
+from .backend import Backend as Backend
 from .backend import Parts as Parts
 from .backend import Takes as Takes
 from .handshake import Handshake as Handshake

@@ -165,8 +165,6 @@ class _Call:
         copied: whether some were copied from a GPU, here or elsewhere.
     """
 
-    __slots__ = ("backend", "copied", "group", "make", "operation", "outgoing", "payloads", "root")
-
     def __init__(
         self,
         group: ProcessGroup,
@@ -182,7 +180,7 @@ class _Call:
         the handshake can carry what ``describe`` makes of its message.
         """
         self.group, self.operation, self.make = group, operation, make
-        takes = None if make is messages.of_objects else group.device_takes
+        takes = None if make is messages.of_objects else group.device and group.device.takes
         with SharedFailure(group.handshake, operation):
             self.root = root if root is _NO_ROOT else check_rank(group, root, "root")
             by_rank = values_of(self.root)
@@ -248,7 +246,7 @@ class _Call:
 
 def _header_and_small_data(message: Message) -> bytes:
     header = message.header()
-    return header if message.nbytes > SMALL_BYTES or message.stays else header + message.packed()
+    return header if message.nbytes > SMALL_BYTES or message.stays else message.packed(header)
 
 
 def _parts(by_rank: ByRank) -> Parts:
