@@ -216,10 +216,6 @@ class Machine:
         allowed = set(range(usable))
         self.returns(**{"os.sched_getaffinity": allowed, "os.getloadavg": (load, 0.0, 0.0)})
 
-    def ptrace_scope(self, scope: int) -> None:
-        """What Yama forbids."""
-        self._patch.setattr(environment, "ptrace_scope", lambda: scope)
-
     def forks(self, method: str, release: str, *cards: str) -> None:
         """How multiprocessing starts processes, the kernel's release, and InfiniBand cards."""
         self.returns(**{"multiprocessing.get_start_method": method, "platform.release": release})
@@ -367,11 +363,6 @@ def run_checks(*stages: Sequence[Check], seconds: float = SECONDS) -> dict[str, 
     """What checks of one's own find, in stages one after another, of which each gets half."""
     made = [Stage(f"stage {n}", "", tuple(one), 0.5) for n, one in enumerate(stages, start=1)]
     return {one.name: one for one in doctor.run_checks(made, Context(time.monotonic() + seconds))}
-
-
-def turns(*numbers: int) -> str:
-    """What two ranks print in their turn."""
-    return "".join(f"{ranks.TURN} {one} 2 here\n" for one in numbers)
 
 
 def said_by(shell: str, python: str, script: str, folder: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from chainermn_tools.doctor import CheckResult, Context, Stage
 from chainermn_tools.formatting import print_line
 
 # Raised when a key of the JSON changes its name or its meaning; a new check or key is no change.
-SCHEMA = 1
+SCHEMA = 2
 # Of the time for the environment, what the programs may take that are asked.
 PROGRAMS_SHARE = 0.7
 LABELS = {"ok": "ok", "warning": "warning", "failed": "FAILED", "skipped": "-"}

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import re
 import shutil
-import signal
 import tempfile
 from contextlib import suppress
-from errno import ENOSYS, EPERM
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +27,6 @@ OPEN_MPI_BYTES = 4 * MIB
 RESERVE_BYTES, RANK_BYTES = 8 * MIB, 4 * MIB
 DEFAULT_RANKS = 2  # as few as can find one another
 RESIZE_HINT = "mount -o remount,size=1g /dev/shm   # in a container: docker run --shm-size=1g ..."
-SECRET = b"what a rank sends to another one"
 INFINIBAND_FOLDER = Path("/sys/class/infiniband")
 # From this kernel on a fork copies the pages that a network card writes to.
 SAFE_KERNEL = (5, 12)
@@ -82,58 +78,6 @@ def _largest_file() -> str:
         return "no file that is seen takes it"
     nbytes, name = max(sizes)
     return f"of {len(sizes)} files the largest is {name!r}, {nbytes // MIB} MiB"
-
-
-@checks.add("direct memory", "May ranks read one another's memory (CMA, process_vm_readv)?")
-def direct_memory(context: Context) -> CheckResult:
-    error = environment.call_in_subprocess(read_sibling_memory, context.program_timeout())
-    if error == 0:
-        return ok("they may")
-    why = os.strerror(error)
-    scope = environment.ptrace_scope()
-    hint = "in a container: docker run --cap-add=SYS_PTRACE ..."
-    if error == EPERM and scope:
-        why, hint = f"Yama's ptrace_scope is {scope}", "sysctl kernel.yama.ptrace_scope=0"
-    if not (mpi_vendor(context) or "").startswith("MVAPICH"):
-        return ok(f"they may not ({why}); this MPI does without", reason=why)
-    if os.environ.get("MV2_SMP_USE_CMA") == "0":
-        return ok(f"they may not ({why}), and MV2_SMP_USE_CMA=0 says so", reason=why)
-    message = f"they may not ({why}), and MVAPICH gives up where it expects to"
-    return failed(message, f"export MV2_SMP_USE_CMA=0   # on every host; or {hint}", reason=why)
-
-
-def read_sibling_memory() -> int:
-    """Let a child read its sibling's memory, as ranks do; return 0 or errno. For a subprocess."""
-    text = ctypes.create_string_buffer(SECRET)
-    owner = os.fork()
-    if owner == 0:
-        signal.alarm(60)  # ends it if nobody else does
-        signal.pause()
-        os._exit(0)
-    reader = os.fork()
-    if reader == 0:
-        text.value = b""  # its own copy: what is read must be the other's
-        os._exit(_read_secret(owner, ctypes.addressof(text)))
-    try:
-        return os.waitstatus_to_exitcode(os.waitpid(reader, 0)[1])
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(owner, signal.SIGKILL)
-        os.waitpid(owner, 0)
-
-
-def _read_secret(pid: int, address: int) -> int:
-    """Return the error's number that reading another process's SECRET gives; 0 for success."""
-    target = ctypes.create_string_buffer(len(SECRET))
-    iovec = ctypes.c_size_t * 2  # `struct iovec` of sys/uio.h: address and length
-    local, remote = (iovec(at, len(SECRET)) for at in (ctypes.addressof(target), address))
-    process_vm_readv: Any = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
-    if process_vm_readv is None:
-        return ENOSYS
-    process_vm_readv.restype = ctypes.c_ssize_t
-    if process_vm_readv(pid, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0) < 0:
-        return ctypes.get_errno()
-    return 0 if target.raw == SECRET else ENOSYS
 
 
 @checks.add("start method", "Is Python's start method for processes safe with MPI?")

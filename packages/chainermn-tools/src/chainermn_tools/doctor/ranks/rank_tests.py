@@ -6,7 +6,6 @@ Only ranks may import it: that starts MPI.
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,9 +17,7 @@ from chainermn_comm import CommunicatorBase, create_communicator, devices
 from chainermn_tools.bench.operations import BASELINES, MEAN_GRAD, OPERATIONS, Invocation, Model
 from chainermn_tools.bench.timing import NAP_SECONDS, is_correct, time_all
 from chainermn_tools.bench.values import fill_pattern, matches_pattern
-from chainermn_tools.doctor.cluster.agent import listen, read
 from chainermn_tools.doctor.ranks.gpu_tests import GPU_ONLY, own_device, own_gpu_problem
-from chainermn_tools.doctor.ranks.job import overload_reason
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -34,11 +31,7 @@ CHECKED = ("send", "bcast", "allreduce", MEAN_GRAD)
 NO_OP = "dummy"
 # Elements of a message between hosts: more than any switch or MPI sends at once.
 MESSAGE_COUNT = 1 << 20
-# Most rounds of messages there and back, and the seconds after which no other begins.
-MAX_ROUNDS, ROUNDS_SECONDS = 3, 2.0
-# Within it some of a large message must have moved.
-STALL_SECONDS = 8.0
-PIECE_BYTES = 1 << 18
+ROUNDS = 2  # of such a message, there and back; the faster one counts, since the first connects
 
 
 def try_messages(world: MPI.Intracomm) -> dict[str, Any]:
@@ -134,104 +127,40 @@ def _mean_invocation(comm: CommunicatorBase, make: Callable[[], Any], mean: floa
 def exchange_messages(
     world: MPI.Intracomm,
     hosts: Sequence[str],
-    pairs: Sequence[tuple[str, str, str | None]],
+    pairs: Sequence[tuple[str, str]],
     report: Callable[..., None],
-) -> bool:
+) -> None:
     """Send a large message there and back between each two hosts, one pair at a time (collective).
 
-    A plain TCP connection carries as much first: it shows what the link can do, and if that stalls
-    MPI isn't tried. Without an address in the pair there is none. Return on all ranks whether no
-    connection stalled.
-
-    The first host's rank reports ``pair=[a, b]`` and what was found: ``stalled``, or ``correct``,
-    ``seconds`` of a message, ``tcp_seconds``, the number of ``bytes``, and whether one of the hosts
-    is ``overloaded``.
+    The first host's rank reports ``pair=[a, b]`` and what was found: ``correct``, the ``seconds``
+    of a message, and its number of ``bytes``.
     """
-    succeeded = True
-    for a, b, address in pairs:
+    for a, b in pairs:
         if a in hosts and b in hosts:
             first, second = hosts.index(a), hosts.index(b)
             if world.rank == first:
-                found = _send_and_return(world, second, address)
-                report(pair=[a, b], **found)
-                succeeded = succeeded and not found["stalled"]
+                report(pair=[a, b], **_send_and_return(world, second))
             elif world.rank == second:
-                _receive_and_return(world, first, address)
+                got = np.empty(MESSAGE_COUNT, np.float32)
+                for _ in range(ROUNDS):
+                    world.Recv(got, first)
+                    world.Send(got, first)
             done = world.Ibarrier()  # keeps no core busy
             while not done.Test():
                 time.sleep(NAP_SECONDS)
-    return all(world.allgather(succeeded))
 
 
-def _send_and_return(world: MPI.Intracomm, other: int, address: str | None) -> dict[str, Any]:
+def _send_and_return(world: MPI.Intracomm, other: int) -> dict[str, Any]:
     """Be the first of a pair; return what :func:`exchange_messages` reports."""
     sent, got = _arrays(MESSAGE_COUNT)
     fill_pattern(sent, world.rank)
-    port, overloaded = world.recv(source=other)
     times: list[float] = []
-    tcp: list[float] = []
-    correct, more, started = True, True, time.perf_counter()
-    while more:
-        if address is not None:
-            took = _send_over_tcp(address, port)
-            world.send(took is not None, other)
-            if took is None:
-                return {"stalled": True}
-            tcp.append(took)
+    correct = True
+    for _ in range(ROUNDS):
+        got.fill(0)
         begin = time.perf_counter()
         world.Send(sent, other)
         world.Recv(got, other)
         times.append((time.perf_counter() - begin) / 2)
         correct = correct and matches_pattern(got, MESSAGE_COUNT, plus=world.rank)
-        got.fill(0)
-        more = len(times) < MAX_ROUNDS and time.perf_counter() - started < ROUNDS_SECONDS
-        world.send(more, other)
-    return {
-        "stalled": False,
-        "correct": correct,
-        "seconds": min(times),
-        "tcp_seconds": min(tcp, default=None),
-        "bytes": sent.nbytes,
-        "overloaded": overloaded or bool(overload_reason()),
-    }
-
-
-def _receive_and_return(world: MPI.Intracomm, other: int, address: str | None) -> None:
-    """Be the second of a pair: receive what comes, and send it back."""
-    got = np.empty(MESSAGE_COUNT, np.float32)
-    with listen() as listener:
-        listener.settimeout(STALL_SECONDS)
-        world.send((listener.getsockname()[1], bool(overload_reason())), other)
-        more = True
-        while more:
-            if address is not None:
-                with contextlib.suppress(OSError):  # the other one notices, too
-                    _receive_over_tcp(listener, got.nbytes)
-                if not world.recv(source=other):
-                    return
-            world.Recv(got, other)
-            world.Send(got, other)
-            more = world.recv(source=other)
-
-
-def _send_over_tcp(address: str, port: int) -> float | None:
-    """Return the seconds that a plain connection takes for as much; None where it stalls."""
-    nbytes, piece = 4 * MESSAGE_COUNT, bytes(PIECE_BYTES)
-    try:
-        with socket.create_connection((address, port), STALL_SECONDS) as connection:
-            begin = time.perf_counter()
-            for _ in range(nbytes // PIECE_BYTES):
-                connection.sendall(piece)
-            connection.recv(1)
-            return time.perf_counter() - begin
-    except OSError:
-        return None
-
-
-def _receive_over_tcp(listener: socket.socket, nbytes: int) -> None:
-    """Read what :func:`_send_over_tcp` sends, and acknowledge it."""
-    connection, _ = listener.accept()
-    with connection:
-        connection.settimeout(STALL_SECONDS)
-        if len(read(connection, nbytes)) == nbytes:
-            connection.sendall(b"!")
+    return {"correct": correct, "seconds": min(times), "bytes": sent.nbytes}
