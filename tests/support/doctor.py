@@ -368,10 +368,10 @@ def run_checks(*stages: Sequence[Check], seconds: float = SECONDS) -> dict[str, 
 def said_by(shell: str, python: str, script: str, folder: str) -> dict[str, Any]:
     """What a host says that has such a login shell and Python, as sshd starts it there."""
     order = {"seconds": 60, "token": "t", "packages": [], "families": ["cupy"]}
-    order |= {"mpiexec": None, "program_seconds": 5}
+    order |= {"mpiexec": None, "program_seconds": 5, "script": script}
     done = subprocess.run(
         [shell, "-c", session.COMMAND],
-        input=session.first_input(python, script, order).encode(),
+        input=session.first_input(python, order),
         capture_output=True,
         cwd=folder,
         timeout=SECONDS,
@@ -379,7 +379,7 @@ def said_by(shell: str, python: str, script: str, folder: str) -> dict[str, Any]
     )
     (answer,) = [line for line in done.stdout.split(b"\n") if line.startswith(agent.MARK.encode())]
     said: dict[str, Any] = json.loads(answer[len(agent.MARK) :])
-    return said if "python" in said else session.parse_shell_answer(said)
+    return said
 
 
 def _gives(value: Any) -> Callable[..., Any]:
@@ -410,5 +410,7 @@ def _event(rank: int, **fields: Any) -> jobs.Event:
 def _reply(name: str, said: Mapping[str, Any] | str) -> cluster.HostReply:
     if isinstance(said, str):
         return cluster.HostReply(None, ssh.SSHFailure(said, "it said so"))
+    if "no_python" in said:
+        return cluster.HostReply(None, no_python=said["no_python"])
     found = {**FACTS, "hostname": name, "machine": name, **said}
     return cluster.HostReply(found, reached=found.pop("reached", {}))

@@ -189,7 +189,7 @@ def _tried_connections(cluster: ClusterFacts) -> dict[Pair, dict[str, Any] | Non
     Of this machine only connections from others to it count, which ranks' launchers make to
     mpiexec; and none where it is one of the hosts.
     """
-    able = {name: facts for name, facts in cluster.facts().items() if "port" in facts}
+    able = cluster.facts()
     targets = {**able}
     if all(facts["machine"] != cluster.local["machine"] for facts in able.values()):
         targets[THIS_MACHINE] = cluster.local
