@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from tests.support.doctor import COMMUNICATORS, STAGES, STEPS
 
 # Of two ranks.
 START, ALLGATHER, MESSAGES = STEPS[:3]
-GPU_MEANS, END = STEPS[-2:]
+END = STEPS[-1]
 FLAT = "communicator flat"
 GPU_LESS = "CUDA finds no device"
 OTHER = "use the communicator 'non_cuda_aware', or another build of this MPI"
@@ -19,7 +17,6 @@ FAST = {"correct": True, "problem": None, "wrong": [], **RATES}
 SPECIAL = {
     ALLGATHER: {"ranks": [0, 1]},
     "communicator pure_nccl": {"reason": GPU_LESS},
-    GPU_MEANS: {"reason": GPU_LESS},
     END: {},
 }
 
@@ -62,40 +59,9 @@ def test_a_good_job_is_well(judge):
     found, bad = judge(*both())
     assert bad == []
     skipped = [name for name, one in found.items() if one.status == "skipped"]
-    assert skipped == ["communicator pure_nccl", "means on gpus"]
+    assert skipped == ["communicator pure_nccl"]
     assert "5 GB/s, 0.5 of a copy in memory (10 GB/s)" in found[FLAT].message
     assert found[FLAT].details == RATES
-
-
-NCCL_BROKE = "rank 1: CommunicationError: NCCL_ERROR_INTERNAL_ERROR: internal error"
-
-
-@pytest.mark.parametrize(
-    ("ways", "shared", "status", "told", "fix"),
-    [
-        ({"hierarchical": None, "flat": None}, False, "ok", "by hierarchical, flat", None),
-        ({"flat": None}, True, "ok", "share GPUs.*no more ranks than GPUs", None),
-        (
-            {"hierarchical": NCCL_BROKE, "pure_nccl": NCCL_BROKE, "flat": None},
-            False,
-            "failed",
-            "hierarchical: rank 1: .*INTERNAL_ERROR.*; pure_nccl: rank 1",
-            r"create_communicator\('flat'\) works meanwhile; NCCL_DEBUG=WARN .*--report",
-        ),
-        ({"flat": "the means are wrong"}, True, "failed", "flat: the means", "^NCCL_DEBUG"),
-        (
-            {"pure_nccl": "cudaErrorNoDevice: no CUDA-capable device", "flat": None},
-            *(False, "failed", "pure_nccl: cudaErrorNoDevice", "nvidia-smi -L"),
-        ),
-    ],
-)
-def test_means_on_gpus_that_fail_are_named_with_what_works(judge, ways, shared, status, told, fix):
-    reported = [{**each, GPU_MEANS: {"ways": ways, "shared": shared}} for each in both()]
-    found, _ = judge(*reported)
-    assert found[GPU_MEANS].status == status
-    assert re.search(told, found[GPU_MEANS].message)
-    assert re.search(fix, found[GPU_MEANS].hint) if fix else found[GPU_MEANS].hint is None
-    assert found[GPU_MEANS].details["ways"] == ways
 
 
 ALONE = {START: {"rank": 0, "size": 1, "host": "here", "level": "multiple"}}

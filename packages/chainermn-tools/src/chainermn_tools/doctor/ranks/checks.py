@@ -33,7 +33,6 @@ COMMUNICATORS = (
 # this share, something is in the way.
 SLOW_SHARE = 0.004
 START, ALLGATHER, MESSAGES = "ranks start", "ranks meet", "messages"
-GPU_MEANS = "means on gpus"
 NEEDS = ("packages", "mpi4py", "mpiexec", "mpi match", "shared memory")
 HELLO = "mpiexec -n 2 python -c 'from mpi4py import MPI; print(MPI.COMM_WORLD.rank)'"
 HELLO_HINT = f"{HELLO}   # must print 0 and 1"
@@ -169,30 +168,6 @@ def _evaluate_values(job: RankJob, step: str, success: str) -> CheckResult:
 
 def _format_rate(nbytes: float) -> str:
     return f"{nbytes / 1e9:.2g} GB/s" if nbytes >= 1e8 else f"{nbytes / 1e6:.2g} MB/s"
-
-
-@checks.add_step(
-    GPU_MEANS,
-    "Do ranks average gradients on GPUs correctly?",
-    (MESSAGES,),
-    _test("gpu_tests:try_gpu_means"),
-)
-def gpu_means(context: Context, job: RankJob) -> CheckResult:
-    found = job.results(GPU_MEANS)[0]
-    if "reason" in found:
-        return skipped(found["reason"])
-    ways: dict[str, str | None] = found["ways"]
-    right = [name for name, problem in ways.items() if problem is None]
-    wrong = {name: problem for name, problem in ways.items() if problem is not None}
-    if not wrong:
-        message = f"they do, by {', '.join(right)}"
-        if found["shared"]:
-            message += "; they share GPUs, which NCCL refuses: start no more ranks than GPUs"
-        return ok(message, ways=ways)
-    told = "; ".join(f"{name}: {problem}" for name, problem in wrong.items())
-    others = f"create_communicator({right[0]!r}) works meanwhile; " if right else ""
-    default = f"{others}NCCL_DEBUG=WARN chainermn doctor --report says more; {REPORT_IT}"
-    return failed(told, hint_for_output(told, default), ways=ways)
 
 
 def _finalize(world: MPI.Intracomm) -> dict[str, Any]:
