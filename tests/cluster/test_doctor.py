@@ -161,9 +161,9 @@ FAULTS = {
     ),
     "refused ssh": Fault("ssh", "refuses", "systemctl start ssh", lambda at: at.ssh("Port 23")),
     "unreachable": Fault(*("ssh", "no way", "ping beta"), lambda at: at.ssh("HostName 10.99.0.99")),
-    "wrong key": Fault("ssh", "none of the keys", "ssh-copy-id beta", wrong_key),
+    "wrong key": Fault("ssh", "takes no key", "ssh-copy-id beta", wrong_key),
     "no key": Fault(
-        *("ssh", "none to offer", "ssh-keygen"), lambda at: at.ssh("PubkeyAuthentication no")
+        *("ssh", "takes no key", "ssh-keygen"), lambda at: at.ssh("PubkeyAuthentication no")
     ),
     "unknown host key": Fault(
         *("host keys", "doesn't know", "ssh beta"), lambda at: at.other_key_of("nobody")

@@ -409,7 +409,7 @@ def _event(rank: int, **fields: Any) -> jobs.Event:
 
 def _reply(name: str, said: Mapping[str, Any] | str) -> cluster.HostReply:
     if isinstance(said, str):
-        return cluster.HostReply(None, ssh.SSHFailure(said, "it said so"))
+        return cluster.HostReply(None, ssh.SSHFailure(said, "it fails", "try host1", "it said so"))
     if "no_python" in said:
         return cluster.HostReply(None, no_python=said["no_python"])
     found = {**FACTS, "hostname": name, "machine": name, **said}

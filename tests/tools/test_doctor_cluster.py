@@ -28,24 +28,27 @@ from tests.support.processes import is_gone
 OFFER = "debug1: Offering public key: /home/me/.ssh/id_ed25519 ED25519 SHA256:x agent\n"
 LOGIN = 'debug1: Authenticating\r\nAuthenticated to b ([10.0.0.2]:22) using "publickey".\r\n'
 CHANGED = (
-    "@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\nHost key verification failed."
+    "@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\n"
+    + 30 * "Someone could be eavesdropping on you right now!\n"
+    + "Host key for b has changed and you have requested strict checking.\n"
+    "Host key verification failed."
 )
 SAID = {
-    "ssh: Could not resolve hostname b: Name or service not known": "unknown name",
-    "ssh: connect to host b port 22: Connection refused": "refused",
-    "ssh: connect to host b port 22: Connection timed out": "unreachable",
-    "ssh: connect to host b port 22: No route to host": "unreachable",
-    "ssh: connect to host b port 22: Network is unreachable": "unreachable",
-    "ssh: connect to host b port 22: Permission denied": "unreachable",
-    "kex_exchange_identification: read: Connection reset by peer": "closed",
-    "Connection closed by 10.0.0.2 port 22": "closed",
-    "Host key verification failed.": "unknown host key",
+    "ssh: Could not resolve hostname b: Name or service not known": "ssh-unknown-host",
+    "ssh: connect to host b port 22: Connection refused": "ssh-refused",
+    "ssh: connect to host b port 22: Connection timed out": "ssh-unreachable",
+    "ssh: connect to host b port 22: No route to host": "ssh-unreachable",
+    "ssh: connect to host b port 22: Network is unreachable": "ssh-unreachable",
+    "ssh: connect to host b port 22: Permission denied": "ssh-unreachable",
+    "kex_exchange_identification: read: Connection reset by peer": "ssh-closed",
+    "Connection closed by 10.0.0.2 port 22": "ssh-closed",
+    "Host key verification failed.": "ssh-host-key",
     "No ED25519 host key is known for b and you have requested strict checking.\n"
-    "Host key verification failed.": "unknown host key",
-    CHANGED: "changed host key",
-    "me@b: Permission denied (publickey,password).": "no key",
-    f"{OFFER}me@b: Permission denied (publickey).": "refused key",
-    f"{OFFER}Received disconnect from b: Too many authentication failures": "refused key",
+    "Host key verification failed.": "ssh-host-key",
+    CHANGED: "ssh-host-key-changed",
+    "me@b: Permission denied (publickey,password).": "ssh-permission-denied",
+    f"{OFFER}me@b: Permission denied (publickey).": "ssh-permission-denied",
+    f"{OFFER}Received disconnect from b: Too many authentication failures": "ssh-permission-denied",
     LOGIN: "no shell",
     f"{OFFER}{LOGIN}bash: permission denied (it says)": "no shell",
     "debug1: Connecting to b [10.0.0.2] port 22.": "no answer",
@@ -160,10 +163,12 @@ def test_not_all_hosts_are_logged_in_to_at_the_same_time(machine):
     folder = machine.folder / "running"
     folder.mkdir()
     count = f"mkdir {folder}/$$; ls {folder} | wc -l >> {machine.folder}/counts; sleep 0.3"
-    ssh = f"{count}; rmdir {folder}/$$; echo Connection refused >&2; exit 255"
+    ssh = (
+        f"{count}; rmdir {folder}/$$; echo ssh: connect to host b: Connection refused >&2; exit 255"
+    )
     hosts = [f"h{number}" for number in range(3 * MAX_LOGINS)]
     found = machine.look("ssh", hosts=hosts, seconds=120, mpi="MPICH", ssh=ssh)
-    assert found.details["hosts"] == dict.fromkeys(hosts, "refused")
+    assert found.details["hosts"] == dict.fromkeys(hosts, "ssh-refused")
     counts = [int(line) for line in (machine.folder / "counts").read_text().split()]
     assert len(counts) == len(hosts)
     assert 1 < max(counts) <= MAX_LOGINS
@@ -173,9 +178,9 @@ def test_not_all_hosts_are_logged_in_to_at_the_same_time(machine):
 
 def test_what_ssh_says_last_is_waited_for(machine):
     machine.quick_here()
-    ssh = "exec 1>&-; sleep 0.3; echo Connection refused >&2; exit 255"
+    ssh = "exec 1>&-; sleep 0.3; echo ssh: connect to host b: Connection refused >&2; exit 255"
     found = machine.look("ssh", hosts="a", mpi="MPICH", ssh=ssh)
-    assert found.details["hosts"] == {"a": "refused"}
+    assert found.details["hosts"] == {"a": "ssh-refused"}
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from chainermn_tools.doctor.cluster.facts import (
     over_hosts,
     subject_of,
 )
-from chainermn_tools.doctor.cluster.ssh import KINDS
+from chainermn_tools.doctor.cluster.ssh import HOST
 from chainermn_tools.doctor.software import launcher_if_any
 from chainermn_tools.jobs import HYDRA_VENDORS, parse_hostfile
 
@@ -31,6 +31,12 @@ REDUCE_MTU_HINT = (
     "sudo ip link set dev eth0 mtu 1500   # on {a} and {b}, or whatever the network between them "
     "carries: its switches drop what is larger"
 )
+# Of the kinds of failures that another check than "ssh" reports, which one does.
+CHECKS = {
+    "ssh-unknown-host": "host names",
+    "ssh-host-key": "host keys",
+    "ssh-host-key-changed": "host keys",
+}
 Pair = tuple[str, str]
 
 # Those of connections are shown after what the hosts have.
@@ -110,13 +116,13 @@ def slots(context: Context) -> CheckResult:
 def _check_logins(_: Context, cluster: ClusterFacts, *, check: str, success: str) -> CheckResult:
     """Check the part of the logins that a check is about, and ignore the others."""
     failures = {h: r.failure for h, r in cluster.hosts.items() if r.failure is not None}
-    mine = {host: one for host, one in failures.items() if KINDS[one.kind].check == check}
+    mine = {host: one for host, one in failures.items() if CHECKS.get(one.kind, "ssh") == check}
     if mine:
         first, failure = next(iter(mine.items()))
-        message = describe_problems({h: KINDS[one.kind].message for h, one in mine.items()})
-        if failure.message:
-            message += f" (of {first}: {failure.message})"
-        hint = KINDS[failure.kind].hint.format(host=first)
+        message = describe_problems({host: one.problem for host, one in mine.items()})
+        if failure.said:
+            message += f" (of {first}: {failure.said})"
+        hint = failure.hint.replace(HOST, first)
         return failed(message, hint, hosts={host: one.kind for host, one in mine.items()})
     passed = [host for host in cluster.hosts if host not in failures]
     if not passed:

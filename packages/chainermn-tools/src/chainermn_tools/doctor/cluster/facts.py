@@ -135,7 +135,7 @@ def _log_in(
             try:
                 session = start(command)
             except OSError as error:
-                return ssh.SSHFailure("no ssh", f"{command[0]} doesn't start: {error.strerror}")
+                return ssh.no_ssh(f"{command[0]} doesn't start: {error.strerror}")
             session.send(lines)
             session.answered.wait(share)
             return session
@@ -150,9 +150,9 @@ def _receive_reply(session: Session | ssh.SSHFailure, deadline: float) -> HostRe
     answer = session.receive(deadline)
     if answer is None:
         failure = ssh.classify_failure(session.stderr)
-        if not failure.message:
+        if not failure.said:
             waited = time.monotonic() - session.started
-            failure = failure._replace(message=f"nothing within {waited:.0f} s")
+            failure = failure._replace(said=f"nothing within {waited:.0f} s")
         return HostReply(None, failure)
     if "python" in answer:
         return HostReply(answer)
