@@ -325,11 +325,11 @@ TABLE = {
         ("skipped", "", "", {"replies": {"a": {}, "here": {"machine": "a"}}}),
     ],
     "slots": [
-        ("ok", "no number of slots", "", dict(hosts="a,b", ranks=9)),
-        ("ok", "2 slots on 2 hosts", "", dict(hosts="a:1,b:1")),
-        ("ok", "3 slots on 2 hosts for 3 ranks", "", dict(hosts="a:2,b", ranks=3)),
+        ("ok", "5 on a and 4 on b", "", dict(hosts="a,b", ranks=9)),
+        ("ok", "1 on a and 1 on b", "", dict(hosts="a:1,b:1")),
+        ("ok", "2 on a and 1 on b", "", dict(hosts="a:2,b", ranks=3)),
         (
-            *("failed", "2 slots on 2 hosts, and 4 ranks", "-n 2   # or give more slots: a:2,b:2"),
+            *("failed", "4 ranks don't fit: the hosts have 2 slots", "-n 2   #"),
             dict(hosts="a:1,b:1", ranks=4),
         ),
     ],

@@ -36,9 +36,9 @@ def format_count(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-def join_first(items: Sequence[object], limit: int) -> str:
+def join_first(items: Sequence[object], limit: int, separator: str = ", ") -> str:
     """Return the first items as text, such as ``0, 1, ...``."""
-    return ", ".join(map(str, items[:limit])) + (", ..." if len(items) > limit else "")
+    return separator.join([*map(str, items[:limit]), *["..."] * (len(items) > limit)])
 
 
 def printable(text: str, kept: str = "") -> str:

@@ -9,13 +9,11 @@ import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from _chainermn_limits import chosen_thread_variables
 from chainermn_tools import environment, jobs
 from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped, warning
 from chainermn_tools.doctor.software import mpi_vendor
-from chainermn_tools.formatting import format_count
 
 SHM_FOLDER = Path("/dev/shm")
 MIB = 1 << 20
@@ -124,12 +122,12 @@ def scheduler(context: Context) -> CheckResult:
         if shutil.which("sbatch") is None:
             return skipped("no Slurm here")
         return skipped("Slurm is here, but this is none of its jobs (salloc makes one)")
-    granted = _slurm_allocation()
-    message = f"Slurm's job {job} grants {granted['text']}"
-    tasks, ranks = granted["tasks"], context.ranks
+    listed = os.environ.get("SLURM_JOB_NODELIST", "")
+    tasks, ranks = _count_tasks(os.environ.get("SLURM_TASKS_PER_NODE", "")), context.ranks
+    message = f"Slurm's job {job} grants {'its' if tasks is None else tasks} tasks on {listed}"
     if ranks is not None and tasks is not None and ranks > tasks:
         return failed(f"{message}; {ranks} ranks don't fit", f"salloc -n {ranks}   # or sbatch")
-    nodes = _slurm_nodes(context)
+    nodes = _slurm_nodes(context, listed)
     short = {node.split(".")[0] for node in nodes}  # either name may lack the domain
     # Nobody says whose an address is.
     names = [host.name for host in context.hosts if not re.fullmatch(r"[\d.]+", host.name)]
@@ -137,30 +135,7 @@ def scheduler(context: Context) -> CheckResult:
     if nodes and outside:
         hint = f"name hosts of the job: {','.join(nodes)}"
         return failed(f"{message}, and not {', '.join(outside)}", hint)
-    return ok(message, **granted)
-
-
-def _slurm_allocation() -> dict[str, Any]:
-    """Return what a job of Slurm was granted, in numbers and as text; None for what isn't said."""
-
-    def number(name: str) -> int | None:
-        found = re.match(r"\d+", os.environ.get(name, ""))
-        return int(found[0]) if found else None
-
-    nodes, gpus, tasks = map(number, ("SLURM_JOB_NUM_NODES", "SLURM_GPUS_ON_NODE", "SLURM_NTASKS"))
-    if tasks is None:
-        tasks = _count_tasks(os.environ.get("SLURM_TASKS_PER_NODE", ""))
-    listed = os.environ.get("SLURM_JOB_NODELIST")
-    counts = (
-        (nodes, "node", f" ({listed})" if listed else ""),
-        (tasks, "task", ""),
-        (number("SLURM_CPUS_PER_TASK"), "core", " a task"),
-        (number("SLURM_CPUS_ON_NODE"), "core", " on this node"),
-        (gpus, "GPU", " on this node"),
-    )
-    parts = [f"{format_count(n, what)}{where}" for n, what, where in counts if n is not None]
-    text = ", ".join(parts) or "nothing that it names"
-    return {"text": text, "nodes": nodes, "tasks": tasks, "gpus": gpus}
+    return ok(message, tasks=tasks)
 
 
 def _count_tasks(text: str) -> int | None:
@@ -171,10 +146,10 @@ def _count_tasks(text: str) -> int | None:
     return sum(int(part[1]) * int(part[2] or 1) for part in parts if part)
 
 
-def _slurm_nodes(context: Context) -> list[str]:
+def _slurm_nodes(context: Context, listed: str) -> list[str]:
     """Return the names of the job's nodes; empty where Slurm doesn't say."""
-    listed, scontrol = os.environ.get("SLURM_JOB_NODELIST"), shutil.which("scontrol")
-    if not context.hosts or listed is None or scontrol is None:
+    scontrol = shutil.which("scontrol")
+    if not context.hosts or not listed or scontrol is None:
         return []
     args = [scontrol, "show", "hostnames", listed]
     completed = jobs.run(args, context.program_timeout())

@@ -24,6 +24,7 @@ from chainermn_tools.doctor.cluster.session import (
     open_sessions,
 )
 from chainermn_tools.doctor.software import launcher_if_any
+from chainermn_tools.formatting import join_first
 from chainermn_tools.jobs import Unavailable
 
 # The name of this machine among the hosts; no host can have it.
@@ -221,10 +222,7 @@ def describe_problems(problems: Mapping[str, str]) -> str:
     for host, problem in problems.items():
         hosts.setdefault(problem, []).append(host)
     parts = [f"{join_names(names)}: {problem}" for problem, names in hosts.items()]
-    shown = parts[:MAX_NAMED]
-    if len(parts) > MAX_NAMED:
-        shown.append(f"and so on, {len(problems)} hosts in all")
-    return "; ".join(shown)
+    return join_first(parts, MAX_NAMED, "; ")
 
 
 def subject_of(names: Sequence[str]) -> str:
