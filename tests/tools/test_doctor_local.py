@@ -121,7 +121,7 @@ TABLE = {
     ],
     "nccl": [
         ("ok", "2.22.3", "", gpus()),
-        ("ok", "bfloat16", "", gpus(nccl="2.7.8")),
+        ("ok", "2.7.8", "", gpus(nccl="2.7.8")),
         ("failed", "too old; 2.4 is the oldest", f"{PIP} -U nvidia-nccl-cu12", gpus(nccl=OLD)),
         ("warning", "absent", f"{PIP} -U nvidia-nccl-cu12", gpus(nccl="absent")),
     ],

@@ -16,7 +16,7 @@ import numpy as np
 
 from chainermn_comm import CommunicatorBase, create_communicator, devices
 from chainermn_tools.bench.operations import BASELINES, MEAN_GRAD, OPERATIONS, Invocation, Model
-from chainermn_tools.bench.timing import NAP_SECONDS, is_correct, time_all
+from chainermn_tools.bench.timing import idle_barrier, is_correct, time_all
 from chainermn_tools.bench.values import fill_pattern, matches_pattern
 
 if TYPE_CHECKING:
@@ -179,9 +179,7 @@ def exchange_messages(
                 for _ in range(ROUNDS):
                     world.Recv(got, first)
                     world.Send(got, first)
-            done = world.Ibarrier()  # keeps no core busy
-            while not done.Test():
-                time.sleep(NAP_SECONDS)
+            idle_barrier(world)
 
 
 def _send_and_return(world: MPI.Intracomm, other: int) -> dict[str, Any]:
