@@ -36,7 +36,7 @@ class NcclBackend(DeviceBackend):
         if in_background or threading.current_thread() is not threading.main_thread():
             return False
         if self._usable is None:
-            self._usable = nccl.unavailable_reason(nccl.OLDEST_WITH_SEND) is None
+            self._usable = nccl.unavailable_reason() is None
         if not self._usable:
             return False
         device = devices.current_device()
