@@ -32,8 +32,6 @@ from .watchdog import register
 
 # Colors and keys of a split are C ints.
 LARGEST_INT = 2**31 - 1
-# Algorithms are made for these.
-_FIXED_BY_USE = ("chunk_bytes", "reduce_dtype")
 
 
 def takes_second_as_root(method: Method) -> Method:
@@ -422,16 +420,12 @@ class MpiCommunicator(CommunicatorBase):
     def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
         """Give the setting ``name`` a ``value`` (not collective), and raise as the base does.
 
-        They are ``allreduce_grad_dtype``, ``batched_copy``, ``chunk_bytes`` and ``reduce_dtype``.
-        The last two can't be changed any more once gradients have travelled. ``chunk_bytes`` is the
-        size of the chunks in which they do (see :func:`chainermn_comm.create_communicator`; None
-        for the default). With ``reduce_dtype`` float32, NCCL sums what travels in 16 bits in
-        float32, and the mean is rounded once, before ranks get it; sums then are twice as many
-        bytes. By default (None) it sums in 16 bits. On CPUs sums are in float32 anyway.
+        They are ``allreduce_grad_dtype``, ``batched_copy`` and ``chunk_bytes``, the size of the
+        chunks in which gradients travel (see :func:`chainermn_comm.create_communicator`; None for
+        the default). That can't be changed any more once they have travelled.
         """
         settings = self._settings.changed(name, value)
-        is_used = name in _FIXED_BY_USE and self._algorithms.made
-        if is_used and getattr(settings, name) != getattr(self._settings, name):
+        if self._algorithms.made and settings.chunk_bytes != self._settings.chunk_bytes:
             raise ValueError(
                 f"rank {self._rank}: {name} can't be changed any more, since gradients have "
                 "travelled; change it right after making the communicator"
