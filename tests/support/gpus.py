@@ -25,7 +25,7 @@ STAGED = ("naive", "flat")
 DTYPES = ("float16", "float32", "float64")
 
 on_gpu, to_host, address = devices.on_gpu, devices.to_host, devices.address
-pinned, copy_to_device = devices.pinned, devices.copy_to_device
+pinned, copy_to_device = devices.pinned, devices.copy
 why_none, kernel_source = devices.unavailable_reason, kernels.SOURCE
 REGISTERS = kernels.REGISTERS
 own_bus_id = devices.bus_id

@@ -156,7 +156,8 @@ def _hand_out(
             result = message._replace(arrays=tuple(arrays))
             return messages.on_device([result], group.rank)[0].value()
         if devices.on_gpu(out):
-            staging.assign(out, arrays[0], group.rank)
+            with devices.using_device_of(out):
+                staging.overwrite(out, staging.to_device(arrays, group.rank)[0])
         else:
             out[...] = arrays[0]
         return out

@@ -118,7 +118,7 @@ class DeviceAllreduce(Algorithm):
         rows = [kernels.segment_table(chunks, places) for places in (sources, targets)]
         host, device = devices.pinned(2 * rows[0].nbytes), devices.empty(2 * rows[0].nbytes)
         np.concatenate(rows, out=host.view(np.int64).reshape(-1, 3))
-        devices.copy_to_device(host, device, self._pack)
+        devices.copy(host, device, self._pack)
         lengths = [(len(chunk.segments) + 1) * kernels.ROW_BYTES for chunk in chunks]
         tables = [device[start:] for start in accumulate([0, *lengths, *lengths[:-1]])]
         return Plan(chunks, tables[: len(chunks)], tables[len(chunks) :], host)
