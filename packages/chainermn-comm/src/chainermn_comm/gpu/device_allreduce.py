@@ -96,8 +96,6 @@ class DeviceAllreduce(Algorithm):
 
     def prepare(self, operand: Operand) -> Callable[[], None]:
         with devices.use(self._watcher.device):
-            with self._watcher.ending():
-                self._watcher.poll()
             inputs, flats = flatten(operand, self._watcher.device)
             self._wait_for_current_stream()
             places = tuple(kernels.places(inputs)), tuple(kernels.places(flats))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
-from .. import devices
 from ..allreduce import FACTORIES as HOST_FACTORIES
 from ..allreduce import Algorithm, Factory
 from ..messaging import ProcessGroup
@@ -17,7 +16,6 @@ from .staged import OPERATION, StagedAllreduce
 
 
 def _staged(group: ProcessGroup, host: str = "bucketed") -> Algorithm:
-    _check_on_all_ranks(group, devices.unavailable_reason)
     name = "rank_ordered" if group.settings.reproducible else host
     return StagedAllreduce(group, HOST_FACTORIES[name])
 
@@ -33,9 +31,9 @@ def _by_nccl(
 
     Where it connects no ranks, that ``host`` algorithm serves.
     """
-    several = group.size > 1
-    _check_on_all_ranks(group, nccl.unavailable_reason if several else devices.unavailable_reason)
-    nccl.check_devices(group)
+    if group.size > 1:
+        group.run_or_raise(OPERATION, partial(_check_nccl, group.rank))
+        nccl.check_devices(group)
     communicators = Communicators(topology, group.rank, leaders)
     try:
         with group.in_step(OPERATION):
@@ -47,15 +45,10 @@ def _by_nccl(
         raise
 
 
-def _check_on_all_ranks(group: ProcessGroup, unavailable_reason: Callable[[], str | None]) -> None:
-    def check() -> None:
-        reason = unavailable_reason()
-        if reason is not None:
-            raise RuntimeError(
-                f"rank {group.rank}: gradients lie on GPUs, which can't be used: {reason}"
-            )
-
-    group.run_or_raise(OPERATION, check)
+def _check_nccl(rank: int) -> None:
+    reason = nccl.unavailable_reason()
+    if reason is not None:
+        raise RuntimeError(f"rank {rank}: NCCL can't take gradients on GPUs: {reason}")
 
 
 FACTORIES: dict[str, Factory] = {

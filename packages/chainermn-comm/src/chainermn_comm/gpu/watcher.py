@@ -65,9 +65,10 @@ class Watcher:
         """Let the current stream wait for what is enqueued inside on a stream, which this gives.
 
         That is the current one by default. ``keep`` lives until the work is over. The thread polls
-        until then; without a thread this waits for it.
+        until then; without a thread this waits for it. What has failed before is raised first.
         """
         with self.ending(keep):
+            self._poll()
             self._in_call = True
             self._wake.set()
             if stream is None:
@@ -83,7 +84,7 @@ class Watcher:
             elif stream.ptr != (current := devices.current_stream()).ptr:
                 current.wait_event(over)
 
-    def poll(self) -> None:
+    def _poll(self) -> None:
         """Raise if something has failed; let go of what is over."""
         with self._lock:
             if self._failure:
@@ -101,7 +102,7 @@ class Watcher:
 
         def is_over() -> bool:
             if self._pending:
-                self.poll()
+                self._poll()
             return not self._pending
 
         wait_until(is_over)
@@ -173,7 +174,7 @@ class Watcher:
                 self._wake.wait()
                 if self._stop.wait(POLL_SECONDS):
                     return
-                self.poll()
+                self._poll()
                 self._wake.clear()  # first: what is asked now, and above, may be set meanwhile
                 if self._pending or self._in_call:
                     self._wake.set()
