@@ -65,10 +65,9 @@ class Watcher:
         """Let the current stream wait for what is enqueued inside on a stream, which this gives.
 
         That is the current one by default. ``keep`` lives until the work is over. The thread polls
-        until then; without a thread this waits for it. What has failed before is raised first.
+        until then; without a thread this waits for it.
         """
         with self.ending(keep):
-            self._poll()
             self._in_call = True
             self._wake.set()
             if stream is None:
@@ -81,7 +80,9 @@ class Watcher:
                 self._in_call = False
             if self._thread is None:
                 self._wait()
-            elif stream.ptr != (current := devices.current_stream()).ptr:
+                return
+            self._poll()
+            if stream.ptr != (current := devices.current_stream()).ptr:
                 current.wait_event(over)
 
     def _poll(self) -> None:
