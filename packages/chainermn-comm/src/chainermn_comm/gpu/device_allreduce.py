@@ -139,8 +139,9 @@ class DeviceAllreduce(Algorithm):
         slot, self._slot = self._slot, (self._slot + 1) % len(call.buffers)
         target = summed = self._target(chunk, call.flats)
         if target is None:
-            buffer = call.buffers[slot][: self._padded_bytes(chunk)]
-            summed = buffer.view(kernels.storage_dtype(chunk.dtype))
+            # The bits of bfloat16, which not every CuPy has.
+            dtype = np.uint16 if chunk.dtype.name == "bfloat16" else chunk.dtype
+            summed = call.buffers[slot][: self._padded_bytes(chunk)].view(dtype)
             self._pack.wait_event(self._unpacked[slot])
         index, _, _ = chunk.segments[0]
         size, count = self._group.size, len(chunk.segments)

@@ -21,15 +21,11 @@ def _staged(group: ProcessGroup, host: str = "bucketed") -> Algorithm:
 
 
 def _by_nccl(
-    group: ProcessGroup,
-    topology: Topology,
-    leaders: int = 1,
-    host: str = "single_leader",
-    between_nodes: bool = True,
+    group: ProcessGroup, topology: Topology, leaders: int = 1, between_nodes: bool = True
 ) -> Algorithm:
     """Raise on all ranks, before NCCL does, where one can't use it or two share a device.
 
-    Where it connects no ranks, that ``host`` algorithm serves.
+    Where it connects no ranks, as each is a node's only one, host memory serves.
     """
     if group.size > 1:
         group.run_or_raise(OPERATION, partial(_check_nccl, group.rank))
@@ -39,7 +35,7 @@ def _by_nccl(
         with group.in_step(OPERATION):
             if communicators.connect(group, between_nodes):
                 return DeviceAllreduce(group, communicators)
-            return _staged(group, host)
+            return _staged(group, "single_leader")
     except BaseException:
         communicators.release_local()
         raise
@@ -61,9 +57,7 @@ FACTORIES: dict[str, Factory] = {
     # The same; between nodes always through host memory and MPI.
     "single_leader_staged": lambda group: _by_nccl(group, group.topology, between_nodes=False),
     # NCCL in each node; as many ranks as possible exchange, each a shard.
-    "multi_leader": lambda group: _by_nccl(
-        group, group.topology, group.topology.least_intra_size, "multi_leader"
-    ),
+    "multi_leader": lambda group: _by_nccl(group, group.topology, group.topology.least_intra_size),
     "no_op": HOST_FACTORIES["no_op"],
 }
 

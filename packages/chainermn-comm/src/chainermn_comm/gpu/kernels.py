@@ -158,14 +158,6 @@ SOURCE = f"#define THREADS {THREADS}\n#define EACH {EACH}\n#define TILE {TILE}\n
 Places: TypeAlias = Sequence[tuple[int, int, int]]
 
 
-def storage_dtype(wire: np.dtype) -> np.dtype:
-    """Return the dtype of a GPU array that holds numbers of a wire dtype.
-
-    It is the same but for bfloat16, which not every CuPy has: its bits lie in uint16.
-    """
-    return np.dtype(np.uint16) if wire.name == "bfloat16" else wire
-
-
 def places(flats: Sequence[Any]) -> list[tuple[int, int, int]]:
     """Return where contiguous GPU arrays lie."""
     return [(devices.address(flat), flat.size, flat.dtype.itemsize) for flat in flats]

@@ -45,7 +45,7 @@ class Watcher:
         """Watch work on the current device, by which things are ``used`` (not collective)."""
         self._group, self._operation, self._nccls, self._used = group, operation, nccls, used
         self.device = devices.current_device()
-        self.what = f"rank {group.rank}: {operation}"
+        self._what = f"rank {group.rank}: {operation}"
         self._failure = ""
         self._pending: deque[tuple[Any, Any]] = deque()  # events, and what lives until they happen
         self._lock = threading.RLock()
@@ -90,7 +90,7 @@ class Watcher:
         with self._lock:
             if self._failure:
                 raise CommunicationError(
-                    f"{self.what} failed: {self._failure}; make a new communicator on all ranks"
+                    f"{self._what} failed: {self._failure}; make a new communicator on all ranks"
                 )
             over = list(takewhile(lambda each: devices.is_done(each[0]), self._pending))
             for nccl in self._nccls:
@@ -119,7 +119,7 @@ class Watcher:
         """
         since = now()
         try:
-            with devices.translated_errors(self.what), devices.use(self.device):
+            with devices.translated_errors(self._what), devices.use(self.device):
                 yield
         except BaseException as error:
             with self._lock:
