@@ -21,11 +21,6 @@ def on_gpu(array: Any) -> bool:
     return hasattr(type(array), "__cuda_array_interface__") and isinstance(array, _cupy().ndarray)
 
 
-def module_of(array: Any) -> Any:
-    """Return CuPy for its arrays, NumPy for anything else."""
-    return _cupy() if on_gpu(array) else np
-
-
 def unavailable_reason() -> str | None:
     """Return why this process can't use a GPU; None if it can."""
     try:
@@ -64,13 +59,13 @@ def bus_id() -> str:
 def empty_like(array: Any) -> Any:
     """Return a new array in C order, of the array's kind, shape, dtype and device."""
     with using_device_of(array):
-        return module_of(array).empty(array.shape, array.dtype)
+        return (_cupy() if on_gpu(array) else np).empty(array.shape, array.dtype)
 
 
 def zeros_like(array: Any) -> Any:
     """Return zeros in C order, of the array's kind, shape, dtype and device."""
     with using_device_of(array):
-        return module_of(array).zeros_like(array, order="C")
+        return (_cupy() if on_gpu(array) else np).zeros_like(array, order="C")
 
 
 def using_device_of(array: Any) -> AbstractContextManager[Any]:
@@ -144,10 +139,10 @@ def new_event() -> Any:
     return _cupy().cuda.Event(disable_timing=True)
 
 
-def recorded_event() -> Any:
-    """Return an event that happens after what the current stream was given so far."""
+def recorded_event(stream: Any = None) -> Any:
+    """Return an event that happens after what a stream, or the current one, was given so far."""
     event = new_event()
-    event.record(current_stream())
+    event.record(current_stream() if stream is None else stream)
     return event
 
 

@@ -73,8 +73,7 @@ class Watcher:
             if stream is None:
                 stream = devices.current_stream()
             yield stream
-            over = devices.new_event()
-            over.record(stream)
+            over = devices.recorded_event(stream)
             with self._lock:
                 self._pending.append((over, keep))
                 self._in_call = False
@@ -85,8 +84,8 @@ class Watcher:
             if stream.ptr != (current := devices.current_stream()).ptr:
                 current.wait_event(over)
 
-    def _poll(self) -> None:
-        """Raise if something has failed; let go of what is over."""
+    def _poll(self) -> bool:
+        """Raise if something has failed; let go of what is over, and return whether all is."""
         with self._lock:
             if self._failure:
                 raise CommunicationError(
@@ -97,16 +96,11 @@ class Watcher:
                 nccl.check()  # work that failed may count as done
             for _ in over:
                 self._pending.popleft()
+            return not self._pending
 
     def _wait(self) -> None:
         """Return once all work is over; raise if something fails before."""
-
-        def is_over() -> bool:
-            if self._pending:
-                self._poll()
-            return not self._pending
-
-        wait_until(is_over)
+        wait_until(lambda: not self._pending or self._poll())
         for nccl in self._nccls:
             nccl.check()
 
@@ -145,8 +139,7 @@ class Watcher:
         try:
             with contextlib.suppress(Exception), devices.use(self.device):
                 for stream in streams:
-                    self._pending.append((devices.new_event(), None))
-                    self._pending[-1][0].record(stream)
+                    self._pending.append((devices.recorded_event(stream), None))
                 events = [event for event, _ in self._pending]
                 wait_until(lambda: all(map(devices.is_done, events)) or time.monotonic() > end)
                 is_done = time.monotonic() <= end
