@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -74,7 +75,7 @@ class NcclBackend(DeviceBackend):
             [part for part in parts if part[0] != own and part[1].size]
             for parts in (outgoing, incoming)
         ]
-        with self._watcher.enqueuing((sent, received)) as stream:
+        with self._enqueuing((sent, received)) as stream:
             self._nccl.exchange(sent, received, stream)
 
     def allgather(self, outgoing: Parts, incoming: Parts) -> None:
@@ -82,11 +83,11 @@ class NcclBackend(DeviceBackend):
 
     def broadcast(self, parts: Parts) -> None:
         parts = [part for part in parts if part[1].size]
-        with self._watcher.enqueuing(parts) as stream:
+        with self._enqueuing(parts) as stream:
             self._nccl.broadcast(parts, stream)
 
     def allreduce(self, sources: Arrays, targets: Arrays, op: Any, divisor: int = 1) -> None:
-        with self._watcher.enqueuing((sources, targets)) as stream:
+        with self._enqueuing((sources, targets)) as stream:
             if divisor != 1:
                 for source, target in zip(sources, targets, strict=True):
                     devices.divide(source, divisor, target)
@@ -94,8 +95,12 @@ class NcclBackend(DeviceBackend):
             self._nccl.allreduce(sources, targets, op, stream)
 
     def reduce_scatter(self, rows: Sequence[Arrays], targets: Arrays, op: Any) -> None:
-        with self._watcher.enqueuing((rows, targets)) as stream:
+        with self._enqueuing((rows, targets)) as stream:
             self._nccl.reduce(rows, targets, op, stream)
+
+    def _enqueuing(self, keep: Any) -> AbstractContextManager[Any]:
+        self._watcher.check()
+        return self._watcher.enqueuing(keep)
 
     def close(self) -> None:
         if self._is_connected:

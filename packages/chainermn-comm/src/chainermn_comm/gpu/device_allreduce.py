@@ -95,6 +95,7 @@ class DeviceAllreduce(Algorithm):
         run()
 
     def prepare(self, operand: Operand) -> Callable[[], None]:
+        self._watcher.check()
         with devices.use(self._watcher.device):
             inputs, flats = flatten(operand, self._watcher.device)
             self._wait_for_current_stream()

@@ -79,10 +79,13 @@ class Watcher:
                 self._in_call = False
             if self._thread is None:
                 self._wait()
-                return
-            self._poll()
-            if stream.ptr != (current := devices.current_stream()).ptr:
+            elif stream.ptr != (current := devices.current_stream()).ptr:
                 current.wait_event(over)
+
+    def check(self) -> None:
+        """Raise if something has failed, which ends the job; let go of what is over."""
+        with self.ending():
+            self._poll()
 
     def _poll(self) -> bool:
         """Raise if something has failed; let go of what is over, and return whether all is."""
