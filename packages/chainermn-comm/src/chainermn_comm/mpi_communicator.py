@@ -19,9 +19,15 @@ from .communicator import CommunicatorBase, by_the_other_name, check_metadata, w
 from .config import Settings
 from .errors import CommunicationError, FinalizedError, share_failure
 from .faults import abort_if_desynchronized
-from .gpu import backend_for
 from .gradients import MpiReducer, bcast_parameters, mean_gradients
-from .messaging import Handshake, ProcessGroup, collectives, messages, point_to_point
+from .messaging import (
+    BackendFactory,
+    Handshake,
+    ProcessGroup,
+    collectives,
+    messages,
+    point_to_point,
+)
 from .observers import Method, combined, observed
 from .reducer import Reducer
 from .registry import agreeing
@@ -32,8 +38,6 @@ from .watchdog import register
 
 # Colors and keys of a split are C ints.
 LARGEST_INT = 2**31 - 1
-# Algorithms are made for these.
-_FIXED_BY_USE = ("chunk_bytes", "reduce_dtype")
 
 
 def takes_second_as_root(method: Method) -> Method:
@@ -114,14 +118,14 @@ class MpiCommunicator(CommunicatorBase):
     def _open(
         self,
         mpi_comm: MPI.Intracomm,
-        factories: tuple[Factory, Factory],
+        factories: tuple[Factory, Factory, BackendFactory],
         settings: Settings,
         topology: Topology | None = None,
         owns_mpi_comm: bool = False,
     ) -> None:
         """Duplicate ``mpi_comm`` for this communicator's traffic (collective).
 
-        ``factories`` make the algorithms for gradients in host memory and on GPUs. A ``topology``,
+        ``factories`` make what an entry of the registry names. A ``topology``,
         the same on all ranks, is imposed instead of asking MPI. ``finalize`` frees ``mpi_comm`` if
         ``owns_mpi_comm``.
         """
@@ -144,9 +148,9 @@ class MpiCommunicator(CommunicatorBase):
         handshake, tag = Handshake(own, self._observer), self.reserved_tag + 1
         self._interruptions = handshake.interruptions
         group = ProcessGroup(own, handshake, tag, self._topology, abort_if_desynchronized, settings)
-        group = replace(group, device=backend_for(factories[1], group))
+        group = replace(group, device=factories[2](group))
         self._open_group: ProcessGroup | None = group
-        self._algorithms = AlgorithmCache(*factories, group)
+        self._algorithms = AlgorithmCache(*factories[:2], group)
 
     # Rank and topology.
 
@@ -390,16 +394,12 @@ class MpiCommunicator(CommunicatorBase):
     def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
         """Give the setting ``name`` a ``value`` (not collective), and raise as the base does.
 
-        They are ``allreduce_grad_dtype``, ``batched_copy``, ``chunk_bytes`` and ``reduce_dtype``.
-        The last two can't be changed any more once gradients have travelled. ``chunk_bytes`` is the
-        size of the chunks in which they do (see :func:`chainermn_comm.create_communicator`; None
-        for the default). With ``reduce_dtype`` float32, NCCL sums what travels in 16 bits in
-        float32, and the mean is rounded once, before ranks get it; sums then are twice as many
-        bytes. By default (None) it sums in 16 bits. On CPUs sums are in float32 anyway.
+        They are ``allreduce_grad_dtype``, ``batched_copy`` and ``chunk_bytes``, the size of the
+        chunks in which gradients travel (see :func:`chainermn_comm.create_communicator`; None for
+        the default). That can't be changed any more once they have travelled.
         """
         settings = self._settings.changed(name, value)
-        is_used = name in _FIXED_BY_USE and self._algorithms.made
-        if is_used and getattr(settings, name) != getattr(self._settings, name):
+        if self._algorithms.made and settings.chunk_bytes != self._settings.chunk_bytes:
             raise ValueError(
                 f"rank {self._rank}: {name} can't be changed any more, since gradients have "
                 "travelled; change it right after making the communicator"
@@ -408,7 +408,7 @@ class MpiCommunicator(CommunicatorBase):
         if self._open_group is not None:
             self._open_group = replace(self._open_group, settings=settings)
             if not self._algorithms.made:
-                self._algorithms = AlgorithmCache(*self._factories, self._open_group)
+                self._algorithms = AlgorithmCache(*self._factories[:2], self._open_group)
 
     def get_config(self, name: str | None = None) -> Any:
         settings = self._settings.as_dict() | super().get_config()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 from .. import devices
-from ..messaging import Backend, Handshake, Parts, ProcessGroup, messages
+from ..messaging import DeviceBackend, Handshake, Parts, ProcessGroup, messages
 from ..reducer import in_background
 from . import nccl
 from .nccl import Arrays, NcclCommunicator
@@ -19,17 +19,18 @@ from .watcher import Watcher
 OPERATION = "NCCL, moving arrays between GPUs"
 
 
-class NcclBackend(Backend):
+class NcclBackend(DeviceBackend):
     """NCCL among the devices that are current at the first use. Sums are in NCCL's own order."""
 
     def __init__(self, group: ProcessGroup) -> None:
         """Do nothing yet (not collective)."""
         self._group = group
-        self._connected: tuple[NcclCommunicator, Watcher] | None = None
         self._usable: bool | None = None  # known once a rank has arrays of CuPy
+        self._is_connected = False
+        self._nccl: NcclCommunicator
+        self._watcher: Watcher
 
     def takes(self, arrays: Arrays, op: Any = None) -> bool:
-        """Return whether this rank can now move such arrays, or none, or sum by the ufunc."""
         if self._usable is False or "cupy" not in sys.modules:
             return False
         # Work of two communicators that comes in different orders on two ranks can wait for each
@@ -37,11 +38,11 @@ class NcclBackend(Backend):
         if in_background or threading.current_thread() is not threading.main_thread():
             return False
         if self._usable is None:
-            self._usable = nccl.unavailable_reason(nccl.OLDEST_WITH_SEND) is None
+            self._usable = nccl.unavailable_reason() is None
         if not self._usable:
             return False
         device = devices.current_device()
-        return (self._connected is None or device == self._connected[1].device) and all(
+        return (not self._is_connected or device == self._watcher.device) and all(
             [
                 devices.device_of(array) == device and (op is None or nccl.sums(array.dtype, op))
                 for array in arrays
@@ -49,16 +50,16 @@ class NcclBackend(Backend):
         )
 
     def connect(self) -> bool:
-        """Return whether the ranks are connected; the first call does that (collective)."""
-        if self._connected is None:
+        if not self._is_connected:
             made, why = nccl.connect_or_explain(self._group, OPERATION, self._connect)
             if made is not None:
-                self._connected = made, Watcher(self._group, OPERATION, [made], made)
+                self._nccl, self._watcher = made, Watcher(self._group, OPERATION, [made], made)
+                self._is_connected = True
                 return True
             self._usable = False
             if self._group.rank == 0:
                 print(f"ChainerMN: arrays on GPUs go through host memory: {why}", file=sys.stderr)
-        return self._connected is not None
+        return self._is_connected
 
     def _connect(self) -> NcclCommunicator:
         # By a handshake of its own, whose errors are the caller's for `SharedFailure`.
@@ -74,46 +75,37 @@ class NcclBackend(Backend):
             [part for part in parts if part[0] != own and part[1].size]
             for parts in (outgoing, incoming)
         ]
-        with self._enqueuing((sent, received)) as (made, stream):
-            made.exchange(sent, received, stream)
+        with self._enqueuing((sent, received)) as stream:
+            self._nccl.exchange(sent, received, stream)
 
     def allgather(self, outgoing: Parts, incoming: Parts) -> None:
         self.broadcast(incoming)
 
     def broadcast(self, parts: Parts) -> None:
         parts = [part for part in parts if part[1].size]
-        with self._enqueuing(parts) as (made, stream):
-            made.broadcast(parts, stream)
+        with self._enqueuing(parts) as stream:
+            self._nccl.broadcast(parts, stream)
 
     def allreduce(self, sources: Arrays, targets: Arrays, op: Any, divisor: int = 1) -> None:
-        """Write what a ufunc makes of all ranks' sources, divided before, into targets."""
-        with self._enqueuing((sources, targets)) as (made, stream):
+        with self._enqueuing((sources, targets)) as stream:
             if divisor != 1:
                 for source, target in zip(sources, targets, strict=True):
                     devices.divide(source, divisor, target)
                 sources = targets
-            made.allreduce(sources, targets, op, stream)
+            self._nccl.allreduce(sources, targets, op, stream)
 
     def reduce_scatter(self, rows: Sequence[Arrays], targets: Arrays, op: Any) -> None:
-        """Write what a ufunc makes of all ranks' rows for this rank into targets."""
-        with self._enqueuing((rows, targets)) as (made, stream):
-            made.reduce(rows, targets, op, stream)
+        with self._enqueuing((rows, targets)) as stream:
+            self._nccl.reduce(rows, targets, op, stream)
 
-    @contextmanager
-    def _enqueuing(self, keep: Any) -> Iterator[tuple[NcclCommunicator, Any]]:
-        assert self._connected is not None
-        made, watcher = self._connected
-        with watcher.enqueuing(keep) as stream:
-            watcher.poll()
-            yield made, stream
+    def _enqueuing(self, keep: Any) -> AbstractContextManager[Any]:
+        self._watcher.check()
+        return self._watcher.enqueuing(keep)
 
     def close(self) -> None:
-        """Release everything (collective)."""
-        if self._connected is not None:
-            made, watcher = self._connected
-            watcher.finish(made.close)
+        if self._is_connected:
+            self._watcher.finish(self._nccl.close)
 
     def release_local(self) -> None:
-        """Release what needs no other rank (not collective)."""
-        if self._connected is not None:
-            self._connected[1].abandon()
+        if self._is_connected:
+            self._watcher.abandon()

@@ -52,7 +52,7 @@ def bcast_parameters(group: ProcessGroup, model: Any) -> None:
                 if param.data is None or param.data.shape != shape or param.data.dtype != dtype:
                     param.data = np.empty(shape, dtype)
     with SharedFailure(group.handshake, initialising):
-        arrays, takes = [param.data for param, *_ in sent], group.device and group.device.takes
+        arrays, takes = [param.data for param, *_ in sent], group.device_takes
         place = collectives.COPIED * any(map(devices.on_gpu, arrays))
         if place and takes is not None and takes(arrays):
             place = collectives.STAYS | collectives.CAN_STAY

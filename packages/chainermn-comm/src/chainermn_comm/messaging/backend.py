@@ -13,7 +13,7 @@ from . import messages, transfer
 
 # Arrays, contiguous in C or Fortran order, each with the other rank.
 Parts: TypeAlias = Iterable[tuple[int, Any]]
-# Says whether arrays, or none, can stay on their GPUs: see :meth:`NcclBackend.takes`.
+# Says whether arrays, or none, can stay on their GPUs: see :meth:`DeviceBackend.takes`.
 Takes: TypeAlias = Callable[[Sequence[Any]], bool]
 
 
@@ -58,3 +58,44 @@ class HostBackend(Backend):
     def broadcast(self, parts: Parts) -> None:
         for root, array in parts:
             transfer.bcast_buffer(self._comm, as_bytes(array), root)
+
+
+class DeviceBackend(Backend):
+    """Moves and sums arrays on GPUs, where all ranks can (see :meth:`takes`, :meth:`connect`).
+
+    Results are there in the order of the current stream.
+    """
+
+    @abstractmethod
+    def takes(self, arrays: Sequence[Any], op: Any = None) -> bool:
+        """Return whether this rank can now take part with such arrays, or none (not collective).
+
+        ``op`` is the ufunc of a sum. It can't while gradients travel in the background.
+        """
+
+    @abstractmethod
+    def connect(self) -> bool:
+        """Return whether the ranks are connected; the first call does that (collective)."""
+
+    @abstractmethod
+    def allreduce(
+        self, sources: Sequence[Any], targets: Sequence[Any], op: Any, divisor: int = 1
+    ) -> None:
+        """Write what a ufunc makes of all ranks' sources into targets (collective).
+
+        The sources are divided before.
+        """
+
+    @abstractmethod
+    def reduce_scatter(
+        self, rows: Sequence[Sequence[Any]], targets: Sequence[Any], op: Any
+    ) -> None:
+        """Write what a ufunc makes of all ranks' rows for this rank into targets (collective)."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything (collective)."""
+
+    @abstractmethod
+    def release_local(self) -> None:
+        """Release what needs no other rank (not collective)."""

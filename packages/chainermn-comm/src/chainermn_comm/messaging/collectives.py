@@ -180,7 +180,7 @@ class _Call:
         the handshake can carry what ``describe`` makes of its message.
         """
         self.group, self.operation, self.make = group, operation, make
-        takes = None if make is messages.of_objects else group.device and group.device.takes
+        takes = None if make is messages.of_objects else group.device_takes
         with SharedFailure(group.handshake, operation):
             self.root = root if root is _NO_ROOT else check_rank(group, root, "root")
             by_rank = values_of(self.root)

@@ -102,9 +102,12 @@ def of_arrays(
         return found
     if takes is None or not takes([array for each in found for array in each.arrays]):
         return on_host(found, rank)
-    what = f"rank {rank}: making GPU arrays contiguous"
-    with devices.translated_errors(what):
-        return _moved(found, lambda arrays, _: list(map(devices.ordered, arrays)), rank)
+    with devices.translated_errors(f"rank {rank}: making GPU arrays contiguous"):
+        return _moved(found, _ordered, rank)
+
+
+def _ordered(arrays: list[Any], _: int) -> list[Any]:
+    return [each if each.flags.f_contiguous else devices.c_ordered(each) for each in arrays]
 
 
 def _of_array(data: Any, rank: int) -> Message:

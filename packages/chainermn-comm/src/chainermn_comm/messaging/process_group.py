@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from traceback import walk_tb
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from mpi4py import MPI
 
@@ -14,7 +14,7 @@ from .. import devices
 from ..config import Settings
 from ..errors import SharedFailure, describe_exception, is_raised_on_all, now
 from ..topology import Topology
-from .backend import HostBackend
+from .backend import DeviceBackend, HostBackend, Takes
 from .handshake import Handshake
 
 Value = TypeVar("Value")
@@ -33,7 +33,7 @@ class ProcessGroup:
     # Aborts the job because of the exception being handled, unless the user refused that.
     abort: Callable[[], None]
     settings: Settings = field(default_factory=Settings)
-    device: Any = None  # the NcclBackend of users' arrays on GPUs; None where MPI takes those
+    device: DeviceBackend | None = None  # for users' arrays on GPUs; None where MPI takes those
 
     @cached_property
     def rank(self) -> int:
@@ -49,6 +49,11 @@ class ProcessGroup:
     def host(self) -> HostBackend:
         """What moves arrays in host memory."""
         return HostBackend(self.comm, self.tag)
+
+    @property
+    def device_takes(self) -> Takes | None:
+        """What says whether arrays can stay on their GPUs; None where they never can."""
+        return None if self.device is None else self.device.takes
 
     def in_step(self, operation: str) -> InStep:
         """Within, all ranks take the same steps together: handshakes, and moving data.
@@ -98,3 +103,7 @@ class InStep:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is not None:
             self._group.interrupt(self._operation, error, self._entered)
+
+
+# Returns what serves a group's arrays on GPUs (not collective); None where MPI takes them.
+BackendFactory: TypeAlias = Callable[[ProcessGroup], DeviceBackend | None]
