@@ -112,10 +112,11 @@ def agreeing(
                 (SILENCE_VARIABLE, settings.timeout.silence),
                 (TRACE_VARIABLE, "set" if settings.trace else "unset"),
             )
-            handshake("create_communicator", signature)
+            payload = runtime.blas_payload(comm.size)
+            payloads = handshake("create_communicator", signature, payload)
         finally:
             traffic.Free()
-        if comm.size > 1:
+        if any(payloads):
             runtime.limit_blas_threads(comm)
         faults.skip_finalize_in_forks()
         factories = (

@@ -1,5 +1,6 @@
 """What a rank takes of its machine: threads of the BLAS, and cores while it waits for messages."""
 
+from .blas_threads import blas_payload as blas_payload
 from .blas_threads import limit_blas_threads as limit_blas_threads
 from .progress import are_done as are_done
 from .progress import barrier as barrier

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # programs use OpenMP for other things than the BLAS.
 LATE_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 
+_largest_size = 1  # that a communicator had so far for which threads were counted
 _set_by_us: dict[str, str] = {}  # variables that we set, so as not to take them for the user's
 
 
@@ -34,14 +35,21 @@ class RankResources:
     is_user_set: bool  # whether its user set that number
 
 
+def blas_payload(ranks: int) -> bytes:
+    """Return a new communicator's payload: unless all are empty, all ranks limit BLAS threads."""
+    return b"count" if ranks > _largest_size else b""
+
+
 def limit_blas_threads(mpi_comm: MPI.Intracomm) -> None:
     """Limit BLAS threads where the ranks on a node have more than the node has cores (collective).
 
     Nothing is done on a node with one rank, nor where the user set a number in the environment. The
-    limit stays until the process ends, so a later call finds nothing to do. Rank 0 says so.
+    limit stays until the process ends. Rank 0 says so, once, since none is limited again.
     """
     from mpi4py import MPI
 
+    global _largest_size
+    _largest_size = max(_largest_size, mpi_comm.size)
     node = mpi_comm.Split_type(MPI.COMM_TYPE_SHARED)
     try:
         ranks = node.allgather(_own_resources())
