@@ -84,7 +84,7 @@ def kernel_rates(grads: Sequence[Any], wire: str, world_size: int) -> dict[str, 
     wires = (np.dtype(wire),) * len(grads)
     (chunk,) = plan_chunks(tuple(grad.size for grad in grads), wires, SMALL_FRACTION * nbytes)
     table, buffer = (
-        devices.to_device(kernels.segment_table([chunk], grads)),
+        devices.to_device(kernels.segment_table([chunk], kernels.places(grads))),
         devices.empty(chunk.nbytes),
     )
     of_chunk = chunk.dtype, table, len(chunk.segments), buffer, chunk.size

@@ -1,4 +1,4 @@
-"""Turns docstrings into Markdown: roles, `::` and a simple table; leaves out what nobody passes."""
+"""Turns docstrings into Markdown: roles, `::` and a simple table."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import griffe
 
 API = Path(__file__).parent / "api"
 ROLE = re.compile(r":(\w+):`~?([^`]+)`")
-# A parameter of this type takes no argument: it is there for a better message.
-NOBODY = "NoReturn"
 RULE = re.compile(r" *={3,}(  *={3,})+ *")
 # Where each documented name is, so that a role becomes a link.
 PLACES = {
@@ -25,13 +23,6 @@ class Markdown(griffe.Extension):
     def on_instance(self, *, obj: Any, **_: Any) -> None:
         if obj.docstring is not None:
             obj.docstring.value = markdown(obj.docstring.value)
-
-    def on_function(self, *, func: griffe.Function, **_: Any) -> None:
-        for parameter in [each for each in func.parameters if str(each.annotation) == NOBODY]:
-            del func.parameters[parameter.name]
-            if func.docstring is not None:
-                entry = rf"^ *\*\*{parameter.name}: .*\n"
-                func.docstring.value = re.sub(entry, "", func.docstring.value, flags=re.MULTILINE)
 
 
 def markdown(text: str) -> str:

@@ -15,14 +15,13 @@ TESTS = Path(__file__).parent
 FILES = sorted(path for path in TESTS.rglob("*.py") if "given" not in path.parts)
 # What a test may import of ours: the names of `docs/api`, and the command.
 PUBLIC = {
-    "chainermn_comm": {"abort", "watchdog"},  # abort.add_hook, watchdog.alone
+    "chainermn_comm": {"abort"},  # abort.add_hook
     "chainermn_train": {"extensions"},
     "chainermn_train.extensions": set(),
     "chainermn_modelparallel": set(),
     "chainermn_tools": {"cli"},
     "chainermn_tools.cli": set(),
     "chainermn_comm.faults.abort": set(),
-    "chainermn_comm.watchdog": set(),
 }
 OURS = ("chainermn_comm", "chainermn_train", "chainermn_modelparallel", "chainermn_tools")
 SOURCES = {

@@ -32,7 +32,7 @@ DAEMON = MPIEXEC.with_name("prted" if OPEN_MPI else "hydra_pmi_proxy")
 HANG_TIMEOUT = 120
 EXPORT = f"export LD_LIBRARY_PATH='{LIBRARIES}'"
 PYTHON = Path(sys.executable)
-NUMPY = Path(np.__file__).with_name("version.py")
+NUMPY = Path(np.__file__).parents[1] / f"numpy-{np.__version__}.dist-info" / "METADATA"
 OTHER_MPI = "HYDRA build details:\n    Version: 3.1.4" if OPEN_MPI else "mpiexec (OpenRTE) 4.1.4"
 OURS, OTHERS = ("alpha slots=1", "alpha:1") if OPEN_MPI else ("alpha:1", "alpha slots=1")
 TALK = ("echo 'Welcome!'", "echo >&2 'permission denied'")
@@ -149,7 +149,7 @@ def hanging_start(at: At) -> Iterator[None]:
 
 
 PYTHONS = f"beta:{sys.prefix}"
-OTHER_NUMPY = NUMPY.read_text().replace(np.__version__, "1.22.4")
+OTHER_NUMPY = NUMPY.read_text().replace(f"Version: {np.__version__}", "Version: 1.22.4")
 NO_LIBRARY = "echo libpython3.so is missing >&2; exit 9"
 # As in many a ~/.bashrc: what isn't interactive comes no further than this.
 LEAVING = "case $- in *i*) ;; *) return;; esac"
@@ -161,9 +161,9 @@ FAULTS = {
     ),
     "refused ssh": Fault("ssh", "refuses", "systemctl start ssh", lambda at: at.ssh("Port 23")),
     "unreachable": Fault(*("ssh", "no way", "ping beta"), lambda at: at.ssh("HostName 10.99.0.99")),
-    "wrong key": Fault("ssh", "none of the keys", "ssh-copy-id beta", wrong_key),
+    "wrong key": Fault("ssh", "takes no key", "ssh-copy-id beta", wrong_key),
     "no key": Fault(
-        *("ssh", "none to offer", "ssh-keygen"), lambda at: at.ssh("PubkeyAuthentication no")
+        *("ssh", "takes no key", "ssh-keygen"), lambda at: at.ssh("PubkeyAuthentication no")
     ),
     "unknown host key": Fault(
         *("host keys", "doesn't know", "ssh beta"), lambda at: at.other_key_of("nobody")
@@ -226,7 +226,7 @@ FAULTS = {
         innocent=("gamma",),
     ),
     "fewer slots than ranks": Fault(
-        *("slots", "2 slots .*4 ranks", "alpha:2,beta:2"),
+        *("slots", "4 ranks .*2 slots", "-n 2"),
         given={"hosts": "alpha:1,beta:1", "n": 4},
         innocent=("alpha", "beta", "gamma"),
     ),

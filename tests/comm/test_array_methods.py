@@ -184,24 +184,17 @@ ours_and_a_third_partys = pytest.mark.parametrize(
 
 @two_ranks
 @ours_and_a_third_partys
-def test_metadata_of_any_length_and_an_id_travel_beside_arrays(naive, kind):
+def test_metadata_of_any_length_travel_beside_arrays(naive, kind):
     arrays = np.arange(6, dtype="f2").reshape(2, 3), np.asfortranarray(np.ones((2, 2)))
     large = np.arange(10_000, dtype="f8")
     all_metadata = (b"", b"x", bytes(range(256)) * 100, bytes(range(256)) * 300)
     data = ((), arrays, (*arrays, large), (large[::2], arrays[0]))
-    cases = [
-        (metadata, some, len(metadata) - 1)
-        for metadata, some in itertools.product(all_metadata, data)
-    ]
-    # Ids of 64 bits with the same metadata, which are encoded once.
-    message_ids = (0, 1, -1, 2**63 - 1, -(2**63), True)
-    cases += [(b"the same", (np.full(2, message_id),), message_id) for message_id in message_ids]
-    for metadata, some, message_id in cases:
+    for metadata, some in itertools.product(all_metadata, data):
         if naive.rank == 0:
-            kind(naive).send_with_metadata(naive, metadata, some, 1, 3, message_id=message_id)
+            kind(naive).send_with_metadata(naive, metadata, some, 1, 3)
         else:
-            found, received, its_id = kind(naive).recv_with_metadata(naive, 0, 3)
-            assert (found, its_id) == (metadata, message_id)
+            found, received = kind(naive).recv_with_metadata(naive, 0, 3)
+            assert found == metadata
             all_same(received, some)
             assert all(array.flags.owndata for array in received)
 
@@ -219,30 +212,16 @@ def test_long_metadata_are_not_kept(naive):
 
 @two_ranks
 @ours_and_a_third_partys
-def test_what_is_no_metadata_no_tuple_or_no_id_raises_at_once(naive, kind):
+def test_what_is_no_metadata_or_no_tuple_raises_at_once(naive, kind):
     arrays = (np.ones(2),)
-    for metadata, data, message_id, text in [
-        ("text", (), 0, "the metadata of send_with_metadata must be bytes, got str"),
-        (None, arrays, 0, "the metadata of send_with_metadata must be bytes, got NoneType"),
-        (b"", np.ones((2, 2)), 0, "send_with_metadata takes a tuple of arrays, got ndarray"),
-        (b"", np.float64(1), 0, "send_with_metadata takes a tuple of arrays, got float64"),
-        (b"", (), "1", "the message_id of send_with_metadata must be an int, got str"),
-        (b"", arrays, 2**63, "the message_id of send_with_metadata must have 64 bits, got 92"),
-        (
-            b"",
-            (),
-            2**63,
-            "the message_id of send_with_metadata must have 64 bits, got 9223372036854775808",
-        ),
-        (
-            b"",
-            (),
-            -(2**63) - 1,
-            "the message_id of send_with_metadata must have 64 bits, got -9223372036854",
-        ),
+    for metadata, data, text in [
+        ("text", (), "the metadata of send_with_metadata must be bytes, got str"),
+        (None, arrays, "the metadata of send_with_metadata must be bytes, got NoneType"),
+        (b"", np.ones((2, 2)), "send_with_metadata takes a tuple of arrays, got ndarray"),
+        (b"", np.float64(1), "send_with_metadata takes a tuple of arrays, got float64"),
     ]:
         with pytest.raises((TypeError, ValueError), match=f"^rank {naive.rank}: {text}"):
-            kind(naive).send_with_metadata(naive, metadata, data, 1 - naive.rank, 3, "", message_id)
+            kind(naive).send_with_metadata(naive, metadata, data, 1 - naive.rank, 3)
 
 
 @two_ranks
@@ -281,7 +260,7 @@ def test_a_message_for_which_there_is_no_memory_is_discarded_whole(naive, how, m
         getattr(naive, f"send{how}")(*value, 1, 3)
         naive.send(arrays, 1, 3)
     elif naive.rank == 1:
-        with no_memory_for("a received array"), pytest.raises(MemoryError, match="no room here"):
+        with no_memory_for("a message"), pytest.raises(MemoryError, match="no room here"):
             getattr(naive, f"recv{how}")(0, 3)
         all_same(naive.recv(0, 3), arrays)
 

@@ -198,7 +198,7 @@ def test_a_block_left_by_an_exception_waits_for_nobody(world, name):
 
 def test_settings_of_old_scripts(naive):
     settings = {"allreduce_grad_dtype": None, "batched_copy": False}
-    settings |= {"chunk_bytes": None, "reduce_dtype": None, "reproducible": False}
+    settings |= {"chunk_bytes": None, "reproducible": False}
     assert naive.get_config() == settings
     for name, value in (("batched_copy", True), ("allreduce_grad_dtype", np.float16)):
         naive.set_config(name, value)

@@ -10,7 +10,6 @@ from mpi4py import MPI
 
 from chainermn_comm import (
     CommunicatorBase,
-    PeerError,
     RankMismatchError,
     create_communicator,
 )
@@ -78,14 +77,6 @@ def test_classes_take_what_create_communicator_takes(world):
 def test_ranks_that_make_different_ones_are_told(world):
     with pytest.raises(RankMismatchError, match=r"(?s)flat.*naive|naive.*flat"):
         (NaiveCommunicator, FlatCommunicator)[world.rank % 2](world)
-
-
-@pytest.mark.parametrize("make", [lambda **k: create_communicator("naive", **k), NaiveCommunicator])
-def test_an_unknown_argument_is_refused_on_all_ranks(make, world):
-    told: Any = TypeError if world.rank == 0 else PeerError
-    keywords: Any = {"speed": 3} if world.rank == 0 else {}
-    with pytest.raises(told, match=r"no argument 'speed'; there are mpi_comm, allreduce_grad"):
-        make(**keywords)
 
 
 class Counting(NaiveCommunicator):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
@@ -13,6 +14,7 @@ from chainermn_comm import CommunicationError, create_communicator
 from tests.support import gpus
 from tests.support.models import Model, Param
 from tests.support.samples import same, sample
+from tests.support.scripts import ROOT
 from tests.support.topologies import IMPOSED, on_nodes
 
 pytestmark = [pytest.mark.world, pytest.mark.ranks(1, 2, 3, 4)]
@@ -284,3 +286,22 @@ def test_sums_beside_means_in_a_thread_do_not_deadlock(world, gpu, during_backwa
 def check_sum(comm) -> None:
     found = comm.allreduce(gpus.put(np.full(9, comm.rank, "f4")))
     assert set(gpus.to_host(found)) == {sum(range(comm.size))}
+
+
+@pytest.mark.sizes(2, 3)
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("verb", [*MOVES, *SUMS])
+@pytest.mark.parametrize("layout", ["C", "F"])
+def test_what_contributing_shows_is_a_backend(world, double, verb, layout):
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    names, used = {}, []
+    exec(re.search(r"^### A backend\n.*?```python\n(.*?)```", text, re.S | re.M)[1], names)
+    names["ByPickles"].connect = lambda _: used.append(verb) or True
+    with create_communicator("naive") as comm:
+        expected = flat(run(comm, verb, "float32", on_host, layout))
+    with create_communicator("by_pickles") as comm:
+        found = flat(run(comm, verb, "float32", gpus.put, layout))
+    assert used
+    for array, numbers in zip(found, expected, strict=True):
+        assert gpus.on_gpu(array)
+        same(gpus.to_host(array), numbers)

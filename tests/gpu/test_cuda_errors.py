@@ -27,7 +27,6 @@ COPIES = ("memcpyAsync to host", "memcpyAsync to device")
 # Of each algorithm: how it is made, the nodes by number of ranks, and further calls of both kinds.
 ALGORITHMS: dict[str, tuple[str, tuple[int, ...], tuple[str, ...], tuple[str, ...]]] = {
     "nccl_only": ("pure_nccl", (0, 0, 0, 0), NCCL_FIRST, (*NCCL_EACH, "allReduce")),
-    "float32_sums": ("pure_nccl", (0, 0, 0, 0), (), (*NCCL_EACH, "reduceScatter", "allGather")),
     "single_leader": (
         "hierarchical",
         (0, 0, 1, 1),
@@ -48,7 +47,6 @@ ALGORITHMS: dict[str, tuple[str, tuple[int, ...], tuple[str, ...], tuple[str, ..
     ),
     "mpi": ("flat", (0, 0, 0, 0), (), COPIES),
 }
-WIRES = {"float32_sums": "float16"}
 LEAST_RANKS = {"single_leader": 3, "staged": 3, "multi_leader": 4}
 LEADERS_ONLY = ("allReduce", *COPIES)  # in the algorithms by nodes
 
@@ -111,8 +109,7 @@ def test_an_error_at_any_call_is_raised_and_none_waits(world, double, algorithm,
         grads = [gpus.put(np.full(size, step, "f4")) for size in (3, 2000)]
         models.append(Model(**{f"p{i}": Param(grad, grad) for i, grad in enumerate(grads)}))
     error = error_at(call)
-    comm = on_nodes(nodes[: world.size], name, allreduce_grad_dtype=WIRES.get(algorithm))
-    comm.set_config("reduce_dtype", "float32")  # of 16 bits
+    comm = on_nodes(nodes[: world.size], name)
     if when == "later":
         for model in models[:2]:
             comm.allreduce_grad(model)

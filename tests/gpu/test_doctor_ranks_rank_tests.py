@@ -10,7 +10,9 @@ import pytest
 
 from chainermn_tools.doctor.ranks import rank_tests
 from tests.support import gpus
+from tests.support.device_double import ILLEGAL_ADDRESS
 
+SMALL = (("f4", 123), ("f2", 9), ("f8", 1))
 NAMES = ["flat", "hierarchical", "pure_nccl", "dummy"]
 OTHERS = ["naive", "two_dimensional", "single_node", "non_cuda_aware"]
 LIMIT_SECONDS = 600
@@ -27,7 +29,7 @@ def test_a_machine_with_gpus_is_well():
     found = {one["name"]: one for one in json.loads(done.stdout)["findings"]}
     bad = [
         found[name]
-        for name in ("gpus", "cupy", "nccl", "means on gpus")
+        for name in ("gpus", "cupy", "nccl", "communicator flat")
         if found[name]["status"] != "ok"
     ]
     assert not bad
@@ -37,6 +39,7 @@ def test_a_machine_with_gpus_is_well():
 @pytest.mark.parametrize("name", NAMES + [pytest.param(n, marks=pytest.mark.full) for n in OTHERS])
 def test_every_communicator_is_right_on_gpus(world, gpu, monkeypatch, name):
     monkeypatch.setattr(rank_tests, "COUNT", 10_000)
+    monkeypatch.setattr(rank_tests, "GPU_GRADIENTS", SMALL)
     found = rank_tests.try_communicator(world, name)
     if name == "pure_nccl" and not gpus.have_one_each(world):
         assert found == {"reason": "there are fewer GPUs than ranks"}
@@ -50,9 +53,34 @@ def test_nccl_is_really_tried_and_a_wrong_mean_noticed(world, double, monkeypatc
     monkeypatch.setattr(
         rank_tests.devices, "to_host", lambda array: real(array) + (world.rank == 1)
     )
+    monkeypatch.setattr(rank_tests, "GPU_GRADIENTS", SMALL)
     found = rank_tests.try_communicator(world, "pure_nccl")
     assert (found["correct"], found["wrong"]) == (False, ["mean_grad on GPUs"])
     assert "allReduce" in double.calls
+
+
+@on_two_ranks
+@pytest.mark.parametrize("name", ["hierarchical", "pure_nccl"])
+def test_a_communicator_that_fails_on_gpus_is_told(world, double, monkeypatch, name):
+    """On all ranks, since one alone would end the job."""
+    monkeypatch.setattr(rank_tests, "GPU_GRADIENTS", SMALL)
+    double.plant("allReduce", ILLEGAL_ADDRESS, after=2)
+    found = rank_tests.try_communicator(world, name)
+    assert found["problem"].startswith("mean_grad on GPUs: rank ")
+    assert "cudaErrorIllegalAddress" in found["problem"]
+    assert rank_tests.try_communicator(world, "flat", timed=False)["correct"]
+
+
+@on_two_ranks
+def test_ranks_that_share_a_gpu_average_by_host_memory(world, double, monkeypatch):
+    monkeypatch.setattr(rank_tests, "GPU_GRADIENTS", SMALL)
+    double.bus_id = "0000:00:00.0"
+    real = rank_tests.devices.to_host
+    monkeypatch.setattr(
+        rank_tests.devices, "to_host", lambda array: real(array) + (world.rank == 1)
+    )
+    found = rank_tests.try_communicator(world, "flat", timed=False)
+    assert found["wrong"] == ["mean_grad on GPUs"]
 
 
 @on_two_ranks

@@ -218,7 +218,7 @@ def check_repaired_modules_are_not_cached():
     from _chainermn_startup import repairs
 
     folder = os.path.dirname(chainer.__file__)
-    for name in repairs.MODULES:
+    for name in {row.module for row in repairs.TABLE}:
         spec: Any = sys.modules[name].__spec__
         repaired = isinstance(spec.loader, repairs.RepairingLoader)
         rows = [row for row in repairs.TABLE if row.module == name]

@@ -11,7 +11,7 @@ from chainermn_comm import create_communicator
 
 PACKAGES = ("chainermn_comm", "chainermn_train", "chainermn_modelparallel", "chainermn_tools")
 # What the packages don't export themselves.
-MODULES = ("chainermn_comm.watchdog", "chainermn_train.extensions", "chainermn.global_except_hook")
+MODULES = ("chainermn_train.extensions", "chainermn.global_except_hook")
 # Methods of Python's or Chainer's, which say themselves what they are.
 INHERITED = re.compile(r"__\w+__|forward|backward|serialize|initialize|finalize|trigger")
 

@@ -168,5 +168,5 @@ def test_type_checkers_see_ours(everything, tmp_path):
     assert told.count('Revealed type is "int"') + told.count('"builtins.int"') == 1, told
     assert told.count('Revealed type is "str"') + told.count('"builtins.str"') == 1, told
     assert 'Module has no attribute "no_such_name"' in told
-    assert 'Argument "no_such_argument" to "create_communicator"' in told
+    assert 'Unexpected keyword argument "no_such_argument" for "create_communicator"' in told
     assert told.count("error:") == 2, told

@@ -25,7 +25,6 @@ MODULES = (
     "chainermn.links",
     "chainermn.optimizers",
     "chainermn_comm",
-    "chainermn_comm.watchdog",
     "chainermn_train",
     "chainermn_train.extensions",
     "chainermn_modelparallel",

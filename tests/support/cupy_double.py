@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from chainermn_comm import devices
 from tests.support.device_double import (
     MEMORY_BYTES,
     Allocation,
@@ -242,6 +243,7 @@ def installed() -> Iterator[Gpu]:
         names = "cupy", "cupy.cuda", "cupy.cuda.nccl"
         for name, module in zip(names, make_cupy(gpu), strict=True):
             patch.setitem(sys.modules, name, module)
+        devices.kernel.cache_clear()  # another double's
         try:
             yield gpu
         finally:

@@ -40,8 +40,8 @@ def received_on_devices(comm: Any) -> Iterator[None]:
     original = comm.recv_with_metadata
 
     def on_device(source: int, tag: int = 0, label: str = "") -> Any:
-        metadata, arrays, message_id = original(source, tag, label)
-        return metadata, tuple(array.view(Device) for array in arrays), message_id
+        metadata, arrays = original(source, tag, label)
+        return metadata, tuple(array.view(Device) for array in arrays)
 
     def compatible(arrays: Any) -> bool:
         return len({isinstance(a, Device) for a in arrays if a is not None}) < 2

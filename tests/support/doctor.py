@@ -216,10 +216,6 @@ class Machine:
         allowed = set(range(usable))
         self.returns(**{"os.sched_getaffinity": allowed, "os.getloadavg": (load, 0.0, 0.0)})
 
-    def ptrace_scope(self, scope: int) -> None:
-        """What Yama forbids."""
-        self._patch.setattr(environment, "ptrace_scope", lambda: scope)
-
     def forks(self, method: str, release: str, *cards: str) -> None:
         """How multiprocessing starts processes, the kernel's release, and InfiniBand cards."""
         self.returns(**{"multiprocessing.get_start_method": method, "platform.release": release})
@@ -369,18 +365,13 @@ def run_checks(*stages: Sequence[Check], seconds: float = SECONDS) -> dict[str, 
     return {one.name: one for one in doctor.run_checks(made, Context(time.monotonic() + seconds))}
 
 
-def turns(*numbers: int) -> str:
-    """What two ranks print in their turn."""
-    return "".join(f"{ranks.TURN} {one} 2 here\n" for one in numbers)
-
-
 def said_by(shell: str, python: str, script: str, folder: str) -> dict[str, Any]:
     """What a host says that has such a login shell and Python, as sshd starts it there."""
     order = {"seconds": 60, "token": "t", "packages": [], "families": ["cupy"]}
-    order |= {"mpiexec": None, "program_seconds": 5}
+    order |= {"mpiexec": None, "program_seconds": 5, "script": script}
     done = subprocess.run(
         [shell, "-c", session.COMMAND],
-        input=session.first_input(python, script, order).encode(),
+        input=session.first_input(python, order),
         capture_output=True,
         cwd=folder,
         timeout=SECONDS,
@@ -388,7 +379,7 @@ def said_by(shell: str, python: str, script: str, folder: str) -> dict[str, Any]
     )
     (answer,) = [line for line in done.stdout.split(b"\n") if line.startswith(agent.MARK.encode())]
     said: dict[str, Any] = json.loads(answer[len(agent.MARK) :])
-    return said if "python" in said else session.parse_shell_answer(said)
+    return said
 
 
 def _gives(value: Any) -> Callable[..., Any]:
@@ -418,6 +409,8 @@ def _event(rank: int, **fields: Any) -> jobs.Event:
 
 def _reply(name: str, said: Mapping[str, Any] | str) -> cluster.HostReply:
     if isinstance(said, str):
-        return cluster.HostReply(None, ssh.SSHFailure(said, "it said so"))
+        return cluster.HostReply(None, ssh.SSHFailure(said, "it fails", "try host1", "it said so"))
+    if "no_python" in said:
+        return cluster.HostReply(None, no_python=said["no_python"])
     found = {**FACTS, "hostname": name, "machine": name, **said}
     return cluster.HostReply(found, reached=found.pop("reached", {}))

@@ -14,7 +14,7 @@ import pytest
 
 from chainermn_comm import CommunicatorBase, devices, staging
 from chainermn_comm.arithmetic import Chunk, plan_chunks
-from chainermn_comm.gpu import communicators, kernels, pipeline
+from chainermn_comm.gpu import communicators, device_allreduce, kernels
 from chainermn_comm.messaging import Handshake
 from chainermn_comm.reducer import Work, in_background
 from tests.support.models import Model, Param
@@ -25,7 +25,7 @@ STAGED = ("naive", "flat")
 DTYPES = ("float16", "float32", "float64")
 
 on_gpu, to_host, address = devices.on_gpu, devices.to_host, devices.address
-pinned, copy_to_device = devices.pinned, devices.copy_to_device
+pinned, copy_to_device = devices.pinned, devices.copy
 why_none, kernel_source = devices.unavailable_reason, kernels.SOURCE
 REGISTERS = kernels.REGISTERS
 own_bus_id = devices.bus_id
@@ -165,7 +165,7 @@ def nccl_between_nodes(works: bool) -> Iterator[None]:
 def slots(number: int) -> Iterator[None]:
     """So many buffers serve for the chunks of a call."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "SLOTS", number)
+        patch.setattr(device_allreduce, "SLOTS", number)
         yield
 
 

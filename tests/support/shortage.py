@@ -16,7 +16,6 @@ MOMENTS: dict[str, tuple[Any, str]] = {
     "gradients of zeros": (bucket.Bucket, "add_zeros"),
     "room for a sum": (user_arrays, "_prepared"),
     "a message": (messages, "allocate"),
-    "a received array": (messages, "empty_array"),
     "the first use": (factories, "_through_shared_memory"),
 }
 

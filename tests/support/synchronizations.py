@@ -11,7 +11,8 @@ from unittest import mock
 
 from mpi4py import MPI
 
-from chainermn_comm import Topology, create_communicator
+from chainermn_comm import Topology
+from chainermn_comm.named_communicators import CLASSES
 
 # Names in small letters, without what says how arrays lie or that the call returns at once.
 BARRIERS = {"barrier"}
@@ -65,10 +66,10 @@ def written_down(
     known = BARRIERS | COLLECTIVES | MESSAGES
     methods = {each: writing(each) for each in dir(MPI.Intracomm) if _plain(each) in known}
     double = type("Double", (MPI.Intracomm,), methods)
-    imposed: dict[str, Any] = {} if nodes is None else {"_topology": Topology.of(nodes)}
+    topology = None if nodes is None else Topology.of(nodes)
     with (
         mock.patch.object(MPI, "Intracomm", double),
-        create_communicator(name, double(MPI.COMM_WORLD), **imposed) as communicator,
+        CLASSES[name](double(MPI.COMM_WORLD), _topology=topology) as communicator,
     ):
         yield communicator, calls
 

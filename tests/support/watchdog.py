@@ -10,13 +10,10 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from chainermn_comm import create_communicator
 from chainermn_comm.timeout import Timeout
 from chainermn_comm.watchdog import processes
-from chainermn_comm.watchdog.diagnosis import WaitGraph
 from chainermn_comm.watchdog.monitor.local_ranks import MonitoredRank
 from chainermn_comm.watchdog.rank import recorder, rendezvous
-from chainermn_comm.watchdog.report import describe_state
 from chainermn_comm.watchdog.status_region import (
     COLLECTIVE,
     FINALIZE,
@@ -26,7 +23,6 @@ from chainermn_comm.watchdog.status_region import (
     WORLD,
     Call,
     read_calls,
-    read_work,
 )
 
 __all__ = ["COLLECTIVE", "FINALIZE", "MESSAGE", "NOBODY", "WORLD", "Call", "MonitoredRank"]
@@ -50,8 +46,9 @@ def communicator_within(name: str, seconds: float = 600.0, **others: Any) -> Any
         seconds: after which a waiting call is reported.
         others: the other attributes of `Timeout`.
     """
-    imposed: dict[str, Any] = {"_timeout": Timeout(seconds, **others)}
-    return create_communicator(name, **imposed)
+    from chainermn_comm.named_communicators import CLASSES  # it starts MPI
+
+    return CLASSES[name](_timeout=Timeout(seconds, **others))
 
 
 def description(world: int) -> dict[str, Any]:
@@ -67,18 +64,6 @@ def record(communicator: tuple[int, int], rank: int, size: int) -> Any:
 def recorded_calls() -> list[Call]:
     """The calls that this process has recorded."""
     return read_calls(recorder.region().memory, clock())
-
-
-def inside_of() -> str | None:
-    """What this process has recorded to do alone."""
-    found = read_work(recorder.region().memory, clock())
-    return found and found[0]
-
-
-def reported() -> str:
-    """What a report says that this process does."""
-    rank = MonitoredRank(description(0)).read(clock())
-    return describe_state(WaitGraph([rank]), rank)
 
 
 class Neighbour:

@@ -20,9 +20,9 @@ def shown(found: dict[str, object], **console: Any) -> str:
 def test_tables_fit_the_terminal_and_leave_nothing_out(width):
     table = shown(report(), width=width, force_terminal=True, color_system=None)
     lines = [line for line in table.splitlines() if line.startswith(("flat", "bcast", "copy"))]
-    columns = min(10, max(1, (width - text.NAME_WIDTH) // text.CELL_WIDTH))
-    assert len(lines) == 3 * -(-10 // columns)
-    assert all(len(line) <= max(width, text.NAME_WIDTH + text.CELL_WIDTH) for line in lines)
+    for name in ("flat", "bcast", "copy"):
+        assert 1 <= sum(line.startswith(name) for line in lines) <= 10 // (width // 40)
+    assert all(len(line) <= width for line in lines)
     for size in ("1 KiB", "4 KiB", "16 KiB", "64 KiB", "256 KiB", "1 MiB", "64 MiB", "256 MiB"):
         assert size in table
     assert table.count("268 ms") == 2

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.support.doctor import COMMUNICATORS, HERE, each_row
+from tests.support.doctor import COMMUNICATORS, each_row
 
 BEGAN = ({"began": "a"}, {"began": "b"})
 BOTH = (*BEGAN, {"hosts": ["a", "b"]})
-RATES = {"seconds": 0.004, "tcp_seconds": 0.003, "bytes": 4_000_000, "overloaded": False}
-PAIR: dict[str, Any] = {"pair": ["a", "b"], "stalled": False, "correct": True, **RATES}
+PAIR: dict[str, Any] = {"pair": ["a", "b"], "correct": True, "seconds": 0.004, "bytes": 4_000_000}
 NAMES = [name for name in COMMUNICATORS if name != "single_node"]
 
 
@@ -43,11 +42,7 @@ TABLE = {
         ("failed", "no rank began on b, and the job", "", job(BEGAN[0], status=255)),
     ],
     "hosts' messages": [
-        ("ok", "at 954 MiB/s between a and b; at least 0.75 of", "", exchanged(PAIR)),
-        ("ok", "between a and b", "", exchanged({**PAIR, "tcp_seconds": None})),
-        ("warning", "too slow between a and b", "env |", exchanged({**PAIR, "seconds": 1.0})),
-        ("ok", "more to do", "", exchanged({**PAIR, "seconds": 1.0, "overloaded": True})),
-        ("failed", "large ones stall", "mtu", exchanged({"pair": ["a", "b"], "stalled": True})),
+        ("ok", "at 954 MiB/s from a to b", "", exchanged(PAIR)),
         ("failed", "wrong values", "report", exchanged({**PAIR, "correct": False})),
         (
             *("failed", "between a and b large messages don't come through MPI within"),
@@ -98,17 +93,8 @@ def test_communicators_over_hosts_that_are_right_are_listed(says):
 def test_every_two_hosts_are_tried_and_of_many_neighbours(machine, says):
     says("hosts' messages", "failed", **exchanged(PAIR, c={}))
     pairs, names = machine.exchange()
-    assert [pair[:2] for pair in pairs] == [("a", "b"), ("a", "c"), ("b", "c")]
+    assert pairs == [("a", "b"), ("a", "c"), ("b", "c")]
     assert names == NAMES
     says("hosts' messages", "failed", **exchanged(PAIR, **{key: {} for key in "cdefgh"}))
     around = list(zip("abcdefgh", "bcdefgha", strict=True))
-    assert [pair[:2] for pair in machine.exchange()[0]] == around
-
-
-def test_an_address_is_that_by_which_the_first_host_finds_the_second(machine, says):
-    a, b = (
-        {"variables": {"SSH_CONNECTION": f"10.0.0.9 1 10.0.0.{n} 22"}, "reached": {HERE: {}}}
-        for n in (1, 2)
-    )
-    says("hosts' messages", "ok", **exchanged(PAIR, *WELL, a=a, b=b))
-    assert machine.exchange()[0] == [("a", "b", "10.0.0.2")]
+    assert machine.exchange()[0] == around

@@ -32,7 +32,7 @@ NEW_GPU = GPU.replace("570", "580")
 # What nvidia-smi prints after an update of the driver without a restart.
 MISMATCH = "echo Failed to initialize NVML: Driver/library version mismatch; exit 18"
 BROKEN = Unavailable("ImportError: libcublas.so.12: cannot open shared object file")
-OLD = "2.3.7"  # of NCCL
+OLD = "2.9.9"  # of NCCL
 # As Slurm sets them in `salloc -N 2 -n 3 -c 4`.
 JOB = {
     "SLURM_JOB_ID": "81",
@@ -68,7 +68,7 @@ def yama(vendor: str, setting: str | None) -> dict[str, Any]:
 def gpus(smi=f"echo '{GPU}'", cupy="13.6.0", devices=2, nccl="2.22.3", files=(), **more: Any):
     """GPUs: nvidia-smi (None for no such program), CuPy's version, what it and NCCL say, files."""
     seen = {"cuda": "12.4", "devices": [{}] * devices} if isinstance(devices, int) else devices
-    oldest = {} if nccl == OLD else {"oldest_nccl": [2, 4]}  # else the communicators' is asked for
+    oldest = {} if nccl == OLD else {"oldest_nccl": [2, 10]}  # else the communicators' is asked for
     there = {"PATH": "/usr/bin:/bin"} if smi is None else {"program": ("nvidia-smi", smi)}
     children = {"gpu_devices": seen, "nccl_version": nccl, **oldest}
     packages = {} if cupy is None else {"cupy-cuda12x": cupy}
@@ -134,8 +134,7 @@ TABLE = {
     ],
     "nccl": [
         ("ok", "2.22.3", "", gpus()),
-        ("ok", "bfloat16", "", gpus(nccl="2.7.8")),
-        ("failed", "too old; 2.4 is the oldest", f"{PIP} -U nvidia-nccl-cu12", gpus(nccl=OLD)),
+        ("failed", "too old; 2.10 is the oldest", f"{PIP} -U nvidia-nccl-cu12", gpus(nccl=OLD)),
         ("warning", "absent", f"{PIP} -U nvidia-nccl-cu12", gpus(nccl="absent")),
     ],
     "visible gpus": [

@@ -46,9 +46,10 @@ def test_a_path_reaches_a_host_whole_and_runs_nothing(shell, name, python):
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as elsewhere:
         script = os.path.join(folder, name)
         Path(script).write_text("")
+        said = said_by(shell, os.path.join(elsewhere, python), script, elsewhere)
+        assert said in ({"status": 127}, {"status": 126})  # there is none, or it is a folder
         for path, there in ((script, True), (script + "?", False)):
-            said = said_by(shell, os.path.join(elsewhere, python), path, elsewhere)
-            assert (said["python"], said["script"]["there"]) == (None, there)
+            assert said_by(shell, sys.executable, path, elsewhere)["script"]["there"] == there
         assert os.listdir(elsewhere) == []
         assert os.listdir(folder) == [name]
 
@@ -56,7 +57,7 @@ def test_a_path_reaches_a_host_whole_and_runs_nothing(shell, name, python):
 @settings(max_examples=5)
 @given(name=file_names)
 def test_a_path_reaches_python_whole(name):
-    assume(name not in ("", ".", ".."))
+    assume(name not in ("", ".", "..") and "\n" not in name)  # a path of Python's is a line
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as elsewhere:
         # Also of the interpreter.
         interpreter = os.path.join(elsewhere, name)

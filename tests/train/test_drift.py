@@ -299,7 +299,7 @@ def waits(monkeypatch):
         "using_device_of": lambda _: contextlib.nullcontext(),
         "pinned": lambda nbytes: np.empty(nbytes, np.uint8),
         "current_stream": lambda: None,
-        "copy_to_host": lambda source, target, _: copied.append((source, target)),
+        "copy": lambda source, target, _: copied.append((source, target)),
         "recorded_event": lambda: copied.pop(),
     }
     for name, function in double.items():

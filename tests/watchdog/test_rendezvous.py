@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import warnings
 
 import pytest
@@ -12,10 +13,10 @@ pytestmark = [pytest.mark.world, pytest.mark.sizes(2), pytest.mark.ranks(2)]
 
 
 def test_a_hub_that_can_not_listen_is_warned_of_and_keeps_nobody_waiting(world, monkeypatch):
-    def listen():
+    def refuse(*_, **__):
         raise OSError("planted")
 
-    monkeypatch.setattr(rendezvous, "listen", listen)
+    monkeypatch.setattr(rendezvous.socket, "create_server", refuse)
     names = ["rank 0 on near", "rank 1 on far"]
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -23,3 +24,12 @@ def test_a_hub_that_can_not_listen_is_warned_of_and_keeps_nobody_waiting(world, 
     assert ["planted" in str(one.message) for one in said] == [True] * (world.rank == 0)
     assert (listener, place["endpoints"], place["number"]) == (None, [], world.rank)
     assert place["names"] == (names if world.rank == 0 else names[:1])
+
+
+def test_a_machines_addresses_are_those_of_its_interfaces_but_the_loopbacks():
+    found = rendezvous.own_addresses()
+    assert len(set(found)) == len(found)
+    for one in found:
+        assert not one.startswith("127.")
+        with socket.socket() as bound:
+            bound.bind((one, 0))  # only a machine's own can be bound

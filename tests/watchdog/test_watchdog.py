@@ -19,10 +19,8 @@ SECONDS = 5.0
 # Imports take their time, so all are made before the ranks meet.
 SCRIPT = """
 import os, signal, sys, threading, time
-import chainermn.functions
 import numpy as np
 from chainermn_comm import create_communicator
-from chainermn_comm.watchdog import alone
 from mpi4py import MPI
 from tests.support.watchdog import communicator_within
 
@@ -56,12 +54,6 @@ def asleep():
     while not os.path.exists(file):
         time.sleep(0.01)
 
-def alone_then_elsewhere():
-    with alone("download"):
-        time.sleep(3 * float(os.environ["CHAINERMN_TIMEOUT"]))
-    comm.bcast(np.ones(100, "f4"), root=1)
-    in_python()
-
 world = MPI.COMM_WORLD
 if how == "first" and world.rank == 1:
     in_python()
@@ -86,8 +78,6 @@ if world.rank == (1 if how == "in_a_part" else world.size - 1):
     globals()[how]()
 comm.bcast(np.ones(100, "f4"), root=1)
 print("going on", flush=True)
-if how == "alone_then_elsewhere":
-    chainermn.functions.recv(comm, 1, tag=3)
 """
 
 
@@ -250,20 +240,6 @@ def test_an_exit_function_that_takes_long_is_no_wait_in_finalize():
     assert job.returncode == 0, job
     assert "ChainerMN" not in job.err, job
     left_nothing(job)
-
-
-@pytest.mark.full
-def test_work_that_a_rank_said_to_do_alone_is_waited_for_and_functions_are_named():
-    job = run(2, "alone_then_elsewhere")
-    assert "going on" in job.out
-    said(
-        job,
-        "culprit: rank 1 .* is in no call for .*, inside download for ",
-        "The ranks go on waiting, 600 s at most",
-        r"culprit: rank 1 \(process \d+ on \S+\) is in no call",
-        r"^  rank 0 .* waits in recv \(from rank 1, tag 3, .* inside chainermn.functions: recv for",
-        "ending the job",
-    )
 
 
 MODEL_PARALLEL = """

@@ -167,13 +167,10 @@ TABLE: tuple[Repair, ...] = (
         ),
     ),
 )
-MODULES = frozenset(row.module for row in TABLE)
 
 
 def repaired_spec(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
     """The spec of module `name` with a loader that repairs it; None if nothing is to be done."""
-    if name not in MODULES:
-        return None
     changes = [
         change
         for row in TABLE

@@ -15,9 +15,6 @@ from .arithmetic import OPERATIONS, accumulator, as_array, check_operation
 from .errors import SharedFailure, describe, raise_failure, raise_mismatch, view_of
 from .reducer import Reducer
 
-# Message ids are from -MESSAGE_IDS on and less than MESSAGE_IDS.
-MESSAGE_IDS = 2**63
-
 
 class CommunicatorBase(ABC):
     """What the wrappers of ChainerMN need of a communicator.
@@ -128,18 +125,11 @@ class CommunicatorBase(ABC):
         """
 
     def send_with_metadata(
-        self,
-        metadata: bytes,
-        data: tuple[Any, ...],
-        dest: int,
-        tag: int,
-        label: str = "",
-        message_id: int = 0,
+        self, metadata: bytes, data: tuple[Any, ...], dest: int, tag: int, label: str = ""
     ) -> None:
         """Send arrays with metadata to rank ``dest``, which calls :meth:`recv_with_metadata`.
 
-        Cheaper than sending one array more. What differs from message to message is best put into
-        the message id: much is cached for messages of the same metadata, dtypes and shapes.
+        Cheaper than sending one array more.
 
         Args:
             metadata: some kilobytes at most, since they are copied.
@@ -147,34 +137,27 @@ class CommunicatorBase(ABC):
             dest: the rank that receives it.
             tag: one as for :meth:`send`, or ``reserved_tag``.
             label: what the call is made for, for the watchdog's reports.
-            message_id: 64 bits, signed.
         """
-        check_metadata(metadata, data, message_id, self.rank)
-        head = np.frombuffer(message_id.to_bytes(8, "little", signed=True) + metadata, np.uint8)
-        self.send((head, *data), dest, tag)
+        check_metadata(metadata, data, self.rank)
+        self.send((np.frombuffer(metadata, np.uint8), *data), dest, tag)
 
     def recv_with_metadata(
         self, source: int, tag: int, label: str = ""
-    ) -> tuple[bytes, tuple[Any, ...], int]:
+    ) -> tuple[bytes, tuple[Any, ...]]:
         """Receive what rank ``source`` sends with :meth:`send_with_metadata` and this ``tag``.
 
-        Return the metadata, a tuple of arrays, and the message id. TypeError is raised if it sent
-        something else, which is then discarded. ``label`` is as it is there.
+        Return the metadata and a tuple of arrays. TypeError is raised if it sent something else,
+        which is then discarded. ``label`` is as it is there.
         """
         found = self.recv(source, tag)
         head = found[0] if isinstance(found, tuple) and found else None
-        if (
-            not isinstance(head, np.ndarray)
-            or (head.dtype, head.ndim) != (np.uint8, 1)
-            or len(head) < 8
-        ):
+        if not isinstance(head, np.ndarray) or (head.dtype, head.ndim) != (np.uint8, 1):
             raise TypeError(
                 f"rank {self.rank}: recv_with_metadata got a {type(found).__name__} that rank "
                 f"{source} didn't send with send_with_metadata (now discarded); "
                 "receive it with recv"
             )
-        written = head.tobytes()
-        return written[8:], found[1:], int.from_bytes(written[:8], "little", signed=True)
+        return head.tobytes(), found[1:]
 
     @abstractmethod
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
@@ -263,13 +246,7 @@ class CommunicatorBase(ABC):
                 view = view_of(operation, signature)
             except BaseException as caught:
                 error = error or caught
-            text = error and describe(error, rank)
-            try:
-                rows = self.allgather_obj((view, text, payload))
-            except Exception as failure:  # `error` may be why this call doesn't fit the others'
-                if error is None or failure is error:
-                    raise
-                raise failure from error
+            rows = self.allgather_obj((view, error and describe(error, rank), payload))
             if error is not None:
                 raise error
         finally:
@@ -480,16 +457,10 @@ def wrong_kind(what: str, value: Any, rank: int) -> TypeError:
     return TypeError(f"rank {rank}: {what}, got {type(value).__name__}")
 
 
-def check_metadata(metadata: Any, data: Any, message_id: Any, rank: int) -> None:
+def check_metadata(metadata: Any, data: Any, rank: int) -> None:
     """Raise unless ``send_with_metadata`` can send these; the text names ``rank``."""
     method = "send_with_metadata"
     if not isinstance(metadata, bytes):
         raise wrong_kind(f"the metadata of {method} must be bytes", metadata, rank)
     if not isinstance(data, (tuple, list)):
         raise wrong_kind(f"{method} takes a tuple of arrays", data, rank)
-    if not isinstance(message_id, int):
-        raise wrong_kind(f"the message_id of {method} must be an int", message_id, rank)
-    if not -MESSAGE_IDS <= message_id < MESSAGE_IDS:
-        raise ValueError(
-            f"rank {rank}: the message_id of {method} must have 64 bits, got {message_id}"
-        )

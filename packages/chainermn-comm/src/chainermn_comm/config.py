@@ -34,8 +34,6 @@ class Settings:
     reproducible: bool = False  # the bits of a mean depend on no topology and no name
     timeout: Timeout = NO_TIMEOUT  # how long a call may wait
     trace: str | None = None  # the folder where calls are traced; None where they aren't
-    # The dtype in which NCCL sums what travels in 16 bits; None for those 16 bits.
-    reduce_dtype: np.dtype | None = None
 
     def changed(self, name: str, value: Any) -> Settings:
         """Return these settings with one changed; raise ValueError if that can't be."""
@@ -80,13 +78,6 @@ def reproducible(value: Any) -> bool:
     return bool(value)
 
 
-def _reduce_dtype(value: Any) -> np.dtype | None:
-    with contextlib.suppress(TypeError):
-        if value is None or np.dtype(value) == np.float32:
-            return None if value is None else np.dtype(np.float32)
-    raise ValueError(f"reduce_dtype must be None or float32, got {value!r}")
-
-
 def chunk_bytes() -> int | None:
     """Return the size of chunks that the environment sets, None where it doesn't."""
     text = os.environ.get(CHUNK_VARIABLE, "").strip()
@@ -114,7 +105,6 @@ def _checked_bytes(name: str, value: Any) -> int:
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "allreduce_grad_dtype": wire_dtype,
     "batched_copy": bool,
-    "reduce_dtype": _reduce_dtype,
     "chunk_bytes": lambda value: None if value is None else _checked_bytes("chunk_bytes", value),
 }
 # What they choose when they make the communicator.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 # Imported where it is used: it starts MPI, which a data loader's worker process must not do just
 # because the user's script imports this package.
@@ -21,7 +21,6 @@ def create_communicator(
     batched_copy: bool = False,
     *,
     reproducible: bool = False,
-    **unknown: NoReturn,
 ) -> MpiCommunicator:
     """Create a communicator (collective over ``mpi_comm``).
 
@@ -47,7 +46,6 @@ def create_communicator(
             narrower than the gradients, which are then rounded to it there, too. Over several nodes
             each rank sends its own gradients. With k ranks per node that is k times the bytes.
             Gradients on GPUs take the way of ``flat``, through MPI.
-        **unknown: there are no others.
 
     ==================  ==================================================================
     ``hierarchical``    through memory that a node's ranks share; one rank of each node
@@ -83,7 +81,7 @@ def create_communicator(
         The communicator. Release it with ``finalize()`` or a ``with`` block.
 
     Raises:
-        TypeError: ``mpi_comm`` is no mpi4py intracommunicator, or there is another argument.
+        TypeError: ``mpi_comm`` is no mpi4py intracommunicator.
         ValueError: there is no such communicator, dtype, size of chunks or time-out;
             ``reproducible`` is no bool, or asked of an algorithm that isn't the library's own;
             ``single_node`` on several nodes; or ``pure_nccl`` where there is no CuPy, GPU or NCCL.
@@ -98,8 +96,7 @@ def create_communicator(
         kind = CLASSES[communicator_name]
     else:  # a name of the user's own in the registry, or one that all ranks refuse together
         kind = type("MpiCommunicator", (MpiCommunicator,), {"communicator_name": communicator_name})
-    asked = mpi_comm, allreduce_grad_dtype, batched_copy
-    return kind(*asked, reproducible=reproducible, **unknown)
+    return kind(mpi_comm, allreduce_grad_dtype, batched_copy, reproducible=reproducible)
 
 
 def _warn_of_small_shm() -> None:

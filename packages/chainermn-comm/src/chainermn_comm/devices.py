@@ -21,11 +21,6 @@ def on_gpu(array: Any) -> bool:
     return hasattr(type(array), "__cuda_array_interface__") and isinstance(array, _cupy().ndarray)
 
 
-def module_of(array: Any) -> Any:
-    """Return CuPy for its arrays, NumPy for anything else."""
-    return _cupy() if on_gpu(array) else np
-
-
 def unavailable_reason() -> str | None:
     """Return why this process can't use a GPU; None if it can."""
     try:
@@ -64,13 +59,13 @@ def bus_id() -> str:
 def empty_like(array: Any) -> Any:
     """Return a new array in C order, of the array's kind, shape, dtype and device."""
     with using_device_of(array):
-        return module_of(array).empty(array.shape, array.dtype)
+        return (_cupy() if on_gpu(array) else np).empty(array.shape, array.dtype)
 
 
 def zeros_like(array: Any) -> Any:
     """Return zeros in C order, of the array's kind, shape, dtype and device."""
     with using_device_of(array):
-        return module_of(array).zeros_like(array, order="C")
+        return (_cupy() if on_gpu(array) else np).zeros_like(array, order="C")
 
 
 def using_device_of(array: Any) -> AbstractContextManager[Any]:
@@ -79,8 +74,8 @@ def using_device_of(array: Any) -> AbstractContextManager[Any]:
 
 
 def address(array: Any) -> int:
-    """Return the address of a GPU array's first element."""
-    return int(array.data.ptr)
+    """Return the address of an array's first element."""
+    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = np.uint8, order: str = "C") -> Any:
@@ -92,17 +87,6 @@ def pinned(nbytes: int) -> np.ndarray:
     """Return page-locked host memory, which the device copies asynchronously: (nbytes,) uint8."""
     memory = _cupy().cuda.alloc_pinned_memory(max(nbytes, 1))
     return np.frombuffer(memory, np.uint8, nbytes)
-
-
-def contiguous(array: Any) -> Any:
-    """Return the GPU array in C order, flattened; a copy only if it isn't contiguous."""
-    return c_ordered(array).reshape(-1)
-
-
-def ordered(array: Any) -> Any:
-    """Return the GPU array if it is contiguous in C or Fortran order; else a copy in C order."""
-    flags = array.flags
-    return array if flags.c_contiguous or flags.f_contiguous else _cupy().ascontiguousarray(array)
 
 
 def c_ordered(array: Any) -> Any:
@@ -132,18 +116,12 @@ def to_device(array: np.ndarray) -> Any:
     return _cupy().asarray(array)
 
 
-def copy_to_host(source: Any, target: np.ndarray, stream: Any) -> None:
-    """Copy equal numbers of bytes in the stream's order; ``target`` is pinned."""
+def copy(source: Any, target: Any, stream: Any) -> None:
+    """Copy bytes from a GPU array to pinned memory, or back, in the stream's order."""
     runtime = _cupy().cuda.runtime
-    kind = runtime.memcpyDeviceToHost
-    runtime.memcpyAsync(target.ctypes.data, address(source), target.nbytes, kind, stream.ptr)
-
-
-def copy_to_device(source: np.ndarray, target: Any, stream: Any) -> None:
-    """Copy equal numbers of bytes in the stream's order; ``source`` is pinned."""
-    runtime = _cupy().cuda.runtime
-    kind = runtime.memcpyHostToDevice
-    runtime.memcpyAsync(address(target), source.ctypes.data, source.nbytes, kind, stream.ptr)
+    is_host = isinstance(target, np.ndarray)
+    kind = runtime.memcpyDeviceToHost if is_host else runtime.memcpyHostToDevice
+    runtime.memcpyAsync(address(target), address(source), source.nbytes, kind, stream.ptr)
 
 
 def current_stream() -> Any:
@@ -161,10 +139,10 @@ def new_event() -> Any:
     return _cupy().cuda.Event(disable_timing=True)
 
 
-def recorded_event() -> Any:
-    """Return an event that happens after what the current stream was given so far."""
+def recorded_event(stream: Any = None) -> Any:
+    """Return an event that happens after what a stream, or the current one, was given so far."""
     event = new_event()
-    event.record(current_stream())
+    event.record(current_stream() if stream is None else stream)
     return event
 
 
@@ -204,18 +182,14 @@ def translate(error: BaseException, what: str) -> BaseException:
     return error
 
 
+@lru_cache(maxsize=64)
 def kernel(source: str, name: str, registers: int) -> Any:
     """Return the compiled kernel: ``kernel(grid, block, arguments)``, on the current stream.
 
-    A thread has at most that many registers. It is compiled once; ``source`` is to be the same
-    string object each time, which is then found without being hashed or compared.
+    A thread has at most that many registers. ``source`` is to be the same string object each time,
+    which is then found without being hashed or compared.
     """
-    return _kernel(_cupy(), source, name, registers)
-
-
-@lru_cache(maxsize=64)
-def _kernel(cupy: Any, source: str, name: str, registers: int) -> Any:
-    module = cupy.RawModule(code=source, options=(f"--maxrregcount={registers}",))  # CuPy keeps it
+    module = _cupy().RawModule(code=source, options=(f"--maxrregcount={registers}",))
     return module.get_function(name)
 
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import reduce, wraps
 from operator import add
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -17,11 +17,17 @@ from .allreduce import AlgorithmCache, Factory, reduce_arrays
 from .arithmetic import as_integer, integer_between
 from .communicator import CommunicatorBase, by_the_other_name, check_metadata, wrong_kind
 from .config import Settings
-from .errors import CommunicationError, FinalizedError, now, share_failure
+from .errors import CommunicationError, FinalizedError, share_failure
 from .faults import abort_if_desynchronized
-from .gpu import backend_for
 from .gradients import MpiReducer, bcast_parameters, mean_gradients
-from .messaging import Handshake, ProcessGroup, collectives, messages, point_to_point
+from .messaging import (
+    BackendFactory,
+    Handshake,
+    ProcessGroup,
+    collectives,
+    messages,
+    point_to_point,
+)
 from .observers import Method, combined, observed
 from .reducer import Reducer
 from .registry import agreeing
@@ -32,8 +38,6 @@ from .watchdog import register
 
 # Colors and keys of a split are C ints.
 LARGEST_INT = 2**31 - 1
-# Algorithms are made for these.
-_FIXED_BY_USE = ("chunk_bytes", "reduce_dtype")
 
 
 def takes_second_as_root(method: Method) -> Method:
@@ -60,8 +64,7 @@ class MpiCommunicator(CommunicatorBase):
     device. Where NCCL takes gradients, it also takes them (not ``send``'s), if those of all ranks
     are on GPUs and of dtypes that it sums as NumPy does; else they are copied through host memory,
     and ``bcast``'s root gets a copy. Where CUDA fails in that, a collective method raises
-    ``CommunicationError`` on all ranks; ``send`` does on its rank, and the receiver's ``recv``
-    raises ``PeerError``.
+    ``CommunicationError`` on all ranks; ``send`` does on its rank, and sends nothing.
 
     An exception in the middle of a call that moves data (no memory, a signal's handler, CUDA or
     NCCL while gradients are averaged, which may be after the call) ends the job, as it can't be
@@ -84,18 +87,18 @@ class MpiCommunicator(CommunicatorBase):
         reproducible: bool = False,
         _topology: Topology | None = None,
         _timeout: Timeout | None = None,
-        **unknown: NoReturn,
     ) -> None:
         """Make it from ``mpi_comm`` (collective).
 
         ``allreduce_grad_dtype``, ``batched_copy`` and ``reproducible`` are what they are of
-        ``create_communicator``, and so is what it raises; what is ``unknown`` is refused on all
-        ranks. Tests may impose a topology, the same on all ranks, and a time-out.
+        ``create_communicator``, and so is what it raises. Tests may impose a topology, the same on
+        all ranks, and a time-out.
         """
         asked = mpi_comm, allreduce_grad_dtype, batched_copy, reproducible
-        with agreeing(self.communicator_name, *asked, _timeout, tuple(unknown)) as agreed:
-            self._open(agreed.comm, agreed.factories, agreed.settings, _topology)
-        if agreed.entry.single_node and self.inter_size > 1:
+        with agreeing(self.communicator_name, *asked, _timeout) as agreed:
+            comm, entry, factories, settings = agreed
+            self._open(comm, factories, settings, _topology)
+        if entry.single_node and self.inter_size > 1:
             self.finalize()
             raise ValueError(
                 f"rank {self._rank}: communicator {self.communicator_name!r} takes ranks of one "
@@ -110,19 +113,19 @@ class MpiCommunicator(CommunicatorBase):
         if defined == [True, False]:
             cls.multi_node_mean_grad = CommunicatorBase.multi_node_mean_grad  # type: ignore[method-assign]
         elif defined == [False, True]:
-            cls.allreduce_grad = by_the_other_name  # type: ignore[method-assign]
+            cls.allreduce_grad = by_the_other_name
 
     def _open(
         self,
         mpi_comm: MPI.Intracomm,
-        factories: tuple[Factory, Factory],
+        factories: tuple[Factory, Factory, BackendFactory],
         settings: Settings,
         topology: Topology | None = None,
         owns_mpi_comm: bool = False,
     ) -> None:
         """Duplicate ``mpi_comm`` for this communicator's traffic (collective).
 
-        ``factories`` make the algorithms for gradients in host memory and on GPUs. A ``topology``,
+        ``factories`` make what an entry of the registry names. A ``topology``,
         the same on all ranks, is imposed instead of asking MPI. ``finalize`` frees ``mpi_comm`` if
         ``owns_mpi_comm``.
         """
@@ -145,9 +148,9 @@ class MpiCommunicator(CommunicatorBase):
         handshake, tag = Handshake(own, self._observer), self.reserved_tag + 1
         self._interruptions = handshake.interruptions
         group = ProcessGroup(own, handshake, tag, self._topology, abort_if_desynchronized, settings)
-        group = replace(group, device=backend_for(factories[1], group))
+        group = replace(group, device=factories[2](group))
         self._open_group: ProcessGroup | None = group
-        self._algorithms = AlgorithmCache(*factories, group)
+        self._algorithms = AlgorithmCache(*factories[:2], group)
 
     # Rank and topology.
 
@@ -203,11 +206,7 @@ class MpiCommunicator(CommunicatorBase):
 
     def send(self, data: Any, dest: int, tag: int = 0) -> None:
         envelope = self._envelope(dest, tag, "dest", self._max_tag)
-        try:
-            message = messages.of_array(data, self._rank)
-        except CommunicationError as error:  # of its GPU
-            self._send_error(error, envelope)
-            raise
+        message = messages.of_array(data, self._rank)
         point_to_point.send("send", message, envelope, self._observer)
 
     def recv(self, source: int, tag: int = 0) -> Any:
@@ -215,31 +214,16 @@ class MpiCommunicator(CommunicatorBase):
         return point_to_point.recv("recv", messages.ARRAYS, envelope, self._observer)[1]
 
     def send_with_metadata(
-        self,
-        metadata: bytes,
-        data: tuple[Any, ...],
-        dest: int,
-        tag: int = 0,
-        label: str = "",
-        message_id: int = 0,
+        self, metadata: bytes, data: tuple[Any, ...], dest: int, tag: int = 0, label: str = ""
     ) -> None:
-        is_plain = type(metadata) is bytes and type(data) is tuple and type(message_id) is int
-        if not is_plain or message_id.bit_length() > 63:
-            check_metadata(metadata, data, message_id, self._rank)
-            data = tuple(data)
+        check_metadata(metadata, data, self._rank)
         envelope = self._envelope(dest, tag, "dest", self.reserved_tag)
-        try:
-            message = messages.with_metadata(data, self._rank)
-            point_to_point.send(
-                "send", message, envelope, self._observer, label, metadata, message_id
-            )
-        except CommunicationError as error:  # of its GPU
-            self._send_error(error, envelope, label)
-            raise
+        message = messages.of_array(data, self._rank)._replace(kind=messages.WITH_METADATA)
+        point_to_point.send("send", message, envelope, self._observer, label, metadata)
 
     def recv_with_metadata(
         self, source: int, tag: int = 0, label: str = ""
-    ) -> tuple[bytes, tuple[Any, ...], int]:
+    ) -> tuple[bytes, tuple[Any, ...]]:
         envelope = self._envelope(source, tag, "source", self.reserved_tag)
         return point_to_point.recv(
             "recv", messages.ARRAYS_WITH_METADATA, envelope, self._observer, label
@@ -286,17 +270,16 @@ class MpiCommunicator(CommunicatorBase):
         payload: bytes = b"",
     ) -> list[bytes]:
         # Not `observed`, whose frame would refer to `error`: see `SharedFailure`.
-        group, since = self._group, now()
+        group = self._group
         try:
-            if error is None and not isinstance(payload, bytes):
-                error = wrong_kind(f"the payload of {operation} must be bytes", payload, self._rank)
-            if error is not None:
-                share_failure(group.handshake, operation, error)
-                raise error
-            return group.handshake(operation, signature, payload, len(payload), typed=True)
-        except BaseException as raised:
-            group.interrupt(operation, raised, since)
-            raise
+            with group.in_step(operation):
+                if error is None and not isinstance(payload, bytes):
+                    what = f"the payload of {operation} must be bytes"
+                    error = wrong_kind(what, payload, self._rank)
+                if error is not None:
+                    share_failure(group.handshake, operation, error)
+                    raise error
+                return group.handshake(operation, signature, payload, len(payload), typed=True)
         finally:
             del error
             self._observer.leave()
@@ -319,10 +302,9 @@ class MpiCommunicator(CommunicatorBase):
         is_any = type(tag) is int and tag == MPI.ANY_TAG
         envelope = self._envelope(source, 0 if is_any else tag, "source", self._max_tag)
         if is_any:
-            envelope = point_to_point.wait_for_any_tag(
-                "recv_obj", envelope, self._max_tag, self._observer
-            )
-        return point_to_point.recv("recv_obj", messages.OBJECTS, envelope, self._observer)[1]
+            envelope = *envelope[:2], MPI.ANY_TAG
+        kinds, observer = messages.OBJECTS, self._observer
+        return point_to_point.recv("recv_obj", kinds, envelope, observer, max_tag=self._max_tag)[1]
 
     @observed
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
@@ -363,10 +345,7 @@ class MpiCommunicator(CommunicatorBase):
         with group.in_step("bcast_data"):
             bcast_parameters(group, model)
 
-    def allreduce_grad(self, model: Any, zero_fill: bool = False) -> None:
-        """Do and raise what ``multi_node_mean_grad(model, zero_fill)`` does (collective)."""
-        self._mean_grad(model, zero_fill)
-
+    @observed
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
         """Replace each gradient of a ``model`` by its mean over ranks (collective).
 
@@ -381,11 +360,10 @@ class MpiCommunicator(CommunicatorBase):
         (8 MiB each, and 20 MiB, where there are other nodes). Each gradient that is replaced
         takes its new array and, where the old one isn't contiguous, a copy during the call.
         """
-        self._mean_grad(model, zero_fill)
+        group = self._group
+        mean_gradients(group, MpiReducer(group, group, self._algorithms, zero_fill), model)
 
-    @observed
-    def _mean_grad(self, model: Any, zero_fill: bool) -> None:
-        mean_gradients(self._group, self._reducer(self, zero_fill), model)
+    allreduce_grad = multi_node_mean_grad
 
     def make_reducer(
         self,
@@ -398,15 +376,9 @@ class MpiCommunicator(CommunicatorBase):
         is_ours = is_ours and own.__self__ is self
         # In this order: isinstance of an abstract class takes as long as all the rest.
         if is_ours and (channel is None or isinstance(channel, MpiCommunicator)):
-            return self._reducer(channel or self, zero_fill, operation)
+            data = channel or self
+            return MpiReducer(self._group, data._group, data._algorithms, zero_fill, operation)
         return super().make_reducer(zero_fill, operation, channel)
-
-    def _reducer(
-        self, channel: MpiCommunicator, zero_fill: bool, operation: str = "allreduce_grad"
-    ) -> MpiReducer:
-        group = self._group
-        data_group = group if channel is self else channel._group
-        return MpiReducer(group, data_group, channel._algorithms, zero_fill, operation)
 
     @observed
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:
@@ -422,16 +394,12 @@ class MpiCommunicator(CommunicatorBase):
     def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
         """Give the setting ``name`` a ``value`` (not collective), and raise as the base does.
 
-        They are ``allreduce_grad_dtype``, ``batched_copy``, ``chunk_bytes`` and ``reduce_dtype``.
-        The last two can't be changed any more once gradients have travelled. ``chunk_bytes`` is the
-        size of the chunks in which they do (see :func:`chainermn_comm.create_communicator`; None
-        for the default). With ``reduce_dtype`` float32, NCCL sums what travels in 16 bits in
-        float32, and the mean is rounded once, before ranks get it; sums then are twice as many
-        bytes. By default (None) it sums in 16 bits. On CPUs sums are in float32 anyway.
+        They are ``allreduce_grad_dtype``, ``batched_copy`` and ``chunk_bytes``, the size of the
+        chunks in which gradients travel (see :func:`chainermn_comm.create_communicator`; None for
+        the default). That can't be changed any more once they have travelled.
         """
         settings = self._settings.changed(name, value)
-        is_used = name in _FIXED_BY_USE and self._algorithms.made
-        if is_used and getattr(settings, name) != getattr(self._settings, name):
+        if self._algorithms.made and settings.chunk_bytes != self._settings.chunk_bytes:
             raise ValueError(
                 f"rank {self._rank}: {name} can't be changed any more, since gradients have "
                 "travelled; change it right after making the communicator"
@@ -440,7 +408,7 @@ class MpiCommunicator(CommunicatorBase):
         if self._open_group is not None:
             self._open_group = replace(self._open_group, settings=settings)
             if not self._algorithms.made:
-                self._algorithms = AlgorithmCache(*self._factories, self._open_group)
+                self._algorithms = AlgorithmCache(*self._factories[:2], self._open_group)
 
     def get_config(self, name: str | None = None) -> Any:
         settings = self._settings.as_dict() | super().get_config()
@@ -515,22 +483,10 @@ class MpiCommunicator(CommunicatorBase):
         stays = self._interruptions or MPI.Is_finalized() or os.getpid() != self._process
         return None if stays else self._open_group
 
-    def _send_error(
-        self, error: CommunicationError, envelope: point_to_point.Envelope, label: str = ""
-    ) -> None:
-        """Send the reason why a message doesn't come to its receiver, which waits for it."""
-        message = messages.of_error(error, self._rank)
-        point_to_point.send("send", message, envelope, self._observer, label)
-
     def _envelope(self, rank: int, tag: int, name: str, max_tag: int) -> point_to_point.Envelope:
         """Return the envelope of a message; raise unless there are such a rank and tag."""
-        own, group = self._rank, self._open_group
-        if group is None or self._interruptions or os.getpid() != self._process:
-            group = self._group  # raises
-        is_plain = type(rank) is type(tag) is int and rank != own  # nearly always
-        if is_plain and 0 <= rank < self._size and 0 <= tag <= max_tag:
-            return group.comm, rank, tag
-        index = collectives.check_rank(group, rank, name)
-        if index == own:
-            raise ValueError(f"rank {own}: {name} is this rank itself, which would wait for ever")
-        return group.comm, index, integer_between(tag, 0, max_tag, f"rank {own}: tag")
+        who, comm = f"rank {self._rank}:", self._group.comm
+        other = integer_between(rank, 0, self._size - 1, f"{who} {name}")
+        if other == self._rank:
+            raise ValueError(f"{who} {name} is this rank itself, which would wait for ever")
+        return comm, other, integer_between(tag, 0, max_tag, f"{who} tag")

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from . import faults, runtime, watchdog
 from .config import CHUNK_VARIABLE, Settings, chunk_bytes, reproducible, wire_dtype
@@ -20,39 +20,34 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from .allreduce import Factory
+    from .messaging import BackendFactory
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The algorithms of a communicator: functions of a `ProcessGroup`, or names of those."""
+    """What a communicator is made of: functions of a `ProcessGroup`, or names of those."""
 
     host: str | Factory  # for gradients in host memory; a name is one in `allreduce.FACTORIES`
     gpu: str | Factory = "mpi"  # for those on GPUs; a name is one in `gpu.FACTORIES`
+    # For users' arrays on GPUs, a name in `gpu.BACKENDS`; without one, or where it returns None,
+    # they go through host memory and MPI.
+    backend: str | BackendFactory = "none"
     single_node: bool = False  # refuses more than one node
 
 
 REGISTRY = {
     "naive": Entry("per_tensor"),
     "flat": Entry("bucketed"),
-    "hierarchical": Entry("single_leader", "single_leader"),
-    "two_dimensional": Entry("multi_leader", "multi_leader"),
-    "single_node": Entry("single_leader", "nccl_only", single_node=True),
-    "pure_nccl": Entry("gpus_only", "nccl_only"),
-    "non_cuda_aware": Entry("single_leader", "single_leader_staged"),
+    "hierarchical": Entry("single_leader", "single_leader", "nccl"),
+    "two_dimensional": Entry("multi_leader", "multi_leader", "nccl"),
+    "single_node": Entry("single_leader", "nccl_only", "nccl", single_node=True),
+    "pure_nccl": Entry("gpus_only", "nccl_only", "nccl"),
+    "non_cuda_aware": Entry("single_leader", "single_leader_staged", "nccl_on_one_node"),
     "dummy": Entry("no_op", "no_op"),
 }
 
 # Algorithms that refuse, or sum nothing.
 _WITHOUT_SUMS = ("gpus_only", "no_op")
-
-
-class Agreed(NamedTuple):
-    """What ranks have agreed on to make a communicator."""
-
-    comm: MPI.Intracomm
-    entry: Entry
-    factories: tuple[Factory, Factory]
-    settings: Settings
 
 
 @contextlib.contextmanager
@@ -63,9 +58,8 @@ def agreeing(
     batched_copy: bool,
     wants_reproducible: bool,
     timeout: Timeout | None,
-    unknown: tuple[str, ...],
-) -> Iterator[Agreed]:
-    """Agree on a communicator, which is to be made inside of the block (collective).
+) -> Iterator[tuple[MPI.Intracomm, Entry, tuple[Factory, Factory, BackendFactory], Settings]]:
+    """Agree on a communicator, which is to be made of these inside of the block (collective).
 
     ``create_communicator`` says what the arguments are, and what is raised.
     """
@@ -98,11 +92,6 @@ def agreeing(
         try:
             handshake = Handshake(traffic)
             with SharedFailure(handshake, "create_communicator"):
-                if unknown:
-                    raise TypeError(
-                        f"a communicator has no argument {', '.join(map(repr, unknown))}; there "
-                        "are mpi_comm, allreduce_grad_dtype, batched_copy and reproducible"
-                    )
                 entry = _find(name)
                 settings = Settings(
                     wire_dtype(allreduce_grad_dtype),
@@ -130,8 +119,12 @@ def agreeing(
         if any(payloads):
             runtime.limit_blas_threads(comm)
         faults.skip_finalize_in_forks()
-        factories = _resolve(entry.host, allreduce.FACTORIES), _resolve(entry.gpu, gpu.FACTORIES)
-        yield Agreed(comm, entry, factories, settings)
+        factories = (
+            _resolve(entry.host, allreduce.FACTORIES),
+            _resolve(entry.gpu, gpu.FACTORIES),
+            _resolve(entry.backend, gpu.BACKENDS),
+        )
+        yield comm, entry, factories, settings
 
 
 def _reproducible(name: str, entry: Entry) -> Entry:
@@ -142,11 +135,12 @@ def _reproducible(name: str, entry: Entry) -> Entry:
             "take another name, or leave reproducible out"
         )
     host = entry.host if entry.host in _WITHOUT_SUMS else "rank_ordered"
-    return replace(entry, host=host, gpu=entry.gpu if entry.gpu in _WITHOUT_SUMS else "mpi")
+    gpu = entry.gpu if entry.gpu in _WITHOUT_SUMS else "mpi"
+    return replace(entry, host=host, gpu=gpu, backend="none")
 
 
-def _resolve(factory: str | Factory, named: dict[str, Factory]) -> Factory:
-    return named[factory] if isinstance(factory, str) else factory
+def _resolve(made: Any, named: dict[str, Any]) -> Any:
+    return named[made] if isinstance(made, str) else made
 
 
 def _find(name: str) -> Entry:

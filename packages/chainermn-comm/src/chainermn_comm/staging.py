@@ -7,10 +7,11 @@ stream. Large arrays pass through two buffers: one is emptied while the other is
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import groupby
-from typing import Any, NamedTuple
+from itertools import cycle, groupby
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -41,23 +42,8 @@ def to_host(arrays: Sequence[Any], rank: int) -> list[np.ndarray]:
     CommunicationError, whose text names ``rank``, is raised where CUDA fails.
     """
     with devices.translated_errors(f"rank {rank}: copying GPU arrays to host memory"):
-        flats, copies = [], []
-        for array in arrays:
-            is_f = array.flags.f_contiguous and not array.flags.c_contiguous
-            flats.append(flat(array.T if is_f else array))
-            copies.append(np.empty(array.shape, array.dtype, "F" if is_f else "C"))
-        hosts = list(map(as_bytes, copies))
-        batches = cut([each.nbytes for each in flats])
-        with buffers(flats) as held:
-            waiting: list[tuple[list[Any], list[Piece], np.ndarray]] = []
-            for number in range(len(batches) + 1):
-                if number < len(batches):
-                    batch, buffer = batches[number], held[number % len(held)]
-                    waiting.append((start(batch, flats, buffer, into_buffer=True), batch, buffer))
-                if number:
-                    events, batch, buffer = waiting.pop(0)
-                    wait(events)
-                    start(batch, hosts, buffer, into_buffer=False)
+        copies = [np.empty(array.shape, array.dtype, _order(array)) for array in arrays]
+        _copy(arrays, copies, to_device=False)
     return copies
 
 
@@ -73,39 +59,43 @@ def to_device(arrays: Sequence[np.ndarray], rank: int) -> list[Any]:
             f"rank {rank}: an array that was sent from a GPU can't be put on one here: {reason}"
         )
     with devices.translated_errors(f"rank {rank}: copying arrays to a GPU"):
-        orders = ["C" if array.flags.c_contiguous else "F" for array in arrays]
-        pairs = zip(arrays, orders, strict=True)
-        copies = [devices.empty(array.shape, array.dtype, order) for array, order in pairs]
-        pairs = zip(copies, orders, strict=True)
-        flats = [flat(copy.T if order == "F" else copy) for copy, order in pairs]
-        hosts = list(map(as_bytes, arrays))
-        batches = cut([each.nbytes for each in flats])
-        with buffers(flats) as held:
-            waiting: list[list[Any]] = []
-            for number, batch in enumerate(batches):
-                if len(waiting) == len(held):
-                    wait(waiting.pop(0))
-                buffer = held[number % len(held)]
-                start(batch, hosts, buffer, into_buffer=True)
-                waiting.append(start(batch, flats, buffer, into_buffer=False))
-            for events in waiting:
-                wait(events)
+        copies = [devices.empty(array.shape, array.dtype, _order(array)) for array in arrays]
+        _copy(copies, arrays, to_device=True)
     return copies
 
 
-def assign(target: Any, array: np.ndarray, rank: int) -> None:
-    """Overwrite a GPU array, of any strides, by a contiguous array; raise as :func:`to_device`."""
-    with (
-        devices.translated_errors(f"rank {rank}: copying an array to a GPU"),
-        devices.using_device_of(target),
-    ):
-        overwrite(target, to_device([array], rank)[0])
+def _order(array: Any) -> Literal["C", "F"]:
+    return "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+
+
+def _copy(on_gpu: Sequence[Any], on_host: Sequence[np.ndarray], to_device: bool) -> None:
+    """Copy arrays from GPUs to contiguous ones, or back ``to_device``, and wait for it."""
+    flats = [flat(array.T if _order(array) == "F" else array) for array in on_gpu]
+    hosts = list(map(as_bytes, on_host))
+    with buffers(flats) as held:
+        under_way: deque[tuple[list[Piece], np.ndarray, list[Any]]] = deque()
+
+        def finish_first() -> None:
+            batch, buffer, events = under_way.popleft()
+            wait(events)
+            if not to_device:
+                start(batch, hosts, buffer, into_buffer=False)
+
+        for batch, buffer in zip(cut([each.nbytes for each in flats]), cycle(held), strict=False):
+            if len(under_way) == len(held):
+                finish_first()
+            if to_device:
+                start(batch, hosts, buffer, into_buffer=True)
+            events = start(batch, flats, buffer, into_buffer=not to_device)
+            under_way.append((batch, buffer, events))
+        while under_way:
+            finish_first()
 
 
 def overwrite(target: Any, array: Any) -> None:
     """Overwrite a GPU array by another one of its shape and device, and wait for it."""
     with devices.using_device_of(target):
-        devices.assign(target, array)
+        target[...] = array
         wait([devices.recorded_event()])
 
 
@@ -119,7 +109,7 @@ def flat(array: Any) -> Any:
     if not devices.on_gpu(array):
         return np.ascontiguousarray(array).reshape(-1)
     with devices.using_device_of(array):
-        return devices.contiguous(array)
+        return devices.c_ordered(array).reshape(-1)
 
 
 def cut(sizes: Iterable[int]) -> list[list[Piece]]:
@@ -173,12 +163,11 @@ def start(
             for which, begin, end, offset in pieces:
                 part = flats[which].view(np.uint8)[begin:end]
                 place = buffer[offset : offset + end - begin]
+                source, target = (part, place) if into_buffer else (place, part)
                 if stream is None:
-                    np.copyto(*((place, part) if into_buffer else (part, place)))
-                elif into_buffer:
-                    devices.copy_to_host(part, place, stream)
+                    np.copyto(target, source)
                 else:
-                    devices.copy_to_device(place, part, stream)
+                    devices.copy(source, target, stream)
             if stream is not None:
                 events.append(devices.recorded_event())
     return events

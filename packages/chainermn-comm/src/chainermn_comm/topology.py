@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -98,9 +98,5 @@ class Topology:
 
     @cached_property
     def _intra_ranks(self) -> list[int]:
-        met: Counter[int] = Counter()
-        found = []
-        for node in self.nodes:
-            found.append(met[node])
-            met[node] += 1
-        return found
+        numbers: defaultdict[int, count[int]] = defaultdict(count)
+        return [next(numbers[node]) for node in self.nodes]

@@ -1,14 +1,17 @@
-"""Formats bytes, durations, counts, and text of foreign origin; prints lines."""
+"""Formats bytes, durations, counts, and text of foreign origin; prints lines, text and tables."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 KIB = 1 << 10
+# Elsewhere than on a terminal tables are not split for its width.
+PLAIN_WIDTH = 200
+GAP = 2  # between columns
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -36,9 +39,9 @@ def format_count(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-def join_first(items: Sequence[object], limit: int) -> str:
+def join_first(items: Sequence[object], limit: int, separator: str = ", ") -> str:
     """Return the first items as text, such as ``0, 1, ...``."""
-    return ", ".join(map(str, items[:limit])) + (", ..." if len(items) > limit else "")
+    return separator.join([*map(str, items[:limit]), *["..."] * (len(items) > limit)])
 
 
 def printable(text: str, kept: str = "") -> str:
@@ -51,3 +54,72 @@ def print_line(text: str, console: Console, style: str = "") -> None:
     from rich.text import Text
 
     console.print(Text(printable(text, kept="\n"), style=style), soft_wrap=True)
+
+
+def print_text(text: str, console: Console, style: str = "", indent: int = 0) -> None:
+    """Print an indented sentence, wrapped to a terminal's width; elsewhere it is one line."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    if console.is_terminal:
+        console.print(Padding.indent(Text(text, style=style, overflow="fold"), indent))
+    else:
+        print_line(" " * indent + " ".join(text.split("\n")), console)
+
+
+def print_row(cells: Sequence[tuple[str, str]], widths: Sequence[int], console: Console) -> None:
+    """Print texts with their styles side by side; the last one has no width, and is wrapped."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if not console.is_terminal:
+        texts = [" ".join(text.split("\n")) for text, _ in cells]
+        first = [f"{text:{width}}" for text, width in zip(texts, widths, strict=False)]
+        print_line("  ".join([*first, texts[-1]]).rstrip(), console)
+        return
+    row = Table.grid(padding=(0, GAP, 0, 0))
+    for width in widths:
+        row.add_column(width=width, overflow="fold")
+    row.add_column(overflow="fold", ratio=1)
+    row.add_row(*(Text(text, style=style) for text, style in cells))
+    console.print(row)
+
+
+def print_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    console: Console,
+    words: Sequence[str] = (),  # the columns that hold words; others hold numbers
+) -> None:
+    """Print a table; where it is too wide, in parts that each begin with the first column.
+
+    A row without a first cell belongs to the one above, and is dim.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    print_line(f"\n{title}", console, "bold")
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    for part in _parts(widths, console.width):
+        table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim")
+        for name in (columns[number] for number in part):
+            table.add_column(name, justify="left" if name in words else "right", overflow="fold")
+        for row in rows:
+            cells = (Text(printable(row[number])) for number in part)
+            table.add_row(*cells, style="" if row[0] else "dim")
+        console.print(table)
+
+
+def _parts(widths: Sequence[int], room: int) -> Iterator[list[int]]:
+    """Return numbers of columns that fit beside the first one; one that fits nowhere is alone."""
+    part = [0]
+    for number in range(1, len(widths)):
+        taken = sum(widths[one] + GAP for one in part)
+        if len(part) > 1 and taken + widths[number] > room:
+            yield part
+            part = [0]
+        part.append(number)
+    yield part

@@ -45,11 +45,12 @@ def reduce_arrays(
             rows, results = _prepared(group, operation, made, own, out)
         places = _agree(group, operation, op, made, takes, out)
         backend, found = collectives.agreed(group, operation, places, made)
-        if group.device is not None and backend is group.device:
+        device = group.device
+        if device is not None and backend is device:
             if scatters:
-                group.device.reduce_scatter(rows, results, OPERATIONS[op])
+                device.reduce_scatter(rows, results, OPERATIONS[op])
             else:
-                group.device.allreduce(rows[0], results, OPERATIONS[op], divisor)
+                device.allreduce(rows[0], results, OPERATIONS[op], divisor)
             if out is None:
                 return made[own]._replace(arrays=tuple(results)).value()
             if results[0] is not out:
@@ -156,7 +157,8 @@ def _hand_out(
             result = message._replace(arrays=tuple(arrays))
             return messages.on_device([result], group.rank)[0].value()
         if devices.on_gpu(out):
-            staging.assign(out, arrays[0], group.rank)
+            with devices.using_device_of(out):
+                staging.overwrite(out, staging.to_device(arrays, group.rank)[0])
         else:
             out[...] = arrays[0]
         return out

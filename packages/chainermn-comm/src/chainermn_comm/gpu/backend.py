@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -25,8 +25,10 @@ class NcclBackend(DeviceBackend):
     def __init__(self, group: ProcessGroup) -> None:
         """Do nothing yet (not collective)."""
         self._group = group
-        self._connected: tuple[NcclCommunicator, Watcher] | None = None
         self._usable: bool | None = None  # known once a rank has arrays of CuPy
+        self._is_connected = False
+        self._nccl: NcclCommunicator
+        self._watcher: Watcher
 
     def takes(self, arrays: Arrays, op: Any = None) -> bool:
         if self._usable is False or "cupy" not in sys.modules:
@@ -36,11 +38,11 @@ class NcclBackend(DeviceBackend):
         if in_background or threading.current_thread() is not threading.main_thread():
             return False
         if self._usable is None:
-            self._usable = nccl.unavailable_reason(nccl.OLDEST_WITH_SEND) is None
+            self._usable = nccl.unavailable_reason() is None
         if not self._usable:
             return False
         device = devices.current_device()
-        return (self._connected is None or device == self._connected[1].device) and all(
+        return (not self._is_connected or device == self._watcher.device) and all(
             [
                 devices.device_of(array) == device and (op is None or nccl.sums(array.dtype, op))
                 for array in arrays
@@ -48,15 +50,16 @@ class NcclBackend(DeviceBackend):
         )
 
     def connect(self) -> bool:
-        if self._connected is None:
+        if not self._is_connected:
             made, why = nccl.connect_or_explain(self._group, OPERATION, self._connect)
             if made is not None:
-                self._connected = made, Watcher(self._group, OPERATION, [made], made)
+                self._nccl, self._watcher = made, Watcher(self._group, OPERATION, [made], made)
+                self._is_connected = True
                 return True
             self._usable = False
             if self._group.rank == 0:
                 print(f"ChainerMN: arrays on GPUs go through host memory: {why}", file=sys.stderr)
-        return self._connected is not None
+        return self._is_connected
 
     def _connect(self) -> NcclCommunicator:
         # By a handshake of its own, whose errors are the caller's for `SharedFailure`.
@@ -72,42 +75,37 @@ class NcclBackend(DeviceBackend):
             [part for part in parts if part[0] != own and part[1].size]
             for parts in (outgoing, incoming)
         ]
-        with self._enqueuing((sent, received)) as (made, stream):
-            made.exchange(sent, received, stream)
+        with self._enqueuing((sent, received)) as stream:
+            self._nccl.exchange(sent, received, stream)
 
     def allgather(self, outgoing: Parts, incoming: Parts) -> None:
         self.broadcast(incoming)
 
     def broadcast(self, parts: Parts) -> None:
         parts = [part for part in parts if part[1].size]
-        with self._enqueuing(parts) as (made, stream):
-            made.broadcast(parts, stream)
+        with self._enqueuing(parts) as stream:
+            self._nccl.broadcast(parts, stream)
 
     def allreduce(self, sources: Arrays, targets: Arrays, op: Any, divisor: int = 1) -> None:
-        with self._enqueuing((sources, targets)) as (made, stream):
+        with self._enqueuing((sources, targets)) as stream:
             if divisor != 1:
                 for source, target in zip(sources, targets, strict=True):
                     devices.divide(source, divisor, target)
                 sources = targets
-            made.allreduce(sources, targets, op, stream)
+            self._nccl.allreduce(sources, targets, op, stream)
 
     def reduce_scatter(self, rows: Sequence[Arrays], targets: Arrays, op: Any) -> None:
-        with self._enqueuing((rows, targets)) as (made, stream):
-            made.reduce(rows, targets, op, stream)
+        with self._enqueuing((rows, targets)) as stream:
+            self._nccl.reduce(rows, targets, op, stream)
 
-    @contextmanager
-    def _enqueuing(self, keep: Any) -> Iterator[tuple[NcclCommunicator, Any]]:
-        assert self._connected is not None
-        made, watcher = self._connected
-        with watcher.enqueuing(keep) as stream:
-            watcher.poll()
-            yield made, stream
+    def _enqueuing(self, keep: Any) -> AbstractContextManager[Any]:
+        self._watcher.check()
+        return self._watcher.enqueuing(keep)
 
     def close(self) -> None:
-        if self._connected is not None:
-            made, watcher = self._connected
-            watcher.finish(made.close)
+        if self._is_connected:
+            self._watcher.finish(self._nccl.close)
 
     def release_local(self) -> None:
-        if self._connected is not None:
-            self._connected[1].abandon()
+        if self._is_connected:
+            self._watcher.abandon()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from mpi4py import MPI
 
@@ -22,15 +23,14 @@ class Communicators:
     Attributes:
         intra: among the node's ranks; None for a rank alone there.
         inter: among leaders of one index, a rank of each node; None for other ranks.
-        leaders: of each node; at most the ranks of the smallest.
-        index: this rank's in its node, and that of the shard that it exchanges if it is a leader.
+        shards: equal ones of every chunk, one for each leader of a node; one on a single node.
     """
 
     def __init__(self, topology: Topology, rank: int, leaders: int) -> None:
-        """Connect nothing yet (not collective)."""
-        self._topology = topology
-        self.leaders, self.index = leaders, topology.intra_rank(rank)
-        self.several_nodes = topology.inter_size > 1
+        """Connect nothing yet (not collective); a node has at least as many ranks as leaders."""
+        self._topology, self._index = topology, topology.intra_rank(rank)
+        self._several_nodes = topology.inter_size > 1
+        self.shards = leaders if self._several_nodes else 1
         self.intra: NcclCommunicator | None = None
         self.inter: NcclCommunicator | StagedSum | None = None
 
@@ -39,9 +39,9 @@ class Communicators:
 
         Between nodes that is ``by_nccl`` where it can be, else through host memory.
         """
-        comm, rank, several = group.comm, group.rank, self.several_nodes
-        leads = several and self.index < self.leaders
-        inter_comm = MPI.Intracomm(comm.Split(self.index if leads else MPI.UNDEFINED, rank))
+        comm, rank, several = group.comm, group.rank, self._several_nodes
+        leads = several and self._index < self.shards
+        inter_comm = MPI.Intracomm(comm.Split(self._index if leads else MPI.UNDEFINED, rank))
         intra_comm = MPI.Intracomm(comm.Split(self._topology.inter_rank(rank), rank))
         try:
             if several and by_nccl:
@@ -69,6 +69,25 @@ class Communicators:
             if leads:
                 inter_comm.Free()
         return True
+
+    def sum_in_place(self, buffer: Any, size: int, stream: Any) -> None:
+        """Overwrite the first ``size`` elements by their sums, in the stream's order (collective).
+
+        ``buffer`` is a multiple of ``shards`` elements: each shard is summed on one of the node's
+        ranks, then between nodes, and copied to all. What pads the last one is left out.
+        """
+        if not self._several_nodes:
+            if self.intra is not None:
+                self.intra.sum_in_place(buffer, stream)
+            return
+        if self.intra is not None:
+            self.intra.reduce_shards(buffer, self.shards, stream)
+        length = buffer.size // self.shards
+        start = self._index * length
+        if self.inter is not None and start < size:
+            self.inter.sum_in_place(buffer[start : min(start + length, size)], stream)
+        if self.intra is not None:
+            self.intra.gather_shards(buffer, self.shards, stream)
 
     @property
     def nccls(self) -> list[NcclCommunicator]:

@@ -1,29 +1,58 @@
 """Means of gradients on GPUs by NCCL, in each node and between nodes.
 
-A call only enqueues the work of a :class:`ChunkPipeline`, and the current stream waits for its end;
-a :class:`Watcher` looks after it.
+Chunks are packed, summed and unpacked on three streams, each beside its neighbours. A chunk has a
+slot, with a buffer, from when it is packed until it is unpacked. Each event is recorded before the
+next chunk's work is enqueued on the stream, so that nothing waits for more than it needs.
+
+A call only enqueues that, and the current stream waits for its end; a :class:`Watcher` looks after
+it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from .. import devices
 from ..allreduce import Algorithm, Operand
-from ..arithmetic import plan_chunks
+from ..arithmetic import Chunk, plan_chunks
 from ..messaging import ProcessGroup
 from . import kernels
 from .communicators import Communicators
-from .pipeline import ChunkPipeline, PreparedCall
 from .staged import OPERATION, flatten
 from .watcher import Watcher
 
 # NCCL wants tens of megabytes to reach its bandwidth; not measured, as that takes several GPUs.
 CHUNK_BYTES = 32 << 20
+# While NCCL sums a chunk, the one before is unpacked and the one after packed.
+SLOTS = 3
 # Calls whose shapes are known to fit on all ranks.
 MOST_KNOWN = 4096
+# A loop's gradients often lie where those of the step before lay, or alternate between few places.
+# With `overlap` a step makes a call for each MiB of them. Most plans take some kilobytes.
+PLANS = 1024
+
+
+class Plan(NamedTuple):
+    """How gradients that lie at some addresses are cut, and what the kernels walk, by chunk."""
+
+    chunks: list[Chunk]
+    to_pack: list[Any]  # tables on the device
+    to_unpack: list[Any]
+    host: np.ndarray  # pinned: what is copied to the device
+
+
+class PreparedCall(NamedTuple):
+    """What one call needs; all of it must live until its work is over."""
+
+    plan: Plan
+    inputs: list[Any]  # what is read, 1-D and contiguous
+    flats: list[Any]  # what is written, likewise; the same arrays where that is the same memory
+    buffers: list[Any]  # one for each slot
 
 
 class DeviceAllreduce(Algorithm):
@@ -32,12 +61,23 @@ class DeviceAllreduce(Algorithm):
     def __init__(self, group: ProcessGroup, communicators: Communicators) -> None:
         """Own the communicators, which are connected (collective)."""
         self._group, self._communicators = group, communicators
-        self._pipeline = group.run_or_raise(
-            OPERATION, lambda: ChunkPipeline(communicators, group.size, group.settings.reduce_dtype)
-        )
         self._chunk_bytes = group.settings.chunk_bytes or CHUNK_BYTES
         self._known: set[Any] = set()
-        self._watcher = Watcher(group, OPERATION, communicators.nccls, self._pipeline)
+        self._slot = 0  # of the next chunk
+        self._plan = lru_cache(PLANS)(self._make_plan)
+        group.run_or_raise(OPERATION, self._allocate)
+        self._watcher = Watcher(group, OPERATION, communicators.nccls, self)
+
+    def _allocate(self) -> None:
+        # The last stream's work is over last.
+        self._streams = self._pack, self._sum, self._unpack = [
+            devices.new_stream() for _ in range(3)
+        ]
+        self._packed, self._summed, self._unpacked = [
+            [devices.new_event() for _ in range(SLOTS)] for _ in range(3)
+        ]
+        self._begun = devices.new_event()
+        self._buffers = [devices.empty(0)] * SLOTS
 
     def allreduce(self, operand: Operand) -> None:
         """Write the mean over ranks of each source into its target (collective).
@@ -55,39 +95,98 @@ class DeviceAllreduce(Algorithm):
         run()
 
     def prepare(self, operand: Operand) -> Callable[[], None]:
-        with devices.translated_errors(self._watcher.what), devices.use(self._watcher.device):
-            with self._watcher.ending():
-                self._watcher.poll()
-            self._check_dtypes(operand)
+        self._watcher.check()
+        with devices.use(self._watcher.device):
             inputs, flats = flatten(operand, self._watcher.device)
-            sizes = tuple([flat.size for flat in flats])
-            chunks = plan_chunks(sizes, tuple(operand.wire_dtypes), self._chunk_bytes)
-            call = self._pipeline.prepare(chunks, inputs, flats)
+            self._wait_for_current_stream()
+            places = tuple(kernels.places(inputs)), tuple(kernels.places(flats))
+            plan = self._plan(*places, tuple(operand.wire_dtypes))
+            packed = [chunk for chunk in plan.chunks if self._target(chunk, flats) is None]
+            nbytes = max(map(self._padded_bytes, packed), default=0)
+            if self._buffers[0].nbytes < nbytes:  # the old ones live as long as the calls before
+                self._buffers = [devices.empty(nbytes) for _ in self._buffers]
+        call = PreparedCall(plan, inputs, flats, self._buffers)
         return partial(self._run, _key(operand), call)
 
-    def _check_dtypes(self, operand: Operand) -> None:
-        for wire in set(operand.wire_dtypes):
-            if wire.name not in kernels.DTYPE_CODES:
-                names = ", ".join(kernels.DTYPE_CODES)
-                raise ValueError(f"on GPUs gradients travel as {names}, not as {wire}")
-            for nccl in self._communicators.nccls:
-                nccl.nccl_dtype(kernels.storage_dtype(wire))
+    def _make_plan(
+        self, sources: kernels.Places, targets: kernels.Places, wires: tuple[np.dtype, ...]
+    ) -> Plan:
+        """Return the plan; its tables come to the device in the order of the packing stream."""
+        sizes = tuple([size for _, size, _ in targets])
+        chunks = plan_chunks(sizes, wires, self._chunk_bytes)
+        rows = [kernels.segment_table(chunks, places) for places in (sources, targets)]
+        host, device = devices.pinned(2 * rows[0].nbytes), devices.empty(2 * rows[0].nbytes)
+        np.concatenate(rows, out=host.view(np.int64).reshape(-1, 3))
+        devices.copy(host, device, self._pack)
+        lengths = [(len(chunk.segments) + 1) * kernels.ROW_BYTES for chunk in chunks]
+        tables = [device[start:] for start in accumulate([0, *lengths, *lengths[:-1]])]
+        return Plan(chunks, tables[: len(chunks)], tables[len(chunks) :], host)
 
     def _run(self, key: Any, call: PreparedCall) -> None:
-        with self._watcher.enqueuing(call, self._pipeline.streams[-1]):
+        """Enqueue the way of all chunks to their targets (collective)."""
+        with self._watcher.enqueuing(call, self._unpack):
             if len(self._known) >= MOST_KNOWN:
                 self._known.clear()
             self._known.add(key)
-            self._pipeline.run(call)
+            self._wait_for_current_stream()
+            for number, chunk in enumerate(call.plan.chunks):
+                self._run_chunk(call, number, chunk)
+
+    def _wait_for_current_stream(self) -> None:
+        self._begun.record(devices.current_stream())
+        self._pack.wait_event(self._begun)
+
+    def _run_chunk(self, call: PreparedCall, number: int, chunk: Chunk) -> None:
+        slot, self._slot = self._slot, (self._slot + 1) % len(call.buffers)
+        target = summed = self._target(chunk, call.flats)
+        if target is None:
+            # The bits of bfloat16, which not every CuPy has.
+            dtype = np.uint16 if chunk.dtype.name == "bfloat16" else chunk.dtype
+            summed = call.buffers[slot][: self._padded_bytes(chunk)].view(dtype)
+            self._pack.wait_event(self._unpacked[slot])
+        index, _, _ = chunk.segments[0]
+        size, count = self._group.size, len(chunk.segments)
+        if target is None or size > 1 or call.inputs[index] is not call.flats[index]:
+            with self._pack:
+                table = call.plan.to_pack[number]
+                kernels.launch("pack", chunk.dtype, table, count, summed, chunk.size, size)
+        self._packed[slot].record(self._pack)
+        self._sum.wait_event(self._packed[slot])
+        self._communicators.sum_in_place(summed, chunk.size, self._sum)
+        # Before the next chunk's sum is enqueued, for which unpacking must not wait.
+        self._summed[slot].record(self._sum)
+        self._unpack.wait_event(self._summed[slot])
+        if target is None:
+            with self._unpack:
+                table = call.plan.to_unpack[number]
+                kernels.launch("unpack", chunk.dtype, table, count, summed, chunk.size)
+            self._unpacked[slot].record(self._unpack)
+
+    def _target(self, chunk: Chunk, flats: list[Any]) -> Any | None:
+        """Return the chunk's target if it is summed there; None if it has to be packed."""
+        index, start, stop = chunk.segments[0]
+        is_padded = chunk.size % self._communicators.shards > 0
+        if len(chunk.segments) > 1 or flats[index].dtype != chunk.dtype or is_padded:
+            return None
+        return flats[index][start:stop]
+
+    def _padded_bytes(self, chunk: Chunk) -> int:
+        """Return the bytes of a buffer with equal shards."""
+        shards = self._communicators.shards
+        return -(-chunk.size // shards) * shards * chunk.dtype.itemsize
 
     def release_local(self) -> None:
-        if self._watcher.abandon(self._pipeline.streams):
-            self._pipeline.release()
+        if self._watcher.abandon(self._streams):
+            self._release()
             self._communicators.release_local()
 
     def close(self) -> None:
         self._watcher.finish(self._communicators.close)
-        self._pipeline.release()
+        self._release()
+
+    def _release(self) -> None:
+        self._buffers = []
+        self._plan.cache_clear()
 
 
 def _key(operand: Operand) -> Any:

@@ -1,13 +1,12 @@
-"""The algorithms for gradients on GPUs, by the names that the registry uses."""
+"""What serves arrays on GPUs, by the names that the registry uses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
-from .. import devices
 from ..allreduce import FACTORIES as HOST_FACTORIES
 from ..allreduce import Algorithm, Factory
-from ..messaging import ProcessGroup
+from ..messaging import BackendFactory, ProcessGroup
 from ..topology import Topology
 from . import nccl
 from .backend import NcclBackend
@@ -17,45 +16,35 @@ from .staged import OPERATION, StagedAllreduce
 
 
 def _staged(group: ProcessGroup, host: str = "bucketed") -> Algorithm:
-    _check_on_all_ranks(group, devices.unavailable_reason)
     name = "rank_ordered" if group.settings.reproducible else host
     return StagedAllreduce(group, HOST_FACTORIES[name])
 
 
 def _by_nccl(
-    group: ProcessGroup,
-    topology: Topology,
-    leaders: int = 1,
-    host: str = "single_leader",
-    between_nodes: bool = True,
+    group: ProcessGroup, topology: Topology, leaders: int = 1, between_nodes: bool = True
 ) -> Algorithm:
     """Raise on all ranks, before NCCL does, where one can't use it or two share a device.
 
-    Where it connects no ranks, that ``host`` algorithm serves.
+    Where it connects no ranks, as each is a node's only one, host memory serves.
     """
-    several = group.size > 1
-    _check_on_all_ranks(group, nccl.unavailable_reason if several else devices.unavailable_reason)
-    nccl.check_devices(group)
+    if group.size > 1:
+        group.run_or_raise(OPERATION, partial(_check_nccl, group.rank))
+        nccl.check_devices(group)
     communicators = Communicators(topology, group.rank, leaders)
     try:
         with group.in_step(OPERATION):
             if communicators.connect(group, between_nodes):
                 return DeviceAllreduce(group, communicators)
-            return _staged(group, host)
+            return _staged(group, "single_leader")
     except BaseException:
         communicators.release_local()
         raise
 
 
-def _check_on_all_ranks(group: ProcessGroup, unavailable_reason: Callable[[], str | None]) -> None:
-    def check() -> None:
-        reason = unavailable_reason()
-        if reason is not None:
-            raise RuntimeError(
-                f"rank {group.rank}: gradients lie on GPUs, which can't be used: {reason}"
-            )
-
-    group.run_or_raise(OPERATION, check)
+def _check_nccl(rank: int) -> None:
+    reason = nccl.unavailable_reason()
+    if reason is not None:
+        raise RuntimeError(f"rank {rank}: NCCL can't take gradients on GPUs: {reason}")
 
 
 FACTORIES: dict[str, Factory] = {
@@ -68,14 +57,16 @@ FACTORIES: dict[str, Factory] = {
     # The same; between nodes always through host memory and MPI.
     "single_leader_staged": lambda group: _by_nccl(group, group.topology, between_nodes=False),
     # NCCL in each node; as many ranks as possible exchange, each a shard.
-    "multi_leader": lambda group: _by_nccl(
-        group, group.topology, group.topology.least_intra_size, "multi_leader"
-    ),
+    "multi_leader": lambda group: _by_nccl(group, group.topology, group.topology.least_intra_size),
     "no_op": HOST_FACTORIES["no_op"],
 }
 
 
-def backend_for(factory: Factory, group: ProcessGroup) -> NcclBackend | None:
-    """Return what moves users' arrays, where NCCL also takes all gradients of this factory's."""
-    by_mpi = ["mpi", "no_op"] + ["single_leader_staged"] * (group.topology.inter_size > 1)
-    return None if factory in [FACTORIES[name] for name in by_mpi] else NcclBackend(group)
+BACKENDS: dict[str, BackendFactory] = {
+    "none": lambda _: None,
+    "nccl": NcclBackend,
+    # Between nodes gradients go through host memory, too.
+    "nccl_on_one_node": lambda group: (
+        NcclBackend(group) if group.topology.inter_size == 1 else None
+    ),
+}

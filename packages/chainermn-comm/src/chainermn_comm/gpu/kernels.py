@@ -1,12 +1,12 @@
-"""The only CUDA source: kernels that pack a chunk's gradients, unpack them, and cast.
+"""The only CUDA source: kernels that pack a chunk's gradients and unpack them.
 
-The first two walk a table of a chunk's segments, and cast and divide on the way.
+They walk a table of a chunk's segments, and cast and divide on the way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -137,12 +137,6 @@ __device__ inline void walk(
     }
 }
 
-template <typename Wire>
-__device__ inline void cast(const float* from, Wire* to, i64 size) {
-    for (i64 i = (i64)blockIdx.x * THREADS + threadIdx.x; i < size; i += (i64)gridDim.x * THREADS)
-        narrow(from[i], to[i]);
-}
-
 #define KERNELS(LETTER, Wire)                                                              \
     extern "C" __global__ void pack_##LETTER(                                              \
         const Part* parts, i64 count, Wire* wire, i64 size, double divisor) {              \
@@ -151,10 +145,6 @@ __device__ inline void cast(const float* from, Wire* to, i64 size) {
     extern "C" __global__ void unpack_##LETTER(                                            \
         const Part* parts, i64 count, Wire* wire, i64 size, double divisor) {              \
         walk<false>(parts, count, wire, size, divisor);                                    \
-    }                                                                                      \
-    extern "C" __global__ void cast_##LETTER(                                              \
-        const float* from, i64, Wire* to, i64 size, double) {                              \
-        cast<Wire>(from, to, size);                                                        \
     }
 KERNELS(e, Half)
 KERNELS(f, float)
@@ -164,26 +154,26 @@ KERNELS(b, Bfloat)
 SOURCE = f"#define THREADS {THREADS}\n#define EACH {EACH}\n#define TILE {TILE}\n{_KERNELS}"
 
 
-def storage_dtype(wire: np.dtype) -> np.dtype:
-    """Return the dtype of a GPU array that holds numbers of a wire dtype.
-
-    It is the same but for bfloat16, which not every CuPy has: its bits lie in uint16.
-    """
-    return np.dtype(np.uint16) if wire.name == "bfloat16" else wire
+# Of contiguous GPU arrays: address, number of elements, itemsize.
+Places: TypeAlias = Sequence[tuple[int, int, int]]
 
 
-def segment_table(chunks: Sequence[Chunk], flats: Sequence[Any]) -> np.ndarray:
+def places(flats: Sequence[Any]) -> list[tuple[int, int, int]]:
+    """Return where contiguous GPU arrays lie."""
+    return [(devices.address(flat), flat.size, flat.dtype.itemsize) for flat in flats]
+
+
+def segment_table(chunks: Sequence[Chunk], places: Places) -> np.ndarray:
     """Return the table that the kernels walk, for all chunks one after the other.
 
     It is (rows, 3) int64: begin, address, itemsize. Each chunk has a row for each of its segments
-    of ``flats``, contiguous GPU arrays, and one that ends it.
+    of arrays at these places, and one that ends it.
     """
-    places = [(devices.address(flat), flat.dtype.itemsize) for flat in flats]
     table = []
     for chunk in chunks:
         begin = 0
         for index, start, stop in chunk.segments:
-            address, itemsize = places[index]
+            address, _, itemsize = places[index]
             table.append((begin, address + start * itemsize, itemsize))
             begin += stop - start
         table.append((begin, 0, 0))
@@ -196,16 +186,15 @@ def launch(
     """Run a kernel on the current stream; return at once.
 
     Args:
-        name: ``"pack"``; ``"unpack"``, which ignores ``divisor``; or ``"cast"``, of float32
-            numbers, which ignores ``count``, too.
+        name: ``"pack"``, or ``"unpack"``, which ignores ``divisor``.
         dtype: of the numbers in ``buffer``, one of ``DTYPE_CODES``.
-        table: GPU memory: a chunk's :func:`segment_table`; for a cast the numbers themselves.
+        table: GPU memory: a chunk's :func:`segment_table`.
         count: of the chunk's segments.
         buffer: GPU memory of at least ``size`` numbers.
         size: elements of the chunk.
         divisor: each element is divided by it, in float32 or wider, before it is rounded.
     """
     kernel = devices.kernel(SOURCE, f"{name}_{DTYPE_CODES[dtype.name]}", REGISTERS)
-    blocks = min(-(-size // (TILE if "pack" in name else THREADS)), MAX_BLOCKS)
+    blocks = min(-(-size // TILE), MAX_BLOCKS)
     arguments = (table, np.int64(count), buffer, np.int64(size), np.float64(divisor))
     kernel((blocks,), (THREADS,), arguments)

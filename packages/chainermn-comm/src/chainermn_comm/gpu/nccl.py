@@ -16,12 +16,9 @@ from ..messaging import Handshake, Parts, ProcessGroup
 from .connecting import OPERATION, connect
 
 Arrays: TypeAlias = Sequence[Any]
-# The first version that reports asynchronous errors (ncclCommGetAsyncError).
-OLDEST = (2, 4)
-# The first version that sends and receives.
-OLDEST_WITH_SEND = (2, 7)
-# The first version that knows bfloat16.
-OLDEST_WITH_BFLOAT16 = (2, 10)
+# The first version that knows bfloat16; every NCCL for CUDA 12 is newer.
+OLDEST = (2, 10)
+BFLOAT16 = 9  # NCCL's number, which CuPy has a name for since 14
 # Of what NCCL sums as NumPy does: not float16, whose sums it rounds at each step. It has maxima
 # and minima of floats, too, but those lose NaNs.
 INTEGERS = ("int8", "uint8", "int32", "uint32", "int64", "uint64")
@@ -114,9 +111,9 @@ class NcclCommunicator:
         if shards < self.size:
             return self.broadcast(enumerate(parts), stream)
         at, own = devices.address(buffer), parts[self.rank]
-        nccl_dtype = self.nccl_dtype(buffer.dtype)
         with self._group() as comm:
-            comm.allGather(devices.address(own), at, own.size, nccl_dtype, stream.ptr)
+            dtype = self._dtype(buffer.dtype)
+            comm.allGather(devices.address(own), at, own.size, dtype, stream.ptr)
 
     @contextlib.contextmanager
     def _group(self) -> Iterator[Any]:
@@ -138,7 +135,7 @@ class NcclCommunicator:
         names = {np.add: "SUM", np.maximum: "MAX", np.minimum: "MIN"}
         number = int(getattr(self._nccl, f"NCCL_{names[op]}"))
         addresses = devices.address(source), devices.address(target)
-        return *addresses, target.size, self.nccl_dtype(target.dtype), number
+        return *addresses, target.size, self._dtype(target.dtype), number
 
     def check(self) -> None:
         """Raise NCCL's asynchronous error, if there is one (not collective).
@@ -173,19 +170,11 @@ class NcclCommunicator:
             if comm is not None:
                 comm.destroy()
 
-    def nccl_dtype(self, dtype: np.dtype) -> int:
-        """Return NCCL's number for a buffer's dtype; raise ValueError where bfloat16 has none."""
-        if dtype.name != "uint16":
-            return int(getattr(self._nccl, f"NCCL_{dtype.name.upper()}"))
-        found = version(self._nccl.get_version())
-        if found < OLDEST_WITH_BFLOAT16 or not hasattr(self._nccl, "NCCL_BFLOAT16"):
-            raise ValueError(
-                "gradients can't travel as bfloat16 through NCCL here: it takes NCCL "
-                f"{_dotted(OLDEST_WITH_BFLOAT16)} (this is {_dotted(found)}) and a CuPy whose "
-                "cupy.cuda.nccl has NCCL_BFLOAT16 (14 has); update them, or choose float16 or "
-                "float32 as allreduce_grad_dtype, or the communicator 'flat'"
-            )
-        return int(self._nccl.NCCL_BFLOAT16)
+    def _dtype(self, dtype: np.dtype) -> int:
+        """Return NCCL's number for a buffer's dtype."""
+        if dtype.name == "uint16":
+            return BFLOAT16
+        return int(getattr(self._nccl, f"NCCL_{dtype.name.upper()}"))
 
 
 def connect_or_explain(
@@ -225,24 +214,18 @@ def abort_all(communicators: Sequence[NcclCommunicator]) -> None:
                 each.abort()
 
 
-def unavailable_reason(oldest: tuple[int, int] = OLDEST) -> str | None:
-    """Return why this process can't use NCCL of that version or a later one; None if it can."""
+def unavailable_reason() -> str | None:
+    """Return why this process can't use NCCL; None if it can."""
     reason = devices.unavailable_reason()
     if reason is not None:
         return reason
     nccl = _nccl()
     if not nccl.available:
         return "CuPy finds no NCCL library (cupy.cuda.nccl.available is False)"
-    found = version(nccl.get_version())
-    if found < oldest:
-        return f"NCCL is {_dotted(found)}, and {_dotted(oldest)} is the oldest that serves"
+    major, minor = OLDEST
+    if (code := nccl.get_version()) < major * 10_000 + minor * 100:
+        return f"NCCL's version is {code}, and {major}.{minor} is the oldest that serves"
     return None
-
-
-def version(code: int) -> tuple[int, ...]:
-    """Return major and minor of NCCL's version code: 22203 is 2.22, and 2708 is 2.7."""
-    major = 10_000 if code >= 10_000 else 1_000
-    return code // major, code % major // 100
 
 
 def check_devices(group: ProcessGroup) -> None:
@@ -268,10 +251,6 @@ def check_devices(group: ProcessGroup) -> None:
 def _split(buffer: Any, shards: int) -> list[Any]:
     step = buffer.size // shards
     return [buffer[start : start + step] for start in range(0, buffer.size, step)]
-
-
-def _dotted(numbers: tuple[int, ...]) -> str:
-    return ".".join(map(str, numbers))
 
 
 def _nccl() -> Any:

@@ -80,7 +80,7 @@ class StagedAllreduce(Algorithm):
                     slot = number % SLOTS
                     self._down.wait_event(self._returned[slot])
                     for array, part in self._parts(chunks[number], slot, inputs):
-                        devices.copy_to_host(array, part, self._down)
+                        devices.copy(array, part, self._down)
                     self._arrived[slot].record(self._down)
                 if number:
                     self._sum(operand, chunks[number - 1], (number - 1) % SLOTS, flats)
@@ -99,7 +99,7 @@ class StagedAllreduce(Algorithm):
         rows = [part.view(dtype) for _, part in parts]
         self._host.allreduce(Operand(rows, rows, wires, operand.divisor, operand.op))
         for array, part in parts:
-            devices.copy_to_device(part, array, self._up)
+            devices.copy(part, array, self._up)
         self._returned[slot].record(self._up)
 
     def _parts(self, chunk: Chunk, slot: int, flats: list[Any]) -> list[tuple[Any, np.ndarray]]:
@@ -156,7 +156,7 @@ def flatten(operand: Operand, device: int) -> tuple[list[Any], list[Any]]:
             )
     flats = [target.reshape(-1) for target in operand.targets]
     inputs = [
-        flat if source is target else devices.contiguous(source)
+        flat if source is target else devices.c_ordered(source).reshape(-1)
         for flat, source, target in zip(flats, *operand[:2], strict=True)
     ]
     return inputs, flats

@@ -45,7 +45,7 @@ class Watcher:
         """Watch work on the current device, by which things are ``used`` (not collective)."""
         self._group, self._operation, self._nccls, self._used = group, operation, nccls, used
         self.device = devices.current_device()
-        self.what = f"rank {group.rank}: {operation}"
+        self._what = f"rank {group.rank}: {operation}"
         self._failure = ""
         self._pending: deque[tuple[Any, Any]] = deque()  # events, and what lives until they happen
         self._lock = threading.RLock()
@@ -73,8 +73,7 @@ class Watcher:
             if stream is None:
                 stream = devices.current_stream()
             yield stream
-            over = devices.new_event()
-            over.record(stream)
+            over = devices.recorded_event(stream)
             with self._lock:
                 self._pending.append((over, keep))
                 self._in_call = False
@@ -83,28 +82,28 @@ class Watcher:
             elif stream.ptr != (current := devices.current_stream()).ptr:
                 current.wait_event(over)
 
-    def poll(self) -> None:
-        """Raise if something has failed; let go of what is over."""
+    def check(self) -> None:
+        """Raise if something has failed, which ends the job; let go of what is over."""
+        with self.ending():
+            self._poll()
+
+    def _poll(self) -> bool:
+        """Raise if something has failed; let go of what is over, and return whether all is."""
         with self._lock:
             if self._failure:
                 raise CommunicationError(
-                    f"{self.what} failed: {self._failure}; make a new communicator on all ranks"
+                    f"{self._what} failed: {self._failure}; make a new communicator on all ranks"
                 )
             over = list(takewhile(lambda each: devices.is_done(each[0]), self._pending))
             for nccl in self._nccls:
                 nccl.check()  # work that failed may count as done
             for _ in over:
                 self._pending.popleft()
+            return not self._pending
 
     def _wait(self) -> None:
         """Return once all work is over; raise if something fails before."""
-
-        def is_over() -> bool:
-            if self._pending:
-                self.poll()
-            return not self._pending
-
-        wait_until(is_over)
+        wait_until(lambda: not self._pending or self._poll())
         for nccl in self._nccls:
             nccl.check()
 
@@ -117,7 +116,7 @@ class Watcher:
         """
         since = now()
         try:
-            with devices.translated_errors(self.what), devices.use(self.device):
+            with devices.translated_errors(self._what), devices.use(self.device):
                 yield
         except BaseException as error:
             with self._lock:
@@ -143,8 +142,7 @@ class Watcher:
         try:
             with contextlib.suppress(Exception), devices.use(self.device):
                 for stream in streams:
-                    self._pending.append((devices.new_event(), None))
-                    self._pending[-1][0].record(stream)
+                    self._pending.append((devices.recorded_event(stream), None))
                 events = [event for event, _ in self._pending]
                 wait_until(lambda: all(map(devices.is_done, events)) or time.monotonic() > end)
                 is_done = time.monotonic() <= end
@@ -173,7 +171,7 @@ class Watcher:
                 self._wake.wait()
                 if self._stop.wait(POLL_SECONDS):
                     return
-                self.poll()
+                self._poll()
                 self._wake.clear()  # first: what is asked now, and above, may be set meanwhile
                 if self._pending or self._in_call:
                     self._wake.set()

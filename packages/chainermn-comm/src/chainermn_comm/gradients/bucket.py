@@ -254,7 +254,6 @@ def _common_entries(settings: Settings, zero_fill: bool) -> list[tuple[Any, ...]
         ("zero_fill", zero_fill),
         ("allreduce_grad_dtype", str(settings.allreduce_grad_dtype)),
         ("chunk_bytes", settings.chunk_bytes),
-        ("reduce_dtype", str(settings.reduce_dtype)),
     ]
 
 

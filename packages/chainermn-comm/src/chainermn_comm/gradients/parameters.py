@@ -85,6 +85,6 @@ def _exclude_overlapping(grads: list[Any], usable: list[bool]) -> None:
 def _span(array: Any) -> tuple[int, int]:
     """Return the address of the array's first byte and the one after its last."""
     steps = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
-    start = devices.address(array) if devices.on_gpu(array) else array.ctypes.data
+    start = devices.address(array)
     first = start + sum([min(step, 0) for step in steps])
     return first, first + sum(map(abs, steps)) + array.itemsize

@@ -9,6 +9,7 @@ from .backend import Parts as Parts
 from .backend import Takes as Takes
 from .handshake import Handshake as Handshake
 from .handshake import digest_of as digest_of
+from .process_group import BackendFactory as BackendFactory
 from .process_group import ProcessGroup as ProcessGroup
 from .transfer import Buffer as Buffer
 from .transfer import bcast_buffer as bcast_buffer

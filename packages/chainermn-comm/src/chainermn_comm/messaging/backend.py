@@ -13,7 +13,7 @@ from . import messages, transfer
 
 # Arrays, contiguous in C or Fortran order, each with the other rank.
 Parts: TypeAlias = Iterable[tuple[int, Any]]
-# See :meth:`DeviceBackend.takes`.
+# Says whether arrays, or none, can stay on their GPUs: see :meth:`DeviceBackend.takes`.
 Takes: TypeAlias = Callable[[Sequence[Any]], bool]
 
 

@@ -165,8 +165,6 @@ class _Call:
         copied: whether some were copied from a GPU, here or elsewhere.
     """
 
-    __slots__ = ("backend", "copied", "group", "make", "operation", "outgoing", "payloads", "root")
-
     def __init__(
         self,
         group: ProcessGroup,
@@ -248,7 +246,7 @@ class _Call:
 
 def _header_and_small_data(message: Message) -> bytes:
     header = message.header()
-    return header if message.nbytes > SMALL_BYTES or message.stays else header + message.packed()
+    return header if message.nbytes > SMALL_BYTES or message.stays else message.packed(header)
 
 
 def _parts(by_rank: ByRank) -> Parts:

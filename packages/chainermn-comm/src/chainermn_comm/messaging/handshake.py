@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any, NoReturn
 
-import numpy as np
 from mpi4py import MPI
 
 from ..arithmetic import as_integer
@@ -61,8 +60,8 @@ class Handshake:
         self.interruptions: list[str] = []
         self._received = bytearray(_ENTRY_BYTES * comm.size)
         self._starts = range(0, len(self._received), _ENTRY_BYTES)
-        # By operation and signature: the digest, the root, and the bytes that the signature names.
-        self._digests: dict[Any, tuple[bytes, int, int]] = {}
+        # By operation and signature: the digest, and the root.
+        self._digests: dict[Any, tuple[bytes, int]] = {}
 
     def __call__(
         self,
@@ -75,21 +74,21 @@ class Handshake:
     ) -> list[bytes]:
         """Check one collective call, as ``CommunicatorBase.handshake`` says (collective).
 
-        For the observer ``nbytes`` says how much data this rank has, unless ``signature`` has an
-        attribute ``nbytes``. An ``error`` is raised where a :class:`SharedFailure` catches it.
-        A user's signature is ``typed``: its values may have no hash, or equal ones another type.
+        ``nbytes`` is how much data this rank has, for the observer. An ``error`` is raised where a
+        :class:`SharedFailure` catches it. A user's signature is ``typed``: its values may have no
+        hash, or equal ones another type.
         """
         if error is not None:
             self._fail(operation, error)
         try:
             if typed:
                 signature = tuple(signature)
-            digest, root, size = self._digest(operation, signature, typed)
+            digest, root = self._digest(operation, signature, typed)
         except BaseException as caught:
             share_failure(self, operation, caught)
             raise
         self._calls += 1
-        self._observer.collective(operation, self._calls, root, size or nbytes)
+        self._observer.collective(operation, self._calls, root, nbytes)
         prefix = _PREFIX.pack(digest, self._calls, False, len(payload))
         entry = (prefix + payload[:_INLINE_BYTES]).ljust(_ENTRY_BYTES, b"\0")
         received = self._received
@@ -124,9 +123,7 @@ class Handshake:
         self._calls += 1
         self._observer.collective(operation, self._calls, NOBODY, nbytes)
 
-    def _digest(
-        self, operation: str, signature: Signature, typed: bool = False
-    ) -> tuple[bytes, int, int]:
+    def _digest(self, operation: str, signature: Signature, typed: bool) -> tuple[bytes, int]:
         # Hashing each signature anew would cost more than the exchange itself.
         key = operation, repr(signature) if typed else signature
         found = self._digests.get(key)
@@ -137,8 +134,7 @@ class Handshake:
             root = next((it for it in named if it is not None and 0 <= it < self._size), NOBODY)
             if len(self._digests) >= _CACHED_SIGNATURES:
                 self._digests.clear()
-            size = getattr(signature, "nbytes", 0)
-            found = self._digests[key] = digest_of(entries), root, size
+            found = self._digests[key] = digest_of(entries), root
         return found
 
     def _compare(self, entries: list[bytearray], operation: str, signature: Signature) -> list[int]:
@@ -162,16 +158,10 @@ class Handshake:
                 bytes(entry[_PREFIX.size : _PREFIX.size + length])
                 for entry, length in zip(entries, lengths, strict=True)
             ]
-        gathered = np.empty(sum(lengths), np.uint8)
-        if min(lengths) == max(lengths):
-            self._comm.Allgather([own, MPI.BYTE], [gathered, MPI.BYTE])
-        else:
-            self._comm.Allgatherv([own, MPI.BYTE], [gathered, lengths, MPI.BYTE])
-        ends = accumulate(lengths)
-        return [
-            gathered[end - length : end].tobytes()
-            for end, length in zip(ends, lengths, strict=True)
-        ]
+        gathered = bytearray(sum(lengths))
+        self._comm.Allgatherv([own, MPI.BYTE], [gathered, lengths, MPI.BYTE])
+        ends = zip(accumulate(lengths), lengths, strict=True)
+        return [bytes(gathered[end - length : end]) for end, length in ends]
 
 
 def digest_of(signature: tuple[Any, ...]) -> bytes:

@@ -13,29 +13,25 @@ from mpi4py import MPI
 
 from .. import devices, staging
 from ..arithmetic import as_array, as_bytes
-from ..errors import CommunicationError, describe, describe_exception
 
-# What a message's arrays stand for: one array, one scalar, several, several sent with metadata, a
-# pickle followed by its out-of-band buffers (pickle protocol 5), or the text of an error because of
-# which the sender can't send what it meant to.
-ARRAY, SCALAR, TUPLE, WITH_METADATA, OBJECT = "array", "scalar", "tuple", "with_metadata", "object"
-ERROR = "error"
+# What a message's arrays stand for: one array, several, several sent with metadata, or a pickle
+# followed by its out-of-band buffers (pickle protocol 5).
+ARRAY, TUPLE, WITH_METADATA, OBJECT = "array", "tuple", "with_metadata", "object"
 
 # What each of a communicator's ways to receive takes.
-ARRAYS, ARRAYS_WITH_METADATA, OBJECTS = (ARRAY, SCALAR, TUPLE), (WITH_METADATA,), (OBJECT,)
+ARRAYS, ARRAYS_WITH_METADATA, OBJECTS = (ARRAY, TUPLE), (WITH_METADATA,), (OBJECT,)
 
 # Dtype, shape, and whether the array is C-contiguous (else it is Fortran-contiguous).
 ArraySpec: TypeAlias = tuple[np.dtype, tuple[int, ...], bool]
-_new = tuple.__new__  # makes a named tuple in less time than its class does
 
 
 class Message(NamedTuple):
     """A value that travels."""
 
-    kind: str  # one of ARRAY, SCALAR, TUPLE, WITH_METADATA, OBJECT, ERROR
+    kind: str  # one of ARRAY, TUPLE, WITH_METADATA, OBJECT
     # Contiguous in C or Fortran order. Those of `on_gpu` are in host memory while they travel.
     arrays: tuple[Any, ...]
-    scalars: tuple[int, ...] = ()  # of several arrays, the indices of those that stand for scalars
+    scalars: tuple[int, ...] = ()  # the indices of arrays that stand for scalars
     # The indices of arrays that came from a GPU, and shall be on one where they arrive.
     on_gpu: tuple[int, ...] = ()
 
@@ -55,32 +51,29 @@ class Message(NamedTuple):
     def header(self) -> bytes:
         """Return what a receiver needs to allocate the arrays."""
         specs = tuple([(a.dtype, a.shape, a.flags.c_contiguous) for a in self.arrays])
-        return encode_header(self.kind, specs, self.scalars, self.on_gpu)
+        return _encode_header(self.kind, specs, self.scalars, self.on_gpu)
 
-    def packed(self) -> bytes:
-        """Return the bytes of all arrays, one after the other."""
-        return b"".join([array.tobytes("A") for array in self.arrays])  # A: as they are in memory
+    def packed(self, *before: bytes) -> bytes:
+        """Return these and then the bytes of all arrays, one after the other."""
+        return b"".join([*before, *[array.tobytes("A") for array in self.arrays]])  # as in memory
 
-    def fill(self, packed: bytes) -> None:
-        """Overwrite the arrays by what :meth:`packed` returned."""
-        start = 0
+    def fill(self, packed: Any, start: int = 0) -> None:
+        """Overwrite the arrays by what :meth:`packed` returned, which begins at ``start``."""
         for array in self.arrays:
-            as_bytes(array)[:] = np.frombuffer(packed, np.uint8, array.nbytes, start)
-            start += array.nbytes
+            end = start + array.nbytes
+            as_bytes(array).data[:] = packed[start:end]
+            start = end
 
     def value(self) -> Any:
         """Return the array, scalar, tuple or object."""
         if self.kind == OBJECT:
             data, *buffers = self.arrays
             return MPI.pickle.loads_oob(data, buffers)
-        if self.kind in (TUPLE, WITH_METADATA) and not self.scalars:
-            return self.arrays  # nearly always
-        if self.kind == ARRAY:
-            return self.arrays[0]
-        if self.kind == SCALAR:
-            return self.arrays[0][()]
-        pairs = enumerate(self.arrays)
-        return tuple([array[()] if index in self.scalars else array for index, array in pairs])
+        found = self.arrays
+        if self.scalars:
+            pairs = enumerate(found)
+            found = tuple([it[()] if index in self.scalars else it for index, it in pairs])
+        return found[0] if self.kind == ARRAY else found
 
     def copy(self) -> Message:
         """Return the same message in memory of its own."""
@@ -109,40 +102,30 @@ def of_arrays(
         return found
     if takes is None or not takes([array for each in found for array in each.arrays]):
         return on_host(found, rank)
-    what = f"rank {rank}: making GPU arrays contiguous"
-    with devices.translated_errors(what):
-        return _moved(found, lambda arrays, _: list(map(devices.ordered, arrays)), rank)
+    with devices.translated_errors(f"rank {rank}: making GPU arrays contiguous"):
+        return _moved(found, _ordered, rank)
+
+
+def _ordered(arrays: list[Any], _: int) -> list[Any]:
+    return [each if each.flags.f_contiguous else devices.c_ordered(each) for each in arrays]
 
 
 def _of_array(data: Any, rank: int) -> Message:
     """Return the message, whose arrays on GPUs are still there."""
-    if isinstance(data, (tuple, list)):
-        if all([_is_plain(item) for item in data]):  # nearly always
-            return Message(TUPLE, tuple(data))
-        others = [i for i, item in enumerate(data) if not isinstance(item, np.ndarray)]
-        on_gpu = tuple(i for i in others if devices.on_gpu(data[i]))
-        scalars = tuple(i for i in others if i not in on_gpu)
-        pairs = enumerate(data)
-        arrays = tuple(item if i in on_gpu else _contiguous(item, rank) for i, item in pairs)
-        return Message(TUPLE, arrays, scalars, on_gpu)
-    if _is_plain(data):
-        return Message(ARRAY, (data,))
-    if isinstance(data, np.ndarray):
-        return Message(ARRAY, (_contiguous(data, rank),))
-    if devices.on_gpu(data):
-        return Message(ARRAY, (data,), on_gpu=(0,))
-    return Message(SCALAR, (_contiguous(data, rank),))
+    kind, items = (TUPLE, tuple(data)) if isinstance(data, (tuple, list)) else (ARRAY, (data,))
+    if all([_is_plain(item) for item in items]):  # nearly always
+        return Message(kind, items)
+    others = [i for i, item in enumerate(items) if not isinstance(item, np.ndarray)]
+    on_gpu = tuple(i for i in others if devices.on_gpu(items[i]))
+    scalars = tuple(i for i in others if i not in on_gpu)
+    pairs = enumerate(items)
+    arrays = tuple(item if i in on_gpu else _contiguous(item, rank) for i, item in pairs)
+    return Message(kind, arrays, scalars, on_gpu)
 
 
 def on_host(found: list[Message], rank: int) -> list[Message]:
     """Return messages with all arrays of GPUs copied to host memory; raise CommunicationError."""
-    try:
-        return _moved(found, staging.to_host, rank)
-    except CommunicationError:
-        raise
-    except Exception as error:  # no host memory, say: a receiver gets the error all the same
-        text = f"rank {rank}: copying GPU arrays to host memory failed: {describe_exception(error)}"
-        raise CommunicationError(text) from error
+    return _moved(found, staging.to_host, rank)
 
 
 def on_device(found: list[Message], rank: int) -> list[Message]:
@@ -168,20 +151,6 @@ def _moved(found: list[Message], move: Callable[..., list[Any]], rank: int) -> l
     return moved
 
 
-def with_metadata(arrays: tuple[Any, ...], rank: int) -> Message:
-    """Return the message that carries a tuple of arrays with metadata."""
-    for array in arrays:
-        if type(array) is np.ndarray and array.flags.c_contiguous and not array.dtype.hasobject:
-            continue  # nearly always
-        return of_array(arrays, rank)._replace(kind=WITH_METADATA)
-    return _new(Message, (WITH_METADATA, arrays, (), ()))
-
-
-def of_error(error: BaseException, rank: int) -> Message:
-    """Return the message that says why ``rank`` sends nothing else."""
-    return Message(ERROR, (np.frombuffer(describe(error, rank).encode(), np.uint8),))
-
-
 def of_objects(objs: Sequence[Any], *_: object) -> list[Message]:
     """Return :func:`of_object` of each."""
     return [of_object(obj) for obj in objs]
@@ -200,51 +169,32 @@ def allocate(header: bytes, new: Callable[..., Any] = np.empty) -> Message:
 
     Its arrays are made by ``new(shape, dtype, order)``.
     """
-    kind, specs, scalars, on_gpu = decode_header_cached(header) or decode_header(header)
-    arrays = [new(shape, dtype, order) for dtype, shape, order, _ in specs]
+    kind, specs, scalars, on_gpu = _decode_header(header)
+    arrays = [
+        new(shape, dtype if isinstance(dtype, str) else pickle.loads(dtype), order)
+        for dtype, shape, order, _ in specs
+    ]
     return Message(kind, tuple(arrays), scalars, on_gpu)
 
 
-def empty_array(dtype: np.dtype, shape: tuple[int, ...], order: Any) -> np.ndarray:
-    """Return an array that is to be received."""
-    return np.empty(shape, dtype, order)
+def array_sizes(header: bytes) -> list[int]:
+    """Return the bytes of each array; also where one can't be allocated."""
+    return [nbytes for *_, nbytes in _decode_header(header)[1]]
 
 
 @lru_cache(maxsize=256)  # loops send the same few array specs again and again
-def encode_header(kind: str, specs: tuple[ArraySpec, ...], *rest: Any) -> bytes:
-    """Return the header of a message of this kind, these specs, and its other attributes."""
-    encoded = tuple((_dtype_token(dtype), shape, "C" if c else "F") for dtype, shape, c in specs)
+def _encode_header(kind: str, specs: tuple[ArraySpec, ...], *rest: Any) -> bytes:
+    encoded = [
+        (_dtype_token(dtype), shape, "C" if c else "F", dtype.itemsize * math.prod(shape))
+        for dtype, shape, c in specs
+    ]
     return pickle.dumps((kind, encoded, *rest), protocol=5)
 
 
-def decode_header(header: bytes) -> Any:
-    """Return kind, specs (dtype, shape, order and bytes of each array), scalars and on_gpu."""
-    kind, encoded, scalars, on_gpu = pickle.loads(header)
-    dtypes = [np.dtype(it if isinstance(it, str) else pickle.loads(it[1])) for it, *_ in encoded]
-    specs = tuple(
-        (dtype, shape, order, dtype.itemsize * math.prod(shape))
-        for dtype, (_, shape, order) in zip(dtypes, encoded, strict=True)
-    )
-    return kind, specs, scalars, on_gpu
-
-
 @lru_cache(maxsize=256)
-def decode_header_cached(header: bytes) -> Any:
-    """Return what :func:`decode_header` does; None if a dtype may be changed by its owner.
-
-    That is a structured or foreign dtype, whose field names the owner of an array can change: a
-    cached one can't be handed out twice.
-    """
-    is_plain = all(isinstance(token, str) for token, *_ in pickle.loads(header)[1])
-    return decode_header(header) if is_plain else None
-
-
-def array_sizes(header: bytes) -> list[int]:
-    """Return the bytes of each array; also where :func:`decode_header` raises."""
-    return [
-        (np.dtype(token).itemsize if isinstance(token, str) else token[0]) * math.prod(shape)
-        for token, shape, _ in pickle.loads(header)[1]
-    ]
+def _decode_header(header: bytes) -> Any:
+    """Return kind, specs (token of the dtype, shape, order, bytes), scalars and on_gpu."""
+    return pickle.loads(header)
 
 
 def _is_plain(item: Any) -> bool:
@@ -258,8 +208,9 @@ def _contiguous(item: Any, rank: int) -> np.ndarray:
     return array if flags.c_contiguous or flags.f_contiguous else np.ascontiguousarray(array)
 
 
-# A plain dtype travels as its short string. Structured and foreign ones are pickled apart, with
-# their itemsize: where one can't be unpickled, the array's data can still be discarded.
-def _dtype_token(dtype: np.dtype) -> Any:
+# A plain dtype travels as its short string. Structured and foreign ones are pickled apart, and
+# unpickled for each array: the names of their fields can be changed by the array's owner, and where
+# that fails the array's data can still be discarded.
+def _dtype_token(dtype: np.dtype) -> str | bytes:
     is_plain = dtype.isbuiltin == 1 or np.dtype(dtype.str) == dtype
-    return dtype.str if is_plain else (dtype.itemsize, pickle.dumps(dtype))
+    return dtype.str if is_plain else pickle.dumps(dtype)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from traceback import walk_tb
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from mpi4py import MPI
 
@@ -103,3 +103,7 @@ class InStep:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is not None:
             self._group.interrupt(self._operation, error, self._entered)
+
+
+# Returns what serves a group's arrays on GPUs (not collective); None where MPI takes them.
+BackendFactory: TypeAlias = Callable[[ProcessGroup], DeviceBackend | None]

@@ -11,10 +11,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from mpi4py import MPI
 
-# MPI counts in C ints, and not every MPI has the large-count calls. A message of the largest chunk,
-# 1 GiB, is below this, also where a row has an element more.
-MAX_MESSAGE_BYTES = 3 << 29
-_DISCARD_BYTES = 64 << 10
+# MPI counts in C ints, and not every MPI has the large-count calls. Of less memory than this, a
+# received message could not even be discarded.
+MAX_MESSAGE_BYTES = 64 << 20
 
 # A contiguous 1-D array that MPI takes.
 Buffer: TypeAlias = Any
@@ -22,35 +21,9 @@ Buffer: TypeAlias = Any
 
 def split_large(buffer: Buffer) -> Iterator[Buffer]:
     """Yield the buffer as uint8 in pieces that MPI can count; nothing of an empty one."""
-    if not buffer.nbytes:
-        return
     octets = buffer.view(np.uint8)
-    if octets.size <= MAX_MESSAGE_BYTES:
-        yield octets
-        return
     for start in range(0, octets.size, MAX_MESSAGE_BYTES):
         yield octets[start : start + MAX_MESSAGE_BYTES]
-
-
-def discard(nbytes: int, comm: MPI.Intracomm, source: int, tag: int) -> None:
-    """Receive ``nbytes`` bytes, in the pieces of :func:`split_large`, and keep none of them.
-
-    Each block overwrites the one before. To receive into a shorter buffer would do in MPICH; Open
-    MPI 5 copies a large message past the buffer's end.
-    """
-    scratch = bytearray(_DISCARD_BYTES)
-    contiguous = MPI.BYTE.Create_contiguous(_DISCARD_BYTES)
-    block = contiguous.Create_resized(0, 0)
-    while nbytes:
-        piece = min(nbytes, MAX_MESSAGE_BYTES)
-        lengths = list(divmod(piece, _DISCARD_BYTES))
-        blocks = MPI.Datatype.Create_struct(lengths, [0, 0], [block, MPI.BYTE])
-        blocks.Commit()
-        comm.Recv([scratch, 1, blocks], source, tag)
-        blocks.Free()
-        nbytes -= piece
-    block.Free()
-    contiguous.Free()
 
 
 def start_exchange(

@@ -1,15 +1,10 @@
 """What a rank takes of its machine: threads of the BLAS, and cores while it waits for messages."""
 
-from .blas_threads import blas_payload, limit_blas_threads
-from .progress import are_done, barrier, patient_waits, wait_all, wait_any, wait_until
-
-__all__ = [
-    "are_done",
-    "barrier",
-    "blas_payload",
-    "limit_blas_threads",
-    "patient_waits",
-    "wait_all",
-    "wait_any",
-    "wait_until",
-]
+from .blas_threads import blas_payload as blas_payload
+from .blas_threads import limit_blas_threads as limit_blas_threads
+from .progress import are_done as are_done
+from .progress import barrier as barrier
+from .progress import patient_waits as patient_waits
+from .progress import wait_all as wait_all
+from .progress import wait_any as wait_any
+from .progress import wait_until as wait_until

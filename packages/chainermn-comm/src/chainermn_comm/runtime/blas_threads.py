@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import threadpoolctl
+
 from _chainermn_limits import chosen_thread_variables, threads_per_rank, tightest_cgroup
 
 if TYPE_CHECKING:
@@ -55,8 +57,6 @@ def limit_blas_threads(mpi_comm: MPI.Intracomm) -> None:
         node.Free()
     threads, texts = allowed_threads(ranks), []
     if threads is not None:
-        import threadpoolctl
-
         threadpoolctl.threadpool_limits(threads, user_api="blas")
         for name in LATE_VARIABLES:
             os.environ[name] = _set_by_us[name] = str(threads)
@@ -93,13 +93,8 @@ def usable_cores(ranks: Sequence[RankResources]) -> int:
 
 
 def _own_resources() -> RankResources:
-    cores, is_user_set = os.sched_getaffinity(0), bool(chosen_thread_variables(_set_by_us))
-    threads = 0 if is_user_set else _blas_threads()
-    return RankResources(frozenset(cores), tightest_cgroup(), threads, is_user_set)
-
-
-def _blas_threads() -> int:
-    import threadpoolctl
-
     found = threadpoolctl.threadpool_info()
-    return max((one["num_threads"] for one in found if one["user_api"] == "blas"), default=1)
+    threads = max((one["num_threads"] for one in found if one["user_api"] == "blas"), default=1)
+    is_user_set = bool(chosen_thread_variables(_set_by_us))
+    cores = frozenset(os.sched_getaffinity(0))
+    return RankResources(cores, tightest_cgroup(), threads, is_user_set)

@@ -20,8 +20,6 @@ class Rank:
     state: str  # RUNNING, STOPPED or GONE
     calls: tuple[Call, ...] = ()  # what it does, or did last, on each of its communicators
     stacks: str = ""  # of its threads; empty where they weren't asked for or didn't come
-    # What it does for which others may have to wait, and for how long; None for nothing.
-    work: tuple[str, float] | None = None
 
     @property
     def waits(self) -> list[Call]:
@@ -31,11 +29,6 @@ class Rank:
     def has_finished(self) -> bool:
         """Whether its program is over; its process may wait in MPI_Finalize, or be gone."""
         return any(call.operation == FINALIZE for call in self.waits)
-
-    @property
-    def exempt_work(self) -> tuple[str, float] | None:
-        """Such work, if it is in no call."""
-        return self.work if self.is_outside else None
 
     @property
     def is_outside(self) -> bool:
@@ -51,8 +44,7 @@ class Rank:
 def rank_from_reply(said: dict[str, Any]) -> Rank:
     """Return a rank of another machine, as its monitor has described it."""
     known = ({**call, "communicator": tuple(call["communicator"])} for call in said["calls"])
-    calls = tuple(Call(**call) for call in known)
-    return Rank(**{**said, "calls": calls, "work": said["work"] and tuple(said["work"])})
+    return Rank(**{**said, "calls": tuple(Call(**call) for call in known)})
 
 
 Waits = Sequence[tuple[Rank, Call]]  # ranks, each with a call that it is in

@@ -91,14 +91,6 @@ def wait_until(is_done: Callable[[], bool], seconds: float, pause: float = 0.05)
     return done
 
 
-def open_stderr(pid: int) -> int:
-    """Open where a process's standard error goes; OSError such as where it is a socket.
-
-    Only when it is needed: the launcher waits until no process holds its pipe.
-    """
-    return os.open(f"/proc/{pid}/fd/2", os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK)
-
-
 def write(file: int, text: str, seconds: float, events: Sequence[bytes] = ()) -> bool:
     """Write events, each in one piece, and a text; return whether they were read in time."""
     deadline = time.monotonic() + seconds

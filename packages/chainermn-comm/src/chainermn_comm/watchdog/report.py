@@ -107,19 +107,18 @@ def describe_rank(graph: WaitGraph, rank: Rank) -> str:
 def describe_state(graph: WaitGraph, rank: Rank) -> str:
     """Return what a rank does, as the predicate of a clause."""
     last = min((one for one in rank.calls if one.operation), key=lambda it: it.age, default=None)
-    within = f", inside {rank.work[0]} for {_seconds(rank.work[1])}" if rank.work else ""
     if rank.has_finished:
         return "has ended" if rank.state == GONE else f"has ended and waits in {FINALIZE}"
     if rank.state == GONE:
         before = "in" if rank.waits else "in no call, after"
         seen = f", last seen {before} {_operation(graph, last)}" if last else ""
-        return f"is gone{seen}{within}"
+        return f"is gone{seen}"
     stopped = "is stopped (SIGSTOP or a debugger) and " if rank.state == STOPPED else ""
     if rank.waits:
         calls = (f"{_operation(graph, call)} for {_seconds(call.age)}" for call in rank.waits)
         return f"{stopped}waits in {' and in '.join(calls)}"
     since = f" for {_seconds(last.age)}, after {_operation(graph, last)}" if last else ""
-    return f"{stopped}is in no call{since}{within}"
+    return f"{stopped}is in no call{since}"
 
 
 def _operation(graph: WaitGraph, call: Call) -> str:

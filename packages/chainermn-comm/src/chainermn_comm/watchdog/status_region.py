@@ -19,9 +19,6 @@ REGION_BYTES = (1 + SLOTS) * SLOT_BYTES
 
 # At the start of the region: slots ever used; when this rank called MPI_Abort, else 0.
 HEADER = struct.Struct("<Id")
-# After it: when the work began that others may have to wait for (0: there is none), and its name.
-WORK = struct.Struct("<d64s")
-WORK_SLICE = slice(16, 16 + WORK.size)
 # At the start of a slot: the communicator (the world's number of its rank 0; how many that rank had
 # made before), this process's rank in it, and its size (0: the slot is free).
 IDENTITY = struct.Struct("<qqii")
@@ -89,9 +86,3 @@ def _read(region: mmap.mmap, where: slice) -> bytes:
 def read_abort_time(region: mmap.mmap) -> float:
     """Return when the rank called MPI_Abort; 0 if it hasn't."""
     return float(HEADER.unpack_from(region)[1])
-
-
-def read_work(region: mmap.mmap, now: float) -> tuple[str, float] | None:
-    """Return what it does for which others may have to wait, and for how long; None for nothing."""
-    since, name = WORK.unpack(_read(region, WORK_SLICE))
-    return (name.rstrip(b"\0").decode(errors="replace"), max(0.0, now - since)) if since else None

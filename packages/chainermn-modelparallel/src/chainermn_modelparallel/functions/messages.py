@@ -25,6 +25,7 @@ from .ordered_function import SCOPE, Arrays
 _MAGIC = b"CMNMSG"
 # Magic, differentiable, cancellation, not_twice_differentiable, reply_id, bytes of the mask.
 _FIXED = struct.Struct("<6s?B?qI")
+_ID = struct.Struct("<q")  # of the message, which follows its header
 # Stands for an id where there is none.
 NO_REPLY = -1
 # One end of an edge of the graph: the communicator, the other rank, the tag.
@@ -83,19 +84,21 @@ def send_message(
     The metadata are of :func:`encode_header`.
     """
     communicator, rank, tag = edge
+    metadata += _ID.pack(message_id)
     if not arrays or type(arrays[0]) is np.ndarray:  # then all are
-        communicator.send_with_metadata(metadata, arrays, rank, tag, label, message_id)
+        communicator.send_with_metadata(metadata, arrays, rank, tag, label)
     else:
         with chainer.using_device(backend.get_device_from_array(*arrays)):
-            communicator.send_with_metadata(metadata, arrays, rank, tag, label, message_id)
+            communicator.send_with_metadata(metadata, arrays, rank, tag, label)
 
 
 def receive_message(edge: Edge, label: str = SCOPE + "recv") -> Message:
     """Wait for a message of the other rank; reports of the watchdog name the call by the label."""
     communicator, rank, tag = edge
     try:
-        metadata, arrays, message_id = communicator.recv_with_metadata(rank, tag, label)
-        return message_id, _decode_header(metadata), arrays
+        metadata, arrays = communicator.recv_with_metadata(rank, tag, label)
+        header = _decode_header(metadata[: -_ID.size])
+        return *_ID.unpack(metadata[-_ID.size :]), header, arrays
     except TypeError as error:
         raise TypeError(
             f"rank {communicator.rank}: expected what rank {rank} sends with "

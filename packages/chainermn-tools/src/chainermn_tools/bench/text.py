@@ -7,22 +7,21 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from chainermn_tools.bench.operations import BASELINES, MEAN_GRAD, OPERATIONS
-from chainermn_tools.formatting import format_bytes, format_count, format_duration, print_line
+from chainermn_tools.formatting import (
+    format_bytes,
+    format_count,
+    format_duration,
+    print_line,
+    print_table,
+)
 
-# Of a column, with the space beside it: `123 MiB`, `1.23 ms`; and of the first one.
-CELL_WIDTH, NAME_WIDTH = 9, 22
 LEAST_SHOWN = 1e-3  # GB/s; what is less has too many digits
-# Elsewhere than on a terminal no line is broken for its width.
-PLAIN_WIDTH = 200
 
 
 def render(report: dict[str, Any], console: Console) -> None:
     """Print a report, as docs/bench.md describes it, for people."""
-    width = console.width if console.is_terminal else PLAIN_WIDTH
-    console.width = max(width, NAME_WIDTH + CELL_WIDTH)
     print_line(title(report), console, "bold")
     groups = (
         ("Mean of gradients", [row for row in report["results"] if row["operation"] == MEAN_GRAD]),
@@ -33,9 +32,7 @@ def render(report: dict[str, Any], console: Console) -> None:
     )
     for name, rows in groups:
         if rows:
-            console.print()
-            print_line(f"{name}: time, and bus bandwidth in GB/s", console, "bold")
-            _tables(rows, console)
+            _print_rows(name, rows, console)
     console.print()
     for line, style in _footnotes(report):
         print_line(line, console, style)
@@ -57,23 +54,16 @@ def label(row: dict[str, Any]) -> str:
     return {**OPERATIONS, **BASELINES}[row["operation"]].title
 
 
-def _tables(rows: Sequence[dict[str, Any]], console: Console) -> None:
-    """Print as many columns at a time as there is room for."""
+def _print_rows(name: str, rows: Sequence[dict[str, Any]], console: Console) -> None:
+    """Print two lines for each operation, its times and its bandwidths by size."""
     sizes = sorted({row["size"] for row in rows})
     cells = {(label(row), row["size"]): row for row in rows}
-    names = list(dict.fromkeys(label(row) for row in rows))
-    columns = (console.width - NAME_WIDTH) // CELL_WIDTH
-    for at in range(0, len(sizes), columns):
-        shown = sizes[at : at + columns]
-        table = Table(box=None, pad_edge=False, padding=(0, 1))
-        table.add_column("", no_wrap=True, width=NAME_WIDTH - 2)
-        for head in map(format_bytes, shown):
-            table.add_column(head, justify="right", no_wrap=True, width=CELL_WIDTH - 2)
-        for name in names:
-            row = [cells.get((name, size)) for size in shown]
-            table.add_row(name, *(_time(one) for one in row))
-            table.add_row("", *(_bandwidth(one) for one in row), style="dim")
-        console.print(table)
+    lines = []
+    for operation in dict.fromkeys(label(row) for row in rows):
+        row = [cells.get((operation, size)) for size in sizes]
+        lines += [(operation, *map(_time, row)), ("", *map(_bandwidth, row))]
+    title = f"{name}: time, and bus bandwidth in GB/s"
+    print_table(title, ("", *map(format_bytes, sizes)), lines, console, words=("",))
 
 
 def _time(row: dict[str, Any] | None) -> str:

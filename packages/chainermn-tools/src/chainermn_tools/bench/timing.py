@@ -17,7 +17,6 @@ BATCH_SECONDS = 2e-3
 MAX_CALLS, MAX_ROUNDS = 100, 40
 # A communicator may try several ways before it settles for one; large sizes have less time.
 WARM_UP_CALLS, WARM_UP_SECONDS = 10, 0.3
-# A rank that waits in a barrier would keep its core busy.
 NAP_SECONDS = 2e-4
 
 
@@ -101,7 +100,7 @@ def time_call(
     call: Callable[[], object] | None,  # None on ranks that have nothing to do
     calls: int = 1,
     *,
-    sleep: bool = False,  # until all ranks are done; in a barrier they would keep a core busy
+    sleep: bool = False,  # until all ranks are done
 ) -> float:
     """Return the seconds that each of ``calls`` calls in a row took on this rank."""
     if world is not None:
@@ -113,7 +112,12 @@ def time_call(
             _kept = call()  # what it returned last is freed after the time was taken
         took = time.perf_counter() - start
     if sleep and world is not None:
-        done = world.Ibarrier()
-        while not done.Test():
-            time.sleep(NAP_SECONDS)
+        idle_barrier(world)
     return took / calls
+
+
+def idle_barrier(world: MPI.Intracomm) -> None:
+    """Wait for all ranks, and keep no core busy meanwhile (collective)."""
+    done = world.Ibarrier()
+    while not done.Test():
+        time.sleep(NAP_SECONDS)

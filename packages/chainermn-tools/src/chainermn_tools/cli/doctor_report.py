@@ -10,24 +10,21 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
 
 from chainermn_tools import environment
 from chainermn_tools.doctor import CheckResult, Context, Stage
-from chainermn_tools.formatting import print_line
+from chainermn_tools.formatting import print_line, print_row, print_text
 
 # Raised when a key of the JSON changes its name or its meaning; a new check or key is no change.
-SCHEMA = 1
+SCHEMA = 2
 # Of the time for the environment, what the programs may take that are asked.
 PROGRAMS_SHARE = 0.7
 LABELS = {"ok": "ok", "warning": "warning", "failed": "FAILED", "skipped": "-"}
 STYLES = {"ok": "green", "warning": "bold yellow", "failed": "bold red", "skipped": "dim"}
-LABEL_WIDTH = max(map(len, LABELS.values()))
+LABEL_WIDTH = 2 + max(map(len, LABELS.values()))
 # On a narrower terminal the message goes on a line of its own.
 NARROW_WIDTH = 80
-INDENT = "    "
+INDENT = 4
 
 
 def worst_status(results: Sequence[CheckResult]) -> str:
@@ -118,7 +115,7 @@ def show_all(
             console.file.flush()
         for cause, count in blocked.items():
             checks = "1 check was" if count == 1 else f"{count} checks were"
-            print_line(f"{INDENT}{checks} left out, since {cause!r} failed", console, "dim")
+            print_line(f"{INDENT * ' '}{checks} left out, since {cause!r} failed", console, "dim")
         console.print()
     print_line(summary(shown), console, f"bold {STYLES[worst_status(shown)]}")
     return shown
@@ -128,33 +125,14 @@ def _show(result: CheckResult, width: int, console: Console) -> None:
     """Print a result; ``width`` is that of the longest name of a check."""
     is_bad = result.status in ("warning", "failed")
     first = result.question if is_bad else result.message
-    label = Text(f"  {LABELS[result.status]:{LABEL_WIDTH}}", style=STYLES[result.status])
-    name, shade = Text(result.name, style="bold"), "dim" if result.status == "skipped" else ""
-    if not console.is_terminal:
-        print_line(f"{label}  {result.name:{width}}  {_one_line(first)}".rstrip(), console)
-    elif console.width < NARROW_WIDTH:
-        console.print(Text.assemble(label, "  ", name))
-        _print_wrapped(console, first, shade)
+    label = (f"  {LABELS[result.status]}", STYLES[result.status])
+    name, shade = (result.name, "bold"), "dim" if result.status == "skipped" else ""
+    if console.is_terminal and console.width < NARROW_WIDTH:
+        print_row((label, name), (LABEL_WIDTH,), console)
+        print_text(first, console, shade, INDENT)
     else:
-        row = Table.grid(padding=(0, 2, 0, 0))
-        row.add_column(width=len(label), no_wrap=True)
-        row.add_column(width=width, no_wrap=True)
-        row.add_column(overflow="fold", ratio=1)
-        row.add_row(label, name, Text(first, style=shade))
-        console.print(row)
+        print_row((label, name, (first, shade)), (LABEL_WIDTH, width), console)
     if is_bad:
-        _print_wrapped(console, result.message)
-        print_line(f"{INDENT}fix: {_one_line(result.hint or '')}", console, "green")
-
-
-def _print_wrapped(console: Console, text: str, style: str = "") -> None:
-    """Print an indented sentence, wrapped where lines are as wide as the terminal."""
-    if console.is_terminal:
-        shown = Text(text, style=style, overflow="fold")
-        console.print(Padding.indent(shown, len(INDENT)))
-    else:
-        print_line(f"{INDENT}{_one_line(text)}", console)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split("\n"))
+        print_text(result.message, console, indent=INDENT)
+        hint = " ".join((result.hint or "").split("\n"))
+        print_line(f"{INDENT * ' '}fix: {hint}", console, "green")

@@ -101,21 +101,12 @@ def _variables_only_there(here: Facts, there: Facts, mpiexec_passes_all: bool) -
 @over_hosts
 def python(_: Context, cluster: ClusterFacts) -> CheckResult:
     here = cluster.local["python"]
-    problems = {}
+    found = {host: reply.no_python for host, reply in cluster.hosts.items() if reply.no_python}
     for host, facts in cluster.facts().items():
-        there = facts["python"]
-        if there == here:
-            continue
-        if there is not None:
-            message = f"is {_describe_python(there)} and not {_describe_python(here)}"
-            problem = f"{sys.executable} {message}"
-        elif not facts["exists"]:
-            other = f"; {facts['other']} is another one" if facts["other"] else ""
-            problem = f"there is no {sys.executable}{other}"
-        else:
-            stderr = f": {facts['stderr']}" if facts["stderr"] else ""
-            problem = f"{sys.executable} doesn't run (exit status {facts['status']}){stderr}"
-        problems[host] = (problem, _copy_command(host))
+        if (there := facts["python"]) != here:
+            different = f"{_describe_python(there)} and not {_describe_python(here)}"
+            found[host] = f"{sys.executable} is {different}"
+    problems = {host: (problem, _copy_command(host)) for host, problem in found.items()}
     return _evaluate(problems, cluster.facts(), f"{_describe_python(here)} at {sys.executable}")
 
 
@@ -231,7 +222,7 @@ def script(context: Context, cluster: ClusterFacts) -> CheckResult:
             problem = f"there is no {path}"
         elif "problem" in there:
             problem = f"{path} can't be read: {there['problem']}"
-        elif there.get("digest", mine["digest"]) != mine["digest"]:
+        elif there["digest"] != mine["digest"]:
             problem = f"{path} is not the one of this machine"
         else:
             continue
@@ -247,7 +238,7 @@ def shared_memory(context: Context, cluster: ClusterFacts) -> CheckResult:
     least, enough = shm_needs(ranks, launcher_if_any(context).get("vendor"))
     full, little, free = {}, {}, {}
     for host, facts in cluster.facts().items():
-        if facts.get("machine") == cluster.local["machine"]:  # a host without Python has none
+        if facts["machine"] == cluster.local["machine"]:
             continue  # another check looks at this machine's
         size = facts["shm"] or {"free_bytes": 0, "total_bytes": 0}
         free[host] = size["free_bytes"]

@@ -20,7 +20,6 @@ DRIVER_FOLDERS = (Path("/dev"), Path("/proc/driver/nvidia/gpus"))
 CUDA_OF_DRIVER = ((580, 13), (525, 12))
 NO_GPU = "no NVIDIA GPU here"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-FIRST_WITH_BFLOAT16 = (2, 10)
 
 checks = Checks()
 
@@ -96,9 +95,7 @@ def nccl(context: Context) -> CheckResult:
     if version[:2] < tuple(oldest):
         message = f"{found} is too old; {'.'.join(map(str, oldest))} is the oldest that will do"
         return failed(message, install)
-    lacks_bfloat16 = version[:2] < FIRST_WITH_BFLOAT16
-    lacking = "; it doesn't know bfloat16, which 2.10 does" if lacks_bfloat16 else ""
-    return ok(f"{found}{lacking}", version=found)
+    return ok(found, version=found)
 
 
 @checks.add("visible gpus", "Does CUDA_VISIBLE_DEVICES leave a GPU for each rank?", needs=("cupy",))

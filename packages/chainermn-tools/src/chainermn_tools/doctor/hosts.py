@@ -20,9 +20,10 @@ from chainermn_tools.doctor.cluster.facts import (
     over_hosts,
     subject_of,
 )
-from chainermn_tools.doctor.cluster.ssh import KINDS
+from chainermn_tools.doctor.cluster.ssh import HOST
 from chainermn_tools.doctor.software import launcher_if_any
-from chainermn_tools.jobs import HYDRA_VENDORS, parse_hostfile
+from chainermn_tools.formatting import join_first
+from chainermn_tools.jobs import HYDRA_VENDORS, assign_slots, parse_hostfile
 
 # Between hosts of one hall it is a tenth of a millisecond; from here on a collective call on small
 # gradients takes longer than a step.
@@ -31,6 +32,12 @@ REDUCE_MTU_HINT = (
     "sudo ip link set dev eth0 mtu 1500   # on {a} and {b}, or whatever the network between them "
     "carries: its switches drop what is larger"
 )
+# Of the kinds of failures that another check than "ssh" reports, which one does.
+CHECKS = {
+    "ssh-unknown-host": "host names",
+    "ssh-host-key": "host keys",
+    "ssh-host-key-changed": "host keys",
+}
 Pair = tuple[str, str]
 
 # Those of connections are shown after what the hosts have.
@@ -51,7 +58,8 @@ def hostfile(context: Context) -> CheckResult:
     if wrong:
         other = "Open MPI" if vendor in HYDRA_VENDORS else "MPICH"
         first = next(iter(wrong))
-        shown = _shorten([f"line {number}, {line!r}" for number, (line, _) in wrong.items()])
+        lines = [f"line {number}, {line!r}" for number, (line, _) in wrong.items()]
+        shown = join_first(lines, MAX_NAMED, "; ")
         return failed(
             f"{path} is written for {other}, and mpiexec is of {vendor}: {shown}",
             f"write in line {first}: {wrong[first][1]}   # and so on; or start the job with "
@@ -63,11 +71,6 @@ def hostfile(context: Context) -> CheckResult:
     except ValueError as error:
         return failed(str(error), "write a host a line, such as: host:4 (Open MPI: host slots=4)")
     return ok(f"{path} names {len(hosts)} host{'s' if len(hosts) > 1 else ''}")
-
-
-def _shorten(parts: list[str]) -> str:
-    more = f" and {len(parts) - MAX_NAMED} more" if len(parts) > MAX_NAMED else ""
-    return "; ".join(parts[:MAX_NAMED]) + more
 
 
 def foreign_lines(text: str, vendor: str | None) -> dict[int, tuple[str, str]]:
@@ -91,32 +94,25 @@ def foreign_lines(text: str, vendor: str | None) -> dict[int, tuple[str, str]]:
 def slots(context: Context) -> CheckResult:
     if not context.hosts:
         return skipped("no hosts were named")
-    if all(host.slots is None for host in context.hosts):
-        return ok("no number of slots is given: ranks are shared evenly")
-    total = sum(host.slots or 1 for host in context.hosts)
-    message = f"{total} slot{'s' if total > 1 else ''} on {len(context.hosts)} hosts"
-    if context.ranks is None:
-        return ok(f"{message}; how many ranks there are to be wasn't said")
-    if context.ranks > total:
-        each = -(-context.ranks // len(context.hosts))
-        listed = ",".join(f"{host.name}:{each}" for host in context.hosts[:MAX_NAMED])
-        listed += ",..." if len(context.hosts) > MAX_NAMED else ""
-        message += f", and {context.ranks} ranks"
-        hint = f"-n {total}   # or give more slots: {listed}"
-        return failed(message, hint, slots=total, ranks=context.ranks)
-    return ok(f"{message} for {context.ranks} ranks")
+    try:
+        assigned = assign_slots(context.hosts, context.ranks)
+    except ValueError as error:
+        total = sum(host.slots or 1 for host in context.hosts)
+        return failed(str(error), f"-n {total}   # or give the hosts more slots")
+    shown = join_names([f"{share} on {host}" for host, share in assigned.items()])
+    return ok(f"ranks have place: {shown}")
 
 
 def _check_logins(_: Context, cluster: ClusterFacts, *, check: str, success: str) -> CheckResult:
     """Check the part of the logins that a check is about, and ignore the others."""
     failures = {h: r.failure for h, r in cluster.hosts.items() if r.failure is not None}
-    mine = {host: one for host, one in failures.items() if KINDS[one.kind].check == check}
+    mine = {host: one for host, one in failures.items() if CHECKS.get(one.kind, "ssh") == check}
     if mine:
         first, failure = next(iter(mine.items()))
-        message = describe_problems({h: KINDS[one.kind].message for h, one in mine.items()})
-        if failure.message:
-            message += f" (of {first}: {failure.message})"
-        hint = KINDS[failure.kind].hint.format(host=first)
+        message = describe_problems({host: one.problem for host, one in mine.items()})
+        if failure.said:
+            message += f" (of {first}: {failure.said})"
+        hint = failure.hint.replace(HOST, first)
         return failed(message, hint, hosts={host: one.kind for host, one in mine.items()})
     passed = [host for host in cluster.hosts if host not in failures]
     if not passed:
@@ -148,7 +144,8 @@ def connections(_: Context, cluster: ClusterFacts) -> CheckResult:
     if not bad:
         return ok(f"all {len(tried)} connections between them succeed, at any port")
     message = f"{len(bad)} of {len(tried)} connections fail, at ports that the kernel chose: "
-    message += _shorten([f"{a} to {b}: {problem}" for (a, b), problem in bad.items()])
+    described = [f"{a} to {b}: {problem}" for (a, b), problem in bad.items()]
+    message += join_first(described, MAX_NAMED, "; ")
     suspect = Counter(host for pair in bad for host in reversed(pair)).most_common(1)[0][0]
     others = [next(host for host in pair if host != suspect) for pair in bad if suspect in pair]
     if len(others) == len(bad) > 2:
@@ -189,7 +186,7 @@ def _tried_connections(cluster: ClusterFacts) -> dict[Pair, dict[str, Any] | Non
     Of this machine only connections from others to it count, which ranks' launchers make to
     mpiexec; and none where it is one of the hosts.
     """
-    able = {name: facts for name, facts in cluster.facts().items() if "port" in facts}
+    able = cluster.facts()
     targets = {**able}
     if all(facts["machine"] != cluster.local["machine"] for facts in able.values()):
         targets[THIS_MACHINE] = cluster.local

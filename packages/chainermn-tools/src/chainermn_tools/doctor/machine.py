@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import re
 import shutil
-import signal
 import tempfile
 from contextlib import suppress
-from errno import ENOSYS, EPERM
 from pathlib import Path
-from typing import Any
 
 from _chainermn_limits import chosen_thread_variables
 from chainermn_tools import environment, jobs
 from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped, warning
 from chainermn_tools.doctor.software import mpi_vendor
-from chainermn_tools.formatting import format_count
 
 SHM_FOLDER = Path("/dev/shm")
 MIB = 1 << 20
@@ -30,7 +25,6 @@ OPEN_MPI_BYTES = 4 * MIB
 RESERVE_BYTES, RANK_BYTES = 8 * MIB, 4 * MIB
 DEFAULT_RANKS = 2  # as few as can find one another
 RESIZE_HINT = "mount -o remount,size=1g /dev/shm   # in a container: docker run --shm-size=1g ..."
-SECRET = b"what a rank sends to another one"
 INFINIBAND_FOLDER = Path("/sys/class/infiniband")
 # From this kernel on a fork copies the pages that a network card writes to.
 SAFE_KERNEL = (5, 12)
@@ -84,58 +78,6 @@ def _largest_file() -> str:
     return f"of {len(sizes)} files the largest is {name!r}, {nbytes // MIB} MiB"
 
 
-@checks.add("direct memory", "May ranks read one another's memory (CMA, process_vm_readv)?")
-def direct_memory(context: Context) -> CheckResult:
-    error = environment.call_in_subprocess(read_sibling_memory, context.program_timeout())
-    if error == 0:
-        return ok("they may")
-    why = os.strerror(error)
-    scope = environment.ptrace_scope()
-    hint = "in a container: docker run --cap-add=SYS_PTRACE ..."
-    if error == EPERM and scope:
-        why, hint = f"Yama's ptrace_scope is {scope}", "sysctl kernel.yama.ptrace_scope=0"
-    if not (mpi_vendor(context) or "").startswith("MVAPICH"):
-        return ok(f"they may not ({why}); this MPI does without", reason=why)
-    if os.environ.get("MV2_SMP_USE_CMA") == "0":
-        return ok(f"they may not ({why}), and MV2_SMP_USE_CMA=0 says so", reason=why)
-    message = f"they may not ({why}), and MVAPICH gives up where it expects to"
-    return failed(message, f"export MV2_SMP_USE_CMA=0   # on every host; or {hint}", reason=why)
-
-
-def read_sibling_memory() -> int:
-    """Let a child read its sibling's memory, as ranks do; return 0 or errno. For a subprocess."""
-    text = ctypes.create_string_buffer(SECRET)
-    owner = os.fork()
-    if owner == 0:
-        signal.alarm(60)  # ends it if nobody else does
-        signal.pause()
-        os._exit(0)
-    reader = os.fork()
-    if reader == 0:
-        text.value = b""  # its own copy: what is read must be the other's
-        os._exit(_read_secret(owner, ctypes.addressof(text)))
-    try:
-        return os.waitstatus_to_exitcode(os.waitpid(reader, 0)[1])
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(owner, signal.SIGKILL)
-        os.waitpid(owner, 0)
-
-
-def _read_secret(pid: int, address: int) -> int:
-    """Return the error's number that reading another process's SECRET gives; 0 for success."""
-    target = ctypes.create_string_buffer(len(SECRET))
-    iovec = ctypes.c_size_t * 2  # `struct iovec` of sys/uio.h: address and length
-    local, remote = (iovec(at, len(SECRET)) for at in (ctypes.addressof(target), address))
-    process_vm_readv: Any = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
-    if process_vm_readv is None:
-        return ENOSYS
-    process_vm_readv.restype = ctypes.c_ssize_t
-    if process_vm_readv(pid, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0) < 0:
-        return ctypes.get_errno()
-    return 0 if target.raw == SECRET else ENOSYS
-
-
 @checks.add("start method", "Is Python's start method for processes safe with MPI?")
 def start_method(context: Context) -> CheckResult:
     method, folder = environment.start_method(), INFINIBAND_FOLDER
@@ -180,12 +122,12 @@ def scheduler(context: Context) -> CheckResult:
         if shutil.which("sbatch") is None:
             return skipped("no Slurm here")
         return skipped("Slurm is here, but this is none of its jobs (salloc makes one)")
-    granted = _slurm_allocation()
-    message = f"Slurm's job {job} grants {granted['text']}"
-    tasks, ranks = granted["tasks"], context.ranks
+    listed = os.environ.get("SLURM_JOB_NODELIST", "")
+    tasks, ranks = _count_tasks(os.environ.get("SLURM_TASKS_PER_NODE", "")), context.ranks
+    message = f"Slurm's job {job} grants {'its' if tasks is None else tasks} tasks on {listed}"
     if ranks is not None and tasks is not None and ranks > tasks:
         return failed(f"{message}; {ranks} ranks don't fit", f"salloc -n {ranks}   # or sbatch")
-    nodes = _slurm_nodes(context)
+    nodes = _slurm_nodes(context, listed)
     short = {node.split(".")[0] for node in nodes}  # either name may lack the domain
     # Nobody says whose an address is.
     names = [host.name for host in context.hosts if not re.fullmatch(r"[\d.]+", host.name)]
@@ -193,30 +135,7 @@ def scheduler(context: Context) -> CheckResult:
     if nodes and outside:
         hint = f"name hosts of the job: {','.join(nodes)}"
         return failed(f"{message}, and not {', '.join(outside)}", hint)
-    return ok(message, **granted)
-
-
-def _slurm_allocation() -> dict[str, Any]:
-    """Return what a job of Slurm was granted, in numbers and as text; None for what isn't said."""
-
-    def number(name: str) -> int | None:
-        found = re.match(r"\d+", os.environ.get(name, ""))
-        return int(found[0]) if found else None
-
-    nodes, gpus, tasks = map(number, ("SLURM_JOB_NUM_NODES", "SLURM_GPUS_ON_NODE", "SLURM_NTASKS"))
-    if tasks is None:
-        tasks = _count_tasks(os.environ.get("SLURM_TASKS_PER_NODE", ""))
-    listed = os.environ.get("SLURM_JOB_NODELIST")
-    counts = (
-        (nodes, "node", f" ({listed})" if listed else ""),
-        (tasks, "task", ""),
-        (number("SLURM_CPUS_PER_TASK"), "core", " a task"),
-        (number("SLURM_CPUS_ON_NODE"), "core", " on this node"),
-        (gpus, "GPU", " on this node"),
-    )
-    parts = [f"{format_count(n, what)}{where}" for n, what, where in counts if n is not None]
-    text = ", ".join(parts) or "nothing that it names"
-    return {"text": text, "nodes": nodes, "tasks": tasks, "gpus": gpus}
+    return ok(message, tasks=tasks)
 
 
 def _count_tasks(text: str) -> int | None:
@@ -227,10 +146,10 @@ def _count_tasks(text: str) -> int | None:
     return sum(int(part[1]) * int(part[2] or 1) for part in parts if part)
 
 
-def _slurm_nodes(context: Context) -> list[str]:
+def _slurm_nodes(context: Context, listed: str) -> list[str]:
     """Return the names of the job's nodes; empty where Slurm doesn't say."""
-    listed, scontrol = os.environ.get("SLURM_JOB_NODELIST"), shutil.which("scontrol")
-    if not context.hosts or listed is None or scontrol is None:
+    scontrol = shutil.which("scontrol")
+    if not context.hosts or not listed or scontrol is None:
         return []
     args = [scontrol, "show", "hostnames", listed]
     completed = jobs.run(args, context.program_timeout())

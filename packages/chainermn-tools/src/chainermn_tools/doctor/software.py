@@ -1,4 +1,4 @@
-"""Checks of Python, packages, imports, and the MPI that mpi4py, mpiexec and mpicc belong to."""
+"""Checks of Python, packages, imports, and the MPI that mpi4py and mpiexec belong to."""
 
 from __future__ import annotations
 
@@ -233,48 +233,6 @@ def mpi_match(context: Context) -> CheckResult:
             "mpiexec doesn't say which MPI it belongs to; the ranks that it starts will show it"
         )
     return ok(f"both are {library['vendor']}")
-
-
-@checks.add(
-    "mpicc",
-    "Is there an MPI compiler on PATH, and does it belong to the same MPI as mpiexec?",
-    needs=("mpi match",),
-)
-def mpicc(context: Context) -> CheckResult:
-    path = shutil.which("mpicc")
-    if path is None:
-        return skipped("none; it is needed only to build mpi4py from source, and wheels need none")
-    vendor, version = compiler_version(path, context.program_timeout())
-    if vendor is None:
-        return ok(f"{path}, of an MPI that it doesn't name")
-    message = f"{path}, of {vendor} {version or ''}".rstrip()
-    launcher = find_launcher(context)
-    are_hydra = {vendor, launcher["vendor"]} <= {"MPICH", "MVAPICH"}
-    if launcher["vendor"] in (None, vendor) or are_hydra:
-        return ok(message, vendor=vendor, version=version)
-    message += f", but {launcher['path']} is {launcher['vendor']}'s"
-    hint = f"put the bin folder of one MPI first on PATH, for instance {os.path.dirname(path)}"
-    return warning(f"{message}: an mpi4py that is built here would not fit mpiexec", hint)
-
-
-def compiler_version(path: str, timeout: float) -> tuple[str | None, str | None]:
-    """Return vendor and version of an mpicc; None for what it doesn't say.
-
-    MPICH and its relatives say it with ``-v``, and Open MPI, whose ``-v`` is the C compiler's,
-    with ``--showme:version``.
-    """
-    for option in ("--showme:version", "-v"):
-        try:
-            completed = jobs.run([path, option], timeout, merge_stderr=True)
-        except OSError:
-            return None, None
-        lines = completed.stdout.splitlines()
-        # Only the first line: what follows is of the C compiler, which may name anything.
-        if completed.returncode == 0 and lines:
-            found = jobs.parse_mpi_version(lines[0])
-            if found["vendor"] is not None:
-                return found["vendor"], found["version"]
-    return None, None
 
 
 def _prepend_path() -> str | None:

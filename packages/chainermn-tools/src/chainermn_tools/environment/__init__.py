@@ -5,7 +5,6 @@ from .machine import gpu_devices as gpu_devices
 from .machine import gpu_driver as gpu_driver
 from .machine import memory as memory
 from .machine import nccl_version as nccl_version
-from .machine import ptrace_scope as ptrace_scope
 from .machine import shared_memory as shared_memory
 from .mpi import mpi_library as mpi_library
 from .mpi import mpi_mismatch as mpi_mismatch

@@ -11,9 +11,9 @@ from chainermn_tools.environment.machine import gpus, machine
 from chainermn_tools.environment.mpi import mpi, topology
 from chainermn_tools.environment.packages import blas, import_origins, package_versions, python
 from chainermn_tools.environment.probe import MARGIN_SECONDS, call_in_subprocess, run_concurrently
+from chainermn_tools.formatting import print_line, print_row
 from chainermn_tools.jobs import influences_jobs
 
-# rich is imported where it is used: the ranks of `chainermn launch` import this package too.
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -72,28 +72,15 @@ def render(report: dict[str, Any], console: Console) -> None:
     On a terminal long values are folded to its width; elsewhere each value is one line, whatever
     its length, so that it can be searched.
     """
-    from rich.table import Table
-    from rich.text import Text
-
     for name, section in report.items():
         if name == "schema":
             continue
+        print_line(name, console, "bold")
         rows = list(_rows("", section))
-        if not console.is_terminal:
-            print(name, file=console.file)
-            width = max((len(key) for key, _ in rows), default=0)
-            for key, value in rows:
-                print(f"  {key:{width}}  {value}".rstrip(), file=console.file)
-            print(file=console.file)
-            continue
-        table = Table.grid(padding=(0, 2))
-        table.add_column(overflow="fold")
-        table.add_column(overflow="fold", ratio=1)
+        width = max((len(key) for key, _ in rows), default=0)
         for key, value in rows:
             style = "yellow" if value.startswith("unavailable") else ""
-            table.add_row(Text(key, style="dim"), Text(value, style=style))
-        console.print(Text(name, style="bold"))
-        console.print(table)
+            print_row(((f"  {key}", "dim"), (value, style)), (width + 2,), console)
         console.print()
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from chainermn_tools.explain.error_rules import Kind
 from chainermn_tools.explain.search import Match
-from chainermn_tools.formatting import print_line
+from chainermn_tools.formatting import print_line, print_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,17 +25,12 @@ SECONDARY_ONLY = (
 
 def render(found: Sequence[Match], console: Console) -> None:
     """Print what `search` found: on a terminal wrapped to its width, elsewhere as it is."""
-    from rich.padding import Padding
-    from rich.text import Text
-
     for style, text in _lines(found):
         indented = len(text) - len(text.lstrip())
-        if not (console.is_terminal and text):
-            print(text, file=console.file)
-        elif indented == COMMAND_INDENT:  # unbroken, so that it can be copied
+        if indented == COMMAND_INDENT:  # unbroken, so that it can be copied
             print_line(text, console, style)
         else:
-            console.print(Padding.indent(Text(text.lstrip(), style=style), indented))
+            print_text(text.lstrip(), console, style, indented)
 
 
 def _lines(found: Sequence[Match]) -> Iterator[tuple[str, str]]:

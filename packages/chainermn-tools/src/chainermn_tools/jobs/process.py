@@ -26,19 +26,15 @@ class TimedOut(Unavailable):
     """What was asked had to be ended: it hangs, or the machine is slow."""
 
 
-def run(
-    args: Sequence[str], timeout: float, *, merge_stderr: bool = False
-) -> CompletedProcess[str]:
-    """Run a program to its end, and collect its output; no shell is involved.
+def run(args: Sequence[str], timeout: float) -> CompletedProcess[str]:
+    """Run a program to its end, and collect its output on both streams; no shell is involved.
 
     After ``timeout`` seconds it and all that it started here are ended, which may take another
-    ``TERM_GRACE_SECONDS``; then the return code is None. ``merge_stderr`` keeps both streams in the
-    order of their writing, as standard output.
-    Raise OSError if it can't be started.
+    ``TERM_GRACE_SECONDS``; then the return code is None. Raise OSError if it can't be started.
     """
     deadline = time.monotonic() + timeout
     timed_out = False
-    output = {1: BoundedOutput(), 2: BoundedOutput()}
+    output = BoundedOutput()
 
     def request() -> Request | None:
         nonlocal timed_out
@@ -49,12 +45,12 @@ def run(
         args,
         env=os.environ,
         tag=(TAG_VARIABLE, secrets.token_hex(8)),
-        on_output=lambda stream, data: output[stream].feed(data),
+        on_output=lambda _, data: output.feed(data),
         request=request,
-        merge_stderr=merge_stderr,
+        merge_stderr=True,
     )
     status: Any = None if timed_out else returncode
-    return CompletedProcess(args, status, output[1].text(), output[2].text())
+    return CompletedProcess(args, status, output.text())
 
 
 def check_output(args: Sequence[str], timeout: float) -> str:
@@ -65,7 +61,7 @@ def check_output(args: Sequence[str], timeout: float) -> str:
     """
     name = os.path.basename(args[0])
     try:
-        completed = run(args, timeout, merge_stderr=True)
+        completed = run(args, timeout)
     except OSError as error:
         raise Unavailable(f"{args[0]} does not start: {error.strerror}") from None
     if completed.returncode is None:

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from chainermn_tools.formatting import (
     format_bytes,
     format_count,
     format_duration,
     print_line,
-    printable,
+    print_table,
 )
 from chainermn_tools.trace import summary
 from chainermn_tools.trace.table import Run
 
-# Elsewhere than on a terminal no line is broken for its width.
-PLAIN_WIDTH = 200
 MOST_RANKS, MOST_KINDS, MOST_CALLS = 32, 20, 10
 # Columns that hold text; the others hold numbers.
 WORDS = ("operation", "host", "communicator", "came last")
-GAP = 2  # between columns
 
 
 def render(
     run: Run, collectives: np.ndarray, incomplete: int, error: float, console: Console
 ) -> None:
     """Print a run, and what `match` returned of it; clocks may differ by ``error`` microseconds."""
-    if not console.is_terminal:
-        console.width = PLAIN_WIDTH
     number = format_count(len(run.ranks), "rank")
     hosts = format_count(len({trace.host for trace in run.ranks.values()}), "host")
     calls = format_count(len(run.table), "call")
@@ -66,7 +59,7 @@ def _operations(run: Run, console: Console) -> None:
         cells.append((row.operation, str(row.count), *map(format_duration, times), size, speed))
         if row.failed:
             failed.append(f"{row.operation} raised in {format_count(row.failed, 'call')}")
-    _table("Operations, calls of all ranks together", columns, cells, console)
+    print_table("Operations, calls of all ranks together", columns, cells, console, WORDS)
     for line in failed:
         print_line(line, console, "yellow")
 
@@ -79,7 +72,7 @@ def _ranks(rows: Sequence[summary.RankSummary], console: Console) -> None:
     for row in shown:
         times = (format_duration(seconds) for seconds in (row.total, row.waited, row.kept))
         cells.append((str(row.rank), row.host, str(row.calls), *times, str(row.last)))
-    _table("Ranks", columns, cells, console)
+    print_table("Ranks", columns, cells, console, WORDS)
     if len(rows) > len(shown):
         print_line(f"and {len(rows) - len(shown)} ranks for which others waited less", console)
 
@@ -96,7 +89,7 @@ def _stragglers(run: Run, collectives: np.ndarray, console: Console) -> None:
         who = (row.operation, row.communicator, str(row.count), str(row.rank))
         cells.append((*who, share, *times))
     title = "Late ranks, by kind of collective call"
-    _table(title, columns, cells, console)
+    print_table(title, columns, cells, console, WORDS)
     if (more := len(kinds) - MOST_KINDS) > 0:
         print_line(f"and {format_count(more, 'kind')} with less waiting", console)
     headings = ("at", "operation", "communicator", "number", "came last", "others waited")
@@ -112,7 +105,7 @@ def _stragglers(run: Run, collectives: np.ndarray, console: Console) -> None:
         )
         for call in collectives[longest]
     ]
-    _table("Longest waits", headings, calls, console)
+    print_table("Longest waits", headings, calls, console, WORDS)
 
 
 def _most_waited_for(rows: Sequence[summary.RankSummary]) -> str:
@@ -124,30 +117,3 @@ def _most_waited_for(rows: Sequence[summary.RankSummary]) -> str:
         f"Others wait most for rank {row.rank} on {row.host}: {format_duration(row.kept)} of "
         f"{format_duration(total)} of all waiting"
     )
-
-
-def _table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], console: Console
-) -> None:
-    """Print a table; where it is too wide, in parts that each begin with the first column."""
-    print_line(f"\n{title}", console, "bold")
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    for part in _parts(widths, console.width):
-        table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim")
-        for name in (columns[number] for number in part):
-            table.add_column(name, justify="left" if name in WORDS else "right", overflow="fold")
-        for row in rows:
-            table.add_row(*(Text(printable(row[number])) for number in part))
-        console.print(table)
-
-
-def _parts(widths: Sequence[int], room: int) -> Iterator[list[int]]:
-    """Return numbers of columns that fit beside the first one; one that fits nowhere is alone."""
-    part = [0]
-    for number in range(1, len(widths)):
-        taken = sum(widths[one] + GAP for one in part)
-        if len(part) > 1 and taken + widths[number] > room:
-            yield part
-            part = [0]
-        part.append(number)
-    yield part

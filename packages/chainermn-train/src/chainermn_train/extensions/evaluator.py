@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from chainermn_comm import CommunicatorBase
-from chainermn_comm.watchdog import alone
 
 from ..collective_errors import allgather_checked, mismatch_hint, require_communicator
 from ..host_arrays import as_number, mean_of
@@ -98,10 +97,7 @@ def _evaluate_on_all_ranks(evaluator: Any, evaluate: Callable[[], Any]) -> dict[
         main = iterators.get("main") if isinstance(iterators, Mapping) else None
         dataset = getattr(main, "dataset", None)
         count = None if dataset is None else len(dataset)
-        if count == 0:
-            return count, {}
-        with alone("evaluate"):
-            return count, _checked(evaluate())
+        return count, {} if count == 0 else _checked(evaluate())
 
     with mismatch_hint("a multi-node evaluator"):
         communicator = vars(evaluator)["_mn_communicator"]

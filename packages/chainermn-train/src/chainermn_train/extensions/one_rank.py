@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from chainermn_comm import CommunicatorBase
-from chainermn_comm.watchdog import alone
 
 from ..collective_errors import require_communicator, require_integer
 from ..wrappers import AttributeProxy, UnpicklableMixin
@@ -69,11 +68,7 @@ class OneRankExtension(AttributeProxy):
         return str(self.actual.__name__)
 
     def __call__(self, trainer: Any) -> Any:
-        if not self.here:
-            return None
-        name = getattr(self.actual, "__name__", type(self.actual).__name__)
-        with alone(f"on_rank({name})"):
-            return self.actual(trainer)
+        return self.actual(trainer) if self.here else None
 
     def __getattr__(self, name: str) -> Any:
         # Functions have no such method, or None.

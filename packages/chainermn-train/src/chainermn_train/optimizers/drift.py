@@ -197,7 +197,7 @@ def _begin_copy(source: Any) -> _Copy:
         return _Copy(source, source.copy(), [])
     with devices.using_device_of(source):
         host = devices.pinned(source.nbytes)
-        devices.copy_to_host(source.view(np.uint8), host, devices.current_stream())
+        devices.copy(source.view(np.uint8), host, devices.current_stream())
         return _Copy(source, host, [devices.recorded_event()])
 
 

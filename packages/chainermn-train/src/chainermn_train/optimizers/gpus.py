@@ -33,9 +33,7 @@ def wait_on_device(device: Any, stream: Any) -> None:
     """Let this thread's current stream wait for what a stream was given; the host doesn't."""
 
     def wait() -> None:
-        event = devices.new_event()
-        event.record(stream)
-        devices.current_stream().wait_event(event)
+        devices.current_stream().wait_event(devices.recorded_event(stream))
 
     _call_on(device, "waiting for a stream", wait)
 

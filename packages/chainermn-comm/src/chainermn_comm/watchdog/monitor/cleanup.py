@@ -47,10 +47,8 @@ class SharedFiles:
     def keep(self, now: float) -> None:
         if now >= self._scan_at:
             self.scan()
-            self._scan_at, self._pause = (
-                now + self._pause,
-                min(2 * self._pause, LONGEST_SCAN_SECONDS),
-            )
+            self._scan_at = now + self._pause
+            self._pause = min(2 * self._pause, LONGEST_SCAN_SECONDS)
 
     def scan(self) -> None:
         """Record what the ranks have mapped now."""

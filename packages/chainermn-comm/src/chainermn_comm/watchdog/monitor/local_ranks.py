@@ -17,7 +17,7 @@ from .. import processes
 from ..diagnosis import Rank
 from ..processes import GONE, RUNNING
 from ..report import normalize_stacks
-from ..status_region import REGION_BYTES, read_abort_time, read_calls, read_work
+from ..status_region import REGION_BYTES, read_abort_time, read_calls
 
 # Time for a rank to write its stacks; without them (it is in the kernel) the report goes out, too.
 STACKS_SECONDS = 1.5
@@ -51,8 +51,8 @@ class MonitoredRank:
         return processes.state(self.process)
 
     def read(self, now: float) -> Rank:
-        calls, work = tuple(read_calls(self.region, now)), read_work(self.region, now)
-        return Rank(self.world, os.uname().nodename, self.pid, self.state(), calls, work=work)
+        calls = tuple(read_calls(self.region, now))
+        return Rank(self.world, os.uname().nodename, self.pid, self.state(), calls)
 
 
 def collect_stacks(ranks: Sequence[MonitoredRank]) -> dict[int, str]:
@@ -90,10 +90,14 @@ def print_for(
 
 
 def stderrs(pids: Iterable[int]) -> Iterator[int]:
-    """Open the standard error of each of these processes, while it is used."""
+    """Open the standard error of each of these processes, while it is used.
+
+    Not for longer: the launcher waits until no process holds its pipe.
+    """
+    how = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
     for pid in dict.fromkeys(pids):
-        with contextlib.suppress(OSError):
-            file = processes.open_stderr(pid)
+        with contextlib.suppress(OSError):  # such as where it is a socket
+            file = os.open(f"/proc/{pid}/fd/2", how)
             try:
                 yield file
             finally:

@@ -37,8 +37,6 @@ REPEAT_SECONDS = 1.0
 PAUSE_SECONDS = 2.0
 # Time between MPI_Abort, which can't cross a cut link, and our own end of the ranks.
 ABORT_SECONDS = 3.0
-# Time that a call may wait for a rank whose work is exempt, whatever the time-out.
-EXEMPT_SECONDS = 600.0
 
 
 class Monitor:
@@ -55,8 +53,6 @@ class Monitor:
         self.tick = min(TICK_SECONDS, self.timeout.seconds / 10 or TICK_SECONDS)
         # When calls were last reported, or warned of: all that began before are known.
         self.reported_at = self.warned_at = -math.inf
-        # Exempt work that has been reported; before then calls aren't judged again.
-        self.exempted, self.judge_at = set[str](), -math.inf
         # When this process stood still, and the ranks with it, and for how long.
         self.pauses: list[tuple[float, float]] = []
         self.must_end = self.ended_job = False
@@ -233,7 +229,7 @@ class Monitor:
     def check_calls(self, now: float) -> bool:
         """Report what waits too long; return whether that ends the job."""
         seconds, ends_job = self.timeout.seconds, self.timeout.ends_job
-        if not seconds or now < self.judge_at:
+        if not seconds:
             return False
         waits = self.waits(WaitGraph(self.read(now)), seconds / 2, now, self.reported_at)
         longest = max((call.age - self.paused(now - call.age) for _, call in waits), default=0.0)
@@ -248,7 +244,7 @@ class Monitor:
             return False
         graph = self.everyone("stacks", now)
         stalled = self.waits(graph, seconds, now, self.reported_at)
-        if not stalled or (ends_job and self.is_exempt(graph, stalled, now)):
+        if not stalled:
             return False
         text = report.report(graph, stalled, report.next_step(self.timeout))
         event = self.event("watchdog_abort", reason=report.reason(text)) if ends_job else []
@@ -263,26 +259,6 @@ class Monitor:
             self.warned_at = now
             longest = max(waiting, key=lambda each: each[1].age)
             self.print(report.warning(graph, *longest, seconds))
-
-    def is_exempt(self, graph: WaitGraph, stalled: Waits, now: float) -> bool:
-        """Return whether the likeliest culprit does exempt work, for which the others wait."""
-        first = next(iter(graph.root_causes(stalled)), None)
-        # They may wait for such work on a machine that can't be asked.
-        work = first.exempt_work if first else ("", math.inf) if graph.unreachable else None
-        if not work or max(call.age for _, call in stalled) > EXEMPT_SECONDS:
-            return False
-        name = f"{first and first.world} {work[0]}"
-        if name not in self.exempted:
-            self.exempted.add(name)
-            until = f"The ranks go on waiting, {EXEMPT_SECONDS:g} s at most."
-            self.print(report.report(graph, stalled, until))
-        pause = min(work[1], self.timeout.seconds)
-        if first:  # what they waited for it doesn't count
-            self.pauses.append((now, pause))
-        else:  # but it does if that machine turns out to be lost
-            self.judge_at = now + pause
-        self.star.tell("pause", seconds=pause)
-        return True
 
     def waits(
         self, graph: WaitGraph, seconds: float, now: float, known: float = -math.inf

@@ -20,7 +20,7 @@ from .connection import DIGITS, Connection, Message, is_cut
 MOST_STRANGERS, GREETING_SECONDS = 256, 5.0
 # That are taken before those that have come are read again.
 MOST_ACCEPTED = 64
-# After a connection that could not be taken: at once it would be so again.
+# After a connection that could not be taken: at once it would be so again, until strangers go.
 REFUSED_SECONDS = 0.1
 # To reach the hub, for which all else waits, and before it is tried again.
 CONNECT_SECONDS, RETRY_SECONDS = 1.0, 2.0
@@ -111,10 +111,7 @@ class Star:
             except BlockingIOError:
                 return
             except OSError:  # such as that no descriptor is left
-                if self._strangers:
-                    self._lose(next(iter(self._strangers)))
-                else:
-                    time.sleep(REFUSED_SECONDS)
+                time.sleep(REFUSED_SECONDS)
                 return
             self._greet(accepted)
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
-import functools
 import mmap
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
@@ -28,34 +26,33 @@ class CallRecorder(CallObserver):
     """Records a communicator's calls: in a slot if `allocate` made it, else where nobody reads."""
 
     def __init__(self) -> None:
-        self._detach()
+        self.detach()
         self.sequence = 0
 
     def collective(self, operation: str, number: int, root: int = NOBODY, nbytes: int = 0) -> None:
         self.sequence = number
-        name = encode_name(operation)
+        name = operation.encode()
         # All at once: `pack_into` would write zeros first.
         self._memory[self._whole] = _call(COLLECTIVE, _now(), number, nbytes, root, NOBODY, name)
 
     def message(self, operation: str, peer: int, tag: int, nbytes: int = 0, what: str = "") -> None:
-        name = encode_name(operation, what) if what else encode_name(operation)
+        name = (f"{operation}{layout.SCOPE_SEPARATOR}{what}" if what else operation).encode()
         self._memory[self._whole] = _call(MESSAGE, _now(), self.sequence, nbytes, peer, tag, name)
 
     def leave(self) -> None:
         self._memory[self._start] = _state(IDLE, _now())
 
-    def _detach(self) -> None:
-        self._attach(bytearray(layout.SLOT_BYTES), 0)
-        self._slot: int | None = None
+    def detach(self) -> None:
+        self.attach(bytearray(layout.SLOT_BYTES), 0, None)
 
-    def _attach(self, memory: Any, offset: int) -> None:
-        self._memory, start = memory, offset + layout.IDENTITY.size
+    def attach(self, memory: Any, offset: int, slot: int | None) -> None:
+        self._memory, self._slot, start = memory, slot, offset + layout.IDENTITY.size
         self._whole = slice(start, start + layout.CALL.size)
         self._start = slice(start, start + layout.STATE_AND_TIME.size)
 
     def release(self) -> None:
         slot = self._slot
-        self._detach()
+        self.detach()
         if slot is not None and _region is not None:
             layout.IDENTITY.pack_into(_region.memory, layout.offset_of(slot), 0, 0, 0, 0)
             _region.free_slots.append(slot)
@@ -90,42 +87,6 @@ def mark_finalizing() -> None:
 # mpi4py calls MPI_Finalize after all exit functions. Since they are called in reverse order, this
 # one is registered as early as can be: those that take long are no wait in MPI_Finalize.
 atexit.register(mark_finalizing)
-
-
-# Work that others may have to wait for: when it began, and its name, the last entered at the end.
-_work: list[tuple[float, bytes]] = []
-# A signal's handler may begin some while its thread does.
-_work_lock = threading.RLock()
-
-
-@contextlib.contextmanager
-def alone(what: str) -> Iterator[None]:
-    """Within, this process does something that may take long, while the others may wait for it.
-
-    Where ``CHAINERMN_TIMEOUT`` is set, the job isn't ended before a call has waited ten minutes
-    for a rank that is within. Not collective.
-
-    Args:
-        what: what it does, for reports, such as ``"download"``; the first 64 bytes count.
-
-    Raises:
-        AttributeError: ``what`` is no str.
-    """
-    mine = _now(), what.encode()
-    _record_work(_work.append, mine)
-    try:
-        yield
-    finally:
-        _record_work(_work.remove, mine)
-
-
-def _record_work(change: Callable[[tuple[float, bytes]], None], work: tuple[float, bytes]) -> None:
-    with _work_lock:
-        change(work)
-        if _region is not None:
-            _region.memory[layout.WORK_SLICE] = layout.WORK.pack(
-                *_work[-1] if _work else (0.0, b"")
-            )
 
 
 @dataclass
@@ -172,8 +133,7 @@ def allocate(communicator: tuple[int, int], rank: int, size: int) -> CallRecorde
     if slot == layout.SLOTS:
         return record
     offset = layout.offset_of(slot)
-    record._attach(mine.memory, offset)
-    record._slot = slot
+    record.attach(mine.memory, offset, slot)
     record.collective("", 0)
     record.leave()
     layout.IDENTITY.pack_into(mine.memory, offset, *communicator, rank, size)
@@ -194,21 +154,13 @@ def _anonymous_file(name: str) -> int:
 
 def _reset_in_child() -> None:
     """Detach a forked child: what it calls is not its parent's."""
-    global _region, _work_lock
+    global _region
     if _region is not None:
         with contextlib.suppress(OSError):
             os.close(_region.liveness_pipe[1])
     _region = None
     for record in list(_records):
-        record._detach()
-    _work_lock = threading.RLock()
-    _work.clear()
+        record.detach()
 
 
 os.register_at_fork(after_in_child=_reset_in_child)
-
-
-@functools.lru_cache(maxsize=1024)  # some names hold ranks and tags
-def encode_name(name: str, scope: str = "") -> bytes:
-    """Return an operation as it is recorded, with the scope that it is part of."""
-    return (f"{name}{layout.SCOPE_SEPARATOR}{scope}" if scope else name).encode()

@@ -6,11 +6,13 @@ know the others' names, and they get to know where its monitor listens.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import warnings
@@ -26,7 +28,6 @@ from ...timeout import Timeout
 from ..processes import stat as process_stat
 from ..report import rank_list
 from . import recorder
-from .addresses import listen, own_addresses
 from .recorder import CallRecorder, StatusRegion
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ main()
 """
 # For an interpreter to start on a busy machine; the job goes on after that.
 START_SECONDS = 20.0
+# Monitors of all machines connect at about the same time.
+BACKLOG = 4096
+SIOCGIFADDR = 0x8915  # Linux's request for the address of an interface
 _num_registered = 0
 
 
@@ -116,7 +120,7 @@ def _join_star(leaders: MPI.Comm, name: str) -> tuple[socket.socket | None, dict
     if names is not None:
         if len(names) > 1:
             try:
-                listener = listen()
+                listener = socket.create_server(("", 0), backlog=BACKLOG)
             except OSError as problem:
                 _warn(problem)
         endpoints = [(one, listener.getsockname()[1]) for one in own] if listener else []
@@ -126,6 +130,19 @@ def _join_star(leaders: MPI.Comm, name: str) -> tuple[socket.socket | None, dict
     far = [endpoint for endpoint in place["endpoints"] if endpoint[0] not in own]
     place["endpoints"] = far or place["endpoints"]
     return listener, place if names is None else {**place, "names": names}
+
+
+def own_addresses() -> list[str]:
+    """Return this machine's IPv4 addresses, but for the loopback's."""
+    found = []
+    # It fails where no file is left.
+    with suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # it has none
+                request = struct.pack("256s", name.encode()[:15])
+                reply = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)
+                found.append(socket.inet_ntoa(reply[20:24]))
+    return [address for address in dict.fromkeys(found) if not address.startswith("127.")]
 
 
 def _describe_process(world: int, region: StatusRegion) -> dict[str, Any]:

@@ -22,9 +22,6 @@ from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
 from typing import Any
 
 MARK = "chainermn-doctor:"
-# Two of the same package may be installed; the one that would be imported says in its own files.
-IMPORTED_PACKAGES = ("numpy", "mpi4py", "chainer", "cupy")
-VERSION_LINE = re.compile(r"^(?:__version__|version)\s*(?::[^=]*)?=\s*[\"']([^\"']+)[\"']", re.M)
 BACKLOG = 128  # connections that may wait until they are accepted
 CONNECT_THREADS = 100  # threads that try connections
 TRIES = 5  # connections to the same host; the fastest is its distance
@@ -65,9 +62,9 @@ def facts(order: "dict[str, Any]") -> "dict[str, Any]":
 
 
 def packages(names: "list[str]", families: "list[str]") -> "dict[str, str | None]":
-    """Return the versions of the distributions that are installed, by name."""
+    """Return the versions of the distributions that are installed; of two, the imported one's."""
     try:
-        from importlib import metadata, util
+        from importlib import metadata
     except ImportError:  # before Python 3.8
         return {}
     found: dict[str, str | None] = {}
@@ -75,26 +72,7 @@ def packages(names: "list[str]", families: "list[str]") -> "dict[str, str | None
         name = re.sub(r"[-_.]+", "-", one.metadata["Name"] or "").lower()
         if name in names or name.startswith(tuple(family + "-" for family in families)):
             found.setdefault(name, one.metadata["Version"])
-    for name in IMPORTED_PACKAGES:
-        spec = util.find_spec(name)
-        if spec is not None and spec.origin:
-            written, installed = written_version(os.path.dirname(spec.origin)), found.get(name)
-            found[name] = written or installed
-            if written and installed and written != installed:
-                found[name] = f"{written} (installed as {installed})"
     return found
-
-
-def written_version(folder: str) -> "str | None":
-    for name in ("version.py", "_version.py", "__init__.py"):
-        try:
-            with open(os.path.join(folder, name), encoding="utf-8") as file:
-                version = VERSION_LINE.search(file.read())
-        except OSError:
-            continue
-        if version:
-            return version.group(1)
-    return None
 
 
 def mpiexecs(path: str, seconds: float) -> "dict[str, Any]":

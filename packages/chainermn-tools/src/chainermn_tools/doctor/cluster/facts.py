@@ -22,9 +22,9 @@ from chainermn_tools.doctor.cluster.session import (
     Session,
     first_input,
     open_sessions,
-    parse_shell_answer,
 )
 from chainermn_tools.doctor.software import launcher_if_any
+from chainermn_tools.formatting import join_first
 from chainermn_tools.jobs import Unavailable
 
 # The name of this machine among the hosts; no host can have it.
@@ -41,6 +41,7 @@ CONNECTIONS_TIME = (8.0, 0.1)
 # A lost first packet is sent again after one second, and then after two more.
 CONNECT_SECONDS = 3.5
 MAX_NAMED = 5
+NOT_FOUND = 127  # of a shell's exit statuses
 Evaluate = Callable[["Context", "ClusterFacts"], CheckResult]
 
 
@@ -48,9 +49,9 @@ Evaluate = Callable[["Context", "ClusterFacts"], CheckResult]
 class HostReply:
     """What came of asking one host."""
 
-    # Of the agent, or of a shell where there is no Python; None when nothing came.
-    facts: dict[str, Any] | None
-    failure: ssh.SSHFailure | None = None  # why nothing came
+    facts: dict[str, Any] | None  # that the agent found; None when nothing came
+    failure: ssh.SSHFailure | None = None  # why ssh failed
+    no_python: str = ""  # why Python doesn't run there
     # For every other that this one tried to connect to, ``{"seconds": s}`` or
     # ``{"problem": text}``; None if it did not finish trying.
     reached: dict[str, dict[str, Any]] | None = None
@@ -93,10 +94,11 @@ def gather_facts(context: Context) -> ClusterFacts:
         "token": secrets.token_hex(8),
         "packages": [*environment.OUR_PACKAGES, *environment.OTHER_PACKAGES],
         "families": environment.PACKAGE_FAMILIES,
+        "script": context.script,
         "mpiexec": launcher.get("path"),
         "program_seconds": context.time_for(*VERSION_TIME),
     }
-    lines = first_input(sys.executable, context.script, order)
+    lines = first_input(sys.executable, order)
     program, login_time = ssh.program(launcher.get("vendor")), context.time_for(*LOGIN_TIME)
     commands = {THIS_MACHINE: ["sh", "-c", COMMAND]}
     for host in context.hosts:
@@ -107,7 +109,7 @@ def gather_facts(context: Context) -> ClusterFacts:
         started = _log_in(commands, start, lines, seconds)
         replies = {name: _receive_reply(one, deadline) for name, one in started.items()}
         local = replies.pop(THIS_MACHINE)
-        if local.facts is None or local.facts["python"] is None:
+        if local.facts is None:
             raise Unavailable(f"{sys.executable} can't be asked as hosts are: {local}")
         found = ClusterFacts(local.facts, replies)
         sessions = {name: one for name, one in started.items() if isinstance(one, Session)}
@@ -118,7 +120,7 @@ def gather_facts(context: Context) -> ClusterFacts:
 def _log_in(
     commands: Mapping[str, Sequence[str]],
     start: Callable[[Sequence[str]], Session],
-    lines: str,
+    lines: bytes,
     seconds: float,
 ) -> dict[str, Session | ssh.SSHFailure]:
     """Start a session with each host and send it the agent, a limited number at the same time.
@@ -134,7 +136,7 @@ def _log_in(
             try:
                 session = start(command)
             except OSError as error:
-                return ssh.SSHFailure("no ssh", f"{command[0]} doesn't start: {error.strerror}")
+                return ssh.no_ssh(f"{command[0]} doesn't start: {error.strerror}")
             session.send(lines)
             session.answered.wait(share)
             return session
@@ -149,21 +151,24 @@ def _receive_reply(session: Session | ssh.SSHFailure, deadline: float) -> HostRe
     answer = session.receive(deadline)
     if answer is None:
         failure = ssh.classify_failure(session.stderr)
-        if not failure.message:
+        if not failure.said:
             waited = time.monotonic() - session.started
-            failure = failure._replace(message=f"nothing within {waited:.0f} s")
+            failure = failure._replace(said=f"nothing within {waited:.0f} s")
         return HostReply(None, failure)
     if "python" in answer:
         return HostReply(answer)
     session.receive(deadline)  # a shell ends after its answer; then its stderr has been read
-    message = ssh.without_verbose_lines(session.stderr)
-    return HostReply({**parse_shell_answer(answer), "stderr": message})
+    if answer["status"] == NOT_FOUND:
+        return HostReply(None, no_python=f"there is no {sys.executable}")
+    said = ssh.without_verbose_lines(session.stderr)
+    message = f"{sys.executable} doesn't run (exit status {answer['status']}): {said}"
+    return HostReply(None, no_python=message)
 
 
 def _try_connections(sessions: Mapping[str, Session], found: ClusterFacts, seconds: float) -> None:
     """Let each host connect to all others and to this machine; add to its reply what it found."""
     deadline = time.monotonic() + seconds
-    hosts = {name: facts for name, facts in found.facts().items() if "port" in facts}
+    hosts = found.facts()
     expected = {}
     for asker in hosts:
         others: dict[str, list[Any]] = {}
@@ -172,7 +177,7 @@ def _try_connections(sessions: Mapping[str, Session], found: ClusterFacts, secon
             if where is not None and facts["machine"] != hosts[asker]["machine"]:
                 others[other] = [where, facts["port"]]
         order = {"connect": others, "seconds": min(CONNECT_SECONDS, seconds)}
-        sessions[asker].send(json.dumps(order) + "\n")
+        sessions[asker].send(f"{json.dumps(order)}\n".encode())
         expected[asker] = others.keys()
     for asker in hosts:
         reached = sessions[asker].receive(deadline)
@@ -217,10 +222,7 @@ def describe_problems(problems: Mapping[str, str]) -> str:
     for host, problem in problems.items():
         hosts.setdefault(problem, []).append(host)
     parts = [f"{join_names(names)}: {problem}" for problem, names in hosts.items()]
-    shown = parts[:MAX_NAMED]
-    if len(parts) > MAX_NAMED:
-        shown.append(f"and so on, {len(problems)} hosts in all")
-    return "; ".join(shown)
+    return join_first(parts, MAX_NAMED, "; ")
 
 
 def subject_of(names: Sequence[str]) -> str:

@@ -1,8 +1,7 @@
 """Sessions with the agent on each host, over ssh or on this machine.
 
 The command that ssh passes to a host's login shell, of whatever kind, is always the same: a POSIX
-shell reads the program from its input. Paths reach the host only through the input, each byte
-written as a number. So nothing in a path can be taken for anything else.
+shell reads its code from its input, and paths as data, which can't be taken for anything else.
 """
 
 from __future__ import annotations
@@ -26,60 +25,20 @@ from chainermn_tools.doctor.cluster import agent
 COMMAND = "exec sh -c 'IFS= read -r code && eval \"$code\"'"
 # The next line of the input is the program; it reads what follows.
 LOADER = 'import json, sys; exec(compile(json.loads(sys.stdin.readline()), "doctor", "exec"))'
-# Without a Python a host says in JSON what a shell can find out, each text in hexadecimal.
-WITHOUT_PYTHON = """\
-hex() { od -An -v -tx1 | tr -d " \\n"; }; \
-there=; [ -f "$script" ] && there=yes; \
-printf "\\n%s{" "$mark"; \
-printf "\\"status\\": \\"%s\\", " "$(printf %s "$status" | hex)"; \
-printf "\\"exists\\": \\"%s\\", " "$([ -e "$python" ] && printf yes | hex)"; \
-printf "\\"other\\": \\"%s\\", " "$( (command -v python3 || command -v python) | hex)"; \
-printf "\\"variables\\": \\"%s\\", " "$(env | hex)"; \
-printf "\\"script\\": \\"%s\\", " "$(printf %s "$there" | hex)"; \
-printf "\\"shm\\": \\"%s\\", " "$(df -Pk /dev/shm | tail -n 1 | hex)"; \
-printf "\\"hostname\\": \\"%s\\"}\\n" "$(uname -n | hex)"
-"""
+# Python's path is a line of the input, too; where it doesn't run, the shell answers why.
+CODE = (
+    f"IFS= read -r python; \"$python\" -c '{LOADER}'; status=$?; "
+    f"[ $status = 0 ] || printf '\\n%s{{\"status\": %d}}\\n' {agent.MARK} $status"
+)
 MAX_LINE_BYTES = 1 << 20
 MAX_STDERR_CHARACTERS = 20_000
 GRACE_SECONDS = 1.0
 
 
-def first_input(python: str, user_script: str | None, order: dict[str, Any]) -> str:
-    """Return what a host's shell reads: its code, the agent for this Python, and a first order."""
-    code = (
-        f"mark={_quote(agent.MARK)}; python={_quote(python)}; script={_quote(user_script or '')}; "
-        "mark=${mark%.}; python=${python%.}; script=${script%.}; "
-        f"\"$python\" -c '{LOADER}'; status=$?; [ $status = 0 ] && exit 0; {WITHOUT_PYTHON}"
-    )
+def first_input(python: str, order: dict[str, Any]) -> bytes:
+    """Return what a host's shell reads: its code, Python's path, the agent, and a first order."""
     program = json.dumps(Path(agent.__file__).read_text())
-    return f"{code.strip()}\n{program}\n{json.dumps({**order, 'script': user_script})}\n"
-
-
-def _quote(text: str) -> str:
-    """Return a shell's word for the text and a dot, which keeps newlines at the text's end."""
-    octal = "".join(f"\\0{byte:03o}" for byte in text.encode(errors="surrogateescape"))
-    return f"\"$(printf %b. '{octal}')\""
-
-
-def parse_shell_answer(answer: dict[str, str]) -> dict[str, Any]:
-    """Return what a host without Python said, in the form of the agent's facts."""
-    said = {name: bytes.fromhex(text).decode(errors="replace") for name, text in answer.items()}
-    lines = [line.partition("=") for line in said["variables"].splitlines()]
-    # The last line of `df -Pk`: file system, size, used, free, ...
-    words = said["shm"].split()
-    shm = None
-    if len(words) >= 4 and (words[1] + words[3]).isdigit():
-        shm = {"total_bytes": int(words[1]) * 1024, "free_bytes": int(words[3]) * 1024}
-    return {
-        "python": None,
-        "status": said["status"],
-        "exists": bool(said["exists"]),
-        "other": said["other"].strip(),
-        "variables": {name: value for name, sign, value in lines if sign},
-        "script": {"there": said["script"] == "yes"},
-        "shm": shm,
-        "hostname": said["hostname"].strip(),
-    }
+    return os.fsencode("".join(f"{one}\n" for one in (CODE, python, program, json.dumps(order))))
 
 
 @contextlib.contextmanager
@@ -137,11 +96,11 @@ class Session:
         self._stderr_reader.start()
         threading.Thread(target=self._read_answers, daemon=True).start()
 
-    def send(self, text: str) -> None:
+    def send(self, lines: bytes) -> None:
         """Send lines; without effect if the program has ended."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
-            self.process.stdin.write(text.encode())
+            self.process.stdin.write(lines)
             self.process.stdin.flush()
 
     def receive(self, deadline: float) -> dict[str, Any] | None:

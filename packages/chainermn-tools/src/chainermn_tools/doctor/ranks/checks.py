@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import os
 import pkgutil
-import re
 import socket
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -31,15 +29,10 @@ COMMUNICATORS = (
     *("naive", "flat", "hierarchical", "two_dimensional", "single_node"),
     *("non_cuda_aware", "pure_nccl", "dummy"),
 )
-# What a rank prints in its turn; the doctor looks for it in mpiexec's output.
-TURN = "chainermn-doctor-turn"
-# For mpiexec to read one rank's line before the next rank writes its own.
-TURN_SECONDS = 0.1
 # On busy cores a mean of gradients may run at a hundredth of a copy's rate. Where it has less than
 # this share, something is in the way.
 SLOW_SHARE = 0.004
 START, ALLGATHER, MESSAGES = "ranks start", "ranks meet", "messages"
-GPU_MEANS = "means on gpus"
 NEEDS = ("packages", "mpi4py", "mpiexec", "mpi match", "shared memory")
 HELLO = "mpiexec -n 2 python -c 'from mpi4py import MPI; print(MPI.COMM_WORLD.rank)'"
 HELLO_HINT = f"{HELLO}   # must print 0 and 1"
@@ -112,31 +105,6 @@ def thread_level(context: Context) -> CheckResult:
     )
 
 
-def _print_in_turn(world: MPI.Intracomm) -> dict[str, Any]:
-    for rank in range(world.size):
-        if rank == world.rank:
-            os.write(1, f"{TURN} {rank} {world.size} {socket.gethostname()}\n".encode())
-        time.sleep(TURN_SECONDS)
-        world.Barrier()
-    return {}
-
-
-@checks.add_step(
-    "order of output",
-    "Does mpiexec show the output of ranks in the right order?",
-    (ALLGATHER,),
-    _print_in_turn,
-)
-def order(context: Context, job: RankJob) -> CheckResult:
-    turns = [int(one) for one in re.findall(rf"{TURN} (\d+) ", job.output.stdout)]
-    if turns == list(range(job.ranks)):
-        return ok(f"ranks 0 to {job.ranks - 1} in this order")
-    if sorted(turns) == list(range(job.ranks)):
-        return ok(f"all of it, but mixed: {turns}; chainermn launch --prefix shows whose it is")
-    hint = f"{HELLO_HINT}; what becomes of ranks' output?"
-    return failed(f"of {job.ranks} ranks' lines these came: {turns}", hint)
-
-
 def _test(name: str, *args: Any) -> Callable[[MPI.Intracomm], dict[str, Any]]:
     """Return a function of a module here that only ranks may import: that starts MPI."""
     return lambda world: pkgutil.resolve_name(f"{__package__}.{name}")(world, *args)
@@ -145,7 +113,7 @@ def _test(name: str, *args: Any) -> Callable[[MPI.Intracomm], dict[str, Any]]:
 @checks.add_step(
     MESSAGES,
     "Do messages arrive as they were sent, and how fast?",
-    ("order of output",),
+    (ALLGATHER,),
     _test("rank_tests:try_messages"),
 )
 def messages(context: Context, job: RankJob) -> CheckResult:
@@ -200,30 +168,6 @@ def _evaluate_values(job: RankJob, step: str, success: str) -> CheckResult:
 
 def _format_rate(nbytes: float) -> str:
     return f"{nbytes / 1e9:.2g} GB/s" if nbytes >= 1e8 else f"{nbytes / 1e6:.2g} MB/s"
-
-
-@checks.add_step(
-    GPU_MEANS,
-    "Do ranks average gradients on GPUs correctly?",
-    (MESSAGES,),
-    _test("gpu_tests:try_gpu_means"),
-)
-def gpu_means(context: Context, job: RankJob) -> CheckResult:
-    found = job.results(GPU_MEANS)[0]
-    if "reason" in found:
-        return skipped(found["reason"])
-    ways: dict[str, str | None] = found["ways"]
-    right = [name for name, problem in ways.items() if problem is None]
-    wrong = {name: problem for name, problem in ways.items() if problem is not None}
-    if not wrong:
-        message = f"they do, by {', '.join(right)}"
-        if found["shared"]:
-            message += "; they share GPUs, which NCCL refuses: start no more ranks than GPUs"
-        return ok(message, ways=ways)
-    told = "; ".join(f"{name}: {problem}" for name, problem in wrong.items())
-    others = f"create_communicator({right[0]!r}) works meanwhile; " if right else ""
-    default = f"{others}NCCL_DEBUG=WARN chainermn doctor --report says more; {REPORT_IT}"
-    return failed(told, hint_for_output(told, default), ways=ways)
 
 
 def _finalize(world: MPI.Intracomm) -> dict[str, Any]:

@@ -180,8 +180,8 @@ def run_ranks(
     return RankJob(ranks_per_host, options, timeout, output)
 
 
-def overload_reason(ranks: int = 0) -> str:
-    """Return why ``ranks`` (0: any) may just be slow on this machine; empty if they may not."""
+def overload_reason(ranks: int) -> str:
+    """Return why ``ranks`` may just be slow on this machine; empty if they may not."""
     usable = jobs.available_cores()["usable"]
     if ranks > usable:
         return f"{ranks} ranks are too many for {usable} cores"

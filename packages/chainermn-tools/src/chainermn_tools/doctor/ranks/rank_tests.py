@@ -9,18 +9,15 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from chainermn_comm import CommunicatorBase, create_communicator, devices
 from chainermn_tools.bench.operations import BASELINES, MEAN_GRAD, OPERATIONS, Invocation, Model
-from chainermn_tools.bench.timing import NAP_SECONDS, is_correct, time_all
+from chainermn_tools.bench.timing import idle_barrier, is_correct, time_all
 from chainermn_tools.bench.values import fill_pattern, matches_pattern
-from chainermn_tools.doctor.cluster.agent import listen, read
-from chainermn_tools.doctor.ranks.gpu_tests import GPU_ONLY, own_device, own_gpu_problem
-from chainermn_tools.doctor.ranks.job import overload_reason
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -32,13 +29,15 @@ TIMED_SECONDS = 0.2
 CHECKED = ("send", "bcast", "allreduce", MEAN_GRAD)
 # The communicator that exchanges nothing, and leaves gradients as they are.
 NO_OP = "dummy"
+GPU_ONLY = "pure_nccl"
+# Those that need no GPU for each rank.
+SHARING_GPUS = ("naive", "flat", NO_OP)
+# Of gradients on GPUs: dtypes and elements, some more than a chunk has.
+GPU_GRADIENTS = (("f4", 12345), ("f2", 999), ("f8", 1), ("f4", 9 << 20))
+GPU_CALLS = 3  # a call may return before its work is over, and raise its errors in the next one
 # Elements of a message between hosts: more than any switch or MPI sends at once.
 MESSAGE_COUNT = 1 << 20
-# Most rounds of messages there and back, and the seconds after which no other begins.
-MAX_ROUNDS, ROUNDS_SECONDS = 3, 2.0
-# Within it some of a large message must have moved.
-STALL_SECONDS = 8.0
-PIECE_BYTES = 1 << 18
+ROUNDS = 2  # of such a message, there and back; the faster one counts, since the first connects
 
 
 def try_messages(world: MPI.Intracomm) -> dict[str, Any]:
@@ -54,40 +53,39 @@ def try_messages(world: MPI.Intracomm) -> dict[str, Any]:
 
 
 def try_communicator(world: MPI.Intracomm, name: str, timed: bool = True) -> dict[str, Any]:
-    """Try a communicator on NumPy arrays, and on GPUs where each rank has one (collective).
+    """Try a communicator on NumPy arrays, and on GPUs if each rank has one (collective).
 
     Return ``wrong``: operations that gave wrong values, on any rank; ``problem``: what was raised;
     ``reason``: why it can't be made here; where a mean of large gradients is ``timed``, too, rates
     as of :func:`try_messages`.
     """
-    gpu_problem = own_gpu_problem(world)
-    if name == GPU_ONLY and gpu_problem is not None:
-        return {"reason": gpu_problem}
+    no_gpus = _gpu_problem(world, name)
+    if name == GPU_ONLY and no_gpus is not None:
+        return {"reason": no_gpus}
     with contextlib.ExitStack() as undo:
-        if gpu_problem is None:
-            undo.enter_context(devices.use(own_device(world)))
+        if no_gpus is None:
+            undo.enter_context(devices.use(_own_device(world)))
         try:
             comm = undo.enter_context(create_communicator(name, world))
         except ValueError as error:  # on all ranks
             return {"correct": False, "wrong": [], "problem": str(error)}
         found: dict[str, Any] = {"wrong": [], "problem": None}
-        own = partial(np.full, CHECKED_COUNT, world.rank, np.float32)
-        invocations: dict[str, Invocation] = {}
+        invocations: list[tuple[str, Invocation]] = []
         for operation in CHECKED if name != GPU_ONLY else CHECKED[:-1]:
             if name == NO_OP and operation == MEAN_GRAD:
-                invocations[operation] = _mean_invocation(comm, own, world.rank)
+                invocations.append((operation, _mean_invocation(comm, _host_gradients, world.rank)))
             elif world.size >= OPERATIONS[operation].min_ranks:
-                arrays = _arrays(CHECKED_COUNT)
-                invocations[operation] = OPERATIONS[operation].make_invocation(comm, *arrays)
-        if gpu_problem is None and name != NO_OP:
-            mean = (world.size - 1) / 2
-            on_gpu = _mean_invocation(comm, lambda: devices.to_device(own()), mean)
-            invocations[f"{MEAN_GRAD} on GPUs"] = on_gpu
-        for operation, invocation in invocations.items():
+                make = OPERATIONS[operation].make_invocation
+                invocations.append((operation, make(comm, *_arrays(CHECKED_COUNT))))
+        if no_gpus is None and name != NO_OP:
+            mean = _mean_invocation(comm, _gpu_gradients, (world.size - 1) / 2)
+            invocations += [(f"{MEAN_GRAD} on GPUs", mean)] * GPU_CALLS
+        for operation, invocation in invocations:
             correct, problem = is_correct(world, invocation)
             if problem is not None:
-                found["problem"] = found["problem"] or f"{operation}: {problem}"
-            elif not correct:
+                found["problem"] = f"{operation}: {problem}"
+                break
+            if not correct and operation not in found["wrong"]:
                 found["wrong"].append(operation)
         found["correct"] = found["problem"] is None and not found["wrong"]
         if timed and found["correct"] and name not in (NO_OP, GPU_ONLY):
@@ -114,124 +112,87 @@ def _arrays(count: int) -> tuple[np.ndarray, np.ndarray]:
     return np.empty(count, np.float32), np.empty(count, np.float32)
 
 
-def _mean_invocation(comm: CommunicatorBase, make: Callable[[], Any], mean: float) -> Invocation:
-    """Return a mean of gradients that ``make`` gives; all of it must be ``mean``."""
-    model = Model(None)
+def _host_gradients(value: float) -> list[Any]:
+    return [np.full(CHECKED_COUNT, value, np.float32)]
+
+
+def _gpu_gradients(value: float) -> list[Any]:
+    return [devices.to_device(np.full(size, value, dtype)) for dtype, size in GPU_GRADIENTS]
+
+
+def _mean_invocation(
+    comm: CommunicatorBase, make: Callable[[float], list[Any]], mean: float
+) -> Invocation:
+    """Return a mean of gradients that ``make`` fills with the rank; all of it must be ``mean``."""
+    params: list[Model] = []
+    model = SimpleNamespace(namedparams=lambda: [(f"/{n}", one) for n, one in enumerate(params)])
 
     def prepare() -> None:
-        model.data = model.grad = make()
+        params[:] = [Model(grad) for grad in make(comm.rank)]
 
     def call() -> Any:
         comm.multi_node_mean_grad(model)
-        return model.grad
+        return [one.grad for one in params]
 
-    def is_mean(grad: Any) -> bool:
-        return np.allclose(devices.to_host(grad) if devices.on_gpu(grad) else grad, mean)
+    def is_mean(grads: list[Any]) -> bool:
+        host = (devices.to_host(grad) if devices.on_gpu(grad) else grad for grad in grads)
+        return all(np.allclose(grad, mean, rtol=1e-3) for grad in host)
 
     return Invocation(prepare, call, is_mean)
+
+
+def _gpu_problem(world: MPI.Intracomm, name: str) -> str | None:
+    """Return why a rank has no GPU, or shares one, which not all communicators bear."""
+    problem = next(filter(None, world.allgather(devices.unavailable_reason())), None)
+    if problem is None and name not in SHARING_GPUS:
+        with devices.use(_own_device(world)):
+            ids = world.allgather((socket.gethostname(), devices.bus_id()))
+        if len(set(ids)) < len(ids):
+            return "there are fewer GPUs than ranks"
+    return problem
+
+
+def _own_device(world: MPI.Intracomm) -> int:
+    import cupy
+
+    return int(world.rank % cupy.cuda.runtime.getDeviceCount())
 
 
 def exchange_messages(
     world: MPI.Intracomm,
     hosts: Sequence[str],
-    pairs: Sequence[tuple[str, str, str | None]],
+    pairs: Sequence[tuple[str, str]],
     report: Callable[..., None],
-) -> bool:
+) -> None:
     """Send a large message there and back between each two hosts, one pair at a time (collective).
 
-    A plain TCP connection carries as much first: it shows what the link can do, and if that stalls
-    MPI isn't tried. Without an address in the pair there is none. Return on all ranks whether no
-    connection stalled.
-
-    The first host's rank reports ``pair=[a, b]`` and what was found: ``stalled``, or ``correct``,
-    ``seconds`` of a message, ``tcp_seconds``, the number of ``bytes``, and whether one of the hosts
-    is ``overloaded``.
+    The first host's rank reports ``pair=[a, b]`` and what was found: ``correct``, the ``seconds``
+    of a message, and its number of ``bytes``.
     """
-    succeeded = True
-    for a, b, address in pairs:
+    for a, b in pairs:
         if a in hosts and b in hosts:
             first, second = hosts.index(a), hosts.index(b)
             if world.rank == first:
-                found = _send_and_return(world, second, address)
-                report(pair=[a, b], **found)
-                succeeded = succeeded and not found["stalled"]
+                report(pair=[a, b], **_send_and_return(world, second))
             elif world.rank == second:
-                _receive_and_return(world, first, address)
-            done = world.Ibarrier()  # keeps no core busy
-            while not done.Test():
-                time.sleep(NAP_SECONDS)
-    return all(world.allgather(succeeded))
+                got = np.empty(MESSAGE_COUNT, np.float32)
+                for _ in range(ROUNDS):
+                    world.Recv(got, first)
+                    world.Send(got, first)
+            idle_barrier(world)
 
 
-def _send_and_return(world: MPI.Intracomm, other: int, address: str | None) -> dict[str, Any]:
+def _send_and_return(world: MPI.Intracomm, other: int) -> dict[str, Any]:
     """Be the first of a pair; return what :func:`exchange_messages` reports."""
     sent, got = _arrays(MESSAGE_COUNT)
     fill_pattern(sent, world.rank)
-    port, overloaded = world.recv(source=other)
     times: list[float] = []
-    tcp: list[float] = []
-    correct, more, started = True, True, time.perf_counter()
-    while more:
-        if address is not None:
-            took = _send_over_tcp(address, port)
-            world.send(took is not None, other)
-            if took is None:
-                return {"stalled": True}
-            tcp.append(took)
+    correct = True
+    for _ in range(ROUNDS):
+        got.fill(0)
         begin = time.perf_counter()
         world.Send(sent, other)
         world.Recv(got, other)
         times.append((time.perf_counter() - begin) / 2)
         correct = correct and matches_pattern(got, MESSAGE_COUNT, plus=world.rank)
-        got.fill(0)
-        more = len(times) < MAX_ROUNDS and time.perf_counter() - started < ROUNDS_SECONDS
-        world.send(more, other)
-    return {
-        "stalled": False,
-        "correct": correct,
-        "seconds": min(times),
-        "tcp_seconds": min(tcp, default=None),
-        "bytes": sent.nbytes,
-        "overloaded": overloaded or bool(overload_reason()),
-    }
-
-
-def _receive_and_return(world: MPI.Intracomm, other: int, address: str | None) -> None:
-    """Be the second of a pair: receive what comes, and send it back."""
-    got = np.empty(MESSAGE_COUNT, np.float32)
-    with listen() as listener:
-        listener.settimeout(STALL_SECONDS)
-        world.send((listener.getsockname()[1], bool(overload_reason())), other)
-        more = True
-        while more:
-            if address is not None:
-                with contextlib.suppress(OSError):  # the other one notices, too
-                    _receive_over_tcp(listener, got.nbytes)
-                if not world.recv(source=other):
-                    return
-            world.Recv(got, other)
-            world.Send(got, other)
-            more = world.recv(source=other)
-
-
-def _send_over_tcp(address: str, port: int) -> float | None:
-    """Return the seconds that a plain connection takes for as much; None where it stalls."""
-    nbytes, piece = 4 * MESSAGE_COUNT, bytes(PIECE_BYTES)
-    try:
-        with socket.create_connection((address, port), STALL_SECONDS) as connection:
-            begin = time.perf_counter()
-            for _ in range(nbytes // PIECE_BYTES):
-                connection.sendall(piece)
-            connection.recv(1)
-            return time.perf_counter() - begin
-    except OSError:
-        return None
-
-
-def _receive_over_tcp(listener: socket.socket, nbytes: int) -> None:
-    """Read what :func:`_send_over_tcp` sends, and acknowledge it."""
-    connection, _ = listener.accept()
-    with connection:
-        connection.settimeout(STALL_SECONDS)
-        if len(read(connection, nbytes)) == nbytes:
-            connection.sendall(b"!")
+    return {"correct": correct, "seconds": min(times), "bytes": sent.nbytes}
