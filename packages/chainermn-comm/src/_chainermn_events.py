@@ -27,6 +27,12 @@ RANK_VARIABLES = (
     ("PMIX_RANK", "PMIX_SIZE"),
 )
 MARK = "\x1e"  # begins an event
+# The exit status of all ranks that a signal told to end, and that saved before: EX_TEMPFAIL.
+LEAVING_STATUS = 75
+# How many seconds they may take for it.
+GRACE_VARIABLE, GRACE_SECONDS = "CHAINERMN_GRACE", 30.0
+# How often `chainermn launch` has started the job again.
+RESTARTS_VARIABLE = "CHAINERMN_RESTARTS"
 # A pipe carries it whole, and Open MPI's launcher reads it at once.
 MOST_BYTES = 4096
 # What remains of its texts, in characters, if that makes it short enough.

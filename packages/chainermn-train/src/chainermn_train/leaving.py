@@ -12,10 +12,9 @@ import threading
 import time
 from types import FrameType
 
-# Of all ranks that leave, as sysexits.h's EX_TEMPFAIL: starting the job again goes on.
-STATUS = 75
+from _chainermn_events import GRACE_SECONDS, GRACE_VARIABLE
+
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-GRACE_VARIABLE, GRACE_SECONDS = "CHAINERMN_GRACE", 30.0
 # A scheduler and a launcher may both send one; only a later one is a second one.
 ECHO_SECONDS = 2.0
 

@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from _chainermn_events import GRACE_SECONDS, GRACE_VARIABLE
 from chainermn_tools import jobs
 from chainermn_tools.cli import options
 from chainermn_tools.launch import run_script
@@ -23,6 +24,21 @@ from chainermn_tools.launch import run_script
     metavar="R",
     help="How often to start again after a failure.",
 )
+@click.option(
+    "--min-ranks",
+    type=click.IntRange(1),
+    metavar="M",
+    help="Start again on the hosts that still answer, if they have M ranks.",
+)
+@click.option(
+    "--grace",
+    type=click.FloatRange(0, min_open=True),
+    default=GRACE_SECONDS,
+    envvar=GRACE_VARIABLE,
+    show_default=True,
+    metavar="SECONDS",
+    help="For the ranks to save and leave after SIGTERM or SIGUSR1.",
+)
 @click.option("--prefix", is_flag=True, help="Begin each line of output with its rank.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -33,6 +49,8 @@ def launch(
     host_list: str | None,
     hostfile: str | None,
     max_restarts: int,
+    min_ranks: int | None,
+    grace: float,
     prefix: bool,
     script: str,
     arguments: tuple[str, ...],
@@ -45,17 +63,21 @@ def launch(
     The job succeeds if mpiexec reports success and no rank fails. A rank fails by an error, by
     dying, or by os._exit. Otherwise the first rank that failed is shown, with its
     exit status and, of an exception, the traceback. With --max-restarts all ranks are then
-    started anew; the script goes on from its last checkpoint, as with
-    create_multi_node_checkpointer. Ctrl-C ends everything.
+    started anew, after a pause that grows; the script goes on from its last checkpoint, as with
+    create_multi_node_checkpointer, and finds in CHAINERMN_RESTARTS how often it was. Ctrl-C ends
+    everything. SIGTERM and SIGUSR1 are passed on, for the ranks to save and leave with status 75.
 
     OMP_NUM_THREADS is set to this host's cores divided by its ranks, unless it, or another
     BLAS's variable, is set already.
 
     Exit status: 0 if the job succeeds; else that of the rank that failed first (128 + n after
-    signal n), 128 + n if this program was ended by signal n, and 2 if nothing could be started.
+    signal n), 75 if all ranks have saved and left, 128 + n if this program was ended by signal n
+    otherwise, and 2 if nothing could be started.
     """
     try:
         named = options.named_hosts(host_list, hostfile)
+        if min_ranks is not None and not (named and max_restarts):
+            raise ValueError("--min-ranks needs --max-restarts, and --hosts or --hostfile")
         if ranks is None and not named:
             raise ValueError("how many ranks? give -n, --hosts or --hostfile")
         hosts = jobs.assign_slots(named, ranks) if named else {}
@@ -66,7 +88,15 @@ def launch(
         raise click.UsageError(str(error)) from None
     ranks, args = ranks or sum(hosts.values()), [script, *arguments]
     result, _ = run_script(
-        launcher, ranks, args, _log, hosts=hosts, prefix=prefix, max_restarts=max_restarts
+        launcher,
+        ranks,
+        args,
+        _log,
+        hosts=hosts,
+        prefix=prefix,
+        max_restarts=max_restarts,
+        min_ranks=min_ranks,
+        grace=grace,
     )
     if not result.success:
         _log(result.message)

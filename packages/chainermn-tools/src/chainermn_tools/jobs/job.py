@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from _chainermn_events import JOB_VARIABLE
+from _chainermn_events import GRACE_SECONDS, JOB_VARIABLE
 from chainermn_tools.jobs.events import Decoder, Event, LauncherReports, LostProcess, normalize_tags
+from chainermn_tools.jobs.signals import WARNINGS
 from chainermn_tools.jobs.supervisor import BoundedOutput, Request, supervise
 
 # How long a job may go on once a rank reported that it failed, or others that one was lost: the
@@ -91,6 +92,8 @@ def run_job(
     *,
     timeout: float | None = None,  # seconds after which it is ended
     signals: Sequence[int] = (),  # grows meanwhile: one signal ends the job, another kills it
+    # Seconds between a signal that warns and the job's end, for the ranks to save and leave.
+    grace: float = GRACE_SECONDS,
     tagged: bool = False,  # whether mpiexec was asked to begin each line with its rank
     forward: bool = True,  # else the output is collected, and there is no input
     term_grace: float = TERM_GRACE_SECONDS,
@@ -106,6 +109,7 @@ def run_job(
     reports = {stream: LauncherReports(tagged) for stream in sinks}
     deadline = None if timeout is None else time.monotonic() + timeout
     failed_at: float | None = None
+    warned_at: float | None = None
 
     def take(stream: int, data: bytes) -> None:
         shown = decoders[stream].feed(data) if data else decoders[stream].close()
@@ -123,7 +127,7 @@ def run_job(
             sinks[stream].feed(shown)
 
     def request() -> Request | None:
-        nonlocal failed_at
+        nonlocal failed_at, warned_at
         now = time.monotonic()
         if failed_at is None and output.has_failed():
             failed_at = now
@@ -131,6 +135,10 @@ def run_job(
             output.timed_out = True
         if len(signals) > 1:
             return "kill"
+        if signals and signals[0] in WARNINGS:
+            warned_at = now if warned_at is None else warned_at
+            if now - warned_at < grace:
+                return "warn"
         failed = failed_at is not None and now - failed_at > FAILED_SECONDS
         return "terminate" if signals or failed or output.timed_out else None
 

@@ -7,7 +7,9 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+# By which a scheduler warns of an end that is near.
+WARNINGS = (signal.SIGTERM, signal.SIGUSR1)
 SIGNAL_NAMES = {one.value: one.name for one in signal.Signals}
 
 

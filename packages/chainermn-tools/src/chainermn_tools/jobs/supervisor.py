@@ -27,7 +27,8 @@ MAX_LINGER_SECONDS = 10.0
 # Of the beginning of a program's output, and of its end, what is kept.
 MAX_OUTPUT_BYTES = 8 << 20
 
-Request = Literal["terminate", "kill"]  # by SIGTERM, or SIGKILL
+# By SIGUSR1, once, which an mpiexec passes on to its ranks; by SIGTERM; or by SIGKILL.
+Request = Literal["warn", "terminate", "kill"]
 
 # Asks the kernel for a SIGTERM when the parent is killed, and then becomes the program.
 # `preexec_fn` could do so too, but may deadlock where threads run.
@@ -124,6 +125,7 @@ def _pump_output(
     linger: float,
 ) -> None:
     """Pass output on until the program and its orphans have ended."""
+    warned = False
     terminated_at: float | None = None
     exited_at: float | None = None
     swept = False
@@ -155,6 +157,9 @@ def _pump_output(
             if wanted == "kill" or (terminated_at is not None and now - terminated_at > term_grace):
                 terminated_at = terminated_at or now
                 _kill(process, tag)
+            elif wanted == "warn" and not warned:
+                process.send_signal(signal.SIGUSR1)
+                warned = True
             elif wanted == "terminate" and terminated_at is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGTERM)

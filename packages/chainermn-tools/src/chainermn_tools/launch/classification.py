@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from _chainermn_events import LEAVING_STATUS
 from chainermn_tools.explain import root_cause
 from chainermn_tools.formatting import join_first
 from chainermn_tools.jobs import SIGNAL_NAMES, Event, JobOutput
@@ -25,8 +26,8 @@ class JobResult:
 def classify(output: JobOutput, ranks: int) -> JobResult:
     """Classify a job by the events of its ranks, and by what mpiexec reports.
 
-    A job succeeds when mpiexec says so and no rank reports a failure. Otherwise the first of these
-    that there is gets the blame:
+    A job succeeds when mpiexec says so and no rank reports a failure. Otherwise all ranks may have
+    left together, with LEAVING_STATUS, or the first of these that there is gets the blame:
 
     1. an error of a rank's own, which is not secondary (see rank.py);
     2. the watchdog's reason (``watchdog_abort``, sent by chainermn_comm's monitor);
@@ -43,6 +44,9 @@ def classify(output: JobOutput, ranks: int) -> JobResult:
         )
         return JobResult(False, 1, f"{message}; see `chainermn env`", restartable=False)
     failed = output.first_of("failed")
+    if len(failed) == ranks and {event["status"] for event in failed.values()} == {LEAVING_STATUS}:
+        message = "all ranks have saved and left, as a signal told them to; start the job again"
+        return JobResult(False, LEAVING_STATUS, f"{message} to go on", restartable=False)
     primary = next((event for event in failed.values() if not event["secondary"]), None)
     if primary is not None:
         return _of_failure(primary, output)

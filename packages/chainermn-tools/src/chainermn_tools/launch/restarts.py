@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import os
 import shlex
+import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from _chainermn_events import GRACE_SECONDS, GRACE_VARIABLE, LEAVING_STATUS, RESTARTS_VARIABLE
 from chainermn_tools import jobs
+from chainermn_tools.doctor.cluster import ssh
 from chainermn_tools.launch.classification import JobResult, classify
+
+# Before the job is started again: one second, then twice as long each time, up to this.
+LONGEST_PAUSE_SECONDS, PAUSE_STEP_SECONDS = 60.0, 0.1
+# For a host to answer, and hosts that are asked at a time.
+ANSWER_SECONDS, MOST_AT_A_TIME = 10.0, 32
 
 
 def run_script(
@@ -21,32 +31,54 @@ def run_script(
     prefix: bool = False,  # whether lines of output begin with their rank
     timeout: float | None = None,  # seconds after which a job is ended
     max_restarts: int = 0,
+    min_ranks: int | None = None,
+    grace: float = GRACE_SECONDS,
 ) -> tuple[JobResult, jobs.JobOutput]:
     """Run a Python script with its arguments on several ranks, and again after failures.
 
-    It is not started again where that can't help, after a signal or its time limit. Return the last
-    result, and the last job's output. Raise OSError if the output can't be written.
+    With ``min_ranks`` it is started again on the hosts that answer, if they have as many ranks. It
+    is not started again where that can't help, after a signal or its time limit. A signal that
+    warns gives the ranks ``grace`` seconds to save and leave. Return the last result, and the last
+    job's output. Raise OSError if the output can't be written.
     """
-    threads = jobs.threads_per_rank(ranks, hosts)
-    chosen = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-    env = {**os.environ, **chosen}
-    args = jobs.mpiexec_command(
-        launcher, ranks, script, hosts=hosts, prefix=prefix, threads=threads, variables=env
-    )
-    log(" ".join([*(f"{name}={value}" for name, value in chosen.items()), shlex.join(args)]))
     signals: list[int] = []
+    result, output = JobResult(False, 1), jobs.JobOutput()
     with jobs.handle_signals(signals.append):
         for attempt in range(max_restarts + 1):
             if attempt:
-                log(f"starting again, {attempt} of {max_restarts}")
+                _pause(min(LONGEST_PAUSE_SECONDS, 2.0 ** (attempt - 1)), signals)
+                if signals:
+                    break
+                if min_ranks is not None and hosts:
+                    hosts = {host: hosts[host] for host in answering(launcher, [*hosts])}
+                    ranks = sum(hosts.values())
+                    if ranks < min_ranks:
+                        log(f"hosts that answer have {ranks} ranks, less than {min_ranks}")
+                        break
+                log(f"starting again with {ranks} ranks, {attempt} of {max_restarts}")
+            threads = jobs.threads_per_rank(ranks, hosts)
+            chosen = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+            env = {**os.environ, **chosen}
+            env |= {RESTARTS_VARIABLE: str(attempt), GRACE_VARIABLE: f"{grace:g}"}
+            args = jobs.mpiexec_command(
+                launcher, ranks, script, hosts=hosts, prefix=prefix, threads=threads, variables=env
+            )
+            log(
+                " ".join([*(f"{name}={value}" for name, value in chosen.items()), shlex.join(args)])
+            )
             try:
-                output = jobs.run_job(args, env, timeout=timeout, signals=signals, tagged=prefix)
+                output = jobs.run_job(
+                    args, env, timeout=timeout, signals=signals, tagged=prefix, grace=grace
+                )
             except FileNotFoundError as error:
                 return JobResult(False, 2, f"mpiexec doesn't start: {error}"), jobs.JobOutput()
             if output.tail and not output.tail.endswith(b"\n"):
                 os.write(2, b"\n")
             if (number := output.interrupted) is not None:
-                return JobResult(False, 128 + number, f"ended by signal {number}"), output
+                result = classify(output, ranks)
+                if result.status != LEAVING_STATUS:
+                    result = JobResult(False, 128 + number, f"ended by signal {number}")
+                return result, output
             if output.timed_out:
                 message = f"the job did not end within {timeout:g} s"
                 return JobResult(False, jobs.TIMEOUT_STATUS, message), output
@@ -56,3 +88,28 @@ def run_script(
             if attempt < max_restarts:
                 log(result.message)
     return result, output
+
+
+def _pause(seconds: float, signals: Sequence[int]) -> None:
+    """Wait, but not for longer than until a signal comes."""
+    end = time.monotonic() + seconds
+    while not signals and time.monotonic() < end:
+        time.sleep(PAUSE_STEP_SECONDS)
+
+
+def answering(launcher: Mapping[str, Any], hosts: Sequence[str]) -> list[str]:
+    """Return the hosts on which a command can be run now, as mpiexec would start one."""
+    here = {"localhost", socket.gethostname(), socket.gethostname().split(".")[0]}
+    program = ssh.program(launcher["vendor"])
+
+    def answers(host: str) -> bool:
+        command = ssh.login_command(program, host, "true", ANSWER_SECONDS)
+        try:
+            return host in here or jobs.run(command, ANSWER_SECONDS).returncode == 0
+        except OSError:  # there is no ssh
+            return False
+
+    with ThreadPoolExecutor(MOST_AT_A_TIME) as pool:
+        return [
+            host for host, is_there in zip(hosts, pool.map(answers, hosts), strict=True) if is_there
+        ]

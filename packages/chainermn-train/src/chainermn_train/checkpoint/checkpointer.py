@@ -16,12 +16,13 @@ from typing import Any, NoReturn
 import numpy as np
 from chainer.training import Extension, Trainer
 
+from _chainermn_events import LEAVING_STATUS
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.errors import is_raised_on_all, now
 from chainermn_comm.faults import leave
 
 from ..collective_errors import SharedFailure, allgather_checked, raise_on_all_ranks
-from ..leaving import STATUS, is_told, listen
+from ..leaving import is_told, listen
 from ..optimizers import MultiNodeOptimizer
 from ..trainer_introspection import updater_of, warn_of_lost_order
 from .background_writer import BackgroundWriter
@@ -234,9 +235,10 @@ class MultiNodeCheckpointer(Extension):
         with SharedFailure(self.comm.handshake, OPERATION):
             if isinstance(trainer, Trainer):
                 listen()
-                # Whenever others are done; a trigger without a state is in no checkpoint.
+                # After the others; a trigger without a state is in no checkpoint.
                 always: Any = lambda _: True  # noqa: E731
-                trainer.extend(self._leave_if_told, "leave", always, self.priority - 100)
+                extension: Any = lambda trainer: self._leave_if_told(trainer)  # noqa: E731
+                trainer.extend(extension, "leave", always, self.priority - 100)
             if not callable(getattr(trainer, "serialize", None)):
                 raise TypeError(
                     "a checkpoint is loaded into what Chainer can serialize, not "
@@ -328,9 +330,9 @@ class MultiNodeCheckpointer(Extension):
             self.flush()
             self._say(
                 f"told by a signal to end; saved iteration {trainer.updater.iteration}, and all "
-                f"ranks leave with exit status {STATUS}"
+                f"ranks leave with exit status {LEAVING_STATUS}"
             )
-            leave(STATUS)
+            leave(LEAVING_STATUS)
 
     def initialize(self, trainer: Any) -> None:
         """Begin with the random numbers that come next in the run, whatever was drawn since.

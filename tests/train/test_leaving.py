@@ -1,0 +1,127 @@
+"""A scheduler's warning: all ranks save at the same iteration and leave; a second one ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support import jobs
+
+TRAIN = """
+import os, sys, time
+import chainer
+import chainer.links as L
+import numpy as np
+from chainer import training
+from chainermn_comm import create_communicator
+from chainermn_train import create_multi_node_checkpointer, create_multi_node_optimizer
+
+comm = create_communicator("flat")
+out, stop, blocks = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "blocks"
+model = L.Classifier(L.Linear(2, 2))
+optimizer = chainer.optimizers.SGD()
+if sys.argv[4] == "multi-node":
+    optimizer = create_multi_node_optimizer(optimizer, comm)
+optimizer.setup(model)
+data = chainer.datasets.TupleDataset(np.ones((8, 2), "f4"), np.zeros(8, "i4"))
+iterator = chainer.iterators.SerialIterator(data, 2)
+updater = training.StandardUpdater(iterator, optimizer)
+trainer = training.Trainer(updater, (stop, "iteration"), out=out)
+
+@training.make_extension(trigger=(1, "iteration"))
+def pace(trainer):
+    if updater.iteration == 3:
+        print(f"RUNS {comm.rank} {os.getpid()}\\n", end="", flush=True)
+    time.sleep(0.02)
+    while blocks and updater.iteration == 3:
+        time.sleep(0.1)
+
+trainer.extend(pace)
+checkpointer = create_multi_node_checkpointer("run", comm)
+begin = checkpointer.maybe_load(trainer)
+print(f"BEGIN {begin} {os.environ.get('CHAINERMN_RESTARTS')}\\n", end="", flush=True)
+trainer.run()
+print("END\\n", end="", flush=True)
+"""
+
+
+class Sender:
+    """Sends signals, once all ranks run, to whom `to` finds by their processes and launcher."""
+
+    def __init__(self, ranks, to, *numbers, pause=0.0):
+        self.ranks, self.to, self.numbers, self.pause = ranks, to, list(numbers), pause
+        self.next = 0.0
+
+    def __call__(self, launcher, said):
+        pids = {int(r): int(pid) for r, pid in re.findall(r"RUNS (\d+) (\d+)", said()[0])}
+        if len(pids) == self.ranks and self.numbers and psutil.time.time() >= self.next:
+            os.kill(self.to(pids, launcher), self.numbers.pop(0))
+            self.next = psutil.time.time() + self.pause
+
+
+def last(pids, _launcher):
+    return pids[max(pids)]
+
+
+def train(out: Path, stop=10_000, how="", kind="multi-node", **options):
+    return jobs.run_text(2, TRAIN, out, stop, how, kind, **options)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("kind", ["multi-node", "plain"])
+def test_all_ranks_save_and_leave_and_the_job_goes_on(tmp_path, number, kind):
+    done = train(tmp_path, kind=kind, meanwhile=Sender(2, last, number))
+    assert done.returncode == 75, done
+    assert done.out.count("BEGIN None") == 2
+    assert "END" not in done.out
+    (iteration,) = re.findall(r"saved iteration (\d+), and all ranks leave with.* 75", done.err)
+    assert {path.name for path in tmp_path.iterdir()} == {f"run.{r}.{iteration}" for r in (0, 1)}
+    again = train(tmp_path, int(iteration) + 5, kind=kind)
+    assert again.returncode == 0, again
+    assert again.out.count(f"BEGIN {iteration} ") == 2
+    assert again.out.count("END") == 2
+
+
+@pytest.mark.parametrize("way", ["a second signal", "the time is up"])
+def test_who_can_not_leave_is_ended(tmp_path, way):
+    numbers = [signal.SIGTERM] * (2 if way == "a second signal" else 1)
+    grace = "0.5" if way == "the time is up" else "60"
+    done = train(
+        tmp_path,
+        how="blocks",
+        environment={"CHAINERMN_GRACE": grace},
+        meanwhile=Sender(2, last, *numbers, pause=2.5),
+        seconds=30,
+    )
+    assert done.returncode not in (0, 75, None), done
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-3"])
+def test_a_grace_that_is_no_time_is_told(tmp_path, text):
+    done = train(tmp_path, environment={"CHAINERMN_GRACE": text})
+    assert done.returncode == 1
+    assert f"CHAINERMN_GRACE must be seconds, more than 0, got '{text}'" in done.err
+
+
+def test_launch_passes_the_signal_on(tmp_path):
+    (tmp_path / "train.py").write_text(jobs.PRELUDE + TRAIN)
+    out = tmp_path / "out"
+    options = [tmp_path / "train.py", out, 10_000, "", "multi-node"]
+    command = [sys.executable, "-m", "chainermn_tools", "launch", "--max-restarts", 3, "-n", 2]
+    done = jobs.run_command(
+        [*map(str, [*command, *options])],
+        jobs.variables(),
+        60,
+        meanwhile=Sender(2, lambda _, launcher: launcher, signal.SIGTERM),
+    )
+    assert done.returncode == 75, done
+    assert "all ranks have saved and left, as a signal told them to" in done.err
+    assert done.out.count("BEGIN None 0") == 2
+    assert len(list(out.iterdir())) == 2
