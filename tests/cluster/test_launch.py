@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support import elastic, jobs
 from tests.support.processes import soon
+
+ELASTIC = Path(elastic.__file__)
 
 SCRIPT = """\
 import os, sys
@@ -37,3 +47,33 @@ def test_a_failure_on_another_host_is_shown_and_nothing_stays_there(cluster, tmp
     assert job.returncode == 1, job
     assert "rank 2 on beta failed first: ValueError: of rank 2" in job.err
     assert soon(lambda: not cluster.processes()), cluster.processes()
+
+
+@pytest.mark.full
+def test_the_run_goes_on_with_the_hosts_that_still_answer(cluster, tmp_path):
+    """And ends with the parameters of an undisturbed run in one process."""
+    stop, cuts = 300, []
+
+    def cut(_, said):
+        if not cuts and "SAVED 20\n" in said()[0]:
+            cluster.run("beta", "ip", "link", "set", "eth0", "down")
+            cuts.append("beta")
+
+    words = ("--hosts", "alpha:2,beta:2", "--max-restarts", 2, "--min-ranks", 2, ELASTIC)
+    quick = {"CHAINERMN_TIMEOUT": "5", "CHAINERMN_HOST_SILENCE": "3"}
+    try:
+        job = cluster.launch(
+            *words, tmp_path / "run", stop, "at once", -1, 0, environment=quick, meanwhile=cut
+        )
+    finally:
+        cluster.run("beta", "ip", "link", "set", "eth0", "up")
+    assert cuts
+    assert job.returncode == 0, job
+    assert "starting again with 2 ranks, 1 of 2" in job.err
+    begins = [int(each) for each in re.findall(r"^BEGIN (\d+)", job.out, re.M)]
+    assert begins[0] == 0
+    assert begins[-1] >= 20
+    alone = jobs.run(1, ELASTIC, tmp_path / "whole", stop, "at once", -1, 0)
+    ends = [json.loads(re.search(r"^END (.*)$", each.out, re.M)[1]) for each in (job, alone)]
+    np.testing.assert_allclose(ends[0][0], ends[1][0], rtol=0, atol=1e-10)
+    assert ends[0][1] == ends[1][1] > 0.9

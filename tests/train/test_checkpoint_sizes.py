@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -12,12 +15,14 @@ import numpy as np
 import pytest
 from chainer import training
 from chainer.iterators import MultiprocessIterator, MultithreadIterator, SerialIterator
+from chainer.serializers import load_npz
 
 from chainermn_train import DistributedOrderSampler, create_multi_node_optimizer
-from tests.support.checkpoints import files, link, make_checkpointer, on_rank_0, run_until
+from tests.support.checkpoints import bits, files, link, make_checkpointer, on_rank_0, run_until
 
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("unsynced")]
 EXAMPLES, GLOBAL_BATCH = 48, 12
+LAUNCHERS = ("PMI", "OMPI", "PRTE", "HYDRA")
 
 
 def train(comm, size, out, seen, stop, begin, iterate=SerialIterator):
@@ -90,6 +95,33 @@ def test_what_is_the_same_is_saved_once(naive, folder):
     assert make_checkpointer(naive, folder).maybe_load(target) == 1
     np.testing.assert_array_equal(target.big, np.arange(300_000))
     assert target.own.tolist() == [naive.rank] * 2
+
+
+def command(*arguments):
+    words = [sys.executable, "-m", "chainermn_train.checkpoint", *map(str, arguments)]
+    # It is no rank.
+    env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, env=env)
+
+
+@pytest.mark.sizes(2, 3)
+def test_a_command_makes_a_file_for_chainer_alone(naive, folder):
+    model = chainer.Sequential(L.Linear(300, 200), L.Linear(200, 3))
+    naive.bcast_data(model)
+    make_checkpointer(naive, folder).save(model, 7)
+    naive.allgather_obj(None)
+    if naive.rank == 0:
+        done = command(folder / "run.1.7", folder / "model.npz")
+        assert done.returncode == 0, done.stderr
+        alone = chainer.Sequential(L.Linear(300, 200), L.Linear(200, 3))
+        load_npz(folder / "model.npz", alone)
+        assert bits(alone) == bits(model)
+        (folder / "run.0.7").unlink()
+        done = command(folder / "run.1.7", folder / "model.npz")
+        assert done.returncode == 1
+        assert "run.0.7" in done.stderr
+        assert command().returncode == 1
+    naive.allgather_obj(None)
 
 
 @pytest.mark.sizes(2, 3, 4)

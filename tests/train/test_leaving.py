@@ -122,6 +122,6 @@ def test_launch_passes_the_signal_on(tmp_path):
         meanwhile=Sender(2, lambda _, launcher: launcher, signal.SIGTERM),
     )
     assert done.returncode == 75, done
-    assert "all ranks have saved and left, as a signal told them to" in done.err
+    assert "all ranks have saved and left, as a signal warned of the end" in done.err
     assert done.out.count("BEGIN None 0") == 2
     assert len(list(out.iterdir())) == 2

@@ -24,8 +24,7 @@ from tests.support.alike import alike
 
 N = 40
 # An array's rows are copied, so that the part doesn't keep the whole alive.
-COPIES = subset.SubsetVisitor(lambda array, indices: array[indices], subset.IndexedView)
-take = functools.partial(subset.subset, visitor=COPIES)
+take = functools.partial(subset.subset, take=lambda array, indices: array[indices])
 
 
 class Unsplittable(DatasetMixin):

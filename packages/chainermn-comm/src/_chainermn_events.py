@@ -27,7 +27,7 @@ RANK_VARIABLES = (
     ("PMIX_RANK", "PMIX_SIZE"),
 )
 MARK = "\x1e"  # begins an event
-# The exit status of all ranks that a signal told to end, and that saved before: EX_TEMPFAIL.
+# The exit status of all ranks that leave after a warning, having saved: EX_TEMPFAIL.
 LEAVING_STATUS = 75
 # How many seconds they may take for it.
 GRACE_VARIABLE, GRACE_SECONDS = "CHAINERMN_GRACE", 30.0

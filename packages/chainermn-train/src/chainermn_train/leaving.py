@@ -18,7 +18,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 # A scheduler and a launcher may both send one; only a later one is a second one.
 ECHO_SECONDS = 2.0
 
-_told_at: float | None = None
+_warned_at: float | None = None
 _process: int | None = None  # that listens; processes that it forks don't
 
 
@@ -37,13 +37,13 @@ def listen() -> None:
                 signal.signal(number, _handle)
 
 
-def is_told() -> bool:
-    """Return whether this process was told to end."""
-    return _told_at is not None
+def is_warned() -> bool:
+    """Return whether a signal has warned this process."""
+    return _warned_at is not None
 
 
 def grace_seconds() -> float:
-    """Return how long a process may go on once it is told to end."""
+    """Return how long a process may go on after a warning."""
     text = os.environ.get(GRACE_VARIABLE, "").strip()
     with contextlib.suppress(ValueError):
         if 0 < (seconds := float(text or GRACE_SECONDS)) < 1e9:
@@ -52,12 +52,12 @@ def grace_seconds() -> float:
 
 
 def _handle(number: int, _: FrameType | None) -> None:
-    global _told_at
+    global _warned_at
     now = time.monotonic()
-    if os.getpid() != _process or (_told_at is not None and now - _told_at > ECHO_SECONDS):
+    if os.getpid() != _process or (_warned_at is not None and now - _warned_at > ECHO_SECONDS):
         _end(number)
-    elif _told_at is None:
-        _told_at = now
+    elif _warned_at is None:
+        _warned_at = now
         timer = threading.Timer(grace_seconds(), _end, [number])
         timer.daemon = True
         timer.start()

@@ -45,7 +45,9 @@ def classify(output: JobOutput, ranks: int) -> JobResult:
         return JobResult(False, 1, f"{message}; see `chainermn env`", restartable=False)
     failed = output.first_of("failed")
     if len(failed) == ranks and {event["status"] for event in failed.values()} == {LEAVING_STATUS}:
-        message = "all ranks have saved and left, as a signal told them to; start the job again"
+        message = (
+            "all ranks have saved and left, as a signal warned of the end; start the job again"
+        )
         return JobResult(False, LEAVING_STATUS, f"{message} to go on", restartable=False)
     primary = next((event for event in failed.values() if not event["secondary"]), None)
     if primary is not None:

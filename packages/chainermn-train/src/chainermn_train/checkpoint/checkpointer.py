@@ -22,16 +22,16 @@ from chainermn_comm.errors import is_raised_on_all, now
 from chainermn_comm.faults import leave
 
 from ..collective_errors import SharedFailure, allgather_checked, raise_on_all_ranks
-from ..leaving import is_told, listen
+from ..leaving import is_warned, listen
 from ..optimizers import MultiNodeOptimizer
 from ..trainer_introspection import updater_of, warn_of_lost_order
 from .background_writer import BackgroundWriter
-from .dealing import deal, put_together
+from .dealing import deal
 from .legacy import read_legacy
 from .mark_synchronized import mark_synchronized_if_equal
-from .other_size import PLACES, RANDOM, adapt, places, recall_places
-from .shards import DamagedError, Head, Shard, State, write_shard
-from .state_dict import load_random_state, load_state_dict, random_state, state_dict
+from .other_size import PLACES, RANDOM, load, places
+from .shards import Head, Shard, write_shard
+from .state_dict import load_random_state, random_state, state_dict
 from .store import (
     OPERATION,
     Folder,
@@ -237,7 +237,7 @@ class MultiNodeCheckpointer(Extension):
                 listen()
                 # After the others; a trigger without a state is in no checkpoint.
                 always: Any = lambda _: True  # noqa: E731
-                extension: Any = lambda trainer: self._leave_if_told(trainer)  # noqa: E731
+                extension: Any = lambda trainer: self._leave_if_warned(trainer)  # noqa: E731
                 trainer.extend(extension, "leave", always, self.priority - 100)
             if not callable(getattr(trainer, "serialize", None)):
                 raise TypeError(
@@ -248,88 +248,49 @@ class MultiNodeCheckpointer(Extension):
             here = path is None and not has_other_writer(self, folder)
         writable = allgather_checked(self.comm, OPERATION, lambda: here)
         store = Store(self.comm, folder)
-        iteration, states = self._newest(store)
+        save, states, skipped = store.newest()
+        iteration = None if save is None else save.iteration
+        if iteration is None:
+            iteration, states = read_legacy(self.comm, folder)
+        if skipped:
+            self._say(f"{skipped}; training goes on from iteration {iteration or 0}")
         if all(writable):  # otherwise it only reads
             store.make_folder()
             self._store = store
         if iteration is None:
             return None
-        comm, anew = self.comm, list[str]()
+        comm, size = self.comm, len(states)
+        own = states[comm.rank % size]
         with raise_on_all_ranks(comm, OPERATION):
-            state = states[comm.rank] if len(states) == comm.size else None
-            if state is None:
-                state, anew = adapt(trainer, states, comm.rank, comm.size)
-            load_state_dict(trainer, state)
-            self._random = str(state[RANDOM]) if RANDOM in state else None
-            if self._random is not None:
+            anew = load(trainer, states, size, comm.rank % size, comm)
+            if RANDOM in own and size == comm.size:
+                self._random = str(own[RANDOM])
                 load_random_state(trainer, self._random)
-            recall_places(trainer, state)
-        if len(states) != comm.size:
+        if size != comm.size:
             rest = f"; begun anew: {', '.join(anew)}" if anew else ""
-            self._say(f"saved by {len(states)} ranks, goes on with {comm.size}{rest}")
+            self._say(f"saved by {size} ranks, goes on with {comm.size}{rest}")
         mark_synchronized_if_equal(comm, trainer, optimizer)
         self._last = iteration
         return iteration
-
-    def _newest(self, store: Store) -> tuple[int | None, list[State]]:
-        """Return the iteration and each rank's state of the newest complete save (collective).
-
-        The iteration is None where there is none.
-        """
-        skipped: dict[Save, str] = {}
-        lost = False  # whether something else than the end of a job has left files
-        for generation in store.generations:
-            found = generation.problem or store.read(generation)
-            try:
-                shared = put_together(found) if not isinstance(found, str) else {}
-            except DamagedError as error:  # on all ranks
-                found = str(error)
-            if isinstance(found, str):
-                skipped[generation.save] = f"it is incomplete: {found}"
-                store.complete.discard(generation.save)
-                lost = lost or not generation.is_half_written
-                continue
-            begin: int | None = generation.save.iteration
-            states = [{**shared, **each.own} for each in found]
-            break
-        else:
-            begin, states = read_legacy(self.comm, store.folder)
-        reasons = "; ".join(
-            f"iteration {save.iteration} skipped: {skipped[save]}" for save in skipped
-        )
-        if begin is None and (lost or len({save.iteration for save in skipped}) > 1):
-            raise RuntimeError(
-                f"rank {self.comm.rank}: no checkpoint of {self.run_name!r} in "
-                f"{store.folder.path} is complete: {reasons}; mend the files, or remove them to "
-                "start at 0"
-            )
-        if skipped:
-            self._say(f"{reasons}; training goes on from iteration {begin or 0}")
-        if store.foreign:
-            self._say(
-                f"{', '.join(store.foreign)} in {store.folder.path} not touched, since no "
-                "checkpointer of this version wrote them"
-            )
-        return begin, states
 
     def _say(self, text: str) -> None:
         if self.comm.rank == 0:
             print(f"chainermn: checkpoint {self.run_name!r}: {text}", file=sys.stderr, flush=True)
 
-    def _leave_if_told(self, trainer: Any) -> None:
-        """Save and leave together, if a signal has told any rank to end (collective)."""
+    def _leave_if_warned(self, trainer: Any) -> None:
+        """Save and leave together, if a signal has warned any rank (collective)."""
         optimizers = trainer.updater.get_all_optimizers().values()
         multi_node = [each for each in optimizers if isinstance(each, MultiNodeOptimizer)]
         if multi_node:  # by which all ranks know already
             leaves = any(each.leaves for each in multi_node)
         else:
-            told = bytes([is_told()])
-            leaves = any(map(any, self.comm.handshake("leave", payload=told)))
+            warned = bytes([is_warned()])
+            leaves = any(map(any, self.comm.handshake("leave", payload=warned)))
         if leaves:
             self.save(trainer)
             self.flush()
             self._say(
-                f"told by a signal to end; saved iteration {trainer.updater.iteration}, and all "
+                f"a signal warned of the end; saved iteration {trainer.updater.iteration}, and all "
                 f"ranks leave with exit status {LEAVING_STATUS}"
             )
             leave(LEAVING_STATUS)

@@ -21,7 +21,7 @@ def deal(comm: CommunicatorBase, state: State) -> Shard:
 
     The arrays of the shard are views of the state's.
     """
-    same = _same_on_all(comm, state)
+    same = same_on_all(comm, state)
     shard = Shard(own={name: array for name, array in state.items() if name not in same})
     total = sum(array.nbytes for name in same if (array := state[name]) is not None)
     first, last = (total * rank // comm.size for rank in (comm.rank, comm.rank + 1))
@@ -46,7 +46,7 @@ def deal(comm: CommunicatorBase, state: State) -> Shard:
     return shard
 
 
-def _same_on_all(comm: CommunicatorBase, state: State) -> list[str]:
+def same_on_all(comm: CommunicatorBase, state: State) -> list[str]:
     """Return the names of what has the same bits on all ranks, in one order (collective)."""
     if comm.size == 1:
         return list(state)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
+
+import numpy as np
 
 from chainermn_comm import CommunicatorBase
 
@@ -12,6 +13,8 @@ from ..host_arrays import to_host
 from ..optimizer_state import array_of, keys_of, updates_of
 from ..optimizers import MultiNodeOptimizer
 from ..trainer_introspection import updater_of
+from .dealing import same_on_all
+from .state_dict import state_dict
 
 
 def mark_synchronized_if_equal(comm: CommunicatorBase, target: Any, optimizer: Any = None) -> None:
@@ -20,25 +23,16 @@ def mark_synchronized_if_equal(comm: CommunicatorBase, target: Any, optimizer: A
     optimizers = [] if updater is None else list(updater.get_all_optimizers().values())
     if all(optimizer is not each for each in optimizers):
         optimizers.append(optimizer)
-    multi_node = [
-        each for each in optimizers if isinstance(each, MultiNodeOptimizer) and each.target
-    ]
-    views = allgather_checked(
-        comm, "comparison of parameters", lambda: [_digest(each) for each in multi_node]
-    )
-    for index, each in enumerate(multi_node):
-        if len({tuple(view[index : index + 1]) for view in views}) == 1:
+    multi_node = [it for it in optimizers if isinstance(it, MultiNodeOptimizer) and it.target]
+    for each in multi_node:
+        state = state_dict(each.target) | {
+            f"{key} of {name}": np.asarray(to_host(array_of(param, key)))
+            for name, param in each.target.namedparams()
+            for key in keys_of(param)
+        }
+        counts = [getattr(each, name, None) for name in ("t", "_loss_scale")]
+        counts += [updates_of(param) for _, param in sorted(each.target.namedparams())]
+        state["counts"] = np.array(f"{counts}")
+        is_alike = len(same_on_all(comm, state)) == len(state)
+        if all(allgather_checked(comm, "comparison of parameters", lambda: is_alike)):  # noqa: B023
             each.assume_synchronized()
-
-
-def _digest(optimizer: Any) -> str:
-    """Return a checksum of names, dtypes, shapes and values of parameters, and of their state."""
-    counts = [getattr(optimizer, name, None) for name in ("t", "_loss_scale")]
-    digest = hashlib.sha256(f"{counts}".encode())
-    for name, param in sorted(optimizer.target.namedparams()):
-        digest.update(f"{name} {updates_of(param)}\n".encode())
-        for key in keys_of(param):
-            array = to_host(array_of(param, key))
-            digest.update(f"{key} {array.dtype} {array.shape}\n".encode())
-            digest.update(array.tobytes())
-    return digest.hexdigest()

@@ -13,6 +13,7 @@ from ..iterators import DistributedOrderSampler
 from ..iterators.distributed_order_sampler import Place
 from ..trainer_introspection import iterators_of, updater_of
 from .shards import RESERVED_PREFIX, State
+from .state_dict import StateError, load_state_dict
 
 RANDOM, PLACES = RESERVED_PREFIX + "random", RESERVED_PREFIX + "places"
 # Of a multi-node optimizer: the gradients of updates since its last step.
@@ -20,38 +21,57 @@ _GROUP = "chainermn/group/"
 
 
 def places(target: Any) -> np.ndarray:
-    """Return where the iterators' orders begin, of those that share an order, as a text."""
-    samplers = shared_orders(target)
-    found = {name: each.start_of(iterator) for name, (iterator, each) in samplers.items()}
+    """Return of iterators how many examples they have, and where a shared order begins, as text."""
+    found = {}
+    for name, iterator in iterators_of(target).items():
+        dataset: Any = getattr(iterator, "dataset", None)
+        if hasattr(dataset, "__len__"):
+            sampler = _shared_order(iterator)
+            found[name] = len(dataset), sampler and sampler.start_of(iterator)
     return np.array(json.dumps(found))
 
 
-def recall_places(target: Any, state: State) -> None:
-    """Let the samplers know the orders in a state that as many ranks have saved."""
-    begun = json.loads(str(state.get(PLACES, "{}")))
-    for name, (_, sampler) in shared_orders(target).items():
-        if name in begun:
-            sampler.order_at(Place(*begun[name]))
+def load(target: Any, states: Sequence[State], size: int, own: int, comm: Any) -> list[str]:
+    """Load what ``size`` ranks have saved, here that of rank ``own``; return what begins anew.
+
+    StateError, with a part of it loaded, if it doesn't fit.
+    """
+    state, anew = states[own], list[str]()
+    if size != comm.size:
+        state, anew = _adapt(target, state, states, comm.rank, comm.size)
+    load_state_dict(target, state)
+    iterators = iterators_of(target)
+    for name, (count, start) in _places_in(state).items() if size == comm.size else ():
+        iterator = iterators.get(name)
+        if iterator is not None and count != len(iterator.dataset):
+            raise StateError(
+                f"iterator {name!r} has {len(iterator.dataset)} examples here and had {count} "
+                "there: its place in them belongs to a rank, and the data are divided differently "
+                "now. Go on with the same data, or save the model and the optimizer alone"
+            )
+        if start is not None and (sampler := _shared_order(iterator)) is not None:
+            sampler.order_at(Place(*start))  # which it knows from now on
+    return anew
 
 
-def shared_orders(target: Any) -> dict[str, tuple[Any, DistributedOrderSampler]]:
-    """Return by name the iterators that deal one order over the ranks, and their samplers."""
-    found = {}
-    for name, iterator in iterators_of(target).items():
-        sampler = getattr(iterator, "order_sampler", None)
-        if isinstance(sampler, DistributedOrderSampler):
-            found[name] = iterator, sampler
+def _places_in(state: State) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(str(state.get(PLACES, "{}")))
     return found
 
 
-def adapt(target: Any, states: Sequence[State], rank: int, size: int) -> tuple[State, list[str]]:
-    """Return the state of a rank of another job, and what begins anew in it, in words.
+def _shared_order(iterator: Any) -> DistributedOrderSampler | None:
+    sampler = getattr(iterator, "order_sampler", None)
+    return sampler if isinstance(sampler, DistributedOrderSampler) else None
 
-    ``states`` are those of all ranks that there were. What was a rank's own, the statistics of
-    batch normalization, say, goes to the rank of its number, and where there are more, again from
-    rank 0 on.
+
+def _adapt(
+    target: Any, state: State, states: Sequence[State], rank: int, size: int
+) -> tuple[State, list[str]]:
+    """Return a rank's state for another number of ranks, and what begins anew in it, in words.
+
+    ``states`` are those of all ranks that there were.
     """
-    state = dict(states[rank % len(states)])
+    state = dict(state)
     anew = ["random numbers"] if state.pop(RANDOM, None) is not None else []
     prefix = "" if target is updater_of(target) else "updater/"
     for name, iterator in iterators_of(target).items():
@@ -70,35 +90,28 @@ def _place_iterator(
 ) -> list[str]:
     """Set the iterator's entries of a state; return what begins anew."""
     order_key = own + ("order" if own + "order" in state else "_order")
-    sampler = getattr(iterator, "order_sampler", None)
-    begun = json.loads(str(state.get(PLACES, "{}")))
+    sampler, shared = getattr(iterator, "order_sampler", None), _shared_order(iterator)
+    count, start = _places_in(state).get(name, (len(iterator.dataset), None))
     positions = [int(np.asarray(each[own + "current_position"])) for each in states]
     epoch, anew = int(np.asarray(state[own + "epoch"])), list[str]()
-    if isinstance(sampler, DistributedOrderSampler) and name in begun:
-        start = Place(*begun[name])
-        place = sampler.advanced(start, positions[0], len(states))
-        order, position = sampler.order_at(place)
-        epoch += place.epoch - start.epoch
-        state[order_key] = order
+    if shared is not None and start is not None:
+        place = shared.advanced(Place(*start), positions[0], len(states))
+        state[order_key], position = shared.order_at(place)
+        epoch += place.epoch - Place(*start).epoch
     else:
         # As much of an epoch as the ranks had seen of theirs, on average.
-        details = [_epoch_detail(each, own, order_key, iterator) for each in states]
-        detail, count = sum(details) / len(details), len(iterator.dataset)
-        epoch, position = math.floor(detail), round(detail % 1 * count)
+        epochs = [int(np.asarray(each[own + "epoch"])) for each in states]
+        orders = [each.get(order_key) for each in states]
+        sizes = [count if each is None or not each.ndim else len(each) for each in orders]
+        seen = zip(epochs, positions, sizes, strict=True)
+        detail = sum(it + min(1.0, at / max(1, of)) for it, at, of in seen) / len(states)
+        epoch, position = math.floor(detail), round(detail % 1 * len(iterator.dataset))
         if sampler is not None:
-            state[order_key] = order = sampler(np.arange(count), 0)
+            state[order_key] = order = sampler(np.arange(len(iterator.dataset)), 0)
             position = round(detail % 1 * len(order))
             anew = [f"the order of examples of iterator {name!r}"]
     state[own + "epoch"], state[own + "current_position"] = np.array(epoch), np.array(position)
     return anew
-
-
-def _epoch_detail(state: State, own: str, order_key: str, iterator: Any) -> float:
-    epoch, position, order = (
-        state.get(key) for key in (own + "epoch", own + "current_position", order_key)
-    )
-    count = len(iterator.dataset) if order is None or not order.ndim else len(order)
-    return int(np.asarray(epoch)) + min(1.0, int(np.asarray(position)) / max(1, count))
 
 
 def _add_up(group: str, state: State, states: Sequence[State], rank: int) -> None:

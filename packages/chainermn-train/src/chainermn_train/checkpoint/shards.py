@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeAlias
@@ -35,7 +36,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Head:
-    """Which shard of which generation a file is."""
+    """The place of a shard in its run."""
 
     name: str  # of the run
     iteration: int
@@ -97,11 +98,15 @@ def encode(head: Head, shard: Shard) -> dict[str, np.ndarray]:
 
 def write_shard(path: Path, head: Head, shard: Shard) -> None:
     """Write a file, all of it or (OSError) nothing."""
+    write_arrays(path, encode(head, shard))
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays by names as numpy.savez does, all of it or (OSError) nothing."""
 
     def fill(file: BinaryIO) -> None:
-        # As numpy.savez writes it; each member has a checksum, CRC-32.
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-            for name, array in encode(head, shard).items():
+            for name, array in arrays.items():
                 with archive.open(name + ".npy", "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, array, allow_pickle=False)
 
@@ -109,7 +114,7 @@ def write_shard(path: Path, head: Head, shard: Shard) -> None:
 
 
 def read_head(path: Path) -> Head:
-    """Return which shard a file is; DamagedError if it can't be told."""
+    """Return which shard a file is; DamagedError if it can't be read."""
     with path.open("rb") as file:
         header = _header(path, _opened(path, file))
     return Head(**{name: header[name] for name in Head.__dataclass_fields__})

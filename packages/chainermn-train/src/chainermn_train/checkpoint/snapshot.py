@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
+import glob
 import operator
-import os
 import re
 import secrets
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,13 @@ from chainer.training.extensions.snapshot_writers import SimpleWriter
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import allgather_checked, raise_on_all_ranks, require_communicator
-from ..trainer_introspection import iterators_of
 from ..wrappers import UnpicklableMixin
 from .mark_synchronized import mark_synchronized_if_equal
-from .other_size import PLACES, adapt, places, recall_places
-from .shards import RESERVED_PREFIX, DamagedError, Head, Shard, State, encode, read_head, read_shard
-from .state_dict import StateError, load_state_dict, state_dict
+from .other_size import PLACES, load, places
+from .shards import RESERVED_PREFIX, Head, Shard, State, encode
+from .state_dict import StateError, state_dict
+from .store import OPERATION, Folder, Store
 
-_OPERATION = "multi_node_snapshot"
-_EXAMPLES = RESERVED_PREFIX + "examples/"  # and an iterator's name: how many its dataset has
 _TAKEN_BY = RESERVED_PREFIX + "taken_by"  # int64 of shape (2,): the sets that were named, and ranks
 
 
@@ -134,46 +132,45 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
         }
         self._snapshot = copy.copy(snapshot)
         self._snapshot.autoload = False
-        self._suffix = f".{self._set_index}"
-        name = snapshot.filename
-        if callable(name):
-            self._snapshot.filename = lambda trainer: name(trainer) + self._suffix
+        self._filename, suffix = snapshot.filename, f".{self._set_index}"
+        if callable(snapshot.filename):
+            self._snapshot.filename = lambda trainer: snapshot.filename(trainer) + suffix
         else:
-            self._snapshot.filename = name + self._suffix
+            self._snapshot.filename = snapshot.filename + suffix
 
     def __call__(self, trainer: Any) -> None:
         """Take a snapshot, where the condition of each set's first rank holds (collective).
 
         All ranks serialize, since some objects can only do so together.
         """
-        views = self._run(lambda: (self._snapshot.condition(), secrets.token_hex(8)))
+        views = allgather_checked(
+            self._comm, OPERATION, lambda: (self._snapshot.condition(), secrets.token_hex(8))
+        )
         if not any(views[leader][0] for leader in self._set_leaders):
             return
         target = self._target(trainer)
-        with raise_on_all_ranks(self._comm, _OPERATION):
+        with raise_on_all_ranks(self._comm, OPERATION):
             state = state_dict(target)
             state[PLACES] = places(target)
             state[_TAKEN_BY] = np.array([self._named, self._comm.size])
-            for name, count in _examples(target).items():
-                state[_EXAMPLES + name] = np.array(count)
-        with raise_on_all_ranks(self._comm, _OPERATION):
+        with raise_on_all_ranks(self._comm, OPERATION):
             if self._is_leader and views[self._comm.rank][0]:
                 self._write(trainer, state, views[0][1])
 
     def initialize(self, trainer: Any) -> None:
         """Load the newest snapshot, if ``autoload`` says so (collective).
 
-        One that not all sets have, or that can't be read, is passed over; rank 0 says so.
+        One that is incomplete, as not all sets have it or it can't be read, is passed over; rank 0
+        says so. Where another number of ranks took it, it is as with a checkpointer.
 
         Raises:
-            RuntimeError: on all ranks: only some sets have a snapshot, or all are damaged.
-            ValueError: the snapshot doesn't fit the trainer: another model, a state that
-                belongs to a rank while their number has changed, or an iterator over another
-                number of examples.
+            RuntimeError: on all ranks: there are snapshots, but none is complete.
+            ValueError: the snapshot doesn't fit the trainer: another model, other replica sets, or
+                an iterator over another number of examples on as many ranks.
             PeerError: another rank raised.
         """
-        self._comm.handshake(_OPERATION, self._settings.items())
-        if self._autoload and not callable(self._snapshot.filename):
+        self._comm.handshake(OPERATION, self._settings.items())
+        if self._autoload and not callable(self._filename):
             self._load(trainer)
         if self._is_leader:
             self._snapshot.initialize(trainer)
@@ -182,137 +179,62 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
         """Wait for a writer in the background, and raise what it raises (not collective)."""
         self._snapshot.finalize()
 
-    def _run(self, action: Callable[[], Any]) -> list[Any]:
-        return allgather_checked(self._comm, _OPERATION, action)
-
     def _target(self, trainer: Any) -> Any:
         return trainer if self._snapshot._target is None else self._snapshot._target
 
     def _write(self, trainer: Any, state: State, token: str) -> None:
-        name, writer = self._snapshot.filename, self._snapshot.writer
+        name, writer, shard = self._snapshot.filename, self._snapshot.writer, Shard(state)
         name = name(trainer) if callable(name) else name.format(trainer)
-        shard, iteration = Shard(state), int(getattr(trainer.updater, "iteration", 0))
         if not isinstance(writer, SimpleWriter):  # it writes while training goes on
             shard = shard.copy(into=Shard())
-        head = Head(name, iteration, token, self._set_index, len(self._set_leaders))
+        folder = _SnapshotFolder(Path(trainer.out), f"{self._filename}")
+        found, sets = re.fullmatch(folder.pattern, name), len(self._set_leaders)
+        number = int((found and found["iteration"]) or 0)
+        head = Head(folder.name, number, token, self._set_index, sets)
         writer(name, trainer.out, encode(head, shard))
 
     def _load(self, trainer: Any) -> None:
-        folder = Path(trainer.out)
-        pattern, suffix = self._snapshot.filename.removesuffix(self._suffix), self._suffix
-        views = self._run(lambda: _find(folder, pattern, suffix) if self._is_leader else [])
-        found = [views[leader] for leader in self._set_leaders]
-        if not any(found):
+        comm, folder = self._comm, _SnapshotFolder(Path(trainer.out), self._filename)
+        with raise_on_all_ranks(comm, OPERATION):
+            # In which Chainer's writers left half a snapshot.
+            for path in folder.path.glob(f"tmp{glob.escape(folder.around[0])}*"):
+                if self._is_leader and path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+        store = Store(comm, folder)
+        save, states, skipped = store.newest()
+        if skipped and comm.rank == 0:
+            loads = "none" if save is None else f"iteration {save.iteration}"
+            text = f"{skipped}; loading {loads}"
+            print(f"chainermn: snapshot {self._filename!r}: {text}", file=sys.stderr, flush=True)
+        if save is None:
             return
-        shared = set(found[0]).intersection(*found)
-        if not shared:
-            raise RuntimeError(
-                f"rank {self._comm.rank}: there is no snapshot that all replica sets have in "
-                f"{trainer.out}: "
-                + "; ".join(
-                    f"set {index} (read by rank {leader}) has {names or 'none'}"
-                    for index, (leader, names) in enumerate(
-                        zip(self._set_leaders, found, strict=True)
-                    )
+        with raise_on_all_ranks(comm, OPERATION):
+            named, size = np.asarray(states[0][_TAKEN_BY]).tolist()
+            # All but those that are named are one more set, if there are any.
+            if named != self._named or self._set_index >= len(states):
+                raise StateError(
+                    f"the snapshot was taken of {len(states)} replica sets with {named} named, "
+                    f"not {len(self._set_leaders)} with {self._named}"
                 )
-            )
-        newest = [name for name in found[0] if name in shared][-1]
-        ahead = sorted({names[-1] for names in found} - {newest})
-        skipped = dict.fromkeys(ahead, "not all replica sets have it")
-        name, state = self._newest_whole(folder, [n for n in found[0] if n in shared], skipped)
-        if skipped and self._comm.rank == 0:
-            text = f"{_explained(skipped)}; loading {name}"
-            print(f"chainermn: snapshot {text}", file=sys.stderr, flush=True)
-        with self._comm.split(self._set_index, self._comm.rank) as members:
-            state = members.bcast_obj(state)
-        with raise_on_all_ranks(self._comm, _OPERATION):
-            anew = self._restore(self._target(trainer), state, name)
-        if anew and self._comm.rank == 0:
-            text = f"{name} is of another number of ranks; begun anew: {', '.join(anew)}"
-            print(f"chainermn: snapshot {text}", file=sys.stderr, flush=True)
-        mark_synchronized_if_equal(self._comm, self._target(trainer))
-
-    def _newest_whole(
-        self, folder: Path, names: list[str], skipped: dict[str, str]
-    ) -> tuple[str, State]:
-        """Return the last of ``names`` that all sets can read, and its state here (collective)."""
-        for name in reversed(names):
-            state: State = {}
-            path = folder / (name + self._suffix)
-
-            def verify(path: Path = path, state: State = state) -> str | Head | None:
-                if not self._is_leader:
-                    return None
-                try:
-                    state.update(read_shard(path).shared)
-                    return read_head(path)
-                except (OSError, DamagedError) as error:
-                    return str(error)
-
-            found = [each for each in self._run(verify) if each is not None]
-            problems = [each for each in found if isinstance(each, str)]
-            if len({each.id for each in found if isinstance(each, Head)}) > 1:
-                problems.append("the files of its replica sets are of several snapshots")
-            if not problems:
-                return name, state
-            skipped[name] = ", ".join(problems)
-        raise RuntimeError(
-            f"rank {self._comm.rank}: no snapshot in {folder} is complete: {_explained(skipped)}; "
-            "mend the files, or remove them to start without"
-        )
-
-    def _restore(self, target: Any, state: State, name: str) -> list[str]:
-        """Load a state; return what begins anew, since other ranks have saved it."""
-        named, size = np.asarray(state[_TAKEN_BY]).tolist()
-        if named != self._named:
-            raise StateError(
-                f"the snapshot {name} was taken with {named} replica sets named, not {self._named}"
-            )
-        anew = list[str]()
-        if size != self._comm.size:
-            state, anew = adapt(target, [state] * size, self._comm.rank, self._comm.size)
-        else:
-            _require_as_many_examples(target, state)
-        load_state_dict(target, state)
-        recall_places(target, state)
-        return anew
+            own = [states[self._set_index]] * size
+            anew = load(self._target(trainer), own, size, 0, comm)
+        if anew and comm.rank == 0:
+            text = f"of another number of ranks; begun anew: {', '.join(anew)}"
+            print(f"chainermn: snapshot {self._filename!r}: {text}", file=sys.stderr, flush=True)
+        mark_synchronized_if_equal(comm, self._target(trainer))
 
 
-def _explained(skipped: dict[str, str]) -> str:
-    return "; ".join(f"{name} skipped: {why}" for name, why in skipped.items())
+class _SnapshotFolder(Folder):
+    """Snapshots, called as their pattern says, with the number of their set."""
 
+    @property
+    def pattern(self) -> str:
+        before, after = self.around
+        number = r"\d+" if "{" in self.name else ""
+        return rf"{re.escape(before)}(?P<iteration>{number}){re.escape(after)}\.(?P<rank>\d+)"
 
-def _find(folder: Path, name: str, suffix: str) -> list[str]:
-    """Return a set's snapshots without their suffix, oldest first; remove what killed jobs left."""
-    if not folder.is_dir():
-        return []
-    # The place of the iteration is in braces.
-    before, after = name.split("{")[0], name.split("}")[-1] if "{" in name else ""
-    for path in folder.glob("tmp*"):  # in which Chainer's writers left half a snapshot
-        if before and path.name.startswith("tmp" + before) and path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-    pattern = re.compile(re.escape(before) + ".*" + re.escape(after + suffix))
-    paths = [folder / each for each in os.listdir(folder) if pattern.fullmatch(each)]
-    paths.sort(key=lambda path: (path.stat().st_mtime_ns, path.name))
-    return [path.name.removesuffix(suffix) for path in paths]
-
-
-def _examples(target: Any) -> dict[str, int]:
-    """Return how many examples the iterators of a trainer or updater have, where known."""
-    datasets: dict[str, Any] = {
-        name: getattr(each, "dataset", None) for name, each in iterators_of(target).items()
-    }
-    return {name: len(each) for name, each in datasets.items() if hasattr(each, "__len__")}
-
-
-def _require_as_many_examples(target: Any, state: State) -> None:
-    """Refuse an iterator's position in other examples, which would seem to fit."""
-    for name, here in _examples(target).items():
-        taken = state.get(_EXAMPLES + name)
-        if taken is not None and int(taken) != here:
-            raise StateError(
-                f"iterator {name!r} has {here} examples here and had {int(taken)} there: its "
-                "place in them belongs to a rank, and the data are divided differently now. Go "
-                "on with as many ranks and the same data, or take snapshots of the model and "
-                "the optimizer alone (target=...)"
-            )
+    @property
+    def around(self) -> tuple[str, str]:
+        """What stands around the number, whose place is in braces."""
+        before, _, rest = self.name.partition("{")
+        return before, rest.partition("}")[2]

@@ -16,7 +16,8 @@ from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import allgather_checked, raise_on_all_ranks
 from .atomic_file import TEMPORARY, sync_folder
-from .shards import DamagedError, Head, Shard, is_ours, read_head, read_shard
+from .dealing import put_together
+from .shards import DamagedError, Head, Shard, State, is_ours, read_head, read_shard
 
 OPERATION = "checkpoint"
 
@@ -38,25 +39,29 @@ class Folder:
     path: Path
     name: str
 
+    @property
+    def pattern(self) -> str:
+        """A regular expression for the names of files, without what ends those unfinished."""
+        return rf"{re.escape(self.name)}\.(?P<rank>\d+)\.(?P<iteration>\d+)(?:-(?P<attempt>\d+))?"
+
     def file(self, save: Save, rank: int) -> Path:
         """Return the place of a rank's shard."""
         return self.path / f"{self.name}.{rank}.{save}"
 
     def listing(self) -> tuple[dict[tuple[Save, int], str], list[Path]]:
         """Return the files of saves and ranks, whoever wrote them, and the unfinished files."""
-        pattern = re.compile(
-            rf"{re.escape(self.name)}\.(\d+)\.(\d+)(?:-(\d+))?((?:{re.escape(TEMPORARY)})?)", re.A
-        )
+        pattern = re.compile(rf"{self.pattern}(?P<tmp>(?:{re.escape(TEMPORARY)})?)", re.A)
         found, unfinished, names = {}, [], list[str]()
         with contextlib.suppress(FileNotFoundError):
             names = os.listdir(self.path)
         for name in names:
             if match := pattern.fullmatch(name):
-                rank, iteration, attempt, temporary = match.groups()
-                if temporary:
+                parts = match.groupdict()
+                if parts["tmp"]:
                     unfinished.append(self.path / name)
                 else:
-                    found[Save(int(iteration), int(attempt or 1)), int(rank)] = name
+                    save = Save(int(parts["iteration"] or 0), int(parts.get("attempt") or 1))
+                    found[save, int(parts["rank"])] = name
         return found, unfinished
 
 
@@ -84,7 +89,7 @@ class Store:
     def _scan(self) -> None:
         comm, folder = self._comm, self.folder
         listings = allgather_checked(comm, OPERATION, folder.listing)
-        self._unfinished = listings[comm.rank][1]
+        self._names, self._unfinished = listings[comm.rank]
         readers: dict[tuple[Save, int], int] = {}
         for rank, (files, _) in enumerate(listings):
             for key in files:
@@ -98,7 +103,8 @@ class Store:
         for each in allgather_checked(comm, OPERATION, read_heads):
             heads.update(each)
         self._last_attempts = {save.iteration: save.attempt for save, _ in sorted(heads)}
-        self.foreign = sorted(folder.file(*key).name for key, head in heads.items() if head is None)
+        names = {key: name for files, _ in listings for key, name in files.items()}
+        self.foreign = sorted(names[key] for key, head in heads.items() if head is None)
         ours = [key for key, head in heads.items() if head is not None]
         self.generations = [
             self._generation(
@@ -113,8 +119,8 @@ class Store:
             self._to_remove.setdefault(save, []).extend([rank] * (readers[save, rank] == comm.rank))
 
     def _head(self, save: Save, rank: int) -> Head | str | None:
-        """Return which shard a file is; why that can't be told; None if it is somebody else's."""
-        path = self.folder.file(save, rank)
+        """Return which shard a file is; why it can't be read; None if it is somebody else's."""
+        path = self.folder.path / self._names[save, rank]
         try:
             head = read_head(path)
         except OSError as error:
@@ -163,19 +169,51 @@ class Store:
                 file.unlink(missing_ok=True)  # ranks may share the folder
             self._unfinished = []
 
-    def read(self, generation: Generation) -> list[Shard] | str:
-        """Return all shards, or why they aren't whole.
+    def newest(self) -> tuple[Save | None, list[State], str]:
+        """Return the newest complete save, the ranks' states, and which were skipped, in words.
 
-        Where there are as many as ranks, each has what was a rank's own of its number alone.
+        None and no states where nothing was ever saved completely. RuntimeError where something
+        was, but nothing is complete now.
         """
-        comm, folder, save = self._comm, self.folder, generation.save
+        skipped: dict[Save, str] = {}
+        lost = False  # whether something else than the end of a job has left files
+        for generation in self.generations:
+            found = generation.problem or self._read(generation)
+            try:
+                shared = put_together(found) if not isinstance(found, str) else {}
+            except DamagedError as error:  # on all ranks
+                found = str(error)
+            if not isinstance(found, str):
+                states = [{**shared, **each.own} for each in found]
+                return generation.save, states, self._explained(skipped)
+            skipped[generation.save] = found
+            self.complete.discard(generation.save)
+            lost = lost or not generation.is_half_written
+        if lost or len({save.iteration for save in skipped}) > 1:
+            raise RuntimeError(
+                f"rank {self._comm.rank}: nothing of {self.folder.name!r} in {self.folder.path} "
+                f"is complete: {self._explained(skipped)}; mend the files, or remove them to start "
+                "at 0"
+            )
+        return None, [], self._explained(skipped)
+
+    def _explained(self, skipped: Mapping[Save, str]) -> str:
+        words = [f"iteration {it.iteration} is incomplete: {skipped[it]}" for it in skipped]
+        if self.foreign:
+            names = ", ".join(self.foreign)
+            words.append(f"{names} not touched: {self.folder.path} has them from another program")
+        return "; ".join(words)
+
+    def _read(self, generation: Generation) -> list[Shard] | str:
+        """Return all shards, or why they aren't whole."""
+        comm, save = self._comm, generation.save
         shards: dict[int, Shard] = {}
 
         def read() -> str:
             for rank, reader in enumerate(generation.readers):
                 if reader == comm.rank:
                     try:
-                        shards[rank] = read_shard(folder.file(save, rank))
+                        shards[rank] = read_shard(self.folder.path / self._names[save, rank])
                     except (OSError, DamagedError) as error:
                         return str(error)
             return ""
@@ -183,16 +221,9 @@ class Store:
         problems = [each for each in allgather_checked(comm, OPERATION, read) if each]
         if problems:
             return "; ".join(problems)
-        is_alike = len(generation.readers) == comm.size
-        found = []
-        for rank, reader in enumerate(generation.readers):
-            shard = shards.get(rank)
-            own = shard.own if shard is not None and is_alike and rank == comm.rank else None
-            if shard is not None and is_alike and reader == rank:
-                shard = Shard(shard.shared, shard.pieces)
-            shard = comm.bcast_obj(shard, root=reader)
-            found.append(shard if own is None else Shard(shard.shared, shard.pieces, own))
-        return found
+        return [
+            comm.bcast_obj(shards.get(it), root=root) for it, root in enumerate(generation.readers)
+        ]
 
     def note_written(self, save: Save) -> None:
         """Count a save that all ranks have written (not collective)."""

@@ -12,7 +12,6 @@ from chainer.datasets import SubDataset
 from chainermn_comm import CommunicatorBase, create_communicator
 
 from ..collective_errors import SharedFailure, bcast_checked, require_communicator, require_integer
-from .scatter_plan import ScatterPlan
 from .transfer import scatter_parts
 
 # MPI counts in a C int.
@@ -79,16 +78,16 @@ def scatter_dataset(
             if seed is not None:
                 require_integer("seed", seed, 0, 2**32 - 1)
             index = require_integer("root", root, 0, communicator.size - 1)
-            plan: ScatterPlan | None = None
+            indices: list[np.ndarray] | None = None
             if communicator.rank == index:
                 count, size = length_of(dataset, index), communicator.size
                 # NumPy has frozen the stream of RandomState.
                 draw = np.random.RandomState(seed).permutation if shuffle else np.arange
                 order = draw(count)
                 shares = [_share(count, rank, size, force_equal_length) for rank in range(size)]
-                plan = ScatterPlan(dataset, [order[begin:end] for begin, end in shares], index)
+                indices = [order[begin:end] for begin, end in shares]
         communicator.handshake("scatter_dataset", (("root", index),))
-        part = scatter_parts(communicator, index, plan, max_buf_len)
+        part = scatter_parts(communicator, index, dataset, indices, max_buf_len)
         return SubDataset(part, 0, len(part))
 
 

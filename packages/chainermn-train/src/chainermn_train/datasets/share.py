@@ -15,7 +15,6 @@ from ..collective_errors import (
     require_integer,
 )
 from .scatter import length_of
-from .scatter_plan import BLOCK_BYTES, ScatterPlan
 from .transfer import scatter_parts
 
 _OPERATION = "share_dataset"
@@ -47,13 +46,12 @@ def share_dataset(dataset: Any, comm: CommunicatorBase, root: int = 0) -> Any:
     leaders = {node: rank for node, rank in reversed(places)}
     leaders[places[root][0]] = root
     with SharedFailure(comm.handshake, _OPERATION):
-        plan: ScatterPlan | None = None
+        indices: list[np.ndarray] | None = None
         if comm.rank == root:
             every, none = np.arange(length_of(dataset, root)), np.arange(0)
             indices = [every if leaders[node] == rank else none for node, rank in places]
-            plan = ScatterPlan(dataset, indices, root)
     comm.handshake(_OPERATION, (("root", root),))
-    part = scatter_parts(comm, root, plan, BLOCK_BYTES)
+    part = scatter_parts(comm, root, dataset, indices)
     with comm.split(comm.inter_rank, comm.rank) as node:
         leader = [rank for of, rank in places if of == comm.inter_rank].index(
             leaders[comm.inter_rank]

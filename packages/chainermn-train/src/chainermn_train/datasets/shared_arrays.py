@@ -42,12 +42,12 @@ class SharedMemoryHandle(NamedTuple):
     descriptor: int
     token: bytes  # differs where the descriptor is another file by now, or on another machine
 
-    def open(self, flags: int = os.O_RDONLY) -> int:
+    def open(self) -> int:
         """Open the file anew; return the descriptor. OSError: this process can't reach it."""
         path = f"/proc/{self.process}/fd/{self.descriptor}"
         if not stat.S_ISREG(os.stat(path).st_mode):  # opening anything else may have effects
             raise FileNotFoundError(errno.ENOENT, "that number is no file now", path)
-        descriptor = os.open(path, flags | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         if os.pread(descriptor, _TOKEN_BYTES, 0) != self.token:
             os.close(descriptor)
             raise FileNotFoundError(errno.ENOENT, "that number is another file now", path)
@@ -125,28 +125,24 @@ class SharedArray:
     into another file first.
     """
 
-    def __init__(self, offset: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        """Nothing can be read before :meth:`attach` or :meth:`own`; dtypes hold no objects."""
-        self.offset = offset  # bytes before the array in its file
-        self.shape = shape
-        self.dtype = dtype
-        self._file: SharedFile | None = None
+    def __init__(self, array: np.ndarray, file: SharedFile | None = None, offset: int = 0) -> None:
+        """Have an array without objects, to which nothing else refers, or that a file maps there.
 
-    def attach(self, file: SharedFile | None) -> SharedArray:
-        """Read the array from a file, or have an empty one if there is none; return itself."""
+        ``offset`` is in bytes from the file's beginning.
+        """
+        self.array, self._file, self._offset = array, file, offset
+
+    @classmethod
+    def load(
+        cls, file: SharedFile | None, offset: int, shape: tuple[int, ...], dtype: np.dtype
+    ) -> SharedArray:
+        """Read an array from a file; an empty one if there is none."""
         if file is None:
-            return self.own(np.empty(self.shape, self.dtype))
-        self.array = np.ndarray(self.shape, self.dtype, file.map, self.offset)
-        self._file = file
-        return self
-
-    def own(self, array: np.ndarray) -> SharedArray:
-        """Have this array, to which nothing else refers; return itself."""
-        self.array = array
-        return self
+            return cls(np.empty(shape, dtype))
+        return cls(np.ndarray(shape, dtype, file.map, offset), file, offset)
 
     def __len__(self) -> int:
-        return self.shape[0]
+        return len(self.array)
 
     def __getitem__(self, index: Any) -> Any:
         return self.array[index]
@@ -157,15 +153,13 @@ class SharedArray:
     def __reduce__(self) -> Any:
         with _sharing:
             file = self._file
-            if self.array.nbytes and (
-                file is None or _is_written_to(self.array, file, self.offset)
-            ):
-                data = np.ascontiguousarray(self.array).reshape(-1).view(np.uint8)
+            array = self.array
+            if array.nbytes and (file is None or _is_written_to(array, file, self._offset)):
+                data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
                 file = SharedFile.reserve(ALIGNMENT + len(data))
                 write_blocks(file.descriptor, [data])
-                self.offset = ALIGNMENT
-                self.attach(file)
-        return _load, (self._file, self.offset, self.shape, self.dtype)
+                vars(self).update(vars(self.load(file, ALIGNMENT, array.shape, array.dtype)))
+        return self.load, (self._file, self._offset, array.shape, array.dtype)
 
 
 def _is_written_to(array: np.ndarray, file: SharedFile, offset: int) -> bool:
@@ -176,11 +170,6 @@ def _is_written_to(array: np.ndarray, file: SharedFile, offset: int) -> bool:
         differs = not np.array_equal(own, theirs)
         del theirs  # or the map can't be closed
     return differs
-
-
-def _load(file: SharedFile | None, *place: Any) -> SharedArray:
-    """Load a pickle of a shared array, or copy one."""
-    return SharedArray(*place).attach(file)
 
 
 def _open_file(handle: SharedMemoryHandle) -> SharedFile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from chainer.dataset import DatasetMixin
@@ -35,17 +35,12 @@ class IndexedView(DatasetMixin):
         return self._dataset[int(self._indices[i])]
 
 
-class SubsetVisitor(NamedTuple):
-    """What replaces the chosen examples of each array, and of each unsplittable data set."""
-
-    array: Callable[[np.ndarray, np.ndarray], Any]  # of any dtype but object; int64 indices
-    unsplittable: Callable[[Any, np.ndarray], Any]
+# Returns what stands for an array's rows at int64 indices; of any dtype but object.
+TakeRows = Callable[[np.ndarray, np.ndarray], Any]
+_Splitter = Callable[[Any, np.ndarray, TakeRows], Any]
 
 
-_Splitter = Callable[[Any, np.ndarray, SubsetVisitor], Any]
-
-
-def subset(dataset: Any, indices: np.ndarray, visitor: SubsetVisitor) -> Any:
+def subset(dataset: Any, indices: np.ndarray, take: TakeRows) -> Any:
     """Return a data set of the examples at ``indices`` (int64, shape (n,)), in that order.
 
     What is in _SPLITTERS is divided, and subclasses of Chainer's data sets there that find
@@ -54,22 +49,22 @@ def subset(dataset: Any, indices: np.ndarray, visitor: SubsetVisitor) -> Any:
     """
     cls = type(dataset)
     if cls in _SPLITTERS:
-        return _SPLITTERS[cls](dataset, indices, visitor)
+        return _SPLITTERS[cls](dataset, indices, take)
     for base in cls.__mro__:
         # One that overrides how examples are found may mean something else by its indices.
         if base in _INHERITABLE and all(
             getattr(cls, name, None) is getattr(base, name, None) for name in _FINDS_EXAMPLES
         ):
-            return _SPLITTERS[base](dataset, indices, visitor)
-    return visitor.unsplittable(dataset, indices)
+            return _SPLITTERS[base](dataset, indices, take)
+    return IndexedView(dataset, indices)
 
 
-def _split_array(dataset: Any, indices: np.ndarray, visitor: SubsetVisitor) -> Any:
+def _split_array(dataset: Any, indices: np.ndarray, take: TakeRows) -> Any:
     array = np.asarray(dataset)
-    return array[indices] if array.dtype.hasobject else visitor.array(array, indices)
+    return array[indices] if array.dtype.hasobject else take(array, indices)
 
 
-def _split_sequence(dataset: Any, indices: np.ndarray, _visitor: SubsetVisitor) -> Any:
+def _split_sequence(dataset: Any, indices: np.ndarray, _take: TakeRows) -> Any:
     return type(dataset)(dataset[i] for i in indices.tolist())
 
 
@@ -77,26 +72,26 @@ def _split_sequence(dataset: Any, indices: np.ndarray, _visitor: SubsetVisitor) 
 # release but for repairs, so these stay.
 
 
-def _split_columns(dataset: Any, indices: np.ndarray, visitor: SubsetVisitor) -> Any:
+def _split_columns(dataset: Any, indices: np.ndarray, take: TakeRows) -> Any:
     if isinstance(dataset, DictDataset):
         columns = dataset._datasets.items()
-        return DictDataset(**{key: subset(d, indices, visitor) for key, d in columns})
-    return TupleDataset(*(subset(d, indices, visitor) for d in dataset._datasets))
+        return DictDataset(**{key: subset(d, indices, take) for key, d in columns})
+    return TupleDataset(*(subset(d, indices, take) for d in dataset._datasets))
 
 
-def _split_subset(dataset: Any, indices: np.ndarray, visitor: SubsetVisitor) -> Any:
+def _split_subset(dataset: Any, indices: np.ndarray, take: TakeRows) -> Any:
     indices = indices + dataset._start
     if dataset._order is not None:
         indices = np.asarray(dataset._order, dtype=np.int64)[indices]
     indices = indices % max(1, len(dataset._dataset))  # an order may say -1
-    return subset(dataset._dataset, indices, visitor)
+    return subset(dataset._dataset, indices, take)
 
 
-def _split_concatenated(dataset: Any, indices: np.ndarray, visitor: SubsetVisitor) -> Any:
+def _split_concatenated(dataset: Any, indices: np.ndarray, take: TakeRows) -> Any:
     ends = np.cumsum([len(d) for d in dataset._datasets])
     source = np.searchsorted(ends, indices, side="right")
     parts = [
-        subset(d, indices[source == i] - (ends[i] - len(d)), visitor)
+        subset(d, indices[source == i] - (ends[i] - len(d)), take)
         for i, d in enumerate(dataset._datasets)
     ]
     position = np.empty(len(indices), dtype=np.int64)
@@ -107,9 +102,9 @@ def _split_concatenated(dataset: Any, indices: np.ndarray, visitor: SubsetVisito
 def _replacing(attribute: str) -> _Splitter:
     """Return a splitter of the data set in ``attribute``; all other attributes stay."""
 
-    def split(dataset: Any, indices: np.ndarray, visitor: SubsetVisitor) -> Any:
+    def split(dataset: Any, indices: np.ndarray, take: TakeRows) -> Any:
         part = copy.copy(dataset)
-        setattr(part, attribute, subset(getattr(dataset, attribute), indices, visitor))
+        setattr(part, attribute, subset(getattr(dataset, attribute), indices, take))
         return part
 
     return split

@@ -1,73 +1,53 @@
 """The transfer of each rank's part of one rank's data set.
 
-The rows of NumPy arrays go into a file that each rank makes (shared_arrays.py). The root writes
-straight from the user's array into the files that it can open, those on its machine; ranks
-elsewhere get their rows in messages. All other data are pickled, and sent in messages.
+The rows of NumPy arrays go in messages into a file that each rank makes (shared_arrays.py). All
+other data are pickled, and sent in messages, too.
 """
 
 from __future__ import annotations
 
-import os
+import io
 import pickle
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import SharedFailure, allgather_checked, bcast_checked, raise_on_all_ranks
-from .scatter_plan import BLOCK_BYTES, ScatterPlan, unpickle_part
-from .shared_arrays import SharedFile, write_blocks
+from ..collective_errors import bcast_checked, raise_on_all_ranks
+from .shared_arrays import ALIGNMENT, SharedArray, SharedFile, write_blocks
+from .subset import subset
 
 _OPERATION = "scatter_dataset"
+# Longer messages are no faster, and the memory that they are received in would stay with the
+# process.
+_MESSAGE_BYTES = 1 << 20
 
 
 def scatter_parts(
-    comm: CommunicatorBase, root: int, plan: ScatterPlan | None, max_buf_len: int
+    comm: CommunicatorBase,
+    root: int,
+    dataset: Any,
+    indices: Sequence[np.ndarray] | None,
+    max_buf_len: int = _MESSAGE_BYTES,
 ) -> Any:
-    """Return this rank's part of the plan, which only the root has (collective)."""
-    rank = comm.rank
-    unsplittable = np.empty(0, np.uint8)  # a pickle of the data sets, if there are any
-    # Longer messages are no faster, and the memory that they are received in would stay with the
-    # process.
-    limit = min(max_buf_len, BLOCK_BYTES)
-    with SharedFailure(comm.handshake, _OPERATION):
-        if plan is not None and plan.unsplittable and comm.size > 1:
-            unsplittable = np.frombuffer(pickle.dumps(plan.unsplittable, protocol=5), np.uint8)
-    own = (plan.nbytes if plan else []), len(unsplittable), limit
-    sizes, length, limit = bcast_checked(comm, _OPERATION, lambda: own, root)
-    with SharedFailure(comm.handshake, _OPERATION):
-        file = SharedFile.reserve(sizes[rank]) if sizes[rank] else None
-    handles = allgather_checked(comm, _OPERATION, lambda: file and file.handle)
-    if rank != root:
-        unsplittable = np.empty(length, np.uint8)
-    for begin in range(0, length, limit):
-        piece = unsplittable[begin : begin + limit]
-        received = comm.bcast(piece, root=root)
-        if rank != root:
-            piece[...] = received
+    """Return this rank's part of the root's data set (collective).
+
+    ``indices``, which only the root has, are the int64 indices of each rank's examples.
+    """
+    limit = bcast_checked(comm, _OPERATION, lambda: min(max_buf_len, _MESSAGE_BYTES), root)
     # A communicator of its own: messages of the user may be under way, with any tag.
-    with comm.split(0, rank) as messages, ExitStack() as files:
-        local: dict[int, int] = {}  # descriptors of the files that the root fills, by rank
-        with SharedFailure(comm.handshake, _OPERATION):
-            for other, each in enumerate(handles if plan else []):
-                if each is not None:
-                    with suppress(OSError):  # it is on another machine
-                        local[other] = each.open(os.O_RDWR)
-                        files.callback(os.close, local[other])
-        is_local = rank in bcast_checked(comm, _OPERATION, lambda: list(local), root)
-        with raise_on_all_ranks(comm, _OPERATION):
-            if plan is None:
-                return _receive(messages, root, file, unsplittable, is_local)
-            _send_all(messages, plan, local, limit)
-            return plan.parts[root]
+    with comm.split(0, comm.rank) as messages, raise_on_all_ranks(comm, _OPERATION):
+        if indices is None:
+            return _receive(messages, root)
+        return _send_all(messages, dataset, indices, limit)
 
 
-def _send_all(comm: CommunicatorBase, plan: ScatterPlan, local: dict[int, int], limit: int) -> None:
-    """Fill the root's own part and the local files, and send what ranks lack."""
+def _send_all(
+    comm: CommunicatorBase, dataset: Any, indices: Sequence[np.ndarray], limit: int
+) -> Any:
+    """Send the others their parts, one after the other; return the own one."""
     errors: list[BaseException] = []
 
     def send(rank: int, blocks: Callable[[], Iterable[np.ndarray]]) -> None:
@@ -80,40 +60,37 @@ def _send_all(comm: CommunicatorBase, plan: ScatterPlan, local: dict[int, int], 
             errors.append(error)
         comm.send(np.array([not errors]), rank, 0)
 
-    try:
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            own = pool.submit(plan.fill_own)
-            list(pool.map(lambda rank: write_blocks(local[rank], plan.iter_file(rank)), local))
-            own.result()
-    except BaseException as error:
-        errors.append(error)
+    def send_part(rank: int) -> None:  # after which its memory is free
+        packed = _Packed()
+        send(rank, lambda: [packed.pack(_part(dataset, indices[rank]))])
+        send(rank, packed.blocks)
+
     for rank in range(comm.size):
         if rank != comm.rank:
-            send(rank, lambda: [plan.pickle_part(rank)])  # noqa: B023  (called at once)
-            if plan.nbytes[rank] and rank not in local:
-                send(rank, lambda: plan.iter_file(rank))  # noqa: B023
+            send_part(rank)
     if errors:
         raise errors.pop(0)  # no frame in its traceback may refer to it
+    return _part(dataset, indices[comm.rank])
 
 
-def _receive(
-    comm: CommunicatorBase,
-    root: int,
-    file: SharedFile | None,
-    unsplittable: np.ndarray,
-    is_local: bool,
-) -> Any:
-    """Return this rank's part; None if the root failed, which fills the file if ``is_local``."""
+def _receive(comm: CommunicatorBase, root: int) -> Any:
+    """Return this rank's part; None if the root failed."""
     complete: list[bool] = []
     payload = b"".join(block.data for block in _blocks(comm, root, complete))
-    if file is not None and not is_local:
-        rows = _blocks(comm, root, complete)
-        try:
+    rows = _blocks(comm, root, complete)
+    try:
+        nbytes = int.from_bytes(payload[:8], "little") if all(complete) else 0
+        file = SharedFile.reserve(nbytes) if nbytes else None
+        if file is not None:
             write_blocks(file.descriptor, rows)
-        finally:
-            for _ in rows:  # what is left is received, even if it can't be written
-                pass
-    return unpickle_part(payload, file, unsplittable) if all(complete) else None
+    finally:
+        for _ in rows:  # what is left is received, even if it can't be written
+            pass
+    if not all(complete):
+        return None
+    unpickler = _Unpickler(io.BytesIO(payload[8:]))
+    unpickler.file = file
+    return unpickler.load()
 
 
 def _blocks(comm: CommunicatorBase, root: int, complete: list[bool]) -> Iterator[np.ndarray]:
@@ -121,3 +98,67 @@ def _blocks(comm: CommunicatorBase, root: int, complete: list[bool]) -> Iterator
     while (block := comm.recv(root, 0)).dtype == np.uint8:
         yield block
     complete.append(bool(block[0]))
+
+
+def _part(dataset: Any, indices: np.ndarray) -> Any:
+    """Return a part of a data set, with copies of its arrays' rows."""
+    taken: list[tuple[np.ndarray, np.ndarray, SharedArray]] = []
+
+    def take(source: np.ndarray, chosen: np.ndarray) -> SharedArray:
+        for *key, rows in taken:  # as input and target, say
+            if key[0] is source and key[1] is chosen:
+                return rows
+        taken.append((source, chosen, SharedArray(np.ascontiguousarray(source[chosen]))))
+        return taken[-1][-1]
+
+    return subset(dataset, indices, take)
+
+
+class _Packed:
+    """A part for another process: a pickle, and the arrays that it refers to."""
+
+    def __init__(self) -> None:
+        self._arrays: list[np.ndarray] = []
+
+    def pack(self, part: Any) -> np.ndarray:
+        """Return the bytes of the file that the arrays need, in 8 bytes, and the pickle (uint8)."""
+        buffer, places = io.BytesIO(), dict[int, tuple[Any, ...]]()
+        nbytes = ALIGNMENT
+
+        def place_of(obj: Any) -> tuple[Any, ...] | None:
+            nonlocal nbytes
+            if type(obj) is not SharedArray:
+                return None
+            if id(obj) not in places:
+                array = obj.array
+                places[id(obj)] = nbytes, array.shape, array.dtype
+                nbytes += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+                self._arrays.append(array)
+            return places[id(obj)]
+
+        pickler = _Pickler(buffer, protocol=5)
+        pickler.place_of = place_of
+        pickler.dump(part)
+        head = (nbytes if nbytes > ALIGNMENT else 0).to_bytes(8, "little")
+        return np.frombuffer(head + buffer.getvalue(), np.uint8)
+
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Yield the contents of the file after its first `ALIGNMENT` bytes (uint8, 1-D)."""
+        for array in self._arrays:
+            if array.nbytes:
+                yield array.reshape(-1).view(np.uint8)
+            yield np.zeros(-array.nbytes % ALIGNMENT, np.uint8)
+
+
+class _Pickler(pickle.Pickler):
+    place_of: Callable[[Any], tuple[Any, ...] | None]
+
+    def persistent_id(self, obj: Any) -> tuple[Any, ...] | None:
+        return self.place_of(obj)
+
+
+class _Unpickler(pickle.Unpickler):
+    file: SharedFile | None
+
+    def persistent_load(self, pid: tuple[Any, ...]) -> Any:
+        return SharedArray.load(self.file, *pid)

@@ -30,7 +30,7 @@ class Report(NamedTuple):
     resend: int = 0  # what it has sent is not what its parameters have now
     can_plan: int = 0  # it knows in which order backward gives its gradients
     joined: int = 0  # it has no more examples, and takes part until the others haven't either
-    told: int = 0  # a signal has told it to end
+    warned: int = 0  # a signal says that it has to end soon
     num_accumulated: int = 0  # updates whose gradients are in those handed in
     drifted: int = 0  # of all ranks only: they don't have the same parameters or state
     uneven: int = 0  # likewise: they have made different numbers of updates of a group

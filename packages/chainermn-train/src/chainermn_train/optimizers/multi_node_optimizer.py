@@ -15,7 +15,7 @@ from chainermn_comm import CommunicatorBase, RankMismatchError, Reducer
 
 from ..collective_errors import SharedFailure, bcast_checked, raise_on_all_ranks, share_failure
 from ..host_arrays import to_host
-from ..leaving import is_told
+from ..leaving import is_warned
 from ..optimizer_state import is_missing, serialize_mixed_precision, serialize_state
 from ..parameter_set import ParameterSet
 from ..wrappers import AttributeProxy, UnpicklableMixin
@@ -47,7 +47,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         actual_optimizer: the optimizer that steps.
         communicator: the ranks that train together.
         zero_fill: whether a missing gradient counts as zeros.
-        leaves: whether a signal has told any rank to end; the same on all after an update.
+        leaves: whether a signal has warned any rank; the same on all after an update.
     """
 
     _OWN = frozenset({"actual_optimizer", "communicator", "zero_fill", "_settings", "_state"})
@@ -353,8 +353,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             own = self._state.is_apart, exchange.has_flight, exchange.channel is not None
             if any(own):
                 report = report._replace(apart=own[0], in_flight=own[1], has_channel=own[2])
-            if self._has_joined or is_told():
-                report = report._replace(joined=int(self._has_joined), told=int(is_told()))
+            if self._has_joined or is_warned():
+                report = report._replace(joined=int(self._has_joined), warned=int(is_warned()))
             if self._detects_drift:
                 digest = self._drift.checksum(self._params, optimizer)
         except BaseException as error:
@@ -363,7 +363,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         reducer = reducer or communicator.make_reducer(self.zero_fill, OPERATION)
         num_calls = min(num_calls, 1) if call == "flush()" else num_calls  # it takes any number
         total = agree(reducer, call, report, digest, num_calls)
-        self.leaves = self.leaves or total.told > 0
+        self.leaves = self.leaves or total.warned > 0
         while True:
             decision = decide(total, communicator.size, is_last)
             if decision is Decision.COMPARE_SETTINGS:

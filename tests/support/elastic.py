@@ -1,0 +1,86 @@
+"""A training job of any number of ranks, which kills one of them some time after it began.
+
+    python elastic.py OUT STOP BACKGROUND RANK SECONDS
+
+Prints the iteration that it goes on from, which iterations are saved completely, and at its end the
+parameters and the accuracy. RANK -1 kills none. The global batch is the same for 1, 2, 3 and 4
+ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+import chainer
+import chainer.links as L
+import numpy as np
+from chainer import training
+
+from chainermn_comm import create_communicator
+from chainermn_train import (
+    DistributedOrderSampler,
+    create_multi_node_checkpointer,
+    create_multi_node_optimizer,
+)
+
+EXAMPLES, GLOBAL_BATCH, INTERVAL, PAUSE = 96, 12, 2, 0.01
+
+
+def say(text: str) -> None:
+    os.write(1, f"{text}\n".encode())  # in one piece, as ranks share the output
+
+
+def main() -> None:
+    out, stop, background, victim, seconds = sys.argv[1:]
+    comm = create_communicator("flat")
+    random = np.random.RandomState(3)
+    x = random.standard_normal((EXAMPLES, 4))
+    labels = (x.sum(axis=1) > 0).astype("i4")
+    data = chainer.datasets.TupleDataset(x, labels)
+    with chainer.using_config("dtype", np.dtype("f8")):
+        np.random.seed(0)
+        model = L.Classifier(
+            chainer.Sequential(L.Linear(4, 6), chainer.functions.tanh, L.Linear(6, 2))
+        )
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.5), comm).setup(model)
+    sampler = DistributedOrderSampler(comm, 1)
+    batch = GLOBAL_BATCH // comm.size
+    iterator = chainer.iterators.SerialIterator(data, batch, order_sampler=sampler)
+    updater = training.StandardUpdater(iterator, optimizer)
+    trainer = training.Trainer(updater, (int(stop), "iteration"), out=out)
+    is_background = background == "background"
+    checkpointer = create_multi_node_checkpointer("run", comm, 1, 1, background=is_background)
+    trainer.extend(checkpointer, trigger=(INTERVAL, "iteration"))
+
+    @training.make_extension(trigger=(1, "iteration"), priority=-250)
+    def tell(trainer: training.Trainer) -> None:
+        time.sleep(PAUSE)
+        # What was saved before is complete when the next save has begun.
+        last = updater.iteration - updater.iteration % INTERVAL - INTERVAL * is_background
+        if comm.rank == 0 and last > 0:
+            say(f"SAVED {last}")
+
+    trainer.extend(tell)
+    begin = checkpointer.maybe_load(trainer, optimizer)
+    if comm.rank == 0:
+        say(f"BEGIN {begin or 0}")
+    if comm.rank == int(victim):
+        kill = threading.Timer(float(seconds), os.kill, [os.getpid(), signal.SIGKILL])
+        kill.daemon = True
+        kill.start()
+    trainer.run()
+    if comm.rank == 0:
+        with chainer.using_config("train", False):
+            model(x, labels)
+        weights = [param.array.ravel().tolist() for _, param in sorted(model.namedparams())]
+        flat = np.concatenate([np.ravel(each) for each in weights]).tolist()
+        say(f"END {json.dumps([flat, float(model.accuracy.array)])}")
+
+
+if __name__ == "__main__":
+    main()

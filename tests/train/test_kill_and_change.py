@@ -1,0 +1,52 @@
+"""A run that is killed at random moments goes on with any number of ranks, to the same end."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support import jobs
+
+SCRIPT = Path(__file__).parents[1] / "support" / "elastic.py"
+STOP = 120  # iterations: 15 epochs
+SIZES = (1, 2, 3, 4)
+
+
+def run(ranks, out, background, victim=-1, seconds=0.0):
+    return jobs.run(ranks, SCRIPT, out, STOP, background, victim, seconds)
+
+
+def end_of(done):
+    assert done.returncode == 0, done
+    weights, accuracy = json.loads(re.search(r"^END (.*)$", done.out, re.M)[1])
+    return np.array(weights), accuracy
+
+
+@pytest.mark.parametrize("background", ["background", "at once"])
+@pytest.mark.parametrize("moments", [5, pytest.param(100, marks=pytest.mark.full)])
+def test_killed_at_random_moments_and_resumed_by_other_ranks(tmp_path, background, moments):
+    draw = random.Random(f"{background} {moments}")
+    weights, accuracy = end_of(run(1, tmp_path / "whole", background))
+    out, reached, again = tmp_path / "run", 0, 0
+    for number in range(moments):
+        size = draw.choice(SIZES)
+        seconds = draw.uniform(0, 0.05 if number % 2 else 0.4)
+        killed = run(size, out, background, draw.randrange(size), seconds)
+        (begin,) = re.findall(r"^BEGIN (\d+)", killed.out, re.M)
+        assert int(begin) >= reached, (number, size, killed)
+        saved = [int(each) for each in re.findall(r"^SAVED (\d+)", killed.out, re.M)]
+        reached = max([int(begin), *saved])
+        if killed.returncode == 0:  # it was done before: another run, with other moments
+            out, reached, again = tmp_path / f"run {number}", 0, again + 1
+            found = end_of(killed)
+            np.testing.assert_allclose(found[0], weights, rtol=0, atol=1e-10)
+            assert found[1] == accuracy
+    found = end_of(run(draw.choice(SIZES), out, background))
+    np.testing.assert_allclose(found[0], weights, rtol=0, atol=1e-10)
+    assert found[1] == accuracy > 0.9
+    assert {path.name for path in out.iterdir()} <= {"log"}
