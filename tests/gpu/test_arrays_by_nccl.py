@@ -292,7 +292,7 @@ def check_sum(comm) -> None:
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("verb", [*MOVES, *SUMS])
 @pytest.mark.parametrize("layout", ["C", "F"])
-def test_what_contributing_shows_is_a_backend(world, double, verb, layout):
+def test_what_contributing_shows_is_a_backend(world, gpu, verb, layout):
     text = (ROOT / "CONTRIBUTING.md").read_text()
     names, used = {}, []
     exec(re.search(r"^### A backend\n.*?```python\n(.*?)```", text, re.S | re.M)[1], names)
