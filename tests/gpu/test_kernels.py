@@ -49,7 +49,7 @@ template <typename Row, typename Wire> static void run(
         const Row* rows, i64 count, void* wire, i64 size, double divisor) { \\
         run(NAME, first, blocks, rows, count, wire, size, divisor); \\
     }
-#define RUN_ALL(LETTER) RUN(pack_##LETTER, Part) RUN(unpack_##LETTER, Part) \\
+#define RUN_ALL(LETTER) RUN(pack_##LETTER, Part) RUN(unpack_##LETTER, Part)
 RUN_ALL(e) RUN_ALL(f) RUN_ALL(d) RUN_ALL(b)
 """
 
