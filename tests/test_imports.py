@@ -41,7 +41,7 @@ ORDER = {
         "checkpoint",
         "optimizers iterators datasets",
         "optimizer_state parameter_set persistents profiling trainer_introspection",
-        "background_thread collective_errors host_arrays testing wrappers",
+        "background_thread collective_errors host_arrays leaving testing wrappers",
         "foreign_communicator",
     ],
     "modelparallel": ["__init__", "links", "loss_scaling", "functions"],

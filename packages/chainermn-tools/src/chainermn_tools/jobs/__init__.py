@@ -26,6 +26,8 @@ from chainermn_tools.jobs.process import run as run
 from chainermn_tools.jobs.signals import SIGNAL_NAMES as SIGNAL_NAMES
 from chainermn_tools.jobs.signals import exit_on_signals as exit_on_signals
 from chainermn_tools.jobs.signals import handle_signals as handle_signals
+from chainermn_tools.jobs.ssh import login_command as login_command
+from chainermn_tools.jobs.ssh import ssh_program as ssh_program
 from chainermn_tools.jobs.supervisor import TERM_GRACE_SECONDS as TERM_GRACE_SECONDS
 from chainermn_tools.jobs.tags import TAG_VARIABLE as TAG_VARIABLE
 from chainermn_tools.jobs.tags import kill_by_env_tag as kill_by_env_tag

@@ -12,7 +12,6 @@ from typing import Any
 
 from _chainermn_events import GRACE_SECONDS, GRACE_VARIABLE, LEAVING_STATUS, RESTARTS_VARIABLE
 from chainermn_tools import jobs
-from chainermn_tools.doctor.cluster import ssh
 from chainermn_tools.launch.classification import JobResult, classify
 
 # Before the job is started again: one second, then twice as long each time, up to this.
@@ -100,10 +99,10 @@ def _pause(seconds: float, signals: Sequence[int]) -> None:
 def answering(launcher: Mapping[str, Any], hosts: Sequence[str]) -> list[str]:
     """Return the hosts on which a command can be run now, as mpiexec would start one."""
     here = {"localhost", socket.gethostname(), socket.gethostname().split(".")[0]}
-    program = ssh.program(launcher["vendor"])
+    program = jobs.ssh_program(launcher["vendor"])
 
     def answers(host: str) -> bool:
-        command = ssh.login_command(program, host, "true", ANSWER_SECONDS)
+        command = jobs.login_command(program, host, "true", ANSWER_SECONDS)
         try:
             return host in here or jobs.run(command, ANSWER_SECONDS).returncode == 0
         except OSError:  # there is no ssh

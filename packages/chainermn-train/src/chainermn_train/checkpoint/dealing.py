@@ -52,9 +52,10 @@ def same_on_all(comm: CommunicatorBase, state: State) -> list[str]:
         return list(state)
     own = {name: _form_and_checksum(array) for name, array in state.items()}
     table: dict[str, Any] = comm.bcast_obj(own)
-    alike = np.array([own.get(name, "") == form for name, form in table.items()], np.int64)
-    counts = comm.allreduce(alike)
-    return [name for name, count in zip(table, counts, strict=True) if count == comm.size]
+    alike = np.packbits([own.get(name, "") == form for name, form in table.items()])
+    rows = comm.handshake("checkpoint", payload=alike.tobytes())
+    same = np.bitwise_and.reduce([np.frombuffer(row, np.uint8) for row in rows])
+    return [name for name, is_same in zip(table, np.unpackbits(same), strict=False) if is_same]
 
 
 def _form_and_checksum(array: np.ndarray | None) -> Any:

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..iterators import DistributedOrderSampler
-from ..iterators.distributed_order_sampler import Place
+from ..iterators import DistributedOrderSampler, Place
 from ..trainer_introspection import iterators_of, updater_of
 from .shards import RESERVED_PREFIX, State
 from .state_dict import StateError, load_state_dict

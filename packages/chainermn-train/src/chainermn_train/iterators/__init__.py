@@ -1,6 +1,7 @@
 """Iterators that several ranks share, and what their worker processes need under MPI."""
 
 from .distributed_order_sampler import DistributedOrderSampler
+from .distributed_order_sampler import Place as Place
 from .multi_node_iterator import MultiNodeIterator, create_multi_node_iterator
 from .order_sampler import ResumableOrderSampler
 from .synchronized_iterator import SynchronizedIterator, create_synchronized_iterator

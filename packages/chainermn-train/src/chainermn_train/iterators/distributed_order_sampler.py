@@ -91,7 +91,10 @@ class DistributedOrderSampler(OrderSampler):
         return self.order_at(Place(place.epoch + 1, 0, self._examples))[0]
 
     def order_at(self, place: Place) -> tuple[np.ndarray, int]:
-        """Return the order of this rank from a place on, and the position of its next example."""
+        """Return this rank's order, int64, from a ``place`` on, and where its next example stands.
+
+        Not collective; raises nothing.
+        """
         self._examples = place.examples
         length, left = self._share(place.examples), self._share(place.examples - place.seen)
         permutation = self._permutation(place.epoch, place.examples)
@@ -103,7 +106,7 @@ class DistributedOrderSampler(OrderSampler):
         return order, length - left
 
     def start_of(self, iterator: Any) -> Place:
-        """Return where the order of an iterator that uses this begins.
+        """Return where the order of an ``iterator`` that uses this begins (not collective).
 
         Raises:
             ValueError: as a call does.
@@ -112,7 +115,10 @@ class DistributedOrderSampler(OrderSampler):
         return self._find(iterator._state.order)
 
     def advanced(self, start: Place, position: int, size: int) -> Place:
-        """Return how far ``size`` ranks have come whose orders began at ``start``."""
+        """Return the place of ``size`` ranks at this ``position`` in an order from ``start`` on.
+
+        Not collective; raises nothing.
+        """
         rest = start.examples - start.seen
         before = self._share(start.examples, size) - self._share(rest, size)
         place = start._replace(seen=start.seen + (position - before) * size)

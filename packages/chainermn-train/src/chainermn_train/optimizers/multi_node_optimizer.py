@@ -266,7 +266,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whether gradients may be left at the end, by its arguments: the same on all ranks."""
+        """Whether gradients may be left at the end, by its arguments (not collective)."""
         return bool(self._settings["accumulate_steps"] > 1 or self._settings["double_buffering"])
 
     # An update, step by step.
@@ -363,7 +363,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         reducer = reducer or communicator.make_reducer(self.zero_fill, OPERATION)
         num_calls = min(num_calls, 1) if call == "flush()" else num_calls  # it takes any number
         total = agree(reducer, call, report, digest, num_calls)
-        self.leaves = self.leaves or total.warned > 0
+        if total.warned:
+            self.leaves = True
         while True:
             decision = decide(total, communicator.size, is_last)
             if decision is Decision.COMPARE_SETTINGS:

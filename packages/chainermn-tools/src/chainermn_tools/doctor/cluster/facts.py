@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from chainermn_tools import environment
+from chainermn_tools import environment, jobs
 from chainermn_tools.doctor.check import CheckResult, Context, Run, skipped
 from chainermn_tools.doctor.cluster import ssh
 from chainermn_tools.doctor.cluster.session import (
@@ -99,10 +99,10 @@ def gather_facts(context: Context) -> ClusterFacts:
         "program_seconds": context.time_for(*VERSION_TIME),
     }
     lines = first_input(sys.executable, order)
-    program, login_time = ssh.program(launcher.get("vendor")), context.time_for(*LOGIN_TIME)
+    program, login_time = jobs.ssh_program(launcher.get("vendor")), context.time_for(*LOGIN_TIME)
     commands = {THIS_MACHINE: ["sh", "-c", COMMAND]}
     for host in context.hosts:
-        commands[host.name] = ssh.login_command(program, host.name, COMMAND, login_time)
+        commands[host.name] = jobs.login_command(program, host.name, COMMAND, login_time)
     with open_sessions() as start:
         seconds = context.time_for(*ANSWER_TIME)
         deadline = time.monotonic() + seconds

@@ -1,25 +1,12 @@
-"""How ssh is asked to log in to a host, and what it means when it fails."""
+"""What it means when ssh fails to log in to a host."""
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from chainermn_tools.explain import root_cause
-from chainermn_tools.jobs import HOST_NAME
 
-# The variables that name mpiexec's ssh: of MPICH and its relatives, and then of Open MPI.
-HYDRA_AGENTS = ("HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP_EXEC")
-OPEN_MPI_AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "OMPI_MCA_plm_ssh_agent")
-OPTIONS = (
-    *("-T", "-x"),
-    "-v",  # even where a wrapper says -q it then says why it failed
-    *("-o", "BatchMode=yes"),
-    *("-o", "ConnectionAttempts=1"),
-)
 LOGGED_IN = re.compile(r"^(?:debug1: )?Authenticated to ", re.MULTILINE)
 # What -v adds: its own lines, and the banner of a version. And what is no failure.
 VERBOSE_LINE = re.compile(
@@ -47,22 +34,6 @@ def no_ssh(said: str) -> SSHFailure:
     """Return the failure of an ssh that doesn't start."""
     hint = "sudo apt-get install openssh-client   # or what HYDRA_LAUNCHER_EXEC names"
     return SSHFailure("no ssh", "ssh can't be started here", hint, said)
-
-
-def program(vendor: str | None) -> list[str]:
-    """Return the words with which the mpiexec of this vendor would start ssh."""
-    if vendor == "Open MPI":
-        chosen = next(filter(None, map(os.environ.get, OPEN_MPI_AGENTS)), "ssh")
-        return shlex.split(chosen.split(" : ")[0])  # it may list several to choose from
-    return [next(filter(None, map(os.environ.get, HYDRA_AGENTS)), "ssh")]
-
-
-def login_command(program: Sequence[str], host: str, command: str, timeout: float) -> list[str]:
-    """Return the words that run a command in the host's login shell; refuse what is no name."""
-    if not HOST_NAME.fullmatch(host):
-        raise ValueError(f"{host!r} is no name of a host")
-    limit = f"ConnectTimeout={max(1, int(timeout))}"
-    return [*program, *OPTIONS, "-o", limit, "--", host, command]
 
 
 def classify_failure(stderr: str) -> SSHFailure:
