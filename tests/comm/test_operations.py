@@ -181,6 +181,26 @@ def test_within_a_machine_sums_take_no_messages(world, reproducible):
 
 
 @pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("backwards", [False, True])
+def test_two_means_that_are_prepared_at_a_time_do_not_mix(world, backwards):
+    with create_communicator("hierarchical") as comm:
+        comm.allreduce_grad(with_grads(w=np.ones(1000, "f4")))
+        for elements in (10, 300_000):
+            models = [with_grads(w=np.full(elements, comm.rank + 10 * n, "f4")) for n in range(2)]
+            reducers = [comm.make_reducer() for _ in models]
+            for reducer, model in zip(reducers, models, strict=True):
+                reducer.add(model)
+            for reducer in reversed(reducers) if backwards else reducers:
+                reducer.agree()
+                work = reducer.start()
+                work.wait()
+                work.assign()
+            for number, model in enumerate(models):
+                expected = (comm.size - 1) / 2 + 10 * number
+                same(model["w"].grad, np.full(elements, expected, "f4"))
+
+
+@pytest.mark.sizes(2, 3, 4)
 def test_a_sum_between_the_steps_of_a_mean_mixes_with_nothing(world):
     """Both are packed into shared memory before ranks agree."""
     with create_communicator("hierarchical") as comm:

@@ -71,6 +71,7 @@ class SharedMemoryAllreduce(Algorithm):
         # By slot, size and dtype: each rank's numbers.
         self._views: dict[tuple[int, int, np.dtype], list[np.ndarray]] = {}
         self._next_group = 0  # groups so far: slot numbers go on from call to call
+        self._packed = object()  # another one for each call that has packed its first group
         self._intra = MPI.Intracomm(comm.Split(topology.inter_rank(rank), rank))
         self._intra_rank = self._intra.rank
         reason = ""
@@ -113,6 +114,7 @@ class SharedMemoryAllreduce(Algorithm):
         groups = [chunks[start : start + size] for start in range(0, len(chunks), size)]
         redundant = self._ranks <= REDUNDANT_RANKS or self._ranks * nbytes <= way.redundant_bytes
         stages, first = self._stages(redundant), self._next_group
+        token = self._packed = object()
 
         def work(stage: Stage, index: int) -> None:
             number = (first + index) * self.most_chunks
@@ -124,7 +126,8 @@ class SharedMemoryAllreduce(Algorithm):
         self._window.sync()
 
         def rest() -> None:
-            if self._next_group != first:  # another call has used the slots since
+            # Another call has used the slots since, or packed into them.
+            if self._next_group != first or self._packed is not token:
                 self.allreduce(operand, way)
                 return
             self._window.sync()

@@ -184,7 +184,8 @@ class Store:
             except DamagedError as error:  # on all ranks
                 found = str(error)
             if not isinstance(found, str):
-                states = [{**shared, **each.own} for each in found]
+                # Snapshots have all that a set has in one shard.
+                states = [{**shared, **each.shared, **each.own} for each in found]
                 return generation.save, states, self._explained(skipped)
             skipped[generation.save] = found
             self.complete.discard(generation.save)

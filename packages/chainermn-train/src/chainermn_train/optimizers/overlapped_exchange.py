@@ -89,15 +89,19 @@ class _Sending:
     def end(self) -> None:
         """Hand in all that is left, whatever fails meanwhile: other ranks wait for it."""
         while self._handed_in < len(self._left):
-            with contextlib.suppress(Exception):
+            try:
+                self._hand_in()
+            except Exception:  # zeros in their place: nobody steps
+                for place in self.plan.buckets[self._handed_in]:
+                    self.gradients.gradients[place].grad = None
                 self._hand_in()
         self.thread.wait()
 
     def _hand_in(self) -> None:
         places = self.plan.buckets[self._handed_in]
-        self._handed_in += 1
         bucket = GradientSet([self.gradients.gradients[place] for place in places], None)
         self.reducer.add(bucket, planned=True)
+        self._handed_in += 1  # else it is still to come, also where that fails
 
 
 class OverlappedExchange(GradientExchange):
