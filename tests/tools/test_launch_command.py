@@ -216,7 +216,8 @@ def test_a_job_starts_again_from_its_last_checkpoint(tmp_path, failing):
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"went on from {failing[-1] + 1}\n"
     said = [line for line in done.stderr.splitlines() if line.startswith("chainermn launch: ")]
-    again = [f"chainermn launch: starting again, {n} of 2" for n in range(1, 1 + len(failing))]
+    words = "chainermn launch: starting again with 2 ranks"
+    again = [f"{words}, {n} of 2" for n in range(1, 1 + len(failing))]
     assert [line for line in said if "starting again" in line] == again
     assert "RuntimeError: step 1 failed" in said[1]
     assert len(list(steps.iterdir())) == 6

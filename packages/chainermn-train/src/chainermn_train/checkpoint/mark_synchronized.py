@@ -14,7 +14,7 @@ from ..optimizer_state import array_of, keys_of, updates_of
 from ..optimizers import MultiNodeOptimizer
 from ..trainer_introspection import updater_of
 from .dealing import same_on_all
-from .state_dict import state_dict
+from .shards import State
 
 
 def mark_synchronized_if_equal(comm: CommunicatorBase, target: Any, optimizer: Any = None) -> None:
@@ -25,7 +25,7 @@ def mark_synchronized_if_equal(comm: CommunicatorBase, target: Any, optimizer: A
         optimizers.append(optimizer)
     multi_node = [it for it in optimizers if isinstance(it, MultiNodeOptimizer) and it.target]
     for each in multi_node:
-        state = state_dict(each.target) | {
+        state: State = {
             f"{key} of {name}": np.asarray(to_host(array_of(param, key)))
             for name, param in each.target.namedparams()
             for key in keys_of(param)
