@@ -43,7 +43,7 @@ def is_chosen_for(size: int) -> bool:
         topology=topology,
         settings=Settings(),
     )
-    return isinstance(factories.through_mpi(context), circulant.CirculantAllreduce)
+    return isinstance(factories.by_messages(context), circulant.CirculantAllreduce)
 
 
 def main() -> NoReturn:

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest import mock
 
-from chainermn_comm.allreduce import factories, user_arrays
+from chainermn_comm.allreduce import factories, verbs
 from chainermn_comm.gradients import bucket
 from chainermn_comm.messaging import messages
 
@@ -14,7 +14,7 @@ from chainermn_comm.messaging import messages
 MOMENTS: dict[str, tuple[Any, str]] = {
     "replaced gradients": (bucket, "_targets"),
     "gradients of zeros": (bucket.Bucket, "add_zeros"),
-    "room for a sum": (user_arrays, "_prepared"),
+    "room for a sum": (verbs, "_prepared"),
     "a message": (messages, "allocate"),
     "the first use": (factories, "_through_shared_memory"),
 }

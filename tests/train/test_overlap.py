@@ -456,6 +456,32 @@ def test_after_a_failure_on_one_rank_training_goes_on(comm, place, failing):
 
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize("failing", [0, -1])
+def test_a_bucket_that_can_not_be_handed_in_is_an_error_on_all(comm, monkeypatch, failing):
+    twins, kind = Twins(comm), type(comm.make_reducer())
+    with sending(comm) as events:
+        until(events, twins)
+    add, failures = kind.add, [comm.rank == failing % comm.size]
+
+    def fail_once(self, bucket, planned=False):
+        if planned and failures and failures.pop():
+            raise PlantedError
+        add(self, bucket, planned)
+
+    monkeypatch.setattr(kind, "add", fail_once)
+    raised = []
+    for model, optimizer in zip(twins.models, twins.optimizers, strict=True):
+        try:
+            optimizer.update(model, batch(comm.rank, 0))
+        except (PlantedError, PeerError) as error:
+            raised.append(type(error))
+    assert raised == [PlantedError if comm.rank == failing % comm.size else PeerError]
+    for model in twins.models:
+        assert same_everywhere(comm, model)
+    twins.finalize()
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("failing", [0, -1])
 def test_a_function_whose_backward_failed_can_compute_again(comm, failing):
     """Its gradients are the user's then, and go nowhere."""
     twins, graphs = Twins(comm), []

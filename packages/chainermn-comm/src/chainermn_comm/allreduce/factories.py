@@ -33,7 +33,7 @@ def bucketed(group: ProcessGroup, per_tensor: bool = False) -> Algorithm:
     chunk_bytes = group.settings.chunk_bytes
     if chunk_bytes is None and goes_in_rounds(group.size):
         chunk_bytes = default_chunk_bytes(group.size)
-    return Bucketed(through_mpi(group).allreduce, chunk_bytes, per_tensor)
+    return Bucketed(by_messages(group).allreduce, chunk_bytes, per_tensor)
 
 
 def rank_ordered(group: ProcessGroup) -> Algorithm:
@@ -92,23 +92,21 @@ class AlgorithmCache:
         self._factories = {False: host, True: gpu}
         self._group = group
         self.made: dict[bool, Algorithm] = {}
-        self._by_messages: Algorithm = Bucketed(through_mpi(group).allreduce, per_tensor=True)
+        self._by_messages: Algorithm = Bucketed(by_messages(group).allreduce, per_tensor=True)
         on_one_node, leaders = group.topology.inter_size == 1, (single_leader, multi_leader)
         self.is_local = on_one_node and host in leaders
         self._sums_in_memory = on_one_node and host in (*leaders, rank_ordered)
 
-    def get(self, on_gpu: bool) -> Algorithm:
+    def get(self, on_gpu: bool, operation: str = "allreduce_grad") -> Algorithm:
         """Return the algorithm, made if there is none yet (collective)."""
         if on_gpu not in self.made:
             make, group = self._factories[on_gpu], self._group
-            self.made[on_gpu] = group.run_or_raise(
-                "allreduce_grad", lambda: make(group), "its first use"
-            )
+            self.made[on_gpu] = group.run_or_raise(operation, lambda: make(group), "its first use")
         return self.made[on_gpu]
 
-    def allreduce(self, operand: Operand) -> None:
+    def allreduce(self, operation: str, operand: Operand) -> None:
         """Sum users' arrays (collective), packed only now: gradients may wait in that memory."""
-        algorithm = self.get(False) if self._sums_in_memory else self._by_messages
+        algorithm = self.get(False, operation) if self._sums_in_memory else self._by_messages
         algorithm.allreduce(operand)
 
     def close(self) -> None:
@@ -129,7 +127,7 @@ class AlgorithmCache:
         self._by_messages = NoOp()  # its buffers go
 
 
-def through_mpi(group: ProcessGroup) -> PairwiseAllreduce | CirculantAllreduce:
+def by_messages(group: ProcessGroup) -> PairwiseAllreduce | CirculantAllreduce:
     """Return the sum over all ranks by messages: pairwise if few, or to keep their order."""
     if goes_in_rounds(group.size) and not group.settings.reproducible:
         return CirculantAllreduce(group.comm, group.tag, group.settings.chunk_bytes)
@@ -163,7 +161,7 @@ def _through_shared_memory(group: ProcessGroup, leaders: int) -> Algorithm:
         return shared
     # Either all ranks share memory, or none do.
     if topology.inter_size > 1:
-        return LargeInPlace(through_mpi(group), shared)
+        return LargeInPlace(by_messages(group), shared)
     # Of any number of ranks, since all ways give the bits of the order of ranks.
     pairwise = PairwiseAllreduce(comm, group.tag, LATE_GATHER, group.settings.chunk_bytes)
     ways: list[Algorithm] = [SharedMemoryWay(shared, SHORT_GROUPS), shared]

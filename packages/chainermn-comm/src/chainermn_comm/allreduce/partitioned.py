@@ -61,12 +61,10 @@ class Partitioned(Algorithm):
 class LargeInPlace(Partitioned):
     """Sums large arrays where they are, by messages, and all others by another algorithm."""
 
-    def __init__(
-        self, through_mpi: PairwiseAllreduce | CirculantAllreduce, small: Algorithm
-    ) -> None:
+    def __init__(self, messages: PairwiseAllreduce | CirculantAllreduce, small: Algorithm) -> None:
         """Own the algorithm for small arrays."""
-        super().__init__(is_large, Bucketed(through_mpi.allreduce, per_tensor=True), small)
-        self._through_mpi = through_mpi
+        super().__init__(is_large, Bucketed(messages.allreduce, per_tensor=True), small)
+        self._messages = messages
 
     def stream(self, next_operand: NextOperand) -> None:
         """Operands, all of one divisor, are one stream, in which there is always something."""
@@ -88,4 +86,4 @@ class LargeInPlace(Partitioned):
             return None
 
         with overflow_errstate():
-            self._through_mpi.stream(next_pair, first.divisor)
+            self._messages.stream(next_pair, first.divisor)

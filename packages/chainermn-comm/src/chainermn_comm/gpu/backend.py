@@ -88,11 +88,9 @@ class NcclBackend(DeviceBackend):
 
     def allreduce(self, sources: Arrays, targets: Arrays, op: Any, divisor: int = 1) -> None:
         with self._enqueuing((sources, targets)) as stream:
-            if divisor != 1:
-                for source, target in zip(sources, targets, strict=True):
-                    devices.divide(source, divisor, target)
-                sources = targets
             self._nccl.allreduce(sources, targets, op, stream)
+            for target in targets if divisor != 1 else ():
+                devices.divide(target, divisor, target)
 
     def reduce_scatter(self, rows: Sequence[Arrays], targets: Arrays, op: Any) -> None:
         with self._enqueuing((rows, targets)) as stream:

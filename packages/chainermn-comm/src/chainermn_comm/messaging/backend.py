@@ -81,10 +81,7 @@ class DeviceBackend(Backend):
     def allreduce(
         self, sources: Sequence[Any], targets: Sequence[Any], op: Any, divisor: int = 1
     ) -> None:
-        """Write what a ufunc makes of all ranks' sources into targets (collective).
-
-        The sources are divided before.
-        """
+        """Write what a ufunc makes of all ranks' sources, divided, into targets (collective)."""
 
     @abstractmethod
     def reduce_scatter(

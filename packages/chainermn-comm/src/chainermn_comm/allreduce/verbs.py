@@ -62,7 +62,9 @@ def reduce_arrays(
             _reduce_scatter(group, rows, results, OPERATIONS[op])
         else:
             dtypes = [result.dtype for result in results]
-            algorithms.allreduce(Operand(rows[0], results, dtypes, divisor, OPERATIONS[op]))
+            algorithms.allreduce(
+                operation, Operand(rows[0], results, dtypes, divisor, OPERATIONS[op])
+            )
     return _hand_out(group, operation, found[own], results, out, places)
 
 
