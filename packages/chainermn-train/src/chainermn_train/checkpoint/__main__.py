@@ -36,4 +36,5 @@ def main() -> None:
         sys.exit(f"{error}")
 
 
-main()
+if __name__ == "__main__":
+    main()
