@@ -121,6 +121,9 @@ def test_a_command_makes_a_file_for_chainer_alone(naive, folder):
         assert done.returncode == 1
         assert "run.0.7" in done.stderr
         assert command().returncode == 1
+        (folder / "notes").write_text("of somebody else")
+        done = command(folder / "notes", folder / "model.npz")
+        assert done.stderr == "notes is no shard of a checkpoint of this version\n"
     naive.allgather_obj(None)
 
 

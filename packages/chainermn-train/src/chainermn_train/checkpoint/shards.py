@@ -156,6 +156,8 @@ def _opened(path: Path, file: BinaryIO) -> Any:
         npz = np.load(file, allow_pickle=False)
         npz.files  # noqa: B018  (a single array has none)
     except Exception as error:  # a damaged file may lead zipfile to raise anything
+        if not is_ours(path):
+            raise _no_shard(path) from None
         raise _damaged(path, error) from error
     return npz
 
@@ -164,12 +166,16 @@ def _header(path: Path, npz: Any) -> dict[str, Any]:
     try:
         header: dict[str, Any] = json.loads(npz[_HEADER].tobytes())
     except KeyError:
-        raise DamagedError(f"{path.name} is no shard of a checkpoint of this version") from None
+        raise _no_shard(path) from None
     except Exception as error:
         raise _damaged(path, error) from error
     if header["format"] != _FORMAT:
         raise DamagedError(f"{path.name} is of a newer version, format {header['format']}")
     return header
+
+
+def _no_shard(path: Path) -> DamagedError:
+    return DamagedError(f"{path.name} is no shard of a checkpoint of this version")
 
 
 def _damaged(path: Path, error: Exception) -> Exception:
