@@ -283,6 +283,45 @@ def test_sums_beside_means_in_a_thread_do_not_deadlock(world, gpu, during_backwa
                 )
 
 
+@pytest.mark.sizes(2, 3)
+def test_means_in_two_threads_and_the_main_one_keep_the_order_of_their_starts(world, gpu):
+    """As those of two optimizers with double buffering, and of a third one without."""
+    import cupy
+
+    def model_of(number: int) -> Model:
+        grad = gpus.put(np.full(3000, world.rank + number, "f4"))
+        return Model(w=Param(gpus.put(np.zeros(3000, "f4")), grad))
+
+    def take(work) -> None:
+        with cupy.cuda.Stream(non_blocking=True):
+            work.wait()
+            work.assign()
+
+    with (
+        create_communicator("hierarchical") as comm,
+        comm.split(0, comm.rank) as first,
+        comm.split(0, comm.rank) as second,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        for step in range(6):
+            models, works = [model_of(number) for number in range(3)], []
+            for model, channel in zip(models, (first, second), strict=False):
+                reducer = comm.make_reducer(False, "allreduce_grad", channel)
+                reducer.add(model)
+                reducer.agree()
+                works.append(reducer.start())
+            assert not any(work.poll() for work in works)
+            on_odd_ranks = -1 if (comm.rank + step) % 2 else 1
+            done = [threads.submit(take, work) for work in works[::on_odd_ranks]]
+            comm.allreduce_grad(models[2])
+            assert all(work.poll() for work in works)
+            for each in done:
+                each.result()
+            for number, model in enumerate(models):
+                found = set(gpus.to_host(model["w"].grad))
+                assert found == {np.float32(number + (comm.size - 1) / 2)}
+
+
 def check_sum(comm) -> None:
     found = comm.allreduce(gpus.put(np.full(9, comm.rank, "f4")))
     assert set(gpus.to_host(found)) == {sum(range(comm.size))}

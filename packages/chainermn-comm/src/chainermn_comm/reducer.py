@@ -10,8 +10,8 @@ from typing import Any
 
 from .errors import raise_mismatch, view_of
 
-# Work that another thread does, from its start until the main one's stream waits for it. So all
-# ranks have the same here in the same call.
+# Work that another thread does, from its start until the main one's stream waits for it, or nobody
+# holds it. All ranks start the same work in the same order; on some it may be over earlier.
 in_background: weakref.WeakSet[Work] = weakref.WeakSet()
 
 
@@ -19,14 +19,19 @@ class Work:
     """Means that are to be taken, and then given to parameters; made by :meth:`Reducer.start`."""
 
     def __init__(
-        self, take: Callable[[], None], give: Callable[[], None], is_in_background: bool
+        self,
+        take: Callable[[], None],
+        give: Callable[[], None],
+        is_in_background: bool,
+        is_planned: bool = False,
     ) -> None:
         """Do nothing yet, and raise nothing (not collective).
 
         :meth:`wait` calls ``take``, and :meth:`assign` ``give``; ``is_in_background``, another
-        thread waits.
+        thread waits; ``is_planned``, it needs the main thread to end.
         """
         self._take, self._give, self._is_in_background = take, give, is_in_background
+        self.is_planned, self._taken = is_planned, threading.Event()
         if is_in_background:
             in_background.add(self)
 
@@ -37,7 +42,21 @@ class Work:
         :meth:`CommunicatorBase.multi_node_mean_grad` raises where ranks could not compare gradients
         before.
         """
-        self._take()
+        try:
+            self._take()
+        finally:
+            self._taken.set()
+
+    def poll(self) -> bool:
+        """Return whether :meth:`wait` has ended, in whichever thread, also by an error.
+
+        Not collective; it waits for nothing, and raises nothing.
+        """
+        return self._taken.is_set()
+
+    def wait_until_taken(self) -> None:
+        """Return once another thread's :meth:`wait` has ended (not collective); raise nothing."""
+        self._taken.wait()
 
     def assign(self) -> None:
         """Give parameters their means, for which :meth:`wait` has returned.
@@ -84,6 +103,7 @@ class Reducer:
         self._channel, self._is_apart = channel or communicator, channel is not None
         self._models: list[Any] = []
         self._handed_in = [False]  # by rank, once ranks have agreed
+        self._before: list[weakref.ref[Work]] = []
 
     @property
     def complete(self) -> bool:
@@ -153,7 +173,15 @@ class Reducer:
             texts = ["handed in" if each else "none" for each in self._handed_in]
             views = [view_of(self._operation, [("gradients", text)]) for text in texts]
             raise_mismatch(self._operation, self._rank, views)
-        return Work(partial(self._take, planned), self._assign, self._is_apart)
+        self._before = [weakref.ref(each) for each in in_background if not each.is_planned]
+        return Work(partial(self._take, planned), self._assign, self._is_apart, planned > 0)
+
+    def _wait_for_those_before(self) -> None:
+        """Return once all work in the background that was started before this is over."""
+        while self._before:
+            work = self._before.pop()()
+            if work is not None:
+                work.wait_until_taken()
 
     def _check_plan(self) -> None:
         raise NotImplementedError(f"{type(self._communicator).__name__} takes no plans")

@@ -34,8 +34,8 @@ class BackgroundThread:
         self._wait_requested = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Start the thread; where no thread can be started, `wait` does its work."""
+    def start(self) -> bool:
+        """Start the thread; return whether one can be started, else `wait` does its work."""
         thread = threading.Thread(None, self._run, "ChainerMN", daemon=True)
         with _lock:
             if not len(_running):
@@ -49,6 +49,7 @@ class BackgroundThread:
                 if "can't start" not in str(error):  # a signal's handler has raised it
                     raise
                 self._thread = None
+        return self._thread is not None
 
     def _run(self) -> None:
         work, self._work = self._work, None

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import devices
+from .. import devices, staging
 from ..allreduce import AlgorithmCache, Operand
 from ..errors import now, raise_mismatch, share_failure, view_of
 from ..messaging import ProcessGroup
@@ -167,6 +167,9 @@ class MpiReducer(Reducer):
                     with devices.translated_errors(f"rank {self._rank}: {OPERATION}"):
                         self._take_planned(planned)
                     return
+                there = self._parameter_on_gpu() if self._before or self._is_apart else None
+                if there is not None:
+                    self._wait_for_those_before()
                 for number, bucket in enumerate(self._buckets):
                     if self._is_apart:
                         handshake.begin(OPERATION, bucket.signature.nbytes)
@@ -178,14 +181,29 @@ class MpiReducer(Reducer):
                         continue
                     for on_gpu, operand in self._operands(bucket):
                         self._algorithms.get(on_gpu).allreduce(operand)
+                if there is not None and self._is_apart:
+                    with devices.using_device_of(there):
+                        staging.wait([devices.recorded_event()])
         finally:
             handshake.leave()
+
+    def _parameter_on_gpu(self) -> Any:
+        """Return a parameter's array on a GPU, if there is one.
+
+        Work of two communicators of NCCL's that ranks enqueue in different orders can wait for each
+        other for ever. So each waits for what was started before it.
+        """
+        buckets = [bucket for bucket in self._buckets if not bucket.wire_dtypes]
+        arrays = [param.data for bucket in buckets for param in bucket.params]
+        return next(filter(devices.on_gpu, arrays), None)
 
     def _take_planned(self, left: int) -> None:
         """Take the means of that many buckets as they come (collective)."""
         algorithms, size = self._algorithms, self._data_group.size
         first = [self._planned.get()]
         on_gpu = first[0].on_gpu
+        if on_gpu:
+            self._wait_for_those_before()
 
         def next_operand(wait: bool) -> Operand | None:
             nonlocal left

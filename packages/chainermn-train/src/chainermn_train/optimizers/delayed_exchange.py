@@ -79,10 +79,8 @@ class DelayedExchange(GradientExchange):
             if self.channel is None:  # the first mean is taken at once
                 self._thread.wait()
                 self.channel = make_channel(self._communicator, device)
-            elif threads_may_use_mpi(_ALONE):
-                self._thread.start()
-            else:
-                self._thread.wait()
+            elif not (threads_may_use_mpi(_ALONE) and self._thread.start()):
+                self._thread.wait()  # other means on the GPU wait for these
 
     def cancel(self) -> None:
         if self._handed_in is not None:
