@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 from chainermn_comm import CommunicationError
 from tests.support import gpus
@@ -99,13 +98,12 @@ def test_the_time_line_shows_when_nccl_does_wait(world, double):
 
 
 def test_without_threads_in_mpi_each_call_waits_and_raises_itself(world, double, monkeypatch):
-    monkeypatch.setattr(MPI, "Query_thread", lambda: MPI.THREAD_SERIALIZED)
-    model, before = models(world), gpus.watchers()
+    has_thread, model = gpus.without_thread(monkeypatch), models(world)
     with make(world, "pure_nccl") as comm:
         for _ in range(2):
             comm.allreduce_grad(model)
             assert not any(stream.queue for stream in double.streams[1:])  # all is over
-        assert gpus.watchers() == before
+        assert not has_thread()
         if world.rank == 1:
             double.plant("allReduce", after=2)
         told = "cudaErrorMemoryAllocation" if world.rank == 1 else "NCCL_ERROR_REMOTE_ERROR"

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from chainermn_comm import CommunicatorBase, devices, staging
 from chainermn_comm.arithmetic import Chunk, plan_chunks
-from chainermn_comm.gpu import communicators, device_allreduce, kernels
+from chainermn_comm.gpu import communicators, device_allreduce, kernels, watcher
 from chainermn_comm.messaging import Handshake
 from chainermn_comm.reducer import Work, in_background
 from tests.support.models import Model, Param
@@ -86,10 +86,8 @@ def assert_mean(comm: CommunicatorBase, size: int = 1000) -> None:
 
 def settle(world: Any, comm: CommunicatorBase) -> None:
     """Return once no rank has work under way that its thread looks after (collective)."""
-    watcher = getattr(comm._algorithms.made[True], "_watcher", None)  # type: ignore[attr-defined]
-    while watcher and (watcher._pending or watcher._wake.is_set()):
-        if watcher._thread is None:
-            break
+    own = getattr(comm._algorithms.made[True], "_watcher", None)  # type: ignore[attr-defined]
+    while own in watcher._busy and watcher._thread is not None:
         time.sleep(1e-3)
     world.Barrier()
 
@@ -183,8 +181,15 @@ def forget_means() -> None:
 
 
 def watchers() -> int:
-    """How many threads look after work on devices, those of communicators that were left, too."""
-    return sum(thread.name == "chainermn-gpu-watcher" for thread in threading.enumerate())
+    """How many look after work on devices."""
+    return len(watcher._watchers)
+
+
+def without_thread(patch: pytest.MonkeyPatch) -> Callable[[], bool]:
+    """MPI admits no other threads; what is returned says whether one was started after all."""
+    patch.setattr(MPI, "Query_thread", lambda: MPI.THREAD_SERIALIZED)
+    patch.setattr(watcher, "_thread", None)
+    return lambda: watcher._thread is not None
 
 
 def count_allgathers(patch: pytest.MonkeyPatch) -> list[int]:

@@ -1,7 +1,8 @@
 """Watches what was enqueued on a device: a call returns before its work is over, or has failed.
 
-A thread polls CUDA's events and NCCL's asynchronous errors. After one a process is of no use: it
-ends the job, or, where the user refused that, aborts NCCL's communicators.
+The process has one thread for that, which polls CUDA's events and NCCL's asynchronous errors. After
+one a process is of no use: it ends the job, or, where the user refused that, aborts NCCL's
+communicators, and the one that uses them is of no use any more.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ DRAIN_SECONDS = 5.0
 
 # What a device may still use, since it failed or didn't finish in time.
 _orphaned: list[Any] = []
-_watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
+_watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()  # but for those that were closed
+_busy: set[Watcher] = set()  # with work that isn't over, which the thread polls
+_lock = threading.RLock()  # of all that watchers change
+_wake, _stop = threading.Event(), threading.Event()
+_thread: threading.Thread | None = None  # once there was work
 
 
 class Watcher:
@@ -48,17 +53,9 @@ class Watcher:
         self._what = f"rank {group.rank}: {operation}"
         self._failure = ""
         self._pending: deque[tuple[Any, Any]] = deque()  # events, and what lives until they happen
-        self._lock = threading.RLock()
-        self._wake, self._stop = threading.Event(), threading.Event()
         self._in_call = False  # and may wait for other ranks in a call of NCCL's
-        self._thread: threading.Thread | None = None
-        # Another thread must not call MPI otherwise, and the job may have to end; each call then
-        # waits for its end.
-        if MPI.Query_thread() >= MPI.THREAD_MULTIPLE:
-            name = "chainermn-gpu-watcher"
-            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-            self._thread.start()
-        _watchers.add(self)
+        with _lock:
+            _watchers.add(self)
 
     @contextlib.contextmanager
     def enqueuing(self, keep: Any, stream: Any = None) -> Iterator[Any]:
@@ -68,16 +65,19 @@ class Watcher:
         until then; without a thread this waits for it.
         """
         with self.ending(keep):
-            self._in_call = True
-            self._wake.set()
+            has_thread = _start_thread()
+            with _lock:
+                self._in_call = True
+                _busy.add(self)
+            _wake.set()
             if stream is None:
                 stream = devices.current_stream()
             yield stream
             over = devices.recorded_event(stream)
-            with self._lock:
+            with _lock:
                 self._pending.append((over, keep))
                 self._in_call = False
-            if self._thread is None:
+            if not has_thread:
                 self._wait()
             elif stream.ptr != (current := devices.current_stream()).ptr:
                 current.wait_event(over)
@@ -89,7 +89,7 @@ class Watcher:
 
     def _poll(self) -> bool:
         """Raise if something has failed; let go of what is over, and return whether all is."""
-        with self._lock:
+        with _lock:
             if self._failure:
                 raise CommunicationError(
                     f"{self._what} failed: {self._failure}; make a new communicator on all ranks"
@@ -99,6 +99,8 @@ class Watcher:
                 nccl.check()  # work that failed may count as done
             for _ in over:
                 self._pending.popleft()
+            if not (self._pending or self._in_call):
+                _busy.discard(self)
             return not self._pending
 
     def _wait(self) -> None:
@@ -119,25 +121,25 @@ class Watcher:
             with devices.translated_errors(self._what), devices.use(self.device):
                 yield
         except BaseException as error:
-            with self._lock:
+            with _lock:
                 is_first = not self._failure
                 self._failure = self._failure or describe_exception(error)
                 _orphaned.append((self._used, keep, *self._pending))
                 self._pending.clear()
+                self._leave()
             if is_first:
                 self._group.interrupt(self._operation, error, since)
                 abort_all(self._nccls)
-                if threading.current_thread() is self._thread:
+                if threading.current_thread() is _thread:
                     print(f"ChainerMN: {error}", file=sys.stderr)
-            self._end_thread()
             raise
 
     def abandon(self, streams: Sequence[Any] = ()) -> bool:
         """Abort NCCL; return whether all work, on streams too, is over within some seconds."""
-        self._end_thread()
+        self._leave()
         # All of this rank's, as each waits for what is on the streams, which may be another's.
-        others = [each for each in _watchers if each._group.comm == self._group.comm]
-        abort_all([nccl for watcher in others for nccl in watcher._nccls])
+        mine = [each for each in [self, *_watchers] if each._group.comm == self._group.comm]
+        abort_all([nccl for watcher in mine for nccl in watcher._nccls])
         end, is_done = time.monotonic() + DRAIN_SECONDS, False
         try:
             with contextlib.suppress(Exception), devices.use(self.device):
@@ -156,32 +158,57 @@ class Watcher:
         """Wait until all work is over, and ``close`` what it used."""
         with self.ending():
             self._wait()
-            self._end_thread()
+            self._leave()
             close()
 
-    def _end_thread(self) -> None:
-        self._stop.set()
-        self._wake.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+    def _leave(self) -> None:
+        with _lock:
+            _watchers.discard(self)
+            _busy.discard(self)
 
-    def _run(self) -> None:
-        with contextlib.suppress(Exception), self.ending():
-            while not (self._failure or self._stop.is_set()):
-                self._wake.wait()
-                if self._stop.wait(POLL_SECONDS):
-                    return
-                self._poll()
-                self._wake.clear()  # first: what is asked now, and above, may be set meanwhile
-                if self._pending or self._in_call:
-                    self._wake.set()
+
+def _start_thread() -> bool:
+    """Start the thread, if there is none yet; return whether there can be one.
+
+    Another thread must not call MPI otherwise, and the job may have to end; each call then waits
+    for its end.
+    """
+    global _thread
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        return False
+    if _thread is None:
+        _thread = threading.Thread(target=_run, name="chainermn-gpu-watcher", daemon=True)
+        _thread.start()
+    return True
+
+
+def _run() -> None:
+    while _wake.wait() and not _stop.wait(POLL_SECONDS):
+        _wake.clear()  # first: what is enqueued from now on sets it again
+        _poll_all()
+
+
+def _poll_all() -> None:
+    with _lock:
+        busy = list(_busy)
+    for watcher in busy:
+        with contextlib.suppress(Exception), watcher.ending():
+            watcher._poll()
+    if _busy:
+        _wake.set()
 
 
 @atexit.register
 def stop_all() -> None:
     """Let the work of communicators that nobody finalized end; MPI is about to."""
-    for watcher in list(_watchers):
-        end = time.monotonic() + DRAIN_SECONDS
-        while watcher._pending and not watcher._failure and time.monotonic() < end:
-            time.sleep(POLL_SECONDS)  # the thread polls
-        watcher._end_thread()
+    global _thread
+    if _thread is None:
+        return
+    end = time.monotonic() + DRAIN_SECONDS
+    while _busy and time.monotonic() < end:
+        time.sleep(POLL_SECONDS)  # the thread polls
+    _stop.set()
+    _wake.set()
+    _thread.join(DRAIN_SECONDS)
+    _thread = None
+    _stop.clear()
