@@ -242,7 +242,8 @@ def make_nccl(gpu: Gpu) -> ModuleType:
 
             def write(rows: list[np.ndarray]) -> None:
                 found = result(rows)
-                gpu.bytes_at(recvbuf, found.nbytes)[...] = found
+                if found.nbytes:
+                    gpu.bytes_at(recvbuf, found.nbytes)[...] = found
 
             nbytes = count * DTYPES[datatype].itemsize
             put(self, stream, Operation(f"{name} {count} {datatype}", sendbuf, nbytes, write))
@@ -252,8 +253,11 @@ def make_nccl(gpu: Gpu) -> ModuleType:
             self._put("allReduce", stream, sendbuf, count, recvbuf, datatype, result)
 
         def reduce(self, sendbuf, recvbuf, count, datatype, op, root, stream):
+            none = np.empty(0, np.uint8)
+            assert (recvbuf != 0) == (self.mpi.rank == root), "NULL where nothing is received"
+
             def result(rows: list[np.ndarray]) -> np.ndarray:
-                return total(rows, datatype, op) if self.mpi.rank == root else rows[0][:0]
+                return total(rows, datatype, op) if self.mpi.rank == root else none
 
             self._put(f"reduce {root}", stream, sendbuf, count, recvbuf, datatype, result)
 

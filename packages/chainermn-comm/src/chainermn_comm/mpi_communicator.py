@@ -408,7 +408,7 @@ class MpiCommunicator(CommunicatorBase):
         if self._open_group is not None:
             self._open_group = replace(self._open_group, settings=settings)
             if not self._algorithms.made:
-                self._algorithms = AlgorithmCache(*self._factories[:2], self._open_group)
+                self._algorithms.configure(self._open_group)
 
     def get_config(self, name: str | None = None) -> Any:
         settings = self._settings.as_dict() | super().get_config()

@@ -16,7 +16,10 @@ in_background: weakref.WeakSet[Work] = weakref.WeakSet()
 
 
 class Work:
-    """Means that are to be taken, and then given to parameters; made by :meth:`Reducer.start`."""
+    """Means that are to be taken, and then given to parameters; made by :meth:`Reducer.start`.
+
+    All ranks call :meth:`wait`: the ranks that do wait for the others.
+    """
 
     def __init__(
         self,

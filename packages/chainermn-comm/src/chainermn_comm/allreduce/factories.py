@@ -90,12 +90,17 @@ class AlgorithmCache:
     def __init__(self, host: Factory, gpu: Factory, group: ProcessGroup) -> None:
         """Make nothing with memory yet: only later has the user chosen a device."""
         self._factories = {False: host, True: gpu}
-        self._group = group
         self.made: dict[bool, Algorithm] = {}
-        self._by_messages: Algorithm = Bucketed(by_messages(group).allreduce, per_tensor=True)
+        self._by_messages: Algorithm
+        self.configure(group)
         on_one_node, leaders = group.topology.inter_size == 1, (single_leader, multi_leader)
         self.is_local = on_one_node and host in leaders
         self._sums_in_memory = on_one_node and host in (*leaders, rank_ordered)
+
+    def configure(self, group: ProcessGroup) -> None:
+        """Use the group's settings for what is made from now on (not collective)."""
+        self._group = group
+        self._by_messages = Bucketed(by_messages(group).allreduce, per_tensor=True)
 
     def get(self, on_gpu: bool, operation: str = "allreduce_grad") -> Algorithm:
         """Return the algorithm, made if there is none yet (collective)."""

@@ -53,7 +53,7 @@ STATS_DTYPE = np.dtype(np.float64)
 
 
 class TwoLevelAllreduce(SharedMemoryAllreduce):
-    """Means over several nodes."""
+    """Sums and means over several nodes; no maxima or minima."""
 
     # A chunk is a message, too, and must outweigh its latency.
     default_chunk_bytes, most_chunks, num_slots = 1 << 20, 1, INTER_NODE_SLOTS
@@ -104,8 +104,9 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
         exchange = [self._begin_exchange, *ticks]
         return [self._pack, self._sum_in_node, self._quantize, *exchange, self._unpack]
 
-    def _sum_in_node(self, _: Operand, number: int, chunk: Chunk) -> None:
+    def _sum_in_node(self, operand: Operand, number: int, chunk: Chunk) -> None:
         """Sum this rank's shard of the chunk over the node."""
+        assert operand.op is np.add
         shard = self._own_shard(chunk)
         out = self._sums(number, chunk)[shard]
         exponent = scaled_sum([terms[shard] for terms in self._terms(number, chunk)], out)

@@ -1,4 +1,4 @@
-"""Means of gradients on GPUs: NCCL, kernels, streams, and MPI between nodes."""
+"""What serves arrays on GPUs: NCCL, kernels, streams, and MPI between nodes."""
 
 from .factories import BACKENDS, FACTORIES
 from .nccl import OLDEST as OLDEST_NCCL

@@ -43,6 +43,10 @@ class Communicators:
         leads = several and self._index < self.shards
         inter_comm = MPI.Intracomm(comm.Split(self._index if leads else MPI.UNDEFINED, rank))
         intra_comm = MPI.Intracomm(comm.Split(self._topology.inter_rank(rank), rank))
+
+        def connect_node() -> None:  # if other nodes fail, it is aborted here
+            self.intra = NcclCommunicator(intra_comm) if intra_comm.size > 1 else None
+
         try:
             if several and by_nccl:
                 self.inter, why = connect_or_explain(
@@ -57,9 +61,7 @@ class Communicators:
                 by_nccl = not why
             if several and not by_nccl and self._topology.inter_size == comm.size:
                 return False
-            self.intra = group.run_or_raise(
-                OPERATION, lambda: NcclCommunicator(intra_comm) if intra_comm.size > 1 else None
-            )
+            group.run_or_raise(OPERATION, connect_node)
             if several and not by_nccl:
                 self.inter = group.run_or_raise(
                     OPERATION, lambda: StagedSum(group, inter_comm.Dup()) if leads else None

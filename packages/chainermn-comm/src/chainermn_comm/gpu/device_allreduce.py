@@ -53,6 +53,7 @@ class PreparedCall(NamedTuple):
     inputs: list[Any]  # what is read, 1-D and contiguous
     flats: list[Any]  # what is written, likewise; the same arrays where that is the same memory
     buffers: list[Any]  # one for each slot
+    divisor: int
 
 
 class DeviceAllreduce(Algorithm):
@@ -95,6 +96,7 @@ class DeviceAllreduce(Algorithm):
         run()
 
     def prepare(self, operand: Operand) -> Callable[[], None]:
+        assert operand.op is np.add, "gradients are summed"
         self._watcher.check()
         with devices.use(self._watcher.device):
             inputs, flats = flatten(operand, self._watcher.device)
@@ -105,7 +107,7 @@ class DeviceAllreduce(Algorithm):
             nbytes = max(map(self._padded_bytes, packed), default=0)
             if self._buffers[0].nbytes < nbytes:  # the old ones live as long as the calls before
                 self._buffers = [devices.empty(nbytes) for _ in self._buffers]
-        call = PreparedCall(plan, inputs, flats, self._buffers)
+        call = PreparedCall(plan, inputs, flats, self._buffers, operand.divisor)
         return partial(self._run, _key(operand), call)
 
     def _make_plan(
@@ -145,11 +147,11 @@ class DeviceAllreduce(Algorithm):
             summed = call.buffers[slot][: self._padded_bytes(chunk)].view(dtype)
             self._pack.wait_event(self._unpacked[slot])
         index, _, _ = chunk.segments[0]
-        size, count = self._group.size, len(chunk.segments)
-        if target is None or size > 1 or call.inputs[index] is not call.flats[index]:
+        divisor, count = call.divisor, len(chunk.segments)
+        if target is None or divisor > 1 or call.inputs[index] is not call.flats[index]:
             with self._pack:
                 table = call.plan.to_pack[number]
-                kernels.launch("pack", chunk.dtype, table, count, summed, chunk.size, size)
+                kernels.launch("pack", chunk.dtype, table, count, summed, chunk.size, divisor)
         self._packed[slot].record(self._pack)
         self._sum.wait_event(self._packed[slot])
         self._communicators.sum_in_place(summed, chunk.size, self._sum)

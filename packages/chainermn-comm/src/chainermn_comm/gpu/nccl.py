@@ -68,13 +68,15 @@ class NcclCommunicator:
     def reduce(self, rows: Sequence[Arrays], targets: Arrays, op: np.ufunc, stream: Any) -> None:
         """Write what ``op`` makes of all ranks' row i into rank i's ``targets`` (collective).
 
-        Rows are of the first ranks, or of all. Other rows than a rank's own may be overwritten.
+        Rows are of the first ranks, or of all; they stay as they are.
         """
         with self._group() as comm:
             for root, row in enumerate(rows):
                 for source, target in zip(row, targets if root == self.rank else row, strict=True):
                     if target.size:
-                        comm.reduce(*self._reduction(source, target, op), root, stream.ptr)
+                        sent, received, *rest = self._reduction(source, target, op)
+                        received *= root == self.rank  # NULL where nothing is received
+                        comm.reduce(sent, received, *rest, root, stream.ptr)
 
     def exchange(self, outgoing: Parts, incoming: Parts, stream: Any) -> None:
         """Send arrays to other ranks, and overwrite those that come (collective)."""

@@ -217,8 +217,7 @@ class MpiReducer(Reducer):
             return bucket.planned_operand(self._group.settings, algorithms.is_local, size)
 
         algorithm = algorithms.get(on_gpu)
-        if not on_gpu:  # else each bucket is a call
-            self._data_group.handshake.begin(OPERATION)
+        self._data_group.handshake.begin(OPERATION)
         algorithm.stream(next_operand)
 
     def _assign(self) -> None:
