@@ -48,14 +48,12 @@ def make_calls(comm: Any, whole: Any) -> dict[str, Callable[[], Any]]:
 
     from chainermn_comm import create_communicator
     from chainermn_train import scatter_dataset
-    from chainermn_train.datasets.shared_arrays import ALIGNMENT, SharedFile, write_blocks
+    from chainermn_train.datasets.shared_arrays import SharedArray
 
-    def shared() -> SharedFile | None:
+    def shared() -> SharedArray | None:
         if whole is None:
             return None
-        file = SharedFile.reserve(ALIGNMENT + whole.nbytes)
-        write_blocks(file.descriptor, [whole.reshape(-1).view("u1")])
-        return file
+        return SharedArray.filled(whole.shape, whole.dtype, [whole.reshape(-1).view("u1")])
 
     ours = create_communicator("hierarchical", comm)
     bundled = chainermn.create_communicator("naive", comm)

@@ -55,7 +55,7 @@ def scatter_dataset(
         seed: from 0 to 2**32 - 1; the same seed gives the same subsets whenever the numbers
             of examples and ranks are the same. None for another order each time. Only used
             by ``root``, as are the following.
-        max_buf_len: bytes sent at once at most; at most 2147483647.
+        max_buf_len: bytes of arrays sent at once at most; at most 2147483647.
         force_equal_length: give all ranks the same number of examples, so that they do the
             same number of iterations in an epoch; if the number of examples is not divisible by the
             number of ranks, up to one example a rank then goes to two ranks. False gives each

@@ -7,6 +7,7 @@ A process that writes gets its own copy of the pages it writes to, so that none 
 from __future__ import annotations
 
 import errno
+import math
 import mmap
 import os
 import secrets
@@ -16,7 +17,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -24,34 +25,14 @@ MEMORY_FOLDER = "/dev/shm"
 # MPI keeps its own buffers in that folder without reserving them, so that filling it to the
 # last byte kills ranks later, by SIGBUS. Room for the buffers of some ranks stays free.
 LEFT_FREE_BYTES = 32 << 20
-# A file begins with its token; arrays after it begin at multiples of a cache line.
-ALIGNMENT = 64
-_TOKEN_BYTES = 32
+# A file begins with its token, which differs where a descriptor is another file by now, or on
+# another machine; the array after it begins at a cache line.
+_TOKEN_BYTES, _BEGIN = 32, 64
 
 # Python names it from 3.13 on. Pages that are never written to need no memory set aside.
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 _sharing = threading.Lock()  # an array is put into one file, whichever thread pickles it first
-
-
-class SharedMemoryHandle(NamedTuple):
-    """How other processes open a file that this process has open under a descriptor."""
-
-    host: str
-    process: int
-    descriptor: int
-    token: bytes  # differs where the descriptor is another file by now, or on another machine
-
-    def open(self) -> int:
-        """Open the file anew; return the descriptor. OSError: this process can't reach it."""
-        path = f"/proc/{self.process}/fd/{self.descriptor}"
-        if not stat.S_ISREG(os.stat(path).st_mode):  # opening anything else may have effects
-            raise FileNotFoundError(errno.ENOENT, "that number is no file now", path)
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        if os.pread(descriptor, _TOKEN_BYTES, 0) != self.token:
-            os.close(descriptor)
-            raise FileNotFoundError(errno.ENOENT, "that number is another file now", path)
-        return descriptor
 
 
 class SharedFile:
@@ -72,7 +53,7 @@ class SharedFile:
 
     @classmethod
     def reserve(cls, nbytes: int) -> SharedFile:
-        """Make a file of ``nbytes`` bytes, the token included, in memory or else on disk."""
+        """Make a file for ``nbytes`` bytes after the token, in memory or else on disk."""
         failures = []
         for folder in dict.fromkeys((MEMORY_FOLDER, tempfile.gettempdir())):
             try:
@@ -90,30 +71,24 @@ class SharedFile:
         token = secrets.token_bytes(_TOKEN_BYTES)
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             # Otherwise a page that can't be had is a SIGBUS when it is touched.
-            os.posix_fallocate(file.fileno(), 0, nbytes)
+            os.posix_fallocate(file.fileno(), 0, _BEGIN + nbytes)
             free = os.statvfs(folder)
             if folder == MEMORY_FOLDER and free.f_bavail * free.f_frsize < LEFT_FREE_BYTES:
                 raise OSError(errno.ENOSPC, "MPI needs the space that is left")
             os.pwrite(file.fileno(), token, 0)
             return cls(os.dup(file.fileno()), token)
 
-    @property
-    def handle(self) -> SharedMemoryHandle:
-        """The handle of this process, since the one that made the file may have ended."""
-        return SharedMemoryHandle(socket.gethostname(), os.getpid(), self.descriptor, self._token)
+    def fill(self, blocks: Iterable[np.ndarray]) -> None:
+        """Write uint8 arrays, 1-D, one after another."""
+        offset = _BEGIN
+        for block in blocks:
+            end = offset + len(block)
+            while offset < end:
+                offset += os.pwrite(self.descriptor, block[offset - end :].data, offset)
 
     def __reduce__(self) -> Any:
-        return _open_file, (self.handle,)
-
-
-def write_blocks(descriptor: int, blocks: Iterable[np.ndarray]) -> None:
-    """Write uint8 arrays, 1-D, one after another, into a file after its token."""
-    offset = ALIGNMENT
-    for block in blocks:
-        written = 0
-        while written < len(block):
-            written += os.pwrite(descriptor, block[written:].data, offset + written)
-        offset += len(block)
+        # As a file of this process: the one that made it may have ended.
+        return _open_file, (socket.gethostname(), os.getpid(), self.descriptor, self._token)
 
 
 class SharedArray:
@@ -125,21 +100,27 @@ class SharedArray:
     into another file first.
     """
 
-    def __init__(self, array: np.ndarray, file: SharedFile | None = None, offset: int = 0) -> None:
-        """Have an array without objects, to which nothing else refers, or that a file maps there.
-
-        ``offset`` is in bytes from the file's beginning.
-        """
-        self.array, self._file, self._offset = array, file, offset
+    def __init__(self, array: np.ndarray, file: SharedFile | None = None) -> None:
+        """Have an array without objects, to which nothing else refers, or which a file maps."""
+        self.array, self._file = array, file
 
     @classmethod
-    def load(
-        cls, file: SharedFile | None, offset: int, shape: tuple[int, ...], dtype: np.dtype
-    ) -> SharedArray:
-        """Read an array from a file; an empty one if there is none."""
+    def load(cls, file: SharedFile | None, shape: tuple[int, ...], dtype: np.dtype) -> SharedArray:
+        """Map an array from a file; an empty one if there is none."""
         if file is None:
             return cls(np.empty(shape, dtype))
-        return cls(np.ndarray(shape, dtype, file.map, offset), file, offset)
+        return cls(np.ndarray(shape, dtype, file.map, _BEGIN), file)
+
+    @classmethod
+    def filled(
+        cls, shape: tuple[int, ...], dtype: np.dtype, blocks: Iterable[np.ndarray]
+    ) -> SharedArray:
+        """Make an array in a new file; its bytes come in uint8 arrays, 1-D."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        file = SharedFile.reserve(nbytes) if nbytes else None
+        if file is not None:
+            file.fill(blocks)
+        return cls.load(file, shape, dtype)
 
     def __len__(self) -> int:
         return len(self.array)
@@ -152,35 +133,35 @@ class SharedArray:
 
     def __reduce__(self) -> Any:
         with _sharing:
-            file = self._file
             array = self.array
-            if array.nbytes and (file is None or _is_written_to(array, file, self._offset)):
-                data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-                file = SharedFile.reserve(ALIGNMENT + len(data))
-                write_blocks(file.descriptor, [data])
-                vars(self).update(vars(self.load(file, ALIGNMENT, array.shape, array.dtype)))
-        return self.load, (self._file, self._offset, array.shape, array.dtype)
+            own = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            if own.size and (self._file is None or _differ(own, self._file)):
+                vars(self).update(vars(self.filled(array.shape, array.dtype, [own])))
+        return self.load, (self._file, array.shape, array.dtype)
 
 
-def _is_written_to(array: np.ndarray, file: SharedFile, offset: int) -> bool:
-    """Return whether this process has other bytes than the file from which it maps an array."""
-    own = array.reshape(-1).view(np.uint8)
-    with mmap.mmap(file.descriptor, 0, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
-        theirs = np.frombuffer(mapped, np.uint8, own.size, offset)
-        differs = not np.array_equal(own, theirs)
-        del theirs  # or the map can't be closed
-    return differs
+def _differ(own: np.ndarray, file: SharedFile) -> bool:
+    """Return whether this process has written to its pages of an array in a file."""
+    with open(file.descriptor, "rb", closefd=False) as opened:
+        return not np.array_equal(own, np.memmap(opened, np.uint8, "r", _BEGIN, own.shape))
 
 
-def _open_file(handle: SharedMemoryHandle) -> SharedFile:
+def _open_file(host: str, process: int, descriptor: int, token: bytes) -> SharedFile:
     """Load a pickle of a shared file, or copy one."""
+    path = f"/proc/{process}/fd/{descriptor}"
     try:
-        return SharedFile(handle.open(), handle.token)
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening anything else may have effects
+            raise FileNotFoundError(errno.ENOENT, "that number is no file now", path)
+        opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if os.pread(opened, _TOKEN_BYTES, 0) != token:
+            os.close(opened)
+            raise FileNotFoundError(errno.ENOENT, "that number is another file now", path)
+        return SharedFile(opened, token)
     except OSError as error:
         raise OSError(
             error.errno,
-            f"the examples lie in memory of process {handle.process} on {handle.host} and can't "
-            f"be reached from process {os.getpid()} on {socket.gethostname()} ({error.strerror}): "
-            "a data set that scatter_dataset made is pickled as a reference to that memory; load "
-            "it on the same machine, by the same user, while that process has the data set",
+            f"the examples lie in memory of process {process} on {host} and can't be reached from "
+            f"process {os.getpid()} on {socket.gethostname()} ({error.strerror}): a data set that "
+            "scatter_dataset made is pickled as a reference to that memory; load it on the same "
+            "machine, by the same user, while that process has the data set",
         ) from error

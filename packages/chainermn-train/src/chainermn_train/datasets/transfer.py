@@ -1,14 +1,16 @@
 """The transfer of each rank's part of one rank's data set.
 
-The rows of NumPy arrays go in messages into a file that each rank makes (shared_arrays.py). All
-other data are pickled, and sent in messages, too.
+The rows of NumPy arrays go in messages into files that each rank makes (shared_arrays.py). All
+other data are pickled.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ import numpy as np
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import bcast_checked, raise_on_all_ranks
-from .shared_arrays import ALIGNMENT, SharedArray, SharedFile, write_blocks
+from .shared_arrays import SharedArray
 from .subset import subset
 
 _OPERATION = "scatter_dataset"
@@ -40,7 +42,7 @@ def scatter_parts(
     # A communicator of its own: messages of the user may be under way, with any tag.
     with comm.split(0, comm.rank) as messages, raise_on_all_ranks(comm, _OPERATION):
         if indices is None:
-            return _receive(messages, root)
+            return _receive(messages, root, limit)
         return _send_all(messages, dataset, indices, limit)
 
 
@@ -50,58 +52,59 @@ def _send_all(
     """Send the others their parts, one after the other; return the own one."""
     errors: list[BaseException] = []
 
-    def send(rank: int, blocks: Callable[[], Iterable[np.ndarray]]) -> None:
-        """Send blocks of bytes, and whether these are all; an error ends all that follow, too."""
+    def send_part(rank: int) -> None:  # after which its memory is free
+        pickled, arrays = _pickle_of(None), list[np.ndarray]()
         try:
-            for block in () if errors else blocks():
-                for begin in range(0, len(block), limit):
-                    comm.send(block[begin : begin + limit], rank, 0)
+            if not errors:
+                part, found = _part(dataset, indices[rank])
+                pickled, arrays = _pickle_of(part, found), [each.array for each in found]
         except BaseException as error:
             errors.append(error)
-        comm.send(np.array([not errors]), rank, 0)
-
-    def send_part(rank: int) -> None:  # after which its memory is free
-        packed = _Packed()
-        send(rank, lambda: [packed.pack(_part(dataset, indices[rank]))])
-        send(rank, packed.blocks)
+        comm.send_obj((pickled, [(array.shape, array.dtype) for array in arrays]), rank, 0)
+        try:
+            for array in arrays:
+                rows = array.reshape(-1).view(np.uint8)
+                for begin in range(0, len(rows), limit):
+                    comm.send(rows[begin : begin + limit], rank, 0)
+        except BaseException as error:
+            errors.append(error)
+            comm.send(np.empty(0, np.uint8), rank, 0)  # nothing follows
 
     for rank in range(comm.size):
         if rank != comm.rank:
             send_part(rank)
     if errors:
         raise errors.pop(0)  # no frame in its traceback may refer to it
-    return _part(dataset, indices[comm.rank])
+    return _part(dataset, indices[comm.rank])[0]
 
 
-def _receive(comm: CommunicatorBase, root: int) -> Any:
+def _receive(comm: CommunicatorBase, root: int, limit: int) -> Any:
     """Return this rank's part; None if the root failed."""
-    complete: list[bool] = []
-    payload = b"".join(block.data for block in _blocks(comm, root, complete))
-    rows = _blocks(comm, root, complete)
+    pickled, forms = comm.recv_obj(root, 0)
+    counts = [-(-math.prod(shape) * dtype.itemsize // limit) for shape, dtype in forms]
+    blocks, arrays = _blocks(comm, root, sum(counts)), list[SharedArray]()
     try:
-        nbytes = int.from_bytes(payload[:8], "little") if all(complete) else 0
-        file = SharedFile.reserve(nbytes) if nbytes else None
-        if file is not None:
-            write_blocks(file.descriptor, rows)
+        for (shape, dtype), count in zip(forms, counts, strict=True):
+            arrays.append(SharedArray.filled(shape, dtype, islice(blocks, count)))
     finally:
-        for _ in rows:  # what is left is received, even if it can't be written
+        for _ in blocks:  # what is left is received, even if it can't be written
             pass
-    if not all(complete):
-        return None
-    unpickler = _Unpickler(io.BytesIO(payload[8:]))
-    unpickler.file = file
+    unpickler = _Unpickler(io.BytesIO(pickled))
+    unpickler.arrays = arrays
     return unpickler.load()
 
 
-def _blocks(comm: CommunicatorBase, root: int, complete: list[bool]) -> Iterator[np.ndarray]:
-    """Yield uint8 arrays, 1-D; append to ``complete`` whether the root could send them all."""
-    while (block := comm.recv(root, 0)).dtype == np.uint8:
+def _blocks(comm: CommunicatorBase, root: int, count: int) -> Iterator[np.ndarray]:
+    """Yield so many uint8 arrays, 1-D; an empty one is the last, as the root failed."""
+    for _ in range(count):
+        block = comm.recv(root, 0)
         yield block
-    complete.append(bool(block[0]))
+        if not len(block):
+            return
 
 
-def _part(dataset: Any, indices: np.ndarray) -> Any:
-    """Return a part of a data set, with copies of its arrays' rows."""
+def _part(dataset: Any, indices: np.ndarray) -> tuple[Any, list[SharedArray]]:
+    """Return a part of a data set, and the copies of arrays' rows in it."""
     taken: list[tuple[np.ndarray, np.ndarray, SharedArray]] = []
 
     def take(source: np.ndarray, chosen: np.ndarray) -> SharedArray:
@@ -111,54 +114,27 @@ def _part(dataset: Any, indices: np.ndarray) -> Any:
         taken.append((source, chosen, SharedArray(np.ascontiguousarray(source[chosen]))))
         return taken[-1][-1]
 
-    return subset(dataset, indices, take)
+    return subset(dataset, indices, take), [rows for _, _, rows in taken]
 
 
-class _Packed:
-    """A part for another process: a pickle, and the arrays that it refers to."""
-
-    def __init__(self) -> None:
-        self._arrays: list[np.ndarray] = []
-
-    def pack(self, part: Any) -> np.ndarray:
-        """Return the bytes of the file that the arrays need, in 8 bytes, and the pickle (uint8)."""
-        buffer, places = io.BytesIO(), dict[int, tuple[Any, ...]]()
-        nbytes = ALIGNMENT
-
-        def place_of(obj: Any) -> tuple[Any, ...] | None:
-            nonlocal nbytes
-            if type(obj) is not SharedArray:
-                return None
-            if id(obj) not in places:
-                array = obj.array
-                places[id(obj)] = nbytes, array.shape, array.dtype
-                nbytes += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-                self._arrays.append(array)
-            return places[id(obj)]
-
-        pickler = _Pickler(buffer, protocol=5)
-        pickler.place_of = place_of
-        pickler.dump(part)
-        head = (nbytes if nbytes > ALIGNMENT else 0).to_bytes(8, "little")
-        return np.frombuffer(head + buffer.getvalue(), np.uint8)
-
-    def blocks(self) -> Iterator[np.ndarray]:
-        """Yield the contents of the file after its first `ALIGNMENT` bytes (uint8, 1-D)."""
-        for array in self._arrays:
-            if array.nbytes:
-                yield array.reshape(-1).view(np.uint8)
-            yield np.zeros(-array.nbytes % ALIGNMENT, np.uint8)
+def _pickle_of(part: Any, arrays: Sequence[SharedArray] = ()) -> bytes:
+    """Return a pickle that refers to arrays by their numbers."""
+    buffer = io.BytesIO()
+    pickler = _Pickler(buffer, protocol=5)
+    pickler.numbers = {id(array): number for number, array in enumerate(arrays)}
+    pickler.dump(part)
+    return buffer.getvalue()
 
 
 class _Pickler(pickle.Pickler):
-    place_of: Callable[[Any], tuple[Any, ...] | None]
+    numbers: dict[int, int]
 
-    def persistent_id(self, obj: Any) -> tuple[Any, ...] | None:
-        return self.place_of(obj)
+    def persistent_id(self, obj: Any) -> int | None:
+        return self.numbers.get(id(obj))
 
 
 class _Unpickler(pickle.Unpickler):
-    file: SharedFile | None
+    arrays: list[SharedArray]
 
-    def persistent_load(self, pid: tuple[Any, ...]) -> Any:
-        return SharedArray.load(self.file, *pid)
+    def persistent_load(self, pid: int) -> SharedArray:
+        return self.arrays[pid]
