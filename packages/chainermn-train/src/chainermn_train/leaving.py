@@ -1,6 +1,7 @@
 """Signals by which a scheduler says that a job is about to end: noted, for all ranks to agree on.
 
-The checkpointer acts on them; the multi-node optimizer carries the word to the other ranks.
+A trainer with a checkpointer saves and leaves then; the multi-node optimizer carries the word to
+the other ranks.
 """
 
 from __future__ import annotations
@@ -8,11 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
-from _chainermn_events import GRACE_SECONDS, GRACE_VARIABLE
+from _chainermn_events import GRACE_SECONDS, GRACE_VARIABLE, LEAVING_STATUS
+from chainermn_comm import CommunicatorBase
+from chainermn_comm.faults import leave
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 # A scheduler and a launcher may both send one; only a later one is a second one.
@@ -40,6 +46,36 @@ def listen() -> None:
 def is_warned() -> bool:
     """Return whether a signal has warned this process."""
     return _warned_at is not None
+
+
+def leave_when_warned(
+    trainer: Any, comm: CommunicatorBase, save: Callable[[Any], None], priority: int
+) -> None:
+    """Let a trainer ``save`` and end with all ranks, after an iteration in which one was warned.
+
+    ``priority`` is that of the extension, which is collective; this isn't. It begins to
+    :func:`listen`, and raises the same.
+    """
+    listen()
+
+    def leave_if_warned(trainer: Any) -> None:
+        optimizers = trainer.updater.get_all_optimizers().values()
+        # By a multi-node one all ranks know already.
+        known = [each.leaves for each in optimizers if hasattr(each, "leaves")]
+        if not any(known or map(any, comm.handshake("leave", payload=bytes([is_warned()])))):
+            return
+        save(trainer)
+        if comm.rank == 0:
+            text = (
+                f"chainermn: a signal warned of the end; saved iteration "
+                f"{trainer.updater.iteration}, and all ranks leave with exit status "
+                f"{LEAVING_STATUS}"
+            )
+            print(text, file=sys.stderr, flush=True)
+        leave(LEAVING_STATUS)
+
+    # A trigger without a state is in no checkpoint.
+    trainer.extend(leave_if_warned, "leave", lambda _: True, priority)
 
 
 def grace_seconds() -> float:

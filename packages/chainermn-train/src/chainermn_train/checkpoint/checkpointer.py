@@ -16,21 +16,18 @@ from typing import Any, NoReturn
 import numpy as np
 from chainer.training import Extension, Trainer
 
-from _chainermn_events import LEAVING_STATUS
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.errors import is_raised_on_all, now
-from chainermn_comm.faults import leave
 
 from ..collective_errors import SharedFailure, allgather_checked, raise_on_all_ranks
-from ..leaving import is_warned, listen
-from ..optimizers import MultiNodeOptimizer
+from ..leaving import leave_when_warned
 from ..trainer_introspection import updater_of, warn_of_lost_order
 from .background_writer import BackgroundWriter
 from .dealing import deal
 from .legacy import read_legacy
 from .mark_synchronized import mark_synchronized_if_equal
 from .other_size import PLACES, RANDOM, load, places
-from .shards import Head, Shard, write_shard
+from .shards import Head, encode, write_arrays
 from .state_dict import load_random_state, random_state, state_dict
 from .store import (
     OPERATION,
@@ -135,20 +132,20 @@ class MultiNodeCheckpointer(Extension):
         assert store is not None
         save, shard = store.next_save(number), deal(self.comm, state)
         head = Head(self.run_name, number, views[0][2], self.comm.rank, self.comm.size)
-        path = store.folder.file(save, self.comm.rank)
+        path, arrays = store.folder.file(save, self.comm.rank), encode(head, shard)
         self._last = number
         if self._writer is None:
-            self._end_save(save, lambda: write_shard(path, head, shard))
+            self._end_save(save, lambda: write_arrays(path, arrays))
             with raise_on_all_ranks(self.comm, OPERATION):
                 store.remover(store.expired(self.cp_interval, self.gc_interval))()
         else:
             remove = store.remover(store.expired(self.cp_interval, self.gc_interval))
 
-            def remove_and_write(copy: Shard) -> None:
+            def remove_and_write(copies: dict[str, np.ndarray]) -> None:
                 remove()
-                write_shard(path, head, copy)
+                write_arrays(path, copies)
 
-            self._writing = save, self._writer.start(remove_and_write, shard)
+            self._writing = save, self._writer.start(remove_and_write, arrays)
         self._saved = (target if updater_of(target) is not None else None), number
         self._seconds.append(time.perf_counter() - began)
 
@@ -234,11 +231,7 @@ class MultiNodeCheckpointer(Extension):
         self._require_equal_settings()
         with SharedFailure(self.comm.handshake, OPERATION):
             if isinstance(trainer, Trainer):
-                listen()
-                # After the others; a trigger without a state is in no checkpoint.
-                always: Any = lambda _: True  # noqa: E731
-                extension: Any = lambda trainer: self._leave_if_warned(trainer)  # noqa: E731
-                trainer.extend(extension, "leave", always, self.priority - 100)
+                leave_when_warned(trainer, self.comm, self._save_now, self.priority - 100)
             if not callable(getattr(trainer, "serialize", None)):
                 raise TypeError(
                     "a checkpoint is loaded into what Chainer can serialize, not "
@@ -273,27 +266,13 @@ class MultiNodeCheckpointer(Extension):
         self._last = iteration
         return iteration
 
+    def _save_now(self, trainer: Any) -> None:
+        self.save(trainer)
+        self.flush()
+
     def _say(self, text: str) -> None:
         if self.comm.rank == 0:
             print(f"chainermn: checkpoint {self.run_name!r}: {text}", file=sys.stderr, flush=True)
-
-    def _leave_if_warned(self, trainer: Any) -> None:
-        """Save and leave together, if a signal has warned any rank (collective)."""
-        optimizers = trainer.updater.get_all_optimizers().values()
-        multi_node = [each for each in optimizers if isinstance(each, MultiNodeOptimizer)]
-        if multi_node:  # by which all ranks know already
-            leaves = any(each.leaves for each in multi_node)
-        else:
-            warned = bytes([is_warned()])
-            leaves = any(map(any, self.comm.handshake("leave", payload=warned)))
-        if leaves:
-            self.save(trainer)
-            self.flush()
-            self._say(
-                f"a signal warned of the end; saved iteration {trainer.updater.iteration}, and all "
-                f"ranks leave with exit status {LEAVING_STATUS}"
-            )
-            leave(LEAVING_STATUS)
 
     def initialize(self, trainer: Any) -> None:
         """Begin with the random numbers that come next in the run, whatever was drawn since.

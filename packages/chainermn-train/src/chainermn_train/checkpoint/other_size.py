@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..iterators import DistributedOrderSampler, Place
+from ..optimizers.gradient_set import group_of_rank
 from ..trainer_introspection import iterators_of, updater_of
 from .shards import RESERVED_PREFIX, State
 from .state_dict import StateError, load_state_dict
@@ -78,9 +79,10 @@ def _adapt(
         if own + "current_position" in state:
             anew += _place_iterator(iterator, name, own, state, states)
     for name in [name for name in state if name.endswith(_GROUP + "calls")]:
-        _add_up(name.removesuffix("calls"), state, states, rank)
-        state[name.removesuffix("calls") + "rank"] = np.array(rank)
-        state[name.removesuffix("calls") + "size"] = np.array(size)
+        path = name.removesuffix("calls")
+        for key in [key for key in state if key.startswith(path)]:
+            del state[key]
+        state.update(group_of_rank(path, states, rank, size))
     return state, anew
 
 
@@ -111,27 +113,3 @@ def _place_iterator(
             anew = [f"the order of examples of iterator {name!r}"]
     state[own + "epoch"], state[own + "current_position"] = np.array(epoch), np.array(position)
     return anew
-
-
-def _add_up(group: str, state: State, states: Sequence[State], rank: int) -> None:
-    """Give rank 0 all gradients that ranks had added up, and the others none."""
-    names, terms = group + "sums/names", 0
-    totals: dict[str, np.ndarray] = {}
-    scale: float | None = None
-    for each in states:
-        terms += int(np.asarray(each[group + "terms"]))
-        heads = json.loads(np.asarray(each[names]).tobytes())
-        for number, (name, scale_there, is_present) in enumerate(heads):
-            if not is_present:
-                continue
-            scale = scale_there if scale is None else scale
-            array = np.asarray(each[f"{group}sums/{number}"]) * ((scale or 1) / (scale_there or 1))
-            totals[name] = totals[name] + array if name in totals else array
-    for key in [key for key in state if key.startswith(group + "sums/")]:
-        del state[key]
-    own = totals if rank == 0 else {}
-    text = json.dumps([[name, scale, True] for name in own])
-    state[names] = np.frombuffer(text.encode(), np.uint8)
-    for number, array in enumerate(own.values()):
-        state[f"{group}sums/{number}"] = array
-    state[group + "terms"] = np.array(terms if rank == 0 else 0)

@@ -53,32 +53,9 @@ class Shard:
     pieces: dict[str, Piece] = field(default_factory=dict)  # of such arrays, by their names
     own: State = field(default_factory=dict)  # what differs between ranks
 
-    def copy(self, into: Shard) -> Shard:
-        """Return a copy, in the arrays of another shard where they fit."""
-
-        def copied(array: Any, old: Any) -> Any:
-            if array is None:
-                return None
-            if old is None or (old.shape, old.dtype) != (array.shape, array.dtype):
-                old = np.empty(array.shape, array.dtype)
-            np.copyto(old, array)
-            return old
-
-        shared = {
-            key: copied(each, into.shared.pop(key, None)) for key, each in self.shared.items()
-        }
-        own = {key: copied(each, into.own.pop(key, None)) for key, each in self.own.items()}
-        pieces = {
-            key: each._replace(
-                data=copied(each.data, getattr(into.pieces.pop(key, None), "data", None))
-            )
-            for key, each in self.pieces.items()
-        }
-        return Shard(shared, pieces, own)
-
 
 def encode(head: Head, shard: Shard) -> dict[str, np.ndarray]:
-    """Return the arrays of a file, by name, the header first.
+    """Return the arrays of a file, by name, the header first; they are those of the shard.
 
     Chainer's :func:`chainer.serializers.load_npz` finds shared ones under their own names.
     """
@@ -94,11 +71,6 @@ def encode(head: Head, shard: Shard) -> dict[str, np.ndarray]:
         "none": [name for name, array in arrays.items() if array is None],
     }
     return {_HEADER: np.frombuffer(json.dumps(header).encode(), np.uint8), **present}
-
-
-def write_shard(path: Path, head: Head, shard: Shard) -> None:
-    """Write a file, all of it or (OSError) nothing."""
-    write_arrays(path, encode(head, shard))
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:

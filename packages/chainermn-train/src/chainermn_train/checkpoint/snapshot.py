@@ -183,15 +183,16 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
         return trainer if self._snapshot._target is None else self._snapshot._target
 
     def _write(self, trainer: Any, state: State, token: str) -> None:
-        name, writer, shard = self._snapshot.filename, self._snapshot.writer, Shard(state)
+        name, writer = self._snapshot.filename, self._snapshot.writer
         name = name(trainer) if callable(name) else name.format(trainer)
-        if not isinstance(writer, SimpleWriter):  # it writes while training goes on
-            shard = shard.copy(into=Shard())
         folder = _SnapshotFolder(Path(trainer.out), f"{self._filename}")
         found, sets = re.fullmatch(folder.pattern, name), len(self._set_leaders)
         number = int((found and found["iteration"]) or 0)
         head = Head(folder.name, number, token, self._set_index, sets)
-        writer(name, trainer.out, encode(head, shard))
+        arrays = encode(head, Shard(state))
+        if not isinstance(writer, SimpleWriter):  # it writes while training goes on
+            arrays = {key: array.copy() for key, array in arrays.items()}
+        writer(name, trainer.out, arrays)
 
     def _load(self, trainer: Any) -> None:
         comm, folder = self._comm, _SnapshotFolder(Path(trainer.out), self._filename)

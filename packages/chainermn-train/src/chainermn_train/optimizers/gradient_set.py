@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import chainer
 import numpy as np
 from chainer.backend import get_array_module, get_device_from_array
+from chainer.serializers import DictionarySerializer, NpzDeserializer
 
 from ..optimizer_state import load_arrays, save_arrays
 from ..parameter_set import ParameterSet
@@ -199,6 +200,31 @@ class GradientGroup:
         own = self.sums if self.sums is not None and self.sums.is_of(target) else None
         serializer("terms", 0 if own is None else self.num_accumulated)
         (own or GradientSet([], None)).save(serializer["sums"])
+
+
+def group_of_rank(
+    path: str, states: Sequence[Mapping[str, Any]], rank: int, size: int
+) -> dict[str, Any]:
+    """Return a group's state for one of ``size`` ranks, of those that other ranks had saved.
+
+    ``states`` are of Chainer's serializers, and have groups at ``path``. Rank 0 has all gradients.
+    """
+    saved = [NpzDeserializer(state, path) for state in states]
+    loaded = [load_arrays(each["sums"]) for each in saved]
+    scale = next((scale for arrays, scale in loaded if arrays), None)
+    sums: dict[str, Any] = {}
+    for arrays, own in loaded if rank == 0 else ():
+        for name, array in arrays.items():
+            if array is not None:
+                scaled = array * ((scale or 1) / (own or 1))
+                sums[name] = sums[name] + scaled if name in sums else scaled
+    serializer = DictionarySerializer({}, path)
+    serializer("calls", saved[0]("calls", None))
+    serializer("rank", rank)
+    serializer("size", size)
+    serializer("terms", 0 if rank else sum(int(each("terms", None)) for each in saved))
+    save_arrays(serializer["sums"], sums, scale)
+    return dict(serializer.target)
 
 
 def present_gradient(param: Any) -> Any:
