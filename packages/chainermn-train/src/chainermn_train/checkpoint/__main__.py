@@ -22,11 +22,10 @@ def main() -> None:
     source, target = map(Path, sys.argv[1:])
     try:
         head = read_head(source)
-        beginning = f"{head.name}.{head.rank}."
-        if not source.name.startswith(beginning):
-            sys.exit(f"{source.name} was renamed; its name began with {beginning}")
-        save = source.name.removeprefix(beginning)
+        save = source.name.rpartition(".")[2]
         paths = [source.with_name(f"{head.name}.{rank}.{save}") for rank in range(head.size)]
+        if source != paths[head.rank]:
+            sys.exit(f"{source.name} was renamed: it was {paths[head.rank].name}")
         if len({read_head(path).id for path in paths}) > 1:
             sys.exit(f"the files of {head.name!r}, {save}, are of several saves")
         state = put_together(map(read_shard, paths))

@@ -25,19 +25,10 @@ from ..trainer_introspection import updater_of, warn_of_lost_order
 from .background_writer import BackgroundWriter
 from .dealing import deal
 from .legacy import read_legacy
-from .mark_synchronized import mark_synchronized_if_equal
-from .other_size import PLACES, RANDOM, load, places
+from .loading import PLACES, RANDOM, load, mark_synchronized_if_equal, places
 from .shards import Head, encode, write_arrays
 from .state_dict import load_random_state, random_state, state_dict
-from .store import (
-    OPERATION,
-    Folder,
-    Save,
-    Store,
-    has_other_writer,
-    register_writer,
-    release_writer,
-)
+from .store import OPERATION, Folder, Save, Store, register_writer, writers
 
 _DEFAULT_FOLDER = "result"  # the trainer's own default
 
@@ -168,13 +159,10 @@ class MultiNodeCheckpointer(Extension):
         The numbers follow ``avg=``, ``min=`` and ``max=``. What is written in the background
         counts only where training waits for it.
         """
-        times = self._seconds
-        if not times:
+        if not (times := self._seconds):
             return "no checkpoint has been saved"
-        mean = sum(times) / len(times)
-        return (
-            f"seconds that a checkpoint took: avg={mean:f}, min={min(times):f}, max={max(times):f}"
-        )
+        stats = f"avg={sum(times) / len(times):f}, min={min(times):f}, max={max(times):f}"
+        return f"seconds that a checkpoint took: {stats}"
 
     def flush(self) -> None:
         """Wait for what is being written in the background (collective).
@@ -238,7 +226,7 @@ class MultiNodeCheckpointer(Extension):
                     f"{type(trainer).__name__}: give what was saved, made in the same way"
                 )
             folder = self._folder_for(trainer, path)
-            here = path is None and not has_other_writer(self, folder)
+            here = path is None and writers.get(folder, self) is self
         writable = allgather_checked(self.comm, OPERATION, lambda: here)
         store = Store(self.comm, folder)
         save, states, skipped = store.newest()
@@ -309,7 +297,8 @@ class MultiNodeCheckpointer(Extension):
         finally:
             self._writing = self._store = None
             self._saved = None, 0
-            release_writer(self)
+            for folder in [each for each, writer in writers.items() if writer is self]:
+                del writers[folder]
             if self._writer is not None:
                 self._writer.close()
                 self._writer = BackgroundWriter()
@@ -336,7 +325,7 @@ class MultiNodeCheckpointer(Extension):
         out = getattr(target, "out", None)
         folders = path, self.path, out if isinstance(out, str | os.PathLike) else _DEFAULT_FOLDER
         folder = next(each for each in folders if each is not None)
-        return Folder(Path(folder).absolute(), self.run_name)
+        return Folder(Path(folder).resolve(), self.run_name)
 
     def _require_equal_settings(self) -> None:
         settings = {

@@ -38,9 +38,6 @@ def create_multi_node_checkpointer(
     Without a ``trigger`` it saves at every iteration. In the trainer it is an extension of the
     run's name.
 
-    A ``MultiprocessIterator`` that shuffles draws orders ahead of time, which no checkpoint knows
-    of: give it a :class:`ResumableOrderSampler`, or a resumed run may see other batches.
-
     When training has finished without an error on this rank, all checkpoints are removed.
 
     Args:
@@ -55,7 +52,9 @@ def create_multi_node_checkpointer(
             at the next save or :meth:`~MultiNodeCheckpointer.flush`.
 
     Warns:
-        RuntimeWarning: once, on rank 0, when a trainer with such an iterator is saved or loaded.
+        RuntimeWarning: once, on rank 0, when a trainer is saved or loaded with a
+            ``MultiprocessIterator`` that shuffles. It draws orders ahead of time, and no checkpoint
+            knows them: give it a :class:`ResumableOrderSampler`.
 
     Raises:
         TypeError: an argument is of the wrong type.

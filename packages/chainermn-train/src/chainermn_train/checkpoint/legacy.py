@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,13 +28,11 @@ def read_legacy(comm: CommunicatorBase, folder: Folder) -> tuple[int | None, lis
     """
     manifests = allgather_checked(comm, OPERATION, lambda: _manifests(comm, folder))[0]
     for iteration, digests in sorted(manifests.items(), reverse=True):
-        states: list[State] = []
-
-        def read(iteration: int = iteration, digests: list[Any] = digests) -> bool:
-            return _read(folder, comm.rank, iteration, digests[comm.rank], states)  # noqa: B023
-
-        if len(digests) == comm.size and all(allgather_checked(comm, OPERATION, read)):
-            return iteration, [states[0]] * comm.size
+        state: State = {}
+        if len(digests) == comm.size:
+            read = partial(_read, folder, comm.rank, iteration, digests[comm.rank], state)
+            if all(allgather_checked(comm, OPERATION, read)):
+                return iteration, [state] * comm.size
     return None, []
 
 
@@ -50,18 +50,14 @@ def _manifests(comm: CommunicatorBase, folder: Folder) -> dict[int, list[Any]]:
     return found
 
 
-def _read(folder: Folder, rank: int, iteration: int, digest: str, states: list[State]) -> bool:
+def _read(folder: Folder, rank: int, iteration: int, digest: str, state: State) -> bool:
+    """Fill ``state`` from a rank's file; return whether it is whole."""
     base = folder.path / f"{folder.name}.{rank}.{iteration}"
     for path in base, base.with_name(base.name + ".new"):  # which may not have got its name yet
-        try:
-            with path.open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-                    continue
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() == digest:
                 file.seek(0)
-                state: State = dict(np.load(file, allow_pickle=False))
-        except OSError:
-            continue
-        state.update(dict.fromkeys(np.asarray(state.pop(_NONE)).tolist()))
-        states.append(state)
-        return True
+                state.update(np.load(file, allow_pickle=False))
+                state.update(dict.fromkeys(np.asarray(state.pop(_NONE)).tolist()))
+                return True
     return False

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import glob
 import operator
 import re
 import secrets
-import shutil
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
@@ -23,8 +21,7 @@ from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import allgather_checked, raise_on_all_ranks, require_communicator
 from ..wrappers import UnpicklableMixin
-from .mark_synchronized import mark_synchronized_if_equal
-from .other_size import PLACES, load, places
+from .loading import PLACES, load, mark_synchronized_if_equal, places
 from .shards import RESERVED_PREFIX, Head, Shard, State, encode
 from .state_dict import StateError, state_dict
 from .store import OPERATION, Folder, Store
@@ -38,9 +35,8 @@ def multi_node_snapshot(
     """Make a snapshot extension write one file for each set of ranks that have the same state.
 
     For trainers that are the same on all ranks but, say, for reports on rank 0. With
-    ``autoload``, each set's first rank reads its file and gives it to the others, also where
-    the number of ranks has changed since. That only works for state that belongs to no rank:
-    where ranks hold different examples, iterators belong to theirs. Use
+    ``autoload`` all load their set's file, also where the number of ranks has changed since. That
+    only works for state that belongs to no rank, unlike iterators of different examples. Use
     :func:`create_multi_node_checkpointer` to go on exactly as before.
 
         snapshot = multi_node_snapshot(comm, extensions.snapshot(autoload=True), [0])
@@ -97,15 +93,9 @@ def _ranks(replica_set: Any, size: int) -> list[int]:
 class MultiNodeSnapshot(UnpicklableMixin, Extension):
     """The extension that :func:`multi_node_snapshot` makes; a copy has the same communicator.
 
-    Making one is not collective; calling and initializing it is. Pickling it raises TypeError.
-
-    Args:
-        comm: the ranks that train together.
-        snapshot: what :func:`chainer.training.extensions.snapshot` returned.
-        named: the ranks of each replica set but the one of all others, the same on all ranks.
-
-    Raises:
-        ValueError: a rank is named twice.
+    ``comm`` and ``snapshot`` are as there; ``named`` are the ranks of each replica set but that of
+    all others (ValueError if one is named twice). Making one is not collective; calling and
+    initializing it is. Pickling it raises TypeError.
     """
 
     default_name = "multi_node_snapshot"
@@ -196,11 +186,6 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
 
     def _load(self, trainer: Any) -> None:
         comm, folder = self._comm, _SnapshotFolder(Path(trainer.out), self._filename)
-        with raise_on_all_ranks(comm, OPERATION):
-            # In which Chainer's writers left half a snapshot.
-            for path in folder.path.glob(f"tmp{glob.escape(folder.around[0])}*"):
-                if self._is_leader and path.is_dir():
-                    shutil.rmtree(path, ignore_errors=True)
         store = Store(comm, folder)
         save, states, skipped = store.newest()
         if skipped and comm.rank == 0:
@@ -230,12 +215,7 @@ class _SnapshotFolder(Folder):
 
     @property
     def pattern(self) -> str:
-        before, after = self.around
-        number = r"\d+" if "{" in self.name else ""
-        return rf"{re.escape(before)}(?P<iteration>{number}){re.escape(after)}\.(?P<rank>\d+)"
-
-    @property
-    def around(self) -> tuple[str, str]:
-        """What stands around the number, whose place is in braces."""
-        before, _, rest = self.name.partition("{")
-        return before, rest.partition("}")[2]
+        before, brace, rest = self.name.partition("{")  # where the number is
+        number = r"\d+" if brace else ""
+        after = re.escape(rest.partition("}")[2])
+        return rf"{re.escape(before)}(?P<iteration>{number}){after}\.(?P<rank>\d+)"

@@ -267,28 +267,16 @@ class Store:
                 self.remover(saves)()
 
 
-# Which object of this process writes to a folder under a name: two would lose one another's files.
-_writers: WeakValueDictionary[tuple[str, str], Any] = WeakValueDictionary()
+# Which object of this process writes a run's files: two would lose one another's.
+writers: WeakValueDictionary[Folder, Any] = WeakValueDictionary()
 
 
 def register_writer(writer: Any, folder: Folder) -> None:
-    """Let ``writer`` alone write a run's files in a folder, until it is released or collected."""
-    if has_other_writer(writer, folder):
+    """Let ``writer`` alone write in a folder, while it is among `writers`."""
+    if folder in writers and writers[folder] is not writer:
         gc.collect()  # it may be referred to by nothing but an exception that was handled
-    if has_other_writer(writer, folder):
+    if writers.setdefault(folder, writer) is not writer:
         raise ValueError(
             f"another checkpointer of this process saves as {folder.name!r} in "
             f"{folder.path}: use that one, or give this one another name or folder"
         )
-    _writers[os.path.realpath(folder.path), folder.name] = writer
-
-
-def has_other_writer(writer: Any, folder: Folder) -> bool:
-    """Return whether another object of this process writes there."""
-    return _writers.get((os.path.realpath(folder.path), folder.name), writer) is not writer
-
-
-def release_writer(writer: Any) -> None:
-    """Let others write what ``writer`` wrote."""
-    for key in [key for key, each in _writers.items() if each is writer]:
-        del _writers[key]

@@ -41,19 +41,8 @@ def get_epoch_trigger(
 ) -> tuple[float, str]:
     """Return ``n_epochs`` of :func:`get_n_iterations_for_one_epoch` as a trigger (collective).
 
-    It fires at the same iterations on all ranks, also where the epochs of their data sets don't
-    end at the same time.
-
-    Args:
-        n_epochs: the number of epochs, on this rank.
-        dataset: as there, and so are the following.
-        local_batch_size: as there.
-        comm: as there.
-
-    Returns:
-        ``(number, "iteration")``.
-
-    Raises:
-        TypeError, ValueError: as there.
+    That is ``(number, "iteration")``. It fires at the same iterations on all ranks, also where the
+    epochs of their data sets don't end at the same time. ``dataset``, ``local_batch_size`` and
+    ``comm`` are as there, and so is what it raises.
     """
     return n_epochs * get_n_iterations_for_one_epoch(dataset, local_batch_size, comm), "iteration"

@@ -37,12 +37,10 @@ def scatter_dataset(
     computed or read on the way. Of a data set of another class, which only that class can divide,
     each rank receives the object, and uses its own share of the indices.
 
-    The ranks of one machine hold one copy of the arrays together, in files without a name in
-    ``/dev/shm``, or in the temporary folder where the former has no room. These last as long as the
-    data set, whatever becomes of ``comm``. Examples of arrays are views, which can be changed in
-    place; the change stays in this process's data set and reaches no other, and takes memory for
-    the pages that it touches. A pickle of the data set refers to that memory, so that worker
-    processes share it: it can be loaded on the same machine, by the same user, while the process
+    Arrays lie in files without a name, in ``/dev/shm`` or, if that has no room, in the temporary
+    folder, as long as the data set lives. Examples of arrays are views; what is changed in place
+    stays in this process's data set. A pickle of the data set refers to those files, so that worker
+    processes share them: it can be loaded on the same machine, by the same user, while the process
     that made it has the data set; else loading raises OSError. Arrays of Python objects, lists, and
     examples taken from the data set are pickled as ever.
 

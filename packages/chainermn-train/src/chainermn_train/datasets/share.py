@@ -41,20 +41,12 @@ def share_dataset(dataset: Any, comm: CommunicatorBase, root: int = 0) -> Any:
     comm = require_communicator(comm, _OPERATION)
     with SharedFailure(comm.handshake, _OPERATION):
         root = require_integer("root", root, 0, comm.size - 1)
-    # One rank of each node gets all examples, on that of the root the root itself.
-    places = comm.allgather_obj((comm.inter_rank, comm.rank))
-    leaders = {node: rank for node, rank in reversed(places)}
-    leaders[places[root][0]] = root
-    with SharedFailure(comm.handshake, _OPERATION):
-        indices: list[np.ndarray] | None = None
-        if comm.rank == root:
-            every, none = np.arange(length_of(dataset, root)), np.arange(0)
-            indices = [every if leaders[node] == rank else none for node, rank in places]
+        count = length_of(dataset, root) if comm.rank == root else 0
     comm.handshake(_OPERATION, (("root", root),))
-    part = scatter_parts(comm, root, dataset, indices)
-    with comm.split(comm.inter_rank, comm.rank) as node:
-        leader = [rank for of, rank in places if of == comm.inter_rank].index(
-            leaders[comm.inter_rank]
-        )
-        with raise_on_all_ranks(comm, _OPERATION):
-            return node.bcast_obj(part, root=leader)
+    # One rank of each node gets all examples, on that of the root the root itself.
+    places = comm.allgather_obj((comm.inter_rank, comm.intra_rank))
+    leaders = dict.fromkeys(range(comm.inter_size), 0) | dict([places[root]])
+    chosen = [np.arange(count if leaders[node] == rank else 0) for node, rank in places]
+    part = scatter_parts(comm, root, dataset, chosen if comm.rank == root else None)
+    with comm.split(comm.inter_rank, comm.rank) as node, raise_on_all_ranks(comm, _OPERATION):
+        return node.bcast_obj(part, root=leaders[comm.inter_rank])

@@ -95,7 +95,7 @@ def _receive(comm: CommunicatorBase, root: int, limit: int) -> Any:
 
 
 def _blocks(comm: CommunicatorBase, root: int, count: int) -> Iterator[np.ndarray]:
-    """Yield so many uint8 arrays, 1-D; an empty one is the last, as the root failed."""
+    """Yield ``count`` uint8 arrays, 1-D; an empty one is the last, as the root failed."""
     for _ in range(count):
         block = comm.recv(root, 0)
         yield block

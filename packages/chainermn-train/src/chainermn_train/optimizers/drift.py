@@ -183,6 +183,21 @@ class DriftDetector:
         self._turn = turn
 
 
+def is_same_on_all(communicator: CommunicatorBase, optimizer: Any) -> bool:
+    """Return whether ranks have the same bits of what an update would broadcast (collective)."""
+
+    def digest() -> list[Any]:
+        found: list[Any] = [_steps(optimizer), getattr(optimizer, "_loss_scale", None)]
+        for it in sorted(_pieces_of(ParameterSet(optimizer.target)), key=str):
+            array = np.ascontiguousarray(to_host(array_of(it.param, it.key)))
+            checksum = zlib.crc32(array.reshape(-1).view(np.uint8).data)
+            found.append((str(it), str(array.dtype), array.shape, updates_of(it.param), checksum))
+        return found
+
+    rows = allgather_checked(communicator, "comparison of parameters", digest)
+    return rows.count(rows[0]) == len(rows)
+
+
 def _pieces_of(params: ParameterSet) -> list[Piece]:
     return [Piece(*it, key) for it in params.namedparams() for key in keys_of(it[1])]
 

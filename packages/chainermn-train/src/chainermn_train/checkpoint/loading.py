@@ -1,4 +1,4 @@
-"""The state of a job goes on with another number of ranks: what that means for each rank's own."""
+"""A state is loaded, also on another number of ranks: what that means for each rank's own."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from chainermn_comm import CommunicatorBase
+
 from ..iterators import DistributedOrderSampler, Place
-from ..optimizers.gradient_set import group_of_rank
+from ..optimizers import MultiNodeOptimizer, group_of_rank, is_same_on_all
 from ..trainer_introspection import iterators_of, updater_of
 from .shards import RESERVED_PREFIX, State
 from .state_dict import StateError, load_state_dict
@@ -31,7 +33,9 @@ def places(target: Any) -> np.ndarray:
     return np.array(json.dumps(found))
 
 
-def load(target: Any, states: Sequence[State], size: int, own: int, comm: Any) -> list[str]:
+def load(
+    target: Any, states: Sequence[State], size: int, own: int, comm: CommunicatorBase
+) -> list[str]:
     """Load what ``size`` ranks have saved, here that of rank ``own``; return what begins anew.
 
     StateError, with a part of it loaded, if it doesn't fit.
@@ -52,6 +56,17 @@ def load(target: Any, states: Sequence[State], size: int, own: int, comm: Any) -
         if start is not None and (sampler := _shared_order(iterator)) is not None:
             sampler.order_at(Place(*start))  # which it knows from now on
     return anew
+
+
+def mark_synchronized_if_equal(comm: CommunicatorBase, target: Any, optimizer: Any = None) -> None:
+    """Spare optimizers their broadcast, if ranks have the same (collective)."""
+    updater = updater_of(target)
+    optimizers = [] if updater is None else list(updater.get_all_optimizers().values())
+    if all(optimizer is not each for each in optimizers):
+        optimizers.append(optimizer)
+    for each in optimizers:
+        if isinstance(each, MultiNodeOptimizer) and each.target and is_same_on_all(comm, each):
+            each.assume_synchronized()
 
 
 def _places_in(state: State) -> dict[str, Any]:
