@@ -59,11 +59,20 @@ def test_the_run_goes_on_with_the_hosts_that_still_answer(cluster, tmp_path):
             cluster.run("beta", "ip", "link", "set", "eth0", "down")
             cuts.append("beta")
 
-    words = ("--hosts", "alpha:2,beta:2", "--max-restarts", 2, "--min-ranks", 2, ELASTIC)
+    digits = elastic.digits(tmp_path)
+    words = ("--hosts", "alpha:2,beta:2", "--max-restarts", 2, "--min-ranks", 2, ELASTIC, digits)
     quick = {"CHAINERMN_TIMEOUT": "5", "CHAINERMN_HOST_SILENCE": "3"}
     try:
         job = cluster.launch(
-            *words, tmp_path / "run", stop, "at once", -1, 0, environment=quick, meanwhile=cut
+            *words,
+            digits,
+            tmp_path / "run",
+            stop,
+            "at once",
+            -1,
+            0,
+            environment=quick,
+            meanwhile=cut,
         )
     finally:
         cluster.run("beta", "ip", "link", "set", "eth0", "up")
@@ -73,7 +82,7 @@ def test_the_run_goes_on_with_the_hosts_that_still_answer(cluster, tmp_path):
     begins = [int(each) for each in re.findall(r"^BEGIN (\d+)", job.out, re.M)]
     assert begins[0] == 0
     assert begins[-1] >= 20
-    alone = jobs.run(1, ELASTIC, tmp_path / "whole", stop, "at once", -1, 0)
+    alone = jobs.run(1, ELASTIC, digits, tmp_path / "whole", stop, "at once", -1, 0)
     ends = [json.loads(re.search(r"^END (.*)$", each.out, re.M)[1]) for each in (job, alone)]
     np.testing.assert_allclose(ends[0][0], ends[1][0], rtol=0, atol=1e-10)
     assert ends[0][1] == ends[1][1] > 0.9

@@ -1,6 +1,6 @@
-"""A training job of any number of ranks, which kills one of them some time after it began.
+"""A training of digits by any number of ranks, which kills one of them some time after it began.
 
-    python elastic.py OUT STOP BACKGROUND RANK SECONDS
+    python elastic.py DIGITS OUT STOP BACKGROUND RANK SECONDS
 
 Prints the iteration that it goes on from, which iterations are saved completely, and at its end the
 parameters and the accuracy. RANK -1 kills none. The global batch is the same for 1, 2, 3 and 4
@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 import chainer
 import chainer.links as L
@@ -28,7 +29,18 @@ from chainermn_train import (
     create_multi_node_optimizer,
 )
 
-EXAMPLES, GLOBAL_BATCH, INTERVAL, PAUSE = 96, 12, 2, 0.01
+GLOBAL_BATCH, INTERVAL, PAUSE = 60, 2, 0.01
+
+
+def digits(folder: Path) -> Path:
+    """A file of 1740 digits, whose number is divisible by all batches."""
+    path = folder / "digits.npz"
+    if not path.exists():
+        from sklearn.datasets import load_digits  # which takes a second
+
+        x, labels = load_digits(return_X_y=True)
+        np.savez(path, x[:1740] / 16, labels[:1740].astype("i4"))
+    return path
 
 
 def say(text: str) -> None:
@@ -36,16 +48,14 @@ def say(text: str) -> None:
 
 
 def main() -> None:
-    out, stop, background, victim, seconds = sys.argv[1:]
+    file, out, stop, background, victim, seconds = sys.argv[1:]
     comm = create_communicator("flat")
-    random = np.random.RandomState(3)
-    x = random.standard_normal((EXAMPLES, 4))
-    labels = (x.sum(axis=1) > 0).astype("i4")
+    x, labels = np.load(file).values()
     data = chainer.datasets.TupleDataset(x, labels)
     with chainer.using_config("dtype", np.dtype("f8")):
         np.random.seed(0)
         model = L.Classifier(
-            chainer.Sequential(L.Linear(4, 6), chainer.functions.tanh, L.Linear(6, 2))
+            chainer.Sequential(L.Linear(64, 20), chainer.functions.tanh, L.Linear(20, 10))
         )
     optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.5), comm).setup(model)
     sampler = DistributedOrderSampler(comm, 1)

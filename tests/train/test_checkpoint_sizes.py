@@ -16,29 +16,30 @@ import pytest
 from chainer import training
 from chainer.iterators import MultiprocessIterator, MultithreadIterator, SerialIterator
 from chainer.serializers import load_npz
+from sklearn.datasets import load_digits
 
 from chainermn_train import DistributedOrderSampler, create_multi_node_optimizer
 from tests.support.checkpoints import bits, files, link, make_checkpointer, on_rank_0, run_until
 
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("unsynced")]
-EXAMPLES, GLOBAL_BATCH = 48, 12
+EXAMPLES, GLOBAL_BATCH = 1740, 60  # of digits: epochs of 29 iterations
 LAUNCHERS = ("PMI", "OMPI", "PRTE", "HYDRA")
 
 
 def train(comm, size, out, seen, stop, begin, iterate=SerialIterator):
-    """Train with some of the ranks until an iteration; return the parameters, on those."""
+    """Train digits with some of the ranks until an iteration; return the parameters, on those."""
     part = comm.split(int(comm.rank < size), comm.rank)
     weights = None
     if comm.rank < size:
-        random = np.random.RandomState(1)
-        x, y = random.uniform(size=(EXAMPLES, 3)), random.uniform(size=(EXAMPLES, 2))
-        dataset = chainer.datasets.TupleDataset(np.arange(EXAMPLES), x, y)
+        x, y = [array[:EXAMPLES] for array in load_digits(return_X_y=True)]
+        dataset = chainer.datasets.TupleDataset(np.arange(EXAMPLES), x / 16, y.astype("i4"))
         sampler = DistributedOrderSampler(part, 5)
         iterator = iterate(dataset, GLOBAL_BATCH // size, order_sampler=sampler)
         with chainer.using_config("dtype", np.dtype("f8")):
             np.random.seed(0)
-            model = L.Classifier(L.Linear(3, 2), lossfun=chainer.functions.mean_squared_error)
-        model.compute_accuracy = False
+            model = L.Classifier(
+                chainer.Sequential(L.Linear(64, 20), chainer.functions.tanh, L.Linear(20, 10))
+            )
         optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), part).setup(model)
 
         def loss(numbers, x, y):
@@ -64,20 +65,20 @@ def train(comm, size, out, seen, stop, begin, iterate=SerialIterator):
 def test_parameters_follow_one_process_and_each_example_is_seen_once_an_epoch(
     naive, folder, iterate
 ):
-    """The number of ranks changes within epochs of four iterations, and between them."""
-    expected = train(naive, 1, folder / "whole", [], 18, None)
+    """The number of ranks changes within epochs, and between them."""
+    expected = train(naive, 1, folder / "whole", [], 72, None)
     seen: list[int] = []
     begin, weights = None, None
-    for size, stop in ((4, 2), (2, 5), (3, 7), (1, 8), (4, 13), (2, 18)):
+    for size, stop in ((4, 8), (2, 20), (3, 29), (1, 35), (4, 70), (2, 72)):
         weights = train(naive, size, folder / "run", seen, stop, begin, iterate)
         begin = stop
     if naive.rank == 0:
         for found, wanted in zip(weights, expected, strict=True):
             np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-10)
     counts = sum(naive.allgather_obj(Counter(seen)), Counter())
-    assert sum(counts.values()) == 18 * GLOBAL_BATCH
-    # Four epochs, and half of the fifth.
-    assert sorted(Counter(counts.values()).items()) == [(4, EXAMPLES // 2), (5, EXAMPLES // 2)]
+    # Two epochs, and 14 iterations of the third.
+    third = (72 - 2 * 29) * GLOBAL_BATCH
+    assert sorted(Counter(counts.values()).items()) == [(2, EXAMPLES - third), (3, third)]
 
 
 @pytest.mark.sizes(2, 3, 4)

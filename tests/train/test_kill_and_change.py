@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import random
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.support import jobs
+from tests.support import elastic, jobs
 
-SCRIPT = Path(__file__).parents[1] / "support" / "elastic.py"
-STOP = 120  # iterations: 15 epochs
+STOP = 120  # iterations: four epochs of 29, and some of the fifth
 SIZES = (1, 2, 3, 4)
 
 
 def run(ranks, out, background, victim=-1, seconds=0.0):
-    return jobs.run(ranks, SCRIPT, out, STOP, background, victim, seconds)
+    digits = elastic.digits(out.parent)
+    return jobs.run(ranks, elastic.__file__, digits, out, STOP, background, victim, seconds)
 
 
 def end_of(done):
