@@ -58,7 +58,7 @@ KINDS = {
     "exception": Kind("end", raise_exception, "uncaught RuntimeError"),
     "sys.exit": Kind("end", lambda: sys.exit(3), "sys.exit(3)"),
     "os._exit": Kind("end", lambda: os._exit(3), "os._exit(3)"),
-    "SIGTERM": Kind("signal", lambda: os.kill(os.getpid(), signal.SIGTERM)),
+    "SIGTERM": Kind("warning", lambda: os.kill(os.getpid(), signal.SIGTERM)),
     "SIGKILL": Kind("signal", lambda: os.kill(os.getpid(), signal.SIGKILL)),
     "SIGSEGV": Kind("signal", lambda: ctypes.string_at(0)),
     "memory": Kind("end", run_out_of_memory, "uncaught MemoryError"),
@@ -106,10 +106,11 @@ def is_possible(kind: str, moment: str) -> bool:
     return (kind, moment) not in (("shape", "finalize"), ("disk", "finalize"))
 
 
+ENDING = ("signal", "warning")  # groups of signals that end a process, the second in good order
 POINTS = [(kind, moment) for kind in KINDS for moment in MOMENTS if is_possible(kind, moment)]
 # A handler that loops, inside of the call that all are in, isn't told from a slow network.
 AT_RANDOM = [
-    *(name for name, kind in KINDS.items() if kind.group in ("end", "signal", "link")),
+    *(name for name, kind in KINDS.items() if kind.group in ("end", *ENDING, "link")),
     "SIGSTOP",
 ]
 COMMUNICATORS = ("naive", "flat", "hierarchical", "two_dimensional")
@@ -149,7 +150,7 @@ def draw(seed: int, hosts: bool = True) -> Case:
     two = choose.random() < 0.3
     iteration = choose.choice(MOMENTS[moment].iterations) if moment else 0
     # In the background a fault in a thread waits for the next save, unless it ends the process.
-    ends_process = KINDS[kind].group == "signal" or kind == "os._exit"
+    ends_process = KINDS[kind].group in ENDING or kind == "os._exit"
     at_once = (moment != "writing" and kind != "disk") or ends_process
     after, background = choose.random(), choose.random() < 0.3 and at_once
     return Case(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from _chainermn_events import LEAVING_STATUS
+
 from .faults import KINDS, MOMENTS, Case
 from .runs import Seen
 
@@ -59,6 +61,17 @@ def _of_signal(case: Case, seen: Seen) -> Checks:
     else:
         said = rf"PID {pid} RUNNING AT|rank {case.victim} with PID"
         yield re.search(said, seen.out + seen.err), f"nobody says {said!r}"
+
+
+def _of_warning(case: Case, seen: Seen) -> Checks:
+    """Once ranks listen all save and leave together; before, the signal ends the rank."""
+    if seen.returncode != LEAVING_STATUS:
+        yield from _of_signal(case, seen)
+        return
+    said = "a signal warned of the end"
+    yield said in seen.err, f"nowhere {said!r}"
+    if case.launcher == "launch":
+        yield said in seen.verdict, f"the launcher says {seen.verdict!r}"
 
 
 def _of_stall(case: Case, seen: Seen) -> Checks:
@@ -119,6 +132,7 @@ def _of_link(case: Case, seen: Seen) -> Checks:
 JUDGES = {
     "end": _of_end,
     "signal": _of_signal,
+    "warning": _of_warning,
     "stall": _of_stall,
     "deviation": _of_deviation,
     "disk": _of_disk,

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from _chainermn_events import LEAVING_STATUS
+
 from .faults import Case
 from .judging import wrong
 from .runs import MARK, Here, Seen
@@ -75,6 +77,18 @@ def test_words_that_name_another_rank_or_operation_are_noticed(kind, right, chan
     for old, new in changes:
         assert old in right
         assert wrong(case, seen(right.replace(old, new))), new
+
+
+@pytest.mark.parametrize("launcher", ["mpiexec", "launch"])
+def test_ranks_that_a_signal_warns_leave_together(launcher):
+    case = replace(CASE, kind="SIGTERM", launcher=launcher)
+    said = "chainermn: a signal warned of the end; saved iteration 4"
+    verdict = "\nchainermn launch: all ranks have saved and left, as a signal warned of the end\n"
+    assert wrong(case, replace(seen(said + verdict), returncode=LEAVING_STATUS)) == ""
+    assert wrong(case, replace(seen(""), returncode=LEAVING_STATUS))
+    early = GONE if launcher == "mpiexec" else "\nchainermn launch: rank 1 on here failed first\n"
+    assert wrong(case, seen(early)) == ""
+    assert wrong(case, seen(said + verdict))
 
 
 @pytest.mark.parametrize("head", ["likely culprit", "likely culprits, the likeliest first"])

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import runs
-from .faults import STOP, Case
+from .faults import ENDING, STOP, Case
 from .judging import wrong
 from .runs import Ground, Here, Hosts, Seen, read_status
 
@@ -114,9 +114,7 @@ class Trials:
     def _lost(self, case: Case, folder: Path) -> tuple[str, list[str]]:
         """What is wrong with what goes on from the checkpoints, and what that leaves."""
         out = self._ground.seen(folder / "out")
-        records = [path.suffix[1:] for path in out.glob("run.commit.*")]
-        numbers = map(int, filter(str.isdigit, records))
-        committed = max(int(read_status(folder, "committed") or 0), *numbers, 0)
+        committed = int(read_status(folder, "committed") or 0)
         again = runs.run(case, self._ground, folder, PATIENT_SECONDS)
         if again.returncode != 0:
             said = f"status {again.returncode}\n{again.out}{again.err}"
@@ -145,7 +143,7 @@ def judged(case: Case, seen: Seen) -> Trial:
     if seen.fault is None:
         trial.wrongs[MISNAMED] = "the fault never came"
         return trial
-    if case.group in ("end", "signal"):
+    if case.group in ("end", *ENDING):
         trial.seconds[DEATH] = seen.ended - seen.fault
     if case.group == "stall" and seen.reported is not None:
         trial.seconds[REPORT] = max(0.0, seen.reported - seen.fault - LIMIT_SECONDS)
