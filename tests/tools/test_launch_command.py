@@ -246,6 +246,15 @@ time.sleep(10_000)
 """
 
 
+CHILDLESS = """\
+import os, pathlib, signal, sys, time
+from mpi4py import MPI
+folder = pathlib.Path(sys.argv[1])
+(folder / f".{MPI.COMM_WORLD.rank}").write_text(f"{os.getpid()}")
+os.rename(folder / f".{MPI.COMM_WORLD.rank}", folder / str(MPI.COMM_WORLD.rank))
+"""
+
+
 @pytest.mark.parametrize(
     ("number", "arguments"),
     tiered([(signal.SIGINT, ("stubborn",))], (signal.SIGINT, signal.SIGTERM), ((), ("stubborn",))),
@@ -259,6 +268,27 @@ def test_ctrl_c_ends_everything(tmp_path, number, arguments):
     assert all(map(is_gone, started)), "a process outlived the launch"
 
 
+@pytest.mark.parametrize("handles", [False, True])
+def test_a_warning_reaches_a_script_as_the_signal_that_came(tmp_path, handles):
+    """It ends one that doesn't handle it, at once; and one that does ends as it wishes."""
+    own = "signal.signal(signal.SIGTERM, lambda *_: sys.exit('as I wish'))\n" if handles else ""
+    text = CHILDLESS + own + "time.sleep(10_000)\n"
+    code, said, started = signalled(tmp_path, signal.SIGTERM, text=text, seconds=15)
+    assert code == 128 + signal.SIGTERM
+    assert ("as I wish" in said) == handles
+    assert all(map(is_gone, started))
+
+
+def test_a_job_that_ends_well_after_a_warning_has_succeeded(tmp_path):
+    text = CHILDLESS + (
+        "goes_on = True\n"
+        "signal.signal(signal.SIGTERM, lambda *_: globals().update(goes_on=False))\n"
+        "while goes_on:\n    time.sleep(0.01)\n"
+    )
+    code, said, _ = signalled(tmp_path, signal.SIGTERM, text=text)
+    assert code == 0, said
+
+
 def test_a_kill_ends_the_ranks_too(tmp_path):
     """Nothing can be done by then but what was prepared: mpiexec hears of it and ends them."""
     code, _, started = signalled(tmp_path, signal.SIGKILL)
@@ -268,12 +298,14 @@ def test_a_kill_ends_the_ranks_too(tmp_path):
     assert all(map(is_gone, started)), "a process outlived the launch"
 
 
-def signalled(folder: Path, number: int, *arguments: str) -> tuple[int, str, list[int]]:
+def signalled(
+    folder: Path, number: int, *arguments: str, text: str = WAITS, seconds: float = commands.SECONDS
+) -> tuple[int, str, list[int]]:
     """Signal a launch whose ranks run: its end, what it said, and each rank's process and child."""
     pids = folder / "pids"
     pids.mkdir()
     process = commands.start(
-        *("launch", "-n", 2, "--max-restarts", 5, script(folder, WAITS), pids, *arguments),
+        *("launch", "-n", 2, "--max-restarts", 5, script(folder, text), pids, *arguments),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
@@ -282,7 +314,7 @@ def signalled(folder: Path, number: int, *arguments: str) -> tuple[int, str, lis
         assert process.poll() is None
         started = [int(pid) for one in pids.iterdir() for pid in one.read_text().split()]
         process.send_signal(number)
-        said = process.communicate(timeout=commands.SECONDS)[1]
+        said = process.communicate(timeout=seconds)[1]
     finally:
         process.kill()
         process.wait()
@@ -313,6 +345,20 @@ def test_an_mpiexec_of_another_mpi_is_noticed(tmp_path):
     assert done.returncode == 1
     assert "mpiexec is not that of mpi4py's MPI" in done.stderr
     assert "starting again" not in done.stderr
+
+
+def test_a_start_at_which_no_rank_begins_is_one_of_the_restarts(tmp_path):
+    (tmp_path / "count").write_text("0")
+    mpiexec = (
+        f"path = {str(tmp_path / 'count')!r}\n"
+        "number = int(open(path).read()) + 1\n"
+        "open(path, 'w').write(str(number))\n"
+        "sys.exit(1 if number == 2 else start(0).wait())\n"
+    )
+    text = "import os, sys; sys.exit(3 * (int(os.environ['CHAINERMN_RESTARTS']) < 2))"
+    done = launch_by(mpiexec, tmp_path, text, "-n", 1, "--max-restarts", 3)
+    assert done.returncode == 0, done
+    assert "starting again with 1 ranks, 2 of 3" in done.stderr
 
 
 def test_hosts_reach_mpiexec_as_one_word_with_their_ranks(tmp_path):

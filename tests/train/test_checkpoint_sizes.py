@@ -130,7 +130,7 @@ def test_a_command_makes_a_file_for_chainer_alone(naive, folder):
 
 @pytest.mark.sizes(2, 3, 4)
 def test_gradients_that_were_added_up_are_summed(naive, folder):
-    """Two of three updates on all ranks, the third on one: their mean is of all examples."""
+    """Two of three updates on all ranks, the third on one: each counts alike."""
 
     def make(comm):
         model = chainer.Sequential(L.Linear(2, 1, initialW=1, initial_bias=0))
@@ -151,8 +151,8 @@ def test_gradients_that_were_added_up_are_summed(naive, folder):
         resumed = make(alone)
         assert make_checkpointer(alone, folder).maybe_load(resumed) == 1
         update(resumed, 7)
-        terms = [value * (rank + 1) for value in (1, 10) for rank in range(naive.size)] + [7]
-        expected = 1 - sum(terms) / len(terms)
+        mean = (naive.size + 1) / 2
+        expected = 1 - (1 * mean + 10 * mean + 7) / 3
         np.testing.assert_allclose(resumed.target[0].W.array, expected, rtol=1e-6)
     alone.finalize()
     naive.allgather_obj(None)
@@ -214,7 +214,72 @@ def test_a_checkpoint_of_version_2_0(naive, folder):
     assert files(naive, folder) == before | {"run.0.11", "run.1.11"}
     on_rank_0(naive, lambda: (folder / "run.1.10").write_bytes(b"damaged"))
     on_rank_0(naive, lambda: [path.unlink() for path in folder.glob("run.*.11")])
-    assert make_checkpointer(naive, folder).maybe_load(target) is None
+    with pytest.raises(RuntimeError, match=r"no checkpoint of version 2.0 of 'run' .* is complete"):
+        make_checkpointer(naive, folder).maybe_load(target)
+
+
+@pytest.mark.sizes(1, 3)
+def test_a_checkpoint_of_version_2_0_goes_on_with_other_ranks(naive, folder, capfd):
+    with tarfile.open(Path(__file__).with_name("checkpoint-2.0.tar.xz")) as archive:
+        on_rank_0(naive, lambda: archive.extractall(folder, filter="data"))
+    target = link(0, 0)
+    checkpointer = make_checkpointer(naive, folder)
+    assert checkpointer.maybe_load(target) == 10
+    assert target.values.tolist() == [10, naive.rank % 2]
+    said = capfd.readouterr().err
+    assert ("a checkpoint of version 2.0 is loaded; training" in said) == (naive.rank == 0)
+    checkpointer.save(target, 11)
+    checkpointer.finalize()
+    assert not files(naive, folder)  # else the next run would begin with it
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_an_order_of_its_own_is_each_rank_s(naive, folder):
+    """Though all orders have the same numbers in the same 4 KiB."""
+    target = chainer.Link()
+    own = np.random.RandomState(naive.rank).permutation(512)
+    target.add_persistent("order", own.copy())
+    make_checkpointer(naive, folder).save(target)
+    target.order[...] = 0
+    assert make_checkpointer(naive, folder).maybe_load(target) == 1
+    np.testing.assert_array_equal(target.order, own)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_few_examples_are_seen_in_each_epoch(naive, drop_last):
+    """Where a rank's part often is 0, 1, and so on."""
+    per_rank = 2
+    count = naive.size * per_rank
+    sampler = DistributedOrderSampler(naive, 0, drop_last=drop_last)
+    iterator = SerialIterator(list(range(count)), 1, order_sampler=sampler)
+    for _ in range(100):
+        seen = [iterator.next()[0] for _ in range(per_rank)]
+        assert sorted(naive.allreduce_obj(seen)) == list(range(count))
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_ranks_that_saw_different_numbers_go_on_behind_the_last_one(naive, folder):
+    def make(comm):
+        sampler = DistributedOrderSampler(comm, 4)
+        iterator = SerialIterator(list(range(24)), 1, order_sampler=sampler)
+        optimizer = chainer.optimizers.SGD().setup(L.Linear(1, 1))
+        comm.bcast_data(optimizer.target)
+        return training.StandardUpdater(iterator, optimizer), iterator
+
+    (updater, iterator), seen = make(naive), []
+    for _ in range(2 + naive.rank):
+        seen += iterator.next()
+    make_checkpointer(naive, folder).save(updater)
+    seen = {each for row in naive.allgather_obj(seen) for each in row}
+    alone = naive.split(naive.rank, 0)
+    if naive.rank == 0:
+        updater, iterator = make(alone)
+        make_checkpointer(alone, folder).maybe_load(updater)
+        rest = [iterator.next()[0] for _ in range(24 - naive.size * (naive.size + 1))]
+        assert not seen & set(rest)
+        assert iterator.epoch == 1
+    alone.finalize()
+    naive.allgather_obj(None)
 
 
 @pytest.mark.usefixtures("forkserver")

@@ -86,6 +86,21 @@ def test_an_error_within_and_another_optimizer_are_raised_at_once(comm):
 
 
 @pytest.mark.parametrize(("kind", "steps"), [("double buffering", 1), ("synchronous", 4)])
+def test_a_trainer_within_uses_what_is_left_once_all_have_left(comm, kind, steps, tmp_path):
+    model = Model(0)
+    optimizer = exchanging(kind, comm, chainer.optimizers.SGD(), model, steps)
+    examples = chainer.datasets.TupleDataset(np.ones((6, 3)))
+    stop = (5 + comm.rank, "iteration")
+    trainer = trainer_over(examples, 2, optimizer, stop, tmp_path / f"{comm.rank}")
+    with join(optimizer):
+        trainer.run()
+    made = 5 + comm.size - 1
+    assert optimizer.t == (made if steps == 1 else -(-made // steps))
+    same_everywhere(comm, model)
+    optimizer.finalize()
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("double buffering", 1), ("synchronous", 4)])
 def test_a_trainer_that_has_run_uses_what_is_left(comm, kind, steps, tmp_path):
     model = Model(0)
     optimizer = exchanging(kind, comm, chainer.optimizers.SGD(), model, steps)

@@ -14,14 +14,20 @@ import pytest
 from chainer import training
 from chainer.training import extensions
 
-from chainermn_train import create_multi_node_optimizer, multi_node_snapshot
+from chainermn_train import (
+    DistributedOrderSampler,
+    create_multi_node_optimizer,
+    multi_node_snapshot,
+)
 from tests.support.checkpoints import bits, files, on_rank_0
 from tests.support.pickles import Awkward
 
 pytestmark = pytest.mark.world
 
 
-def make(comm, out, stop=4, sets=(0,), *, examples=6, shuffle=False, log=True, **options):
+def make(
+    comm, out, stop=4, sets=(0,), *, examples=6, shuffle=False, sampler=None, log=True, **options
+):
     """A trainer whose state is the same on all ranks, its model, and its snapshots if any.
 
     Rank 0 may also log.
@@ -32,7 +38,9 @@ def make(comm, out, stop=4, sets=(0,), *, examples=6, shuffle=False, log=True, *
     model.compute_accuracy = False
     optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(), comm).setup(model)
     dataset = chainer.datasets.TupleDataset(x, x[:, :1])
-    iterator = chainer.iterators.SerialIterator(dataset, 2, shuffle=shuffle)
+    iterator = chainer.iterators.SerialIterator(
+        dataset, 2, shuffle=None if sampler else shuffle, order_sampler=sampler
+    )
     updater = training.StandardUpdater(iterator, optimizer)
     trainer = training.Trainer(updater, (stop, "iteration"), out=str(out))
     if log and comm.rank == 0:
@@ -142,6 +150,19 @@ def test_another_number_of_ranks_goes_on_in_another_order(naive, folder, capfd):
     assert (words in capfd.readouterr().err) == (half.rank == 0)
     half.finalize()
     naive.allgather_obj(None)
+
+
+def test_ranks_of_one_set_go_on_with_their_parts_of_a_shared_order(naive, folder):
+    def begin(out, stop):
+        sampler = DistributedOrderSampler(naive, 1)
+        return make(naive, out, stop, [], examples=24, sampler=sampler, log=False)[:2]
+
+    whole, expected = begin(folder / "whole", 20)
+    whole.run()
+    begin(folder / "run", 2)[0].run()
+    trainer, model = begin(folder / "run", 20)
+    trainer.run()
+    assert bits(model) == bits(expected)
 
 
 def test_newest_that_all_sets_have_is_loaded(naive, folder, capfd):

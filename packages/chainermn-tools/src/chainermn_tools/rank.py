@@ -12,6 +12,7 @@ import contextlib
 import os
 import re
 import runpy
+import signal
 import socket
 import sys
 import traceback
@@ -47,6 +48,9 @@ def main() -> None:
         _real_exit(status)
 
     os._exit = exit_at_once
+    # The launcher passes a warning on by SIGUSR1: a scheduler's SIGTERM would end an mpiexec.
+    if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
+        signal.signal(signal.SIGUSR1, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     # First to be registered, so last to run: after the script's own.
     atexit.register(_finish, process)
     try:

@@ -22,10 +22,11 @@ from chainermn_comm.faults import leave
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 # A scheduler and a launcher may both send one; only a later one is a second one.
-ECHO_SECONDS = 2.0
+ECHO_SECONDS = 0.5
 
 _warned_at: float | None = None
 _process: int | None = None  # that listens; processes that it forks don't
+_timers: list[threading.Timer] = []  # at most one, which ends this process
 
 
 def listen() -> None:
@@ -43,6 +44,18 @@ def listen() -> None:
                 signal.signal(number, _handle)
 
 
+def stop_listening() -> None:
+    """Leave signals to Python again, and forget a warning: nobody acts on it (main thread only)."""
+    global _warned_at
+    _warned_at = None
+    while _timers:
+        _timers.pop().cancel()
+    if threading.current_thread() is threading.main_thread():
+        for number in SIGNALS:
+            if signal.getsignal(number) is _handle:
+                signal.signal(number, signal.SIG_DFL)
+
+
 def is_warned() -> bool:
     """Return whether a signal has warned this process."""
     return _warned_at is not None
@@ -54,7 +67,7 @@ def leave_when_warned(
     """Let a trainer ``save`` and end with all ranks, after an iteration in which one was warned.
 
     ``priority`` is that of the extension, which is collective; this isn't. It begins to
-    :func:`listen`, and raises the same.
+    :func:`listen`, and raises the same; when the trainer has run it stops that.
     """
     listen()
 
@@ -74,6 +87,7 @@ def leave_when_warned(
             print(text, file=sys.stderr, flush=True)
         leave(LEAVING_STATUS)
 
+    leave_if_warned.finalize = stop_listening  # type: ignore[attr-defined]
     # A trigger without a state is in no checkpoint.
     trainer.extend(leave_if_warned, "leave", lambda _: True, priority)
 
@@ -97,6 +111,7 @@ def _handle(number: int, _: FrameType | None) -> None:
         timer = threading.Timer(grace_seconds(), _end, [number])
         timer.daemon = True
         timer.start()
+        _timers.append(timer)
 
 
 def _end(number: int) -> None:

@@ -35,12 +35,13 @@ def run_script(
 ) -> tuple[JobResult, jobs.JobOutput]:
     """Run a Python script with its arguments on several ranks, and again after failures.
 
-    With ``min_ranks`` it is started again on the hosts that answer, if they have as many ranks. It
+    With ``min_ranks`` it is started again on hosts that answer, once they have as many ranks. It
     is not started again where that can't help, after a signal or its time limit. A signal that
     warns gives the ranks ``grace`` seconds to save and leave. Return the last result, and the last
     job's output. Raise OSError if the output can't be written.
     """
     signals: list[int] = []
+    known = hosts
     result, output = JobResult(False, 1), jobs.JobOutput()
     with jobs.handle_signals(signals.append):
         for attempt in range(max_restarts + 1):
@@ -48,12 +49,12 @@ def run_script(
                 _pause(min(LONGEST_PAUSE_SECONDS, 2.0 ** (attempt - 1)), signals)
                 if signals:
                     break
-                if min_ranks is not None and hosts:
-                    hosts = {host: hosts[host] for host in answering(launcher, [*hosts])}
+                if min_ranks is not None and known:
+                    hosts = {host: known[host] for host in answering(launcher, [*known])}
                     ranks = sum(hosts.values())
                     if ranks < min_ranks:
                         log(f"hosts that answer have {ranks} ranks, less than {min_ranks}")
-                        break
+                        continue
                 log(f"starting again with {ranks} ranks, {attempt} of {max_restarts}")
             threads = jobs.threads_per_rank(ranks, hosts)
             chosen = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
@@ -75,14 +76,16 @@ def run_script(
                 os.write(2, b"\n")
             if (number := output.interrupted) is not None:
                 result = classify(output, ranks)
-                if result.status != LEAVING_STATUS:
+                if not result.success and result.status != LEAVING_STATUS:
                     result = JobResult(False, 128 + number, f"ended by signal {number}")
                 return result, output
             if output.timed_out:
                 message = f"the job did not end within {timeout:g} s"
                 return JobResult(False, jobs.TIMEOUT_STATUS, message), output
             result = classify(output, ranks)
-            if result.success or not result.restartable:
+            # Later, that no rank began may be an affair of the moment.
+            is_final = attempt == 0 or result.status == LEAVING_STATUS
+            if result.success or (is_final and not result.restartable):
                 break
             if attempt < max_restarts:
                 log(result.message)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from chainermn_comm import CommunicatorBase
 
-from ..iterators import DistributedOrderSampler, Place
+from ..iterators import Place, place, places_of, shared_order
 from ..optimizers import MultiNodeOptimizer, group_of_rank, is_same_on_all
 from ..trainer_introspection import iterators_of, updater_of
 from .shards import RESERVED_PREFIX, State
@@ -23,14 +22,8 @@ _GROUP = "chainermn/group/"
 
 
 def places(target: Any) -> np.ndarray:
-    """Return of iterators how many examples they have, and where a shared order begins, as text."""
-    found = {}
-    for name, iterator in iterators_of(target).items():
-        dataset: Any = getattr(iterator, "dataset", None)
-        if hasattr(dataset, "__len__"):
-            sampler = _shared_order(iterator)
-            found[name] = len(dataset), sampler and sampler.start_of(iterator)
-    return np.array(json.dumps(found))
+    """Return, as text, where the iterators' orders begin: see :func:`places_of`."""
+    return np.array(json.dumps(places_of(target)))
 
 
 def load(
@@ -43,6 +36,11 @@ def load(
     state, anew = states[own], list[str]()
     if size != comm.size:
         state, anew = _adapt(target, state, states, comm.rank, comm.size)
+    elif own != comm.rank:  # its order of a shared permutation isn't this rank's
+        state = dict(state)
+        for name, iterator in iterators_of(target).items():
+            if shared_order(iterator) is not None:
+                place(iterator, name, _path_of(target, name), states, state, _places_in(state))
     load_state_dict(target, state)
     iterators = iterators_of(target)
     for name, (count, start) in _places_in(state).items() if size == comm.size else ():
@@ -53,7 +51,7 @@ def load(
                 "there: its place in them belongs to a rank, and the data are divided differently "
                 "now. Go on with the same data, or save the model and the optimizer alone"
             )
-        if start is not None and (sampler := _shared_order(iterator)) is not None:
+        if start is not None and (sampler := shared_order(iterator)) is not None:
             sampler.order_at(Place(*start))  # which it knows from now on
     return anew
 
@@ -74,9 +72,8 @@ def _places_in(state: State) -> dict[str, Any]:
     return found
 
 
-def _shared_order(iterator: Any) -> DistributedOrderSampler | None:
-    sampler = getattr(iterator, "order_sampler", None)
-    return sampler if isinstance(sampler, DistributedOrderSampler) else None
+def _path_of(target: Any, name: str) -> str:
+    return f"{'' if target is updater_of(target) else 'updater/'}iterator:{name}/"
 
 
 def _adapt(
@@ -88,43 +85,13 @@ def _adapt(
     """
     state = dict(state)
     anew = ["random numbers"] if state.pop(RANDOM, None) is not None else []
-    prefix = "" if target is updater_of(target) else "updater/"
     for name, iterator in iterators_of(target).items():
-        own = f"{prefix}iterator:{name}/"
+        own = _path_of(target, name)
         if own + "current_position" in state:
-            anew += _place_iterator(iterator, name, own, state, states)
+            anew += place(iterator, name, own, states, state, _places_in(state))
     for name in [name for name in state if name.endswith(_GROUP + "calls")]:
         path = name.removesuffix("calls")
         for key in [key for key in state if key.startswith(path)]:
             del state[key]
         state.update(group_of_rank(path, states, rank, size))
     return state, anew
-
-
-def _place_iterator(
-    iterator: Any, name: str, own: str, state: State, states: Sequence[State]
-) -> list[str]:
-    """Set the iterator's entries of a state; return what begins anew."""
-    order_key = own + ("order" if own + "order" in state else "_order")
-    sampler, shared = getattr(iterator, "order_sampler", None), _shared_order(iterator)
-    count, start = _places_in(state).get(name, (len(iterator.dataset), None))
-    positions = [int(np.asarray(each[own + "current_position"])) for each in states]
-    epoch, anew = int(np.asarray(state[own + "epoch"])), list[str]()
-    if shared is not None and start is not None:
-        place = shared.advanced(Place(*start), positions[0], len(states))
-        state[order_key], position = shared.order_at(place)
-        epoch += place.epoch - Place(*start).epoch
-    else:
-        # As much of an epoch as the ranks had seen of theirs, on average.
-        epochs = [int(np.asarray(each[own + "epoch"])) for each in states]
-        orders = [each.get(order_key) for each in states]
-        sizes = [count if each is None or not each.ndim else len(each) for each in orders]
-        seen = zip(epochs, positions, sizes, strict=True)
-        detail = sum(it + min(1.0, at / max(1, of)) for it, at, of in seen) / len(states)
-        epoch, position = math.floor(detail), round(detail % 1 * len(iterator.dataset))
-        if sampler is not None:
-            state[order_key] = order = sampler(np.arange(len(iterator.dataset)), 0)
-            position = round(detail % 1 * len(order))
-            anew = [f"the order of examples of iterator {name!r}"]
-    state[own + "epoch"], state[own + "current_position"] = np.array(epoch), np.array(position)
-    return anew

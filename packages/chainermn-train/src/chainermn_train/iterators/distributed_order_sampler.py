@@ -84,7 +84,9 @@ class DistributedOrderSampler(OrderSampler):
             ValueError: ``current_order`` is of another data set, seed or number of ranks.
         """
         count = len(current_order)
-        if self._examples is None or np.array_equal(current_order, np.arange(count)):
+        # A part of few examples may be 0, 1, and so on, too.
+        is_reset = np.array_equal(current_order, np.arange(count))
+        if self._examples is None or (is_reset and _digest(current_order) not in self._places):
             self._examples = count
             return self.order_at(Place(0, 0, count))[0]
         place = self._find(current_order)

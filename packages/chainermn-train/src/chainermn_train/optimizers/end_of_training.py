@@ -21,7 +21,7 @@ def flush_after_training() -> None:
         run(self, *args, **kwargs)
         for optimizer in self.updater.get_all_optimizers().values():
             if isinstance(optimizer, MultiNodeOptimizer) and optimizer.keeps_gradients:
-                optimizer.flush()
+                optimizer.flush_when_all_have_left()
 
     run_and_flush._flushes = True  # type: ignore[attr-defined]
     Trainer.run = run_and_flush

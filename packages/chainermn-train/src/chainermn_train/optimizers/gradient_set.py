@@ -207,22 +207,27 @@ def group_of_rank(
 ) -> dict[str, Any]:
     """Return a group's state for one of ``size`` ranks, of those that other ranks had saved.
 
-    ``states`` are of Chainer's serializers, and have groups at ``path``. Rank 0 has all gradients.
+    ``states`` are of Chainer's serializers, and have groups at ``path``. Rank 0 has all gradients,
+    which count as if each earlier update had had as many terms as later ones, one of each rank: its
+    examples are those of all ranks, whatever their number.
     """
     saved = [NpzDeserializer(state, path) for state in states]
     loaded = [load_arrays(each["sums"]) for each in saved]
     scale = next((scale for arrays, scale in loaded if arrays), None)
     sums: dict[str, Any] = {}
+    before = sum(int(each("terms", None)) for each in saved)
+    terms = max(before > 0, round(before * size / len(states)))
+    weight = terms / max(1, before)
     for arrays, own in loaded if rank == 0 else ():
         for name, array in arrays.items():
             if array is not None:
-                scaled = array * ((scale or 1) / (own or 1))
+                scaled = array * (weight * (scale or 1) / (own or 1))
                 sums[name] = sums[name] + scaled if name in sums else scaled
     serializer = DictionarySerializer({}, path)
     serializer("calls", saved[0]("calls", None))
     serializer("rank", rank)
     serializer("size", size)
-    serializer("terms", 0 if rank else sum(int(each("terms", None)) for each in saved))
+    serializer("terms", 0 if rank else terms)
     save_arrays(serializer["sums"], sums, scale)
     return dict(serializer.target)
 

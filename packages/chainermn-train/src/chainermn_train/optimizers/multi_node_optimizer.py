@@ -51,7 +51,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     """
 
     _OWN = frozenset({"actual_optimizer", "communicator", "zero_fill", "_settings", "_state"})
-    _OWN |= {"_group", "_drift", "_detects_drift", "_exchange", "_has_joined", "leaves"}
+    _OWN |= {"_group", "_drift", "_detects_drift", "_exchange", "_has_joined", "_joins", "leaves"}
     _ACTUAL = "actual_optimizer"
 
     def __init__(
@@ -70,6 +70,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         self._detects_drift = communicator.size > 1 and settings["on_drift"] != "ignore"
         self._exchange = exchange
         self._has_joined = self.leaves = False
+        self._joins: list[bool] = []  # within `join`, whether to flush after it
 
     def setup(self, link: Any) -> MultiNodeOptimizer:
         """Set the model, ``link``, and return itself, or raise TypeError, as in Chainer.
@@ -263,6 +264,13 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         """
         self._state.assume(self.target)
         self._drift.restart()
+
+    def flush_when_all_have_left(self) -> None:
+        """Flush, within :func:`join` at its end (collective); raises what :meth:`flush` does."""
+        if self._joins:
+            self._joins[0] = True
+        else:
+            self.flush()
 
     @property
     def keeps_gradients(self) -> bool:
@@ -520,13 +528,17 @@ def join(optimizer: MultiNodeOptimizer) -> Iterator[None]:
     """
     if not isinstance(optimizer, MultiNodeOptimizer):
         raise TypeError(f"join needs a multi-node optimizer, not {type(optimizer).__name__}")
-    yield
-    optimizer._has_joined = True
+    optimizer._joins = [False]
     try:
+        yield
+        optimizer._has_joined = True
         while not optimizer._update(None):
             pass
+        must_flush = optimizer._joins[0]
     finally:
-        optimizer._has_joined = False
+        optimizer._has_joined, optimizer._joins = False, []
+    if must_flush:
+        optimizer.flush()
 
 
 def _drop_unused(params: ParameterSet) -> None:
