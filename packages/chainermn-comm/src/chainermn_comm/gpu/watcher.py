@@ -105,9 +105,7 @@ class Watcher:
 
     def _wait(self) -> None:
         """Return once all work is over; raise if something fails before."""
-        wait_until(lambda: not self._pending or self._poll())
-        for nccl in self._nccls:
-            nccl.check()
+        wait_until(self._poll)
 
     @contextlib.contextmanager
     def ending(self, keep: Any = ()) -> Iterator[None]:

@@ -65,7 +65,7 @@ def launch(
     exit status and, of an exception, the traceback. With --max-restarts all ranks are then
     started anew, after a pause that grows; the script goes on from its last checkpoint, as with
     create_multi_node_checkpointer, and finds in CHAINERMN_RESTARTS how often it was. Ctrl-C ends
-    everything. SIGTERM and SIGUSR1 are passed on, for the ranks to save and leave with status 75.
+    everything. SIGTERM and SIGUSR1 reach the ranks as SIGTERM, to save and leave with status 75.
 
     OMP_NUM_THREADS is set to this host's cores divided by its ranks, unless it, or another
     BLAS's variable, is set already.

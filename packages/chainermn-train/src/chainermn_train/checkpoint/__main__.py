@@ -25,7 +25,7 @@ def main() -> None:
         save = source.name.rpartition(".")[2]
         paths = [source.with_name(f"{head.name}.{rank}.{save}") for rank in range(head.size)]
         if source != paths[head.rank]:
-            sys.exit(f"{source.name} was renamed: it was {paths[head.rank].name}")
+            sys.exit(f"{source.name} is no checkpointer's file {paths[head.rank].name}")
         if len({read_head(path).id for path in paths}) > 1:
             sys.exit(f"the files of {head.name!r}, {save}, are of several saves")
         state = put_together(map(read_shard, paths))

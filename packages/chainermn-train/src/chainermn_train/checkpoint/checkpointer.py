@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 from chainer.training import Extension, Trainer
 
-from chainermn_comm import CommunicatorBase
+from chainermn_comm import CommunicatorBase, PeerError
 from chainermn_comm.errors import is_raised_on_all, now
 
 from ..collective_errors import SharedFailure, allgather_checked, raise_on_all_ranks
@@ -92,7 +92,8 @@ class MultiNodeCheckpointer(Extension):
             ValueError: the iteration is older than the newest checkpoint in the folder,
                 from which a resume would go on; or it differs between ranks; or another
                 checkpointer of this process, not yet finalized, saves by the same name there.
-            OSError: a file could not be written. Older checkpoints are as they were.
+            OSError: a file could not be written, in the background that of the save before. Older
+                checkpoints are as they were.
             PeerError: another rank raised one of these.
         """
         self._check_iterators(target)
@@ -109,8 +110,11 @@ class MultiNodeCheckpointer(Extension):
         )
         if all(saved for saved, *_ in views):
             return
-        began = time.perf_counter()
-        self.flush()
+        began, failure = time.perf_counter(), list[Exception]()
+        try:
+            self.flush()
+        except (OSError, PeerError) as error:  # of the save before: raised once this one is begun
+            failure.append(error)
         with raise_on_all_ranks(self.comm, OPERATION):
             register_writer(self, self._folder_for(target))
             state = state_dict(target)
@@ -139,6 +143,8 @@ class MultiNodeCheckpointer(Extension):
             self._writing = save, self._writer.start(remove_and_write, arrays)
         self._saved = (target if updater_of(target) is not None else None), number
         self._seconds.append(time.perf_counter() - began)
+        if failure:
+            raise failure.pop()
 
     def _end_save(self, save: Save, write: Callable[[], None]) -> None:
         """Count a save once all ranks have written it; where one couldn't, nothing of it stays."""

@@ -14,7 +14,7 @@ from ..collective_errors import SharedFailure, require_communicator, require_int
 
 _OPERATION = "DistributedOrderSampler"
 # Orders that are looked for by their epoch, where no checkpoint said which they are.
-_MOST_EPOCHS = 10_000
+_MOST_EPOCHS = 1000
 
 
 class Place(NamedTuple):

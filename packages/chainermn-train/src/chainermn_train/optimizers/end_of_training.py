@@ -10,6 +10,29 @@ from chainer.training import Trainer
 from .multi_node_optimizer import MultiNodeOptimizer
 
 
+class FlushingStop:
+    """A Trainer's stop trigger; when it fires, its multi-node optimizers are flushed.
+
+    So that comes before extensions are finalized: an error keeps checkpoints.
+    """
+
+    _stop: Any = None
+
+    def __init__(self, stop: Any) -> None:
+        self._stop = stop
+
+    def __call__(self, trainer: Any) -> bool:
+        if not self._stop(trainer):
+            return False
+        for optimizer in trainer.updater.get_all_optimizers().values():
+            if isinstance(optimizer, MultiNodeOptimizer) and optimizer.keeps_gradients:
+                optimizer.flush_when_all_have_left()
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stop, name)  # snapshots have its state, progress bars its length
+
+
 def flush_after_training() -> None:
     """Let each Trainer that has run to its end flush its multi-node optimizers."""
     run = Trainer.run
@@ -18,10 +41,11 @@ def flush_after_training() -> None:
 
     @wraps(run)
     def run_and_flush(self: Any, *args: Any, **kwargs: Any) -> None:
-        run(self, *args, **kwargs)
-        for optimizer in self.updater.get_all_optimizers().values():
-            if isinstance(optimizer, MultiNodeOptimizer) and optimizer.keeps_gradients:
-                optimizer.flush_when_all_have_left()
+        stop, self.stop_trigger = self.stop_trigger, FlushingStop(self.stop_trigger)
+        try:
+            run(self, *args, **kwargs)
+        finally:
+            self.stop_trigger = stop
 
     run_and_flush._flushes = True  # type: ignore[attr-defined]
     Trainer.run = run_and_flush
