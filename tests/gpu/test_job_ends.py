@@ -46,8 +46,8 @@ with context if how != "leave" else nullcontext(context.__enter__()) as double:
         comm.finalize()
     elif how == "leave":
         sys.exit()
-    while True:
-        time.sleep(0.01)
+    while True:  # long beside what the thread takes to see it, also on a busy machine
+        time.sleep(0.5)
         gpus.to_host(grads[0])
 """
 # Where MPI takes the sums, a call waits for its end; elsewhere a thread sees what fails after it.
