@@ -327,23 +327,35 @@ def check_sum(comm) -> None:
     assert set(gpus.to_host(found)) == {sum(range(comm.size))}
 
 
+@pytest.fixture
+def by_pickles() -> Iterator[type]:
+    """The backend that CONTRIBUTING.md shows, and its communicator's name meanwhile."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    names = {}
+    exec(re.search(r"^### A backend\n.*?```python\n(.*?)```", text, re.S | re.M)[1], names)
+    yield names["ByPickles"]
+    del names["REGISTRY"]["by_pickles"]
+
+
 @pytest.mark.sizes(2, 3)
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("verb", [*MOVES, *SUMS])
 @pytest.mark.parametrize("layout", ["C", "F"])
-def test_what_contributing_shows_is_a_backend(world, gpu, verb, layout):
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    names, used = {}, []
-    exec(re.search(r"^### A backend\n.*?```python\n(.*?)```", text, re.S | re.M)[1], names)
-    names["ByPickles"].connect = lambda _: used.append(verb) or True
+def test_what_contributing_shows_is_a_backend(world, gpu, by_pickles, verb, layout):
+    used = []
+    by_pickles.connect = lambda _: used.append(verb) or True
     with create_communicator("naive") as comm:
         expected = flat(run(comm, verb, "float32", on_host, layout))
-    try:
-        with create_communicator("by_pickles") as comm:
-            found = flat(run(comm, verb, "float32", gpus.put, layout))
-    finally:
-        del names["REGISTRY"]["by_pickles"]
+    with create_communicator("by_pickles") as comm:
+        found = flat(run(comm, verb, "float32", gpus.put, layout))
     assert used
     for array, numbers in zip(found, expected, strict=True):
         assert gpus.on_gpu(array)
         same(gpus.to_host(array), numbers)
+
+
+@pytest.mark.sizes(2, 3)
+@pytest.mark.ranks(2)
+def test_the_backend_of_contributing_takes_gradients(world, gpu, by_pickles):
+    with create_communicator("by_pickles") as comm:
+        gpus.assert_mean(comm)

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 from mpi4py import MPI
 
-from .allreduce import AlgorithmCache, Factory, reduce_arrays
+from .allreduce import reduce_arrays
 from .arithmetic import as_integer, integer_between
 from .communicator import CommunicatorBase, by_the_other_name, check_metadata, wrong_kind
 from .config import Settings
@@ -118,14 +118,14 @@ class MpiCommunicator(CommunicatorBase):
     def _open(
         self,
         mpi_comm: MPI.Intracomm,
-        factories: tuple[Factory, Factory, BackendFactory],
+        factories: tuple[BackendFactory, BackendFactory],
         settings: Settings,
         topology: Topology | None = None,
         owns_mpi_comm: bool = False,
     ) -> None:
         """Duplicate ``mpi_comm`` for this communicator's traffic (collective).
 
-        ``factories`` make what an entry of the registry names. A ``topology``,
+        ``factories`` make the backends for host memory and for GPUs. A ``topology``,
         the same on all ranks, is imposed instead of asking MPI. ``finalize`` frees ``mpi_comm`` if
         ``owns_mpi_comm``.
         """
@@ -148,9 +148,8 @@ class MpiCommunicator(CommunicatorBase):
         handshake, tag = Handshake(own, self._observer), self.reserved_tag + 1
         self._interruptions = handshake.interruptions
         group = ProcessGroup(own, handshake, tag, self._topology, abort_if_desynchronized, settings)
-        group = replace(group, device=factories[2](group))
-        self._open_group: ProcessGroup | None = group
-        self._algorithms = AlgorithmCache(*factories[:2], group)
+        self._backends = host, device = [make(group) for make in factories]
+        self._open_group: ProcessGroup | None = replace(group, host=host, device=device)
 
     # Rank and topology.
 
@@ -251,11 +250,11 @@ class MpiCommunicator(CommunicatorBase):
 
     @observed
     def allreduce(self, data: Any, op: str = "sum") -> Any:
-        return reduce_arrays(self._group, self._algorithms, "allreduce", data, op)
+        return reduce_arrays(self._group, "allreduce", data, op)
 
     @observed
     def reduce_scatter(self, xs: Sequence[Any], op: str = "sum") -> Any:
-        return reduce_arrays(self._group, self._algorithms, "reduce_scatter", xs, op)
+        return reduce_arrays(self._group, "reduce_scatter", xs, op)
 
     @observed
     def allgather(self, x: Any) -> tuple[Any, ...]:
@@ -361,7 +360,7 @@ class MpiCommunicator(CommunicatorBase):
         takes its new array and, where the old one isn't contiguous, a copy during the call.
         """
         group = self._group
-        mean_gradients(group, MpiReducer(group, group, self._algorithms, zero_fill), model)
+        mean_gradients(group, MpiReducer(group, group, zero_fill), model)
 
     allreduce_grad = multi_node_mean_grad
 
@@ -377,7 +376,7 @@ class MpiCommunicator(CommunicatorBase):
         # In this order: isinstance of an abstract class takes as long as all the rest.
         if is_ours and (channel is None or isinstance(channel, MpiCommunicator)):
             data = channel or self
-            return MpiReducer(self._group, data._group, data._algorithms, zero_fill, operation)
+            return MpiReducer(self._group, data._group, zero_fill, operation)
         return super().make_reducer(zero_fill, operation, channel)
 
     @observed
@@ -387,7 +386,7 @@ class MpiCommunicator(CommunicatorBase):
         ``recvbuf`` is as the base takes it; if ``sendbuf`` is None, its mean overwrites it.
         """
         data = recvbuf if sendbuf is None else sendbuf
-        return reduce_arrays(self._group, self._algorithms, "multi_node_mean", data, out=recvbuf)
+        return reduce_arrays(self._group, "multi_node_mean", data, out=recvbuf)
 
     # Settings and end of life.
 
@@ -398,17 +397,17 @@ class MpiCommunicator(CommunicatorBase):
         chunks in which gradients travel (see :func:`chainermn_comm.create_communicator`; None for
         the default). That can't be changed any more once they have travelled.
         """
-        settings = self._settings.changed(name, value)
-        if self._algorithms.made and settings.chunk_bytes != self._settings.chunk_bytes:
+        settings, host = self._settings.changed(name, value), self._backends[0]
+        made = any([backend.made for backend in self._backends])
+        if made and settings.chunk_bytes != self._settings.chunk_bytes:
             raise ValueError(
                 f"rank {self._rank}: {name} can't be changed any more, since gradients have "
                 "travelled; change it right after making the communicator"
             )
         self._settings = settings
-        if self._open_group is not None:
-            self._open_group = replace(self._open_group, settings=settings)
-            if not self._algorithms.made:
-                self._algorithms.configure(self._open_group)
+        host.group.settings = settings
+        if self._open_group is not None:  # the one that reducers made before have, too
+            self._open_group.settings = settings
 
     def get_config(self, name: str | None = None) -> Any:
         settings = self._settings.as_dict() | super().get_config()
@@ -436,9 +435,8 @@ class MpiCommunicator(CommunicatorBase):
                 stack.callback(self._observer.release)
                 for comm in self._comms:
                     stack.callback(comm.Free)
-                if group.device is not None:
-                    stack.callback(group.device.close)
-                self._algorithms.close()
+                stack.callback(group.device.close)
+                group.host.close()
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         """Finalize (collective); after an exception, release only what needs no other rank.
@@ -456,9 +454,8 @@ class MpiCommunicator(CommunicatorBase):
         if group is None:
             return
         self._observer.release()
-        self._algorithms.release_local()
-        if group.device is not None:
-            group.device.release_local()
+        group.host.release_local()
+        group.device.release_local()
 
     # What the methods above share.
 

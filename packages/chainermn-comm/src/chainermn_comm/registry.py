@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import faults, runtime, watchdog
@@ -19,30 +20,27 @@ from .trace import TRACE_VARIABLE
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from .allreduce import Factory
     from .messaging import BackendFactory
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What a communicator is made of: functions of a `ProcessGroup`, or names of those."""
+    """The backends of a communicator, which functions of a `ProcessGroup` make, or their names."""
 
-    host: str | Factory  # for gradients in host memory; a name is one in `allreduce.FACTORIES`
-    gpu: str | Factory = "mpi"  # for those on GPUs; a name is one in `gpu.FACTORIES`
-    # For users' arrays on GPUs, a name in `gpu.BACKENDS`; without one, or where it returns None,
-    # they go through host memory and MPI.
-    backend: str | BackendFactory = "none"
+    # For host memory; a name is an algorithm's in `allreduce.FACTORIES`, which takes gradients.
+    host: str | BackendFactory
+    gpu: str | BackendFactory = "staged"  # for GPUs; a name is one in `gpu.BACKENDS`
     single_node: bool = False  # refuses more than one node
 
 
 REGISTRY = {
     "naive": Entry("per_tensor"),
     "flat": Entry("bucketed"),
-    "hierarchical": Entry("single_leader", "single_leader", "nccl"),
-    "two_dimensional": Entry("multi_leader", "multi_leader", "nccl"),
-    "single_node": Entry("single_leader", "nccl_only", "nccl", single_node=True),
-    "pure_nccl": Entry("gpus_only", "nccl_only", "nccl"),
-    "non_cuda_aware": Entry("single_leader", "single_leader_staged", "nccl_on_one_node"),
+    "hierarchical": Entry("single_leader", "single_leader"),
+    "two_dimensional": Entry("multi_leader", "multi_leader"),
+    "single_node": Entry("single_leader", "nccl", single_node=True),
+    "pure_nccl": Entry("gpus_only", "nccl"),
+    "non_cuda_aware": Entry("single_leader", "single_leader_staged"),
     "dummy": Entry("no_op", "no_op"),
 }
 
@@ -58,7 +56,7 @@ def agreeing(
     batched_copy: bool,
     wants_reproducible: bool,
     timeout: Timeout | None,
-) -> Iterator[tuple[MPI.Intracomm, Entry, tuple[Factory, Factory, BackendFactory], Settings]]:
+) -> Iterator[tuple[MPI.Intracomm, Entry, tuple[BackendFactory, BackendFactory], Settings]]:
     """Agree on a communicator, which is to be made of these inside of the block (collective).
 
     ``create_communicator`` says what the arguments are, and what is raised.
@@ -119,28 +117,24 @@ def agreeing(
         if any(payloads):
             runtime.limit_blas_threads(comm)
         faults.skip_finalize_in_forks()
-        factories = (
-            _resolve(entry.host, allreduce.FACTORIES),
-            _resolve(entry.gpu, gpu.FACTORIES),
-            _resolve(entry.backend, gpu.BACKENDS),
-        )
-        yield comm, entry, factories, settings
+        host, device = entry.host, entry.gpu
+        if isinstance(host, str):
+            host = partial(allreduce.HostBackend, gradients=allreduce.FACTORIES[host])
+        if isinstance(device, str):
+            device = gpu.BACKENDS[device]
+        yield comm, entry, (host, device), settings
 
 
 def _reproducible(name: str, entry: Entry) -> Entry:
     """Return the entry with algorithms whose bits depend on no topology and no name."""
     if not (isinstance(entry.host, str) and isinstance(entry.gpu, str)):
         raise ValueError(
-            f"communicator {name!r} has an algorithm of its own, which may not be reproducible; "
+            f"communicator {name!r} has a backend of its own, which may not be reproducible; "
             "take another name, or leave reproducible out"
         )
     host = entry.host if entry.host in _WITHOUT_SUMS else "rank_ordered"
-    gpu = entry.gpu if entry.gpu in _WITHOUT_SUMS else "mpi"
-    return replace(entry, host=host, gpu=gpu, backend="none")
-
-
-def _resolve(made: Any, named: dict[str, Any]) -> Any:
-    return named[made] if isinstance(made, str) else made
+    gpu = entry.gpu if entry.gpu in _WITHOUT_SUMS else "staged"
+    return replace(entry, host=host, gpu=gpu)
 
 
 def _find(name: str) -> Entry:

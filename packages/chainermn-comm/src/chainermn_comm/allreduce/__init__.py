@@ -1,11 +1,11 @@
 """Sums and means of arrays over ranks in host memory."""
 
-from .algorithm import Algorithm, Operand
-from .algorithm import Factory as Factory
+from ..arithmetic import Operand
+from ..messaging import Algorithm
 from .bucketed import Bucketed
 from .factories import FACTORIES as FACTORIES
-from .factories import AlgorithmCache as AlgorithmCache
+from .host_backend import HostBackend
 from .verbs import reduce_arrays as reduce_arrays
 
 # What users may use; the other names are for the folders above.
-__all__ = ["Algorithm", "Bucketed", "Operand"]
+__all__ = ["Algorithm", "Bucketed", "HostBackend", "Operand"]

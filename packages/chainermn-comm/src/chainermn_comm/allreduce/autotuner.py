@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from mpi4py import MPI
 
-from .algorithm import Algorithm, Operand
+from ..arithmetic import Operand
+from ..messaging import Algorithm
 
 # Calls by which a candidate is measured: the first allocates, and of the others the fastest counts.
 TRIALS = 3

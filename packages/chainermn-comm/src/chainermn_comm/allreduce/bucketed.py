@@ -6,6 +6,7 @@ import numpy as np
 
 from ..arithmetic import (
     Chunk,
+    Operand,
     absmax_each,
     accumulator,
     cast_into,
@@ -14,7 +15,7 @@ from ..arithmetic import (
     overflow_errstate,
     plan_chunks,
 )
-from .algorithm import Algorithm, Operand
+from ..messaging import Algorithm
 from .pairwise import Allreduce
 
 # A packed chunk: long enough that MPI's latency doesn't count, short enough to stay in cache.

@@ -1,13 +1,12 @@
-"""The algorithms for gradients in host memory, by name, and those that one communicator uses."""
+"""The algorithms for gradients in host memory, by name."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from functools import partial
 
-from ..messaging import ProcessGroup
-from .algorithm import Algorithm, Factory, NoOp, Operand
+from ..arithmetic import Operand
+from ..messaging import Algorithm, Factory, ProcessGroup
 from .autotuner import Autotuner
 from .bucketed import Bucketed
 from .circulant import CirculantAllreduce, default_chunk_bytes, goes_in_rounds
@@ -59,6 +58,15 @@ def multi_leader(group: ProcessGroup) -> Algorithm:
     return _through_shared_memory(group, group.topology.least_intra_size)
 
 
+class NoOp(Algorithm):
+    """Communicates nothing, to measure everything else."""
+
+    def allreduce(self, operand: Operand) -> None:
+        for source, target in zip(operand.sources, operand.targets, strict=True):
+            if target is not source:
+                target[...] = source
+
+
 def gpus_only(group: ProcessGroup) -> Algorithm:
     """Raise ValueError on all ranks: there is no such algorithm."""
     raise ValueError(
@@ -77,59 +85,6 @@ FACTORIES: dict[str, Factory] = {
     "gpus_only": gpus_only,
     "no_op": lambda _: NoOp(),
 }
-
-
-class AlgorithmCache:
-    """The algorithms for sums in host memory and on GPUs, each made at its first use.
-
-    Attributes:
-        made: by whether it is for GPUs; each algorithm is here on all ranks or on none.
-        is_local: whether arrays in host memory go through no network.
-    """
-
-    def __init__(self, host: Factory, gpu: Factory, group: ProcessGroup) -> None:
-        """Make nothing with memory yet: only later has the user chosen a device."""
-        self._factories = {False: host, True: gpu}
-        self.made: dict[bool, Algorithm] = {}
-        self._by_messages: Algorithm
-        self.configure(group)
-        on_one_node, leaders = group.topology.inter_size == 1, (single_leader, multi_leader)
-        self.is_local = on_one_node and host in leaders
-        self._sums_in_memory = on_one_node and host in (*leaders, rank_ordered)
-
-    def configure(self, group: ProcessGroup) -> None:
-        """Use the group's settings for what is made from now on (not collective)."""
-        self._group = group
-        self._by_messages = Bucketed(by_messages(group).allreduce, per_tensor=True)
-
-    def get(self, on_gpu: bool, operation: str = "allreduce_grad") -> Algorithm:
-        """Return the algorithm, made if there is none yet (collective)."""
-        if on_gpu not in self.made:
-            make, group = self._factories[on_gpu], self._group
-            self.made[on_gpu] = group.run_or_raise(operation, lambda: make(group), "its first use")
-        return self.made[on_gpu]
-
-    def allreduce(self, operation: str, operand: Operand) -> None:
-        """Sum users' arrays (collective), packed only now: gradients may wait in that memory."""
-        algorithm = self.get(False, operation) if self._sums_in_memory else self._by_messages
-        algorithm.allreduce(operand)
-
-    def close(self) -> None:
-        """Release what the algorithms own (collective)."""
-        with contextlib.ExitStack() as stack:  # whatever one of them raises
-            stack.callback(self._forget)
-            for algorithm in self.made.values():
-                stack.callback(algorithm.close)
-
-    def release_local(self) -> None:
-        """Release what needs no other rank (not collective)."""
-        for algorithm in self.made.values():
-            algorithm.release_local()
-        self._forget()
-
-    def _forget(self) -> None:
-        self.made.clear()
-        self._by_messages = NoOp()  # its buffers go
 
 
 def by_messages(group: ProcessGroup) -> PairwiseAllreduce | CirculantAllreduce:

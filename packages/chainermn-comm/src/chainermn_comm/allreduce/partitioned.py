@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..arithmetic import accumulator, overflow_errstate
-from .algorithm import Algorithm, NextOperand, Operand
+from ..arithmetic import NextOperand, Operand, accumulator, overflow_errstate
+from ..messaging import Algorithm
 from .bucketed import Bucketed
 from .circulant import CirculantAllreduce
 from .pairwise import Pair, PairwiseAllreduce

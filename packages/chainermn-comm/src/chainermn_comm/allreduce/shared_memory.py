@@ -13,10 +13,19 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from ..arithmetic import Chunk, accumulator, overflow_errstate, plan_chunks, shard_slice, sum_rows
+from ..arithmetic import (
+    Chunk,
+    Dtypes,
+    Operand,
+    accumulator,
+    overflow_errstate,
+    plan_chunks,
+    shard_slice,
+    sum_rows,
+)
+from ..messaging import Algorithm
 from ..runtime import barrier
 from ..topology import Topology
-from .algorithm import Algorithm, Dtypes, Operand
 from .shared_window import NoSharedMemory, SharedWindow
 
 # A chunk is summed in a core's cache. How many of them stay in it from packing to unpacking depends

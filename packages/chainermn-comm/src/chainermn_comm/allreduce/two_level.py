@@ -17,6 +17,7 @@ from mpi4py import MPI
 
 from ..arithmetic import (
     Chunk,
+    Operand,
     absmax,
     accumulator,
     bound_of,
@@ -30,7 +31,6 @@ from ..arithmetic import (
 )
 from ..runtime import wait_all
 from ..topology import Topology
-from .algorithm import Operand
 from .circulant import CirculantSum, InFlight, ScaledArray, goes_in_rounds, skips
 from .pairwise import start_allgather, start_reduce_scatter
 from .shared_memory import SharedMemoryAllreduce, Stage

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from .. import devices, staging
-from ..arithmetic import OPERATIONS, check_operation
+from ..arithmetic import OPERATIONS, Operand, check_operation
 from ..messaging import ProcessGroup, SharedFailure, Takes, collectives, messages
-from .algorithm import Arrays, Operand
-from .factories import AlgorithmCache
-from .pairwise import PairwiseAllreduce
-
-_EMPTY = np.empty(0, np.uint8)
 
 
 def reduce_arrays(
     group: ProcessGroup,
-    algorithms: AlgorithmCache,
     operation: str,
     data: Any,
     op: str = "sum",
@@ -45,46 +38,26 @@ def reduce_arrays(
             rows, results = _prepared(group, operation, made, own, out)
         places = _agree(group, operation, op, made, takes, out)
         backend, found = collectives.agreed(group, operation, places, made)
-        device = group.device
-        if device is not None and backend is device:
-            if scatters:
-                device.reduce_scatter(rows, results, OPERATIONS[op])
-            else:
-                device.allreduce(rows[0], results, OPERATIONS[op], divisor)
-            if out is None:
-                return made[own]._replace(arrays=tuple(results)).value()
-            if results[0] is not out:
-                devices.assign(out, results[0])
-            return out
         if found is not made:
             rows, results = _prepared(group, operation, found, own)
         if scatters:
-            _reduce_scatter(group, rows, results, OPERATIONS[op])
+            backend.reduce_scatter(rows, results, OPERATIONS[op])
         else:
             dtypes = [result.dtype for result in results]
-            algorithms.allreduce(
-                operation, Operand(rows[0], results, dtypes, divisor, OPERATIONS[op])
-            )
-    return _hand_out(group, operation, found[own], results, out, places)
-
-
-def _reduce_scatter(
-    group: ProcessGroup, rows: Sequence[Arrays], results: Arrays, op: np.ufunc
-) -> None:
-    """Sum the rows for this rank, of host memory, into ``results`` (collective)."""
-    pairwise = PairwiseAllreduce(group.comm, group.tag, chunk_bytes=group.settings.chunk_bytes)
-    rows = [[array.reshape(-1) for array in row] for row in rows]
-    # A value may be several arrays; the i-th of all ranks travel together.
-    for sources, result in zip_longest(zip_longest(*rows, fillvalue=_EMPTY), results):
-        pairwise.reduce_scatter(sources, _EMPTY if result is None else result.reshape(-1), op)
+            backend.allreduce(Operand(rows[0], results, dtypes, divisor, OPERATIONS[op]))
+        if backend is not group.host and out is not None and results[0] is not out:
+            devices.assign(out, results[0])
+    if backend is group.host:
+        return _hand_out(group, operation, found[own], results, out, places)
+    return made[own]._replace(arrays=tuple(results)).value() if out is None else out
 
 
 def _for_sums(group: ProcessGroup, op: str, out: Any) -> Takes | None:
     """Return what says of arrays whether they can stay for their ``op``, with ``out``."""
-    device, outs = group.device, [] if out is None else [out]
-    if device is None or op not in list(OPERATIONS) or not all(map(devices.on_gpu, outs)):
+    outs = [] if out is None else [out]
+    if op not in list(OPERATIONS) or not all(map(devices.on_gpu, outs)):
         return None
-    return lambda arrays: device.takes([*arrays, *outs], OPERATIONS[op])
+    return lambda arrays: group.device.takes([*arrays, *outs], OPERATIONS[op])
 
 
 def _prepared(

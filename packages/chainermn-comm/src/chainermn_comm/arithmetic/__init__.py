@@ -13,6 +13,10 @@ from .casts import cast_into as cast_into
 from .chunks import Chunk as Chunk
 from .chunks import plan_chunks as plan_chunks
 from .chunks import shard_slice as shard_slice
+from .operand import Arrays as Arrays
+from .operand import Dtypes as Dtypes
+from .operand import NextOperand as NextOperand
+from .operand import Operand as Operand
 from .summation import overflow_errstate as overflow_errstate
 from .summation import scaled_sum as scaled_sum
 from .summation import sum_rows as sum_rows

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from .. import devices
-from ..messaging import DeviceBackend, Handshake, Parts, ProcessGroup, messages
+from ..arithmetic import Operand
+from ..messaging import Backend, Factory, Handshake, Parts, ProcessGroup, messages
 from ..reducer import in_background
 from . import nccl
 from .nccl import Arrays, NcclCommunicator
@@ -19,12 +20,15 @@ from .watcher import Watcher
 OPERATION = "NCCL, moving arrays between GPUs"
 
 
-class NcclBackend(DeviceBackend):
-    """NCCL among the devices that are current at the first use. Sums are in NCCL's own order."""
+class NcclBackend(Backend):
+    """NCCL among the devices that are current at the first use. Sums are in NCCL's own order.
 
-    def __init__(self, group: ProcessGroup) -> None:
-        """Do nothing yet (not collective)."""
-        self._group = group
+    Gradients are packed, and may go in two levels, so that an algorithm has NCCL's communicators
+    of its own for them.
+    """
+
+    def __init__(self, group: ProcessGroup, gradients: Factory) -> None:
+        super().__init__(group, gradients)
         self._usable: bool | None = None  # known once a rank has arrays of CuPy
         self._is_connected = False
         self._nccl: NcclCommunicator
@@ -51,26 +55,26 @@ class NcclBackend(DeviceBackend):
 
     def connect(self) -> bool:
         if not self._is_connected:
-            made, why = nccl.connect_or_explain(self._group, OPERATION, self._connect)
+            made, why = nccl.connect_or_explain(self.group, OPERATION, self._connect)
             if made is not None:
-                self._nccl, self._watcher = made, Watcher(self._group, OPERATION, [made], made)
+                self._nccl, self._watcher = made, Watcher(self.group, OPERATION, [made], made)
                 self._is_connected = True
                 return True
             self._usable = False
-            if self._group.rank == 0:
+            if self.group.rank == 0:
                 print(f"ChainerMN: arrays on GPUs go through host memory: {why}", file=sys.stderr)
         return self._is_connected
 
     def _connect(self) -> NcclCommunicator:
         # By a handshake of its own, whose errors are the caller's for `SharedFailure`.
-        nccl.check_devices(replace(self._group, handshake=Handshake(self._group.comm)))
-        return NcclCommunicator(self._group.comm)
+        nccl.check_devices(replace(self.group, handshake=Handshake(self.group.comm)))
+        return NcclCommunicator(self.group.comm)
 
     def allocate(self, header: bytes) -> messages.Message:
         return messages.allocate(header, devices.empty)
 
     def exchange(self, outgoing: Parts, incoming: Parts) -> None:
-        own = self._group.rank
+        own = self.group.rank
         sent, received = [
             [part for part in parts if part[0] != own and part[1].size]
             for parts in (outgoing, incoming)
@@ -86,11 +90,11 @@ class NcclBackend(DeviceBackend):
         with self._enqueuing(parts) as stream:
             self._nccl.broadcast(parts, stream)
 
-    def allreduce(self, sources: Arrays, targets: Arrays, op: Any, divisor: int = 1) -> None:
-        with self._enqueuing((sources, targets)) as stream:
-            self._nccl.allreduce(sources, targets, op, stream)
-            for target in targets if divisor != 1 else ():
-                devices.divide(target, divisor, target)
+    def allreduce(self, operand: Operand) -> None:
+        with self._enqueuing(operand) as stream:
+            self._nccl.allreduce(operand.sources, operand.targets, operand.op, stream)
+            for target in operand.targets if operand.divisor != 1 else ():
+                devices.divide(target, operand.divisor, target)
 
     def reduce_scatter(self, rows: Sequence[Arrays], targets: Arrays, op: Any) -> None:
         with self._enqueuing((rows, targets)) as stream:
@@ -103,7 +107,9 @@ class NcclBackend(DeviceBackend):
     def close(self) -> None:
         if self._is_connected:
             self._watcher.finish(self._nccl.close)
+        super().close()
 
     def release_local(self) -> None:
         if self._is_connected:
             self._watcher.abandon()
+        super().release_local()

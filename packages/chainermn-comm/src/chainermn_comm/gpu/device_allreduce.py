@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import devices
-from ..allreduce import Algorithm, Operand
-from ..arithmetic import Chunk, plan_chunks
-from ..messaging import ProcessGroup
+from ..arithmetic import Chunk, Operand, plan_chunks
+from ..messaging import Algorithm, ProcessGroup
 from . import kernels
 from .communicators import Communicators
 from .staged import OPERATION, flatten

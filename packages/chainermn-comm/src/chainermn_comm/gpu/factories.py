@@ -1,11 +1,11 @@
-"""What serves arrays on GPUs, by the names that the registry uses."""
+"""The backends for arrays on GPUs, by the names that the registry uses."""
 
 from __future__ import annotations
 
 from functools import partial
 
 from ..allreduce import FACTORIES as HOST_FACTORIES
-from ..allreduce import Algorithm, Factory
+from ..allreduce import Algorithm, HostBackend
 from ..messaging import BackendFactory, ProcessGroup
 from ..topology import Topology
 from . import nccl
@@ -47,26 +47,28 @@ def _check_nccl(rank: int) -> None:
         raise RuntimeError(f"rank {rank}: NCCL can't take gradients on GPUs: {reason}")
 
 
-FACTORIES: dict[str, Factory] = {
-    # Through host memory and MPI among all ranks.
-    "mpi": _staged,
-    # NCCL among all ranks, whatever their nodes.
-    "nccl_only": lambda group: _by_nccl(group, Topology((0,) * group.size)),
-    # NCCL in each node; one rank of each exchanges with other nodes.
-    "single_leader": lambda group: _by_nccl(group, group.topology),
-    # The same; between nodes always through host memory and MPI.
-    "single_leader_staged": lambda group: _by_nccl(group, group.topology, between_nodes=False),
-    # NCCL in each node; as many ranks as possible exchange, each a shard.
-    "multi_leader": lambda group: _by_nccl(group, group.topology, group.topology.least_intra_size),
-    "no_op": HOST_FACTORIES["no_op"],
-}
+def _of_node(group: ProcessGroup, between_nodes: bool = True) -> Algorithm:
+    return _by_nccl(group, group.topology, between_nodes=between_nodes)
 
 
+# NCCL for users' arrays among all ranks, and for gradients as the name says.
 BACKENDS: dict[str, BackendFactory] = {
-    "none": lambda _: None,
-    "nccl": NcclBackend,
-    # Between nodes gradients go through host memory, too.
-    "nccl_on_one_node": lambda group: (
-        NcclBackend(group) if group.topology.inter_size == 1 else None
+    # No NCCL: through host memory and MPI among all ranks.
+    "staged": partial(HostBackend, gradients=_staged),
+    # NCCL among all ranks, whatever their nodes.
+    "nccl": partial(
+        NcclBackend, gradients=lambda group: _by_nccl(group, Topology((0,) * group.size))
     ),
+    # NCCL in each node; one rank of each exchanges with other nodes.
+    "single_leader": partial(NcclBackend, gradients=_of_node),
+    # The same; between nodes everything goes through host memory and MPI.
+    "single_leader_staged": lambda group: (
+        NcclBackend if group.topology.inter_size == 1 else HostBackend
+    )(group, partial(_of_node, between_nodes=False)),
+    # NCCL in each node; as many ranks as possible exchange, each a shard.
+    "multi_leader": partial(
+        NcclBackend,
+        gradients=lambda group: _by_nccl(group, group.topology, group.topology.least_intra_size),
+    ),
+    "no_op": partial(HostBackend, gradients=HOST_FACTORIES["no_op"]),
 }

@@ -16,9 +16,8 @@ from mpi4py import MPI
 
 from .. import devices, staging
 from ..allreduce import FACTORIES as HOST_FACTORIES
-from ..allreduce import Algorithm, Factory, Operand
-from ..arithmetic import Chunk, plan_chunks
-from ..messaging import Handshake, ProcessGroup
+from ..arithmetic import Chunk, Operand, plan_chunks
+from ..messaging import Algorithm, Factory, Handshake, ProcessGroup
 from ..topology import Topology
 
 OPERATION = "averaging gradients on GPUs"
@@ -128,7 +127,7 @@ class StagedSum(StagedAllreduce):
         """
         self._comm = comm
         apart = Topology(tuple(range(comm.size)))
-        part = replace(group, comm=comm, handshake=Handshake(comm), topology=apart, device=None)
+        part = replace(group, comm=comm, handshake=Handshake(comm), topology=apart)
         super().__init__(part, HOST_FACTORIES["bucketed"], group.rank)
 
     def sum_in_place(self, buffer: Any, stream: Any) -> None:

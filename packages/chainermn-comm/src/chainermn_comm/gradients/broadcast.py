@@ -52,9 +52,9 @@ def bcast_parameters(group: ProcessGroup, model: Any) -> None:
                 if param.data is None or param.data.shape != shape or param.data.dtype != dtype:
                     param.data = np.empty(shape, dtype)
     with SharedFailure(group.handshake, initialising):
-        arrays, takes = [param.data for param, *_ in sent], group.device_takes
+        arrays, takes = [param.data for param, *_ in sent], group.device.takes
         place = collectives.COPIED * any(map(devices.on_gpu, arrays))
-        if place and takes is not None and takes(arrays):
+        if place and takes(arrays):
             place = collectives.STAYS | collectives.CAN_STAY
             with devices.translated_errors(f"rank {group.rank}: {OPERATION}"):
                 flats = list(map(devices.c_ordered, arrays))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .. import devices, staging
-from ..allreduce import AlgorithmCache, Operand
+from ..arithmetic import Operand
 from ..errors import now, raise_mismatch, share_failure, view_of
 from ..messaging import ProcessGroup
 from ..reducer import Reducer
@@ -40,12 +40,11 @@ class MpiReducer(Reducer):
         self,
         group: ProcessGroup,
         channel: ProcessGroup,
-        algorithms: AlgorithmCache,
         zero_fill: bool = False,
         operation: str = OPERATION,
     ) -> None:
-        """Agree on ``group``; move data on ``channel``, to which the algorithms belong."""
-        self._group, self._data_group, self._algorithms = group, channel, algorithms
+        """Agree on ``group``; move data on ``channel``, by its backends."""
+        self._group, self._data_group = group, channel
         self._zero_fill, self._operation = zero_fill, operation
         self._rank, self._is_apart = group.rank, channel is not group
         self._handed_in, self._buckets = [False], list[Bucket]()
@@ -57,7 +56,7 @@ class MpiReducer(Reducer):
         if planned:
             self._check_plan()
         try:
-            zero_fill, is_local = bool(self._zero_fill), self._algorithms.is_local
+            zero_fill, is_local = bool(self._zero_fill), self._data_group.host.is_local
             own = bucket_of(bucket, self._rank, zero_fill, self._group.settings, is_local, planned)
             # What moves elsewhere needs a barrier there.
             if not (self._buckets or planned or self._is_apart):
@@ -97,12 +96,12 @@ class MpiReducer(Reducer):
         operands = self._operands(bucket)
         if len(operands) == 1:
             on_gpu, operand = operands[0]
-            algorithm = self._algorithms.made.get(on_gpu)
+            algorithm = self._data_group.backend(on_gpu).made
             if algorithm is not None:
                 self._finish_first = algorithm.prepare(operand)
 
     def _operands(self, bucket: Bucket) -> list[tuple[bool, Operand]]:
-        is_local, size = self._algorithms.is_local, self._data_group.size
+        is_local, size = self._data_group.host.is_local, self._data_group.size
         return bucket.operands(self._group.settings, is_local, size)
 
     def agree(self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b"") -> list[bytes]:
@@ -180,7 +179,7 @@ class MpiReducer(Reducer):
                         self._finish_first()
                         continue
                     for on_gpu, operand in self._operands(bucket):
-                        self._algorithms.get(on_gpu).allreduce(operand)
+                        group.backend(on_gpu).for_gradients().allreduce(operand)
                 if there is not None and self._is_apart:
                     with devices.using_device_of(there):
                         staging.wait([devices.recorded_event()])
@@ -199,7 +198,7 @@ class MpiReducer(Reducer):
 
     def _take_planned(self, left: int) -> None:
         """Take the means of that many buckets as they come (collective)."""
-        algorithms, size = self._algorithms, self._data_group.size
+        group, size = self._data_group, self._data_group.size
         first = [self._planned.get()]
         on_gpu = first[0].on_gpu
         if on_gpu:
@@ -214,10 +213,10 @@ class MpiReducer(Reducer):
             except Empty:
                 return None
             left -= 1
-            return bucket.planned_operand(self._group.settings, algorithms.is_local, size)
+            return bucket.planned_operand(self._group.settings, group.host.is_local, size)
 
-        algorithm = algorithms.get(on_gpu)
-        self._data_group.handshake.begin(OPERATION)
+        algorithm = group.backend(on_gpu).for_gradients()
+        group.handshake.begin(OPERATION)
         algorithm.stream(next_operand)
 
     def _assign(self) -> None:

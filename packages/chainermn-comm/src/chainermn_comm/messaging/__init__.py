@@ -4,12 +4,14 @@ from ..errors import SharedFailure as SharedFailure
 from . import collectives as collectives
 from . import messages as messages
 from . import point_to_point as point_to_point
-from .backend import DeviceBackend as DeviceBackend
+from .backend import Algorithm as Algorithm
+from .backend import Backend as Backend
+from .backend import BackendFactory as BackendFactory
+from .backend import Factory as Factory
 from .backend import Parts as Parts
 from .backend import Takes as Takes
 from .handshake import Handshake as Handshake
 from .handshake import digest_of as digest_of
-from .process_group import BackendFactory as BackendFactory
 from .process_group import ProcessGroup as ProcessGroup
 from .transfer import Buffer as Buffer
 from .transfer import bcast_buffer as bcast_buffer

@@ -1,27 +1,99 @@
-"""What moves the arrays of collective calls: messages of MPI's, or something between GPUs."""
+"""What sums and moves arrays among ranks: a backend, and the algorithm of its gradients."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from mpi4py import MPI
+from ..arithmetic import NextOperand, Operand
+from . import messages
 
-from ..arithmetic import as_bytes
-from . import messages, transfer
+if TYPE_CHECKING:
+    from .process_group import ProcessGroup
 
 # Arrays, contiguous in C or Fortran order, each with the other rank.
 Parts: TypeAlias = Iterable[tuple[int, Any]]
-# Says whether arrays, or none, can stay on their GPUs: see :meth:`DeviceBackend.takes`.
+# Says whether arrays, or none, can stay on their GPUs: see :meth:`Backend.takes`.
 Takes: TypeAlias = Callable[[Sequence[Any]], bool]
 
 
-class Backend(ABC):
-    """Moves arrays among a communicator's ranks; each rank knows the sizes of what it gets.
+class Algorithm(ABC):
+    """Sums arrays over ranks."""
 
-    Between two ranks arrays are listed in the same order on both; a rank's own stay where they are.
+    @abstractmethod
+    def allreduce(self, operand: Operand) -> None:
+        """Write the sum over ranks of each source, divided, into its target (collective).
+
+        Beside sources and targets this takes a few chunks of memory, and a copy of each source that
+        is not C-contiguous.
+        """
+
+    def prepare(self, operand: Operand) -> Callable[[], None]:
+        """Do the part of :meth:`allreduce` that needs no other rank, and writes to no target.
+
+        The function that it returns does the rest (collective). It is to be called once all ranks
+        have prepared alike and have passed a barrier since, or not at all.
+        """
+        return partial(self.allreduce, operand)
+
+    def stream(self, next_operand: NextOperand) -> None:
+        """Sum operands as they come, the same on all ranks (collective)."""
+        while (operand := next_operand(True)) is not None:
+            self.allreduce(operand)
+
+    def close(self) -> None:  # noqa: B027  (optional: an algorithm may own nothing)
+        """Release what the algorithm owns (collective)."""
+
+    def release_local(self) -> None:  # noqa: B027  (likewise)
+        """Release what needs no other rank (not collective)."""
+
+
+# Makes an algorithm for the ranks of a group (collective).
+Factory: TypeAlias = Callable[["ProcessGroup"], Algorithm]
+
+
+class Backend(Algorithm):
+    """Sums and moves arrays in one kind of memory among a group's ranks.
+
+    Ranks have agreed before each call: they know the sizes of what they get, and list the arrays
+    between two of them in the same order. A rank's own stay where they are. On GPUs results are
+    there in the order of the current stream.
+
+    Attributes:
+        group: the ranks.
+        is_local: whether gradients go through no network.
+        made: what :meth:`for_gradients` returns; None before, which is so on all ranks or on none.
     """
+
+    is_local = False
+
+    def __init__(self, group: ProcessGroup, gradients: Factory | None = None) -> None:
+        """Make nothing with memory yet (not collective): only later is a device chosen.
+
+        ``gradients`` makes what sums them; without it :meth:`allreduce` does.
+        """
+        self.group, self._make = group, gradients
+        self.made: Algorithm | None = None
+
+    def for_gradients(self) -> Algorithm:
+        """Return what sums gradients; the first call makes it (collective)."""
+        if self.made is None:
+            make, group = self._make or (lambda _: self), self.group
+            self.made = group.run_or_raise("preparing sums over ranks", lambda: make(group))
+        return self.made
+
+    def takes(self, arrays: Sequence[Any], op: Any = None) -> bool:
+        """Return whether arrays on GPUs can stay there now, or none at all (not collective).
+
+        ``op`` is the ufunc of a sum. If a rank's can't, all copy theirs to host memory.
+        """
+        return False
+
+    def connect(self) -> bool:
+        """Return whether the ranks are connected; the first call does that (collective)."""
+        return True
 
     @abstractmethod
     def allocate(self, header: bytes) -> messages.Message:
@@ -39,60 +111,22 @@ class Backend(ABC):
     def broadcast(self, parts: Parts) -> None:
         """Overwrite each array on all ranks by that of the rank beside it (collective)."""
 
-
-class HostBackend(Backend):
-    """Messages of MPI's between arrays in host memory."""
-
-    def __init__(self, comm: MPI.Intracomm, tag: int) -> None:
-        self._comm, self._tag = comm, tag
-
-    def allocate(self, header: bytes) -> messages.Message:
-        return messages.allocate(header)
-
-    def exchange(self, outgoing: Parts, incoming: Parts) -> None:
-        sent, received = [
-            [(rank, as_bytes(array)) for rank, array in parts] for parts in (outgoing, incoming)
-        ]
-        MPI.Request.Waitall(transfer.start_exchange(self._comm, sent, received, self._tag))
-
-    def broadcast(self, parts: Parts) -> None:
-        for root, array in parts:
-            transfer.bcast_buffer(self._comm, as_bytes(array), root)
-
-
-class DeviceBackend(Backend):
-    """Moves and sums arrays on GPUs, where all ranks can (see :meth:`takes`, :meth:`connect`).
-
-    Results are there in the order of the current stream.
-    """
-
-    @abstractmethod
-    def takes(self, arrays: Sequence[Any], op: Any = None) -> bool:
-        """Return whether this rank can now take part with such arrays, or none (not collective).
-
-        ``op`` is the ufunc of a sum. It can't while gradients travel in the background.
-        """
-
-    @abstractmethod
-    def connect(self) -> bool:
-        """Return whether the ranks are connected; the first call does that (collective)."""
-
-    @abstractmethod
-    def allreduce(
-        self, sources: Sequence[Any], targets: Sequence[Any], op: Any, divisor: int = 1
-    ) -> None:
-        """Write what a ufunc makes of all ranks' sources, divided, into targets (collective)."""
-
     @abstractmethod
     def reduce_scatter(
         self, rows: Sequence[Sequence[Any]], targets: Sequence[Any], op: Any
     ) -> None:
         """Write what a ufunc makes of all ranks' rows for this rank into targets (collective)."""
 
-    @abstractmethod
     def close(self) -> None:
-        """Release everything (collective)."""
+        if self.made not in (None, self):
+            self.made.close()
+        self.made = None
 
-    @abstractmethod
     def release_local(self) -> None:
-        """Release what needs no other rank (not collective)."""
+        if self.made not in (None, self):
+            self.made.release_local()
+        self.made = None
+
+
+# Makes a backend of a group, and raises nothing (not collective).
+BackendFactory: TypeAlias = Callable[["ProcessGroup"], Backend]

@@ -129,11 +129,10 @@ def agreed(
     group: ProcessGroup, operation: str, places: Sequence[int], outgoing: list[Message]
 ) -> tuple[Backend, list[Message]]:
     """Return what moves the arrays, and the messages as it takes them; ``places`` are by rank."""
-    device = group.device
     if not any([place & STAYS for place in places]):
         return group.host, outgoing
-    if device is not None and all([place & CAN_STAY for place in places]) and device.connect():
-        return device, outgoing
+    if all([place & CAN_STAY for place in places]) and group.device.connect():
+        return group.device, outgoing
     part, rank = "copying to host memory", group.rank
     copied = group.run_or_raise(operation, lambda: messages.on_host(outgoing, rank), part)
     return group.host, copied
@@ -180,7 +179,7 @@ class _Call:
         the handshake can carry what ``describe`` makes of its message.
         """
         self.group, self.operation, self.make = group, operation, make
-        takes = None if make is messages.of_objects else group.device_takes
+        takes = None if make is messages.of_objects else group.device.takes
         with SharedFailure(group.handshake, operation):
             self.root = root if root is _NO_ROOT else check_rank(group, root, "root")
             by_rank = values_of(self.root)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from traceback import walk_tb
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from mpi4py import MPI
 
@@ -14,7 +14,7 @@ from .. import devices
 from ..config import Settings
 from ..errors import SharedFailure, describe_exception, is_raised_on_all, now
 from ..topology import Topology
-from .backend import DeviceBackend, HostBackend, Takes
+from .backend import Backend
 from .handshake import Handshake
 
 Value = TypeVar("Value")
@@ -22,7 +22,7 @@ Value = TypeVar("Value")
 _orphaned: list[Any] = []
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ProcessGroup:
     """The ranks of one communicator, and how they communicate."""
 
@@ -33,7 +33,9 @@ class ProcessGroup:
     # Aborts the job because of the exception being handled, unless the user refused that.
     abort: Callable[[], None]
     settings: Settings = field(default_factory=Settings)
-    device: DeviceBackend | None = None  # for users' arrays on GPUs; None where MPI takes those
+    # For arrays in host memory, and on GPUs. The group that backends themselves have has none.
+    host: Backend = None  # type: ignore[assignment]
+    device: Backend = None  # type: ignore[assignment]
 
     @cached_property
     def rank(self) -> int:
@@ -45,15 +47,9 @@ class ProcessGroup:
         """Number of ranks."""
         return self.comm.size
 
-    @cached_property
-    def host(self) -> HostBackend:
-        """What moves arrays in host memory."""
-        return HostBackend(self.comm, self.tag)
-
-    @property
-    def device_takes(self) -> Takes | None:
-        """What says whether arrays can stay on their GPUs; None where they never can."""
-        return None if self.device is None else self.device.takes
+    def backend(self, on_gpu: bool) -> Backend:
+        """Return what sums and moves arrays there."""
+        return self.device if on_gpu else self.host
 
     def in_step(self, operation: str) -> InStep:
         """Within, all ranks take the same steps together: handshakes, and moving data.
@@ -103,7 +99,3 @@ class InStep:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is not None:
             self._group.interrupt(self._operation, error, self._entered)
-
-
-# Returns what serves a group's arrays on GPUs (not collective); None where MPI takes them.
-BackendFactory: TypeAlias = Callable[[ProcessGroup], DeviceBackend | None]

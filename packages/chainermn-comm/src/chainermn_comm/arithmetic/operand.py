@@ -1,15 +1,11 @@
-"""What every algorithm for sums over ranks does, and what is summed."""
+"""What is summed over ranks together."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-
-from ..messaging import ProcessGroup
 
 Arrays: TypeAlias = Sequence[np.ndarray]
 Dtypes: TypeAlias = Sequence[np.dtype]
@@ -57,47 +53,3 @@ class Operand(NamedTuple):
 # Returns the next operand. None after the last one; also where the next one has not been handed in
 # yet, unless it is to wait for it.
 NextOperand: TypeAlias = Callable[[bool], Operand | None]
-
-
-class Algorithm(ABC):
-    """Sums arrays over ranks."""
-
-    @abstractmethod
-    def allreduce(self, operand: Operand) -> None:
-        """Write the sum over ranks of each source, divided, into its target (collective).
-
-        Beside sources and targets this takes a few chunks of memory, and a copy of each source that
-        is not C-contiguous.
-        """
-
-    def prepare(self, operand: Operand) -> Callable[[], None]:
-        """Do the part of :meth:`allreduce` that needs no other rank, and writes to no target.
-
-        The function that it returns does the rest (collective). It is to be called once all ranks
-        have prepared alike and have passed a barrier since, or not at all.
-        """
-        return partial(self.allreduce, operand)
-
-    def stream(self, next_operand: NextOperand) -> None:
-        """Sum operands as they come, the same on all ranks (collective)."""
-        while (operand := next_operand(True)) is not None:
-            self.allreduce(operand)
-
-    def close(self) -> None:  # noqa: B027  (optional: an algorithm may own nothing)
-        """Release what the algorithm owns (collective)."""
-
-    def release_local(self) -> None:  # noqa: B027  (likewise)
-        """Release what needs no other rank (not collective)."""
-
-
-# Makes an algorithm for the ranks of a group (collective).
-Factory: TypeAlias = Callable[[ProcessGroup], Algorithm]
-
-
-class NoOp(Algorithm):
-    """Communicates nothing, to measure everything else."""
-
-    def allreduce(self, operand: Operand) -> None:
-        for source, target in zip(operand.sources, operand.targets, strict=True):
-            if target is not source:
-                target[...] = source

@@ -1,0 +1,83 @@
+"""Arrays in host memory through MPI, and gradients and sums through shared memory where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+import numpy as np
+from mpi4py import MPI
+
+from ..arithmetic import Arrays, Operand, as_bytes
+from ..messaging import (
+    Algorithm,
+    Backend,
+    Factory,
+    Parts,
+    ProcessGroup,
+    bcast_buffer,
+    messages,
+    start_exchange,
+)
+from .bucketed import Bucketed
+from .factories import by_messages, multi_leader, rank_ordered, single_leader
+from .pairwise import PairwiseAllreduce
+
+_EMPTY = np.empty(0, np.uint8)
+
+
+class HostBackend(Backend):
+    """Shared memory, and messages of MPI's.
+
+    It also serves GPUs whose arrays are copied to host memory and back, with gradients that an
+    algorithm for those takes.
+    """
+
+    def __init__(self, group: ProcessGroup, gradients: Factory) -> None:
+        super().__init__(group, gradients)
+        on_one_node, leaders = group.topology.inter_size == 1, (single_leader, multi_leader)
+        self.is_local = on_one_node and gradients in leaders
+        self._sums_in_memory = on_one_node and gradients in (*leaders, rank_ordered)
+        # By the size of chunks, a setting.
+        self._by_messages: dict[int | None, Algorithm] = {}
+
+    def allreduce(self, operand: Operand) -> None:
+        """Sum users' arrays (collective), packed only now: gradients may wait in that memory."""
+        if self._sums_in_memory:
+            self.for_gradients().allreduce(operand)
+            return
+        size = self.group.settings.chunk_bytes
+        if size not in self._by_messages:
+            algorithm = Bucketed(by_messages(self.group).allreduce, per_tensor=True)
+            self._by_messages = {size: algorithm}
+        self._by_messages[size].allreduce(operand)
+
+    def reduce_scatter(self, rows: Sequence[Arrays], targets: Arrays, op: np.ufunc) -> None:
+        comm, size = self.group.comm, self.group.settings.chunk_bytes
+        pairwise = PairwiseAllreduce(comm, self.group.tag, chunk_bytes=size)
+        rows = [[array.reshape(-1) for array in row] for row in rows]
+        # A value may be several arrays; the i-th of all ranks travel together.
+        for sources, target in zip_longest(zip_longest(*rows, fillvalue=_EMPTY), targets):
+            pairwise.reduce_scatter(sources, _EMPTY if target is None else target.reshape(-1), op)
+
+    def allocate(self, header: bytes) -> messages.Message:
+        return messages.allocate(header)
+
+    def exchange(self, outgoing: Parts, incoming: Parts) -> None:
+        sent, received = [
+            [(rank, as_bytes(array)) for rank, array in parts] for parts in (outgoing, incoming)
+        ]
+        comm, tag = self.group.comm, self.group.tag
+        MPI.Request.Waitall(start_exchange(comm, sent, received, tag))
+
+    def broadcast(self, parts: Parts) -> None:
+        for root, array in parts:
+            bcast_buffer(self.group.comm, as_bytes(array), root)
+
+    def close(self) -> None:
+        self._by_messages.clear()
+        super().close()
+
+    def release_local(self) -> None:
+        self._by_messages.clear()
+        super().release_local()
