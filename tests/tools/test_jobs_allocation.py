@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chainermn_tools.jobs import Host, find_allocation
-from chainermn_tools.jobs.allocation import expand_nodes
+from chainermn_tools.jobs.allocation import Host, expand_nodes, find_allocation
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,7 @@ def find_allocation(env: Mapping[str, str]) -> tuple[str, tuple[Host, ...]] | No
             try:
                 return scheduler, parse_hostfile(read(env, env[variable]), where)
             except (OSError, ValueError) as error:
-                hint = "name hosts with --hosts"
-                raise ValueError(f"{where} can't be read: {error}; {hint}") from None
+                raise ValueError(f"{where} can't be read: {error}; give --hosts") from None
     return None
 
 

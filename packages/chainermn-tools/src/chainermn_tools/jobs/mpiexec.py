@@ -42,10 +42,7 @@ def find_mpiexec(program: str = "mpiexec") -> dict[str, Any]:
 
 
 def find_srun(library: str) -> dict[str, Any]:
-    """Return Slurm's launcher, for ranks of this vendor's MPI; raise Unavailable if there is none.
-
-    By its ``plugin`` they find one another.
-    """
+    """Return Slurm's launcher, for ranks of this vendor's MPI; raise Unavailable without one."""
     plugin = "pmix" if library == "Open MPI" else "pmi2"
     return {"path": mpiexec_path("srun"), "vendor": "Slurm", "plugin": plugin}
 
