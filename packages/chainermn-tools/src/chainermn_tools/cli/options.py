@@ -7,10 +7,14 @@ import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from chainermn_tools import jobs
+
+if TYPE_CHECKING:
+    from chainermn_tools.report import Inputs
 
 
 def seconds(ctx: click.Context, param: click.Parameter, value: float) -> float:
@@ -68,3 +72,14 @@ def save_plot(file: str, make: Callable[[], None]) -> None:
     except OSError as error:
         raise click.UsageError(f"--plot: {file} can't be written: {error.strerror}") from None
     click.echo(f"drew {file}", err=True)
+
+
+def write_page(file: Path, name: str, found: Inputs) -> None:
+    """Write the HTML page of what was found, and report it on standard error."""
+    from chainermn_tools import report
+
+    try:
+        report.write(file, name, found)
+    except OSError as error:
+        raise click.UsageError(f"{file} can't be written: {error.strerror}") from None
+    click.echo(f"wrote {file}", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -17,15 +18,24 @@ from chainermn_tools.cli import options
 @click.option(
     "--output", metavar="FILE", help="Write all ranks into one file for Perfetto or Chrome."
 )
-def trace(folder: str, wanted: str | None, plot: str | None, output: str | None) -> None:
+@click.option("--html", metavar="FILE", help="Write a page with time lines for a browser.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+def trace(
+    folder: str,
+    wanted: str | None,
+    plot: str | None,
+    output: str | None,
+    html: str | None,
+    as_json: bool,
+) -> None:
     """Show what a traced job's communicators did, and who was late.
 
     A job writes a trace, one file a rank, into the folder DIR when it is started with
-    CHAINERMN_TRACE=DIR:
+    CHAINERMN_TRACE=DIR; a file of a rank stands for its run:
 
     \b
         mpiexec -genv CHAINERMN_TRACE traces -n 4 python train.py
-        chainermn trace traces --plot trace.png --output merged.json
+        chainermn trace traces --html trace.html --output merged.json
 
     Clocks of the ranks are aligned. Files that end in the middle, as a killed job leaves them, are
     read as far as they go. The last section says which rank comes last to collective calls.
@@ -34,6 +44,7 @@ def trace(folder: str, wanted: str | None, plot: str | None, output: str | None)
     """
     from chainermn_tools import trace as traces
     from chainermn_tools.formatting import printable
+    from chainermn_tools.report import Inputs
 
     if plot is not None:
         options.validate_plot_path(plot)
@@ -43,7 +54,11 @@ def trace(folder: str, wanted: str | None, plot: str | None, output: str | None)
         raise click.UsageError(printable(str(error))) from None
     uncertainty = traces.align(run)
     collectives, incomplete = traces.match(run)
-    traces.render(run, collectives, incomplete, uncertainty, Console(highlight=False))
+    summary = traces.summarize(run, collectives, incomplete, uncertainty)
+    if as_json:
+        click.echo(json.dumps(summary, indent=2))
+    else:
+        traces.render(summary, Console(highlight=False))
     if output is not None:
         try:
             with open(output, "w", encoding="utf-8") as file:
@@ -51,5 +66,10 @@ def trace(folder: str, wanted: str | None, plot: str | None, output: str | None)
         except OSError as error:
             message = f"--output: {output} can't be written: {error.strerror}"
             raise click.UsageError(message) from None
+    if html is not None:
+        note = "This is the trace; chainermn report adds learning curves and the environment."
+        timeline = traces.time_lines(run, summary)
+        found = Inputs(summary=summary, timeline=timeline, notes=[note])
+        options.write_page(Path(html), folder, found)
     if plot is not None:
         options.save_plot(plot, lambda: traces.plot_run(run, collectives, plot))

@@ -72,16 +72,19 @@ def render(report: dict[str, Any], console: Console) -> None:
     On a terminal long values are folded to its width; elsewhere each value is one line, whatever
     its length, so that it can be searched.
     """
-    for name, section in report.items():
-        if name == "schema":
-            continue
+    for name, rows in sections(report):
         print_line(name, console, "bold")
-        rows = list(_rows("", section))
         width = max((len(key) for key, _ in rows), default=0)
         for key, value in rows:
             style = "yellow" if value.startswith("unavailable") else ""
             print_row(((f"  {key}", "dim"), (value, style)), (width + 2,), console)
         console.print()
+
+
+def sections(report: dict[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return the name of each section with its lines of key and value, for people."""
+    found = {name: section for name, section in report.items() if name != "schema"}
+    return [(name, list(_rows("", section))) for name, section in found.items()]
 
 
 def _rows(key: str, value: Any) -> Iterator[tuple[str, str]]:
