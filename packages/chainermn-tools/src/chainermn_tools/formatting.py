@@ -14,8 +14,6 @@ KIB = 1 << 10
 PLAIN_WIDTH = 200
 MOST_RECORDS = 32
 GAP = 2  # between columns
-LEAST_GB = 0.001  # what is less has too many digits
-HEADINGS = {"gb_per_second": "GB/s"}
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -62,14 +60,14 @@ def format_value(key: str, value: Any) -> str:
         "seconds": format_duration,
         "bytes": format_bytes,
         "share": "{:.0%}".format,
-        "gb_per_second": lambda rate: f"{rate:.3g}" if rate >= LEAST_GB else f"<{LEAST_GB:g}",
+        "gb_per_second": lambda rate: "<0.001" if 0 < rate < 0.001 else f"{rate:.3g}",
     }
     return formats.get(key, formats.get(key.rpartition("_")[2], str))(value)
 
 
 def heading(key: str) -> str:
     """Return the key of a record as people read it; values name their units."""
-    return HEADINGS.get(key, key.removesuffix("_seconds").replace("_", " "))
+    return "GB/s" if key == "gb_per_second" else key.removesuffix("_seconds").replace("_", " ")
 
 
 def print_line(text: str, console: Console, style: str = "") -> None:

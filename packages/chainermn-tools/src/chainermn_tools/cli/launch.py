@@ -57,6 +57,9 @@ def launch(
 ) -> None:
     """Run a Python SCRIPT on several ranks, through mpiexec.
 
+    \b
+        chainermn launch -n 4 train.py --epoch 20
+
     It is a thin wrapper of the mpiexec that is on PATH, of MPICH or Open MPI or a relative, and
     prints the line that it runs.
 

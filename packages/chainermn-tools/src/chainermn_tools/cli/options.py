@@ -7,14 +7,10 @@ import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from chainermn_tools import jobs
-
-if TYPE_CHECKING:
-    from chainermn_tools.report import Inputs
 
 
 def seconds(ctx: click.Context, param: click.Parameter, value: float) -> float:
@@ -65,21 +61,10 @@ def validate_plot_path(file: str) -> None:
         raise click.UsageError(f"--plot: {file} should end in one of .{', .'.join(sorted(known))}")
 
 
-def save_plot(file: str, make: Callable[[], None]) -> None:
-    """Have the plot drawn and saved there, and report it on standard error."""
+def save(option: str, file: str, make: Callable[[], None]) -> None:
+    """Have a file written, whose name this option gave, and report it on standard error."""
     try:
         make()
     except OSError as error:
-        raise click.UsageError(f"--plot: {file} can't be written: {error.strerror}") from None
-    click.echo(f"drew {file}", err=True)
-
-
-def write_page(file: Path, name: str, found: Inputs) -> None:
-    """Write the HTML page of what was found, and report it on standard error."""
-    from chainermn_tools import report
-
-    try:
-        report.write(file, name, found)
-    except OSError as error:
-        raise click.UsageError(f"{file} can't be written: {error.strerror}") from None
+        raise click.UsageError(f"{option}: {file} can't be written: {error.strerror}") from None
     click.echo(f"wrote {file}", err=True)

@@ -43,4 +43,4 @@ def report(results: tuple[str, ...], output: str) -> None:
         with jobs.exit_on_signals(), jobs.kill_children_on_exit():
             found.environment = environment.collect()
         found.environment_of = f"{socket.gethostname()}, where this page was made"
-    options.write_page(Path(output), " ".join(results), found)
+    options.save("--output", output, lambda: reports.write(output, " ".join(results), found))

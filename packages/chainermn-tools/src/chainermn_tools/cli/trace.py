@@ -42,9 +42,9 @@ def trace(
 
     Exit status: 0, or 2 when there is no trace, or a file can't be written.
     """
+    from chainermn_tools import report as reports
     from chainermn_tools import trace as traces
     from chainermn_tools.formatting import printable
-    from chainermn_tools.report import Inputs
 
     if plot is not None:
         options.validate_plot_path(plot)
@@ -60,16 +60,11 @@ def trace(
     else:
         traces.render(summary, Console(highlight=False))
     if output is not None:
-        try:
-            with open(output, "w", encoding="utf-8") as file:
-                traces.write_chrome_trace(run, file)
-        except OSError as error:
-            message = f"--output: {output} can't be written: {error.strerror}"
-            raise click.UsageError(message) from None
+        options.save("--output", output, lambda: traces.write_chrome_trace(run, output))
     if html is not None:
         note = "This is the trace; chainermn report adds learning curves and the environment."
-        timeline = traces.time_lines(run, summary)
-        found = Inputs(summary=summary, timeline=timeline, notes=[note])
-        options.write_page(Path(html), folder, found)
+        lines = traces.time_lines(run, summary)
+        found = reports.Inputs(summary=summary, timeline=lines, notes=[note])
+        options.save("--html", html, lambda: reports.write(html, folder, found))
     if plot is not None:
-        options.save_plot(plot, lambda: traces.plot_run(run, collectives, plot))
+        options.save("--plot", plot, lambda: traces.plot_run(run, collectives, plot))

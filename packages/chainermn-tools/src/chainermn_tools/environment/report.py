@@ -11,7 +11,7 @@ from chainermn_tools.environment.machine import gpus, machine
 from chainermn_tools.environment.mpi import mpi, topology
 from chainermn_tools.environment.packages import blas, import_origins, package_versions, python
 from chainermn_tools.environment.probe import MARGIN_SECONDS, call_in_subprocess, run_concurrently
-from chainermn_tools.formatting import print_line, print_row
+from chainermn_tools.formatting import format_bytes, print_line, print_row
 from chainermn_tools.jobs import influences_jobs
 
 if TYPE_CHECKING:
@@ -118,5 +118,5 @@ def _sized(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the items, numbers of bytes as text."""
     for name, value in values.items():
         if name.endswith("_bytes") and isinstance(value, int):
-            value = f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
+            value = format_bytes(value)
         yield name.removesuffix("_bytes"), value

@@ -13,20 +13,14 @@ from typing import Any
 
 from chainermn_tools import trace
 from chainermn_tools.environment import sections
-from chainermn_tools.formatting import (
-    MOST_RECORDS,
-    format_duration,
-    format_value,
-    heading,
-    printable,
-)
+from chainermn_tools.formatting import MOST_RECORDS, format_value, heading, printable
 from chainermn_tools.report.curves import curves, is_number
 from chainermn_tools.report.inputs import Inputs
 
 MOST_CARDS = 8  # of the last entry of a log
 
 
-def write(file: Path, name: str, found: Inputs) -> None:
+def write(file: str, name: str, found: Inputs) -> None:
     """Write what was found into a file, under a name; raise OSError where that can't be done."""
     notes = list(found.notes)
     data: dict[str, Any] = {"timeline": found.timeline, "summary": found.summary}
@@ -40,7 +34,7 @@ def write(file: Path, name: str, found: Inputs) -> None:
     page = files(__package__).joinpath("template.html").read_text("utf-8")
     before, between, after = page.replace("<!--data-->", text).split("<!--here-->")
     title, body = f"<title>{_text(name)} · ChainerMN</title>", "".join(_body(name, found, notes))
-    file.write_text(f"{before}{title}{between}{body}{after}", "utf-8", errors="replace")
+    Path(file).write_text(f"{before}{title}{between}{body}{after}", "utf-8", errors="replace")
 
 
 def _body(name: str, found: Inputs, notes: Sequence[str]) -> Iterator[str]:
@@ -81,7 +75,7 @@ def _cards(found: Inputs) -> Iterator[tuple[str, object]]:
         ranks, length = found.summary["ranks"], found.summary["seconds"]
         yield "ranks", len(ranks)
         yield "hosts", len(found.summary["hosts"])
-        yield "traced", format_duration(length)
+        yield "traced", format_value("seconds", length)
         waiting = sum(row["waiting_seconds"] for row in ranks)
         yield "waiting for ranks", f"{waiting / (length * len(ranks) or 1):.0%}"
 

@@ -30,7 +30,8 @@ def time_lines(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
     lines = []
     for row in rows:
         parts = shares(run.ranks[row["rank"]].rows, edges)
-        waiting, inside = (_base64(np.rint(FULL * part).astype(np.uint8)) for part in parts)
+        levels = (np.rint(FULL * part).astype(np.uint8).tobytes() for part in parts)
+        waiting, inside = (base64.b64encode(level).decode() for level in levels)
         line = {"rank": row["rank"], "host": row["host"], "waiting": waiting, "inside": inside}
         lines.append(line)
     calls = _calls(run, [row["rank"] for row in rows], summary)
@@ -60,10 +61,6 @@ def _calls(run: Run, ranks: list[int], summary: dict[str, Any]) -> dict[str, Any
             **times,
         },
     }
-
-
-def _base64(data: np.ndarray) -> str:
-    return base64.b64encode(data.tobytes()).decode()
 
 
 def shares(calls: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
