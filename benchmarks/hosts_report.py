@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import sizes_plot
+from figures import saved_figure
 from limits import AT_LEAST, AT_MOST, judge, quartiles
 from peers import BUNDLED, LINK
 from plot import COLORS, draw_rows
 from report import environment, limits_table, sizes_table, times_table
 from rich.console import Console
-
-from chainermn_tools.bench.plot import saved_figure
 
 STREAMS = ("two_dimensional", "hierarchical")
 # At least this part of what the link allows; float16 so many times as fast as float32; the

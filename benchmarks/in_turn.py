@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from chainermn_tools.bench.timing import time_call
+from chainermn_tools.bench.timing import idle_barrier
 
 if TYPE_CHECKING:  # importing it starts MPI
     from mpi4py import MPI
@@ -60,6 +61,27 @@ def time_in_turn(
     if world is not None:
         seconds = np.max(world.allgather(seconds), axis=0)
     return seconds[warm_up:]
+
+
+def time_call(
+    world: MPI.Intracomm | None,  # the ranks that begin together; None for this rank by itself
+    call: Callable[[], object] | None,  # None on ranks that have nothing to do
+    calls: int = 1,
+    *,
+    sleep: bool = False,  # until all ranks are done
+) -> float:
+    """Return the seconds that each of ``calls`` calls in a row took on this rank."""
+    if world is not None:
+        world.Barrier()
+    took = 0.0
+    if call is not None:
+        start = time.perf_counter()
+        for _ in range(calls):
+            _kept = call()  # what it returned last is freed after the time was taken
+        took = time.perf_counter() - start
+    if sleep and world is not None:
+        idle_barrier(world)
+    return took / calls
 
 
 @contextlib.contextmanager

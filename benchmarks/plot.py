@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from figures import plain_axes, saved_figure
 from peers import ALL_RANKS, HANDOFF
 from report import cores, heading, number, title
-
-from chainermn_tools.bench.plot import plain_axes, saved_figure
 
 COLORS = {"copy": "#8a8f98", "mpi": "#b08a3e", "bundled": "#c2543d", "ours": "#2f6fb3"}
 FLOORS = {ALL_RANKS: ":", HANDOFF: "--"}  # drawn as lines through the panel

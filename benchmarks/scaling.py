@@ -19,6 +19,7 @@ from typing import Any
 
 import jobs
 import numpy as np
+from figures import COLORS, MARKS, plain_axes, saved_figure, size_axis
 from jobs import RESULT
 from limits import AT_MOST, judge
 from report import limits_table
@@ -27,7 +28,6 @@ from scaling_hosts import JSON
 from simulated import LINK_25G, Constants, bandwidth_limit, simulate, slowest, tree_latency
 from tables import make_table
 
-from chainermn_tools.bench.plot import COLORS, MARKS, plain_axes, saved_figure, size_axis
 from chainermn_tools.formatting import format_bytes
 
 MODEL, SMALL = 102_228_128, 100_000  # bytes

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from figures import plain_axes, saved_figure, size_axis
 from peers import ALL_RANKS, BUNDLED, GLOO, HANDOFF, LINK, RAW
 from report import number
 
-from chainermn_tools.bench.plot import plain_axes, saved_figure, size_axis
 from chainermn_tools.formatting import format_bytes
 
 # Okabe and Ito's colours, which all eyes tell apart; ours in colour, peers dark, limits grey.

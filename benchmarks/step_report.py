@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from figures import plain_axes, saved_figure
 from rich.console import Console
 from step_names import ALONE, BUNDLED, DDP, RAW, SYNCHRONOUS
 from tables import make_table
-
-from chainermn_tools.bench.plot import plain_axes, saved_figure
 
 # Columns that compare ways. A way's efficiency is the first's milliseconds over its own; so are
 # those beside the floor and the bundled one, where more is better.

@@ -50,6 +50,7 @@ ORDER = {
         "cli",
         "doctor",
         "bench",
+        "report",
         "launch trace",
         "explain environment",
         "jobs",

@@ -32,3 +32,7 @@ def test_the_slowest_rank_counts_and_a_case_alone_is_called_by_rank_0(world, loa
     assert calls.count("all") == 3
     assert calls.count("one") == (3 if world.rank == 0 else 0)
     assert all((other == seconds).all() for other in world.allgather(seconds))
+
+
+def test_who_has_nothing_to_call_takes_no_time(load):
+    assert load("in_turn").time_call(None, None) == 0

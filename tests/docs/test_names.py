@@ -63,7 +63,7 @@ def test_links_of_readmes_lead_to_files() -> None:
 
 def test_variables_are_read_somewhere() -> None:
     sources = "".join(file.read_text() for file in ROOT.glob("packages/**/*.py"))
-    variables = named(r"CHAINERMN_[A-Z_]*[A-Z]")
+    variables = named(r"(?<!_)CHAINERMN_[A-Z_]*[A-Z]")  # with "_" before it, it is click's
     assert not [f"{page}: nothing reads {v}" for page, v in variables if f'"{v}"' not in sources]
 
 

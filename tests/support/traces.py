@@ -79,17 +79,38 @@ def calls(run: table.Run) -> list[SimpleNamespace]:
     return [SimpleNamespace(**call) for call in table.each_call(run.table, run.names)]
 
 
+def summarized(folder: Path) -> dict[str, Any]:
+    """What `chainermn trace --json` prints."""
+    run, rows, incomplete = matched(folder)
+    return summary.summarize(run, rows, incomplete, 1.5)
+
+
 def tables(folder: Path) -> tuple[dict, dict, list]:
     """What is shown: rows by operation, rows by rank, and rows of who was late."""
-    run, rows, _ = matched(folder)
-    operations = {row.operation: row for row in summary.by_operation(run)}
-    ranks = {row.rank: row for row in summary.by_rank(run, rows)}
-    return operations, ranks, summary.straggler_stats(run, rows)
+    found = summarized(folder)
+    operations = {row["operation"]: SimpleNamespace(**row) for row in found["operations"]}
+    ranks = {row["rank"]: SimpleNamespace(**row) for row in found["ranks"]}
+    return operations, ranks, [SimpleNamespace(**row) for row in found["late_ranks"]]
 
 
 def shown(folder: Path, **console: Any) -> str:
     """The tables as text."""
-    run, rows, incomplete = matched(folder)
     output = io.StringIO()
-    text.render(run, rows, incomplete, 1.5, Console(file=output, highlight=False, **console))
+    text.render(summarized(folder), Console(file=output, highlight=False, **console))
     return output.getvalue()
+
+
+def write_many(folder: Path, ranks: int, calls: int) -> None:
+    """A trace of many collective calls, counted on all ranks; rank 5 is often late."""
+    rng = np.random.default_rng(1)
+    made = [Made(folder, rank, ranks).communicator("0.1", [*range(ranks)]) for rank in range(ranks)]
+    ready = np.zeros(ranks)
+    for number in range(calls // ranks):
+        start = ready + rng.exponential(800, ranks)
+        start[5 % ranks] += 3000 * (number % 7 == 0)
+        ready = start.max() + rng.uniform(100, 600) + rng.uniform(0, 5, ranks)
+        for one, begun, end in zip(made, start.tolist(), ready.tolist(), strict=True):
+            name = ("allreduce_grad", "allreduce", "bcast")[number % 3]
+            one.call(name, begun, end, sequence=number, bytes=4_000_000)
+    for one in made:
+        one.write()

@@ -10,7 +10,7 @@ def test_factors_are_those_of_nccl_tests():
         assert factors == {
             "mean_grad": 2 * (ranks - 1) / ranks,
             "allreduce": 2 * (ranks - 1) / ranks,
-            "MPI_Allreduce": 2 * (ranks - 1) / ranks,
+            "mpi_allreduce": 2 * (ranks - 1) / ranks,
             "allgather": (ranks - 1) / ranks,
             "bcast": 1,
             "send": 1,

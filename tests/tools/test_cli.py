@@ -1,5 +1,6 @@
 """The command line itself: its table, `python -m`, and outputs that can't be written."""
 
+import re
 import subprocess
 from importlib import metadata
 
@@ -7,8 +8,9 @@ import click
 import pytest
 
 from chainermn_tools.cli import COMMANDS, commands
-from tests.support.commands import BIN, SECONDS, chainermn, environment, run, start
+from tests.support.commands import BIN, SECONDS, chainermn, environment, invoke, run, start
 from tests.support.pairwise import tiered
+from tests.support.scripts import ROOT
 
 
 def test_every_command_of_the_table_is_there_with_help():
@@ -60,3 +62,19 @@ def test_a_reader_that_leaves_is_no_error():
     assert command.stdout is not None
     command.stdout.close()
     assert command.communicate(timeout=SECONDS)[1] == ""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_every_command_has_an_example_and_names_the_manual(name):
+    done = invoke(name, "--help")
+    assert re.search(rf"^ {{6}}.*\bchainermn {name}\b", done.output, re.M), done.output
+    assert "docs of ChainerMN's repository" in " ".join(done.output.split())
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_get_completions_as_the_readme_says(shell):
+    readme = (ROOT / "packages/chainermn-tools/README.md").read_text()
+    assert f"_CHAINERMN_COMPLETE={shell}_source chainermn" in readme
+    words = {"COMP_WORDS": "chainermn re", "COMP_CWORD": "re" if shell == "fish" else "1"}
+    done = chainermn(_CHAINERMN_COMPLETE=f"{shell}_complete", **words)
+    assert "report" in done.stdout, done.stderr

@@ -18,7 +18,7 @@ def test_text_says_what_is_unavailable_at_any_depth():
     file = io.StringIO()
     report.render(found, Console(file=file))
     lines = [" ".join(line.split()) for line in file.getvalue().splitlines()]
-    sizes = {"total 3.0 GiB", "small 1 MiB", "limit none"}
+    sizes = {"total 3 GiB", "small 1 MiB", "limit none"}
     gpus = {"driver unavailable: no driver", "devices none", "match no"}
     assert sizes | gpus | {"unavailable: no mpiexec", "ranks rank 0", "rank 1"} <= set(lines)
     assert "very" not in file.getvalue()

@@ -32,16 +32,16 @@ def test_who_waited_for_whom(tmp_path):
     assert collectives[["last", "waited"]].tolist() == [(1, 30), (0, 10)]
     operations, ranks, stragglers = tables(tmp_path)
     total = operations["allreduce"]
-    assert (total.count, total.nbytes, total.failed) == (4, 3200, 1)
-    micros = (total.total * 1e6, total.median * 1e6, total.longest * 1e6, total.waited * 1e6)
-    assert micros == pytest.approx((140, 35, 50, 40))
-    assert total.bandwidth == pytest.approx(3200 / 100e-6)
-    assert operations["recv"].nbytes == 64  # the receiver didn't know; the sender did
-    assert [ranks[r].kept * 1e6 for r in (0, 1)] == pytest.approx([10, 50])
-    assert [ranks[r].last for r in (0, 1)] == [1, 1]
+    assert (total.calls, total.bytes, total.raised) == (4, 3200, 1)
+    seconds = total.total_seconds, total.median_seconds, total.longest_seconds
+    assert (*seconds, total.waiting_seconds) == pytest.approx((140e-6, 35e-6, 50e-6, 40e-6))
+    assert total.gb_per_second == pytest.approx(3200 / 100e-6 / 1e9)
+    assert operations["recv"].bytes == 64  # the receiver didn't know; the sender did
+    assert [ranks[r].others_waited_seconds * 1e6 for r in (0, 1)] == pytest.approx([10, 50])
+    assert [ranks[r].came_last for r in (0, 1)] == [1, 1]
     (late,) = stragglers
-    assert (late.rank, late.times, late.count) == (1, 1, 2)
-    assert (late.kept * 1e6, late.waited * 1e6) == pytest.approx((30, 40))
+    assert (late.rank, late.came_last, late.calls) == (1, 1, 2)
+    assert (late.others_waited_seconds, late.in_all_seconds) == pytest.approx((30e-6, 40e-6))
 
 
 def test_messages_are_matched_in_order_by_pair_and_tag(tmp_path):
@@ -179,7 +179,7 @@ def test_tables_say_what_took_the_time_and_who_was_late(tmp_path):
     rows = [line.split() for line in said.splitlines() if line.startswith("allreduce ")]
     assert rows[0][:2] == ["allreduce", "4"]
     late = next(row for row in rows if row[1] == "0.1")
-    assert late[2:6] == ["2", "1", "1", "(50%)"]
+    assert late[2:6] == ["2", "1", "1", "50%"]
     worst = "Others wait most for rank 1 on h: 50 µs of 60 µs of all waiting"
     assert said.splitlines()[-1] == worst
 

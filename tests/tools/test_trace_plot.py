@@ -1,6 +1,5 @@
 """The picture of a run."""
 
-import numpy as np
 import pytest
 
 from chainermn_tools.trace import plot
@@ -28,10 +27,3 @@ def test_pictures(tmp_path, ranks, monkeypatch):
     whole, part = drawn[0].axes
     rows = min(32, max(1, ranks))
     assert len(whole.get_yticks()) == len(part.get_yticks()) == rows
-
-
-def test_shares_of_time_are_those_of_the_calls():
-    edges = np.linspace(0, 1, 11)
-    spans = np.array([(0.05, 0.25), (0.3, 0.4), (0.95, 1.0)])
-    covered = plot._covered(spans[:, 0], spans[:, 1], edges)
-    assert covered == pytest.approx([0.5, 1, 0.5, 1, 0, 0, 0, 0, 0, 0.5])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 KIB = 1 << 10
 # Elsewhere than on a terminal tables are not split for its width.
 PLAIN_WIDTH = 200
+MOST_RECORDS = 32
 GAP = 2  # between columns
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -47,6 +49,25 @@ def join_first(items: Sequence[object], limit: int, separator: str = ", ") -> st
 def printable(text: str, kept: str = "") -> str:
     """Return the text with unprintable characters, except ``kept``, replaced by spaces."""
     return "".join(c if c.isprintable() or c in kept else " " for c in text)
+
+
+def format_value(key: str, value: Any) -> str:
+    """Return a value of a record as text; the key, or its end, says what it is."""
+    if value is None:
+        return "-"
+    formats: dict[str, Callable[[Any], str]] = {
+        "at_seconds": "{:.6f} s".format,  # a place to find in other views of the same
+        "seconds": format_duration,
+        "bytes": format_bytes,
+        "share": "{:.0%}".format,
+        "gb_per_second": lambda rate: "<0.001" if 0 < rate < 0.001 else f"{rate:.3g}",
+    }
+    return formats.get(key, formats.get(key.rpartition("_")[2], str))(value)
+
+
+def heading(key: str) -> str:
+    """Return the key of a record as people read it; values name their units."""
+    return "GB/s" if key == "gb_per_second" else key.removesuffix("_seconds").replace("_", " ")
 
 
 def print_line(text: str, console: Console, style: str = "") -> None:
@@ -111,6 +132,17 @@ def print_table(
             cells = (Text(printable(row[number])) for number in part)
             table.add_row(*cells, style="" if row[0] else "dim")
         console.print(table)
+
+
+def print_records(title: str, records: Sequence[dict[str, Any]], console: Console) -> None:
+    """Print what ``--json`` prints, for people: the first records; nothing without any."""
+    if records:
+        columns = {key: heading(key) for key in records[0]}
+        rows = [[*itertools.starmap(format_value, one.items())] for one in records[:MOST_RECORDS]]
+        words = [columns[key] for key, value in records[0].items() if isinstance(value, str)]
+        print_table(title, list(columns.values()), rows, console, words)
+    if (more := len(records) - MOST_RECORDS) > 0:
+        print_line(f"and {more} more", console)
 
 
 def _parts(widths: Sequence[int], room: int) -> Iterator[list[int]]:

@@ -142,5 +142,5 @@ OPERATIONS = {
 # What the machine and its MPI do without us.
 BASELINES = {
     "memcpy": Operation("copy in own memory", lambda n: 1.0, _copy),
-    "MPI_Allreduce": Operation("plain MPI_Allreduce", lambda n: 2 * (n - 1) / n, _mpi_allreduce),
+    "mpi_allreduce": Operation("plain MPI_Allreduce", lambda n: 2 * (n - 1) / n, _mpi_allreduce),
 }

@@ -1,10 +1,8 @@
-"""Saves plots, and plots bus bandwidth against size: gradients, and the other operations."""
+"""Plots bus bandwidth against size: gradients, and the other operations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from chainermn_tools.bench.operations import BASELINES, MEAN_GRAD
@@ -20,6 +18,8 @@ BASELINE_COLOR = "#7a7f87"
 
 def plot_report(report: dict[str, Any], file: str) -> None:
     """Plot a report into an image file, of the kind that its name ends in."""
+    from matplotlib.figure import Figure
+
     rows = [row for row in report["results"] if row.get("seconds") and row["correct"]]
     value = "busbw" if report["ranks"] > 1 else "algbw"  # which is 0 for one rank
     baselines = [row for row in rows if row["operation"] in BASELINES]
@@ -27,53 +27,16 @@ def plot_report(report: dict[str, Any], file: str) -> None:
         ("Mean of gradients", [row for row in rows if row["operation"] == MEAN_GRAD]),
         ("Arrays", [row for row in rows if row["operation"] not in (MEAN_GRAD, *BASELINES)]),
     )
-    with saved_figure(file, title(report), 1, 2, figsize=(12, 5.6), sharey=True) as (_, places):
-        for axes, (name, own) in zip(places[0], panels, strict=True):
-            _panel(axes, own, baselines, value)
-            axes.set_title(name, loc="left", fontsize=12, fontweight="bold")
-            axes.set_xlabel("size")
-            axes.tick_params(labelleft=True)
-        places[0, 0].set_ylabel(f"{'bus' if value == 'busbw' else 'algorithm'} bandwidth, GB/s")
-
-
-@contextmanager
-def saved_figure(
-    file: str | Path,
-    title: str,
-    rows: int = 1,
-    columns: int = 1,
-    *,
-    figsize: tuple[float, float],  # in inches
-    **options: Any,
-) -> Iterator[tuple[Any, Any]]:
-    """Give a figure and its axes, of shape (rows, columns), and save it; options of ``subplots``.
-
-    Raise ImportError without matplotlib, ValueError if the name ends in no kind of image that it
-    knows, and OSError if the file can't be written.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize, layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False, **options)
-    figure.suptitle(title, fontsize=9, x=0.01, ha="left", color="#444444", wrap=True)
-    yield figure, axes
+    figure = Figure((12, 5.6), layout="constrained")
+    figure.suptitle(title(report), fontsize=9, x=0.01, ha="left", color="#444444", wrap=True)
+    places = figure.subplots(1, 2, sharey=True)
+    for axes, (name, own) in zip(places, panels, strict=True):
+        _panel(axes, own, baselines, value)
+        axes.set_title(name, loc="left", fontsize=12, fontweight="bold")
+        axes.set_xlabel("size")
+        axes.tick_params(labelleft=True)
+    places[0].set_ylabel(f"{'bus' if value == 'busbw' else 'algorithm'} bandwidth, GB/s")
     figure.savefig(file, dpi=130)
-
-
-def plain_axes(axes: Any, log_y: bool = False) -> None:
-    """Leave out the frame, and write the numbers of a logarithmic y as they are."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(which="major", alpha=0.25)
-    if log_y:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda number, _: f"{number:g}")
-
-
-def size_axis(axes: Any, sizes: Sequence[int]) -> None:
-    """Make x logarithmic, with a label at each of the sizes, which are in bytes."""
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [format_bytes(size) for size in sizes], fontsize=8, rotation=45)
-    axes.set_xticks([], minor=True)
 
 
 def _panel(
@@ -87,8 +50,14 @@ def _panel(
         axes.plot(
             *line, marker=mark, color=color, lw=1.8, ms=5.5, label=name, zorder=2 + 1 / (number + 1)
         )
-    size_axis(axes, sorted({row["size"] for row in (*own, *baselines)}))
-    plain_axes(axes, log_y=True)
+    sizes = sorted({row["size"] for row in (*own, *baselines)})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, map(format_bytes, sizes), fontsize=8, rotation=45)
+    axes.set_xticks([], minor=True)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda number, _: f"{number:g}")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(which="major", alpha=0.25)
     if own or baselines:
         axes.legend(loc="lower right", fontsize=9, frameon=False)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # importing it starts MPI
     from mpi4py import MPI
 
 # Raised when a key of the report changes its name or its meaning.
-SCHEMA = 2
+SCHEMA = 3
 FLOAT_BYTES = 4
 # Arrays as long as `bytes` that a rank holds at most: its own, one for the baselines' results,
 # what an operation returns, and a copy that MPI or an operation makes.

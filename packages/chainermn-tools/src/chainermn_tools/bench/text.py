@@ -13,11 +13,10 @@ from chainermn_tools.formatting import (
     format_bytes,
     format_count,
     format_duration,
+    format_value,
     print_line,
     print_table,
 )
-
-LEAST_SHOWN = 1e-3  # GB/s; what is less has too many digits
 
 
 def render(report: dict[str, Any], console: Console) -> None:
@@ -75,9 +74,7 @@ def _time(row: dict[str, Any] | None) -> str:
 
 
 def _bandwidth(row: dict[str, Any] | None) -> str:
-    if row is None or not row["correct"]:
-        return ""
-    return f"{row['busbw']:.3g}" if row["busbw"] >= LEAST_SHOWN or not row["busbw"] else "<0.001"
+    return "" if row is None or not row["correct"] else format_value("gb_per_second", row["busbw"])
 
 
 def _footnotes(report: dict[str, Any]) -> Iterator[tuple[str, str]]:

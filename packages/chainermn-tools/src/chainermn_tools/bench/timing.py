@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -91,29 +91,14 @@ def _warm_up(world: MPI.Intracomm, invocation: Invocation) -> float:
 
 
 def _time(world: MPI.Intracomm, invocation: Invocation, calls: int) -> float:
-    """Return the seconds that each of ``calls`` calls took on the slowest rank."""
-    return float(max(world.allgather(time_call(world, invocation.call, calls, sleep=True))))
-
-
-def time_call(
-    world: MPI.Intracomm | None,  # the ranks that begin together; None for this rank by itself
-    call: Callable[[], object] | None,  # None on ranks that have nothing to do
-    calls: int = 1,
-    *,
-    sleep: bool = False,  # until all ranks are done
-) -> float:
-    """Return the seconds that each of ``calls`` calls in a row took on this rank."""
-    if world is not None:
-        world.Barrier()
-    took = 0.0
-    if call is not None:
-        start = time.perf_counter()
-        for _ in range(calls):
-            _kept = call()  # what it returned last is freed after the time was taken
-        took = time.perf_counter() - start
-    if sleep and world is not None:
-        idle_barrier(world)
-    return took / calls
+    """Return the seconds that each of ``calls`` calls in a row took on the slowest rank."""
+    world.Barrier()
+    start = time.perf_counter()
+    for _ in range(calls):
+        _kept = invocation.call()  # what it returned last is freed after the time was taken
+    took = time.perf_counter() - start
+    idle_barrier(world)
+    return float(max(world.allgather(took / calls)))
 
 
 def idle_barrier(world: MPI.Intracomm) -> None:

@@ -104,7 +104,7 @@ def bench(
     if plot is not None:
         from chainermn_tools.bench.plot import plot_report
 
-        options.save_plot(plot, lambda: plot_report(report, plot))
+        options.save("--plot", plot, lambda: plot_report(report, plot))
     ctx.exit(0 if report["correct"] else 1)
 
 

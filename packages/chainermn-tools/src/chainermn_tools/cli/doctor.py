@@ -53,7 +53,11 @@ def doctor(
     """Find out what is wrong here, and how to mend it.
 
     The doctor first checks this machine, its MPI and its GPUs. Then it starts a few ranks here, and
-    they try every communicator. With --hosts or --hostfile it checks the hosts last.
+    they try every communicator. With --hosts or --hostfile it checks the hosts last:
+
+    \b
+        chainermn doctor -n 8
+        chainermn doctor --hosts a:4,b:4 --script train.py
 
     Exit status: 0 if all is well, 1 if a check failed, 3 if there are warnings only, 2 for a
     wrong command line, 128 + n if this program was ended by signal n.

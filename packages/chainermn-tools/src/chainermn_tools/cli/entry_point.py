@@ -11,7 +11,8 @@ from importlib import import_module
 import click
 
 # Each is a click.Command of this name, in a file of this name. To add one, put its name here.
-COMMANDS = ("bench", "doctor", "env", "explain", "launch", "trace")
+COMMANDS = ("bench", "doctor", "env", "explain", "launch", "report", "trace")
+MANUAL = "The manual is in the folder docs of ChainerMN's repository; `make docs` builds its pages."
 # When what was to be printed could not be: sysexits.h calls it EX_IOERR.
 NOT_WRITTEN = 74
 # What writing to a pipe, a terminal or a full disk fails with.
@@ -28,10 +29,11 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = getattr(import_module(f"{__package__}.{cmd_name}"), cmd_name)
+        command.epilog = MANUAL
         return command
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, epilog=MANUAL, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="chainermn-tools", message="%(package)s %(version)s")
 def commands() -> None:
     """Tools for distributed training with ChainerMN."""

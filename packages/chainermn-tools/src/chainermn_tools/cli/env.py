@@ -15,7 +15,11 @@ from chainermn_tools import environment, jobs
 def env(as_json: bool) -> None:
     """Print what a bug report needs: versions, MPI, topology, machine, GPUs.
 
-    Started under mpiexec, it shows where each rank is, once, from rank 0.
+    Started under mpiexec, it shows where each rank is, once, from rank 0:
+
+    \b
+        chainermn env --json
+        mpiexec -n 4 chainermn env
     """
     with jobs.exit_on_signals(), jobs.kill_children_on_exit():
         report = environment.collect()

@@ -62,10 +62,10 @@ def validate_plot_path(file: str) -> None:
         raise click.UsageError(f"--plot: {file} should end in one of .{', .'.join(sorted(known))}")
 
 
-def save_plot(file: str, make: Callable[[], None]) -> None:
-    """Have the plot drawn and saved there, and report it on standard error."""
+def save(option: str, file: str, make: Callable[[], None]) -> None:
+    """Have a file written, whose name this option gave, and report it on standard error."""
     try:
         make()
     except OSError as error:
-        raise click.UsageError(f"--plot: {file} can't be written: {error.strerror}") from None
-    click.echo(f"drew {file}", err=True)
+        raise click.UsageError(f"{option}: {file} can't be written: {error.strerror}") from None
+    click.echo(f"wrote {file}", err=True)

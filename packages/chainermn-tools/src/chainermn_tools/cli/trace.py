@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -17,21 +18,31 @@ from chainermn_tools.cli import options
 @click.option(
     "--output", metavar="FILE", help="Write all ranks into one file for Perfetto or Chrome."
 )
-def trace(folder: str, wanted: str | None, plot: str | None, output: str | None) -> None:
+@click.option("--html", metavar="FILE", help="Write a page with time lines for a browser.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+def trace(
+    folder: str,
+    wanted: str | None,
+    plot: str | None,
+    output: str | None,
+    html: str | None,
+    as_json: bool,
+) -> None:
     """Show what a traced job's communicators did, and who was late.
 
     A job writes a trace, one file a rank, into the folder DIR when it is started with
-    CHAINERMN_TRACE=DIR:
+    CHAINERMN_TRACE=DIR; a file of a rank stands for its run:
 
     \b
         mpiexec -genv CHAINERMN_TRACE traces -n 4 python train.py
-        chainermn trace traces --plot trace.png --output merged.json
+        chainermn trace traces --html trace.html --output merged.json
 
     Clocks of the ranks are aligned. Files that end in the middle, as a killed job leaves them, are
     read as far as they go. The last section says which rank comes last to collective calls.
 
     Exit status: 0, or 2 when there is no trace, or a file can't be written.
     """
+    from chainermn_tools import report as reports
     from chainermn_tools import trace as traces
     from chainermn_tools.formatting import printable
 
@@ -43,13 +54,17 @@ def trace(folder: str, wanted: str | None, plot: str | None, output: str | None)
         raise click.UsageError(printable(str(error))) from None
     uncertainty = traces.align(run)
     collectives, incomplete = traces.match(run)
-    traces.render(run, collectives, incomplete, uncertainty, Console(highlight=False))
+    summary = traces.summarize(run, collectives, incomplete, uncertainty)
+    if as_json:
+        click.echo(json.dumps(summary, indent=2))
+    else:
+        traces.render(summary, Console(highlight=False))
     if output is not None:
-        try:
-            with open(output, "w", encoding="utf-8") as file:
-                traces.write_chrome_trace(run, file)
-        except OSError as error:
-            message = f"--output: {output} can't be written: {error.strerror}"
-            raise click.UsageError(message) from None
+        options.save("--output", output, lambda: traces.write_chrome_trace(run, output))
+    if html is not None:
+        note = "This is the trace; chainermn report adds learning curves and the environment."
+        lines = traces.time_lines(run, summary)
+        found = reports.Inputs(summary=summary, timeline=lines, notes=[note])
+        options.save("--html", html, lambda: reports.write(html, folder, found))
     if plot is not None:
-        options.save_plot(plot, lambda: traces.plot_run(run, collectives, plot))
+        options.save("--plot", plot, lambda: traces.plot_run(run, collectives, plot))

@@ -19,5 +19,6 @@ from .packages import start_method as start_method
 from .probe import call_in_subprocess as call_in_subprocess
 from .probe import run_concurrently as run_concurrently
 from .report import collect, render
+from .report import sections as sections
 
 __all__ = ["collect", "render"]

@@ -11,7 +11,7 @@ from chainermn_tools.environment.machine import gpus, machine
 from chainermn_tools.environment.mpi import mpi, topology
 from chainermn_tools.environment.packages import blas, import_origins, package_versions, python
 from chainermn_tools.environment.probe import MARGIN_SECONDS, call_in_subprocess, run_concurrently
-from chainermn_tools.formatting import print_line, print_row
+from chainermn_tools.formatting import format_bytes, print_line, print_row
 from chainermn_tools.jobs import influences_jobs
 
 if TYPE_CHECKING:
@@ -72,16 +72,19 @@ def render(report: dict[str, Any], console: Console) -> None:
     On a terminal long values are folded to its width; elsewhere each value is one line, whatever
     its length, so that it can be searched.
     """
-    for name, section in report.items():
-        if name == "schema":
-            continue
+    for name, rows in sections(report):
         print_line(name, console, "bold")
-        rows = list(_rows("", section))
         width = max((len(key) for key, _ in rows), default=0)
         for key, value in rows:
             style = "yellow" if value.startswith("unavailable") else ""
             print_row(((f"  {key}", "dim"), (value, style)), (width + 2,), console)
         console.print()
+
+
+def sections(report: dict[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return the name of each section with its lines of key and value, for people."""
+    found = {name: section for name, section in report.items() if name != "schema"}
+    return [(name, list(_rows("", section))) for name, section in found.items()]
 
 
 def _rows(key: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -115,5 +118,5 @@ def _sized(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the items, numbers of bytes as text."""
     for name, value in values.items():
         if name.endswith("_bytes") and isinstance(value, int):
-            value = f"{value / 2**30:.1f} GiB" if value >= 2**30 else f"{value / 2**20:.0f} MiB"
+            value = format_bytes(value)
         yield name.removesuffix("_bytes"), value

@@ -1,10 +1,14 @@
-"""Trace files of a job's ranks: read, aligned and matched; late ranks, in tables and a plot."""
+"""Trace files of a job's ranks: read, aligned and matched; late ranks, in tables and pictures."""
 
-from chainermn_tools.trace.chrome_export import write_chrome_trace
-from chainermn_tools.trace.clocks import align
-from chainermn_tools.trace.loader import NoTrace, read
-from chainermn_tools.trace.matching import match
-from chainermn_tools.trace.plot import plot_run
-from chainermn_tools.trace.text import render
-
-__all__ = ["NoTrace", "align", "match", "plot_run", "read", "render", "write_chrome_trace"]
+from chainermn_tools.trace.chrome_export import write_chrome_trace as write_chrome_trace
+from chainermn_tools.trace.clocks import align as align
+from chainermn_tools.trace.loader import NoTrace as NoTrace
+from chainermn_tools.trace.loader import is_trace as is_trace
+from chainermn_tools.trace.loader import read as read
+from chainermn_tools.trace.matching import match as match
+from chainermn_tools.trace.plot import plot_run as plot_run
+from chainermn_tools.trace.summary import summarize as summarize
+from chainermn_tools.trace.text import TABLES as TABLES
+from chainermn_tools.trace.text import render as render
+from chainermn_tools.trace.text import title as title
+from chainermn_tools.trace.timeline import time_lines as time_lines

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import IO
 
 import numpy as np
 
 from chainermn_tools.trace.table import Run, each_call, to_json
 
 
-def write_chrome_trace(run: Run, file: IO[str]) -> None:
+def write_chrome_trace(run: Run, path: str) -> None:
     """Write a run whose times are aligned: an array, an event a line, closed."""
-    before = "[\n"
-    for event in _events(run):
-        file.write(before + event)
-        before = ",\n"
-    file.write("\n]\n" if before != "[\n" else "[]\n")
+    before = "["
+    with open(path, "w", encoding="utf-8") as file:
+        for event in _events(run):
+            file.write(f"{before}\n{event}")
+            before = ","
+        file.write("\n]\n" if before == "," else "[]\n")
 
 
 def _events(run: Run) -> Iterator[str]:

@@ -33,8 +33,18 @@ class NoTrace(Exception):
     """There is nothing that could be read; the message says what and why."""
 
 
+def is_trace(path: Path) -> bool:
+    """Return whether a path is named as the trace of a rank is."""
+    return FILE_NAME.fullmatch(path.name) is not None
+
+
 def read(folder: Path, wanted: str | None = None) -> Run:
-    """Read the newest run of a folder, or the one that is wanted; raise NoTrace without any."""
+    """Read the newest run of a folder, or the one that is wanted; raise NoTrace without any.
+
+    A file of a rank stands for its run.
+    """
+    if (name := FILE_NAME.fullmatch(folder.name)) and folder.is_file():
+        folder, wanted = folder.parent, wanted or name["run"]
     groups = _runs(folder)
     if not groups:
         raise NoTrace(

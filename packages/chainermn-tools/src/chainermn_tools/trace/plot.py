@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from chainermn_tools.trace.table import Run
+from chainermn_tools.trace.timeline import shares
 
 # For any kind of eye: colours of Okabe and Ito.
 COLORS = ("#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#d55e00")
@@ -46,17 +47,14 @@ def _whole(axes: Any, run: Run, ranks: Sequence[int]) -> None:
     length = run.table["end"].max(initial=0.0) / 1e6 or 1.0
     edges = np.linspace(0, length, BINS + 1)
     for row, rank in enumerate(ranks):
-        calls = run.ranks[rank].rows
-        start, end, waited = (calls[name] / 1e6 for name in ("start", "end", "waited"))
-        inside = np.minimum(_covered(start, end, edges), 1)  # calls of several threads
-        waiting = np.minimum(_covered(start, start + waited, edges), inside)
+        waiting, inside = shares(run.ranks[rank].rows, edges * 1e6)
         bottom = np.full(BINS, row + 0.4)
-        for shares, color, label in (
+        for part, color, label in (
             (waiting, WAITING_COLOR, "waiting for a rank"),
             (inside - waiting, MOVING_COLOR, "moving data"),
             (1 - inside, COMPUTING_COLOR, "in no call"),
         ):
-            top = bottom - 0.8 * shares
+            top = bottom - 0.8 * part
             steps = [np.append(values, values[-1]) for values in (bottom, top)]
             name = "" if row else label
             axes.fill_between(edges, *steps, step="post", color=color, linewidth=0, label=name)
@@ -66,37 +64,16 @@ def _whole(axes: Any, run: Run, ranks: Sequence[int]) -> None:
     axes.set_title("The whole run: how each rank spends its time", loc="left", fontweight="bold")
 
 
-def _covered(starts: np.ndarray, ends: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Return how much of each bin the spans cover."""
-    until = np.zeros(len(edges))  # seconds covered before each edge
-    for moments, sign in ((np.sort(starts), 1), (np.sort(ends), -1)):
-        counts = np.searchsorted(moments, edges)
-        sums = np.concatenate(([0.0], np.cumsum(moments)))
-        until += sign * (counts * edges - sums[counts])  # the time since all moments before it
-    covered: np.ndarray = np.diff(until) / np.diff(edges)
-    return covered
-
-
 def _window(run: Run, collectives: np.ndarray) -> tuple[float, float]:
     """Return the microseconds between which single calls are shown: around the longest wait."""
-    table = run.table
-    if not len(table):
+    starts = np.sort(run.table["start"])
+    if not len(starts):
         return 0.0, 1.0
+    center = starts[len(starts) // 2]
     if len(collectives):
-        worst = collectives[np.argmax(collectives["waited"])]
-        rank, center = worst["last"], worst["start"]
-        same = table["communicator"] == worst["communicator"]
-        same &= table["sequence"] == worst["sequence"]
-        first = table["start"][same].min()
-    else:
-        middle = table[np.argsort(table["start"], kind="stable")[len(table) // 2]]
-        rank, center = middle["rank"], middle["start"]
-        first = np.inf
-    own = run.ranks[int(rank)].rows
-    own = own[np.argsort(own["start"], kind="stable")]
-    index = int(np.searchsorted(own["start"], center))
-    shown = own[max(0, index - CALLS_AROUND // 2) : index + CALLS_AROUND // 2 + 1]
-    first, last = min(float(first), float(shown["start"][0])), float(shown["end"].max())
+        center = collectives["start"][np.argmax(collectives["waited"])]
+    index, around = int(np.searchsorted(starts, center)), CALLS_AROUND // 2 * len(run.ranks)
+    first, last = float(starts[max(0, index - around)]), float(starts[index:][:around][-1])
     margin = 0.02 * (last - first) or 1.0
     return max(0.0, first - margin), last + margin
 

@@ -1,0 +1,46 @@
+"""`chainermn report`."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import click
+
+from chainermn_tools import environment, jobs
+from chainermn_tools.cli import options
+from chainermn_tools.formatting import printable
+
+
+@click.command()
+@click.argument("results", metavar="RESULT...", nargs=-1, required=True)
+@click.option(
+    "--output", metavar="FILE", default="report.html", help="The page to write. [report.html]"
+)
+def report(results: tuple[str, ...], output: str) -> None:
+    """Show a job in one HTML file: learning curves, ranks' time lines, waiting, environment.
+
+    A RESULT is a folder or a file. In a trainer's result folder it looks for the file "log" of
+    LogReport, for "env.json", and for a trace, also one folder deeper. Without "env.json" the page
+    shows the environment of this machine:
+
+    \b
+        chainermn env --json > result/env.json
+        mpiexec -genv CHAINERMN_TRACE result/trace -n 4 python train.py
+        chainermn report result
+
+    The page needs no network, and says what is missing.
+
+    Exit status: 0, or 2 when there is nothing to show, or a file can't be read or written.
+    """
+    from chainermn_tools import report as reports
+
+    try:
+        found = reports.find([Path(result) for result in results])
+    except reports.NoReport as error:
+        raise click.UsageError(printable(str(error))) from None
+    if found.environment is None:
+        with jobs.exit_on_signals(), jobs.kill_children_on_exit():
+            found.environment = environment.collect()
+        found.environment_of = f"{socket.gethostname()}, where this page was made"
+    options.save("--output", output, lambda: reports.write(output, " ".join(results), found))

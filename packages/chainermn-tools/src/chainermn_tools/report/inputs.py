@@ -1,0 +1,96 @@
+"""Finds what a report shows: a log of LogReport, a trace, and what `chainermn env` found."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chainermn_tools import trace
+
+LOG, ENVIRONMENT, TRACE = "log", "env.json", "trace"  # the first two are names of files
+FOUND = {
+    LOG: "a log of LogReport",
+    ENVIRONMENT: "what `chainermn env --json` prints",
+    TRACE: "a trace, which a job with CHAINERMN_TRACE writes",
+}
+
+
+class NoReport(Exception):
+    """There is nothing that can be shown; the message says what and why."""
+
+
+@dataclass
+class Inputs:
+    """What a report shows; None where it wasn't found."""
+
+    log: list[dict[str, Any]] | None = None
+    summary: dict[str, Any] | None = None  # of the trace, as `trace.summarize` returns it
+    timeline: dict[str, Any] | None = None  # of the trace, as `trace.time_lines` returns it
+    environment: dict[str, Any] | None = None
+    environment_of: str = ""  # where it was found
+    notes: list[str] = field(default_factory=list)  # what is missing
+
+
+def find(paths: Sequence[Path]) -> Inputs:
+    """Read what files hold, and what folders do; a trace may be one folder deeper.
+
+    Raise NoReport without a log and a trace, for two of a kind, and for one that can't be read.
+    """
+    places: dict[str, Path] = {}
+    for kind, place in itertools.chain.from_iterable(map(_kinds, paths)):
+        if places.setdefault(kind, place) != place:
+            raise NoReport(f"{places[kind]} and {place} are both {FOUND[kind]}: give one of them")
+    missing = [f"not found: {FOUND[kind]}" for kind in (LOG, TRACE) if kind not in places]
+    if len(missing) == 2:
+        raise NoReport("; ".join(missing))
+    found = Inputs(notes=missing)
+    if LOG in places:
+        found.log = _read(places[LOG], LOG)
+    if ENVIRONMENT in places:
+        found.environment = _read(places[ENVIRONMENT], ENVIRONMENT)
+        found.environment_of = str(places[ENVIRONMENT])
+    if TRACE in places:
+        try:
+            run = trace.read(places[TRACE])
+        except trace.NoTrace as error:
+            raise NoReport(str(error)) from None
+        uncertainty = trace.align(run)
+        found.summary = trace.summarize(run, *trace.match(run), uncertainty)
+        found.timeline = trace.time_lines(run, found.summary)
+    return found
+
+
+def _kinds(path: Path) -> Iterator[tuple[str, Path]]:
+    """Return what a path is, or what a folder holds: pairs of kind and path."""
+    try:
+        if path.is_dir():
+            yield from (
+                (name, path / name) for name in (LOG, ENVIRONMENT) if path.joinpath(name).is_file()
+            )
+            for folder in (path, *sorted(filter(Path.is_dir, path.iterdir()))):
+                if any(map(trace.is_trace, folder.iterdir())):
+                    yield TRACE, folder
+        elif trace.is_trace(path):
+            yield TRACE, path
+        else:
+            with path.open("rb") as opened:
+                yield (ENVIRONMENT if opened.read(1 << 10).lstrip()[:1] == b"{" else LOG), path
+    except OSError as error:
+        raise NoReport(f"{path} can't be read: {error.strerror}") from None
+
+
+def _read(path: Path, kind: str) -> Any:
+    """Return what a file of JSON holds, if it is of this kind."""
+    try:
+        found = json.loads(path.read_text("utf-8", errors="replace"))
+        if kind == ENVIRONMENT and not {"schema", "packages"} <= found.keys():
+            raise ValueError("other keys")
+        if kind == LOG and not (found and all(isinstance(one, dict) for one in found)):
+            raise ValueError("no list of entries")
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise NoReport(f"{path} can't be read as {FOUND[kind]}: {error}") from None
+    return found
