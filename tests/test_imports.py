@@ -50,7 +50,7 @@ ORDER = {
         "cli",
         "doctor",
         "bench",
-        "launch trace",
+        "launch live trace",
         "explain environment",
         "jobs",
         "formatting rank",
