@@ -51,7 +51,7 @@ ORDER = {
         "doctor",
         "bench",
         "report",
-        "launch trace",
+        "launch live trace",
         "explain environment",
         "jobs",
         "formatting rank",

@@ -74,10 +74,9 @@ def create_communicator(
     variable ``CHAINERMN_CHUNK_BYTES`` overrides it, the same on all ranks: a number of bytes, a
     multiple of 64 from 64 to 2^30. It is read when a communicator is made; a split keeps it.
 
-    A call that waits for more than ten minutes is reported, with the rank that the others seem to
-    wait for first, and goes on waiting. ``CHAINERMN_TIMEOUT``, the same on all ranks, sets
-    another number of seconds, from 1 on, after which the job is ended too; 0 switches that off.
-    The first communicator of more than one rank starts it, one small process a machine.
+    A call that waits for more than ten minutes is reported, with the rank that it seems to wait
+    for. ``CHAINERMN_TIMEOUT``, the same on all ranks, sets another number of seconds, at least 1,
+    after which the job is ended too; 0 switches that off. One small process a machine does this.
 
     Where ``CHAINERMN_TRACE`` names a folder, set on all ranks or on none, each rank writes there
     what its communicators do and when; ``chainermn trace`` reads it.

@@ -30,10 +30,7 @@ class Partitioned(Algorithm):
     """Sums the arrays that are chosen by one algorithm, and then the rest by another."""
 
     def __init__(
-        self,
-        is_chosen: Callable[[np.ndarray, np.dtype], bool],
-        chosen: Algorithm,
-        rest: Algorithm,
+        self, is_chosen: Callable[[np.ndarray, np.dtype], bool], chosen: Algorithm, rest: Algorithm
     ) -> None:
         """Own the algorithms; ``is_chosen`` says of a target and its wire dtype which it takes."""
         self._is_chosen, self._chosen, self._rest = is_chosen, chosen, rest

@@ -11,7 +11,7 @@ from importlib import import_module
 import click
 
 # Each is a click.Command of this name, in a file of this name. To add one, put its name here.
-COMMANDS = ("bench", "doctor", "env", "explain", "launch", "report", "trace")
+COMMANDS = ("bench", "doctor", "env", "explain", "launch", "report", "stacks", "top", "trace")
 MANUAL = "The manual is in the folder docs of ChainerMN's repository; `make docs` builds its pages."
 # When what was to be printed could not be: sysexits.h calls it EX_IOERR.
 NOT_WRITTEN = 74

@@ -75,10 +75,7 @@ def collect_stacks(ranks: Sequence[MonitoredRank]) -> dict[int, str]:
 
 
 def print_for(
-    ranks: Sequence[MonitoredRank],
-    text: str,
-    event: Sequence[bytes] = (),
-    held: Sequence[int] = (),
+    ranks: Sequence[MonitoredRank], text: str, event: Sequence[bytes] = (), held: Sequence[int] = ()
 ) -> None:
     """Print where it is read: on ``held`` files, or the standard error of a rank or launcher."""
     deadline = time.monotonic() + PRINT_SECONDS

@@ -1,4 +1,4 @@
-"""The process that watches the ranks of one machine: how it starts, and is started again."""
+"""The process that watches the ranks of one machine: its start, again too, and who asks it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ import json
 import os
 import resource
 import signal
+import socket
 import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from selectors import EVENT_READ
 from typing import Any
 
 from .. import report
 from ..processes import GONE
+from .connection import SEND_SECONDS
 from .local_ranks import MonitoredRank, print_for
 from .monitor import Monitor
 
@@ -27,8 +33,13 @@ def supervise(config: dict[str, Any], ranks: list[MonitoredRank]) -> None:
             status = 1
             try:
                 monitor = Monitor(config, ranks)
+                askers = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+                with suppress(OSError):  # containers share such names, and may not share numbers
+                    askers.bind(f"\0chainermn monitor {os.getpid()}")
+                    askers.listen()
+                    monitor.selector.register(askers, EVENT_READ, lambda: None)  # so that it looks
                 while monitor.look():
-                    pass
+                    answer(monitor, askers)
                 monitor.clean()
                 status = 0
             except Exception as error:
@@ -39,6 +50,17 @@ def supervise(config: dict[str, Any], ranks: list[MonitoredRank]) -> None:
         if not status or all(rank.state() == GONE for rank in ranks):
             return
     print_for(ranks, f"{us} has failed {ATTEMPTS} times: no call will be reported any more.\n")
+
+
+def answer(monitor: Monitor, askers: socket.socket) -> None:
+    """Send all ranks, and who is silent, to a process of this user that asks, if one does."""
+    with suppress(OSError), askers.accept()[0] as asker:
+        asker.settimeout(SEND_SECONDS)
+        peer = asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        if int.from_bytes(peer[4:8], sys.byteorder) == os.geteuid():  # process, user and group
+            graph = monitor.everyone(asker.recv(16).decode(errors="replace"), time.monotonic())
+            found = {"ranks": [*map(asdict, graph.ranks.values())], "unseen": graph.unreachable}
+            asker.sendall(json.dumps(found).encode())
 
 
 def main() -> None:

@@ -1,0 +1,34 @@
+"""`chainermn top` and `stacks` over hosts: the first one's monitor asks the others."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from tests.support import commands, looking
+
+
+def test_the_first_host_shows_all_ranks_and_others_their_own(cluster, tmp_path):
+    def look(_):
+        chainermn = (sys.executable, "-m", "chainermn_tools")
+        return [
+            commands.run(*cluster.on(host), *chainermn, *words).stdout
+            for host in ("alpha", "beta")
+            for words in (("top", "--json"), ("stacks",))
+        ]
+
+    ranks = {"alpha": 2, "beta": 1}
+    top, stacks, theirs, their_stacks = looking.while_running(look, start=cluster.job, ranks=ranks)
+    found, seen_from_beta = json.loads(top), json.loads(theirs)
+    assert [it["host"] for it in found["ranks"]] == ["alpha", "alpha", "beta"]
+    assert found["unseen"] == []
+    assert found["slowest"] == 1
+    assert found["ranks"][2]["waits_for"] in ([], [1])
+    assert all(it["steps_per_second"] for it in found["ranks"])
+    assert [it["memory_bytes"] is None for it in found["ranks"]] == [False, False, True]
+    assert all(
+        f"rank {rank} on {host}, process " in stacks for rank, host in ((0, "alpha"), (2, "beta"))
+    )
+    assert [it["rank"] for it in seen_from_beta["ranks"]] == [2]
+    assert seen_from_beta["unseen"] == ["ranks 0, 1 on alpha"]
+    assert "ranks 0, 1 on alpha\nnot seen from here\n" in their_stacks
