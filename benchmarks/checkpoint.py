@@ -72,6 +72,8 @@ def measure(megabytes: int, rounds: int, folder: Path, realtime: bool) -> int:
         saves += 1
 
     def end_writing() -> None:
+        for each in alone, together:
+            each.flush()
         while saves and not (folder / f"background.{comm.rank}.{saves}").exists():
             time.sleep(POLL_SECONDS)
         time.sleep(POLL_SECONDS)

@@ -40,7 +40,7 @@ ORDER = {
         "extensions",
         "checkpoint",
         "optimizers iterators datasets",
-        "optimizer_state parameter_set persistents profiling trainer_introspection",
+        "optimizer_state parameter_set persistents profiling random_states trainer_introspection",
         "background_thread collective_errors host_arrays leaving testing wrappers",
         "foreign_communicator",
     ],

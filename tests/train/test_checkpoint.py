@@ -74,9 +74,15 @@ def test_resume_ends_with_the_bits_of_an_uninterrupted_run(comm, folder, backgro
 
 
 def test_keeps_cp_interval_and_collects_each_gc_interval(comm, folder):
-    trainer, *_ = make_trainer(comm, folder, 20, every=1, cp_interval=2, gc_interval=3)
+    options = {"cp_interval": 2, "gc_interval": 3}
+    trainer, _, checkpointer = make_trainer(comm, folder, 20, every=1, **options)
     kept = []
-    look = training.make_extension(priority=-300)(lambda _: kept.append(files(comm, folder)))
+
+    @training.make_extension(priority=-300)
+    def look(_):
+        checkpointer.flush()
+        kept.append(files(comm, folder))
+
     trainer.extend(look, name="look")
     run_until(trainer, 9)
     expected = [(1,), (1, 2), (1, 2, 3), (1, 2, 3, 4), (4, 5), (4, 5, 6), (4, 5, 6, 7), (7, 8)]

@@ -105,6 +105,36 @@ def command(*arguments):
     return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, env=env)
 
 
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("background", [False, True])
+def test_what_was_the_same_at_the_last_save_and_is_not_now_is_each_rank_s(
+    naive, folder, background
+):
+    target = chainer.Link()
+    for name in "first", "second":
+        target.add_persistent(name, np.zeros(40_000))
+    checkpointer = make_checkpointer(naive, folder, background=background)
+    for iteration in range(1, 5):
+        target.second[:] = iteration
+        target.first[-1] = naive.rank * (iteration % 2)
+        if iteration == 4:  # here it has another shape, on some ranks
+            target.second = np.full(30_000 + 10_000 * naive.rank, 4.0)
+        checkpointer.save(target, iteration)
+        checkpointer.flush()
+        held = np.zeros_like(target.first), np.zeros_like(target.second)
+        expected = target.first.copy(), target.second.copy()
+        target.first, target.second = held
+        assert make_checkpointer(naive, folder).maybe_load(target) == iteration
+        np.testing.assert_array_equal(target.first, expected[0])
+        np.testing.assert_array_equal(target.second, expected[1])
+        naive.allgather_obj(None)
+    sizes = [sum(path.stat().st_size for path in folder.glob(f"run.*.{it}")) for it in range(1, 5)]
+    rest = naive.size * 80_000  # the random generators, as text
+    copies = [naive.size + 1, 2, naive.size + 1]
+    for size, count in zip(sizes, copies, strict=False):
+        assert 0 <= size - count * 320_000 < rest
+
+
 @pytest.mark.sizes(2, 3)
 def test_a_command_makes_a_file_for_chainer_alone(naive, folder):
     model = chainer.Sequential(L.Linear(300, 200), L.Linear(200, 3))

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from .dealing import put_together
-from .shards import DamagedError, read_head, read_shard, write_arrays
+from .shards import DamagedError, begin_arrays, read_head, read_shard
 
 
 def main() -> None:
@@ -30,7 +30,8 @@ def main() -> None:
             sys.exit(f"the files of {head.name!r}, {save}, are of several saves")
         state = put_together(map(read_shard, paths))
         arrays = {name: array for name, array in state.items() if array is not None}
-        write_arrays(target, arrays)
+        with begin_arrays(target, arrays) as complete:
+            complete()
     except (OSError, DamagedError) as error:
         sys.exit(f"{error}")
 

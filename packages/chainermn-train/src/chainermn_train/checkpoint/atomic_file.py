@@ -5,30 +5,51 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 # Suffix of a file's name until it is complete.
 TEMPORARY = ".tmp"
+BegunFile: TypeAlias = contextlib.AbstractContextManager[Callable[[], None]]
 
 
-def atomic_write(path: Path, fill: Callable[[BinaryIO], Any]) -> None:
-    """Write or replace a file, all of it or (OSError) nothing."""
+@contextlib.contextmanager
+def begun(path: Path, fill: Callable[[BinaryIO], Any]) -> Iterator[Callable[[], None]]:
+    """Write a file under another name, which goes to the disk while the block runs.
+
+    What it yields gives the file its name, all of it or (OSError) nothing. Otherwise nothing stays.
+    """
     temporary = path.with_name(path.name + TEMPORARY)
+
+    def complete() -> None:
+        with _naming(temporary):
+            synced.result()
+            os.replace(temporary, path)
+        sync_folder(path.parent)
+
     try:
-        with open(temporary, "wb") as file:
-            fill(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as error:
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = os.fspath(temporary)  # `write` and `fsync` don't name the file
+        with open(temporary, "wb") as file, ThreadPoolExecutor(1) as thread:
+            with _naming(temporary):
+                fill(file)
+                file.flush()
+            synced = thread.submit(os.fsync, file.fileno())
+            yield complete
+    finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Let errors name the file, which those of `write` and `fsync` don't."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = os.fspath(path)
         raise
-    sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:

@@ -21,13 +21,14 @@ from chainermn_comm.errors import is_raised_on_all, now
 
 from ..collective_errors import SharedFailure, allgather_checked, raise_on_all_ranks
 from ..leaving import leave_when_warned
+from ..random_states import load_random_state, random_state
 from ..trainer_introspection import updater_of, warn_of_lost_order
 from .background_writer import BackgroundWriter
-from .dealing import deal
+from .dealing import deal, same_on_all
 from .legacy import read_legacy, remove_legacy
 from .loading import PLACES, RANDOM, load, mark_synchronized_if_equal, places
-from .shards import Head, encode, write_arrays
-from .state_dict import load_random_state, random_state, state_dict
+from .shards import Head, State, begin_arrays, encode
+from .state_dict import state_dict
 from .store import OPERATION, Folder, Save, Store, register_writer, writers
 
 _DEFAULT_FOLDER = "result"  # the trainer's own default
@@ -59,8 +60,11 @@ class MultiNodeCheckpointer(Extension):
         self.cp_interval = cp_interval
         self.gc_interval = gc_interval
         self.path = path
-        self._writer = BackgroundWriter() if background else None
-        self._writing: tuple[Save, Future[None]] | None = None
+        self.background = background
+        self._writer = BackgroundWriter()
+        # In the background: a save, or the removal of older ones.
+        self._writing: tuple[Save | None, Future[None]] | None = None
+        self._same: list[str] | None = None  # names of what was the same on all ranks at a save
         self._store: Store | None = None  # once known where it saves
         self._last = 0  # the iteration saved or loaded last
         self._saved: tuple[Any, int] = (None, 0)  # the trainer or updater, and its iteration
@@ -92,8 +96,8 @@ class MultiNodeCheckpointer(Extension):
             ValueError: the iteration is older than the newest checkpoint in the folder,
                 from which a resume would go on; or it differs between ranks; or another
                 checkpointer of this process, not yet finalized, saves by the same name there.
-            OSError: a file could not be written, in the background that of the save before. Older
-                checkpoints are as they were.
+            OSError: a file could not be written, in the background that of the save before, or an
+                older one not be removed. Older checkpoints are as they were.
             PeerError: another rank raised one of these.
         """
         self._check_iterators(target)
@@ -125,26 +129,44 @@ class MultiNodeCheckpointer(Extension):
             self._store.make_folder()
         store = self._store
         assert store is not None
-        save, shard = store.next_save(number), deal(self.comm, state)
+        save = store.next_save(number)
         head = Head(self.run_name, number, views[0][2], self.comm.rank, self.comm.size)
-        path, arrays = store.folder.file(save, self.comm.rank), encode(head, shard)
         self._last = number
-        if self._writer is None:
-            self._end_save(save, lambda: write_arrays(path, arrays))
-            with raise_on_all_ranks(self.comm, OPERATION):
-                store.remover(store.expired(self.cp_interval, self.gc_interval))()
-        else:
+        if self.background:
             remove = store.remover(store.expired(self.cp_interval, self.gc_interval))
+            arrays = encode(head, deal(self.comm, state, same_on_all(self.comm, state)))
 
             def remove_and_write(copies: dict[str, np.ndarray]) -> None:
                 remove()
-                write_arrays(path, copies)
+                with begin_arrays(store.folder.file(save, head.rank), copies) as complete:
+                    complete()
 
             self._writing = save, self._writer.start(remove_and_write, arrays)
+        else:
+            self._write(store, save, head, state)
+            remove = store.remover(store.expired(self.cp_interval, self.gc_interval))
+            self._writing = None, self._writer.start(lambda _: remove(), {})
         self._saved = (target if updater_of(target) is not None else None), number
         self._seconds.append(time.perf_counter() - began)
         if failure:
             raise failure.pop()
+
+    def _write(self, store: Store, save: Save, head: Head, state: State) -> None:
+        """Write a save. Ranks compare their states while what they wrote goes to the disk."""
+        comm, path = self.comm, store.folder.file(save, head.rank)
+        found = same_on_all(comm, state) if self._same is None else None
+        while True:
+            # What was the same at the last save is so again, or all is written anew.
+            same = self._same if found is None else found
+            with contextlib.ExitStack() as stack:
+                with raise_on_all_ranks(comm, OPERATION):
+                    arrays = encode(head, deal(comm, state, same or ()))
+                    complete = stack.enter_context(begin_arrays(path, arrays))
+                found = same_on_all(comm, state) if found is None else found
+                if found == same:
+                    self._same = same
+                    self._end_save(save, complete)
+                    return
 
     def _end_save(self, save: Save, write: Callable[[], None]) -> None:
         """Count a save once all ranks have written it; where one couldn't, nothing of it stays."""
@@ -179,6 +201,9 @@ class MultiNodeCheckpointer(Extension):
         """
         if self._writing is not None:
             (save, future), self._writing = self._writing, None
+            if save is None:
+                allgather_checked(self.comm, OPERATION, future.result)
+                return
             saved, self._saved = self._saved, (None, 0)  # unless it could be written
             self._end_save(save, future.result)
             self._saved = saved
@@ -307,9 +332,8 @@ class MultiNodeCheckpointer(Extension):
             self._saved = None, 0
             for folder in [each for each, writer in writers.items() if writer is self]:
                 del writers[folder]
-            if self._writer is not None:
-                self._writer.close()
-                self._writer = BackgroundWriter()
+            self._writer.close()
+            self._writer = BackgroundWriter()
 
     def _check_iterators(self, target: Any) -> None:
         if not self._iterators_checked and self.comm.rank == 0:
@@ -340,6 +364,6 @@ class MultiNodeCheckpointer(Extension):
             "name": self.run_name,
             "cp_interval": self.cp_interval,
             "gc_interval": self.gc_interval,
-            "background": self._writer is not None,
+            "background": self.background,
         }
         self.comm.handshake("create_multi_node_checkpointer", settings.items())

@@ -16,12 +16,12 @@ from .shards import DamagedError, Piece, Shard, State
 _LEAST_PIECE_BYTES = 64 << 10
 
 
-def deal(comm: CommunicatorBase, state: State) -> Shard:
-    """Return what this rank saves of its state, so that all ranks together save all (collective).
+def deal(comm: CommunicatorBase, state: State, same: Iterable[str]) -> Shard:
+    """Return what this rank saves of its state, so that all ranks together save all.
 
-    The arrays of the shard are views of the state's.
+    ``same`` names what is the same on all, in one order. The arrays are views of the state's.
     """
-    same = same_on_all(comm, state)
+    same = [name for name in same if name in state]
     shard = Shard(own={name: array for name, array in state.items() if name not in same})
     total = sum(array.nbytes for name in same if (array := state[name]) is not None)
     first, last = (total * rank // comm.size for rank in (comm.rank, comm.rank + 1))

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 
-from .atomic_file import atomic_write
+from .atomic_file import BegunFile, begun
 
 # Prefix of names that aren't Chainer's. Those of a multi-node optimizer begin with "chainermn/".
 RESERVED_PREFIX = "chainermn-file/"
@@ -73,8 +73,8 @@ def encode(head: Head, shard: Shard) -> dict[str, np.ndarray]:
     return {_HEADER: np.frombuffer(json.dumps(header).encode(), np.uint8), **present}
 
 
-def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays by names as numpy.savez does, all of it or (OSError) nothing."""
+def begin_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> BegunFile:
+    """Write arrays by names as numpy.savez does, into a file that has :func:`begun`."""
 
     def fill(file: BinaryIO) -> None:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
@@ -82,7 +82,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
                 with archive.open(name + ".npy", "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, array, allow_pickle=False)
 
-    atomic_write(path, fill)
+    return begun(path, fill)
 
 
 def read_head(path: Path) -> Head:
