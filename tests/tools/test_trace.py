@@ -1,12 +1,13 @@
 """`chainermn trace` on files made up here, of which all is known. No MPI."""
 
 import json
+import re
 import sys
 
 import pytest
 
 from tests.support.commands import invoke
-from tests.support.traces import RUN, Made, calls, matched, shown, tables, write_two
+from tests.support.traces import RUN, Made, calls, matched, shown, summarized, tables, write_two
 
 
 def refused(*arguments: object) -> str:
@@ -182,6 +183,28 @@ def test_tables_say_what_took_the_time_and_who_was_late(tmp_path):
     assert late[2:6] == ["2", "1", "1", "50%"]
     worst = "Others wait most for rank 1 on h: 50 µs of 60 µs of all waiting"
     assert said.splitlines()[-1] == worst
+
+
+def test_json_has_what_the_tables_show_with_units_in_its_keys(tmp_path):
+    write_two(tmp_path)
+    done = invoke("trace", tmp_path, "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output)
+    assert found == {**summarized(tmp_path), "clock_error_seconds": 0.0}
+    assert (found["schema"], found["calls"], found["seconds"]) == (1, 6, pytest.approx(252e-6))
+    assert found["hosts"] == ["here"]
+    assert [row["number"] for row in found["longest_waits"]] == [1, 2]
+    assert found["warnings"] == ["allreduce raised in 1 call"]
+    keys = {
+        key
+        for value in found.values()
+        if isinstance(value, list)
+        for row in value[:1]
+        if isinstance(row, dict)
+        for key in row
+    }
+    assert {"total_seconds", "gb_per_second", "others_waited_seconds", "share"} <= keys
+    assert all(re.fullmatch("[a-z]+(_[a-z]+)*", key) for key in [*keys, *found])
 
 
 @pytest.mark.parametrize("width", [30, 60, 200])
