@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
@@ -155,8 +154,19 @@ def launch(
     if not result.success:
         _log(result.message)
     if as_json:
-        found = {"restarts": output.restarts, "hosts": hosts, "command": output.command}
-        click.echo(json.dumps({**dataclasses.asdict(result), **found}, indent=2))
+        host = {rank: event["host"] for rank, event in output.first_of("started").items()}
+        found: dict[str, Any] = {
+            "success": result.success,
+            "status": result.status,
+            "rank": result.rank,
+        }
+        found |= {
+            "host": host.get(-1 if result.rank is None else result.rank),
+            "cause": result.message,
+            "hosts": hosts,
+        }
+        found |= {"restarts": output.restarts, "command": output.command}
+        click.echo(json.dumps(found, indent=2))
     ctx.exit(result.status)
 
 
