@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -154,19 +155,10 @@ def launch(
     if not result.success:
         _log(result.message)
     if as_json:
-        host = {rank: event["host"] for rank, event in output.first_of("started").items()}
-        found: dict[str, Any] = {
-            "success": result.success,
-            "status": result.status,
-            "rank": result.rank,
-        }
-        found |= {
-            "host": host.get(-1 if result.rank is None else result.rank),
-            "cause": result.message,
-            "hosts": hosts,
-        }
-        found |= {"restarts": output.restarts, "command": output.command}
-        click.echo(json.dumps(found, indent=2))
+        hosts_of = (event["host"] for event in output.events if event.rank == result.rank)
+        found = dataclasses.asdict(result) | {"host": next(hosts_of, None), "hosts": hosts}
+        found |= {"cause": found.pop("message"), "restarts": output.restarts}
+        click.echo(json.dumps(found | {"command": output.command}, indent=2))
     ctx.exit(result.status)
 
 
