@@ -155,8 +155,10 @@ def launch(
     if not result.success:
         _log(result.message)
     if as_json:
-        found = {"restarts": output.restarts, "hosts": hosts, "command": output.command}
-        click.echo(json.dumps({**dataclasses.asdict(result), **found}, indent=2))
+        hosts_of = (event["host"] for event in output.events if event.rank == result.rank)
+        found = dataclasses.asdict(result) | {"host": next(hosts_of, None), "hosts": hosts}
+        found |= {"cause": found.pop("message"), "restarts": output.restarts}
+        click.echo(json.dumps(found | {"command": output.command}, indent=2))
     ctx.exit(result.status)
 
 

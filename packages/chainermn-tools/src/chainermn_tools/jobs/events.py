@@ -33,7 +33,6 @@ OMPI_SIGNAL = re.compile(r"\[([^][:\s]+):0*(\d+)\] Signal: .*\((\d+)\)")
 PRTE_CODE = re.compile(r"Process name: \[[^\]]{1,200},(?P<rank>\d+)\]\s+Exit code:\s+(?P<code>\d+)")
 SRUN_LOST = re.compile(r"^srun: error: (\S+): tasks? (\d+)[^:]*: ([^(\n]*\w)", re.M)
 SIGNALS = {signal.strsignal(number): int(number) for number in signal.valid_signals()}
-SRUN_CODE = "Exited with exit code "
 TELLING = re.compile(rb"PID \d|EXIT CODE|Exit code|[Ss]ignal:? |^srun: error: ")
 REPORT_LINE_BYTES, REPORT_LINES = 500, 3  # no report has longer lines, or more of them
 MAX_REPORTS = 100
@@ -139,7 +138,7 @@ class LauncherReports:
         elif found := PRTE_CODE.search(text):
             self.lost.append(LostProcess(rank=int(found["rank"]), code=int(found["code"])))
         elif found := SRUN_LOST.search(text):
-            code = found[3].removeprefix(SRUN_CODE)
+            code = found[3].removeprefix("Exited with exit code ")
             ended = {"code": int(code)} if code.isdigit() else {"signal": SIGNALS.get(code)}
             self.lost.append(LostProcess(rank=int(found[2]), host=found[1], **ended))
         elif found := HYDRA_LOST.search(text):

@@ -20,6 +20,7 @@ class JobResult:
     success: bool
     status: int  # what the launcher exits with: the failed rank's own where it is known
     message: str = ""  # what went wrong
+    rank: int | None = None  # that failed first, where one did
     restartable: bool = True  # whether starting again may help: the ranks had begun
 
 
@@ -59,7 +60,7 @@ def classify(output: JobOutput, ranks: int) -> JobResult:
         return JobResult(False, status, f"the watchdog ended the job: {reasons[0]}")
     if ended is not None:
         rank, how, status = ended
-        return JobResult(False, status, f"{_place(rank, output)} failed first: {how}")
+        return JobResult(False, status, f"{_place(rank, output)} failed first: {how}", rank)
     if failed:
         return _of_failure(next(iter(failed.values())), output)
     if not output.status:
@@ -93,7 +94,7 @@ def _of_failure(first: Event, output: JobOutput) -> JobResult:
     others = [rank for rank in output.first_of("failed") if rank != first.rank]
     if others:
         lines.append(f"then {_listed(others)} failed too")
-    return JobResult(False, status, "\n".join(lines))
+    return JobResult(False, status, "\n".join(lines), first.rank)
 
 
 def _first_ended(output: JobOutput) -> tuple[int, str, int] | None:
