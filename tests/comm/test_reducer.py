@@ -105,6 +105,22 @@ def test_buckets_get_the_bits_of_the_whole_model(comm):
     assert bits(*buckets) == expected(comm)
 
 
+@pytest.mark.sizes(2, 3)
+def test_settings_that_change_meanwhile_are_of_later_means(world):
+    value = 1 + 2**-12  # 1 in float16
+    with create_communicator("flat") as comm, comm.split(0, comm.rank) as channel:
+        missing = None if comm.rank == 0 else np.full(9, value, "f4")
+        model = Model(a=Param(np.zeros(9, "f4"), missing))
+        reducer = comm.make_reducer(zero_fill=True, channel=channel)
+        reducer.add(model)
+        reducer.agree()
+        if comm.rank == 1:
+            comm.set_config("allreduce_grad_dtype", "float16")
+        take(reducer)
+        expected = np.float32(value * (comm.size - 1)) / comm.size
+        np.testing.assert_allclose(model["a"].grad, expected, rtol=1e-6)
+
+
 @with_third_party
 def test_a_mean_that_another_thread_takes_is_known_until_the_main_one_has_it(comm):
     """Also of a communicator that isn't ours; meanwhile users' arrays don't go by NCCL."""

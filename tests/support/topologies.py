@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from chainermn_comm import CommunicatorBase, Topology
+from chainermn_comm.allreduce import BACKENDS
 
 # All that give a mean on CPUs.
 NAMES = ("naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware")
@@ -69,6 +70,11 @@ def over_nodes(*names: str, least: int = 2) -> Any:
 def by_name(*chosen: str) -> list[Any]:
     """Names of communicators for a test's parameter; in the default tier only those chosen."""
     return [pytest.param(name, marks=() if name in chosen else pytest.mark.full) for name in NAMES]
+
+
+def host_backend(group: Any) -> Any:
+    """A backend for host memory, which sums by messages."""
+    return BACKENDS["bucketed"](group)
 
 
 def algorithm_of(comm: CommunicatorBase) -> Any:

@@ -21,6 +21,7 @@ from .errors import CommunicationError, FinalizedError, share_failure
 from .faults import abort_if_desynchronized
 from .gradients import MpiReducer, bcast_parameters, mean_gradients
 from .messaging import (
+    Backend,
     BackendFactory,
     Handshake,
     ProcessGroup,
@@ -75,7 +76,7 @@ class MpiCommunicator(CommunicatorBase):
     :meth:`split`.
     """
 
-    #: Whose algorithms it has, a name that ``create_communicator`` knows.
+    #: Whose backends it has, a name that ``create_communicator`` knows.
     communicator_name: str = "hierarchical"
 
     def __init__(
@@ -148,7 +149,8 @@ class MpiCommunicator(CommunicatorBase):
         handshake, tag = Handshake(own, self._observer), self.reserved_tag + 1
         self._interruptions = handshake.interruptions
         group = ProcessGroup(own, handshake, tag, self._topology, abort_if_desynchronized, settings)
-        self._backends = host, device = [make(group) for make in factories]
+        host, device = [make(group) for make in factories]
+        self._backends: tuple[Backend, ...] = host, device
         self._open_group: ProcessGroup | None = replace(group, host=host, device=device)
 
     # Rank and topology.
@@ -397,7 +399,7 @@ class MpiCommunicator(CommunicatorBase):
         chunks in which gradients travel (see :func:`chainermn_comm.create_communicator`; None for
         the default). That can't be changed any more once they have travelled.
         """
-        settings, host = self._settings.changed(name, value), self._backends[0]
+        settings = self._settings.changed(name, value)
         made = any([backend.made for backend in self._backends])
         if made and settings.chunk_bytes != self._settings.chunk_bytes:
             raise ValueError(
@@ -405,9 +407,9 @@ class MpiCommunicator(CommunicatorBase):
                 "travelled; change it right after making the communicator"
             )
         self._settings = settings
-        host.group.settings = settings
-        if self._open_group is not None:  # the one that reducers made before have, too
-            self._open_group.settings = settings
+        for each in (self._open_group, *[backend.group for backend in self._backends]):
+            if each is not None:
+                each.settings = settings
 
     def get_config(self, name: str | None = None) -> Any:
         settings = self._settings.as_dict() | super().get_config()
@@ -437,6 +439,7 @@ class MpiCommunicator(CommunicatorBase):
                     stack.callback(comm.Free)
                 stack.callback(group.device.close)
                 group.host.close()
+            self._backends = ()
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         """Finalize (collective); after an exception, release only what needs no other rank.
@@ -456,6 +459,7 @@ class MpiCommunicator(CommunicatorBase):
         self._observer.release()
         group.host.release_local()
         group.device.release_local()
+        self._backends = ()
 
     # What the methods above share.
 

@@ -116,7 +116,7 @@ class Reducer:
     def add(self, bucket: Any, planned: bool = False) -> None:
         """Hand in a bucket, whose gradients stay as they are until their means are taken.
 
-        Not collective, but all ranks hand in the same buckets in the same order.
+        Not collective, but all ranks hand in the same buckets, between the same collective calls.
 
         Args:
             bucket: a model as for :meth:`CommunicatorBase.allreduce_grad`.

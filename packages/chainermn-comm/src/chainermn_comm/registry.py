@@ -1,4 +1,4 @@
-"""The communicators by name, with the algorithms of each, and what ranks agree on to make one."""
+"""The communicators by name, with the backends of each, and what ranks agree on to make one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import faults, runtime, watchdog
@@ -27,8 +26,7 @@ if TYPE_CHECKING:
 class Entry:
     """The backends of a communicator, which functions of a `ProcessGroup` make, or their names."""
 
-    # For host memory; a name is an algorithm's in `allreduce.FACTORIES`, which takes gradients.
-    host: str | BackendFactory
+    host: str | BackendFactory  # for host memory; a name is one in `allreduce.BACKENDS`
     gpu: str | BackendFactory = "staged"  # for GPUs; a name is one in `gpu.BACKENDS`
     single_node: bool = False  # refuses more than one node
 
@@ -44,7 +42,7 @@ REGISTRY = {
     "dummy": Entry("no_op", "no_op"),
 }
 
-# Algorithms that refuse, or sum nothing.
+# Backends whose gradients' algorithm refuses, or sums nothing.
 _WITHOUT_SUMS = ("gpus_only", "no_op")
 
 
@@ -101,6 +99,10 @@ def agreeing(
                 )
                 if settings.reproducible:
                     entry = _reproducible(name, entry)
+                factories = (
+                    _resolve(entry.host, allreduce.BACKENDS),
+                    _resolve(entry.gpu, gpu.BACKENDS),
+                )
             signature = (
                 ("communicator", name),
                 ("allreduce_grad_dtype", str(settings.allreduce_grad_dtype)),
@@ -117,16 +119,11 @@ def agreeing(
         if any(payloads):
             runtime.limit_blas_threads(comm)
         faults.skip_finalize_in_forks()
-        host, device = entry.host, entry.gpu
-        if isinstance(host, str):
-            host = partial(allreduce.HostBackend, gradients=allreduce.FACTORIES[host])
-        if isinstance(device, str):
-            device = gpu.BACKENDS[device]
-        yield comm, entry, (host, device), settings
+        yield comm, entry, factories, settings
 
 
 def _reproducible(name: str, entry: Entry) -> Entry:
-    """Return the entry with algorithms whose bits depend on no topology and no name."""
+    """Return the entry with backends whose bits depend on no topology and no name."""
     if not (isinstance(entry.host, str) and isinstance(entry.gpu, str)):
         raise ValueError(
             f"communicator {name!r} has a backend of its own, which may not be reproducible; "
@@ -135,6 +132,14 @@ def _reproducible(name: str, entry: Entry) -> Entry:
     host = entry.host if entry.host in _WITHOUT_SUMS else "rank_ordered"
     gpu = entry.gpu if entry.gpu in _WITHOUT_SUMS else "staged"
     return replace(entry, host=host, gpu=gpu)
+
+
+def _resolve(backend: str | BackendFactory, known: dict[str, BackendFactory]) -> BackendFactory:
+    if not isinstance(backend, str):
+        return backend
+    if backend not in known:
+        raise ValueError(f"unknown backend {backend!r}; use one of: {', '.join(sorted(known))}")
+    return known[backend]
 
 
 def _find(name: str) -> Entry:

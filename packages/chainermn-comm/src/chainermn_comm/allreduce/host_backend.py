@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import zip_longest
 
 import numpy as np
@@ -12,6 +13,7 @@ from ..arithmetic import Arrays, Operand, as_bytes
 from ..messaging import (
     Algorithm,
     Backend,
+    BackendFactory,
     Factory,
     Parts,
     ProcessGroup,
@@ -20,7 +22,7 @@ from ..messaging import (
     start_exchange,
 )
 from .bucketed import Bucketed
-from .factories import by_messages, multi_leader, rank_ordered, single_leader
+from .factories import FACTORIES, by_messages, multi_leader, rank_ordered, single_leader
 from .pairwise import PairwiseAllreduce
 
 _EMPTY = np.empty(0, np.uint8)
@@ -29,8 +31,8 @@ _EMPTY = np.empty(0, np.uint8)
 class HostBackend(Backend):
     """Shared memory, and messages of MPI's.
 
-    It also serves GPUs whose arrays are copied to host memory and back, with gradients that an
-    algorithm for those takes.
+    It also serves GPUs: their arrays are copied to host memory and back, and an algorithm for GPUs
+    takes gradients.
     """
 
     def __init__(self, group: ProcessGroup, gradients: Factory) -> None:
@@ -42,7 +44,10 @@ class HostBackend(Backend):
         self._by_messages: dict[int | None, Algorithm] = {}
 
     def allreduce(self, operand: Operand) -> None:
-        """Sum users' arrays (collective), packed only now: gradients may wait in that memory."""
+        """Sum users' arrays (collective).
+
+        Nothing is packed before: prepared gradients may lie in that memory.
+        """
         if self._sums_in_memory:
             self.for_gradients().allreduce(operand)
             return
@@ -74,10 +79,7 @@ class HostBackend(Backend):
         for root, array in parts:
             bcast_buffer(self.group.comm, as_bytes(array), root)
 
-    def close(self) -> None:
-        self._by_messages.clear()
-        super().close()
 
-    def release_local(self) -> None:
-        self._by_messages.clear()
-        super().release_local()
+BACKENDS: dict[str, BackendFactory] = {
+    name: partial(HostBackend, gradients=make) for name, make in FACTORIES.items()
+}

@@ -1,4 +1,4 @@
-"""Users' arrays on GPUs by NCCL among all ranks, on the current stream."""
+"""Arrays on GPUs by NCCL among all ranks, on the current stream; gradients by an algorithm."""
 
 from __future__ import annotations
 
@@ -105,9 +105,11 @@ class NcclBackend(Backend):
         return self._watcher.enqueuing(keep)
 
     def close(self) -> None:
-        if self._is_connected:
-            self._watcher.finish(self._nccl.close)
-        super().close()
+        try:
+            if self._is_connected:
+                self._watcher.finish(self._nccl.close)
+        finally:
+            super().close()
 
     def release_local(self) -> None:
         if self._is_connected:

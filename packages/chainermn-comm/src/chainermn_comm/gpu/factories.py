@@ -28,7 +28,6 @@ def _by_nccl(
     Where it connects no ranks, as each is a node's only one, host memory serves.
     """
     if group.size > 1:
-        group.run_or_raise(OPERATION, partial(_check_nccl, group.rank))
         nccl.check_devices(group)
     communicators = Communicators(topology, group.rank, leaders)
     try:
@@ -39,12 +38,6 @@ def _by_nccl(
     except BaseException:
         communicators.release_local()
         raise
-
-
-def _check_nccl(rank: int) -> None:
-    reason = nccl.unavailable_reason()
-    if reason is not None:
-        raise RuntimeError(f"rank {rank}: NCCL can't take gradients on GPUs: {reason}")
 
 
 def _of_node(group: ProcessGroup, between_nodes: bool = True) -> Algorithm:

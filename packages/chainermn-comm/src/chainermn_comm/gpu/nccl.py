@@ -231,11 +231,11 @@ def unavailable_reason() -> str | None:
 
 
 def check_devices(group: ProcessGroup) -> None:
-    """Raise on all ranks if those of one node share a device, which NCCL can't (collective)."""
+    """Raise on all ranks where NCCL can't serve, or two of a node share a device (collective)."""
     operation, node = "asking which device this is", group.topology.inter_rank(group.rank)
     places: dict[tuple[int, str], list[int]] = {}
     with group.in_step(operation):
-        bus_id = group.run_or_raise(operation, devices.bus_id)
+        bus_id = group.run_or_raise(operation, lambda: _bus_id(group.rank))
         rows = group.comm.allgather((node, bus_id))
     for rank, place in enumerate(rows):
         places.setdefault(place, []).append(rank)
@@ -248,6 +248,12 @@ def check_devices(group: ProcessGroup) -> None:
             "chainer.backends.cuda.get_device_from_id(comm.intra_rank).use() before the first "
             "gradients, with no more ranks on a node than it has devices"
         )
+
+
+def _bus_id(rank: int) -> str:
+    if reason := unavailable_reason():
+        raise RuntimeError(f"rank {rank}: NCCL can't take arrays on GPUs: {reason}")
+    return devices.bus_id()
 
 
 def _split(buffer: Any, shards: int) -> list[Any]:

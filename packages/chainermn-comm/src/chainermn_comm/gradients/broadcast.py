@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import devices, staging
 from ..errors import RankMismatchError, raised_on_all
-from ..messaging import ProcessGroup, SharedFailure, bcast_buffer, collectives
+from ..messaging import ProcessGroup, SharedFailure, collectives
 from . import parameters
 
 OPERATION = "bcast_data"
@@ -54,7 +54,7 @@ def bcast_parameters(group: ProcessGroup, model: Any) -> None:
     with SharedFailure(group.handshake, initialising):
         arrays, takes = [param.data for param, *_ in sent], group.device.takes
         place = collectives.COPIED * any(map(devices.on_gpu, arrays))
-        if place and takes(arrays):
+        if place and all(map(devices.on_gpu, arrays)) and takes(arrays):
             place = collectives.STAYS | collectives.CAN_STAY
             with devices.translated_errors(f"rank {group.rank}: {OPERATION}"):
                 flats = list(map(devices.c_ordered, arrays))
@@ -103,7 +103,7 @@ def _bcast_packed(group: ProcessGroup, params: list[Any], root: int) -> None:
             group.run_or_raise(OPERATION, turn, "copying parameters")
             if leaving:
                 filled = buffer[: leaving[-1].offset + leaving[-1].stop - leaving[-1].start]
-                bcast_buffer(group.comm, filled, root)
+                group.host.broadcast([(root, filled)])
 
 
 def _flat(data: Any, is_root: bool) -> Any:
@@ -130,6 +130,6 @@ def _bcast(group: ProcessGroup, sent: list[tuple[Any, int]]) -> None:
         data = param.data
         usable = data.flags.c_contiguous and (group.rank == root or data.flags.writeable)
         buffer = data if usable else np.array(data, order="C")
-        bcast_buffer(group.comm, buffer.reshape(-1), root)
+        group.host.broadcast([(root, buffer)])
         if group.rank != root and not usable:
             param.data = buffer

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import devices
-from ..allreduce import Operand
+from ..arithmetic import Operand
 from ..config import Settings
 from ..messaging import digest_of
 from . import parameters

@@ -45,6 +45,7 @@ class MpiReducer(Reducer):
     ) -> None:
         """Agree on ``group``; move data on ``channel``, by its backends."""
         self._group, self._data_group = group, channel
+        self._settings = group.settings  # they may change while another thread works
         self._zero_fill, self._operation = zero_fill, operation
         self._rank, self._is_apart = group.rank, channel is not group
         self._handed_in, self._buckets = [False], list[Bucket]()
@@ -57,7 +58,7 @@ class MpiReducer(Reducer):
             self._check_plan()
         try:
             zero_fill, is_local = bool(self._zero_fill), self._data_group.host.is_local
-            own = bucket_of(bucket, self._rank, zero_fill, self._group.settings, is_local, planned)
+            own = bucket_of(bucket, self._rank, zero_fill, self._settings, is_local, planned)
             # What moves elsewhere needs a barrier there.
             if not (self._buckets or planned or self._is_apart):
                 self._prepare(own)
@@ -102,7 +103,7 @@ class MpiReducer(Reducer):
 
     def _operands(self, bucket: Bucket) -> list[tuple[bool, Operand]]:
         is_local, size = self._data_group.host.is_local, self._data_group.size
-        return bucket.operands(self._group.settings, is_local, size)
+        return bucket.operands(self._settings, is_local, size)
 
     def agree(self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b"") -> list[bytes]:
         group, handshake, buckets = self._group, self._group.handshake, self._buckets
@@ -213,7 +214,7 @@ class MpiReducer(Reducer):
             except Empty:
                 return None
             left -= 1
-            return bucket.planned_operand(self._group.settings, group.host.is_local, size)
+            return bucket.planned_operand(self._settings, group.host.is_local, size)
 
         algorithm = group.backend(on_gpu).for_gradients()
         group.handshake.begin(OPERATION)

@@ -59,7 +59,8 @@ class Backend(Algorithm):
 
     Ranks have agreed before each call: they know the sizes of what they get, and list the arrays
     between two of them in the same order. A rank's own stay where they are. On GPUs results are
-    there in the order of the current stream.
+    there in the order of the current stream. Gradients' operands say in which dtype they may
+    travel; users' arrays travel in their own.
 
     Attributes:
         group: the ranks.
@@ -80,12 +81,17 @@ class Backend(Algorithm):
     def for_gradients(self) -> Algorithm:
         """Return what sums gradients; the first call makes it (collective)."""
         if self.made is None:
-            make, group = self._make or (lambda _: self), self.group
+            make, group = self._make or self._connected, self.group
             self.made = group.run_or_raise("preparing sums over ranks", lambda: make(group))
         return self.made
 
+    def _connected(self, group: ProcessGroup) -> Algorithm:
+        if not self.connect():
+            raise RuntimeError(f"rank {group.rank}: {type(self).__name__} connects no ranks")
+        return self
+
     def takes(self, arrays: Sequence[Any], op: Any = None) -> bool:
-        """Return whether arrays on GPUs can stay there now, or none at all (not collective).
+        """Return whether these arrays, all on GPUs, can stay there now, or none (not collective).
 
         ``op`` is the ufunc of a sum. If a rank's can't, all copy theirs to host memory.
         """

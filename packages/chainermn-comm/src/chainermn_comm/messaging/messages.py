@@ -100,7 +100,8 @@ def of_arrays(
     found = [_of_array(value, rank) for value in values]
     if not any([each.on_gpu for each in found]):  # nearly always
         return found
-    if takes is None or not takes([array for each in found for array in each.arrays]):
+    arrays = [array for each in found for array in each.arrays]
+    if takes is None or not all(map(devices.on_gpu, arrays)) or not takes(arrays):
         return on_host(found, rank)
     with devices.translated_errors(f"rank {rank}: making GPU arrays contiguous"):
         return _moved(found, _ordered, rank)
