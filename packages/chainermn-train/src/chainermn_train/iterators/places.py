@@ -10,6 +10,9 @@ import numpy as np
 
 from ..trainer_introspection import iterators_of
 from .distributed_order_sampler import DistributedOrderSampler, Place
+from .multi_node_iterator import MultiNodeIterator
+from .order_sampler import ResumableOrderSampler
+from .synchronized_iterator import SynchronizedIterator
 
 
 def shared_order(iterator: Any) -> DistributedOrderSampler | None:
@@ -44,6 +47,8 @@ def place(
     order_key = path + ("order" if path + "order" in state else "_order")
     sampler, shared = getattr(iterator, "order_sampler", None), shared_order(iterator)
     count, start = places.get(name, (len(iterator.dataset), None))
+    if count == len(iterator.dataset) and _has_one_order(iterator, order_key, states):
+        return []
     positions = [int(np.asarray(each[path + "current_position"])) for each in states]
     epoch, anew = int(np.asarray(state[path + "epoch"])), list[str]()
     if shared is not None and start is not None:
@@ -65,3 +70,14 @@ def place(
             anew = [f"the order of examples of iterator {name!r}"]
     state[path + "epoch"], state[path + "current_position"] = np.array(epoch), np.array(position)
     return anew
+
+
+def _has_one_order(iterator: Any, key: str, states: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether ranks have the same examples in one order, and so on any number of ranks."""
+    if isinstance(iterator, MultiNodeIterator | SynchronizedIterator):
+        return True
+    if type(getattr(iterator, "order_sampler", None)) is not ResumableOrderSampler:
+        return False
+    # A single rank has one, too, but several that begin with it may mean to have their own.
+    orders = [np.asarray(each[key]) for each in states]
+    return len(states) > 1 and all(np.array_equal(orders[0], each) for each in orders)
