@@ -47,7 +47,12 @@ def place(
     order_key = path + ("order" if path + "order" in state else "_order")
     sampler, shared = getattr(iterator, "order_sampler", None), shared_order(iterator)
     count, start = places.get(name, (len(iterator.dataset), None))
-    if count == len(iterator.dataset) and _has_one_order(iterator, order_key, states):
+    orders = [np.asarray(each.get(order_key)) for each in states]
+    # A single rank has one order, too, but several that begin with it may mean to have their own.
+    is_one = type(sampler) is ResumableOrderSampler and len(orders) > 1
+    is_one = is_one and len({each.tobytes() for each in orders}) == 1
+    is_one = is_one or isinstance(iterator, MultiNodeIterator | SynchronizedIterator)
+    if is_one and count == len(iterator.dataset):
         return []
     positions = [int(np.asarray(each[path + "current_position"])) for each in states]
     epoch, anew = int(np.asarray(state[path + "epoch"])), list[str]()
@@ -59,8 +64,7 @@ def place(
     else:
         # As much of an epoch as the ranks had seen of theirs, on average.
         epochs = [int(np.asarray(each[path + "epoch"])) for each in states]
-        orders = [each.get(order_key) for each in states]
-        sizes = [count if each is None or not each.ndim else len(each) for each in orders]
+        sizes = [len(each) if each.ndim else count for each in orders]
         seen = zip(epochs, positions, sizes, strict=True)
         detail = sum(it + min(1.0, at / max(1, of)) for it, at, of in seen) / len(states)
         epoch, position = math.floor(detail), round(detail % 1 * len(iterator.dataset))
@@ -70,14 +74,3 @@ def place(
             anew = [f"the order of examples of iterator {name!r}"]
     state[path + "epoch"], state[path + "current_position"] = np.array(epoch), np.array(position)
     return anew
-
-
-def _has_one_order(iterator: Any, key: str, states: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether ranks have the same examples in one order, and so on any number of ranks."""
-    if isinstance(iterator, MultiNodeIterator | SynchronizedIterator):
-        return True
-    if type(getattr(iterator, "order_sampler", None)) is not ResumableOrderSampler:
-        return False
-    # A single rank has one, too, but several that begin with it may mean to have their own.
-    orders = [np.asarray(each[key]) for each in states]
-    return len(states) > 1 and all(np.array_equal(orders[0], each) for each in orders)
