@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import threading
 import warnings
 from unittest import mock
 
@@ -135,6 +136,27 @@ def test_disk_error_is_raised_on_all(comm, folder, monkeypatch, tmp_path, backgr
     assert not any(name.endswith((".2", ".tmp")) for name in files(comm, path))
     save_and_flush(checkpointer, 3)  # all go on together
     assert loaded(comm, path) == [3, 3]
+
+
+def test_a_save_after_one_that_failed_in_the_background_is_complete(naive, folder, monkeypatch):
+    checkpointer, failed = make_checkpointer(naive, folder, background=True), threading.Event()
+    save_and_flush(checkpointer, 1)
+    naive.allgather_obj(None)
+
+    def fail(*_):
+        failed.set()
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        if naive.rank == naive.size - 1:
+            patch.setattr(os, "fsync", fail)
+        checkpointer.save(link(2, 2), 2)
+        assert naive.rank < naive.size - 1 or failed.wait(60)
+    with pytest.raises((OSError, RuntimeError), match="No space left"):
+        checkpointer.save(link(3, 3), 3)
+    assert not generation(naive, 2) & files(naive, folder)
+    checkpointer.flush()
+    assert loaded(naive, folder) == [3, 3]
 
 
 def test_what_fails_on_one_rank_while_others_count_the_save_keeps_it(naive, folder):

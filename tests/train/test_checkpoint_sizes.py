@@ -18,7 +18,13 @@ from chainer.iterators import MultiprocessIterator, MultithreadIterator, SerialI
 from chainer.serializers import load_npz
 from sklearn.datasets import load_digits
 
-from chainermn_train import DistributedOrderSampler, create_multi_node_optimizer
+from chainermn_train import (
+    DistributedOrderSampler,
+    ResumableOrderSampler,
+    create_multi_node_iterator,
+    create_multi_node_optimizer,
+    create_synchronized_iterator,
+)
 from tests.support.checkpoints import bits, files, link, make_checkpointer, on_rank_0, run_until
 
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("unsynced")]
@@ -209,6 +215,35 @@ def test_others_begin_anew_and_it_is_said(naive, folder, capfd):
     assert resumed.epoch_detail == pytest.approx(detail)
     words = "goes on with 1; begun anew: random numbers, the order of examples of iterator 'main'"
     assert f"'run': saved by {naive.size} ranks, {words}\n" in capfd.readouterr().err
+    alone.finalize()
+    naive.allgather_obj(None)
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("kind", ["synchronized", "of rank 0", "with one seed"])
+def test_an_order_that_ranks_share_goes_on(naive, folder, capfd, kind):
+    def make(comm):
+        sampler = ResumableOrderSampler(3 if kind == "with one seed" else None)
+        iterator = SerialIterator(np.arange(20), 3, order_sampler=sampler)
+        if kind == "synchronized":
+            iterator = create_synchronized_iterator(iterator, comm)
+        elif kind == "of rank 0":
+            iterator = create_multi_node_iterator(iterator, comm)
+        optimizer = chainer.optimizers.SGD().setup(L.Linear(1, 1))
+        return training.StandardUpdater(iterator, optimizer), iterator
+
+    updater, iterator = make(naive)
+    for _ in range(3):
+        next(iterator)
+    make_checkpointer(naive, folder).save(updater)
+    rest = [[int(it) for it in next(iterator)] for _ in range(3)]  # of the epoch
+    capfd.readouterr()
+    alone = naive.split(naive.rank, 0)
+    again, resumed = make(alone)
+    assert make_checkpointer(alone, folder).maybe_load(again) == 0
+    assert [[int(it) for it in next(resumed)] for _ in range(3)] == rest
+    words = f"saved by {naive.size} ranks, goes on with 1; begun anew: random numbers\n"
+    assert words in capfd.readouterr().err
     alone.finalize()
     naive.allgather_obj(None)
 

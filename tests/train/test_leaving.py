@@ -7,13 +7,15 @@ import re
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from chainermn_train import leaving
 from tests.support import jobs
 
 TRAIN = """
-import os, sys, time
+import os, signal, sys, time
 import chainer
 import chainer.links as L
 import numpy as np
@@ -22,7 +24,7 @@ from chainermn_comm import create_communicator
 from chainermn_train import create_multi_node_checkpointer, create_multi_node_optimizer
 
 comm = create_communicator("flat")
-out, stop, blocks = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "blocks"
+out, stop, how = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 model = L.Classifier(L.Linear(2, 2))
 optimizer = chainer.optimizers.SGD()
 if sys.argv[4] == "multi-node":
@@ -38,15 +40,21 @@ def pace(trainer):
     if updater.iteration == 3:
         print(f"RUNS {comm.rank} {os.getpid()}\\n", end="", flush=True)
     time.sleep(0.02)
-    while blocks and updater.iteration == 3:
+    while how == "blocks" and updater.iteration == 3:
         time.sleep(0.1)
 
+def full(_):
+    raise OSError(28, "No space left on device")
+
+if how == "full" and comm.rank == 1:
+    os.fsync = full
 trainer.extend(pace)
 checkpointer = create_multi_node_checkpointer("run", comm)
 begin = checkpointer.maybe_load(trainer)
 print(f"BEGIN {begin} {os.environ.get('CHAINERMN_RESTARTS')}\\n", end="", flush=True)
 trainer.run()
-print("END\\n", end="", flush=True)
+handlers = {signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+print(f"END {handlers == {signal.SIG_DFL}}\\n", end="", flush=True)
 """
 
 
@@ -85,7 +93,7 @@ def test_all_ranks_save_and_leave_and_the_job_goes_on(tmp_path, number, kind):
     again = train(tmp_path, int(iteration) + 5, kind=kind)
     assert again.returncode == 0, again
     assert again.out.count(f"BEGIN {iteration} ") == 2
-    assert again.out.count("END") == 2
+    assert again.out.count("END True") == 2  # whoever runs on handles signals as before
 
 
 @pytest.mark.parametrize("way", ["a second signal", "the time is up"])
@@ -101,6 +109,34 @@ def test_who_can_not_leave_is_ended(tmp_path, way):
     )
     assert done.returncode not in (0, 75, None), done
     assert not list(tmp_path.iterdir())
+
+
+def test_who_could_not_save_does_not_leave_as_if_it_had(tmp_path):
+    done = train(tmp_path, how="full", meanwhile=Sender(2, last, signal.SIGTERM))
+    assert done.returncode == 1, done
+    assert "No space left on device" in done.err
+    assert "saved iteration" not in done.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_second_signal_at_once_is_the_same_one(monkeypatch):
+    now, ended = [100.0], []
+    monkeypatch.setattr(leaving, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(leaving, "_end", ended.append)
+    leaving.listen()
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert leaving.is_warned()
+        now[0] += leaving.ECHO_SECONDS
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert not ended
+        now[0] += 0.01
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert ended == [signal.SIGUSR1]
+    finally:
+        leaving.stop_listening()
+    assert not leaving.is_warned()
+    assert signal.getsignal(signal.SIGTERM) == signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-3"])

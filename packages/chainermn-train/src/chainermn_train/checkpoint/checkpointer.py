@@ -219,9 +219,9 @@ class MultiNodeCheckpointer(Extension):
         Where another number of ranks saved it, all get what was the same on all of them. Gradients
         that were added up are those of rank 0. An iterator with a :class:`DistributedOrderSampler`
         goes on behind the last example that any rank has seen; another one is as far in its epoch
-        as those were on average, with a new order. Random numbers are drawn anew, and the rest
-        that was a rank's own is that of the rank of its number (where there are more, again from
-        rank 0 on). Rank 0 prints what begins anew.
+        as those were on average, in a new order unless all shared one. Random numbers are drawn
+        anew, and the rest that was a rank's own is that of the rank of its number (where there are
+        more, again from rank 0 on). Rank 0 prints what begins anew.
 
         From now on a trainer also obeys a scheduler's warning. After SIGTERM or SIGUSR1 on any rank
         all save at the end of the iteration, and leave with exit status 75. A second signal ends a

@@ -17,10 +17,7 @@ _LEAST_PIECE_BYTES = 64 << 10
 
 
 def deal(comm: CommunicatorBase, state: State, same: Iterable[str]) -> Shard:
-    """Return what this rank saves of its state, so that all ranks together save all.
-
-    ``same`` names what is the same on all, in one order. The arrays are views of the state's.
-    """
+    """Return what this rank saves, in views, where all have the ``same`` names, in one order."""
     same = [name for name in same if name in state]
     shard = Shard(own={name: array for name, array in state.items() if name not in same})
     total = sum(array.nbytes for name in same if (array := state[name]) is not None)

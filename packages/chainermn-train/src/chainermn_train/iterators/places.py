@@ -10,6 +10,9 @@ import numpy as np
 
 from ..trainer_introspection import iterators_of
 from .distributed_order_sampler import DistributedOrderSampler, Place
+from .multi_node_iterator import MultiNodeIterator
+from .order_sampler import ResumableOrderSampler
+from .synchronized_iterator import SynchronizedIterator
 
 
 def shared_order(iterator: Any) -> DistributedOrderSampler | None:
@@ -44,6 +47,13 @@ def place(
     order_key = path + ("order" if path + "order" in state else "_order")
     sampler, shared = getattr(iterator, "order_sampler", None), shared_order(iterator)
     count, start = places.get(name, (len(iterator.dataset), None))
+    orders = [np.asarray(each.get(order_key)) for each in states]
+    # A single rank has one order, too, but several that begin with it may mean to have their own.
+    is_one = type(sampler) is ResumableOrderSampler and len(orders) > 1
+    is_one = is_one and len({each.tobytes() for each in orders}) == 1
+    is_one = is_one or isinstance(iterator, MultiNodeIterator | SynchronizedIterator)
+    if is_one and count == len(iterator.dataset):
+        return []
     positions = [int(np.asarray(each[path + "current_position"])) for each in states]
     epoch, anew = int(np.asarray(state[path + "epoch"])), list[str]()
     if shared is not None and start is not None:
@@ -54,8 +64,7 @@ def place(
     else:
         # As much of an epoch as the ranks had seen of theirs, on average.
         epochs = [int(np.asarray(each[path + "epoch"])) for each in states]
-        orders = [each.get(order_key) for each in states]
-        sizes = [count if each is None or not each.ndim else len(each) for each in orders]
+        sizes = [len(each) if each.ndim else count for each in orders]
         seen = zip(epochs, positions, sizes, strict=True)
         detail = sum(it + min(1.0, at / max(1, of)) for it, at, of in seen) / len(states)
         epoch, position = math.floor(detail), round(detail % 1 * len(iterator.dataset))
