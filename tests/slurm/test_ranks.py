@@ -1,0 +1,42 @@
+"""Ranks that srun starts on two nodes of a real Slurm."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import jobs
+from tests.support.processes import soon
+
+OPEN_MPI = jobs.on_open_mpi()
+# How Slurm is to start ranks of this MPI, and how it can't.
+PMI, OTHER_PMI = ("pmix", "pmi2") if OPEN_MPI else ("pmi2", "pmix")
+FOUR = ("-N", 2, "-n", 4, "--overcommit")
+SCRIPT = (
+    jobs.PRELUDE
+    + jobs.CHECK_GRADIENTS
+    + """
+import chainermn_comm
+comm = chainermn_comm.create_communicator()
+check_gradients(comm)
+print("RANK", comm.rank, "of", comm.size, "on node", comm.inter_rank, "of", comm.inter_size)
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("slurm") / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_ranks_that_srun_starts_find_one_another_on_two_nodes(slurm, script):
+    job = slurm.run("srun", f"--mpi={PMI}", *FOUR, sys.executable, script)
+    assert job.returncode == 0, job
+    expected = [f"RANK {rank} of 4 on node {rank // 2} of 2" for rank in range(4)]
+    assert sorted(job.out.splitlines()) == expected, job
+    assert soon(lambda: not slurm.jobs_processes()), slurm.jobs_processes()
+    assert slurm.segments() == []
