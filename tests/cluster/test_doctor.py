@@ -206,10 +206,6 @@ FAULTS = {
         f"export LD_LIBRARY_PATH='{LIBRARIES}'",
         lambda at: at.shell(LEAVING, EXPORT),
     ),
-    "other MV2_USE_CUDA": Fault(
-        *("hosts' variables", "MV2_USE_CUDA is '1'", "unset MV2_USE_CUDA"),
-        lambda at: at.shell(f"{EXPORT} MV2_USE_CUDA=1"),
-    ),
     "blocked ports": Fault(
         *("connections", "4 of 6 connections fail.*beta is part of each"),
         *("ufw allow from 10.99.0.", blocked_ports),

@@ -9,10 +9,9 @@ import pytest
 
 from tests.support import jobs
 from tests.support.processes import soon
+from tests.support.slurm import PMI, SRUN
 
-OPEN_MPI = jobs.on_open_mpi()
-# How Slurm is to start ranks of this MPI, and how it can't.
-PMI, OTHER_PMI = ("pmix", "pmi2") if OPEN_MPI else ("pmi2", "pmix")
+OTHER_PMI = {"pmi2": "pmix", "pmix": "pmi2"}[PMI]
 FOUR = ("-N", 2, "-n", 4, "--overcommit")
 SCRIPT = (
     jobs.PRELUDE
@@ -34,9 +33,18 @@ def script(tmp_path_factory) -> Path:
 
 
 def test_ranks_that_srun_starts_find_one_another_on_two_nodes(slurm, script):
-    job = slurm.run("srun", f"--mpi={PMI}", *FOUR, sys.executable, script)
+    job = slurm.run("srun", f"--mpi={PMI}", *FOUR, sys.executable, script, environment=SRUN)
     assert job.returncode == 0, job
     expected = [f"RANK {rank} of 4 on node {rank // 2} of 2" for rank in range(4)]
     assert sorted(job.out.splitlines()) == expected, job
+    assert "mpi/pmi" not in job.err, job
     assert soon(lambda: not slurm.jobs_processes()), slurm.jobs_processes()
     assert slurm.segments() == []
+
+
+@pytest.mark.full
+def test_the_pmi_of_another_mpi_lets_no_rank_train_alone(slurm, script):
+    """The wheel of MPICH speaks PMI 2 and no PMIx, and that of Open MPI the other way round."""
+    job = slurm.run("srun", f"--mpi={OTHER_PMI}", *FOUR, sys.executable, script, environment=SRUN)
+    assert job.returncode != 0, job
+    assert "RANK" not in job.out

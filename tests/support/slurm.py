@@ -11,13 +11,14 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
 from tests.support import commands
-from tests.support.jobs import MPIEXEC, Job, Meanwhile, run_command, variables
+from tests.support.jobs import MPIEXEC, Job, Meanwhile, on_open_mpi, run_command, variables
 from tests.support.processes import soon
 from tests.support.virtual_hosts import Cluster, missing
 
@@ -30,10 +31,23 @@ PROGRAMS = {
 }
 PACKAGES = ("libpmix-dev", "slurm-wlm-basic-plugins")  # srun looks for PMIx by a link of it
 NODES = ("alpha", "beta")
+# How Slurm is to start ranks of this MPI.
+PMI = "pmix" if on_open_mpi() else "pmi2"
+# With UCX, MPICH sends addresses in lines that Slurm's PMI 2 can't take, filled up with whatever
+# its memory holds: a job starts, or hangs.
+SRUN = {"MPIR_CVAR_CH4_NETMOD": "ofi"}
+# By what a script of four tasks starts its ranks; Python's script follows.
+STARTS = {
+    "srun": f"MPIR_CVAR_CH4_NETMOD=ofi srun --mpi={PMI} --kill-on-bad-exit=1 {sys.executable}",
+    "mpiexec": f"mpiexec -n 4 {sys.executable}",
+    "launch": f"{sys.executable} -m chainermn_tools launch -n 4",
+}
+EXPLAIN = (sys.executable, "-m", "chainermn_tools", "explain")
 DAEMONS = {"munged", "slurmctld", "slurmd", "slurmscriptd", "slurmstepd"}
 # It ends a hang, no more.
-SECONDS = 300.0
+SECONDS = 180.0
 LOOK_SECONDS = 0.2  # between looks at what Slurm says
+CGROUPS = Path("/sys/fs/cgroup/memory")
 NODE_SILENCE = 8  # after which a node that doesn't answer is down
 
 # A requeued job may start again once credentials of before have expired.
@@ -221,7 +235,9 @@ class Slurm:
         folder = self.folder / f"job-{count}"
         folder.mkdir()
         script = commands.program(folder / "job.sh", f"#!/bin/bash\n{text}\n")
-        output = ("--output", folder / "out.%a", "--open-mode=append", "--chdir", folder)
+        # %a of a job that is no array is 4294967294.
+        kind = "%a" if any("--array" in str(one) for one in options) else "0"
+        output = (f"--output={folder}/out.{kind}", "--open-mode=append", f"--chdir={folder}")
         words = ("sbatch", "--parsable", *output, *options, script)
         said = self.run(*words, environment=environment)
         assert said.returncode == 0, said
@@ -258,6 +274,33 @@ class Slurm:
             for node in NODES
             for name in self.cluster.run(node, "ls", "-A", "/dev/shm").split()
         ]
+
+    def lose_node_of(self, job: Submitted, node: str) -> None:
+        """End a node's daemon once the job is ready, and let the job go on when that is seen."""
+        assert soon(lambda: (job.folder / "ready").exists(), SECONDS, LOOK_SECONDS)
+        self.stop_node(node)
+        try:
+            self.await_nodes("down*", node)
+            (job.folder / "go").touch()
+            job.wait()
+        finally:
+            self.start_node(node)
+            self.await_nodes("idle", node)
+
+    @contextlib.contextmanager
+    def memory_limit(self, node: str, nbytes: int) -> Iterator[None]:
+        """Meanwhile what the node's daemon starts may use this much, by a control group."""
+        group = CGROUPS / f"chainermn-{self.cluster.inits[node]}"
+        group.mkdir()
+        (daemon,) = self.processes(node, {"slurmd"})
+        try:
+            (group / "memory.limit_in_bytes").write_text(str(nbytes))
+            (group / "cgroup.procs").write_text(str(daemon.pid))
+            yield
+        finally:
+            (CGROUPS / "cgroup.procs").write_text(str(daemon.pid))
+            assert soon(lambda: not (group / "cgroup.procs").read_text())
+            group.rmdir()
 
     @contextlib.contextmanager
     def setting(self, *lines: str) -> Iterator[None]:

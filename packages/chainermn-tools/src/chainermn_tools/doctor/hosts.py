@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped, warning
+from chainermn_tools.doctor.cluster import srun
 from chainermn_tools.doctor.cluster.agent import STALLED
 from chainermn_tools.doctor.cluster.facts import (
     MAX_NAMED,
@@ -37,6 +38,7 @@ CHECKS = {
     "ssh-unknown-host": "host names",
     "ssh-host-key": "host keys",
     "ssh-host-key-changed": "host keys",
+    "srun": "srun",
 }
 Pair = tuple[str, str]
 
@@ -105,6 +107,9 @@ def slots(context: Context) -> CheckResult:
 
 def _check_logins(_: Context, cluster: ClusterFacts, *, check: str, success: str) -> CheckResult:
     """Check the part of the logins that a check is about, and ignore the others."""
+    if (check == "srun") != srun.starts_ranks():
+        by = "by ssh" if check == "srun" else "by Slurm's srun"
+        return skipped(f"mpiexec starts ranks on other hosts {by}")
     failures = {h: r.failure for h, r in cluster.hosts.items() if r.failure is not None}
     mine = {host: one for host, one in failures.items() if CHECKS.get(one.kind, "ssh") == check}
     if mine:
@@ -124,6 +129,7 @@ for _name, _question, _success in (
     ("host names", "Do the names of the hosts resolve?", "they are known"),
     ("host keys", "Does ssh know the hosts' keys?", "the keys are known"),
     ("ssh", "Can you log in to each host without a password, as mpiexec does?", "they let us in"),
+    ("srun", "Does Slurm's srun reach each node of the job?", "it starts programs there"),
 ):
     checks.add(_name, _question)(over_hosts(partial(_check_logins, check=_name, success=_success)))
 

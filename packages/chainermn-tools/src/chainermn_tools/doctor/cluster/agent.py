@@ -56,6 +56,7 @@ def facts(order: "dict[str, Any]") -> "dict[str, Any]":
         "variables": dict(os.environ),
         "script": None if order["script"] is None else script(order["script"]),
         "shm": shm(),
+        "memory": memory_limit(),
         "hostname": socket.gethostname(),
         "machine": machine(),
     }
@@ -119,6 +120,21 @@ def shm() -> "dict[str, Any] | None":
     except OSError:
         return None
     return {"total_bytes": fs.f_frsize * fs.f_blocks, "free_bytes": fs.f_frsize * fs.f_bavail}
+
+
+def memory_limit() -> "int | None":
+    """Return the bytes that the tightest control group allows; None without one."""
+    limits: list[int] = []
+    with contextlib.suppress(OSError), open("/proc/self/cgroup") as file:
+        for line in file:
+            _, kinds, path = line.strip().split(":", 2)
+            name = "memory.limit_in_bytes" if kinds else "memory.max"
+            folders = path.split("/") if kinds in ("", "memory") else []
+            for depth in range(1, 1 + len(folders)):
+                where = os.path.join("/sys/fs/cgroup", kinds, *folders[:depth], name)
+                with contextlib.suppress(OSError, ValueError), open(where) as limit:
+                    limits.append(int(limit.read()))
+    return min(limits, default=None)
 
 
 def machine() -> str:
