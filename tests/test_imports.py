@@ -54,6 +54,7 @@ ORDER = {
         "explain environment",
         "jobs",
         "formatting rank",
+        "threads",
     ],
 }
 COMPLETE = {"comm", "train", "modelparallel", "tools"}

@@ -214,6 +214,6 @@ def test_a_rank_does_not_pay_for_the_report_nor_the_launcher():
         "from chainermn_tools import collect, render; print(collect.__name__, render.__name__)\n"
     )
     assert run(sys.executable, "-c", code).stdout.split("\n")[:2] == [
-        "['chainermn_tools.rank']",
+        "['chainermn_tools.threads', 'chainermn_tools.rank']",
         "collect render",
     ]

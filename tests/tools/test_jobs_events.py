@@ -44,7 +44,9 @@ def test_events_are_taken_out_wherever_the_stream_is_cut(said, last, data):
     assert got == shown
 
 
-@pytest.mark.parametrize("tag", [b"[3] ", b"[1,3]<stderr>: ", b"[prterun-a-1@1,3]<stderr>: "])
+@pytest.mark.parametrize(
+    "tag", [b"[3] ", b"[1,3]<stderr>: ", b"[prterun-a-1@1,3]<stderr>: ", b" 3: "]
+)
 def test_the_tag_of_an_event_goes_with_it(tag):
     line = event_line(JOB, 3, "e", pid=1)
     found = []
@@ -52,7 +54,17 @@ def test_the_tag_of_an_event_goes_with_it(tag):
     shown = decoder.feed(tag + b"before\n" + tag + line + tag + b"after\n")
     assert shown == tag + b"before\n" + tag + b"after\n"
     assert fields(found) == [(3, {"event": "e", "pid": 1})]
-    assert events.normalize_tags(shown) == b"[3] before\n[3] after\n"
+    assert events.normalize_tags(shown, tag == b" 3: ") == b"[3] before\n[3] after\n"
+
+
+def test_each_ranks_lines_go_to_its_file_and_an_unfinished_one_is_left(tmp_path):
+    left = events.write_logs(tmp_path, b"[0] a\n[12] b: [3]\nof nobody\n[0] \xff\n[0] c")
+    assert left == b"[0] c"
+    assert events.write_logs(tmp_path, left + b"\n") == b""
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        "rank-0.log": b"a\n\xff\nc\n",
+        "rank-12.log": b"b: [3]\n",
+    }
 
 
 def test_an_event_in_the_middle_of_a_line_is_taken_out():
@@ -118,6 +130,9 @@ OMPI = (
     "[beta:02663] *** Process received signal ***\n[beta:02663] Signal: Segmentation fault (11)\n"
     "prterun has exited due to process rank 0 with PID 0 on node alpha calling\n"
 )
+# From real jobs of Slurm 22.05.
+SRUN = "srun: error: beta: task 3: {}\nsrun: launch/slurm: _step_signal: Terminating StepId=7.0\n"
+SRUN_OTHERS = "srun: error: alpha: tasks 0-1: Segmentation fault (core dumped)\n"
 Lost = events.LostProcess
 
 
@@ -129,6 +144,9 @@ Lost = events.LostProcess
         (PRTE_WRAPPED, Lost(7, 1, "vm", signal=9)),
         (PRTE_CODE, Lost(rank=1, code=5)),
         (OMPI, Lost(2663, None, "beta", signal=11)),
+        (SRUN.format("Killed"), Lost(None, 3, "beta", signal=9)),
+        (SRUN.format("Exited with exit code 3"), Lost(None, 3, "beta", code=3)),
+        (SRUN_OTHERS, Lost(None, 0, "alpha", signal=11)),
     ],
 )
 @pytest.mark.parametrize("size", [1, 7, 10_000])

@@ -56,6 +56,26 @@ def test_command_line_of_open_mpi(monkeypatch):
     assert "--tag-output" in words_of({**OPEN_MPI, "version": "4.1.6"}, prefix=True)
 
 
+def test_command_line_of_slurms_srun_places_each_rank(monkeypatch):
+    monkeypatch.setattr(mpiexec.shutil, "which", lambda name: f"/usr/bin/{name}")
+    words = words_of(mpiexec.find_srun("MPICH"), "x", hosts={"b": 2, "a": 1}, prefix=True)
+    assert words[:2] == ["/usr/bin/srun", "--mpi=pmi2"]
+    assert {"--distribution=arbitrary", "--nodes=2", "--nodelist=b,b,a", "--label"} < set(words)
+    assert words[-4:] == ["-m", "chainermn_tools.rank", "train.py", "x"]
+    assert "--mpi=pmix" in words_of(mpiexec.find_srun("Open MPI"), hosts={"a": 1})
+
+
+def test_pythons_options_come_first_and_a_users_variables_go_to_all_hosts():
+    words = mpiexec.mpiexec_command(
+        OPEN_MPI, 1, ["-m", "train"], flags=["-W", "error"], hosts={"a": 1}, passed=["HOME"]
+    )
+    assert words[-6:] == ["-W", "error", "-m", "chainermn_tools.rank", "-m", "train"]
+    assert [words[at + 1] for at, word in enumerate(words) if word == "-x"] == [
+        "CHAINERMN_LAUNCH",
+        "HOME",
+    ]
+
+
 @settings(max_examples=200)
 @given(any_word, st.lists(any_word | st.sampled_from(NASTY) | st.from_regex(r"\A\\*:\Z")))
 def test_script_and_arguments_stay_single_words_and_no_colon_ends_the_program(script, arguments):
@@ -83,10 +103,9 @@ def test_threads_divide_the_cores_unless_the_user_chose(monkeypatch):
     monkeypatch.setattr(mpiexec, "available_cores", lambda: {"usable": 8})
     for name in THREAD_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    assert [mpiexec.threads_per_rank(ranks, {}) for ranks in (2, 3, 20)] == [4, 2, 1]
-    assert mpiexec.threads_per_rank(6, {"a": 4, "b": 2}) == 2
+    assert [mpiexec.threads_per_rank(ranks) for ranks in (2, 3, 20)] == [4, 2, 1]
     monkeypatch.setenv("MKL_NUM_THREADS", "3")
-    assert mpiexec.threads_per_rank(2, {}) is None
+    assert mpiexec.threads_per_rank(2) is None
 
 
 HYDRA = "HYDRA build details:\n    Version:                                 4.2.0\n"

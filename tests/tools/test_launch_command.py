@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import re
 import shlex
 import signal
@@ -55,6 +56,92 @@ def test_script_runs_as_python_would_run_it_whatever_its_name_and_arguments(tmp_
     pasted = said.removeprefix("chainermn launch: ")
     again = commands.run("env", *shlex.split(pasted))
     assert again.stdout == done.stdout, again.stderr
+
+
+def test_pythons_options_and_a_module_are_handed_on(tmp_path):
+    text = (
+        "import json, sys, multiprocessing\n"
+        "from mpi4py import MPI\n"
+        "from . import beside\n"
+        "mine = sys.argv, __name__, __package__, sys.warnoptions, sys.flags.dev_mode\n"
+        "everybody = MPI.COMM_WORLD.gather(mine)\n"
+        "if everybody: print(json.dumps(everybody))\n"
+    )
+    name = script(tmp_path / "package", text, "train.py")
+    script(tmp_path / "package", "", "beside.py")
+    found = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    words = ["-W", "ignore::ImportWarning", "-Xdev", "-m", "package.train", "-m", "--", "x"]
+    done = launch("-n", 2, "--", *words, PYTHONPATH=found)
+    assert done.returncode == 0, done.stderr
+    argv = [str(name), "-m", "--", "x"]
+    flags = ["default", "ignore::ImportWarning"]
+    assert json.loads(done.stdout) == [[argv, "__main__", "package", flags, True]] * 2
+    done = commands.invoke("launch", "-n", 2, "--dry-run", "-m", "package.train", "x")
+    assert done.output.endswith("-m chainermn_tools.rank -m package.train x\n")
+
+
+def test_variables_reach_the_ranks_and_each_ranks_lines_its_file(tmp_path):
+    text = "import os, sys; print(os.environ['MY_OWN']); print('end', file=sys.stderr)"
+    name, logs = script(tmp_path, text), tmp_path / "logs"
+    for value in ("a, b", "c"):  # which are appended
+        done = launch("-n", 2, "--env", f"MY_OWN={value}", "--log-dir", logs, name)
+        assert done.returncode == 0, done.stderr
+        assert sorted(done.stdout.splitlines()) == [f"[0] {value}", f"[1] {value}"]
+    for rank in (0, 1):
+        lines = (logs / f"rank-{rank}.log").read_text().splitlines()
+        assert sorted(lines) == ["a, b", "c", "end", "end"]
+
+
+def test_what_happened_is_one_object_and_output_stays_out_of_it(tmp_path):
+    name = script(tmp_path, "import sys; print('said'); sys.exit(3)")
+    done = launch("-n", 1, "--json", "--max-restarts", 1, name)
+    found = json.loads(done.stdout)
+    assert done.returncode == found["status"] == 3
+    assert (found["success"], found["restarts"], found["hosts"]) == (False, 1, {})
+    assert "rank 0 on " in found["message"]
+    assert found["command"][-1] == str(name)
+    assert done.stderr.count("said\n") == 2
+
+
+def test_a_job_that_takes_too_long_is_ended(tmp_path):
+    done = launch("-n", 1, "--timeout", 2, script(tmp_path, "import time; time.sleep(1000)"))
+    assert done.returncode == 124
+    assert "the job did not end within 2 s" in done.stderr
+
+
+ASKS = """\
+from mpi4py import MPI
+if MPI.COMM_WORLD.rank == 0:
+    print("asks", flush=True)
+    print("heard", input(), input())
+    try:
+        input()
+    except EOFError:
+        print("the end")
+MPI.COMM_WORLD.Barrier()
+"""
+
+
+def test_what_is_typed_at_a_terminal_goes_to_rank_0(tmp_path):
+    pid, terminal = pty.fork()
+    words = [*commands.MODULE, "launch", "-n", "2", str(script(tmp_path, ASKS))]
+    if not pid:
+        os.execve(words[0], words, commands.environment())
+    said = b""
+    try:
+        while b"asks" not in said:
+            said += os.read(terminal, 4096)
+        os.write(terminal, b"two\nlines\n\4")  # and control-D
+        while piece := os.read(terminal, 4096):
+            said += piece
+    except OSError:  # its end
+        pass
+    finally:
+        os.close(terminal)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert status == 0, said
+    assert b"heard two lines" in said
+    assert b"the end" in said
 
 
 WORKERS = """\
@@ -371,6 +458,45 @@ def test_hosts_reach_mpiexec_as_one_word_with_their_ranks(tmp_path):
     assert "no rank began" in done.stderr
 
 
+SLURM = {
+    "SLURM_JOB_NODELIST": "node[0-1]",
+    "SLURM_TASKS_PER_NODE": "2,1",
+    "SLURM_NTASKS": "3",
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shares"),
+    [
+        ((), "node0:2,node1:1"),
+        (("-n", 2), "node0:2"),
+        (("-n", 6), "node0:3,node1:3"),  # more than Slurm planned
+        (("--hosts", "a,b"), "a:1,b:1"),
+    ],
+)
+def test_a_schedulers_job_gives_hosts_and_ranks(tmp_path, arguments, shares):
+    """What a stand-in for mpiexec is given; tests/slurm has a real one."""
+    mpiexec = tmp_path / "my mpiexec"
+    commands.program(mpiexec, STANDS_IN + "print(json.dumps(sys.argv[1:]))")
+    done = launch("--mpiexec", mpiexec, *arguments, script(tmp_path, ""), **SLURM)
+    assert json.loads(done.stdout)[:2] == ["-hosts", shares]
+    took = f"Slurm's job has 2 hosts; ranks on {shares}\n"
+    assert (took in done.stderr) == ("--hosts" not in arguments)
+
+
+def test_in_slurm_srun_starts_the_ranks_where_mpiexec_cannot(tmp_path):
+    path = tmp_path / "bin"
+    commands.program(path / "srun", STANDS_IN + "print(json.dumps(sys.argv[1:]))")
+    for foreign in (False, True):
+        if foreign:
+            other = STANDS_IN.replace("HYDRA", "Intel(R) MPI")
+            commands.program(path / "mpiexec", other)
+        done = launch(script(tmp_path, ""), PATH=str(path), **SLURM)
+        assert "--nodelist=node0,node0,node1" in json.loads(done.stdout)
+        why = "is Intel MPI's" if foreign else "no mpiexec on PATH"
+        assert re.search(f"srun starts the ranks: .*{why}", done.stderr)
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -384,6 +510,12 @@ def test_hosts_reach_mpiexec_as_one_word_with_their_ranks(tmp_path):
         (("--nonsense", "-n", "1", "SCRIPT"), "nonsense"),
         (("-n", "2"), "Missing argument 'SCRIPT'"),
         (("-n", "1", "SCRIPT"), "no mpiexec on PATH"),
+        (("-n", "1", "--mpiexec", "/no/mpiexec", "SCRIPT"), "there is no /no/mpiexec"),
+        (("-n", "1", "--", "-W", "error"), "name a script, or a module after -m"),
+        (("-n", "1", "--", "-c", "pass"), "name a script, or a module after -m"),
+        (("-n", "1", "--env", "NOT_SET_HERE", "SCRIPT"), "--env NOT_SET_HERE: write NAME=VALUE"),
+        (("-n", "1", "--timeout", "nan", "SCRIPT"), "nan is no number of seconds"),
+        (("-n", "1", "--log-dir", "SCRIPT", "SCRIPT"), "File exists"),
     ],
 )
 def test_what_cannot_be_started_is_a_usage_error(tmp_path, arguments, text):

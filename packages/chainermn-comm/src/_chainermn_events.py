@@ -18,13 +18,14 @@ VERSION = 1
 JOB_VARIABLE = "CHAINERMN_LAUNCH"
 # The launch and the rank's process, whose children inherit JOB_VARIABLE and must not speak for it.
 REPORTER_VARIABLE = "CHAINERMN_LAUNCH_REPORTER"
-# The variables in which launchers put a process's rank, and the number of ranks. SLURM_PROCID is
-# none of them: the batch script has it too, where no MPI was started.
+# The variables in which launchers put a process's rank, and the number of ranks. Open MPI's come
+# first: in a step of srun its mpiexec leaves PMI's as they are.
 RANK_VARIABLES = (
-    ("PMI_RANK", "PMI_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-    ("PMIX_RANK", "PMIX_SIZE"),
+    ("PMIX_RANK", "SLURM_STEP_NUM_TASKS"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # a shell of Slurm has them, too, with 1 task
 )
 MARK = "\x1e"  # begins an event
 # The exit status of all ranks that leave after a warning, having saved: EX_TEMPFAIL.
@@ -78,11 +79,12 @@ def active_job() -> str | None:
     return job if job and os.environ.get(REPORTER_VARIABLE) == f"{job} {os.getpid()}" else None
 
 
-def rank_from_env() -> tuple[int, int] | None:
-    """Return this process's rank and the number of ranks, if an MPI launcher started it."""
+def rank_from_env() -> tuple[int, int | None] | None:
+    """Return this process's rank and the number of ranks, None if unknown, if it was launched."""
     for rank, size in RANK_VARIABLES:
-        if os.environ.get(rank, "").isdigit():
-            return int(os.environ[rank]), int(os.environ.get(size, "1"))
+        number, total = (os.environ.get(name, "") for name in (rank, size))
+        if number.isdigit() and (rank != "SLURM_PROCID" or total not in ("", "1")):
+            return int(number), int(total) if total.isdigit() else None
     return None
 
 

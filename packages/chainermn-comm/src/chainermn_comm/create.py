@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from _chainermn_events import rank_from_env
 
 # Imported where it is used: it starts MPI, which a data loader's worker process must not do just
 # because the user's script imports this package.
@@ -85,10 +90,12 @@ def create_communicator(
         ValueError: there is no such communicator, dtype, size of chunks or time-out;
             ``reproducible`` is no bool, or asked of an algorithm that isn't the library's own;
             ``single_node`` on several nodes; or ``pure_nccl`` where there is no CuPy, GPU or NCCL.
+        RuntimeError: MPI knows of this rank alone, and the launcher has started several.
         PeerError: another rank has one of these errors.
         RankMismatchError: on all ranks, when they ask for different communicators.
     """
     _warn_of_small_shm()
+    _refuse_to_be_alone(mpi_comm)
     from .mpi_communicator import MpiCommunicator
     from .named_communicators import CLASSES
 
@@ -97,6 +104,28 @@ def create_communicator(
     else:  # a name of the user's own in the registry, or one that all ranks refuse together
         kind = type("MpiCommunicator", (MpiCommunicator,), {"communicator_name": communicator_name})
     return kind(mpi_comm, allreduce_grad_dtype, batched_copy, reproducible=reproducible)
+
+
+def _refuse_to_be_alone(mpi_comm: MPI.Intracomm | None) -> None:
+    """Raise RuntimeError, or warn if asked, if others were started beside this rank of 1."""
+    from mpi4py import MPI
+
+    (rank, size), world = rank_from_env() or (0, 1), MPI.COMM_WORLD
+    is_alone = world.size == 1 and MPI.Comm.Get_parent() == MPI.COMM_NULL
+    if not is_alone or size == 1 or (rank, size) == (0, None) or mpi_comm not in (None, world):
+        return
+    with suppress(OSError):  # what a rank has started inherits its variables
+        if "libmpi" in Path(f"/proc/{os.getppid()}/maps").read_text():
+            return
+    own = MPI.get_vendor()[0]
+    text = (
+        f"a launcher started this as rank {rank} of {size or 'several'}, but it is alone in its "
+        f"MPI. Take {own}'s own mpiexec, or srun --mpi={'pmix' if own == 'Open MPI' else 'pmi2'}; "
+        "`chainermn doctor` says more. CHAINERMN_ALLOW_ALONE=1 lets each train alone"
+    )
+    if os.environ.get("CHAINERMN_ALLOW_ALONE", "0") == "0":
+        raise RuntimeError(text)
+    warnings.warn(text, stacklevel=3)
 
 
 def _warn_of_small_shm() -> None:

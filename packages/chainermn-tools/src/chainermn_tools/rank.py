@@ -1,6 +1,7 @@
 """What each rank runs: the script, and events that report how it started and how it ended.
 
     python -m chainermn_tools.rank script.py arguments...
+    python -m chainermn_tools.rank -m module arguments...
 
 Without CHAINERMN_LAUNCH in the environment it only runs the script, as Python would.
 """
@@ -19,6 +20,7 @@ import traceback
 from typing import Any, NoReturn
 
 from _chainermn_events import emit, exit_code
+from chainermn_tools.threads import divide_cores
 
 # Of a traceback's last line.
 HEADLINE_CHARACTERS = 500
@@ -30,15 +32,18 @@ _real_exit = os._exit
 
 
 def main() -> None:
-    """Run the script that the command line names, as `python script` would."""
-    script, *arguments = (unescape(word) for word in sys.argv[1:])
+    """Run the script or module that the command line names, as `python` would."""
+    words = [unescape(word) for word in sys.argv[1:]]
+    is_module = words[0] == "-m"
+    script, *arguments = words[is_module:]
     sys.argv[:] = [script, *arguments]
-    if not getattr(sys.flags, "safe_path", False):
+    if not is_module and not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.path.dirname(os.path.realpath(script))
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):  # somebody put another one there
             # Lines are then written whole, and ranks' lines don't mix.
             stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
+    divide_cores()
     process = os.getpid()
     emit("started", pid=process, host=socket.gethostname())
 
@@ -54,7 +59,10 @@ def main() -> None:
     # First to be registered, so last to run: after the script's own.
     atexit.register(_finish, process)
     try:
-        runpy.run_path(script, run_name="__main__")
+        if is_module:
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(script, run_name="__main__")
     except BaseException as error:
         status = _exit_status(error)
         if status:

@@ -67,7 +67,7 @@ def measure_here(
         raise jobs.Unavailable(f"MPI doesn't load: {error}") from None
     world = MPI.COMM_WORLD
     started = jobs.rank_from_env()
-    if started is not None and started[1] != world.size:
+    if started is not None and started[1] not in (None, world.size):
         raise jobs.Unavailable(
             f"{started[1]} processes were started and each is rank {world.rank} of {world.size}: "
             "this launcher is not that of mpi4py's MPI; see `chainermn env`"

@@ -73,7 +73,7 @@ def bench(
     place = rank_from_env()
     names = _names(wanted)
     todo = sizes_to_measure(max_size)
-    if place is not None and ranks not in (None, place[1]):
+    if place is not None and ranks is not None and place[1] not in (None, ranks):
         raise click.UsageError(f"-n {ranks}, but the launcher has started {place[1]} ranks")
     if plot is not None:
         options.validate_plot_path(plot)

@@ -7,15 +7,16 @@ import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import click
 
 from chainermn_tools import jobs
 
 
-def seconds(ctx: click.Context, param: click.Parameter, value: float) -> float:
-    """Refuse NaN, which is within any range, and which no time ever comes to."""
-    if math.isnan(value):
+def seconds(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Refuse NaN, which is within any range, and which no time ever comes to; pass None on."""
+    if value is not None and math.isnan(value):
         raise click.BadParameter("nan is no number of seconds", ctx, param)
     return value
 

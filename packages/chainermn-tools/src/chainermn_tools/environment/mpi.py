@@ -93,7 +93,7 @@ def gather_ranks() -> dict[str, Any] | None:
     if hosts is None:
         return None
     wanted = jobs.rank_from_env()
-    if wanted is not None and wanted[1] != size:
+    if wanted is not None and wanted[1] not in (None, size):
         raise jobs.Unavailable(
             f"{wanted[1]} processes were started and each is rank 0 of {size}: "
             "this launcher is not that of mpi4py's MPI"

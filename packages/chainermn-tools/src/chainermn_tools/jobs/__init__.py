@@ -1,6 +1,7 @@
 """Starting processes and `mpiexec` jobs, and the facts about launchers that this takes."""
 
 from _chainermn_events import rank_from_env as rank_from_env
+from chainermn_tools.jobs.allocation import find_allocation as find_allocation
 from chainermn_tools.jobs.cores import available_cores as available_cores
 from chainermn_tools.jobs.events import Event as Event
 from chainermn_tools.jobs.hosts import HOST_NAME as HOST_NAME
@@ -14,6 +15,7 @@ from chainermn_tools.jobs.job import run_job as run_job
 from chainermn_tools.jobs.mpiexec import HYDRA_VENDORS as HYDRA_VENDORS
 from chainermn_tools.jobs.mpiexec import find_launcher as find_launcher
 from chainermn_tools.jobs.mpiexec import find_mpiexec as find_mpiexec
+from chainermn_tools.jobs.mpiexec import find_srun as find_srun
 from chainermn_tools.jobs.mpiexec import mpiexec_command as mpiexec_command
 from chainermn_tools.jobs.mpiexec import mpiexec_path as mpiexec_path
 from chainermn_tools.jobs.mpiexec import parse_mpi_version as parse_mpi_version

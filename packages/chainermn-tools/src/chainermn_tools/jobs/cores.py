@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from _chainermn_limits import tightest_cgroup
+from chainermn_tools.threads import usable_cores
 
 
 def available_cores() -> dict[str, Any]:
@@ -16,5 +17,5 @@ def available_cores() -> dict[str, Any]:
     """
     affinity = len(os.sched_getaffinity(0))
     _, quota = tightest_cgroup() or ("", None)
-    usable = affinity if quota is None else min(affinity, max(1, int(quota)))
+    usable = usable_cores()
     return {"machine": os.cpu_count(), "affinity": affinity, "cgroup": quota, "usable": usable}

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from _chainermn_events import MARK, MOST_BYTES, VERSION
 
 # What begins like an event and is longer, with a tag before it, is none.
 MAX_LINE_BYTES = MOST_BYTES + 512
-# Before a rank's line, if asked for: MPICH's `[0] `, Open MPI's `[1,0]<stderr>: `, job and rank.
-TAG = rb"\[(?:[^\[\],\s]{0,200},)?(\d{1,9})\](?:<std(?:out|err)>:)? ?"
+# Before a rank's line, if asked for: MPICH's `[0] `; Open MPI's `[1,0]<stderr>: `, job and rank;
+# srun's `0: ` or ` 0: `.
+TAG = rb"(?:\[(?:[^\[\],\s]{0,200},)?(\d{1,9})\](?:<std(?:out|err)>:)? ?|^ {0,9}(\d{1,9}): )"
 OPEN_MPI_TAG = re.compile(rb"\[[^\[\],\s]{0,200},(\d{1,9})\]<std(?:out|err)>: ?")
+SRUN_TAG = re.compile(rb"^ {0,9}(\d{1,9}): ", re.MULTILINE)
+TAGGED = re.compile(rb"\[(\d{1,9})\] ?(.*)")
 # What mpiexec reports of a rank that ended badly, MPICH's and then Open MPI's (which breaks
 # lines); then what a rank's Open MPI prints of a signal, after which mpiexec may blame another.
 HYDRA_LOST = re.compile(r"^=   PID (\d+) RUNNING AT (\S+)\s*$", re.M)
@@ -26,7 +31,10 @@ PRTE_SIGNAL = re.compile(
 )
 OMPI_SIGNAL = re.compile(r"\[([^][:\s]+):0*(\d+)\] Signal: .*\((\d+)\)")
 PRTE_CODE = re.compile(r"Process name: \[[^\]]{1,200},(?P<rank>\d+)\]\s+Exit code:\s+(?P<code>\d+)")
-TELLING = re.compile(rb"PID \d|EXIT CODE|Exit code|[Ss]ignal:? ")
+SRUN_LOST = re.compile(r"^srun: error: (\S+): tasks? (\d+)[^:]*: ([^(\n]*\w)", re.M)
+SIGNALS = {signal.strsignal(number): int(number) for number in signal.valid_signals()}
+SRUN_CODE = "Exited with exit code "
+TELLING = re.compile(rb"PID \d|EXIT CODE|Exit code|[Ss]ignal:? |^srun: error: ")
 REPORT_LINE_BYTES, REPORT_LINES = 500, 3  # no report has longer lines, or more of them
 MAX_REPORTS = 100
 
@@ -50,9 +58,9 @@ class Decoder:
         self._events = events
         mark = MARK.encode()
         self._line = re.compile(
-            rb"(?:%s)?%s%s (\{[ -~]*\})\r?\n" % (TAG, mark, re.escape(job.encode()))
+            rb"(?:%s)?%s%s (\{[ -~]*\})\r?\n" % (TAG, mark, re.escape(job.encode())), re.M
         )
-        self._partial = re.compile(rb"(?:%s)?%s" % (TAG, mark))
+        self._partial = re.compile(rb"(?:%s)?%s" % (TAG, mark), re.M)
         self._pending = b""
 
     def feed(self, data: bytes) -> bytes:
@@ -130,6 +138,10 @@ class LauncherReports:
             self.lost.append(LostProcess(int(found[2]), host=found[1], signal=int(found[3])))
         elif found := PRTE_CODE.search(text):
             self.lost.append(LostProcess(rank=int(found["rank"]), code=int(found["code"])))
+        elif found := SRUN_LOST.search(text):
+            code = found[3].removeprefix(SRUN_CODE)
+            ended = {"code": int(code)} if code.isdigit() else {"signal": SIGNALS.get(code)}
+            self.lost.append(LostProcess(rank=int(found[2]), host=found[1], **ended))
         elif found := HYDRA_LOST.search(text):
             self.lost.append(LostProcess(int(found[1]), host=found[2]))
         elif self.lost and (found := HYDRA_CODE.search(text)):
@@ -141,6 +153,15 @@ class LauncherReports:
         self._window.clear()
 
 
-def normalize_tags(shown: bytes) -> bytes:
-    """Rewrite Open MPI's tags as MPICH writes them, `[0] `."""
-    return OPEN_MPI_TAG.sub(rb"[\1] ", shown)
+def normalize_tags(shown: bytes, by_srun: bool = False) -> bytes:
+    """Rewrite Open MPI's tags, or srun's, as MPICH writes them, `[0] `."""
+    return (SRUN_TAG if by_srun else OPEN_MPI_TAG).sub(rb"[\1] ", shown)
+
+
+def write_logs(folder: Path, shown: bytes) -> bytes:
+    """Append lines to their ranks' files, `rank-0.log`; return an unfinished line that is left."""
+    *lines, rest = shown.split(b"\n")
+    for found in filter(None, map(TAGGED.match, lines)):
+        with open(folder / f"rank-{int(found[1])}.log", "ab") as file:
+            file.write(found[2] + b"\n")
+    return rest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 import sys
@@ -11,7 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from _chainermn_events import GRACE_SECONDS, JOB_VARIABLE
-from chainermn_tools.jobs.events import Decoder, Event, LauncherReports, LostProcess, normalize_tags
+from chainermn_tools.jobs.events import (
+    Decoder,
+    Event,
+    LauncherReports,
+    LostProcess,
+    normalize_tags,
+    write_logs,
+)
 from chainermn_tools.jobs.signals import WARNINGS
 from chainermn_tools.jobs.supervisor import BoundedOutput, Request, supervise
 
@@ -42,6 +50,8 @@ class JobOutput:
     tail: bytes = b""  # the end of the output
     stdout: str = ""  # without events; empty where it was passed on
     stderr: str = ""  # likewise
+    command: Sequence[str] = ()  # that was run
+    restarts: int = 0  # how often it had been run before
 
     def first_of(self, kind: str) -> dict[int, Event]:
         """Return each rank's first event of a kind, in order of arrival."""
@@ -96,6 +106,8 @@ def run_job(
     grace: float = GRACE_SECONDS,
     tagged: bool = False,  # whether mpiexec was asked to begin each line with its rank
     forward: bool = True,  # else the output is collected, and there is no input
+    to_stderr: bool = False,  # whether standard output is forwarded there, too
+    log_dir: Path | None = None,  # where each rank's lines are also written, if they are tagged
     term_grace: float = TERM_GRACE_SECONDS,
 ) -> JobOutput:
     """Run an `mpiexec_command`, and pass on or collect its output; nothing of it is left here.
@@ -108,6 +120,7 @@ def run_job(
     decoders = {stream: Decoder(tag[1], output.events) for stream in sinks}
     reports = {stream: LauncherReports(tagged) for stream in sinks}
     deadline = None if timeout is None else time.monotonic() + timeout
+    unlogged = {1: b"", 2: b""}
     failed_at: float | None = None
     warned_at: float | None = None
 
@@ -117,10 +130,13 @@ def run_job(
         output.lost = reports[1].lost + reports[2].lost
         if not shown:
             return
-        shown = normalize_tags(shown) if tagged else shown
+        shown = normalize_tags(shown, os.path.basename(args[0]) == "srun") if tagged else shown
+        if log_dir is not None:
+            unlogged[stream] = write_logs(log_dir, unlogged[stream] + shown)
         output.tail = (output.tail + shown)[-TAIL_BYTES:]
         if forward:
-            target = sys.stdout.buffer if stream == 1 else sys.stderr.buffer
+            is_stdout = stream == 1 and not to_stderr
+            target = sys.stdout.buffer if is_stdout else sys.stderr.buffer
             target.write(shown)
             target.flush()
         else:
@@ -148,8 +164,7 @@ def run_job(
         tag=tag,
         on_output=take,
         request=request,
-        # Not a terminal: mpiexec is no part of its foreground, and would be stopped.
-        pass_stdin=forward and sys.stdin is not None and not sys.stdin.isatty(),
+        pass_stdin=forward and sys.stdin is not None,
         die_with_parent=True,
         term_grace=term_grace,
         linger=LINGER_SECONDS,

@@ -1,4 +1,4 @@
-"""The `mpiexec` on PATH, and its command line, which differs from MPI to MPI.
+"""The `mpiexec` on PATH, or Slurm's `srun`, and its command line, which differs from MPI to MPI.
 
 No shell ever reads a command line that is made here.
 """
@@ -30,9 +30,9 @@ VENDOR_PATTERNS = (
 VERSION_TIMEOUT_SECONDS = 20.0
 
 
-def find_mpiexec() -> dict[str, Any]:
+def find_mpiexec(program: str = "mpiexec") -> dict[str, Any]:
     """Return what `find_launcher` does; also raise Unavailable where its options aren't known."""
-    found = find_launcher(VERSION_TIMEOUT_SECONDS)
+    found = find_launcher(VERSION_TIMEOUT_SECONDS, program)
     if found["vendor"] not in (*HYDRA_VENDORS, "Open MPI"):
         raise Unavailable(
             f"{found['path']} is of no known MPI (known are {', '.join(HYDRA_VENDORS)} and Open "
@@ -41,13 +41,19 @@ def find_mpiexec() -> dict[str, Any]:
     return found
 
 
-def find_launcher(timeout: float) -> dict[str, Any]:
-    """Ask the mpiexec on PATH for its version, which may take ``timeout`` seconds.
+def find_srun(library: str) -> dict[str, Any]:
+    """Return Slurm's launcher, for ranks of this vendor's MPI; raise Unavailable without one."""
+    plugin = "pmix" if library == "Open MPI" else "pmi2"
+    return {"path": mpiexec_path("srun"), "vendor": "Slurm", "plugin": plugin}
+
+
+def find_launcher(timeout: float, program: str = "mpiexec") -> dict[str, Any]:
+    """Ask an mpiexec, by default that on PATH, for its version, for at most ``timeout`` seconds.
 
     Return ``path``, ``vendor``, ``version`` (both None where it doesn't say) and ``description``,
     the lines that it printed. Raise Unavailable if there is none, or it fails or hangs.
     """
-    path = mpiexec_path()
+    path = mpiexec_path(program)
     try:
         text = check_output([path, "--version"], timeout)
     except Unavailable as error:
@@ -55,10 +61,12 @@ def find_launcher(timeout: float) -> dict[str, Any]:
     return {"path": path, **parse_mpi_version(text), "description": text.rstrip().split("\n")}
 
 
-def mpiexec_path() -> str:
-    """Return where the mpiexec on PATH is; raise Unavailable if there is none."""
-    if path := shutil.which("mpiexec"):
+def mpiexec_path(program: str = "mpiexec") -> str:
+    """Return where the mpiexec on PATH, or that one, is; raise Unavailable if there is none."""
+    if path := shutil.which(program):
         return path
+    if program != "mpiexec":
+        raise Unavailable(f"there is no {program}")
     beside = os.path.join(os.path.dirname(sys.executable), "mpiexec")
     remedy = f"; {beside} exists: put its folder on PATH" if os.path.exists(beside) else ""
     raise Unavailable(f"no mpiexec on PATH{remedy}")
@@ -74,8 +82,10 @@ def parse_mpi_version(text: str) -> dict[str, str | None]:
 def mpiexec_command(
     launcher: Mapping[str, Any],
     ranks: int,
-    script: Sequence[str],  # a Python script's path and its arguments
+    script: Sequence[str],  # a Python script's path, or -m and a module, and its arguments
     *,
+    flags: Sequence[str] = (),  # of Python
+    passed: Iterable[str] = (),  # names of variables that reach all hosts, beside `is_forwarded`'s
     hosts: Mapping[str, int] | None = None,  # ranks of each; None or empty for this one alone
     prefix: bool = False,  # whether lines of output begin with their rank
     threads: int | None = None,  # of each rank; None where the user chose
@@ -83,11 +93,17 @@ def mpiexec_command(
 ) -> list[str]:
     """Return the command line that starts a job, whose ranks report how they end.
 
-    `find_mpiexec` returns such a launcher.
+    `find_mpiexec` and `find_srun` return such a launcher.
     """
     args = [str(launcher["path"])]
     listed = ",".join(f"{host}:{share}" for host, share in (hosts or {}).items())
-    if launcher["vendor"] == "Open MPI":
+    if launcher["vendor"] == "Slurm":
+        args += [f"--mpi={launcher['plugin']}", "--kill-on-bad-exit=1", "--input=0"]
+        args += ["--export=ALL", "--cpu-bind=none", "--overcommit"]
+        args += ["--label"] if prefix else []
+        named = ",".join(host for host, share in (hosts or {}).items() for _ in range(share))
+        args += ["--distribution=arbitrary", f"--nodes={len(hosts or ())}", f"--nodelist={named}"]
+    elif launcher["vendor"] == "Open MPI":
         old = str(launcher["version"]).split(".")[0] in ("1", "2", "3", "4")
         args += (["--tag-output"] if old else ["--output", "tag"]) if prefix else []
         args += ["--host", listed] if listed else []
@@ -97,21 +113,20 @@ def mpiexec_command(
         args += ["--bind-to", "none"] if threads != 1 else []
         if listed:
             # To other hosts it passes on only these.
-            names = sorted({*variables, JOB_VARIABLE})
-            args += [arg for name in names if is_forwarded(name) for arg in ("-x", name)]
+            names = {name for name in (*variables, JOB_VARIABLE) if is_forwarded(name)}
+            args += [arg for name in sorted(names.union(passed)) for arg in ("-x", name)]
     else:
         args += ["-prepend-rank"] if prefix else []
         args += ["-hosts", listed] if listed else []
     words = [rank.escape(word) for word in script]
-    return [*args, "-n", str(ranks), sys.executable, "-m", rank.__name__, *words]
+    return [*args, "-n", str(ranks), sys.executable, *flags, "-m", rank.__name__, *words]
 
 
-def threads_per_rank(ranks: int, hosts: Mapping[str, int] | None = None) -> int | None:
-    """Return how many threads each rank should compute with; None where the user chose.
+def threads_per_rank(ranks: int) -> int | None:
+    """Return how many threads each of the ranks on this host should compute with.
 
-    ``hosts`` is as for `mpiexec_command`; each is taken to have as many cores as this one.
+    None where the user chose. On other hosts each rank counts for itself, see rank.py.
     """
     if _chainermn_limits.chosen_thread_variables({}):
         return None
-    ranks_here = max((hosts or {}).values(), default=ranks)
-    return _chainermn_limits.threads_per_rank(int(available_cores()["usable"]), ranks_here)
+    return _chainermn_limits.threads_per_rank(int(available_cores()["usable"]), ranks)

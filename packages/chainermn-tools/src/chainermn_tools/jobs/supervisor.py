@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import selectors
 import shutil
 import signal
@@ -19,7 +20,7 @@ from chainermn_tools.jobs.tags import Tag, kill_by_env_tag, register_tag
 # From SIGTERM to SIGKILL.
 TERM_GRACE_SECONDS = 1.0
 POLL_SECONDS = 0.1
-READ_BYTES = 1 << 16
+READ_BYTES, TYPED_BYTES = 1 << 16, select.PIPE_BUF
 # For output of processes that were killed.
 SWEPT_SECONDS = 0.2
 # For orphans that go on writing.
@@ -77,7 +78,7 @@ def supervise(
     # Asked ten times a second, and after each output.
     request: Callable[[], Request | None],
     merge_stderr: bool = False,
-    pass_stdin: bool = False,  # else there is no input
+    pass_stdin: bool = False,  # else there is no input; what is typed at a terminal is passed on
     die_with_parent: bool = False,  # whether it gets SIGTERM when this process is killed
     term_grace: float = TERM_GRACE_SECONDS,
     # Seconds that a process which outlives the program may be silent before it is killed; its
@@ -94,12 +95,15 @@ def supervise(
         if shutil.which(args[0], path=env.get("PATH")) is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), args[0])
         args = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), *args]
+    # A terminal itself would stop a program that is no part of its foreground.
+    is_typed = pass_stdin and sys.stdin.isatty()
     with register_tag(tag):
         process = subprocess.Popen(
             args,
-            stdin=None if pass_stdin else subprocess.DEVNULL,
+            stdin=subprocess.PIPE if is_typed else None if pass_stdin else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT if merge_stderr else subprocess.PIPE,
+            bufsize=0,
             env={**env, tag[0]: tag[1]},
             # As from a shell: a rank finds its launcher through a file that it inherited.
             close_fds=False,
@@ -144,6 +148,7 @@ def _pump_output(
                 on_output(key.data, data)
                 if not data:
                     selector.unregister(key.fileobj)
+            _pass_typed(process)
             now = time.monotonic()
             if process.poll() is not None:
                 exited_at = now if exited_at is None else exited_at
@@ -164,6 +169,20 @@ def _pump_output(
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGTERM)
                 terminated_at = now
+
+
+def _pass_typed(process: subprocess.Popen[bytes]) -> None:
+    """Pass on what was typed at the terminal, while this process is in its foreground."""
+    if process.stdin is None or process.stdin.closed:
+        return
+    with contextlib.suppress(OSError):  # nobody reads it, or the terminal is gone
+        readable, writable, _ = select.select([0], [process.stdin], [], 0)
+        if not readable or not writable or os.tcgetpgrp(0) != os.getpgrp():
+            return
+        if typed := os.read(0, TYPED_BYTES):
+            process.stdin.write(typed)
+            return
+    process.stdin.close()
 
 
 def _kill(process: subprocess.Popen[bytes], tag: Tag) -> None:

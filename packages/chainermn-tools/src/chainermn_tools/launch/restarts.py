@@ -32,6 +32,10 @@ def run_script(
     max_restarts: int = 0,
     min_ranks: int | None = None,
     grace: float = GRACE_SECONDS,
+    flags: Sequence[str] = (),  # of Python
+    variables: Mapping[str, str] = {},  # to be set on all hosts
+    dry_run: bool = False,  # only log the command line
+    **to: Any,  # where output goes, as for `jobs.run_job`
 ) -> tuple[JobResult, jobs.JobOutput]:
     """Run a Python script with its arguments on several ranks, and again after failures.
 
@@ -56,22 +60,24 @@ def run_script(
                         log(f"hosts that answer have {ranks} ranks, less than {min_ranks}")
                         continue
                 log(f"starting again with {ranks} ranks, {attempt} of {max_restarts}")
-            threads = jobs.threads_per_rank(ranks, hosts)
-            chosen = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+            threads = None if hosts else jobs.threads_per_rank(ranks)
+            chosen = {**({"OMP_NUM_THREADS": str(threads)} if threads else {}), **variables}
             env = {**os.environ, **chosen}
             env |= {RESTARTS_VARIABLE: str(attempt), GRACE_VARIABLE: f"{grace:g}"}
-            args = jobs.mpiexec_command(
-                launcher, ranks, script, hosts=hosts, prefix=prefix, threads=threads, variables=env
-            )
-            log(
-                " ".join([*(f"{name}={value}" for name, value in chosen.items()), shlex.join(args)])
-            )
+            how: dict[str, Any] = {"hosts": hosts, "prefix": prefix, "threads": threads}
+            how |= {"flags": flags, "variables": env, "passed": variables}
+            args = jobs.mpiexec_command(launcher, ranks, script, **how)
+            settings = (f"{name}={shlex.quote(value)}" for name, value in chosen.items())
+            log(" ".join([*settings, shlex.join(args)]))
+            if dry_run:
+                return JobResult(True, 0), jobs.JobOutput(command=args)
             try:
                 output = jobs.run_job(
-                    args, env, timeout=timeout, signals=signals, tagged=prefix, grace=grace
+                    args, env, timeout=timeout, signals=signals, tagged=prefix, grace=grace, **to
                 )
             except FileNotFoundError as error:
                 return JobResult(False, 2, f"mpiexec doesn't start: {error}"), jobs.JobOutput()
+            output.command, output.restarts = args, attempt
             if output.tail and not output.tail.endswith(b"\n"):
                 os.write(2, b"\n")
             if (number := output.interrupted) is not None:
@@ -103,9 +109,12 @@ def answering(launcher: Mapping[str, Any], hosts: Sequence[str]) -> list[str]:
     """Return the hosts on which a command can be run now, as mpiexec would start one."""
     here = {"localhost", socket.gethostname(), socket.gethostname().split(".")[0]}
     program = jobs.ssh_program(launcher["vendor"])
+    in_slurm = "SLURM_JOB_ID" in os.environ
 
     def answers(host: str) -> bool:
         command = jobs.login_command(program, host, "true", ANSWER_SECONDS)
+        if in_slurm:
+            command = ["srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host}", "true"]
         try:
             return host in here or jobs.run(command, ANSWER_SECONDS).returncode == 0
         except OSError:  # there is no ssh

@@ -19,8 +19,7 @@ from .. import processes
 from ..report import init_report, next_step, reason
 from . import recorder
 
-# The variables in which launchers put a process's rank. Here MPI is running, so Slurm's may count.
-RANK_NAMES = (*(rank for rank, _ in RANK_VARIABLES), "SLURM_PROCID")
+RANK_NAMES = [rank for rank, _ in RANK_VARIABLES]
 # From a report to the end, for the launcher to forward it; the other ranks wait for longer.
 FIRST_SECONDS, OTHERS_SECONDS = 0.5, 2.0
 

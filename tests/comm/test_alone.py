@@ -1,0 +1,73 @@
+"""A rank that is alone in its MPI, though its launcher has started several, says so."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import jobs
+
+CREATE = (
+    "import sys, chainermn_comm, mpi4py.MPI as MPI\n"
+    "given = MPI.COMM_SELF if 'self' in sys.argv else None\n"
+    "print(chainermn_comm.create_communicator('naive', given).size)\n"
+)
+# What `srun --mpi=none`, and `mpiexec` of another MPI, give to a process. Foreign to either MPI is
+# MVAPICH's; the MPI that runs here would take its own variables for a launcher's.
+SLURM = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}
+FOREIGN = {"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "2"}
+
+
+def create(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    """Create a communicator in a process that a shell starts: its parent is no rank."""
+    script = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", CREATE, *words]
+    variables = jobs.variables(environment)
+    return subprocess.run(script, env=variables, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("environment", "who"), [(SLURM, "as rank 1 of 4"), (FOREIGN, "as rank 0 of 2")]
+)
+def test_it_raises_and_names_the_way_out(environment, who):
+    done = create(environment)
+    assert done.returncode == 1
+    assert "RuntimeError: a launcher started this " + who in done.stderr
+    assert "or srun --mpi=pmi" in done.stderr
+    assert "chainermn doctor" in done.stderr
+
+
+def test_it_only_warns_where_the_user_wants_that():
+    done = create({**SLURM, "CHAINERMN_ALLOW_ALONE": "1"})
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert "UserWarning: a launcher started this as rank 1 of 4" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        (SLURM, ["self"]),  # on purpose
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, []),  # as in a batch script
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "4"}, []),  # salloc
+        ({}, []),
+    ],
+)
+def test_one_process_that_was_meant_to_be_alone_is(environment, words):
+    done = create(environment, *words)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    assert "launcher" not in done.stderr
+
+
+STARTS = """\
+import os, subprocess, sys
+from mpi4py import MPI
+done = subprocess.run([sys.executable, "-c", sys.argv[1]], timeout=60, check=True)
+"""
+
+
+def test_a_program_that_a_rank_starts_is_meant_to_be_alone():
+    """It inherits the launcher's variables, here Slurm's."""
+    command = [sys.executable, "-c", STARTS, CREATE]
+    done = subprocess.run(
+        command, env=jobs.variables(SLURM), capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
