@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -268,8 +267,6 @@ def test_all_is_well_without_a_fault_whatever_a_start_up_file_prints(hosts, scri
     assert all(rate > 0 for rates in pairs.values() for rate in rates.values())
     tried = set(mine["hosts' communicators"]["details"]["communicators"])
     assert tried == {*COMMUNICATORS} - {"single_node", "pure_nccl"}
-    timed = {f"{a} to {b}" for a, b in permutations(hosts.cluster.hosts, 2)}
-    assert set(mine["round trip"]["details"]["seconds"]) == timed
 
 
 def assert_named(found: dict[str, Any], faults: dict[str, str]) -> None:

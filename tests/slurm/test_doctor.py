@@ -19,7 +19,7 @@ from tests.support.doctor_hosts import Hosts
 from tests.support.slurm import PMI, SRUN, Slurm
 
 pytestmark = pytest.mark.full
-FOUR = ("--nodes=2", "--ntasks=4", "--overcommit")
+FOUR = ("--nodes=2", "--ntasks=4")
 TIMEOUT = 150
 PYTHON = Path(sys.executable)
 NUMPY = Path(np.__file__).parents[1] / f"numpy-{np.__version__}.dist-info" / "METADATA"

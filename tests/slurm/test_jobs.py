@@ -19,8 +19,8 @@ pytestmark = pytest.mark.full
 FOUR = ("--nodes=2", "--ntasks=4", "--overcommit")
 ELASTIC = Path(elastic.__file__)
 FOREVER, QUICK = 10**6, 300
-# Long enough to be warned, and short enough for the second start to end.
-WARNED_EPOCHS = 500
+# Long enough to be warned: Slurm looks twice a minute, and warns up to a minute early.
+WARNED_EPOCHS, WARNED_SECONDS = 1500, 900.0
 EITHER = pytest.mark.parametrize("start", STARTS)
 
 
@@ -92,8 +92,8 @@ def test_a_warned_job_saves_is_requeued_and_ends_as_if_undisturbed(slurm, tmp_pa
         "status=$?; echo STATUS $status\n"
         '[ $status = 75 ] && scontrol requeue "$SLURM_JOB_ID" && sleep 60; exit $status'
     )
-    job = slurm.submit(text, *FOUR, "--time=1", "--signal=USR1@50", "--requeue")
-    assert job.wait() == "COMPLETED", job.output()
+    job = slurm.submit(text, *FOUR, "--time=2", "--signal=USR1@60", "--requeue")
+    assert job.wait(WARNED_SECONDS) == "COMPLETED", job.output()
     statuses = re.findall(r"^STATUS (\d+)", job.output(), re.M)
     assert len(statuses) > 1, job.output()
     assert statuses == [*["75"] * (len(statuses) - 1), "0"]

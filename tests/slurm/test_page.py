@@ -22,7 +22,7 @@ def test_a_script_of_the_page_runs(slurm, text):
     here = here.replace("--mpi=pmi2", f"--mpi={PMI}")
     # One may not ask for more time than the partition gives; the nodes have two cores.
     words = [word for line in options for word in line.split() if "--time=24" not in word]
-    job = slurm.submit(here.removeprefix("#!/bin/bash\n"), *words, "--overcommit")
+    job = slurm.submit(here.removeprefix("#!/bin/bash\n"), *words)
     assert job.wait() == "COMPLETED", job.output()
     assert set(job.states()) == {"COMPLETED"}
     accuracies = re.findall(r"validation accuracy (\S+);", job.output())

@@ -79,7 +79,8 @@ MANY = """while [ $# -gt 2 ]; do shift; done
 for line in code python program order; do IFS= read -r $line; done
 printf '\\n%s' {mark}; printf '%s\\n' {facts} | sed "s/NAME/$1/g"
 IFS= read -r order; printf '\\n%s' {mark}
-printf '%s\\n' "$order" | sed -E 's/.*"connect": (.*), "seconds".*/\\1/; s/\\[[^]]*\\]/{{"seconds": 0.0001}}/g'
+printf '%s\\n' "$order" |
+    sed -E 's/.*"connect": (.*), "seconds".*/\\1/; s/\\[[^]]*\\]/{{"seconds": 0.0001}}/g'
 cat
 """
 
@@ -132,7 +133,10 @@ class Machine:
 
     def command(self, *arguments: object, **planted: CheckResult) -> Result:
         """`chainermn doctor` in this process; each check finds all well, or what is planted."""
-        answers = {name.replace("_", " "): answer for name, answer in planted.items()}
+        answers = {
+            name if name in CHECKS else name.replace("_", " "): answer
+            for name, answer in planted.items()
+        }
         if unknown := answers.keys() - CHECKS.keys():
             raise KeyError(f"no such checks: {unknown}")
         with self._patch.context() as patch:
@@ -226,13 +230,6 @@ class Machine:
         self._patch.setattr(cores, "tightest_cgroup", lambda: None)
         allowed = set(range(usable))
         self.returns(**{"os.sched_getaffinity": allowed, "os.getloadavg": (load, 0.0, 0.0)})
-
-    def forks(self, method: str, release: str, *cards: str) -> None:
-        """How multiprocessing starts processes, the kernel's release, and InfiniBand cards."""
-        self.returns(**{"multiprocessing.get_start_method": method, "platform.release": release})
-        for card in cards:
-            (self.folder / "infiniband" / card).mkdir(parents=True)
-        self._patch.setattr(machine, "INFINIBAND_FOLDER", self.folder / "infiniband")
 
     def gpu_files(self, *names: str) -> None:
         """What the driver shows of GPUs: files of /dev, and folders of its own below /proc."""

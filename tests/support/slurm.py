@@ -40,7 +40,7 @@ SRUN = {"MPIR_CVAR_CH4_NETMOD": "ofi"}
 STARTS = {
     "srun": f"MPIR_CVAR_CH4_NETMOD=ofi srun --mpi={PMI} --kill-on-bad-exit=1 {sys.executable}",
     "mpiexec": f"mpiexec -n 4 {sys.executable}",
-    "launch": f"{sys.executable} -m chainermn_tools launch -n 4",
+    "launch": f"{sys.executable} -m chainermn_tools launch",
 }
 EXPLAIN = (sys.executable, "-m", "chainermn_tools", "explain")
 DAEMONS = {"munged", "slurmctld", "slurmd", "slurmscriptd", "slurmstepd"}
@@ -350,10 +350,10 @@ class Submitted:
             raise RuntimeError(f"{text!r} didn't come: {self.state()}\n{self.output()}")
         assert text in self.output(), self.output()
 
-    def wait(self) -> str:
+    def wait(self, seconds: float = SECONDS) -> str:
         """Wait for its end; return its state. A job that doesn't end is cancelled."""
         try:
-            ended = soon(lambda: set(self.states()) <= ENDED, SECONDS, LOOK_SECONDS)
+            ended = soon(lambda: set(self.states()) <= ENDED, seconds, LOOK_SECONDS)
             assert ended, f"{self.states()}\n{self.output()}"
         except BaseException:
             self.cancel()

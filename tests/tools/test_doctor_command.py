@@ -240,7 +240,8 @@ def test_plain_text_has_a_line_for_each_thing(machine):
     assert "Ranks on this machine" in lines
     assert lines[-2:] == [
         "",
-        "Not all is well; failed: mpiexec; warned of: import chainermn; not checked: other hosts.",
+        "Not all is well; failed: mpiexec; warned of: import chainermn; "
+        "not checked: GPUs and other hosts.",
     ]
 
 
@@ -262,7 +263,7 @@ def test_all_well_and_what_is_worst_are_said(machine):
     well = "All is well; not checked:"
     for planted, unseen in (
         ({}, "other hosts"),
-        ({"communicator_pure_nccl": skipped("no GPU")}, "GPUs and other hosts"),
+        ({"communicator pure_nccl": skipped("no GPU")}, "GPUs and other hosts"),
     ):
         assert machine.command(**planted).output.splitlines()[-1] == f"{well} {unseen}."
     assert machine.command("--hosts", "a").output.splitlines()[-1] == "All is well."

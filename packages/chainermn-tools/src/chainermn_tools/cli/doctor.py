@@ -67,7 +67,7 @@ def doctor(
             raise ValueError("--json and --report exclude each other")
         hosts = options.named_hosts(host_list, hostfile, strict=False)  # a check reads the file
         if host_list is None and hostfile is None:
-            hosts = diagnostics.granted_hosts()
+            _, hosts = jobs.find_allocation(os.environ) or ("", ())
             if script is not None and not hosts:
                 raise ValueError("--script is looked for on hosts: name them with --hosts")
     except ValueError as error:

@@ -123,7 +123,7 @@ def show_all(
             checks = "1 check was" if count == 1 else f"{count} checks were"
             print_line(f"{INDENT * ' '}{checks} left out, since {cause!r} failed", console, "dim")
         console.print()
-    print_line(summary(shown), console, f"bold {STYLES[worst_status(shown)]}")
+    print_text(summary(shown), console, f"bold {STYLES[worst_status(shown)]}")
     return shown
 
 

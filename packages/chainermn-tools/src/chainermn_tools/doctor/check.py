@@ -1,7 +1,4 @@
-"""What a check of the doctor is, what it returns, and what it may ask of its context.
-
-docs/doctor.md shows how to write one.
-"""
+"""What a check of the doctor is, what it returns, and what it may ask of its context."""
 
 from __future__ import annotations
 

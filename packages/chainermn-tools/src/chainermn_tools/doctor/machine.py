@@ -1,10 +1,8 @@
-"""Checks of shared memory, of how processes are started, and of cores."""
+"""Checks of shared memory and of cores."""
 
 from __future__ import annotations
 
 import os
-import platform
-import re
 import tempfile
 from pathlib import Path
 
@@ -23,10 +21,6 @@ OPEN_MPI_BYTES = 4 * MIB
 RESERVE_BYTES, RANK_BYTES = 8 * MIB, 4 * MIB
 DEFAULT_RANKS = 2  # as few as can find one another
 RESIZE_HINT = "mount -o remount,size=1g /dev/shm   # in a container: docker run --shm-size=1g ..."
-INFINIBAND_FOLDER = Path("/sys/class/infiniband")
-# From this kernel on a fork copies the pages that a network card writes to.
-SAFE_KERNEL = (5, 12)
-FORK_VARIABLES = ("RDMAV_FORK_SAFE", "IBV_FORK_SAFE")
 
 checks = Checks()
 
@@ -63,24 +57,6 @@ def shm_needs(ranks: int, vendor: str | None) -> tuple[int, int]:
     """Return how many bytes ranks of one machine need there to start at all, and to be fast."""
     least = OPEN_MPI_BYTES if vendor == "Open MPI" else START_BYTES + ranks * START_RANK_BYTES
     return least, least + RESERVE_BYTES + ranks * RANK_BYTES
-
-
-@checks.add("start method", "Is Python's start method for processes safe with MPI?")
-def start_method(context: Context) -> CheckResult:
-    method, folder = environment.start_method(), INFINIBAND_FOLDER
-    cards = ", ".join(sorted(card.name for card in folder.iterdir()) if folder.is_dir() else [])
-    if method != "fork":
-        return ok(f"{method}; import mpi4py.MPI in the script's main part alone")
-    if not cards:
-        return ok("fork, and there is no InfiniBand card that it could disturb")
-    if any(os.environ.get(name, "0") not in ("", "0") for name in FORK_VARIABLES):
-        return ok(f"fork, which {' or '.join(FORK_VARIABLES)} makes safe for {cards}")
-    release = platform.release()
-    if tuple(int(number) for number in re.findall(r"\d+", release)[:2]) >= SAFE_KERNEL:
-        return ok(f"fork, which Linux {release} makes safe for {cards}")
-    message = f"fork, after which {cards} may write to the wrong memory on Linux {release}"
-    hint = "multiprocessing.set_start_method('forkserver')   # first thing, before MPI starts"
-    return warning(f"{message}: data loaders' processes crash", hint)
 
 
 @checks.add("cores", "Are there enough cores for the ranks and their BLAS threads?")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from contextlib import suppress
+from datetime import datetime
 
 from chainermn_tools import jobs
 from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped, warning
@@ -30,11 +32,14 @@ def scheduler(context: Context) -> CheckResult:
             return skipped("no Slurm here")
         return skipped("Slurm is here, but this is none of its jobs (salloc makes one)")
     listed, ranks = os.environ.get("SLURM_JOB_NODELIST", ""), context.ranks
-    tasks = sum(srun.task_counts()) or None
+    granted: tuple[jobs.Host, ...] = ()
+    with suppress(ValueError):  # what can't be read, chainermn launch names
+        granted = (jobs.find_allocation(os.environ) or ("", ()))[1]
+    tasks = sum(host.slots or 1 for host in granted) or None
     message = f"Slurm's job {job} grants {tasks or 'its'} tasks on {listed}"
     if ranks is not None and tasks is not None and ranks > tasks:
         return failed(f"{message}; {ranks} ranks don't fit", f"salloc -n {ranks}   # or sbatch")
-    nodes = [host.name for host in srun.granted_hosts()]
+    nodes = [host.name for host in granted]
     short = {node.split(".")[0] for node in nodes}  # either name may lack the domain
     # Nobody says whose an address is.
     names = [host.name for host in context.hosts if not re.fullmatch(r"[\d.]+", host.name)]
@@ -47,41 +52,33 @@ def scheduler(context: Context) -> CheckResult:
         if BROKEN.search(state):
             hint = f"sbatch --exclude={node} ...   # or ask: scontrol show node"
             return failed(f"{node} is {state} ({reason})", hint, node=node)
-    left = _seconds(srun.ask("squeue", "-h", "-j", job, "-o", "%L").strip())
+    left = None  # it may have no limit
+    with suppress(ValueError):
+        end = datetime.fromisoformat(srun.ask("squeue", "-h", "-j", job, "-o", "%e").strip())
+        left = int((end - datetime.now()).total_seconds())
     if left is not None and left < SHORT_SECONDS:
         hint = f"sbatch --time=...   # a longer one; or scontrol update JobId={job} TimeLimit=..."
         return warning(f"{message}, and ends in {left} s", hint, seconds_left=left)
     return ok(message, tasks=tasks, seconds_left=left)
 
 
-def _seconds(text: str) -> int | None:
-    """Return the seconds of Slurm's ``1-02:03:04`` or ``3:04``; None where it has no limit."""
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)??(?:(\d+):)?(\d+)", text)
-    if found is None:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-
-
 @rank_checks.add("srun's ranks", "Do ranks that srun itself starts see one another?", NEEDS)
 @over_hosts
 def ranks_of_srun(context: Context, _: ClusterFacts) -> CheckResult:
-    path = shutil.which("srun")
-    if not srun.starts_ranks() or path is None:
+    if not srun.starts_ranks():
         return skipped("this is no job of Slurm")
     assigned = jobs.assign_slots(context.hosts, context.ranks)
     shares = {host: min(ranks, MAX_RANKS_PER_HOST) for host, ranks in assigned.items()}
-    found = {"path": path, "vendor": None}
+    found = jobs.find_srun(str(mpi_vendor(context)))
     variables = {**srun.BESIDE, "SLURM_NNODES": str(len(shares))}
-    tried = {"pairs": (), "communicators": ("hierarchical",)}
-    timeout = context.time_for(*JOB_TIME)
-    job = run_ranks(context, exchange, shares, timeout, 1, variables, found, **tried)
-    vendor = mpi_vendor(context)
-    plugin = "pmix" if vendor == "Open MPI" else "pmi2"
+    timeout, tried = context.time_for(*JOB_TIME), {"communicators": ("hierarchical",)}
+    by_default = {"path": found["path"], "vendor": None}  # a plugin would be named
+    job = run_ranks(context, exchange, shares, timeout, 1, variables, by_default, **tried)
+    plugin = found["plugin"]
     hint = f"export SLURM_MPI_TYPE={plugin}   # or srun --mpi={plugin}; or start ranks by mpiexec"
     sizes = [len(one["hosts"]) for one in job.reports("hosts")]
     if job.ranks > 1 and sizes == [1] * job.ranks:
-        message = f"each of {job.ranks} ranks is rank 0 of 1: srun tells {vendor} of no others"
+        message = f"each of {job.ranks} ranks is rank 0 of 1: srun names no others to its MPI"
         return warning(message, hint)
     if "mpi/pmi2: " in job.text:
         hint = "export MPIR_CVAR_CH4_NETMOD=ofi   # where srun starts ranks of MPICH"

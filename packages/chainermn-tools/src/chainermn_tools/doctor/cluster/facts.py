@@ -37,7 +37,6 @@ MAX_LOGINS = 16
 ANSWER_TIME = (30.0, 0.25, 0.4)
 LOGIN_TIME = (10.0, 0.1, 0.2)
 VERSION_TIME = (5.0, 0.05, 0.2)  # of mpiexec when it is asked for its version
-# Connections are tried several times, and to many hosts in turns.
 CONNECTIONS_TIME = (8.0, 0.1)
 # A lost first packet is sent again after one second, and then after two more.
 CONNECT_SECONDS = 3.5
@@ -200,10 +199,7 @@ def partners(asker: str, hosts: Sequence[str]) -> list[str]:
 
 
 def address_of(other: str, asker: str, facts: Mapping[str, dict[str, Any]]) -> str | None:
-    """Return where the asker finds another: ssh's connections say which addresses they have.
-
-    Slurm's nodes know one another by their names.
-    """
+    """Return where the asker finds another: by ssh's addresses, or in Slurm by its name."""
     if srun.starts_ranks():
         return socket.gethostname() if other == THIS_MACHINE else other
     here, _ = _ssh_addresses(facts[asker])
