@@ -13,7 +13,7 @@ import pytest
 from tests.support import elastic, jobs
 from tests.support.examples import MNIST
 from tests.support.processes import soon
-from tests.support.slurm import EXPLAIN, STARTS, Slurm, Submitted
+from tests.support.slurm import STARTS, Slurm
 
 pytestmark = pytest.mark.full
 FOUR = ("--nodes=2", "--ntasks=4", "--overcommit")
@@ -36,13 +36,6 @@ def elastic_words(folder: Path, out: Path, stop: int) -> str:
 def assert_nothing_left(slurm: Slurm) -> None:
     assert soon(lambda: not slurm.jobs_processes()), slurm.jobs_processes()
     assert soon(lambda: not slurm.segments()), slurm.segments()
-
-
-def assert_explained(slurm: Slurm, job: Submitted, *texts: str) -> None:
-    """`chainermn explain` on what the job said has these in its answer."""
-    said = slurm.run(*EXPLAIN, job.folder / "out.0")
-    for text in texts:
-        assert text in said.out, f"{said}\n{job.output()}"
 
 
 @pytest.fixture(scope="module")
@@ -129,8 +122,7 @@ def test_a_node_that_goes_down_ends_the_job_and_is_named(slurm, tmp_path, start)
     finally:
         slurm.start_node("beta")
         slurm.await_nodes("idle", "alpha", "beta")
-    assert "beta" in job.output()
-    assert_explained(slurm, job, "beta")
+    assert "beta" in job.output(), job.output()
     assert_nothing_left(slurm)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import jobs
 from tests.support.processes import soon
-from tests.support.slurm import PMI, SRUN
+from tests.support.slurm import EXPLAIN, PMI, SRUN
 
 OTHER_PMI = {"pmi2": "pmix", "pmix": "pmi2"}[PMI]
 FOUR = ("-N", 2, "-n", 4, "--overcommit")
@@ -48,3 +48,13 @@ def test_the_pmi_of_another_mpi_lets_no_rank_train_alone(slurm, script):
     job = slurm.run("srun", f"--mpi={OTHER_PMI}", *FOUR, sys.executable, script, environment=SRUN)
     assert job.returncode != 0, job
     assert "RANK" not in job.out
+
+
+@pytest.mark.full
+def test_a_plugin_that_slurm_lacks_is_explained_on_the_node(slurm, script, tmp_path):
+    job = slurm.run("srun", "--mpi=nosuch", *FOUR, sys.executable, script)
+    assert job.returncode != 0, job
+    (tmp_path / "log").write_text(job.err)
+    said = slurm.run(*EXPLAIN, tmp_path / "log").out
+    assert said.startswith("slurm-no-such-mpi: "), said
+    assert f"srun --mpi={PMI}" in said

@@ -143,10 +143,12 @@ class Slurm:
 
     def stop_node(self, node: str) -> None:
         """End a node's daemon and all that it runs, as a node does that loses its power."""
-        for process in self.processes(node, {"slurmd", "slurmstepd"}):
+        kept = {"munged", "slurmctld", "slurmscriptd"}
+        for process in self.processes(node):
             with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        assert soon(lambda: not self.processes(node, {"slurmd", "slurmstepd"}))
+                if process.name() not in kept:
+                    process.kill()
+        assert soon(lambda: {one.name() for one in self.processes(node)} <= kept)
 
     def await_nodes(self, state: str, *nodes: str) -> None:
         """Wait until nodes are in a state such as "idle"; an end of the wait is a failure."""
@@ -248,13 +250,14 @@ class Slurm:
         job = self.submit(text, *options, **how)
         return job.wait(), job.output()
 
-    def processes(self, node: str, names: set[str]) -> list[psutil.Process]:
-        """What runs on a node under such a name."""
+    def processes(self, node: str) -> list[psutil.Process]:
+        """What runs on a node, its sshd apart."""
         space = os.readlink(f"/proc/{self.cluster.inits[node]}/ns/pid")
         found = []
         for process in self.cluster.processes():
             with contextlib.suppress(OSError, psutil.Error):
-                if os.readlink(f"/proc/{process.pid}/ns/pid") == space and process.name() in names:
+                is_there = os.readlink(f"/proc/{process.pid}/ns/pid") == space
+                if is_there and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
 
@@ -292,7 +295,7 @@ class Slurm:
         """Meanwhile what the node's daemon starts may use this much, by a control group."""
         group = CGROUPS / f"chainermn-{self.cluster.inits[node]}"
         group.mkdir()
-        (daemon,) = self.processes(node, {"slurmd"})
+        (daemon,) = [one for one in self.processes(node) if one.name() == "slurmd"]
         try:
             (group / "memory.limit_in_bytes").write_text(str(nbytes))
             (group / "cgroup.procs").write_text(str(daemon.pid))
