@@ -149,6 +149,7 @@ class Slurm:
                 if process.name() not in kept:
                     process.kill()
         assert soon(lambda: {one.name() for one in self.processes(node)} <= kept)
+        self.cluster.run(node, "find", "/dev/shm", "-mindepth", "1", "-delete")
 
     def await_nodes(self, state: str, *nodes: str) -> None:
         """Wait until nodes are in a state such as "idle"; an end of the wait is a failure."""
