@@ -185,10 +185,12 @@ bench-scaling: $(TESTS)
 	$(BIN)/python benchmarks/scaling_hosts.py
 	$(BIN)/python benchmarks/scaling.py
 
-# Debian packages with which tests/cluster makes hosts of namespaces; it skips without them.
+# Debian packages with which tests/cluster makes hosts of namespaces, and tests/slurm a Slurm of
+# them; they skip without.
 hosts:
 	apt-get update -q
-	apt-get install -q -y --no-install-recommends iproute2 openssh-client openssh-server
+	apt-get install -q -y --no-install-recommends iproute2 openssh-client openssh-server \
+	    slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libpmix-dev
 
 # uv says what it installs and how far it is.
 ifneq ($(CHOSEN),$(BUILT_ON))

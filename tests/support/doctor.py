@@ -52,7 +52,7 @@ QUESTIONS = [(one.name, one.question) for one in CHECKS.values()]
 STAGES = {stage.name: [one.name for one in stage.checks] for stage in ALL}
 COMMUNICATORS, STEPS = ranks.COMMUNICATORS, tuple(rank_job.STEPS)
 Unavailable, call_in_subprocess = jobs.Unavailable, environment.call_in_subprocess
-MAX_LOGINS = cluster.MAX_LOGINS
+MAX_LOGINS, partners = cluster.MAX_LOGINS, cluster.partners
 # What the user may ask for, as `Context` has it.
 ASKED = {"ranks", "hosts", "hostfile", "script"}
 # Variables by which a machine tells of itself, or a user of what is wanted.
@@ -69,8 +69,20 @@ FACTS: dict[str, Any] = {
     "variables": {"PATH": "/bin"},
     "script": {"there": True, "digest": "1234"},
     "shm": {"total_bytes": 512 * MIB, "free_bytes": 512 * MIB},
+    "memory": None,
     "port": 40_000,
 }
+
+
+# Reads its code, Python's path, the program and its order; then whom to connect to.
+MANY = """while [ $# -gt 2 ]; do shift; done
+for line in code python program order; do IFS= read -r $line; done
+printf '\\n%s' {mark}; printf '%s\\n' {facts} | sed "s/NAME/$1/g"
+IFS= read -r order; printf '\\n%s' {mark}
+printf '%s\\n' "$order" |
+    sed -E 's/.*"connect": (.*), "seconds".*/\\1/; s/\\[[^]]*\\]/{{"seconds": 0.0001}}/g'
+cat
+"""
 
 
 class Machine:
@@ -121,7 +133,10 @@ class Machine:
 
     def command(self, *arguments: object, **planted: CheckResult) -> Result:
         """`chainermn doctor` in this process; each check finds all well, or what is planted."""
-        answers = {name.replace("_", " "): answer for name, answer in planted.items()}
+        answers = {
+            name if name in CHECKS else name.replace("_", " "): answer
+            for name, answer in planted.items()
+        }
         if unknown := answers.keys() - CHECKS.keys():
             raise KeyError(f"no such checks: {unknown}")
         with self._patch.context() as patch:
@@ -215,13 +230,6 @@ class Machine:
         self._patch.setattr(cores, "tightest_cgroup", lambda: None)
         allowed = set(range(usable))
         self.returns(**{"os.sched_getaffinity": allowed, "os.getloadavg": (load, 0.0, 0.0)})
-
-    def forks(self, method: str, release: str, *cards: str) -> None:
-        """How multiprocessing starts processes, the kernel's release, and InfiniBand cards."""
-        self.returns(**{"multiprocessing.get_start_method": method, "platform.release": release})
-        for card in cards:
-            (self.folder / "infiniband" / card).mkdir(parents=True)
-        self._patch.setattr(machine, "INFINIBAND_FOLDER", self.folder / "infiniband")
 
     def gpu_files(self, *names: str) -> None:
         """What the driver shows of GPUs: files of /dev, and folders of its own below /proc."""
@@ -326,6 +334,12 @@ class Machine:
     def ssh(self, script: str) -> None:
         """A program in place of ssh, its last words a host and a command; asked anew each time."""
         self.plant(HYDRA_LAUNCHER_EXEC=str(write_program(self.folder / "ssh", script)))
+
+    def many(self) -> None:
+        """Hosts in place of ssh, of any names: each gives its facts, and reaches all others."""
+        told = {**FACTS, "hostname": "NAME", "machine": "NAME"}
+        told["variables"] = {"SSH_CONNECTION": "10.0.0.1 1 10.0.0.2 22"}
+        self.ssh(MANY.format(mark=agent.MARK, facts=shlex.quote(json.dumps(told))))
 
     def quick_here(self) -> None:
         """Let this machine's own answer take no time."""

@@ -11,11 +11,13 @@ from typing import Any
 TIMEOUT_SECONDS = 120.0
 
 
-def soon(condition: Callable[[], Any]) -> Any:
+def soon(
+    condition: Callable[[], Any], seconds: float = TIMEOUT_SECONDS, pause: float = 0.02
+) -> Any:
     """Wait until `condition()` is true, and return its value; the last one if it never is."""
-    end = time.monotonic() + TIMEOUT_SECONDS
+    end = time.monotonic() + seconds
     while not (found := condition()) and time.monotonic() < end:
-        time.sleep(0.02)
+        time.sleep(pause)
     return found
 
 

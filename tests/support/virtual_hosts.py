@@ -147,6 +147,10 @@ class Cluster:
         """Run a command on a host; what it printed. It must succeed."""
         return _output(*self.on(host), *command, seconds=seconds)
 
+    def start(self, host: str, *command: object) -> int:
+        """Start a process on a host that lives as long as the cluster, unless it ends before."""
+        return self._start(*self.on(host), *map(str, command))
+
     def limit(self, rate: str | None) -> None:
         """Shape what every host sends to a rate such as "1gbit"; None for no limit."""
         for host in self.hosts:

@@ -238,7 +238,11 @@ def test_plain_text_has_a_line_for_each_thing(machine):
     assert any(re.fullmatch("  -        scheduler  +nothing to look at", line) for line in lines)
     assert "    1 check was left out, since 'mpiexec' failed" in lines
     assert "Ranks on this machine" in lines
-    assert lines[-2:] == ["", "Not all is well; failed: mpiexec; warned of: import chainermn."]
+    assert lines[-2:] == [
+        "",
+        "Not all is well; failed: mpiexec; warned of: import chainermn; "
+        "not checked: GPUs and other hosts.",
+    ]
 
 
 @pytest.mark.parametrize("width", [120, 60])
@@ -256,7 +260,13 @@ def test_terminals_get_lines_that_fit_and_colours_if_wanted(machine, width, colo
 
 
 def test_all_well_and_what_is_worst_are_said(machine):
-    assert machine.command().output.splitlines()[-1] == "All is well."
+    well = "All is well; not checked:"
+    for planted, unseen in (
+        ({}, "other hosts"),
+        ({"communicator pure_nccl": skipped("no GPU")}, "GPUs and other hosts"),
+    ):
+        assert machine.command(**planted).output.splitlines()[-1] == f"{well} {unseen}."
+    assert machine.command("--hosts", "a").output.splitlines()[-1] == "All is well."
     for arguments, planted, status, worst in (
         ((), {"scheduler": skipped("nothing")}, 0, "ok"),
         (("--hosts", "a"), {"slots": warning("so so", "mend it")}, 3, "warning"),

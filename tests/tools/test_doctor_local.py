@@ -36,9 +36,10 @@ OLD = "2.3.7"  # of NCCL
 JOB = {
     "SLURM_JOB_ID": "81",
     "SLURM_JOB_NODELIST": "node[01-02]",
+    "SLURM_NTASKS": "3",
     "SLURM_TASKS_PER_NODE": "2,1",
 }
-NODES = {**JOB, "program": ("scontrol", 'printf "node01\nnode02.site\n"')}
+NODES = {**JOB, "SLURM_JOB_NODELIST": "node01,node02.site"}
 
 
 def imports(origin: str | None, finder: str, version: str | None) -> dict[str, Any]:
@@ -148,7 +149,7 @@ TABLE = {
         ("warning", "10 MiB of", "--shm-size", dict(shared_memory=(64, 10), mpi="Open MPI")),
         ("failed", "3 MiB of 64 MiB", "ls -l", dict(shared_memory=(64, 3), mpi="Open MPI")),
         ("failed", "22 MiB of 64 MiB", "ls -l", dict(shared_memory=(64, 22), mpi=None)),
-        ("failed", "'left', 2 MiB", "ls -l", dict(shared_memory=FULL)),
+        ("failed", "0 MiB of 64 MiB", "ls -lS", dict(shared_memory=FULL)),
         ("failed", "Read-only", "", dict(returns={"os.statvfs": READ_ONLY})),
         ("failed", "Read-only", "", dict(UNWRITABLE, shared_memory=(64, 60))),
     ],
@@ -162,17 +163,15 @@ TABLE = {
         ("warning", "8", "export OMP_NUM_THREADS=1", dict(cores=8, ranks=8, OMP_NUM_THREADS="3,2")),
         ("ok", "8 of", "", dict(cores=8, ranks=8, OMP_NUM_THREADS="all")),
     ],
-    "start method": [
-        ("ok", "fork", "", dict(forks=("fork", "4.18.0-1.el8"))),
-        ("warning", "fork", "", dict(forks=("fork", "4.18.0-1.el8", "mlx5_0"))),
-        ("ok", "fork", "", dict(forks=("fork", "4.18.0-1.el8", "mlx5_0"), RDMAV_FORK_SAFE="1")),
-        ("ok", "fork", "", dict(forks=("fork", "5.14.0-2", "mlx5_0"))),
-        ("ok", "forkserver", "", dict(forks=("forkserver", "4.18.0", "mlx5_0"))),
-    ],
     "scheduler": [
         ("skipped", "", "", {}),
         ("ok", "grants 3 tasks on node[01-02]", "", JOB),
-        ("ok", "grants 7 tasks", "", dict(JOB, SLURM_TASKS_PER_NODE="2(x3),1")),
+        (
+            "ok",
+            "grants 7 tasks",
+            "",
+            dict(JOB, SLURM_JOB_NODELIST="n[1-4]", SLURM_TASKS_PER_NODE="2(x3),1"),
+        ),
         ("ok", "grants its tasks", "", dict(JOB, SLURM_TASKS_PER_NODE="many")),
         ("ok", "", "", dict(NODES, ranks=3)),
         ("failed", "", "salloc -n 4 ", dict(NODES, ranks=4)),

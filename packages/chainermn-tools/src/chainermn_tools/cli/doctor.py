@@ -53,7 +53,8 @@ def doctor(
     """Find out what is wrong here, and how to mend it.
 
     The doctor first checks this machine, its MPI and its GPUs. Then it starts a few ranks here, and
-    they try every communicator. With --hosts or --hostfile it checks the hosts last:
+    they try every communicator. With --hosts or --hostfile, or within a job of
+    Slurm, it checks the hosts last:
 
     \b
         chainermn doctor -n 8
@@ -69,8 +70,10 @@ def doctor(
         if as_json and as_report:
             raise ValueError("--json and --report exclude each other")
         hosts = options.named_hosts(host_list, hostfile, strict=False)  # a check reads the file
-        if script is not None and host_list is None and hostfile is None:
-            raise ValueError("--script is looked for on hosts: name them with --hosts")
+        if host_list is None and hostfile is None:
+            _, hosts = jobs.find_allocation(os.environ) or ("", ())
+            if script is not None and not hosts:
+                raise ValueError("--script is looked for on hosts: name them with --hosts")
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     environment_time = min(REPORT_SECONDS, REPORT_SHARE * timeout) if as_report else 0.0
@@ -82,7 +85,7 @@ def doctor(
         script=None if script is None else os.path.abspath(script),
     )
     stages = [diagnostics.LOCAL, diagnostics.RANKS]
-    if host_list is not None or hostfile is not None:
+    if hosts or hostfile is not None:
         stages.append(diagnostics.CLUSTER)
     with jobs.exit_on_signals(), jobs.kill_children_on_exit():
         coming = diagnostics.run_checks(stages, context)

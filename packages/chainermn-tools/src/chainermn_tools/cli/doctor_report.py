@@ -21,6 +21,8 @@ SCHEMA = 2
 PROGRAMS_SHARE = 0.7
 LABELS = {"ok": "ok", "warning": "warning", "failed": "FAILED", "skipped": "-"}
 STYLES = {"ok": "green", "warning": "bold yellow", "failed": "bold red", "skipped": "dim"}
+# What a user may take for checked, and the check whose success says that it was.
+UNSEEN = {"GPUs": "communicator pure_nccl", "other hosts": "placement"}
 LABEL_WIDTH = 2 + max(map(len, LABELS.values()))
 # On a narrower terminal the message goes on a line of its own.
 NARROW_WIDTH = 80
@@ -38,7 +40,11 @@ def summary(results: Sequence[CheckResult]) -> str:
     labels = (("failed", "failed"), ("warning", "warned of"))
     found = {label: [r.name for r in results if r.status == status] for status, label in labels}
     parts = [f"{label}: {', '.join(names)}" for label, names in found.items() if names]
-    return f"Not all is well; {'; '.join(parts)}." if parts else "All is well."
+    passed = {result.name for result in results if result.status == "ok"}
+    unseen = [what for what, check in UNSEEN.items() if check not in passed]
+    parts += [f"not checked: {' and '.join(unseen)}"] if unseen else []
+    verdict = "All is well" if worst_status(results) == "ok" else "Not all is well"
+    return f"{'; '.join([verdict, *parts])}."
 
 
 def as_dict(results: Sequence[CheckResult], context: Context, seconds: float) -> dict[str, Any]:
@@ -117,7 +123,7 @@ def show_all(
             checks = "1 check was" if count == 1 else f"{count} checks were"
             print_line(f"{INDENT * ' '}{checks} left out, since {cause!r} failed", console, "dim")
         console.print()
-    print_line(summary(shown), console, f"bold {STYLES[worst_status(shown)]}")
+    print_text(summary(shown), console, f"bold {STYLES[worst_status(shown)]}")
     return shown
 
 

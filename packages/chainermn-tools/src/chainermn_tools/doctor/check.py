@@ -1,13 +1,4 @@
-"""What a check of the doctor is, what it returns, and what it may ask of its context.
-
-A check is a function in the file of its subject, registered where it stands::
-
-    @checks.add("hyperspace", "Is the hyperspace drive on?", needs=("python",))
-    def hyperspace(context: Context) -> CheckResult:
-        if drive.is_on():
-            return ok("it is on")
-        return failed("it is off", "switch it on: hyperspace --on")
-"""
+"""What a check of the doctor is, what it returns, and what it may ask of its context."""
 
 from __future__ import annotations
 

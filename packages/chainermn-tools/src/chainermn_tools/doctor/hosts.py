@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped, warning
+from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped
+from chainermn_tools.doctor.cluster import srun
 from chainermn_tools.doctor.cluster.agent import STALLED
 from chainermn_tools.doctor.cluster.facts import (
     MAX_NAMED,
@@ -25,9 +26,6 @@ from chainermn_tools.doctor.software import launcher_if_any
 from chainermn_tools.formatting import join_first
 from chainermn_tools.jobs import HYDRA_VENDORS, assign_slots, parse_hostfile
 
-# Between hosts of one hall it is a tenth of a millisecond; from here on a collective call on small
-# gradients takes longer than a step.
-FAR_SECONDS = 0.01
 REDUCE_MTU_HINT = (
     "sudo ip link set dev eth0 mtu 1500   # on {a} and {b}, or whatever the network between them "
     "carries: its switches drop what is larger"
@@ -37,6 +35,7 @@ CHECKS = {
     "ssh-unknown-host": "host names",
     "ssh-host-key": "host keys",
     "ssh-host-key-changed": "host keys",
+    "srun": "srun",
 }
 Pair = tuple[str, str]
 
@@ -90,7 +89,7 @@ def foreign_lines(text: str, vendor: str | None) -> dict[int, tuple[str, str]]:
     return found
 
 
-@checks.add("slots", "Do the hosts have enough slots for the ranks?")
+@checks.add("slots", "Do the hosts have enough slots for the ranks?", needs=("scheduler",))
 def slots(context: Context) -> CheckResult:
     if not context.hosts:
         return skipped("no hosts were named")
@@ -105,6 +104,8 @@ def slots(context: Context) -> CheckResult:
 
 def _check_logins(_: Context, cluster: ClusterFacts, *, check: str, success: str) -> CheckResult:
     """Check the part of the logins that a check is about, and ignore the others."""
+    if (check == "srun") != srun.starts_ranks():
+        return skipped(f"{'ssh' if check == 'srun' else 'srun'} starts ranks on other hosts")
     failures = {h: r.failure for h, r in cluster.hosts.items() if r.failure is not None}
     mine = {host: one for host, one in failures.items() if CHECKS.get(one.kind, "ssh") == check}
     if mine:
@@ -124,8 +125,11 @@ for _name, _question, _success in (
     ("host names", "Do the names of the hosts resolve?", "they are known"),
     ("host keys", "Does ssh know the hosts' keys?", "the keys are known"),
     ("ssh", "Can you log in to each host without a password, as mpiexec does?", "they let us in"),
+    ("srun", "Does Slurm's srun reach each node of the job?", "it starts programs there"),
 ):
-    checks.add(_name, _question)(over_hosts(partial(_check_logins, check=_name, success=_success)))
+    checks.add(_name, _question, ("scheduler",))(
+        over_hosts(partial(_check_logins, check=_name, success=_success))
+    )
 
 
 @connection_checks.add(
@@ -161,23 +165,6 @@ def connections(_: Context, cluster: ClusterFacts) -> CheckResult:
             "as its firewall has it: ranks use any TCP port"
         )
     return failed(message, hint, failed=[[*pair, problem] for pair, problem in bad.items()])
-
-
-@connection_checks.add("round trip", "Is the latency between hosts low?", needs=("connections",))
-@over_hosts
-def round_trip(_: Context, cluster: ClusterFacts) -> CheckResult:
-    tried = _tried_connections(cluster)
-    seconds = {f"{a} to {b}": one["seconds"] for (a, b), one in tried.items() if one}
-    if not seconds:
-        return skipped("there are no two hosts that could be asked")
-    farthest, most = max(seconds.items(), key=lambda item: item[1])
-    message = f"a connection takes {1000 * most:.2g} ms, {farthest}, and less elsewhere"
-    if len(seconds) == 1:
-        message = f"a connection from {farthest} takes {1000 * most:.2g} ms"
-    if most > FAR_SECONDS:
-        hint = "choose hosts of one network, or communicate less often"
-        return warning(f"{message}: every step waits for several", hint, seconds=seconds)
-    return ok(message, seconds=seconds)
 
 
 def _tried_connections(cluster: ClusterFacts) -> dict[Pair, dict[str, Any] | None]:

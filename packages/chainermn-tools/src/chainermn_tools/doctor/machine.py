@@ -1,18 +1,14 @@
-"""Checks of shared memory, of how processes are started, of cores, and of the scheduler."""
+"""Checks of shared memory and of cores."""
 
 from __future__ import annotations
 
 import os
-import platform
-import re
-import shutil
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 from _chainermn_limits import chosen_thread_variables
 from chainermn_tools import environment, jobs
-from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped, warning
+from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, warning
 from chainermn_tools.doctor.software import mpi_vendor
 
 SHM_FOLDER = Path("/dev/shm")
@@ -25,10 +21,6 @@ OPEN_MPI_BYTES = 4 * MIB
 RESERVE_BYTES, RANK_BYTES = 8 * MIB, 4 * MIB
 DEFAULT_RANKS = 2  # as few as can find one another
 RESIZE_HINT = "mount -o remount,size=1g /dev/shm   # in a container: docker run --shm-size=1g ..."
-INFINIBAND_FOLDER = Path("/sys/class/infiniband")
-# From this kernel on a fork copies the pages that a network card writes to.
-SAFE_KERNEL = (5, 12)
-FORK_VARIABLES = ("RDMAV_FORK_SAFE", "IBV_FORK_SAFE")
 
 checks = Checks()
 
@@ -44,8 +36,8 @@ def shared_memory(context: Context) -> CheckResult:
     ranks = context.local_ranks() or DEFAULT_RANKS
     least, enough = shm_needs(ranks, mpi_vendor(context))
     if free < least and total >= enough:
-        hint = f"remove what no running job needs: ls -l {SHM_FOLDER}"
-        return failed(f"{message}; {_largest_file()}", hint, **size)
+        hint = f"remove what no running job needs: ls -lS {SHM_FOLDER}"
+        return failed(message, hint, **size)
     if free < least:
         return failed(f"{message}: too little even for MPI itself", RESIZE_HINT, **size)
     try:
@@ -67,35 +59,6 @@ def shm_needs(ranks: int, vendor: str | None) -> tuple[int, int]:
     return least, least + RESERVE_BYTES + ranks * RANK_BYTES
 
 
-def _largest_file() -> str:
-    sizes = []
-    for path in SHM_FOLDER.iterdir():
-        with suppress(OSError):
-            sizes.append((path.stat().st_blocks * 512, path.name))
-    if not sizes:
-        return "no file that is seen takes it"
-    nbytes, name = max(sizes)
-    return f"of {len(sizes)} files the largest is {name!r}, {nbytes // MIB} MiB"
-
-
-@checks.add("start method", "Is Python's start method for processes safe with MPI?")
-def start_method(context: Context) -> CheckResult:
-    method, folder = environment.start_method(), INFINIBAND_FOLDER
-    cards = ", ".join(sorted(card.name for card in folder.iterdir()) if folder.is_dir() else [])
-    if method != "fork":
-        return ok(f"{method}; import mpi4py.MPI in the script's main part alone")
-    if not cards:
-        return ok("fork, and there is no InfiniBand card that it could disturb")
-    if any(os.environ.get(name, "0") not in ("", "0") for name in FORK_VARIABLES):
-        return ok(f"fork, which {' or '.join(FORK_VARIABLES)} makes safe for {cards}")
-    release = platform.release()
-    if tuple(int(number) for number in re.findall(r"\d+", release)[:2]) >= SAFE_KERNEL:
-        return ok(f"fork, which Linux {release} makes safe for {cards}")
-    message = f"fork, after which {cards} may write to the wrong memory on Linux {release}"
-    hint = "multiprocessing.set_start_method('forkserver')   # first thing, before MPI starts"
-    return warning(f"{message}: data loaders' processes crash", hint)
-
-
 @checks.add("cores", "Are there enough cores for the ranks and their BLAS threads?")
 def cores(context: Context) -> CheckResult:
     found = jobs.available_cores()
@@ -113,44 +76,3 @@ def cores(context: Context) -> CheckResult:
     if chosen:
         return ok(f"{message}; {', '.join(f'{n} is {os.environ[n]}' for n in chosen)}", **found)
     return ok(f"{message}; communicators limit the BLAS of each rank to its share", **found)
-
-
-@checks.add("scheduler", "Does the scheduler grant what the ranks need?")
-def scheduler(context: Context) -> CheckResult:
-    job = os.environ.get("SLURM_JOB_ID")
-    if job is None:
-        if shutil.which("sbatch") is None:
-            return skipped("no Slurm here")
-        return skipped("Slurm is here, but this is none of its jobs (salloc makes one)")
-    listed = os.environ.get("SLURM_JOB_NODELIST", "")
-    tasks, ranks = _count_tasks(os.environ.get("SLURM_TASKS_PER_NODE", "")), context.ranks
-    message = f"Slurm's job {job} grants {'its' if tasks is None else tasks} tasks on {listed}"
-    if ranks is not None and tasks is not None and ranks > tasks:
-        return failed(f"{message}; {ranks} ranks don't fit", f"salloc -n {ranks}   # or sbatch")
-    nodes = _slurm_nodes(context, listed)
-    short = {node.split(".")[0] for node in nodes}  # either name may lack the domain
-    # Nobody says whose an address is.
-    names = [host.name for host in context.hosts if not re.fullmatch(r"[\d.]+", host.name)]
-    outside = [name for name in names if name.split(".")[0] not in short]
-    if nodes and outside:
-        hint = f"name hosts of the job: {','.join(nodes)}"
-        return failed(f"{message}, and not {', '.join(outside)}", hint)
-    return ok(message, tasks=tasks)
-
-
-def _count_tasks(text: str) -> int | None:
-    """Return the number of tasks in Slurm's ``2(x3),1``."""
-    parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in text.split(",")]
-    if not all(parts):
-        return None
-    return sum(int(part[1]) * int(part[2] or 1) for part in parts if part)
-
-
-def _slurm_nodes(context: Context, listed: str) -> list[str]:
-    """Return the names of the job's nodes; empty where Slurm doesn't say."""
-    scontrol = shutil.which("scontrol")
-    if not context.hosts or not listed or scontrol is None:
-        return []
-    args = [scontrol, "show", "hostnames", listed]
-    completed = jobs.run(args, context.program_timeout())
-    return completed.stdout.split() if completed.returncode == 0 else []

@@ -43,8 +43,8 @@ NAME_NETWORK_HINT = (
 )
 NEEDS = (
     *("hostfile", "slots", "host names", "host keys", "ssh"),
-    *("hosts' python", "hosts' packages", "hosts' mpiexec", "hosts' variables"),
-    *("hosts' shared memory", "connections", START),
+    *("srun", "hosts' python", "hosts' packages", "hosts' mpiexec", "hosts' variables"),
+    *("scheduler", "hosts' memory", "hosts' shared memory", "connections", START),
 )
 Pair = tuple[str, str]
 
@@ -94,7 +94,11 @@ def exchange(pairs: Sequence[Pair] = (), communicators: Sequence[str] = ()) -> N
             report(communicator=name, found=found)
 
 
-@checks.add("placement", "Do ranks start on the requested hosts, and see one another?", NEEDS)
+@checks.add(
+    "placement",
+    "Do ranks start on the requested hosts, and see one another?",
+    (*NEEDS, "srun's ranks"),
+)
 @over_hosts
 def placement(context: Context, cluster: ClusterFacts) -> CheckResult:
     names = {host: facts["hostname"] for host, facts in cluster.facts().items()}

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError
 from dataclasses import dataclass, replace
 
-from chainermn_tools.doctor import consistency, gpus, hosts, machine, placement, software
+from chainermn_tools.doctor import consistency, gpus, hosts, machine, placement, slurm, software
 from chainermn_tools.doctor.check import Check, CheckResult, Context, failed, skipped
 from chainermn_tools.doctor.hints import MORE_TIME, REPORT_IT, hint_for_error, hint_for_output
 from chainermn_tools.doctor.ranks import checks as ranks
@@ -31,11 +31,11 @@ class Stage:
 
 
 # The names are those of the JSON.
-LOCAL = Stage(
-    "here", "This machine", (*software.checks, *machine.checks, *gpus.checks), fraction=0.4
-)
+_local = (*software.checks, *machine.checks, *slurm.checks, *gpus.checks)
+LOCAL = Stage("here", "This machine", _local, fraction=0.4)
 RANKS = Stage("live", "Ranks on this machine", tuple(ranks.checks), fraction=0.5)
-_over_hosts = (*hosts.checks, *consistency.checks, *hosts.connection_checks, *placement.checks)
+_over_hosts = (*hosts.checks, *consistency.checks, *hosts.connection_checks)
+_over_hosts += (*slurm.rank_checks, *placement.checks)
 CLUSTER = Stage("hosts", "Over the hosts", _over_hosts, fraction=1.0)
 
 

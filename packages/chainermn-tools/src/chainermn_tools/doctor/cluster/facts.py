@@ -6,6 +6,7 @@ import ipaddress
 import json
 import math
 import secrets
+import socket
 import sys
 import threading
 import time
@@ -16,7 +17,7 @@ from typing import Any
 
 from chainermn_tools import environment, jobs
 from chainermn_tools.doctor.check import CheckResult, Context, Run, skipped
-from chainermn_tools.doctor.cluster import ssh
+from chainermn_tools.doctor.cluster import srun, ssh
 from chainermn_tools.doctor.cluster.session import (
     COMMAND,
     Session,
@@ -36,10 +37,10 @@ MAX_LOGINS = 16
 ANSWER_TIME = (30.0, 0.25, 0.4)
 LOGIN_TIME = (10.0, 0.1, 0.2)
 VERSION_TIME = (5.0, 0.05, 0.2)  # of mpiexec when it is asked for its version
-# Connections are tried several times, and to many hosts in turns.
 CONNECTIONS_TIME = (8.0, 0.1)
 # A lost first packet is sent again after one second, and then after two more.
 CONNECT_SECONDS = 3.5
+MAX_ALL = 16  # hosts that all connect to one another
 MAX_NAMED = 5
 NOT_FOUND = 127  # of a shell's exit statuses
 Evaluate = Callable[["Context", "ClusterFacts"], CheckResult]
@@ -102,7 +103,10 @@ def gather_facts(context: Context) -> ClusterFacts:
     program, login_time = jobs.ssh_program(launcher.get("vendor")), context.time_for(*LOGIN_TIME)
     commands = {THIS_MACHINE: ["sh", "-c", COMMAND]}
     for host in context.hosts:
-        commands[host.name] = jobs.login_command(program, host.name, COMMAND, login_time)
+        if srun.starts_ranks():
+            commands[host.name] = srun.command(host.name, COMMAND)
+        else:
+            commands[host.name] = jobs.login_command(program, host.name, COMMAND, login_time)
     with open_sessions() as start:
         seconds = context.time_for(*ANSWER_TIME)
         deadline = time.monotonic() + seconds
@@ -166,13 +170,14 @@ def _receive_reply(session: Session | ssh.SSHFailure, deadline: float) -> HostRe
 
 
 def _try_connections(sessions: Mapping[str, Session], found: ClusterFacts, seconds: float) -> None:
-    """Let each host connect to all others and to this machine; add to its reply what it found."""
+    """Let each host connect to others and to this machine; add to its reply what it found."""
     deadline = time.monotonic() + seconds
     hosts = found.facts()
     expected = {}
     for asker in hosts:
         others: dict[str, list[Any]] = {}
-        for other, facts in {THIS_MACHINE: found.local, **hosts}.items():
+        for other in [THIS_MACHINE, *partners(asker, list(hosts))]:
+            facts = hosts.get(other, found.local)
             where = address_of(other, asker, hosts)
             if where is not None and facts["machine"] != hosts[asker]["machine"]:
                 others[other] = [where, facts["port"]]
@@ -186,8 +191,17 @@ def _try_connections(sessions: Mapping[str, Session], found: ClusterFacts, secon
             found.hosts[asker].reached = reached
 
 
+def partners(asker: str, hosts: Sequence[str]) -> list[str]:
+    """Return whom a host connects to: all others, or of many those 1, 2, 4, ... places on."""
+    count, place = len(hosts), hosts.index(asker)
+    steps = [1 << bit for bit in range((count - 1).bit_length())]
+    return [hosts[(place + one) % count] for one in (steps, range(1, count))[count <= MAX_ALL]]
+
+
 def address_of(other: str, asker: str, facts: Mapping[str, dict[str, Any]]) -> str | None:
-    """Return where the asker finds another: ssh's connections say which addresses they have."""
+    """Return where the asker finds another: by ssh's addresses, or in Slurm by its name."""
+    if srun.starts_ranks():
+        return socket.gethostname() if other == THIS_MACHINE else other
     here, _ = _ssh_addresses(facts[asker])
     if other == THIS_MACHINE:
         return here

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from chainermn_tools.doctor.cluster import srun
 from chainermn_tools.explain import root_cause
 
 LOGGED_IN = re.compile(r"^(?:debug1: )?Authenticated to ", re.MULTILINE)
@@ -39,6 +40,9 @@ def no_ssh(said: str) -> SSHFailure:
 def classify_failure(stderr: str) -> SSHFailure:
     """Return what made ssh fail, from what it wrote to standard error under ``-v``."""
     said = without_verbose_lines(stderr)
+    if srun.starts_ranks():
+        hint = f"srun --overlap -N 1 -n 1 -w {HOST} true   # shows why; {IF_SLOW}"
+        return SSHFailure("srun", "srun starts nothing there", hint, said)
     if LOGGED_IN.search(stderr):
         problem = "the login succeeds, but what runs there gives no answer in time"
         hint = f"ssh {HOST} true   # if it doesn't end, see ~/.bashrc there and what it waits for"

@@ -1,11 +1,4 @@
-"""Checks of ranks on this machine, each with the step that ranks take for it.
-
-To add one, write what each rank does and how all ranks' findings are evaluated::
-
-    @checks.add_step("drive", "Do ranks see the drive?", (MESSAGES,), lambda world: {"on": is_on()})
-    def drive(context: Context, job: RankJob) -> CheckResult:
-        return ok("they do") if all(one["on"] for one in job.results("drive")) else ...
-"""
+"""Checks of ranks on this machine, each with the step that ranks take for it."""
 
 from __future__ import annotations
 

@@ -155,14 +155,16 @@ def run_ranks(
     timeout: float,
     threads: int | None = 1,
     variables: Mapping[str, str] = {},
+    launcher: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> RankJob:
     """Run ranks as `chainermn launch` does, without showing what they print.
 
     Each calls the task, a function at the top level of a module, with the options, which JSON must
-    be able to hold. ``threads`` is None where the user chose. Raise Unavailable without an mpiexec.
+    be able to hold. ``threads`` is None where the user chose. A ``launcher`` in place of mpiexec
+    knows the hosts itself. Raise Unavailable without either.
     """
-    launcher = find_launcher(context)
+    found = launcher or find_launcher(context)
     seconds, name = int(timeout) + SPARE_SECONDS, (task.__module__, task.__name__)
     order = {"seconds": seconds, "task": name, "options": options}
     # Without spaces, at which a site's wrapper of mpiexec may split it.
@@ -170,11 +172,10 @@ def run_ranks(
     chosen = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     env = {**YIELDING, **os.environ, **variables, **chosen}
     # The option that names hosts isn't known for an mpiexec of no known MPI.
-    hosts = None if launcher["vendor"] is None and [*ranks_per_host] == [HERE] else ranks_per_host
+    is_known = launcher is None and (found["vendor"] or [*ranks_per_host] != [HERE])
     ranks = sum(ranks_per_host.values())
-    args = jobs.mpiexec_command(
-        launcher, ranks, script, hosts=hosts, threads=threads, variables=env
-    )
+    hosts = ranks_per_host if is_known else None
+    args = jobs.mpiexec_command(found, ranks, script, hosts=hosts, threads=threads, variables=env)
     grace = jobs.TERM_GRACE_SECONDS  # it must be gone soon after the time-out
     output = jobs.run_job(args, env, timeout=timeout, forward=False, term_grace=grace)
     return RankJob(ranks_per_host, options, timeout, output)

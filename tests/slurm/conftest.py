@@ -1,0 +1,17 @@
+"""One Slurm for the whole run, and what it lacks where there can be none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.slurm import Slurm, lacking
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[Slurm]:
+    if lacks := lacking():
+        pytest.skip(f"no Slurm can be started here: {lacks}")
+    with Slurm() as started:
+        yield started
