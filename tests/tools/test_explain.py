@@ -336,3 +336,13 @@ def test_a_rank_that_really_fails_is_explained():
     assert verdict.rank == 1
     assert "RankMismatchError: allreduce on rank 1: ranks disagree on array" in verdict.how
     assert verdict.traceback.splitlines()[-1] == verdict.how
+
+
+def test_open_mpis_own_report_names_the_rank_where_nobody_else_does():
+    said = (
+        "prterun noticed that process rank 1 with PID 3738 on node vm exited on\nsignal 11 (Seg).\n"
+    )
+    verdict = verdict_on("Fatal Python error: Segmentation fault\n" + said)
+    assert (verdict.rank, verdict.host) == (1, "vm")
+    assert verdict.how == "Fatal Python error: Segmentation fault"
+    assert verdict_on(said).how == "is gone"

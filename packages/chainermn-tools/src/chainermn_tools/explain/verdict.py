@@ -8,7 +8,12 @@ from dataclasses import dataclass, replace
 from _chainermn_verdict import next_step
 
 LITERALS = (
-    *("chainermn launch: ", "ChainerMN: ", "chainermn: a signal warned"),
+    *(
+        "chainermn launch: ",
+        "ChainerMN: ",
+        "chainermn: a signal warned",
+        " noticed that process rank ",
+    ),
     *("Traceback (most recent call last)", "Fatal Python error: "),
 )
 RANK = r"(?:rank (?P<rank>\d+)(?: on (?P<at>\S+)| of \d+:| \(process \d+ on (?P<host>\S+)\))? ?)"
@@ -24,6 +29,7 @@ FORMS = (
     (1, rf"ChainerMN: {RANK}(?P<how>(?:uncaught|sys\.exit|os\._exit).*), ending the job"),
     (1, r"chainermn: (?P<how>a signal warned.*)"),
     (2, rf"ChainerMN: {RANK}(?P<how>is gone.*)"),
+    (2, r"process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) (?P<how>exited) on"),
     (3, rf"ChainerMN: (?=likely culprit|nothing was|all ranks are|ranks wait){CULPRIT}(?P<how>.+)"),
     (4, r"(?P<how>Traceback) \(most"),
 )
@@ -80,6 +86,8 @@ class VerdictFinder:
                 continue
             known = said.groupdict()
             how, trace = known["how"].rstrip(), ""
+            if how == "exited":  # as Open MPI's mpiexec says; on what signal is in the next line
+                how = "is gone"
             if how == "Traceback":
                 how, trace = _traceback(text[: said.start()], after)
                 if not how:
