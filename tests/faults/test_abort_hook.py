@@ -26,7 +26,7 @@ FORCED = {"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "1"}
 @pytest.mark.parametrize("ranks", [3, pytest.param(2, marks=pytest.mark.full)])
 def test_on_where_a_rank_is_alone_in_its_communicator(ranks):
     """Of three ranks one that isn't alone fails; of two both are alone."""
-    words = (f"ChainerMN: rank 0 of {ranks}: uncaught", "Traceback", "ValueError")
+    words = ("Traceback", "ValueError", f"ChainerMN: rank 0 of {ranks}: uncaught")
     failed(ranks, 1, words, end=RAISE, failing=(0,), install=ALONE)
 
 
@@ -38,7 +38,7 @@ if world.rank == 1:
     create_communicator('naive', 'no communicator')
 create_communicator("naive")
 """
-    words = ("ChainerMN: rank 1 of 2: uncaught TypeError", "Traceback", "TypeError")
+    words = ("Traceback", "TypeError", "ChainerMN: rank 1 of 2: uncaught TypeError")
     failed(2, 1, words, install=install, body=body)
 
 
@@ -120,7 +120,7 @@ sys.excepthook = hook
 def test_long_tracebacks_of_all_ranks_stay_whole():
     # 8 kB each; Open MPI's launcher reads 4 kB at a time.
     end = """world.Barrier()
-raise ValueError(''.join(f'\\nrank {world.rank} line {i:03} of 200' for i in range(200)))
+raise ValueError(''.join(f'\\nby {world.rank} line {i:03} of 200' for i in range(200)))
 """
     job = failed(3, 1, end=end, failing=(0, 1, 2))
     lines = job.err.splitlines()
@@ -129,8 +129,43 @@ raise ValueError(''.join(f'\\nrank {world.rank} line {i:03} of 200' for i in ran
     whole = []
     for begin in begins:
         rank = lines[begin].split()[1]
-        whole += [f"rank {rank} line {i:03} of 200" for i in range(200)]
+        whole += [f"by {rank} line {i:03} of 200" for i in range(200)]
     assert [line for line in lines if line.endswith("of 200")] == whole, job
+
+
+def test_the_same_error_on_all_ranks_is_printed_once():
+    """Such as of a name that doesn't exist."""
+    job = failed(
+        4, 1, end="create_communicator('flatt')", failing=(0, 1, 2, 3), install=COMMUNICATOR
+    )
+    assert job.err.count("Traceback") == 1, job
+    assert job.err.count("ChainerMN: rank ") == 1, job
+    assert "unknown communicator 'flatt'; use one of: dummy, flat" in job.err
+    frames = re.findall(r'File "(.*)", line', job.err)
+    assert not [frame for frame in frames if "chainermn_comm" in frame], job
+
+
+def test_of_ranks_that_disagree_the_odd_one_is_the_one_that_speaks():
+    body = """
+comm = create_communicator("naive")
+world.Barrier()
+say_failing()
+comm.allreduce_obj(1) if world.rank != 2 else comm.bcast_obj(1)
+"""
+    words = (
+        "Traceback",
+        "chainermn_comm.errors.RankMismatchError: bcast_obj on rank 2: ranks disag",
+    )
+    words += ("ChainerMN: rank 2 of 5: uncaught RankMismatchError", "Next step: look for an `if")
+    job = failed(5, 1, words, install=COMMUNICATOR, body=body, failing=(2,))
+    assert job.err.count("Traceback") == 1, job
+    assert "handshake.py" not in job.err, job
+
+
+def test_a_crash_shows_the_line_of_python():
+    job = failed(2, None, end="import ctypes; ctypes.string_at(0)", install=COMMUNICATOR)
+    assert "Fatal Python error: Segmentation fault" in job.err
+    assert "script.py" in job.err, job
 
 
 def test_ranks_that_learn_of_an_error_do_not_bury_it():
@@ -141,7 +176,7 @@ if world.rank == 1:
     raise ValueError("failure!")
 raise PeerError("rank 1 found an error")
 """
-    words = ("ChainerMN: rank 1 of 3", "Traceback", "ValueError: failure!")
+    words = ("Traceback", "ValueError: failure!", "ChainerMN: rank 1 of 3")
     job = failed(3, 1, words, end=end, failing=(0, 1, 2))
     assert "PeerError" not in job.err, job
 
@@ -287,7 +322,7 @@ comm.allreduce(np.ones(3))
 @pytest.mark.parametrize(
     ("end", "what", "status"),
     [
-        (RAISE, "uncaught ValueError", 1),
+        (RAISE, "uncaught ValueError: failure!", 1),
         ("sys.exit(3)", "sys.exit(3)", 3),
         ("os._exit(0)", "os._exit(0) before MPI was finalized", 1),
     ],

@@ -70,7 +70,7 @@ def test_distribution_installs_and_imports_alone(name, request, wheels, find_lin
 
 # Beside its package.
 OF_COMM = {"chainermn.pth", "chainermn.start", "_chainermn_startup"}
-OF_COMM |= {"_chainermn_events.py", "_chainermn_limits.py"}
+OF_COMM |= {"_chainermn_events.py", "_chainermn_limits.py", "_chainermn_verdict.py"}
 MORE = {"chainermn": {"chainermn-stubs"}, "chainermn-comm": OF_COMM}
 
 

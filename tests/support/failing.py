@@ -109,5 +109,8 @@ def check_last_words(job: Job, *lines: str) -> None:
 
 
 RAISE = "raise ValueError('failure!')"
-TRACEBACK = ("ChainerMN: rank {} of 2: uncaught ValueError", "Traceback", "ValueError: failure!")
-EXIT_3 = ("ChainerMN: rank {} of 2: sys.exit(3)",)
+TRACEBACK = (
+    *("Traceback", "ValueError: failure!"),
+    *("ChainerMN: rank {} of 2: uncaught ValueError, ending the job", "Next step: read the trace"),
+)
+EXIT_3 = ("ChainerMN: rank {} of 2: sys.exit(3)", "Next step: ")

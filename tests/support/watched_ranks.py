@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from chainermn_comm.timeout import Timeout
 from chainermn_comm.watchdog.diagnosis import Rank, WaitGraph
 from chainermn_comm.watchdog.processes import GONE, RUNNING, STOPPED
 from chainermn_comm.watchdog.status_region import (
@@ -17,7 +18,7 @@ from chainermn_comm.watchdog.status_region import (
     Call,
 )
 
-__all__ = ["GONE", "STOPPED", "Rank"]
+__all__ = ["GONE", "STOPPED", "Rank", "Timeout"]
 
 # Communicators: of all three, and of some of them.
 WHOLE, PART = (0, 1), (0, 2)

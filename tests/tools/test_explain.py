@@ -14,6 +14,7 @@ from rich.console import Console
 from chainermn_tools import explain
 from chainermn_tools.explain import ErrorRule, Kind
 from tests.support import commands, jobs
+from tests.support.explained import verdict_on
 from tests.support.scripts import ROOT
 
 RULES = explain.load_rules()
@@ -278,12 +279,13 @@ def on_terminal(width: int, **how) -> list[str]:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=width, **how)
     text = "\n".join(line for row in RULES for line in row.examples).encode()
-    explain.render(explain.search(io.BytesIO(text)), console)
+    verdict = explain.Verdict(7, "is gone, " + "last seen " * 9, 1, "host0", "a stack\n  of frames")
+    explain.render(explain.search(io.BytesIO(text)), verdict, console)
     return file.getvalue().splitlines()
 
 
 def test_a_terminal_gets_whole_commands_wrapped_sentences_and_colours_if_it_likes():
-    fixes = {f"    {fix}" for row in RULES for fix in row.fix}
+    fixes = {f"    {fix}" for row in RULES for fix in row.fix} | {"    a stack", "      of frames"}
     lines = on_terminal(40, no_color=True, color_system=None)
     assert fixes <= set(lines)
     assert max(len(line) for line in lines if line not in fixes) <= 40
@@ -327,7 +329,20 @@ def test_a_rank_that_really_fails_is_explained():
     job = jobs.run_text(2, FAILS)
     found = names(job.out + job.err)
     assert found[0] == "ranks-disagree"
-    assert "rank-failed-first" in found
     # MPI's own lines come last, where it got round to printing any before it killed the job.
     shown = [list(Kind).index(BY_NAME[name].kind) for name in found]
     assert shown == sorted(shown)
+    verdict = verdict_on(job)
+    assert verdict.rank == 1
+    assert "RankMismatchError: allreduce on rank 1: ranks disagree on array" in verdict.how
+    assert verdict.traceback.splitlines()[-1] == verdict.how
+
+
+def test_open_mpis_own_report_names_the_rank_where_nobody_else_does():
+    said = (
+        "prterun noticed that process rank 1 with PID 3738 on node vm exited on\nsignal 11 (Seg).\n"
+    )
+    verdict = verdict_on("Fatal Python error: Segmentation fault\n" + said)
+    assert (verdict.rank, verdict.host) == (1, "vm")
+    assert verdict.how == "Fatal Python error: Segmentation fault"
+    assert verdict_on(said).how == "is gone"

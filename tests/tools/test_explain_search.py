@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.explained import VerdictFinder
+
 # The package has a function of that name, too.
 module = importlib.import_module("chainermn_tools.explain.search")
 
@@ -58,8 +60,12 @@ def test_patterns_see_no_more_of_a_line_than_messages_have(monkeypatch):
     line = b"ChainerMN: likely culprit: rank 1 (process 1 on " * 20_000
     assert module.search(io.BytesIO(line + b"\n" + line), [row]) == []
     assert 0 < longest <= 2 * module.AROUND_BYTES
-    (found,) = module.search(io.BytesIO(line[:9600] + b"host) is gone."))  # of a log in one line
-    assert found.rule.name in ("stalled-rank-gone", "rank-gone")
+    log = io.BytesIO(line[:9600] + b"host) is gone. Host key verification failed.")  # in one line
+    finder = VerdictFinder()
+    (found,) = module.search(log, finder=finder)
+    assert found.rule.name == "ssh-host-key"
+    assert finder.verdict().rank == 1
+    assert len(finder.verdict().how) < 2 * module.AROUND_BYTES
 
 
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r"])

@@ -82,18 +82,19 @@ def test_the_first_rank_that_failed_is_named(one, status, text):
 def test_of_ranks_that_the_watchdog_ends_none_is_blamed_for_that(said, text):
     lost = LostProcess(100, None, "h0", code=15)
     found = classification.classify(output(said, lost=[lost], status=15), 2)
-    assert (found.success, found.status) == (False, 15)
+    assert (found.success, found.status) == (False, 124)  # and not 15, of an innocent rank
     assert found.message.startswith(f"the watchdog ended the job: {text}")
+    assert found.message.count("\nNext step: ") == 1
 
 
-SEEN = event(0, "rank_lost", lost=1, pid=101, host="h1", how="it is gone, last seen in allreduce")
+SEEN = event(0, "rank_lost", lost=1, pid=101, host="h1", how="is gone, last seen in allreduce")
 LEFT = event(1, "aborted", what="os._exit(3) before MPI was finalized", status=3)
 
 
 @pytest.mark.parametrize(
     ("events", "lost", "said", "status", "how"),
     [
-        ([SEEN], LostProcess(100, code=11), 11, 11, "it is gone, last seen in allreduce"),
+        ([SEEN], LostProcess(100, code=11), 11, 11, "gone, last seen in allreduce"),
         ([SEEN], KILLED, 9, 137, "ended by signal 9 (SIGKILL)"),
         ([LEFT], None, 3, 3, "os._exit(3) before MPI was finalized"),
         (
@@ -107,12 +108,14 @@ def test_the_rank_that_the_watchdog_or_its_own_hook_saw_ending_first_is_blamed(
 ):
     one = output(*events, status=said, lost=[lost] if lost else [])
     found = classification.classify(one, 2)
-    assert (found.message, found.status) == (f"rank 1 on h1 failed first: {how}", status)
+    who, step = found.message.split("\n")
+    assert (who, found.status) == (f"rank 1 on h1 failed first: {how}", status)
+    assert step.startswith("Next step: ")
 
 
 def test_where_no_rank_began_it_is_told_why_if_known_and_starting_again_is_no_use():
     found = classification.classify(JobOutput(status=255), 2)
-    assert (found.success, found.restartable, found.status) == (False, False, 255)
+    assert (found.success, found.restartable, found.status) == (False, False, 2)
     assert found.message == "no rank began; what mpiexec printed above says why"
     said = b"ssh: Could not resolve hostname far: Name or service not known\nLaunch proxy failed.\n"
     found = classification.classify(JobOutput(status=255, tail=said), 2)

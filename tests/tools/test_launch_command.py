@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import commands
+from tests.support.explained import verdict_on
 from tests.support.jobs import on_open_mpi
 from tests.support.pairwise import tiered
 from tests.support.processes import is_gone, soon
@@ -211,8 +212,11 @@ def test_first_rank_that_failed_is_shown_last(tmp_path, how, status, what):
     assert end.startswith("chainermn launch: rank 1 on ")
     assert f"failed first: {what}" in end
     assert f"(exit status {status})" in end
-    assert ("Traceback (most recent call last)" in end) == (how != "exit")
-    assert "runpy" not in end
+    assert done.stderr.count("Traceback (most recent call last)") == (how != "exit")
+    assert "runpy" not in done.stderr
+    assert "rank.py" not in done.stderr.partition("\n")[2]
+    assert end.splitlines()[-1].startswith("Next step: ")
+    assert done.stderr.count("Next step: ") == 1
     if how != "import":
         lines = sorted(line for line in done.stdout.splitlines() if "line of" in line)
         assert lines == ["[0] line of 0", "[1] line of 1"]
@@ -352,7 +356,10 @@ os.rename(folder / f".{MPI.COMM_WORLD.rank}", folder / str(MPI.COMM_WORLD.rank))
 def test_ctrl_c_ends_everything(tmp_path, number, arguments):
     code, said, started = signalled(tmp_path, number, *arguments)
     assert code == 128 + number
-    assert f"ended by signal {int(number)}" in said
+    how = "Ctrl-C" if number == signal.SIGINT else "signal 15 (SIGTERM)"
+    assert f"chainermn launch: ended by {how}\nNext step: " in said
+    assert "is gone" not in said
+    assert verdict_on(said).how == f"ended by {how}"
     assert "starting again" not in said
     assert len(started) == 4
     assert all(map(is_gone, started)), "a process outlived the launch"
@@ -457,7 +464,7 @@ def test_hosts_reach_mpiexec_as_one_word_with_their_ranks(tmp_path):
     hostfile.write_text("node0 slots=2\nnode1:2\n")
     done = launch_by("print(json.dumps(sys.argv[1:]))", tmp_path, "", "--hostfile", hostfile)
     assert json.loads(done.stdout)[:4] == ["-hosts", "node0:2,node1:2", "-n", "4"]
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "no rank began" in done.stderr
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from chainermn_comm.watchdog.monitor import monitor
 from tests.support import events, jobs
-from tests.support.explained import explained
+from tests.support.explained import verdict_on
 from tests.support.monitors import close, cut, star_of
 from tests.support.processes import is_gone
 from tests.support.watchdog import COLLECTIVE, MonitoredRank, clock, description, record
@@ -165,7 +165,10 @@ def test_a_machine_that_is_lost_ends_the_job_if_a_call_waits_and_a_time_out_was_
         assert watched.check_links(clock() + 21 + turn) == (ends_job and turn == 0)
     (text,) = said  # once, until it is reached again
     assert "nothing was heard of rank 0 on near for 20.0 s, and rank 0 (process " in text
-    assert explained(text) == ["link-cut" if ends_job else "link-silent"]
+    verdict = verdict_on(text)
+    assert verdict.how.startswith("nothing was heard of rank 0 on near for 20.0 s")
+    assert "ping that host" in verdict.next_step
+    assert text.endswith(f"{verdict.next_step}\n")
     if not ends_job:
         assert "The ranks go on waiting. CHAINERMN_TIMEOUT=2 would end the job" in text
     event = events.sent(b"".join(told).decode())[0]
@@ -250,6 +253,7 @@ def test_with_no_time_out_nothing_is_reported_but_a_rank_that_dies(monkeypatch, 
 
 def test_of_several_machines_the_first_failure_is_reported_by_the_hub(monkeypatch, star):
     watched, said, *_ = watching(monkeypatch, [description(0)], star[0])
+    watched.config["launch"] = None  # which would say it instead
     heard = []
     watched.star.links[1] = SimpleNamespace(send=lambda kind, **_: heard.append(kind))
     then = {"age": 9.0, "rank": None}  # it called MPI_Abort
@@ -281,10 +285,14 @@ def test_where_a_rank_elsewhere_called_mpi_abort_in_vain_the_job_ends(monkeypatc
     assert ended == [True] * ends
 
 
-def test_the_rank_that_died_first_is_named_and_the_others_are_not(monkeypatch, mine, start_rank):
+@pytest.mark.parametrize("launch", [None, events.LAUNCH])
+def test_the_rank_that_died_first_is_named_and_the_others_are_not(
+    monkeypatch, mine, start_rank, launch
+):
     """Such as those that the launcher killed then, and may name."""
     (first, one), (second, other) = start_rank(2, "after a call"), start_rank(1)
     watched, said, _, told = watching(monkeypatch, [description(0), other, one])
+    watched.config["launch"] = launch
     for process in (first, second):
         process.kill()
         process.wait()
@@ -292,13 +300,17 @@ def test_the_rank_that_died_first_is_named_and_the_others_are_not(monkeypatch, m
         watched.note_failure()
         watched.report_failure()
     (words,) = said
-    assert words.startswith(f"\nChainerMN: rank 2 (process {first.pid} on ")
-    assert " is gone, last seen in no call, after allreduce (collective call 4, 80 bytes)." in words
-    assert explained(words) == ["rank-gone"]
+    last_seen = "is gone, last seen in no call, after allreduce (collective call 4, 80 bytes)"
+    if launch is None:
+        assert words.startswith(f"\nChainerMN: rank 2 (process {first.pid} on ")
+        assert f" {last_seen}.\nNext step: read its last lines" in words
+        assert verdict_on(words).rank == 2
+        assert told == []
+        return
+    assert words == ""  # the launcher says it, and knows more
     (event,) = events.sent(b"".join(told).decode())
-    assert event["event"] == "rank_lost"
+    assert (event["event"], event["how"]) == ("rank_lost", last_seen)
     assert (event["rank"], event["lost"], event["pid"]) == (0, 2, first.pid)
-    assert f" is {event['how']}." in words
 
 
 def test_a_job_that_is_ended_while_its_ranks_finalize_has_failed():
@@ -313,3 +325,17 @@ def test_a_job_that_is_ended_while_its_ranks_finalize_has_failed():
         assert rank.wait(timeout=jobs.SECONDS) != 0
         made.clean()
         assert is_gone(child)
+
+
+def test_the_launcher_gets_a_text_as_events_lest_it_look_like_a_ranks(monkeypatch, mine):
+    printed = []
+    monkeypatch.setattr(monitor, "print_for", lambda _, *how: printed.append(how))
+    watched, text = make_monitor([description(0)]), "a report, \u2028 and \udc80 so on\n" * 100
+    watched.print(text)
+    watched.print(text + "Next step: which the launcher adds to what ends the job", [b""])
+    for plain, lines, _ in printed:
+        assert plain == ""
+        assert events.shown(b"".join(lines).decode()) == text
+    watched.config["launch"] = None
+    watched.print(text)
+    assert printed[2][:2] == (text, [])

@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from chainermn_comm.watchdog.report import normalize_stacks, rank_list, report, warning
-from tests.support.watched_ranks import ENDED, PART, inside, job_of, outside, ranks, receiving
+from tests.support.watched_ranks import (
+    ENDED,
+    PART,
+    Timeout,
+    inside,
+    job_of,
+    outside,
+    ranks,
+    receiving,
+)
 
 
 def test_the_number_in_a_part_is_told_as_the_worlds():
@@ -15,20 +26,20 @@ def test_the_number_in_a_part_is_told_as_the_worlds():
         outside(1, 0, operation="", of=PART, size=2),
     )
     stalled = [(them[1], them[1].calls[0])]
-    text = report(job_of(them), stalled, "Going on.")
+    text = report(job_of(them), stalled, Timeout())
     assert "culprit: rank 2 (process 102 on here) is in no call" in text
     assert "rank 1 (process 101 on here) waits in recv (from rank 2, tag 3)" in text
 
 
 def test_a_message_of_any_tag_is_said_to_be_one():
     them = ranks(receiving(0, 1, tag=-1), outside(1))
-    text = report(job_of(them), [(them[0], them[0].calls[0])], "Going on.")
+    text = report(job_of(them), [(them[0], them[0].calls[0])], Timeout())
     assert "waits in recv (from rank 1, any tag, " in text
 
 
 def test_ranks_that_are_not_known_are_said_to_be():
     them = ranks(inside(0), inside(1))
-    text = report(job_of(them), [(them[0], them[0].calls[0])], "Going on.")
+    text = report(job_of(them), [(them[0], them[0].calls[0])], Timeout())
     assert "see the reports of other machines" in text
     assert "not heard of: 1 of the 3 ranks that take part" in text
 
@@ -36,7 +47,7 @@ def test_ranks_that_are_not_known_are_said_to_be():
 def test_hosts_that_do_not_answer_are_named():
     them = ranks(inside(0, 4), inside(1, 5))
     job = job_of(them, ["beta"])
-    text = report(job, [(them[1], them[1].calls[0])], "Going on.")
+    text = report(job, [(them[1], them[1].calls[0])], Timeout())
     assert "ranks wait for others that could not be asked; beta didn't answer" in text
     assert "culprit" not in text
     assert "; beta didn't answer" in warning(job, them[1], them[1].calls[0], 14.0)
@@ -44,7 +55,7 @@ def test_hosts_that_do_not_answer_are_named():
 
 def test_hosts_that_do_not_answer_are_named_when_ranks_wait_in_finalize():
     them = ranks(ENDED)
-    text = report(job_of(them, ["rank 1 on beta"]), [(them[0], ENDED)], "Going on.")
+    text = report(job_of(them, ["rank 1 on beta"]), [(them[0], ENDED)], Timeout())
     assert "ranks wait for others that could not be asked; rank 1 on beta didn't answer" in text
 
 
@@ -53,9 +64,25 @@ def test_equal_stacks_are_printed_once_and_suspects_first():
         replace(rank, stacks="elsewhere" if rank.world == 2 else "in bcast")
         for rank in ranks(inside(0), inside(1), outside(2))
     ]
-    text = report(job_of(them), [(them[0], them[0].calls[0])], "Going on.")
+    text = report(job_of(them), [(them[0], them[0].calls[0])], Timeout())
     assert text.index("Stacks of rank 2,") < text.index("Stacks of ranks 0, 1,")
     assert text.count("in bcast\n") == 1
+
+
+@pytest.mark.parametrize("ends_job", [True, False])
+def test_what_to_do_comes_last(ends_job):
+    them = ranks(inside(0), outside(1))
+    text = report(job_of(them), [(them[0], them[0].calls[0])], Timeout(2.0, ends_job))
+    assert ("CHAINERMN_TIMEOUT is set: ending the job." in text) == ends_job
+    assert text.splitlines()[-1].startswith("Next step: read its stack, the first")
+
+
+def test_frames_of_what_runs_the_script_are_left_out():
+    run = (
+        '  File "<frozen runpy>", line 88 in f\n  File "/x/chainermn_tools/rank.py", line 1 in g\n'
+    )
+    mine = 'Current thread 0x2 (most recent call first):\n  File "/x/s.py", line 5 in <module>\n'
+    assert normalize_stacks((mine + run).encode()).splitlines()[1:] == [mine.splitlines()[1]]
 
 
 def test_the_main_threads_stack_comes_first_and_the_end_of_long_ones_is_cut():

@@ -28,8 +28,9 @@ RANK_VARIABLES = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # a shell of Slurm has them, too, with 1 task
 )
 MARK = "\x1e"  # begins an event
-# The exit status of all ranks that leave after a warning, having saved: EX_TEMPFAIL.
-LEAVING_STATUS = 75
+# Exit statuses, as in docs/failures.md: where nothing starts; of all ranks that have saved and left
+# after a warning (EX_TEMPFAIL); at a time limit (as of timeout(1)); before a signal's number.
+NOT_STARTED_STATUS, LEAVING_STATUS, TIMEOUT_STATUS, SIGNAL_STATUS = 2, 75, 124, 128
 # How many seconds they may take for it.
 GRACE_VARIABLE, GRACE_SECONDS = "CHAINERMN_GRACE", 30.0
 # How often `chainermn launch` has started the job again.

@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from _chainermn_verdict import FOLLOWS
+
 # Attributes of an error: the call in which all ranks raised, and when that was by this clock; the
 # call alone, where a `SharedFailure` was around it.
 _RAISED_ON_ALL, _RAISED_WITHIN = "_chainermn_raised_on_all", "_chainermn_raised_within"
@@ -69,7 +71,8 @@ def raise_failure(operation: str, rank: int, texts: Sequence[str | None]) -> NoR
 def raise_mismatch(operation: str, rank: int, views: Sequence[str]) -> NoReturn:
     """Raise RankMismatchError with every rank's values of the first entry that differs.
 
-    ``views`` are of the ranks' signatures, see :func:`view_of`; there are few different ones.
+    ``views`` are of the ranks' signatures, see :func:`view_of`; there are few different ones. The
+    errors of all ranks but one that few agree with are secondary.
     """
     decoded = {view: json.loads(view) for view in dict.fromkeys(views)}
     name, values = "the number of calls so far", dict.fromkeys(decoded, "unknown")
@@ -88,7 +91,9 @@ def raise_mismatch(operation: str, rank: int, views: Sequence[str]) -> NoReturn:
         for value, those in ranks.items()
     )
     text = f"{operation} on rank {rank}: ranks disagree on {name}: {by_ranks}"
-    raise raised_on_all(RankMismatchError(text, name))
+    error = raised_on_all(RankMismatchError(text, name))
+    vars(error)[FOLLOWS] = str(rank) != min(reversed(ranks.values()), key=len)[0]
+    raise error
 
 
 def entries_of(operation: str, signature: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:

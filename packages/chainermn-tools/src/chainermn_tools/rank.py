@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import os
 import re
 import runpy
@@ -20,13 +21,13 @@ import traceback
 from typing import Any, NoReturn
 
 from _chainermn_events import emit, exit_code
+from _chainermn_verdict import is_secondary, traceback_of
 from chainermn_tools.threads import divide_cores
 
 # Of a traceback's last line.
 HEADLINE_CHARACTERS = 500
 # mpiexec takes an argument that is a colon for the end of one program and the start of another.
 COLON = re.compile(r"\\*:")
-OWN_FILES = (__file__, runpy.__file__, "<frozen runpy>")
 
 _real_exit = os._exit
 
@@ -44,6 +45,10 @@ def main() -> None:
             # Lines are then written whole, and ranks' lines don't mix.
             stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     divide_cores()
+    # In both places, as the abort hook prints by itself where nobody has set another one.
+    sys.excepthook = sys.__excepthook__ = _print_error
+    if "OMPI_COMM_WORLD_RANK" not in os.environ:  # whose handlers would take the place of these
+        faulthandler.enable(2, all_threads=False)  # a crash shows the Python line
     process = os.getpid()
     emit("started", pid=process, host=socket.gethostname())
 
@@ -81,6 +86,10 @@ def unescape(argument: str) -> str:
     return argument[1:] if COLON.fullmatch(argument) else argument
 
 
+def _print_error(kind: type[BaseException], error: BaseException, trace: object) -> None:
+    sys.stderr.write(traceback_of(error))
+
+
 def _finish(process: int) -> None:
     """Finalize MPI, which waits for the other ranks, and only then report success."""
     if os.getpid() != process:
@@ -103,23 +112,17 @@ def _exit_status(error: BaseException) -> int:
 
 def _describe(error: BaseException) -> dict[str, Any]:
     """Describe the error, and whether it may only be a consequence of another rank's."""
-    mpi = sys.modules.get("mpi4py.MPI")
-    kinds = [kind.__name__ for kind in type(error).__mro__]
-    secondary = "PeerError" in kinds or (mpi is not None and isinstance(error, mpi.Exception))
     if isinstance(error, SystemExit):
         what = f"sys.exit({error.code!r})"[:HEADLINE_CHARACTERS]
-        return {"what": what, "secondary": secondary, "traceback": ""}
+        return {"what": what, "secondary": False, "traceback": ""}
     try:
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename in OWN_FILES:
-            trace = trace.tb_next
-        lines = traceback.format_exception(type(error), error, trace)
         only = traceback.format_exception_only(type(error), error)
         what = only[-1 if isinstance(error, SyntaxError) else 0].strip()
+        what = what.split("\n")[0][:HEADLINE_CHARACTERS]
+        text = traceback_of(error)
     except Exception:  # its __str__ fails
-        lines, what = traceback.format_tb(error.__traceback__), kinds[0]
-    what = what.split("\n")[0][:HEADLINE_CHARACTERS]
-    return {"what": what, "secondary": secondary, "traceback": "".join(lines)}
+        what, text = type(error).__name__, "".join(traceback.format_tb(error.__traceback__))
+    return {"what": what, "secondary": is_secondary(error), "traceback": text}
 
 
 if __name__ == "__main__":

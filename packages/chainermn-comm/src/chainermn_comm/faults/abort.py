@@ -13,15 +13,15 @@ import faulthandler
 import os
 import sys
 import time
-import traceback
 from types import TracebackType
 from typing import Any, NoReturn
 
-from _chainermn_events import emit, exit_code
+from _chainermn_events import active_job, emit, exit_code
+from _chainermn_verdict import is_secondary, next_step, traceback_of
 
-from ..errors import PeerError
+from ..errors import describe_exception
 from ..trace import end_trace
-from ..watchdog import mark_aborting, mark_finalizing
+from ..watchdog import is_first_here, mark_aborting, mark_finalizing
 from . import exit_status
 from .forks import real_exit
 
@@ -151,12 +151,13 @@ def _excepthook(
     what, details = f"uncaught {kind.__name__}", ""
     code = 130 if issubclass(kind, KeyboardInterrupt) else 1  # 128 + SIGINT, as a shell has it
     try:
-        if isinstance(value, (PeerError, sys.modules["mpi4py.MPI"].Exception)):
+        if is_secondary(value):
             time.sleep(SECONDARY_ERROR_SECONDS)
+        what = f"uncaught {describe_exception(value)}".rstrip(": ").partition("\n")[0]
         if previous is sys.__excepthook__:
-            details = "".join(traceback.format_exception(kind, value, trace))
+            details = traceback_of(value)
         else:  # what it prints can't be collected first: it may not return
-            _write_stderr(f"{_headline(what)}:\n")
+            _write_stderr(f"\n{_headline(what)}:\n")
             previous(kind, value, trace)
     finally:
         abort_job(what, code, details)
@@ -165,20 +166,16 @@ def _excepthook(
 def _on_system_exit(code: object) -> None:
     status = exit_code(code)
     if status and status != _leaving and _others_may_wait():
-        if isinstance(code, int):
-            abort_job(f"sys.exit({code})", status)
-        abort_job("sys.exit with a message", status, f"{code}\n")
+        is_number = isinstance(code, int)
+        what = f"sys.exit({code})" if is_number else "sys.exit with a message"
+        abort_job(what, status, "" if is_number else f"{code}\n")
 
 
 def _os_exit(status: int) -> NoReturn:
     try:
         if _others_may_wait():
             # MPICH's launcher kills the other ranks and reports success after os._exit(0).
-            abort_job(
-                f"os._exit({status}) before MPI was finalized",
-                exit_code(status) or 1,
-                "Where this is meant, call mpi4py.MPI.Finalize() first.\n",
-            )
+            abort_job(f"os._exit({status}) before MPI was finalized", exit_code(status) or 1)
         mark_finalizing()
     finally:
         real_exit(status)
@@ -197,12 +194,15 @@ def _at_exit() -> None:
 def abort_job(what: str, code: int, details: str = "") -> NoReturn:
     """Print why this rank fails and abort the job with an exit status from 1 to 255.
 
-    ``what`` follows "rank 1 of 2: ", and ``details``, such as a traceback, come last.
+    ``details`` come first, such as a traceback, and then what they don't say of ``what``.
     """
     try:
         time.sleep(sys.modules["mpi4py.MPI"].COMM_WORLD.rank % TURNS * TURN_SECONDS)
         emit("aborted", what=what, status=code)
-        _write_stderr(f"{_headline(what)}, ending the job.\n{details}")
+        # Ctrl-C reaches each rank somewhere else.
+        if is_first_here(what if code == 130 else what + details):
+            step = "" if active_job() else f"{next_step(what)}\n"  # which the launcher adds
+            _write_stderr(f"\n{details}{_headline(what)}, ending the job.\n{step}")
         time.sleep(FORWARDING_SECONDS)
     finally:  # even if a second Ctrl-C arrives meanwhile
         mpi_abort(code)
@@ -210,7 +210,7 @@ def abort_job(what: str, code: int, details: str = "") -> NoReturn:
 
 def _headline(what: str) -> str:
     world = sys.modules["mpi4py.MPI"].COMM_WORLD
-    return f"\nChainerMN: rank {world.rank} of {world.size}: {what}"
+    return f"ChainerMN: rank {world.rank} of {world.size}: {what.partition(': ')[0]}"
 
 
 def _write_stderr(text: str) -> None:

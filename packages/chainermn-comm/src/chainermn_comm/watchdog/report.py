@@ -6,6 +6,8 @@ import os
 import re
 import textwrap
 
+from _chainermn_verdict import next_step
+
 from ..timeout import Timeout
 from .diagnosis import Rank, WaitGraph, Waits
 from .processes import GONE, STOPPED
@@ -27,7 +29,7 @@ def warning(graph: WaitGraph, rank: Rank, call: Call, seconds: float) -> str:
     return f"{PREFIX}{waits}{whom}. A report follows at {_seconds(seconds)}.\n"
 
 
-def report(graph: WaitGraph, stalled: Waits, next_step: str) -> str:
+def report(graph: WaitGraph, stalled: Waits, timeout: Timeout) -> str:
     """Return a text: the likely culprit first, then which rank waits for what, then the stacks."""
     causes = graph.root_causes(stalled)
     clauses = [describe_rank(graph, rank) for rank in causes[:MOST_RANKS]]
@@ -57,10 +59,10 @@ def report(graph: WaitGraph, stalled: Waits, next_step: str) -> str:
             f"Stacks of {rank_list(ranks)}, innermost call first:",
             textwrap.indent(stacks, "    "),
         ]
-    return "\n".join(["", *lines, next_step, ""])
+    return "\n".join(["", *lines, _end(timeout, lines[0])])
 
 
-def init_report(come: list[int], missing: list[int], seconds: float, next_step: str) -> str:
+def init_report(come: list[int], missing: list[int], timeout: Timeout) -> str:
     """Return what is printed where ranks don't come together first."""
     what = f"all ranks have come to {INIT}: MPI itself, or the network"
     if missing:
@@ -68,9 +70,9 @@ def init_report(come: list[int], missing: list[int], seconds: float, next_step: 
         what = f"{rank_list(missing)} {has} not come to {INIT} on {os.uname().nodename}"
         what += f", unless {is_elsewhere} on another machine"
     head = f"{PREFIX}likely culprit{'s' * (len(missing) > 1)}: {what}."
-    waited = f"A call has waited for {_seconds(seconds)} (CHAINERMN_TIMEOUT):"
+    waited = f"A call has waited for {_seconds(timeout.seconds)} (CHAINERMN_TIMEOUT):"
     here = f"  {rank_list(come)} wait{'s' * (len(come) == 1)} there"
-    return "\n".join(["", head, waited, here, next_step, ""])
+    return "\n".join(["", head, waited, here, _end(timeout, what)])
 
 
 def reason(report: str) -> str:
@@ -78,12 +80,12 @@ def reason(report: str) -> str:
     return report.lstrip("\n").partition("\n")[0].removeprefix(PREFIX)
 
 
-def next_step(timeout: Timeout) -> str:
-    """Return what happens after a report, as a sentence."""
-    if timeout.ends_job:
-        return "CHAINERMN_TIMEOUT is set: ending the job."
-    end = f"CHAINERMN_TIMEOUT={timeout.seconds:g} would end the job"
-    return f"The ranks go on waiting. {end}; 0 switches these reports off."
+def _end(timeout: Timeout, how: str, end: str = "CHAINERMN_TIMEOUT is set: ending the job.") -> str:
+    """Return what happens after a report, and what to do: two lines."""
+    if not timeout.ends_job:
+        end = f"The ranks go on waiting. CHAINERMN_TIMEOUT={timeout.seconds:g} would end the job"
+        end += "; 0 switches these reports off."
+    return f"{end}\n{next_step(how)}\n"
 
 
 def host_silent(
@@ -95,8 +97,8 @@ def host_silent(
     silence, who = _seconds(timeout.silence), describe_rank(graph, longest)
     why = f"nothing was heard of {names} for {silence}, and {who}"
     here = f"Ending the ranks that {os.uname().nodename} can reach."
-    end = here if timeout.ends_job else next_step(timeout)
-    return why, f"\n{PREFIX}{why}: the link is cut, or it is down. {end}\n"
+    end = _end(timeout, why, here)
+    return why, f"\n{PREFIX}{why}: the link is cut, or it is down. {end}"
 
 
 def describe_rank(graph: WaitGraph, rank: Rank) -> str:
@@ -157,6 +159,7 @@ def _group_by_stacks(graph: WaitGraph, first: list[int]) -> list[tuple[list[int]
 def normalize_stacks(stacks: bytes) -> str:
     """Return the beginning of what faulthandler wrote, the main thread first, without numbers."""
     text = re.sub(r"hread 0x[0-9a-f]+", "hread", stacks.decode(errors="replace")).rstrip()
+    text = re.sub(r'\n  File "[^"]*(runpy>|runpy\.py|chainermn_tools/rank\.py)".*', "", text)
     threads = sorted(text.split("\n\n"), key=lambda one: not one.startswith("Current"))
     return "\n\n".join(threads)[:STACK_CHARACTERS]
 

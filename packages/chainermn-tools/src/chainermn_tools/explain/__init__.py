@@ -1,7 +1,12 @@
-"""Known failures of a cluster, and how they are found in a log."""
+"""Known failures of a cluster, who failed first, and how both are found in a log."""
 
-from chainermn_tools.explain.error_rules import ErrorRule, Kind, load_rules
-from chainermn_tools.explain.search import Match, root_cause, search
-from chainermn_tools.explain.text import render
-
-__all__ = ["ErrorRule", "Kind", "Match", "load_rules", "render", "root_cause", "search"]
+from chainermn_tools.explain.error_rules import ErrorRule as ErrorRule
+from chainermn_tools.explain.error_rules import Kind as Kind
+from chainermn_tools.explain.error_rules import load_rules as load_rules
+from chainermn_tools.explain.search import Match as Match
+from chainermn_tools.explain.search import root_cause as root_cause
+from chainermn_tools.explain.search import search as search
+from chainermn_tools.explain.text import as_dict as as_dict
+from chainermn_tools.explain.text import render as render
+from chainermn_tools.explain.verdict import Verdict as Verdict
+from chainermn_tools.explain.verdict import VerdictFinder as VerdictFinder

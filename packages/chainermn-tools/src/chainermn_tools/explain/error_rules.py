@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from chainermn_tools.explain.verdict import Verdict
+
 # A file for each kind of software, and a table for each rule.
 FOLDER = Path(__file__).with_name("rules")
 
@@ -45,6 +47,11 @@ class ErrorRule:
     source: str  # where the lines come from
     pattern: re.Pattern[str] | None = None  # refines the literals where they aren't enough
     times: int = 1  # number of such lines that it takes, in which the pattern finds the same
+
+    def is_echo_of(self, verdict: Verdict) -> bool:
+        """Return whether it only says that a rank failed, and less than the verdict."""
+        signals = self.component.endswith("reported by mpiexec")
+        return self.kind is Kind.SECONDARY or (signals and not verdict.how.startswith("is gone"))
 
 
 @cache

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from chainermn_tools.explain.error_rules import ErrorRule, Kind, load_rules
+from chainermn_tools.explain.verdict import LITERALS, VerdictFinder
 from chainermn_tools.formatting import printable
 
 BLOCK_BYTES = 1 << 20
@@ -35,15 +36,22 @@ class Match:
     times: int  # number of lines that say so
 
 
-def search(log: BinaryIO, rules: Sequence[ErrorRule] | None = None) -> list[Match]:
+def search(
+    log: BinaryIO, rules: Sequence[ErrorRule] | None = None, finder: VerdictFinder | None = None
+) -> list[Match]:
     """Find the failures of some rules, or of all, in a log, which may hold anything.
 
     Return each failure once: what says most first, and what only says that something else failed
-    last; among equals in the log's order. Raise OSError if the log can't be read.
+    last; among equals in the log's order. Where a ``finder`` finds who failed first, the launcher's
+    echoes of that are left out. Raise OSError if the log can't be read.
     """
     found: dict[str, Match] = {}
     alike: Counter[tuple[str, str]] = Counter()  # of rules that take several lines, which say what
     for first_line, fresh, block in _blocks(log):
+        for start, end in _lines_with(LITERALS, block, fresh) if finder else ():
+            line, before = first_line + block.count(b"\n", 0, start), block[:start][-AROUND_BYTES:]
+            assert finder
+            finder.take(line, block[start:end].decode(errors="replace"), before, block[start:])
         for rule in load_rules() if rules is None else rules:
             for start, end in _lines_with(rule.literals, block, fresh):
                 text = block[start:end].decode(errors="replace")
@@ -59,6 +67,8 @@ def search(log: BinaryIO, rules: Sequence[ErrorRule] | None = None) -> list[Matc
                     found[rule.name] = Match(rule, line, _shown(text, rule.literals), 1)
     most = {name: times for (name, _), times in reversed(alike.most_common())}
     seen = [one for one in found.values() if most.get(one.rule.name, 1) >= one.rule.times]
+    if finder and (verdict := finder.verdict()):
+        seen = [one for one in seen if not one.rule.is_echo_of(verdict)]
     return sorted(seen, key=lambda one: (ORDER.index(one.rule.kind), one.line))
 
 

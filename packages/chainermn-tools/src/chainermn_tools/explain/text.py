@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from chainermn_tools.explain.error_rules import Kind
 from chainermn_tools.explain.search import Match
+from chainermn_tools.explain.verdict import Verdict
 from chainermn_tools.formatting import print_line, print_text
 
 if TYPE_CHECKING:
@@ -23,19 +25,40 @@ SECONDARY_ONLY = (
 )
 
 
-def render(found: Sequence[Match], console: Console) -> None:
+def as_dict(found: Sequence[Match], verdict: Verdict | None) -> dict[str, Any]:
+    """Return what ``--json`` prints, as docs/diagnosing.md describes it."""
+    known = [
+        {
+            **{"id": one.rule.name.replace("-", "_"), "kind": one.rule.kind.name.lower()},
+            **{"component": one.rule.component, "line": one.line, "times": one.times},
+            **{"text": one.text, "meaning": one.rule.meaning, "fix": list(one.rule.fix)},
+        }
+        for one in found
+    ]
+    said = verdict and {**asdict(verdict), "next_step": verdict.next_step}
+    return {"verdict": said, "known": known}
+
+
+def render(found: Sequence[Match], verdict: Verdict | None, console: Console) -> None:
     """Print what `search` found: on a terminal wrapped to its width, elsewhere as it is."""
-    for style, text in _lines(found):
+    for style, text in _lines(found, verdict):
         indented = len(text) - len(text.lstrip())
-        if indented == COMMAND_INDENT:  # unbroken, so that it can be copied
+        if indented >= COMMAND_INDENT:  # unbroken, so that it can be copied
             print_line(text, console, style)
         else:
             print_text(text.lstrip(), console, style, indented)
 
 
-def _lines(found: Sequence[Match]) -> Iterator[tuple[str, str]]:
+def _lines(found: Sequence[Match], verdict: Verdict | None) -> Iterator[tuple[str, str]]:
     """Return pairs of style and line."""
-    if not found:
+    if verdict:
+        yield "bold red", verdict.headline
+        yield "dim", f"  line {verdict.line}"
+        indent = " " * COMMAND_INDENT
+        yield from (("", f"{indent}{line}") for line in verdict.traceback.splitlines())
+        yield "green", f"  {verdict.next_step}"
+        yield "", ""
+    elif not found:
         yield "", NOTHING
         return
     for one in found:
@@ -46,5 +69,5 @@ def _lines(found: Sequence[Match]) -> Iterator[tuple[str, str]]:
         yield "", f"  {rule.meaning}"
         yield from (("green", f"{' ' * COMMAND_INDENT}{fix}") for fix in rule.fix)
         yield "", ""
-    if all(one.rule.kind is Kind.SECONDARY for one in found):
+    if not verdict and all(one.rule.kind is Kind.SECONDARY for one in found):
         yield "bold", SECONDARY_ONLY

@@ -86,7 +86,7 @@ class Decoder:
             return line.group()
         if event.get("version") == VERSION:
             self._events.append(Event(rank, str(event.get("event")), event))
-        return b""
+        return str(event.get("shown", "")).encode(errors="backslashreplace")
 
 
 @dataclass

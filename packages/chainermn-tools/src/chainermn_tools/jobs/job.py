@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from _chainermn_events import GRACE_SECONDS, JOB_VARIABLE
+from _chainermn_events import TIMEOUT_STATUS as TIMEOUT_STATUS
 from chainermn_tools.jobs.events import (
     Decoder,
     Event,
@@ -31,7 +32,6 @@ FAILED_SECONDS = 4.0
 TERM_GRACE_SECONDS = 5.0
 # After mpiexec has ended, output of its helpers may still be on its way.
 LINGER_SECONDS = 1.0
-TIMEOUT_STATUS = 124  # of what had to be ended at its time limit, as of timeout(1)
 # The end of the output, which is searched for known errors where no rank has started.
 TAIL_BYTES = 1 << 16
 # Events after which a job does not come to a good end; docs/decisions/launch.md lists all.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from _chainermn_events import LEAVING_STATUS
+from _chainermn_events import LEAVING_STATUS, NOT_STARTED_STATUS, SIGNAL_STATUS, TIMEOUT_STATUS
+from _chainermn_verdict import next_step
 from chainermn_tools.explain import root_cause
 from chainermn_tools.formatting import join_first
 from chainermn_tools.jobs import SIGNAL_NAMES, Event, JobOutput
@@ -37,7 +40,8 @@ def classify(output: JobOutput, ranks: int) -> JobResult:
     4. a secondary error, which may be a consequence of another rank's.
     """
     if not output.events:
-        return JobResult(False, output.status or 1, _why_none_began(output.tail), restartable=False)
+        why = _why_none_began(output.tail)
+        return JobResult(False, NOT_STARTED_STATUS, why, restartable=False)
     finished = output.first_of("finished")
     if ranks > 1 and sum(event["size"] == 1 for event in finished.values()) == ranks:
         message = (
@@ -46,21 +50,21 @@ def classify(output: JobOutput, ranks: int) -> JobResult:
         return JobResult(False, 1, f"{message}; see `chainermn env`", restartable=False)
     failed = output.first_of("failed")
     if len(failed) == ranks and {event["status"] for event in failed.values()} == {LEAVING_STATUS}:
-        message = (
-            "all ranks have saved and left, as a signal warned of the end; start the job again"
-        )
-        return JobResult(False, LEAVING_STATUS, f"{message} to go on", restartable=False)
-    primary = next((event for event in failed.values() if not event["secondary"]), None)
-    if primary is not None:
-        return _of_failure(primary, output)
+        how = "all ranks have saved and left, as a signal warned of the end"
+        return JobResult(False, LEAVING_STATUS, f"{how}\n{next_step(how)}", restartable=False)
+    primary = [event for event in failed.values() if not event["secondary"]]
+    if primary:  # of ranks that fail alike it is the lowest
+        alike = (event for event in primary if event["what"] == primary[0]["what"])
+        return _of_failure(min(alike, key=lambda event: event.rank), output)
     reasons = [event["reason"] for event in output.events if event.kind == "watchdog_abort"]
     ended = _first_ended(output)
-    if reasons:
-        status = ended[2] if ended else output.status or 1
-        return JobResult(False, status, f"the watchdog ended the job: {reasons[0]}")
+    if reasons:  # its SIGTERM is no rank's fault
+        message = f"the watchdog ended the job: {reasons[0]}\n{next_step(reasons[0])}"
+        return JobResult(False, TIMEOUT_STATUS, message)
     if ended is not None:
         rank, how, status = ended
-        return JobResult(False, status, f"{_place(rank, output)} failed first: {how}", rank)
+        message = f"{_place(rank, output)} failed first: {how}\n{next_step(how)}"
+        return JobResult(False, status, message, rank)
     if failed:
         return _of_failure(next(iter(failed.values())), output)
     if not output.status:
@@ -73,6 +77,13 @@ def classify(output: JobOutput, ranks: int) -> JobResult:
             "os._exit before the end of the script"
         )
     return JobResult(False, output.status, message)
+
+
+def of_signal(number: int) -> JobResult:
+    """Return the result of a job that was ended as this program got a signal."""
+    name = f"signal {number} ({SIGNAL_NAMES[number]})"
+    how = f"ended by {'Ctrl-C' if number == signal.SIGINT else name}"
+    return JobResult(False, SIGNAL_STATUS + number, f"{how}\n{next_step(how)}")
 
 
 def _why_none_began(tail: bytes) -> str:
@@ -89,12 +100,14 @@ def _of_failure(first: Event, output: JobOutput) -> JobResult:
     status = int(first["status"] or 1)
     place = _place(first.rank, output)
     lines = [f"{place} failed first: {first['what']} (exit status {status})"]
-    if first["traceback"]:
-        lines.append(first["traceback"].rstrip("\n"))
-    others = [rank for rank in output.first_of("failed") if rank != first.rank]
+    trace = (first["traceback"] or "").rstrip("\n")
+    # The rank has printed it, unless its standard error was closed or somebody else's.
+    if trace.rpartition("\n")[2].encode() not in output.tail:
+        lines.append(trace)
+    others = sorted(rank for rank in output.first_of("failed") if rank != first.rank)
     if others:
         lines.append(f"then {_listed(others)} failed too")
-    return JobResult(False, status, "\n".join(lines), first.rank)
+    return JobResult(False, status, "\n".join([*lines, next_step(first["what"])]), first.rank)
 
 
 def _first_ended(output: JobOutput) -> tuple[int, str, int] | None:
@@ -106,9 +119,13 @@ def _first_ended(output: JobOutput) -> tuple[int, str, int] | None:
     lost = _lost(output)
     reported = next((event for event in output.events if event.kind == "rank_lost"), None)
     # MPICH's mpiexec kills the others at once, and then names the lowest of all that are dead.
-    if reported is not None and (lost is None or lost[0] != reported["lost"]):
-        return int(reported["lost"]), str(reported["how"]), output.status or 1
-    return lost
+    if reported is None or (lost is not None and lost[0] == reported["lost"]):
+        return lost
+    # What faulthandler prints: MPICH mixes the signals of all ranks.
+    crash = re.search(rb"Fatal Python error: (?:\[\d+\] )?([\w ]+)", output.tail)
+    how = f"Fatal Python error: {crash[1].decode()}" if crash else str(reported["how"])
+    status = lost[2] if lost else output.status or 1
+    return int(reported["lost"]), how.removeprefix("is "), status
 
 
 def _lost(output: JobOutput) -> tuple[int, str, int] | None:
@@ -119,7 +136,7 @@ def _lost(output: JobOutput) -> tuple[int, str, int] | None:
         if lost.signal is not None:
             name = SIGNAL_NAMES.get(lost.signal)
             how = f"ended by signal {lost.signal}{f' ({name})' if name else ''}"
-            return rank, how, 128 + lost.signal
+            return rank, how, SIGNAL_STATUS + lost.signal
         if lost.code is not None:
             return rank, f"exit status {lost.code}", lost.code or 1
     return None

@@ -12,7 +12,7 @@ from typing import Any
 
 from _chainermn_events import GRACE_SECONDS, GRACE_VARIABLE, LEAVING_STATUS, RESTARTS_VARIABLE
 from chainermn_tools import jobs
-from chainermn_tools.launch.classification import JobResult, classify
+from chainermn_tools.launch.classification import JobResult, classify, of_signal
 
 # Before the job is started again: one second, then twice as long each time, up to this.
 LONGEST_PAUSE_SECONDS, PAUSE_STEP_SECONDS = 60.0, 0.1
@@ -83,7 +83,7 @@ def run_script(
             if (number := output.interrupted) is not None:
                 result = classify(output, ranks)
                 if not result.success and result.status != LEAVING_STATUS:
-                    result = JobResult(False, 128 + number, f"ended by signal {number}")
+                    result = of_signal(number)
                 return result, output
             if output.timed_out:
                 message = f"the job did not end within {timeout:g} s"

@@ -6,6 +6,7 @@ import math
 import os
 import selectors
 import socket
+import stat
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -13,6 +14,7 @@ from operator import itemgetter
 from typing import Any
 
 from _chainermn_events import event_line
+from _chainermn_verdict import next_step
 
 from ...timeout import Timeout
 from .. import processes, report
@@ -35,6 +37,8 @@ REPLY_SECONDS, FAILED_SECONDS, HUB_SECONDS = 2.5, 0.3, 8.0
 REPEAT_SECONDS = 1.0
 # A monitor that comes so late was stopped, and the job with it (or the machine is very busy).
 PAUSE_SECONDS = 2.0
+# Characters of a text in an event.
+PIECE = 500
 # Time between MPI_Abort, which can't cross a cut link, and our own end of the ranks.
 ABORT_SECONDS = 3.0
 
@@ -167,7 +171,9 @@ class Monitor:
         self.failures.append((when, lost))
         if self.failure_due is None:
             self.failure_due = time.monotonic() + (FAILED_SECONDS if self.star.links else 0.0)
-            self.held = [os.dup(file) for file in stderrs(self.ranks[0].launchers)]
+            held = [os.dup(file) for file in stderrs(self.ranks[0].launchers)]
+            # A file last: there mpiexec would write over it.
+            self.held = sorted(held, key=lambda file: stat.S_ISREG(os.fstat(file).st_mode))
 
     def report_failure(self) -> bool:
         """Report which rank ended badly first; return False while others may still say so."""
@@ -180,9 +186,11 @@ class Monitor:
         if lost is not None:
             self.star.tell("reported")
             graph = WaitGraph([lost])
-            how = report.describe_state(graph, lost).removeprefix("is ")
+            how = report.describe_state(graph, lost)
             event = self.event("rank_lost", lost=lost.world, pid=lost.pid, host=lost.host, how=how)
-            self.print(f"\n{report.PREFIX}{report.describe_rank(graph, lost)}.\n", event)
+            who = report.describe_rank(graph, lost)
+            # The launcher knows how it ended, and whether that was Ctrl-C.
+            self.print("" if event else f"\n{report.PREFIX}{who}.\n{next_step(how)}\n", event)
         while self.held:  # launchers wait for them
             os.close(self.held.pop())
         return True
@@ -246,7 +254,7 @@ class Monitor:
         stalled = self.waits(graph, seconds, now, self.reported_at)
         if not stalled:
             return False
-        text = report.report(graph, stalled, report.next_step(self.timeout))
+        text = report.report(graph, stalled, self.timeout)
         event = self.event("watchdog_abort", reason=report.reason(text)) if ends_job else []
         self.star.tell("known")
         self.print(text, event)
@@ -282,7 +290,12 @@ class Monitor:
         return [event_line(job, self.ranks[0].world, kind, **fields)] if job else []
 
     def print(self, text: str, event: Sequence[bytes] = ()) -> None:
-        print_for(self.ranks, text, event, self.held)
+        """Print a text; through `chainermn launch` as events, lest it look like a rank's."""
+        if event and self.timeout.ends_job:  # the launcher says at its own end what to do
+            text = text.partition("Next step")[0]
+        pieces = [text[at : at + PIECE] for at in range(0, len(text), PIECE)]
+        shown = [line for piece in pieces for line in self.event("report", shown=piece)]
+        print_for(self.ranks, "" if shown else text, [*event, *shown], self.held)
 
     def end_ranks(self) -> None:
         """End all ranks of the job that can be reached."""

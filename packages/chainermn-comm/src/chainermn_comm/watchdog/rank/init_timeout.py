@@ -7,21 +7,25 @@ Linux's abstract namespace, whose name the others of its machine know. The first
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import socket
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 
-from _chainermn_events import RANK_VARIABLES, emit
+from _chainermn_events import RANK_VARIABLES, active_job, emit
 
 from ...timeout import Timeout
 from .. import processes
-from ..report import init_report, next_step, reason
+from ..report import init_report, reason
 from . import recorder
 
 RANK_NAMES = [rank for rank, _ in RANK_VARIABLES]
 # From a report to the end, for the launcher to forward it; the other ranks wait for longer.
 FIRST_SECONDS, OTHERS_SECONDS = 0.5, 2.0
+_said: list[socket.socket] = []  # kept open until this process ends
 
 
 @contextlib.contextmanager
@@ -41,9 +45,10 @@ def enforce_init_timeout(
         is_first = come[:1] == members[:1]
         if is_first:
             missing = sorted({*members} - {*come})
-            text = init_report(come, missing, timeout.seconds, next_step(timeout))
+            text = init_report(come, missing, timeout)
             if timeout.ends_job:
                 emit("watchdog_abort", reason=reason(text))
+                text = text.partition("Next step")[0] if active_job() else text
             processes.write(2, text, 2.0)
         if timeout.ends_job and not done.wait(FIRST_SECONDS if is_first else OTHERS_SECONDS):
             abort()
@@ -59,14 +64,24 @@ def enforce_init_timeout(
             done.set()
 
 
+def is_first_here(text: str) -> bool:
+    """Return whether no other rank here has asked for this text, but for the ranks it names."""
+    try:
+        _said.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        _said[-1].bind(_name(zlib.crc32(re.sub(r"rank \d+", "", text).encode()) << 32))
+    except OSError as error:
+        return error.errno != errno.EADDRINUSE
+    return True
+
+
 def _has_come(rank: int) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
         return other.connect_ex(_name(rank)) == 0
 
 
-def _name(rank: int) -> str:
-    """Return the name of a rank's socket: that of its launcher's process, and the rank."""
+def _name(number: int) -> str:
+    """Return the name of a rank's socket: that of its launcher's process, and the number."""
     launcher, name = os.getppid(), next((it for it in RANK_NAMES if it in os.environ), "")
     while name and any(it.startswith(f"{name}=") for it in processes.words(launcher, "environ")):
         launcher = processes.stat(launcher).parent
-    return f"\0chainermn {launcher} {processes.stat(launcher).start} {rank}"
+    return f"\0chainermn {launcher} {processes.stat(launcher).start} {number}"

@@ -120,6 +120,8 @@ def region() -> StatusRegion:
         if number is None:
             raise OSError("no signal is free")
         faulthandler.register(number, file=stacks, all_threads=True, chain=False)
+        if not faulthandler.is_enabled():  # a crash shows the Python line, too
+            faulthandler.enable(2, all_threads=False)
         namespace = os.stat("/proc/self/ns/pid").st_ino
         memory = mmap.mmap(file, layout.REGION_BYTES)
         _region = StatusRegion(memory, file, stacks, number, namespace, os.pipe())

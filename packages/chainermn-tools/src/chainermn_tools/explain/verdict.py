@@ -1,0 +1,118 @@
+"""Finds in a log what the job says of its own end: which rank failed first, how, what to do."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from _chainermn_verdict import next_step
+
+LITERALS = (
+    *(
+        "chainermn launch: ",
+        "ChainerMN: ",
+        "chainermn: a signal warned",
+        " noticed that process rank ",
+    ),
+    *("Traceback (most recent call last)", "Fatal Python error: "),
+)
+RANK = r"(?:rank (?P<rank>\d+)(?: on (?P<at>\S+)| of \d+:| \(process \d+ on (?P<host>\S+)\))? ?)"
+CULPRIT = rf"(?:likely culprits?\b.*?: {RANK}?)?"
+WHOLE_JOBS = (
+    "ended by|all ranks have|no rank began|each of the|the job did|ranks? [0-9, .]+of .* goodbye"
+)
+# By how much each says, the least number most.
+FORMS = (
+    (0, rf"chainermn launch: {RANK}failed first: (?P<how>.+)"),
+    (0, rf"chainermn launch: the watchdog ended the job: {CULPRIT}(?P<how>.+)"),
+    (0, rf"chainermn launch: (?P<how>(?:{WHOLE_JOBS}).*)"),
+    (1, rf"ChainerMN: {RANK}(?P<how>(?:uncaught|sys\.exit|os\._exit).*), ending the job"),
+    (1, r"chainermn: (?P<how>a signal warned.*)"),
+    (2, rf"ChainerMN: {RANK}(?P<how>is gone.*)"),
+    (2, r"process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) (?P<how>exited) on"),
+    (3, rf"ChainerMN: (?=likely culprit|nothing was|all ranks are|ranks wait){CULPRIT}(?P<how>.+)"),
+    (4, r"(?P<how>Traceback) \(most"),
+)
+# Of these the last one counts: a job starts again, and a call that waited for long may end.
+LATER_IS_BETTER = (0, 3)
+SECONDARY = re.compile(r"uncaught (?:PeerError|Exception)\b")
+TRACEBACK_BYTES = 8192
+NO_RANK = "the job"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a log says of its job's end."""
+
+    line: int  # of the log, from 1
+    how: str  # what happened
+    rank: int | None = None  # that failed first; None if it isn't named
+    host: str = ""  # where that was, if it is named
+    traceback: str = ""  # of an exception, if it is in the log
+
+    @property
+    def next_step(self) -> str:
+        """What to do, as a line."""
+        return next_step(self.how)
+
+    @property
+    def headline(self) -> str:
+        """Who and how, as a line."""
+        who = NO_RANK if self.rank is None else f"rank {self.rank}"
+        return f"{who}{f' on {self.host}' if self.host else ''}: {self.how}"
+
+
+class VerdictFinder:
+    """Is given a log piece by piece, and remembers the best that it says."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, Verdict] = {}  # by the numbers of FORMS
+        self._tracebacks: dict[str, str] = {}  # by their last lines
+        self._crash = ""  # as faulthandler prints it
+
+    def verdict(self) -> Verdict | None:
+        """Return what was found; None if the log says nothing of its job's end."""
+        best = self._found[min(self._found)] if self._found else None
+        is_crash = best and self._crash and re.match("(is )?gone", best.how)
+        return replace(best, how=self._crash) if best and is_crash else best
+
+    def take(self, line: int, text: str, before: bytes, after: bytes) -> None:
+        """Take a line with one of the LITERALS, its number and what is around it."""
+        if crash := re.search(r"Fatal Python error: (?:\[\d+\] )?([\w ]+)", text):
+            self._crash = self._crash or f"Fatal Python error: {crash[1]}"
+        for level, pattern in FORMS:
+            said = re.search(pattern, text)
+            if said is None:
+                continue
+            known = said.groupdict()
+            how, trace = known["how"].rstrip(), ""
+            if how == "exited":  # as Open MPI's mpiexec says; on what signal is in the next line
+                how = "is gone"
+            if how == "Traceback":
+                how, trace = _traceback(text[: said.start()], after)
+                if not how:
+                    return
+                self._tracebacks.setdefault(how, trace)
+            elif how.startswith("uncaught "):
+                last = before.decode(errors="replace").rstrip().rpartition("\n")[2]
+                how = next((it for it in self._tracebacks if last.endswith(it)), how)
+            plain = re.sub(r" \(exit status \d+\)$", "", how)
+            trace = trace or self._tracebacks.get(plain, "")
+            earlier = self._found.get(level)
+            if earlier and level not in LATER_IS_BETTER and not SECONDARY.match(earlier.how):
+                return
+            rank = int(known["rank"]) if known.get("rank") else None
+            host = known.get("at") or known.get("host") or ""
+            self._found[level] = Verdict(line, how, rank, host, trace)
+            return
+
+
+def _traceback(tag: str, after: bytes) -> tuple[str, str]:
+    """Return the last line of a traceback and all of it, of what begins with it."""
+    first, *lines = after[:TRACEBACK_BYTES].decode(errors="replace").splitlines()
+    kept = [first.removeprefix(tag)]
+    for line in (one.removeprefix(tag) for one in lines):
+        kept.append(line)
+        if not line.startswith(" "):
+            return line.rstrip(), "\n".join(kept)
+    return "", ""
