@@ -60,7 +60,7 @@ def test_the_run_goes_on_with_the_hosts_that_still_answer(cluster, tmp_path):
             cuts.append("beta")
 
     digits = elastic.digits(tmp_path)
-    words = ("--hosts", "alpha:2,beta:2", "--max-restarts", 2, "--min-ranks", 2, ELASTIC, digits)
+    words = ("--hosts", "alpha:2,beta:2", "--max-restarts", 2, "--min-ranks", 2, ELASTIC)
     quick = {"CHAINERMN_TIMEOUT": "5", "CHAINERMN_HOST_SILENCE": "3"}
     try:
         job = cluster.launch(
