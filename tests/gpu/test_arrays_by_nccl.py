@@ -356,7 +356,7 @@ def test_what_contributing_shows_is_a_backend(world, gpu, by_pickles, verb, layo
 
 @pytest.mark.sizes(2, 3)
 @pytest.mark.ranks(2)
-def test_the_backend_of_contributing_takes_gradients(world, double, by_pickles):
+def test_the_backend_of_contributing_takes_gradients(world, gpu, by_pickles):
     used = []
     by_pickles.connect = lambda _: used.append(1) or True
     with create_communicator("by_pickles") as comm:
@@ -366,7 +366,7 @@ def test_the_backend_of_contributing_takes_gradients(world, double, by_pickles):
 
 @pytest.mark.sizes(2, 3)
 @pytest.mark.ranks(2)
-def test_arrays_here_and_there_in_one_value_are_not_asked_about(world, double, by_pickles):
+def test_arrays_here_and_there_in_one_value_are_not_asked_about(world, gpu, by_pickles):
     with create_communicator("by_pickles") as comm:
         both = gpus.put(np.ones(4000, "f4")), np.ones(6000, "f4")
         for found in (*comm.allgather(both), comm.allreduce(both)):

@@ -79,8 +79,8 @@ def test_pythons_options_and_a_module_are_handed_on(tmp_path):
     argv = [str(name), "-m", "--", "x"]
     flags = ["default", "ignore::ImportWarning"]
     assert json.loads(done.stdout) == [[argv, "__main__", "package", flags, True]] * 2
-    done = commands.invoke("launch", "-n", 2, "--dry-run", "-m", "package.train", "x")
-    assert done.output.endswith("-m chainermn_tools.rank -m package.train x\n")
+    done = launch("-n", 2, "--dry-run", "-m", "package.train", "x")
+    assert done.stderr.endswith("-m chainermn_tools.rank -m package.train x\n")
 
 
 def test_variables_reach_the_ranks_and_each_ranks_lines_its_file(tmp_path):
