@@ -20,7 +20,7 @@ FOUR = ("--nodes=2", "--ntasks=4", "--overcommit")
 ELASTIC = Path(elastic.__file__)
 FOREVER, QUICK = 10**6, 300
 # Long enough to be warned: Slurm looks twice a minute, and warns up to a minute early.
-WARNED_EPOCHS, WARNED_SECONDS = 1500, 900.0
+WARNED_EPOCHS, WARNED_SECONDS = 1000, 900.0
 EITHER = pytest.mark.parametrize("start", STARTS)
 
 
@@ -44,7 +44,7 @@ def alone(tmp_path_factory) -> dict[int, float]:
     out = tmp_path_factory.mktemp("alone")
 
     def after(epochs: int) -> float:
-        job = jobs.run(4, MNIST, "--epoch", epochs, "--out", out)
+        job = jobs.run(4, MNIST, "--epoch", epochs, "--out", out, seconds=WARNED_SECONDS)
         assert job.returncode == 0, job
         return accuracy(job.out)
 
