@@ -75,7 +75,7 @@ class Generation(NamedTuple):
 
 
 class Store:
-    """The checkpoints of a run in the ranks' folders; methods are collective, unless they deny it."""
+    """A run's checkpoints in the ranks' folders; methods are collective but where they say so."""
 
     def __init__(self, comm: CommunicatorBase, folder: Folder) -> None:
         """Look what there is; change nothing."""
