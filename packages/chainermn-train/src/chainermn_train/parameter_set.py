@@ -39,9 +39,8 @@ class ParameterSet:
 
     def is_still_of(self, target: Any) -> bool:
         """Return whether the model has the same parameters, and none was initialised since."""
-        return self.has_parameters_of(target) and not (
-            self.has_uninitialized and any(param.is_initialized for param in self._uninitialized)
-        )
+        since = [param for param in self._uninitialized if param.is_initialized]
+        return self.has_parameters_of(target) and not since
 
 
 def initialize_missing(communicator: CommunicatorBase, model: Any) -> None:

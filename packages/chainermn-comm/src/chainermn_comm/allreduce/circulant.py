@@ -85,18 +85,12 @@ class ScaledArray:
 
 
 class InFlight:
-    """A sum in progress.
-
-    Attributes:
-        requests: of the present round, for the caller to wait for.
-        rounds: how many are done.
-        is_over: whether all are.
-    """
+    """A sum in progress."""
 
     def __init__(self, steps: Iterator[list[MPI.Request]]) -> None:
         self._steps = steps
-        self.rounds, self.is_over = 0, False
-        self.requests = next(steps)
+        self.rounds, self.is_over = 0, False  # how many are done; whether all are
+        self.requests = next(steps)  # of the present round, for the caller to wait for
 
     def advance(self) -> None:
         """Begin the next round; the requests must be done."""
@@ -131,17 +125,12 @@ class CirculantSum:
     ) -> InFlight:
         """Begin the sum of one chunk, or its maximum or minimum.
 
-        Args:
-            sent: this rank's term as the others get it, of ``dtype`` or that in which it is
-                accumulated. Unchanged before the first round has ended, and so is ``own``.
-            own: the same, as this rank itself adds it.
-            out: what returns the sum over ranks, divided by ``divisor`` before it is rounded, from
-                the largest :func:`bound_of` the ranks' terms; it may be the memory of the terms.
-                All three are 1-D, contiguous and of one length on all ranks.
-            dtype: in which terms may travel.
-            op: add, maximum or minimum.
-            divisor: other than 1 for floats only. Partial sums that overflow are divided by a power
-                of two; that is noticed only within :func:`overflow_errstate`.
+        ``sent`` is this rank's term as the others get it, of ``dtype`` or that in which it is
+        accumulated, and ``own`` as this rank adds it; they stay until the first round has ended.
+        ``out`` returns, from the largest :func:`bound_of` the ranks' terms, where the sum goes,
+        divided before it is rounded (floats only), perhaps the terms' memory. All three are of one
+        length on all ranks. Partial sums that overflow are divided by a power of two; that is
+        noticed only within :func:`overflow_errstate`.
         """
         self._begun += 1
 

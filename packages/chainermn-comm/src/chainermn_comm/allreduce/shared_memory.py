@@ -245,7 +245,7 @@ class SharedMemoryWay(Algorithm):
     """An algorithm through shared memory, always in one way."""
 
     def __init__(self, shared: SharedMemoryAllreduce, way: Way) -> None:
-        """Own ``shared``, as others may that take another way."""
+        """Use ``shared``, which another one owns."""
         self._shared, self._way = shared, way
 
     def allreduce(self, operand: Operand) -> None:
@@ -253,6 +253,3 @@ class SharedMemoryWay(Algorithm):
 
     def prepare(self, operand: Operand) -> Callable[[], None]:
         return self._shared.prepare(operand, self._way)
-
-    def close(self) -> None:
-        self._shared.close()

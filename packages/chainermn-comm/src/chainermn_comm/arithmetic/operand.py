@@ -30,13 +30,8 @@ class Operand(NamedTuple):
         """Return some of the arrays; the operand itself if they are all."""
         if len(indices) == len(self.targets):
             return self
-        return Operand(
-            [self.sources[index] for index in indices],
-            [self.targets[index] for index in indices],
-            [self.wire_dtypes[index] for index in indices],
-            self.divisor,
-            self.op,
-        )
+        chosen = ([each[index] for index in indices] for each in self[:3])
+        return Operand._make([*chosen, self.divisor, self.op, None])
 
     def flattened(self) -> Operand:
         """Return the operand with 1-D arrays: targets' memory, and copies of sources if need be."""

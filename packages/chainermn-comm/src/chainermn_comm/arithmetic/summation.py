@@ -20,20 +20,15 @@ def sum_rows(
     originals: Sequence[np.ndarray] | None = None,
     op: np.ufunc = np.add,
 ) -> None:
-    """Sum over ranks and divide, in float32 or wider; or take the maximum or minimum.
+    """Sum 1-D rows of ranks and divide, in float32 or wider; or take the maximum or minimum.
 
-    Args:
-        rows: 1-D arrays of one dtype and length, in rank order; unchanged, but for the one
-            that ``out`` may be.
-        out: the result; same length, of the rows' dtype or of one that accumulates in it.
-        divisor: other than 1 for floats only. The sum is divided by it before it is rounded to
-            ``out``'s dtype; a sum that overflows is computed again from divided terms. Overflow is
-            noticed only within :func:`overflow_errstate`, which the caller enters, since entering
-            it for each block would cost too much.
-        work: memory for the sum, of ``out``'s length and :func:`accumulator`'s dtype; saves an
-            allocation. It may be ``out``, unless a row after the first two is.
-        originals: the rows in other memory, where ``work`` overwrites one.
-        op: add, maximum or minimum; of the latter there is no divisor, and no complex number.
+    Rows are unchanged, but for the one that ``out`` may be, which has their dtype or one that
+    accumulates in it. A sum of floats, no other, is divided before it is rounded; one that
+    overflows is computed again from divided terms. That is noticed only within
+    :func:`overflow_errstate`, which the caller enters, as it costs too much for each block.
+
+    ``work`` is memory for the sum, of :func:`accumulator`'s dtype; it may be ``out``, unless a row
+    after the first two is. ``originals`` are the rows in other memory, where it overwrites one.
     """
     if op is not np.add:
         out[...] = reduce(op, originals or rows)

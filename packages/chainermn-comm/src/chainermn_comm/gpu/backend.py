@@ -30,9 +30,8 @@ class NcclBackend(Backend):
     def __init__(self, group: ProcessGroup, gradients: Factory) -> None:
         super().__init__(group, gradients)
         self._usable: bool | None = None  # known once a rank has arrays of CuPy
-        self._is_connected = False
         self._nccl: NcclCommunicator
-        self._watcher: Watcher
+        self._watcher: Watcher | None = None  # once ranks are connected
 
     def takes(self, arrays: Arrays, op: Any = None) -> bool:
         if self._usable is False or "cupy" not in sys.modules:
@@ -46,7 +45,7 @@ class NcclBackend(Backend):
         if not self._usable:
             return False
         device = devices.current_device()
-        return (not self._is_connected or device == self._watcher.device) and all(
+        return (self._watcher is None or device == self._watcher.device) and all(
             [
                 devices.device_of(array) == device and (op is None or nccl.sums(array.dtype, op))
                 for array in arrays
@@ -54,16 +53,15 @@ class NcclBackend(Backend):
         )
 
     def connect(self) -> bool:
-        if not self._is_connected:
+        if self._watcher is None:
             made, why = nccl.connect_or_explain(self.group, OPERATION, self._connect)
             if made is not None:
                 self._nccl, self._watcher = made, Watcher(self.group, OPERATION, [made], made)
-                self._is_connected = True
                 return True
             self._usable = False
             if self.group.rank == 0:
                 print(f"ChainerMN: arrays on GPUs go through host memory: {why}", file=sys.stderr)
-        return self._is_connected
+        return self._watcher is not None
 
     def _connect(self) -> NcclCommunicator:
         # By a handshake of its own, whose errors are the caller's for `SharedFailure`.
@@ -101,17 +99,18 @@ class NcclBackend(Backend):
             self._nccl.reduce(rows, targets, op, stream)
 
     def _enqueuing(self, keep: Any) -> AbstractContextManager[Any]:
+        assert self._watcher is not None  # else no arrays stay on GPUs
         self._watcher.check()
         return self._watcher.enqueuing(keep)
 
     def close(self) -> None:
         try:
-            if self._is_connected:
+            if self._watcher is not None:
                 self._watcher.finish(self._nccl.close)
         finally:
             super().close()
 
     def release_local(self) -> None:
-        if self._is_connected:
+        if self._watcher is not None:
             self._watcher.abandon()
         super().release_local()

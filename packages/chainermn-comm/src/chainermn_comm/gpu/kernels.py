@@ -183,16 +183,11 @@ def segment_table(chunks: Sequence[Chunk], places: Places) -> np.ndarray:
 def launch(
     name: str, dtype: np.dtype, table: Any, count: int, buffer: Any, size: int, divisor: int = 1
 ) -> None:
-    """Run a kernel on the current stream; return at once.
+    """Run the kernel "pack" or "unpack" on the current stream; return at once.
 
-    Args:
-        name: ``"pack"``, or ``"unpack"``, which ignores ``divisor``.
-        dtype: of the numbers in ``buffer``, one of ``DTYPE_CODES``.
-        table: GPU memory: a chunk's :func:`segment_table`.
-        count: of the chunk's segments.
-        buffer: GPU memory of at least ``size`` numbers.
-        size: elements of the chunk.
-        divisor: each element is divided by it, in float32 or wider, before it is rounded.
+    ``table`` is a chunk's :func:`segment_table` of ``count`` segments, and ``buffer`` has room for
+    its ``size`` elements of ``dtype``, one of `DTYPE_CODES`; both are on the GPU. Packing divides
+    them, in float32 or wider, before they are rounded.
     """
     kernel = devices.kernel(SOURCE, f"{name}_{DTYPE_CODES[dtype.name]}", REGISTERS)
     blocks = min(-(-size // TILE), MAX_BLOCKS)

@@ -78,7 +78,7 @@ class Watcher:
                 self._pending.append((over, keep))
                 self._in_call = False
             if not has_thread:
-                self._wait()
+                wait_until(self._poll)
             elif stream.ptr != (current := devices.current_stream()).ptr:
                 current.wait_event(over)
 
@@ -102,10 +102,6 @@ class Watcher:
             if not (self._pending or self._in_call):
                 _busy.discard(self)
             return not self._pending
-
-    def _wait(self) -> None:
-        """Return once all work is over; raise if something fails before."""
-        wait_until(self._poll)
 
     @contextlib.contextmanager
     def ending(self, keep: Any = ()) -> Iterator[None]:
@@ -155,7 +151,7 @@ class Watcher:
     def finish(self, close: Callable[[], None]) -> None:
         """Wait until all work is over, and ``close`` what it used."""
         with self.ending():
-            self._wait()
+            wait_until(self._poll)
             self._leave()
             close()
 

@@ -51,7 +51,6 @@ def bcast_parameters(group: ProcessGroup, model: Any) -> None:
                     param.initialize(shape)
                 if param.data is None or param.data.shape != shape or param.data.dtype != dtype:
                     param.data = np.empty(shape, dtype)
-    with SharedFailure(group.handshake, initialising):
         arrays, takes = [param.data for param, *_ in sent], group.device.takes
         place = collectives.COPIED * any(map(devices.on_gpu, arrays))
         if place and all(map(devices.on_gpu, arrays)) and takes(arrays):

@@ -154,15 +154,7 @@ def one_for_each(group: ProcessGroup, values: Any) -> dict[int, Any]:
 
 
 class _Call:
-    """One collective call, on whose handshake all ranks have agreed.
-
-    Attributes:
-        root: the checked rank, if the operation has one.
-        outgoing: this rank's messages, each by the rank that gets it, or that has it in a bcast.
-        payloads: what each rank sent in the handshake: a prefix, and how it described its messages.
-        backend: what moves the arrays.
-        copied: whether some were copied from a GPU, here or elsewhere.
-    """
+    """One collective call, on whose handshake all ranks have agreed."""
 
     def __init__(
         self,
@@ -189,14 +181,16 @@ class _Call:
             if describe is not None and made:
                 payload += describe(made[0])
         signature = () if root is _NO_ROOT else (("root", self.root),)
+        # Of each rank: a prefix, and how it described its messages.
         self.payloads = group.handshake(operation, signature, payload, nbytes)
-        self.backend: Backend = group.host
-        self.copied = False
+        self.backend: Backend = group.host  # what moves the arrays
+        self.copied = False  # whether some were copied from a GPU, here or elsewhere
         places = [each[_PREFIX.size - 1] for each in self.payloads]
         if any(places):  # hardly ever
             self.backend, made = agreed(group, operation, places, made)
             was_on_gpu = any([place & (COPIED | STAYS) for place in places])
             self.copied = was_on_gpu and self.backend is group.host
+        # Each by the rank that gets it, or that has it in a bcast.
         self.outgoing: ByRank = dict(zip(by_rank, made, strict=True))
 
     def header(self, rank: int, end: int | None = None) -> bytes:

@@ -77,11 +77,9 @@ def recv(
     If the tag is ``MPI.ANY_TAG``, it is the next message; one whose tag is greater than ``max_tag``
     is part of another function, and stays where it is.
 
-    Raises:
-        CommunicationError: arrays that came from a GPU can't be put on one here.
-        Exception: an array can't be made, as where there is no memory for it, or this rank lacks
-            the package of its dtype; the message is discarded.
-        TypeError: the message is of none of these kinds and discarded, or part of another function.
+    TypeError is raised then, and if it is of none of these ``kinds``; CommunicationError if arrays
+    can't be put on a GPU; and whatever hinders making one (no memory, a dtype's package). But for
+    the first, the message is discarded.
     """
     comm, source, tag = envelope
     first = np.empty(INLINE_BYTES, np.uint8)

@@ -88,7 +88,7 @@ def begin_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> BegunFile:
 def read_head(path: Path) -> Head:
     """Return which shard a file is; DamagedError if it can't be read."""
     with path.open("rb") as file:
-        header = _header(path, _opened(path, file))
+        header, _ = _opened(path, file)
     return Head(**{name: header[name] for name in Head.__dataclass_fields__})
 
 
@@ -103,8 +103,7 @@ def is_ours(path: Path) -> bool:
 def read_shard(path: Path) -> Shard:
     """Return the contents of a file; DamagedError unless it is whole."""
     with path.open("rb") as file:
-        npz = _opened(path, file)
-        header = _header(path, npz)
+        header, npz = _opened(path, file)
         try:
             arrays = {name: npz[name] for name in npz.files if name != _HEADER}
         except Exception as error:
@@ -123,31 +122,19 @@ def read_shard(path: Path) -> Shard:
     return shard
 
 
-def _opened(path: Path, file: BinaryIO) -> Any:
+def _opened(path: Path, file: BinaryIO) -> tuple[dict[str, Any], Any]:
+    """Return the header of a file, and its arrays."""
     try:
         npz = np.load(file, allow_pickle=False)
-        npz.files  # noqa: B018  (a single array has none)
+        header = json.loads(npz[_HEADER].tobytes())
     except Exception as error:  # a damaged file may lead zipfile to raise anything
         if not is_ours(path):
-            raise _no_shard(path) from None
-        raise _damaged(path, error) from error
-    return npz
-
-
-def _header(path: Path, npz: Any) -> dict[str, Any]:
-    try:
-        header: dict[str, Any] = json.loads(npz[_HEADER].tobytes())
-    except KeyError:
-        raise _no_shard(path) from None
-    except Exception as error:
+            text = f"{path.name} is no shard of a checkpoint of this version"
+            raise DamagedError(text) from None
         raise _damaged(path, error) from error
     if header["format"] != _FORMAT:
         raise DamagedError(f"{path.name} is of a newer version, format {header['format']}")
-    return header
-
-
-def _no_shard(path: Path) -> DamagedError:
-    return DamagedError(f"{path.name} is no shard of a checkpoint of this version")
+    return header, npz
 
 
 def _damaged(path: Path, error: Exception) -> Exception:

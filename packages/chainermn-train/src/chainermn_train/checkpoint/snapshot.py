@@ -186,12 +186,10 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
 
     def _load(self, trainer: Any) -> None:
         comm, folder = self._comm, _SnapshotFolder(Path(trainer.out), self._filename)
-        store = Store(comm, folder)
-        save, states, skipped = store.newest()
-        if skipped and comm.rank == 0:
+        save, states, skipped = Store(comm, folder).newest()
+        if skipped:
             loads = "none" if save is None else f"iteration {save.iteration}"
-            text = f"{skipped}; loading {loads}"
-            print(f"chainermn: snapshot {self._filename!r}: {text}", file=sys.stderr, flush=True)
+            self._say(f"{skipped}; loading {loads}")
         if save is None:
             return
         with raise_on_all_ranks(comm, OPERATION):
@@ -204,10 +202,13 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
                 )
             own = [states[self._set_index]] * size
             anew = load(self._target(trainer), own, size, 0, comm)
-        if anew and comm.rank == 0:
-            text = f"of another number of ranks; begun anew: {', '.join(anew)}"
-            print(f"chainermn: snapshot {self._filename!r}: {text}", file=sys.stderr, flush=True)
+        if anew:
+            self._say(f"of another number of ranks; begun anew: {', '.join(anew)}")
         mark_synchronized_if_equal(comm, self._target(trainer))
+
+    def _say(self, text: str) -> None:
+        if self._comm.rank == 0:
+            print(f"chainermn: snapshot {self._filename!r}: {text}", file=sys.stderr, flush=True)
 
 
 class _SnapshotFolder(Folder):

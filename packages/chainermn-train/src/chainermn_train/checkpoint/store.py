@@ -75,11 +75,7 @@ class Generation(NamedTuple):
 
 
 class Store:
-    """The checkpoints of a run in the ranks' folders; methods are collective but where they say so.
-
-    Attributes:
-        complete: saves that can be loaded, as far as is known.
-    """
+    """A run's checkpoints in the ranks' folders; methods are collective but where they say so."""
 
     def __init__(self, comm: CommunicatorBase, folder: Folder) -> None:
         """Look what there is; change nothing."""
@@ -112,6 +108,7 @@ class Store:
             )
             for save in sorted({save for save, _ in ours}, reverse=True)
         ]
+        # Those that can be loaded, as far as is known.
         self.complete = {each.save for each in self.generations if not each.problem}
         # By save: the shards that it is for this rank to remove.
         self._to_remove: dict[Save, list[int]] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -113,10 +114,7 @@ def scatter_index(
         with SharedFailure(communicator.handshake, "scatter_index"):
             index = require_integer("root", root, 0, communicator.size - 1)
         communicator.handshake("scatter_index", (("root", index),))
-
-        def find_count() -> int:
-            return require_integer("n_total_samples", n_total_samples, 0)
-
+        find_count = partial(require_integer, "n_total_samples", n_total_samples, 0)
         count = bcast_checked(communicator, "scatter_index", find_count, root)
         return _share(count, communicator.rank, communicator.size, force_equal_length)
 

@@ -79,29 +79,25 @@ def _multi_node_class(cls: Any) -> Any:
 
     def evaluate(self: Any) -> dict[str, Any]:
         """Return the mean over all ranks of what ``evaluate`` returns on each (collective)."""
-        own = vars(self)["_mn_evaluate"]
-        return _evaluate_on_all_ranks(self, own or super(multi_node, self).evaluate)
+        get_iterators: Callable[[], Any] = getattr(self, "get_all_iterators", dict)
+        own = vars(self)["_mn_evaluate"] or super(multi_node, self).evaluate
+
+        def evaluate_here() -> tuple[int | None, dict[str, Any]]:
+            iterators = get_iterators()  # a mock makes another one
+            main = iterators.get("main") if isinstance(iterators, Mapping) else None
+            dataset = getattr(main, "dataset", None)
+            count = None if dataset is None else len(dataset)
+            return count, {} if count == 0 else _checked(own())
+
+        with mismatch_hint("a multi-node evaluator"):
+            communicator = vars(self)["_mn_communicator"]
+            return _mean(allgather_checked(communicator, "evaluate", evaluate_here))
 
     about = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
     copied = {name: value for name, value in vars(UnpicklableMixin).items() if callable(value)}
     members = {**copied, **about, "__slots__": (), "evaluate": evaluate}
     multi_node: Any = type(cls.__name__, (cls,), members)
     return multi_node
-
-
-def _evaluate_on_all_ranks(evaluator: Any, evaluate: Callable[[], Any]) -> dict[str, Any]:
-    get_iterators: Callable[[], Any] = getattr(evaluator, "get_all_iterators", dict)
-
-    def evaluate_here() -> tuple[int | None, dict[str, Any]]:
-        iterators = get_iterators()  # a mock makes another one
-        main = iterators.get("main") if isinstance(iterators, Mapping) else None
-        dataset = getattr(main, "dataset", None)
-        count = None if dataset is None else len(dataset)
-        return count, {} if count == 0 else _checked(evaluate())
-
-    with mismatch_hint("a multi-node evaluator"):
-        communicator = vars(evaluator)["_mn_communicator"]
-        return _mean(allgather_checked(communicator, "evaluate", evaluate_here))
 
 
 def _checked(result: Any) -> dict[str, Any]:

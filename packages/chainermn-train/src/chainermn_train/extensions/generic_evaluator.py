@@ -133,9 +133,6 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
         Args:
             results: what ``calc_local`` returned for the first batch of each rank that has
                 one, in rank order, then for the second batches, and so on.
-
-        Returns:
-            Anything.
         """
         return results
 

@@ -11,6 +11,7 @@ from chainer.iterators import OrderSampler
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import SharedFailure, require_communicator, require_integer
+from .order_sampler import shuffled
 
 _OPERATION = "DistributedOrderSampler"
 # Orders that are looked for by their epoch, where no checkpoint said which they are.
@@ -69,19 +70,12 @@ class DistributedOrderSampler(OrderSampler):
         self._places: dict[bytes, Place] = {}
 
     def __call__(self, current_order: np.ndarray, current_position: int) -> np.ndarray:
-        """Return this rank's part of the next epoch's permutation.
+        """Return this rank's part of the next epoch's permutation: indices, int64.
 
-        Args:
-            current_order: what it returned for the epoch that ends; that of the indices for the
-                first one, as a reset gives it.
-            current_position: has no influence.
-
-        Returns:
-            Indices, int64: as many in each epoch, the number of examples divided by that of ranks
-            (rounded down with ``drop_last``, else up).
-
-        Raises:
-            ValueError: ``current_order`` is of another data set, seed or number of ranks.
+        They are as many in each epoch, the number of examples divided by that of ranks (rounded
+        down with ``drop_last``, else up). ``current_order`` is what it returned for the epoch that
+        ends, or, as in a reset, that of the indices; ValueError if it is of another data set, seed
+        or number of ranks. ``current_position`` has no influence.
         """
         count = len(current_order)
         # A part of few examples may be 0, 1, and so on, too.
@@ -99,7 +93,7 @@ class DistributedOrderSampler(OrderSampler):
         """
         self._examples = place.examples
         length, left = self._share(place.examples), self._share(place.examples - place.seen)
-        permutation = self._permutation(place.epoch, place.examples)
+        permutation = shuffled([self.seed, place.epoch], place.examples)
         # What lies before the position has been seen: an iterator's orders are equally long.
         first = place.seen + self._rank - (length - left) * self._size
         indices = first + self._size * np.arange(length)
@@ -130,14 +124,6 @@ class DistributedOrderSampler(OrderSampler):
     def _share(self, count: int, size: int | None = None) -> int:
         size = size or self._size
         return count // size if self.drop_last else -(-count // size)
-
-    def _permutation(self, epoch: int, examples: int) -> np.ndarray:
-        # NumPy has frozen the stream of RandomState.
-        generator = np.random.RandomState([self.seed, epoch])
-        order = generator.permutation(examples)
-        while examples > 1 and np.array_equal(order, np.arange(examples)):  # a reset has that
-            order = generator.permutation(examples)
-        return order
 
     def _find(self, order: np.ndarray) -> Place:
         """Return where an order begins that this returned, or another one like it elsewhere."""

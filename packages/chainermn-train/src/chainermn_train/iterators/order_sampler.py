@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from chainer.iterators import OrderSampler
@@ -44,25 +45,23 @@ class ResumableOrderSampler(OrderSampler):
         self._resets = 0
 
     def __call__(self, current_order: np.ndarray, current_position: int) -> np.ndarray:
-        """Return the next order.
+        """Return the order of the next epoch, int64; ``current_position`` has no influence.
 
-        Args:
-            current_order: the order of the epoch that ends; that of the indices for a reset.
-            current_position: has no influence.
-
-        Returns:
-            A permutation of the indices, int64 of shape (number of examples,).
+        ``current_order`` is that of the epoch that ends; that of the indices for a reset.
         """
-        count = len(current_order)
-        indices = np.arange(count)
         seed = current_order
         # Nothing may depend on how many orders have been drawn ahead: only resets are counted,
         # and only a reset begins with the order of the indices.
-        if np.array_equal(current_order, indices):
+        if np.array_equal(current_order, np.arange(len(current_order))):
             seed = np.array([*self._seed, self._resets])
             self._resets += 1
-        generator = np.random.RandomState(seed)
+        return shuffled(seed, len(current_order))
+
+
+def shuffled(seed: Any, count: int) -> np.ndarray:
+    """Return the permutation of indices that follows from a seed, but not a reset's order."""
+    generator = np.random.RandomState(seed)  # whose stream NumPy has frozen
+    order = generator.permutation(count)
+    while count > 1 and np.array_equal(order, np.arange(count)):
         order = generator.permutation(count)
-        while count > 1 and np.array_equal(order, indices):
-            order = generator.permutation(count)
-        return order
+    return order

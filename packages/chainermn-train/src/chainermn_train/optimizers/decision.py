@@ -61,13 +61,7 @@ def keeps_gradients(total: Report, size: int) -> bool:
 
 @lru_cache(maxsize=8)  # reports are nearly always the same from one update to the next
 def decide(total: Report, size: int, is_last: bool = True) -> Decision:
-    """Return what all ranks do.
-
-    Args:
-        total: the sums of all ranks' reports.
-        size: number of ranks.
-        is_last: whether the gradients complete a group.
-    """
+    """Return what all ranks do; ``is_last`` says whether the gradients complete a group."""
     are_alike = not (total.unshared or total.changed or total.apart)
     if (total.rescaled and not total.apart) or (total.uneven and are_alike):
         return Decision.COMPARE_SETTINGS
@@ -92,17 +86,10 @@ _ROW = struct.Struct("<13BqII")  # a report, a digest, and updates of the presen
 
 
 def agree(reducer: Reducer, call: str, own: Report, digest: int = 0, num_calls: int = 0) -> Report:
-    """Return the sums of all ranks' reports (collective).
+    """Return the sums of all ranks' reports, by the reducer that has the gradients (collective).
 
-    Args:
-        reducer: by which ranks synchronize, with the gradients that were handed in.
-        call: what ranks do.
-        own: this rank's report.
-        digest: of what must be equal on all ranks; ``drifted`` is set where it is not.
-        num_calls: likewise the updates of the present group; ``uneven``.
-
-    Raises:
-        RankMismatchError: on all ranks, if calls or gradients differ.
+    ``drifted`` is set where ``digest`` differs between ranks, and ``uneven`` where ``num_calls``,
+    the updates of the present group, do; RankMismatchError if the ``call`` or gradients differ.
     """
     row = _ROW.pack(*own[:-2], digest, num_calls)
     with region("waiting"):

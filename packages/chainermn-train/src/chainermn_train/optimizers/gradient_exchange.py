@@ -73,11 +73,8 @@ class GradientExchange(UnpicklableMixin):
     def finish(self, factor: float = 1.0) -> bool:
         """Exchange what was handed in (collective, after ranks have agreed on all of it).
 
-        Args:
-            factor: by which means are multiplied, the same on all ranks.
-
-        Returns:
-            Whether the parameters' gradients are means to step along, perhaps of an update before.
+        Means are multiplied by ``factor``, the same on all ranks. Return whether the parameters'
+        gradients are means to step along, perhaps of an update before.
         """
         assert self._handed_in is not None  # else nothing was ready
         reducer, params, scale = self._handed_in

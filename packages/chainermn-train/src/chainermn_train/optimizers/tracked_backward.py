@@ -34,14 +34,9 @@ def backward(loss: Any, params: list[Any], on_final: OnFinal, loss_scale: float 
     """Do what ``loss.backward(loss_scale=loss_scale)`` does, and report final gradients.
 
     A gradient is final when every function that uses the parameter has run. It isn't reported
-    where only some have run, or where it is an array neither of NumPy nor of CuPy.
-
-    Args:
-        loss: a variable.
-        params: the parameters whose gradients matter.
-        on_final: called in this thread, before the parameter has the gradient; on a GPU, once its
-            kernels are enqueued.
-        loss_scale: as in Chainer.
+    where only some have run, or where it is an array neither of NumPy nor of CuPy. ``on_final`` is
+    called in this thread, before the parameter has the gradient; on a GPU, once its kernels are
+    enqueued.
     """
     tracker = _Tracker(loss, params, on_final)
     with tracker, _captured_by(tracker):
