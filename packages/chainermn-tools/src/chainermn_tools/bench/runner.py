@@ -144,7 +144,6 @@ def _cases(comms: dict[str, CommunicatorBase], ranks: int) -> list[Case]:
 
 
 def _check(world: MPI.Intracomm, cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """Call every case once, and look at the result."""
     count = CHECK_BYTES // FLOAT_BYTES // world.size * world.size or world.size
     arrays = np.empty(count, np.float32), np.empty(count, np.float32)
     invocations = ((one, one.kind.make_invocation(one.comm, *arrays)) for one in cases)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from _chainermn_events import GRACE_SECONDS, JOB_VARIABLE
-from _chainermn_events import TIMEOUT_STATUS as TIMEOUT_STATUS
 from chainermn_tools.jobs.events import (
     Decoder,
     Event,

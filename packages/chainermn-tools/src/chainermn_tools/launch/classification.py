@@ -96,7 +96,6 @@ def _why_none_began(tail: bytes) -> str:
 
 
 def _of_failure(first: Event, output: JobOutput) -> JobResult:
-    """Return the result of a job in which a rank reported an error."""
     status = int(first["status"] or 1)
     place = _place(first.rank, output)
     lines = [f"{place} failed first: {first['what']} (exit status {status})"]
