@@ -134,7 +134,6 @@ def _communicators(
 
 
 def _cases(comms: dict[str, CommunicatorBase], ranks: int) -> list[Case]:
-    """Return every operation of every communicator, but those that need more ranks."""
     return [
         Case(name, operation, kind, comm)
         for name, comm in comms.items()

@@ -14,7 +14,7 @@ from chainermn_tools.formatting import print_line, print_text
 if TYPE_CHECKING:
     from rich.console import Console
 
-COMMAND_INDENT = 4
+INDENT = " " * 4  # of what is never broken, so that it can be copied
 NOTHING = (
     "Nothing in it is known to `chainermn explain`. Read the earliest traceback of all ranks; "
     "`chainermn env` prints what a bug report needs."
@@ -40,16 +40,12 @@ def as_dict(found: Sequence[Match], verdict: Verdict | None) -> dict[str, Any]:
 
 
 def render(found: Sequence[Match], verdict: Verdict | None, console: Console) -> None:
-    """Print what `search` found: on a terminal wrapped to its width, elsewhere as it is.
-
-    What may be copied is never broken.
-    """
-    indent = " " * COMMAND_INDENT
+    """Print what `search` found: on a terminal wrapped to its width, elsewhere as it is."""
     if verdict:
         print_text(verdict.headline, console, "bold red")
         print_text(f"line {verdict.line}", console, "dim", 2)
         for line in verdict.traceback.splitlines():
-            print_line(f"{indent}{line}", console)
+            print_line(f"{INDENT}{line}", console)
         print_text(verdict.next_step, console, "green", 2)
         console.print()
     elif not found:
@@ -63,7 +59,7 @@ def render(found: Sequence[Match], verdict: Verdict | None, console: Console) ->
         print_text(where, console, "dim", 2)
         print_text(rule.meaning, console, indent=2)
         for fix in rule.fix:
-            print_line(f"{indent}{fix}", console, "green")
+            print_line(f"{INDENT}{fix}", console, "green")
         console.print()
     if not verdict and all(one.rule.kind is Kind.SECONDARY for one in found):
         print_text(SECONDARY_ONLY, console, "bold")

@@ -51,7 +51,6 @@ class Verdict:
 
     @property
     def headline(self) -> str:
-        """Who and how, as a line."""
         who = NO_RANK if self.rank is None else f"rank {self.rank}"
         return f"{who}{f' on {self.host}' if self.host else ''}: {self.how}"
 

@@ -80,7 +80,6 @@ class JobOutput:
         return found
 
     def has_failed(self) -> bool:
-        """Return whether the job is known to come to a bad end."""
         reported = any(event.kind in FAILURES for event in self.events)
         return reported or any(lost.pid is not None for lost in self.lost_ranks().values())
 

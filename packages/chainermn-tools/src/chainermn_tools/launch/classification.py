@@ -87,7 +87,6 @@ def of_signal(number: int) -> JobResult:
 
 
 def _why_none_began(tail: bytes) -> str:
-    """Return what is known of what mpiexec printed, and what to do."""
     match = root_cause(tail)
     if match is None:
         return "no rank began; what mpiexec printed above says why"

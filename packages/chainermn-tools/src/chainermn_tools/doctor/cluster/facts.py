@@ -130,7 +130,8 @@ def _log_in(
             try:
                 session = start(command)
             except OSError as error:
-                return ssh.no_ssh(f"{command[0]} doesn't start: {error.strerror}")
+                said = f"{command[0]} doesn't start: {error.strerror}"
+                return ssh.SSHFailure("no ssh", "ssh can't be started here", ssh.NO_SSH, said)
             session.send(lines)
             session.answered.wait(share)
             return session

@@ -15,9 +15,8 @@ VERBOSE_LINE = re.compile(
     r"|Warning: Permanently added "
 )
 QUOTED_CHARACTERS = 300
+NO_SSH = "sudo apt-get install openssh-client   # or what HYDRA_LAUNCHER_EXEC names"
 IF_SLOW = "if it is just slow, give it more time with --timeout"
-
-
 # In hints, the place of the host's name, as in those of explain.
 HOST = "host1"
 
@@ -29,11 +28,6 @@ class SSHFailure(NamedTuple):
     problem: str  # a sentence without its full stop
     hint: str  # what to do about it, with HOST for the host's name
     said: str  # on one line, if anything was said
-
-
-def no_ssh(said: str) -> SSHFailure:
-    hint = "sudo apt-get install openssh-client   # or what HYDRA_LAUNCHER_EXEC names"
-    return SSHFailure("no ssh", "ssh can't be started here", hint, said)
 
 
 def classify_failure(stderr: str) -> SSHFailure:
