@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from chainermn_tools import doctor, environment, jobs
+from chainermn_tools import doctor, environment, jobs, threads
 from chainermn_tools.cli.doctor import doctor as command
 from chainermn_tools.doctor import (
     CheckResult,
@@ -39,7 +39,7 @@ from chainermn_tools.doctor.cluster import facts as cluster
 from chainermn_tools.doctor.ranks import checks as ranks
 from chainermn_tools.doctor.ranks import job as rank_job
 from chainermn_tools.environment import packages, probe
-from chainermn_tools.jobs import Host, cores, parse_host_list, tags
+from chainermn_tools.jobs import Host, parse_host_list, tags
 from tests.support import commands
 
 __all__ = ["Check", "CheckResult", "Context", "failed", "ok", "skipped", "warning"]
@@ -227,7 +227,7 @@ class Machine:
 
     def cores(self, usable: int, load: float = 0.0) -> None:
         """So many cores, and so many processes that want them."""
-        self._patch.setattr(cores, "tightest_cgroup", lambda: None)
+        self._patch.setattr(threads, "tightest_cgroup", lambda: None)
         allowed = set(range(usable))
         self.returns(**{"os.sched_getaffinity": allowed, "os.getloadavg": (load, 0.0, 0.0)})
 

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import chainermn_tools
-from _chainermn_limits import THREAD_VARIABLES
 from chainermn_tools.jobs import mpiexec
 
 MPICH = {"path": "/opt/mpi ch/bin/mpiexec", "vendor": "MPICH", "version": "5.0.2"}
@@ -97,15 +96,6 @@ def test_nothing_in_the_package_asks_a_shell():
                 assert node.arg != "shell", f"{file}:{node.value.lineno}"
             if isinstance(node, ast.Attribute):
                 assert ast.unparse(node) not in SHELLS, f"{file}:{node.lineno}"
-
-
-def test_threads_divide_the_cores_unless_the_user_chose(monkeypatch):
-    monkeypatch.setattr(mpiexec, "available_cores", lambda: {"usable": 8})
-    for name in THREAD_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    assert [mpiexec.threads_per_rank(ranks) for ranks in (2, 3, 20)] == [4, 2, 1]
-    monkeypatch.setenv("MKL_NUM_THREADS", "3")
-    assert mpiexec.threads_per_rank(2) is None
 
 
 HYDRA = "HYDRA build details:\n    Version:                                 4.2.0\n"

@@ -1,11 +1,14 @@
 """The share of a host's cores that a rank computes with."""
 
 import os
+from functools import partial
 
 import pytest
 
+import _chainermn_limits
 from _chainermn_limits import THREAD_VARIABLES
 from chainermn_tools import threads
+from tests.support.files import write
 
 
 @pytest.fixture(autouse=True)
@@ -48,16 +51,51 @@ def test_a_rank_takes_its_share_unless_the_user_chose(monkeypatch, variables, ex
 
 
 def test_the_least_of_affinity_cgroup_and_what_slurm_gives_counts(monkeypatch):
-    assert threads.usable_cores() == 8
+    assert threads.available_cores()["usable"] == 8
     monkeypatch.setenv("SLURM_CPUS_ON_NODE", "4")
-    assert threads.usable_cores() == 4
+    assert threads.available_cores()["usable"] == 4
     monkeypatch.setattr(threads, "tightest_cgroup", lambda: ("job", 2.9))
-    assert threads.usable_cores() == 2
+    assert threads.available_cores()["usable"] == 2
     monkeypatch.setattr(threads, "tightest_cgroup", lambda: ("job", 0.2))
-    assert threads.usable_cores() == 1
+    assert threads.available_cores()["usable"] == 1
+
+
+def test_threads_divide_the_cores_unless_the_user_chose(monkeypatch):
+    assert [threads.threads_per_rank(ranks) for ranks in (2, 3, 20)] == [4, 2, 1]
+    monkeypatch.setenv("MKL_NUM_THREADS", "3")
+    assert threads.threads_per_rank(2) is None
 
 
 def test_slurms_numbers_of_nodes():
     assert threads.expand_counts("2(x3),1") == [2, 2, 2, 1]
     with pytest.raises(ValueError, match="invalid literal"):
         threads.expand_counts("2(x3),")
+
+
+def limit(monkeypatch, *where):
+    tightest = partial(_chainermn_limits.tightest_cgroup, *where)
+    monkeypatch.setattr(threads, "tightest_cgroup", tightest)
+
+
+def test_the_tightest_quota_of_nested_cgroups_counts(monkeypatch, tmp_path):
+    write(tmp_path / "job" / "cpu.max", "350000 100000\n")
+    write(tmp_path / "job" / "step" / "cpu.max", "max 100000\n")
+    limit(monkeypatch, "0::/job/step\n", tmp_path)
+    assert threads.available_cores()["cgroup"] == 3.5
+
+
+def test_version_1_of_cgroups_is_read(monkeypatch, tmp_path):
+    for folder, microseconds in (("cpu,cpuacct", -1), ("cpu,cpuacct/docker", 150000)):
+        write(tmp_path / folder / "cpu.cfs_quota_us", f"{microseconds}\n")
+        write(tmp_path / folder / "cpu.cfs_period_us", "100000\n")
+    limit(monkeypatch, "4:cpu,cpuacct:/docker\n0::/\n", tmp_path)
+    assert threads.available_cores()["cgroup"] == 1.5
+
+
+def test_a_quota_counts_as_the_lower_number_of_cores_and_as_one_at_least(monkeypatch, tmp_path):
+    """As the ranks count them when they limit the BLAS's threads."""
+    limit(monkeypatch, "0::/\n", tmp_path)
+    for quota, usable in ((0.2, 1), (2.9, 2)):
+        (tmp_path / "cpu.max").write_text(f"{quota * 100_000:.0f} 100000\n")
+        assert threads.available_cores()["cgroup"] == quota
+        assert threads.available_cores()["usable"] == usable

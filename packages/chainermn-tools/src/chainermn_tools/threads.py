@@ -7,20 +7,37 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from typing import Any
 
-from _chainermn_limits import chosen_thread_variables, threads_per_rank, tightest_cgroup
+import _chainermn_limits
+from _chainermn_limits import chosen_thread_variables, tightest_cgroup
 
 # How many ranks an mpiexec has started on this host.
 LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE")
 
 
-def usable_cores() -> int:
-    """Return how many cores this process may keep busy, in Slurm no more than its job's."""
+def available_cores() -> dict[str, Any]:
+    """Return the cores of the ``machine``, and how many of them this process may use.
+
+    They are ``affinity`` (those it may run on), ``cgroup`` (its quota, in cores; None without one)
+    and ``usable``, a whole number of at least 1, and in Slurm no more than its job's.
+    """
     _, quota = tightest_cgroup() or ("", None)
     affinity = len(os.sched_getaffinity(0))
     granted = os.environ.get("SLURM_CPUS_ON_NODE", "")
     limits = (affinity, quota or affinity, int(granted) if granted.isdigit() else affinity)
-    return max(1, int(min(limits)))
+    usable = max(1, int(min(limits)))
+    return {"machine": os.cpu_count(), "affinity": affinity, "cgroup": quota, "usable": usable}
+
+
+def threads_per_rank(ranks: int) -> int | None:
+    """Return with how many threads each of the ranks here should compute; None if the user chose.
+
+    On other hosts each rank counts for itself.
+    """
+    if chosen_thread_variables({}):
+        return None
+    return _chainermn_limits.threads_per_rank(int(available_cores()["usable"]), ranks)
 
 
 def divide_cores() -> None:
@@ -29,8 +46,8 @@ def divide_cores() -> None:
     with suppress(KeyError, IndexError, ValueError):  # else srun may have started it
         counts = expand_counts(os.environ["SLURM_STEP_TASKS_PER_NODE"])
         ranks = ranks or counts[int(os.environ["SLURM_NODEID"])]
-    if ranks and not chosen_thread_variables({}):
-        os.environ["OMP_NUM_THREADS"] = str(threads_per_rank(usable_cores(), ranks))
+    if ranks and (threads := threads_per_rank(ranks)):
+        os.environ["OMP_NUM_THREADS"] = str(threads)
 
 
 def expand_counts(text: str) -> list[int]:

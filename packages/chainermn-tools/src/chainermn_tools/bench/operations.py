@@ -59,7 +59,6 @@ def _invocation(
 
 
 def _sum(ranks: int) -> dict[str, float]:
-    """Return what the sum of the pattern over ``ranks`` ranks is."""
     return {"times": ranks, "plus": ranks * (ranks - 1) / 2}
 
 

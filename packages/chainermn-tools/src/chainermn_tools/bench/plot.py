@@ -63,7 +63,6 @@ def _panel(
 
 
 def _lines(rows: Sequence[dict[str, Any]], value: str) -> dict[str, tuple[list[int], list[float]]]:
-    """Return sizes and values by name."""
     found: dict[str, tuple[list[int], list[float]]] = {}
     for row in rows:
         line = found.setdefault(label(row), ([], []))

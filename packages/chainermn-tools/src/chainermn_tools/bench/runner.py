@@ -134,7 +134,6 @@ def _communicators(
 
 
 def _cases(comms: dict[str, CommunicatorBase], ranks: int) -> list[Case]:
-    """Return every operation of every communicator, but those that need more ranks."""
     return [
         Case(name, operation, kind, comm)
         for name, comm in comms.items()
@@ -144,7 +143,6 @@ def _cases(comms: dict[str, CommunicatorBase], ranks: int) -> list[Case]:
 
 
 def _check(world: MPI.Intracomm, cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """Call every case once, and look at the result."""
     count = CHECK_BYTES // FLOAT_BYTES // world.size * world.size or world.size
     arrays = np.empty(count, np.float32), np.empty(count, np.float32)
     invocations = ((one, one.kind.make_invocation(one.comm, *arrays)) for one in cases)

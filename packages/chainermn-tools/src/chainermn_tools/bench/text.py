@@ -22,14 +22,9 @@ from chainermn_tools.formatting import (
 def render(report: dict[str, Any], console: Console) -> None:
     """Print a report, as docs/bench.md describes it, for people."""
     print_line(title(report), console, "bold")
-    groups = (
-        ("Mean of gradients", [row for row in report["results"] if row["operation"] == MEAN_GRAD]),
-        (
-            "Arrays, the same way with every communicator; and what the machine does without it",
-            [row for row in report["results"] if row["operation"] != MEAN_GRAD],
-        ),
-    )
-    for name, rows in groups:
+    arrays = "Arrays, the same way with every communicator; and what the machine does without it"
+    for name, is_mean in (("Mean of gradients", True), (arrays, False)):
+        rows = [row for row in report["results"] if (row["operation"] == MEAN_GRAD) == is_mean]
         if rows:
             _print_rows(name, rows, console)
     console.print()

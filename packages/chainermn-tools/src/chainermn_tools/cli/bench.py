@@ -38,8 +38,7 @@ FEWEST_RANKS, MAX_RANKS = 2, 4
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(1, 86400),
-    callback=options.seconds,
+    type=options.Seconds(1, 86400),
     metavar="S",
     default=DEFAULT_SECONDS,
     help="How long it should take; sizes that would take longer are skipped. [60]",

@@ -32,8 +32,7 @@ STATUSES = {"ok": 0, "failed": 1, "warning": 3}
 @click.option("--report", "as_report", is_flag=True, help="Print text to paste into a bug report.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(10, 86400),
-    callback=options.seconds,
+    type=options.Seconds(10, 86400),
     default=120.0,
     show_default=True,
     metavar="S",
@@ -87,7 +86,7 @@ def doctor(
     stages = [diagnostics.LOCAL, diagnostics.RANKS]
     if hosts or hostfile is not None:
         stages.append(diagnostics.CLUSTER)
-    with jobs.exit_on_signals(), jobs.kill_children_on_exit():
+    with jobs.kill_children_on_exit():
         coming = diagnostics.run_checks(stages, context)
         if as_json or as_report:
             results = list(coming)

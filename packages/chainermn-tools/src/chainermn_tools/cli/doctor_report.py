@@ -6,6 +6,7 @@ import dataclasses
 import io
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -111,13 +112,13 @@ def show_all(
     coming = iter(results)
     for stage in stages:
         print_line(stage.title, console, "bold")
-        blocked: dict[str, int] = {}  # the number of checks that each failed one blocked
+        blocked = Counter[str]()  # the number of checks that each failed one blocked
         for result in itertools.islice(coming, len(stage.checks)):
             shown.append(result)
             if result.blocked_by is None:
                 _show(result, width, console)
             else:
-                blocked[result.blocked_by] = blocked.get(result.blocked_by, 0) + 1
+                blocked[result.blocked_by] += 1
             console.file.flush()
         for cause, count in blocked.items():
             checks = "1 check was" if count == 1 else f"{count} checks were"

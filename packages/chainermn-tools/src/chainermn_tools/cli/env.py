@@ -21,7 +21,7 @@ def env(as_json: bool) -> None:
         chainermn env --json
         mpiexec -n 4 chainermn env
     """
-    with jobs.exit_on_signals(), jobs.kill_children_on_exit():
+    with jobs.kill_children_on_exit():
         report = environment.collect()
     place = jobs.rank_from_env()
     if place is not None and place[0] != 0:

@@ -41,7 +41,7 @@ LIBRARY_SECONDS = 30.0  # for MPI to load and say what it is
 )
 @click.option(
     "--grace",
-    type=click.FloatRange(0, min_open=True),
+    type=options.Seconds(0, min_open=True),
     default=GRACE_SECONDS,
     envvar=GRACE_VARIABLE,
     show_default=True,
@@ -52,8 +52,7 @@ LIBRARY_SECONDS = 30.0  # for MPI to load and say what it is
 @click.option("--log-dir", metavar="FOLDER", help="Append each rank's lines to a file there, too.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(0, min_open=True),
-    callback=options.seconds,
+    type=options.Seconds(0, min_open=True),
     metavar="SECONDS",
     help="End a job that takes longer, with status 124.",
 )
@@ -109,9 +108,10 @@ def launch(
 
     With --json all output of ranks goes to standard error, and one object to standard output.
 
-    Exit status: 0 if the job succeeds; else that of the rank that failed first (128 + n after
-    signal n), 75 if all ranks have saved and left, 124 if it took too long, 128 + n if this
-    program was ended by signal n otherwise, and 2 if nothing could be started.
+    Exit status: 0 if the job succeeds; 2 if nothing starts; 75 if all ranks have saved and left;
+    124 after --timeout, or after CHAINERMN_TIMEOUT, the watchdog's limit; 130 after Ctrl-C, and
+    128 + n after another signal n to this program. Else it is that of the rank that failed first:
+    1 after an exception, 128 + n after signal n.
     """
     try:
         named = options.named_hosts(host_list, hostfile)

@@ -14,11 +14,13 @@ import click
 from chainermn_tools import jobs
 
 
-def seconds(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Refuse NaN, which is within any range, and which no time ever comes to; pass None on."""
-    if value is not None and math.isnan(value):
-        raise click.BadParameter("nan is no number of seconds", ctx, param)
-    return value
+class Seconds(click.FloatRange):
+    """A number of seconds; NaN, which is within any range, no time ever comes to."""
+
+    def convert(self, value: Any, *where: Any) -> Any:
+        if math.isnan(found := super().convert(value, *where)):
+            self.fail("nan is no number of seconds", *where)
+        return found
 
 
 def named_hosts(

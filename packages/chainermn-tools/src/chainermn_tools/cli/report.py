@@ -40,7 +40,7 @@ def report(results: tuple[str, ...], output: str) -> None:
     except reports.NoReport as error:
         raise click.UsageError(printable(str(error))) from None
     if found.environment is None:
-        with jobs.exit_on_signals(), jobs.kill_children_on_exit():
+        with jobs.kill_children_on_exit():
             found.environment = environment.collect()
         found.environment_of = f"{socket.gethostname()}, where this page was made"
     options.save("--output", output, lambda: reports.write(output, " ".join(results), found))

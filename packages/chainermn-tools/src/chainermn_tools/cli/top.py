@@ -49,9 +49,8 @@ def _print(summary: dict[str, Any], console: Console) -> None:
 
     rows, lines = [], [f"not seen from here: {name}" for name in summary["unseen"]]
     for rank in summary["ranks"]:
-        steps, memory = rank["steps_per_second"], rank["memory_bytes"]
-        speed = "-" if steps is None else f"{steps:.3g}"
-        size = "-" if memory is None else formatting.format_bytes(memory)
+        speed = "-" if (steps := rank["steps_per_second"]) is None else f"{steps:.3g}"
+        size = formatting.format_value("memory_bytes", rank["memory_bytes"])
         shares = (f"{rank[share]:.0%}" for share in SHARES)
         rows.append((str(rank["rank"]), rank["host"], speed, *shares, size, live.in_words(rank)))
         if rank["rank"] == summary["slowest"]:

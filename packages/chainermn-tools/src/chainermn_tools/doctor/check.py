@@ -41,17 +41,14 @@ class CheckResult:
 
 
 def ok(message: str, **details: Any) -> CheckResult:
-    """All is well."""
     return CheckResult("ok", message, None, details)
 
 
 def warning(message: str, hint: str, **details: Any) -> CheckResult:
-    """It works, but not as well as it could."""
     return CheckResult("warning", message, hint, details)
 
 
 def failed(message: str, hint: str, **details: Any) -> CheckResult:
-    """It doesn't work."""
     return CheckResult("failed", message, hint, details)
 
 
@@ -95,7 +92,6 @@ class Context:
         return max(0.1, seconds - min(CLEANUP_SECONDS, CLEANUP_SHARE * seconds))
 
     def program_timeout(self) -> float:
-        """Return the timeout of a small program, in seconds."""
         return round(self.time_for(PROGRAM_SECONDS, PROGRAM_SHARE), 1)
 
     def time_for(self, usual: float, share: float, max_share: float = 1.0) -> float:
@@ -142,7 +138,6 @@ class Checks(list[Check]):
     """The checks of one file, in the order in which they stand there and are shown."""
 
     def add(self, name: str, question: str, needs: tuple[str, ...] = ()) -> Callable[[Run], Check]:
-        """Return a decorator that adds a function as a :class:`Check`."""
 
         def register(run: Run) -> Check:
             self.append(Check(name, question, run, needs))

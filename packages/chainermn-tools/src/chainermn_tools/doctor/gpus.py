@@ -139,7 +139,6 @@ def device_files() -> list[str]:
 
 
 def has_gpu(context: Context) -> bool:
-    """Return whether there is any GPU."""
     with suppress(Unavailable):
         return bool(device_files()) or any(line.count(",") >= 2 for line in driver_lines(context))
     return False

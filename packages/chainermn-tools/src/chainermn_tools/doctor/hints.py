@@ -20,7 +20,6 @@ def hint_for_output(text: str, default: str) -> str:
 
 
 def hint_for_error(error: Unavailable, default: str) -> str:
-    """Return what to do where a probe had no answer."""
     return MORE_TIME if isinstance(error, TimedOut) else hint_for_output(str(error), default)
 
 

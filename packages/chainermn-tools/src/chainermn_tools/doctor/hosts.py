@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped
-from chainermn_tools.doctor.cluster import srun
 from chainermn_tools.doctor.cluster.agent import STALLED
 from chainermn_tools.doctor.cluster.facts import (
     MAX_NAMED,
@@ -24,7 +23,7 @@ from chainermn_tools.doctor.cluster.facts import (
 from chainermn_tools.doctor.cluster.ssh import HOST
 from chainermn_tools.doctor.software import launcher_if_any
 from chainermn_tools.formatting import join_first
-from chainermn_tools.jobs import HYDRA_VENDORS, assign_slots, parse_hostfile
+from chainermn_tools.jobs import HYDRA_VENDORS, assign_slots, parse_hostfile, starts_by_srun
 
 REDUCE_MTU_HINT = (
     "sudo ip link set dev eth0 mtu 1500   # on {a} and {b}, or whatever the network between them "
@@ -104,7 +103,7 @@ def slots(context: Context) -> CheckResult:
 
 def _check_logins(_: Context, cluster: ClusterFacts, *, check: str, success: str) -> CheckResult:
     """Check the part of the logins that a check is about, and ignore the others."""
-    if (check == "srun") != srun.starts_ranks():
+    if (check == "srun") != starts_by_srun():
         return skipped(f"{'ssh' if check == 'srun' else 'srun'} starts ranks on other hosts")
     failures = {h: r.failure for h, r in cluster.hosts.items() if r.failure is not None}
     mine = {host: one for host, one in failures.items() if CHECKS.get(one.kind, "ssh") == check}

@@ -13,12 +13,7 @@ from typing import Any
 from _chainermn_events import emit
 from chainermn_tools import jobs
 from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped
-from chainermn_tools.doctor.cluster.facts import (
-    ClusterFacts,
-    gather_facts,
-    join_names,
-    over_hosts,
-)
+from chainermn_tools.doctor.cluster.facts import ClusterFacts, gather_facts, join_names, over_hosts
 from chainermn_tools.doctor.hints import MORE_TIME, REPORT_IT, hint_for_output
 from chainermn_tools.doctor.ranks.checks import COMMUNICATORS, START
 from chainermn_tools.doctor.ranks.job import EVENT, RankJob, run_ranks

@@ -95,7 +95,6 @@ def _blocked(check: Check, futures: Futures, earlier: Results) -> CheckResult | 
 
 
 def _timed_out(check: Check, futures: Futures, results: Results, seconds: float) -> CheckResult:
-    """Return the result of a check that did not finish within ``seconds``."""
     waiting = [name for name in check.needs if name in futures and not futures[name].done()]
     if not waiting:
         return failed(f"no answer within {seconds:.0f} s", MORE_TIME)

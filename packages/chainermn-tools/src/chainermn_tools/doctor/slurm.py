@@ -10,7 +10,6 @@ from datetime import datetime
 
 from chainermn_tools import jobs
 from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped, warning
-from chainermn_tools.doctor.cluster import srun
 from chainermn_tools.doctor.cluster.facts import ClusterFacts, over_hosts
 from chainermn_tools.doctor.hints import most_telling_line
 from chainermn_tools.doctor.placement import MAX_RANKS_PER_HOST, NEEDS, exchange
@@ -20,6 +19,7 @@ from chainermn_tools.doctor.software import mpi_vendor
 SHORT_SECONDS = 300  # in which hardly a job gets anywhere
 BROKEN = re.compile(r"\*$|^(?:down|fail)")  # states of nodes; those with a star don't answer
 JOB_TIME = (30.0, 0.2, 0.5)  # as placement's
+ASK_SECONDS = 10.0
 
 checks, rank_checks = Checks(), Checks()
 
@@ -47,14 +47,14 @@ def scheduler(context: Context) -> CheckResult:
     if nodes and outside:
         hint = f"name hosts of the job: {','.join(nodes)}"
         return failed(f"{message}, and not {', '.join(outside)}", hint)
-    for line in srun.ask("sinfo", "-h", "-N", "-n", listed, "-o", "%N %T %E").splitlines():
+    for line in _ask("sinfo", "-h", "-N", "-n", listed, "-o", "%N %T %E").splitlines():
         node, state, reason = line.split(maxsplit=2)
         if BROKEN.search(state):
             hint = f"sbatch --exclude={node} ...   # or ask: scontrol show node"
             return failed(f"{node} is {state} ({reason})", hint, node=node)
     left = None  # it may have no limit
     with suppress(ValueError):
-        end = datetime.fromisoformat(srun.ask("squeue", "-h", "-j", job, "-o", "%e").strip())
+        end = datetime.fromisoformat(_ask("squeue", "-h", "-j", job, "-o", "%e").strip())
         left = int((end - datetime.now()).total_seconds())
     if left is not None and left < SHORT_SECONDS:
         hint = f"sbatch --time=...   # a longer one; or scontrol update JobId={job} TimeLimit=..."
@@ -62,15 +62,22 @@ def scheduler(context: Context) -> CheckResult:
     return ok(message, tasks=tasks, seconds_left=left)
 
 
+def _ask(program: str, *words: str) -> str:
+    """Return what a program of Slurm prints; nothing where it fails or is missing."""
+    with suppress(jobs.Unavailable):
+        return jobs.check_output([program, *words], ASK_SECONDS)
+    return ""
+
+
 @rank_checks.add("srun's ranks", "Do ranks that srun itself starts see one another?", NEEDS)
 @over_hosts
 def ranks_of_srun(context: Context, _: ClusterFacts) -> CheckResult:
-    if not srun.starts_ranks():
+    if not jobs.starts_by_srun():
         return skipped("this is no job of Slurm")
     assigned = jobs.assign_slots(context.hosts, context.ranks)
     shares = {host: min(ranks, MAX_RANKS_PER_HOST) for host, ranks in assigned.items()}
     found = jobs.find_srun(str(mpi_vendor(context)))
-    variables = {**srun.BESIDE, "SLURM_NNODES": str(len(shares))}
+    variables = {**jobs.BESIDE, "SLURM_NNODES": str(len(shares))}
     timeout, tried = context.time_for(*JOB_TIME), {"communicators": ("hierarchical",)}
     by_default = {"path": found["path"], "vendor": None}  # a plugin would be named
     job = run_ranks(context, exchange, shares, timeout, 1, variables, by_default, **tried)

@@ -37,7 +37,6 @@ checks = Checks()
 
 @Context.cached
 def installed_versions(context: Context) -> dict[str, str | None]:
-    """Return the versions of the distributions that matter; None for one that is missing."""
     return environment.package_versions()
 
 
@@ -171,7 +170,6 @@ def chainer_version() -> str:
 
 @Context.cached
 def find_launcher(context: Context) -> dict[str, Any]:
-    """Return what :func:`chainermn_tools.jobs.find_launcher` does; raise Unavailable likewise."""
     return jobs.find_launcher(context.program_timeout())
 
 

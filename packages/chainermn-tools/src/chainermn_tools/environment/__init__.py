@@ -15,10 +15,8 @@ from .packages import PACKAGE_FAMILIES as PACKAGE_FAMILIES
 from .packages import distributions as distributions
 from .packages import import_origins as import_origins
 from .packages import package_versions as package_versions
-from .packages import start_method as start_method
 from .probe import call_in_subprocess as call_in_subprocess
 from .probe import run_concurrently as run_concurrently
-from .report import collect, render
+from .report import collect as collect
+from .report import render as render
 from .report import sections as sections
-
-__all__ = ["collect", "render"]

@@ -85,7 +85,6 @@ def ptrace_scope() -> int | None:
 
 
 def _memory_limit(folder: Path) -> int | None:
-    """Return a cgroup's limit in bytes; None where it has none."""
     for name in ("memory.max", "memory.limit_in_bytes"):
         with suppress(OSError, ValueError):  # there is none, or it is "max"
             limit = int((folder / name).read_text())

@@ -23,9 +23,10 @@ MARK = "chainermn-answer:"
 Answer = TypeVar("Answer")
 
 
-def unavailable(reason: str) -> dict[str, str]:
+def unavailable(reason: str | BaseException) -> dict[str, str]:
     """Return what a report holds in place of an answer; the reason on one line."""
-    return {"unavailable": " ".join(reason.split())}
+    kind = "" if isinstance(reason, str | Unavailable) else f"{type(reason).__name__}: "
+    return {"unavailable": " ".join(f"{kind}{reason}".split())}
 
 
 def run_concurrently(probes: Mapping[str, Callable[[], Any]], timeout: float) -> dict[str, Any]:
@@ -39,10 +40,8 @@ def run_concurrently(probes: Mapping[str, Callable[[], Any]], timeout: float) ->
     def run(name: str, probe: Callable[[], Any]) -> None:
         try:
             answers[name] = probe()
-        except Unavailable as error:
-            answers[name] = unavailable(str(error))
         except BaseException as error:  # a broken package may raise anything, SystemExit too
-            answers[name] = unavailable(f"{type(error).__name__}: {error}")
+            answers[name] = unavailable(error)
 
     deadline = time.monotonic() + timeout
     threads = [threading.Thread(target=run, args=item, daemon=True) for item in probes.items()]
@@ -85,10 +84,8 @@ def print_answer(function: Callable[[], Any]) -> None:
     """Print what the function returns, for :func:`call_in_subprocess` on the other side to read."""
     try:
         found = {"answer": function()}
-    except Unavailable as error:
-        found = unavailable(str(error))
     except Exception as error:
-        found = unavailable(f"{type(error).__name__}: {error}")
+        found = unavailable(error)
     if found.get("answer", ...) is not None:
         # One write, in one piece and on its own line even if something was printed before.
         sys.stdout.flush()

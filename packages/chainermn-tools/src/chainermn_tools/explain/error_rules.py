@@ -66,7 +66,6 @@ def load_rules(folder: Path = FOLDER) -> tuple[ErrorRule, ...]:
 
 
 def _convert(field: str, value: Any) -> Any:
-    """Return a field's value as `ErrorRule` has it."""
     if field == "kind":
         return Kind[value]
     if field == "pattern":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from chainermn_tools.formatting import print_line, print_text
 if TYPE_CHECKING:
     from rich.console import Console
 
-COMMAND_INDENT = 4
+INDENT = " " * 4  # of what is never broken, so that it can be copied
 NOTHING = (
     "Nothing in it is known to `chainermn explain`. Read the earliest traceback of all ranks; "
     "`chainermn env` prints what a bug report needs."
@@ -41,33 +41,25 @@ def as_dict(found: Sequence[Match], verdict: Verdict | None) -> dict[str, Any]:
 
 def render(found: Sequence[Match], verdict: Verdict | None, console: Console) -> None:
     """Print what `search` found: on a terminal wrapped to its width, elsewhere as it is."""
-    for style, text in _lines(found, verdict):
-        indented = len(text) - len(text.lstrip())
-        if indented >= COMMAND_INDENT:  # unbroken, so that it can be copied
-            print_line(text, console, style)
-        else:
-            print_text(text.lstrip(), console, style, indented)
-
-
-def _lines(found: Sequence[Match], verdict: Verdict | None) -> Iterator[tuple[str, str]]:
-    """Return pairs of style and line."""
     if verdict:
-        yield "bold red", verdict.headline
-        yield "dim", f"  line {verdict.line}"
-        indent = " " * COMMAND_INDENT
-        yield from (("", f"{indent}{line}") for line in verdict.traceback.splitlines())
-        yield "green", f"  {verdict.next_step}"
-        yield "", ""
+        print_text(verdict.headline, console, "bold red")
+        print_text(f"line {verdict.line}", console, "dim", 2)
+        for line in verdict.traceback.splitlines():
+            print_line(f"{INDENT}{line}", console)
+        print_text(verdict.next_step, console, "green", 2)
+        console.print()
     elif not found:
-        yield "", NOTHING
+        print_text(NOTHING, console)
         return
     for one in found:
-        rule = one.rule
-        often = f", {one.times} such lines" if one.times > 1 else ""
-        yield "bold red" if rule.kind is Kind.ROOT_CAUSE else "bold", f"{rule.name}: {one.text}"
-        yield "dim", f"  line {one.line}{often}; {rule.component}; {rule.kind.value}"
-        yield "", f"  {rule.meaning}"
-        yield from (("green", f"{' ' * COMMAND_INDENT}{fix}") for fix in rule.fix)
-        yield "", ""
+        rule, often = one.rule, f", {one.times} such lines" if one.times > 1 else ""
+        style = "bold red" if rule.kind is Kind.ROOT_CAUSE else "bold"
+        print_text(f"{rule.name}: {one.text}", console, style)
+        where = f"line {one.line}{often}; {rule.component}; {rule.kind.value}"
+        print_text(where, console, "dim", 2)
+        print_text(rule.meaning, console, indent=2)
+        for fix in rule.fix:
+            print_line(f"{INDENT}{fix}", console, "green")
+        console.print()
     if not verdict and all(one.rule.kind is Kind.SECONDARY for one in found):
-        yield "bold", SECONDARY_ONLY
+        print_text(SECONDARY_ONLY, console, "bold")

@@ -8,13 +8,8 @@ from dataclasses import dataclass, replace
 from _chainermn_verdict import next_step
 
 LITERALS = (
-    *(
-        "chainermn launch: ",
-        "ChainerMN: ",
-        "chainermn: a signal warned",
-        " noticed that process rank ",
-    ),
-    *("Traceback (most recent call last)", "Fatal Python error: "),
+    *("chainermn launch: ", "ChainerMN: ", "chainermn: a signal warned"),
+    *(" noticed that process rank ", "Traceback (most recent call last)", "Fatal Python error: "),
 )
 RANK = r"(?:rank (?P<rank>\d+)(?: on (?P<at>\S+)| of \d+:| \(process \d+ on (?P<host>\S+)\))? ?)"
 CULPRIT = rf"(?:likely culprits?\b.*?: {RANK}?)?"
@@ -52,12 +47,10 @@ class Verdict:
 
     @property
     def next_step(self) -> str:
-        """What to do, as a line."""
         return next_step(self.how)
 
     @property
     def headline(self) -> str:
-        """Who and how, as a line."""
         who = NO_RANK if self.rank is None else f"rank {self.rank}"
         return f"{who}{f' on {self.host}' if self.host else ''}: {self.how}"
 

@@ -111,7 +111,6 @@ class LauncherReports:
     _window: deque[str] = field(default_factory=lambda: deque(maxlen=REPORT_LINES))
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes of the stream."""
         for piece in data.splitlines(keepends=True):
             self._line += piece[:REPORT_LINE_BYTES]
             if piece.endswith((b"\n", b"\r")):

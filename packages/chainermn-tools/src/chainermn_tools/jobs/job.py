@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from _chainermn_events import GRACE_SECONDS, JOB_VARIABLE
-from _chainermn_events import TIMEOUT_STATUS as TIMEOUT_STATUS
 from chainermn_tools.jobs.events import (
     Decoder,
     Event,
@@ -81,7 +80,6 @@ class JobOutput:
         return found
 
     def has_failed(self) -> bool:
-        """Return whether the job is known to come to a bad end."""
         reported = any(event.kind in FAILURES for event in self.events)
         return reported or any(lost.pid is not None for lost in self.lost_ranks().values())
 

@@ -12,12 +12,11 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import _chainermn_limits
 from _chainermn_events import JOB_VARIABLE
 from chainermn_tools import rank
-from chainermn_tools.jobs.cores import available_cores
 from chainermn_tools.jobs.process import Unavailable, check_output
 from chainermn_tools.jobs.variables import is_forwarded
+from chainermn_tools.threads import available_cores
 
 HYDRA_VENDORS = ("MPICH", "MVAPICH", "Intel MPI")
 # What `mpiexec --version` prints, most specific first: MVAPICH and Intel MPI build on Hydra too.
@@ -120,13 +119,3 @@ def mpiexec_command(
         args += ["-hosts", listed] if listed else []
     words = [rank.escape(word) for word in script]
     return [*args, "-n", str(ranks), sys.executable, *flags, "-m", rank.__name__, *words]
-
-
-def threads_per_rank(ranks: int) -> int | None:
-    """Return how many threads each of the ranks on this host should compute with.
-
-    None where the user chose. On other hosts each rank counts for itself, see rank.py.
-    """
-    if _chainermn_limits.chosen_thread_variables({}):
-        return None
-    return _chainermn_limits.threads_per_rank(int(available_cores()["usable"]), ranks)

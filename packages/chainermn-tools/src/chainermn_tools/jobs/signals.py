@@ -1,21 +1,15 @@
-"""Signals that would end this process: collected, or raised so that clean-up runs."""
+"""Signals that would end this process, handled so that clean-up runs."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 from collections.abc import Callable, Iterator
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 # By which a scheduler warns of an end that is near.
 WARNINGS = (signal.SIGTERM, signal.SIGUSR1)
 SIGNAL_NAMES = {one.value: one.name for one in signal.Signals}
-
-
-def exit_on_signals() -> contextlib.AbstractContextManager[None]:
-    """Let the signals raise SystemExit (main thread only)."""
-    return handle_signals(lambda number: sys.exit(128 + number))
 
 
 @contextlib.contextmanager

@@ -56,7 +56,6 @@ class BoundedOutput:
         self._last = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Add the next bytes."""
         room = MAX_OUTPUT_BYTES - len(self._first)
         self._first += data[:room]
         self._last += data[room:]
@@ -186,7 +185,6 @@ def _pass_typed(process: subprocess.Popen[bytes]) -> None:
 
 
 def _kill(process: subprocess.Popen[bytes], tag: Tag) -> None:
-    """Kill the program, and whatever has its tag."""
     if process.poll() is None:
         process.kill()
     kill_by_env_tag(tag)

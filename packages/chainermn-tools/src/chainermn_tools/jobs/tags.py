@@ -6,8 +6,11 @@ import contextlib
 import errno
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from chainermn_tools.jobs.signals import handle_signals
 
 # Whatever a program starts inherits this variable, and so it is found again: Open MPI's ranks
 # have process groups of their own.
@@ -26,16 +29,18 @@ _closed = False
 def kill_children_on_exit() -> Iterator[None]:
     """Kill the programs that threads still run at the end of the block; no other can then start.
 
-    Threads that were left behind may run some, and nobody waits for those.
+    Threads that were left behind may run some, and nobody waits for those. In the block signals
+    that would end this process raise SystemExit (main thread only).
     """
     global _closed
     _closed = False
-    try:
-        yield
-    finally:
-        _closed = True
-        for tag in tuple(_running_tags):
-            kill_by_env_tag(tag)
+    with handle_signals(lambda number: sys.exit(128 + number)):
+        try:
+            yield
+        finally:
+            _closed = True
+            for tag in tuple(_running_tags):
+                kill_by_env_tag(tag)
 
 
 def kill_by_env_tag(tag: Tag) -> None:

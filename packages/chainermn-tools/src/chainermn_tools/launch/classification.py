@@ -87,7 +87,6 @@ def of_signal(number: int) -> JobResult:
 
 
 def _why_none_began(tail: bytes) -> str:
-    """Return what is known of what mpiexec printed, and what to do."""
     match = root_cause(tail)
     if match is None:
         return "no rank began; what mpiexec printed above says why"
@@ -96,7 +95,6 @@ def _why_none_began(tail: bytes) -> str:
 
 
 def _of_failure(first: Event, output: JobOutput) -> JobResult:
-    """Return the result of a job in which a rank reported an error."""
     status = int(first["status"] or 1)
     place = _place(first.rank, output)
     lines = [f"{place} failed first: {first['what']} (exit status {status})"]

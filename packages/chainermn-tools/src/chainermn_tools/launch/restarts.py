@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import socket
@@ -108,19 +109,13 @@ def _pause(seconds: float, signals: Sequence[int]) -> None:
 def answering(launcher: Mapping[str, Any], hosts: Sequence[str]) -> list[str]:
     """Return the hosts on which a command can be run now, as mpiexec would start one."""
     here = {"localhost", socket.gethostname(), socket.gethostname().split(".")[0]}
-    program = jobs.ssh_program(launcher["vendor"])
-    in_slurm = "SLURM_JOB_ID" in os.environ
 
     def answers(host: str) -> bool:
-        command = jobs.login_command(program, host, "true", ANSWER_SECONDS)
-        if in_slurm:
-            command = ["srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host}", "true"]
+        command = jobs.remote_command(launcher["vendor"], host, "true", ANSWER_SECONDS)
         try:
             return host in here or jobs.run(command, ANSWER_SECONDS).returncode == 0
         except OSError:  # there is no ssh
             return False
 
     with ThreadPoolExecutor(MOST_AT_A_TIME) as pool:
-        return [
-            host for host, is_there in zip(hosts, pool.map(answers, hosts), strict=True) if is_there
-        ]
+        return list(itertools.compress(hosts, pool.map(answers, hosts)))

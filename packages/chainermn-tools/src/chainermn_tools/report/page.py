@@ -66,7 +66,6 @@ def _body(name: str, found: Inputs, notes: Sequence[str]) -> Iterator[str]:
 
 
 def _cards(found: Inputs) -> Iterator[tuple[str, object]]:
-    """Return the numbers that stand at the top."""
     last = [item for item in (found.log or [{}])[-1].items() if is_number(item[1])]
     yield from (
         (name, f"{value:.4g}" if value % 1 else int(value)) for name, value in last[:MOST_CARDS]

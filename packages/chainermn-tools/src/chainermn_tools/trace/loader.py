@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from chainermn_tools.formatting import format_count, join_first
-from chainermn_tools.trace.table import CALL, NONE, ROWS_AT_ONCE, RankTrace, Run, to_json
+from chainermn_tools.trace.table import CALL, NONE, RankTrace, Run, to_json
 
 FILE_NAME = re.compile(r"(?P<run>.+)\.rank(?P<rank>\d+)\.json")
 # Names of the metadata events that are ours, as chainermn_comm.trace.file has them.
@@ -148,19 +148,16 @@ def _read_file(path: Path, names: dict[str, int]) -> RankTrace | str:
         trace = _parse_header(path, next(events, None))
     except DAMAGE:
         return f"{path.name} doesn't begin as a trace does"
-    parts, rows = [], []
-    for event in events:
-        try:
-            row = _take(trace, event, names)
-        except DAMAGE:
-            trace.damaged += 1
-            continue
-        if row is not None:
-            rows.append(row)
-        if len(rows) == ROWS_AT_ONCE:
-            parts.append(np.array(rows, CALL))
-            rows = []
-    trace.rows = np.concatenate([*parts, np.array(rows, CALL)])
+
+    def rows() -> Iterator[tuple[int | float, ...]]:
+        for event in events:
+            try:
+                if row := _take(trace, event, names):
+                    yield row
+            except DAMAGE:
+                trace.damaged += 1
+
+    trace.rows = np.fromiter(rows(), CALL)
     return trace
 
 

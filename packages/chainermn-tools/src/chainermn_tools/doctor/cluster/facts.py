@@ -17,13 +17,8 @@ from typing import Any
 
 from chainermn_tools import environment, jobs
 from chainermn_tools.doctor.check import CheckResult, Context, Run, skipped
-from chainermn_tools.doctor.cluster import srun, ssh
-from chainermn_tools.doctor.cluster.session import (
-    COMMAND,
-    Session,
-    first_input,
-    open_sessions,
-)
+from chainermn_tools.doctor.cluster import ssh
+from chainermn_tools.doctor.cluster.session import COMMAND, Session, first_input, open_sessions
 from chainermn_tools.doctor.software import launcher_if_any
 from chainermn_tools.formatting import join_first
 from chainermn_tools.jobs import Unavailable
@@ -66,11 +61,9 @@ class ClusterFacts:
     hosts: dict[str, HostReply]  # by name
 
     def facts(self) -> dict[str, dict[str, Any]]:
-        """Return the facts of the hosts that answered, by name."""
         return {name: one.facts for name, one in self.hosts.items() if one.facts is not None}
 
     def facts_with_same_python(self) -> dict[str, dict[str, Any]]:
-        """Return the facts of hosts whose Python is that of this machine."""
         wanted = self.local["python"]
         return {name: one for name, one in self.facts().items() if one["python"] == wanted}
 
@@ -100,13 +93,10 @@ def gather_facts(context: Context) -> ClusterFacts:
         "program_seconds": context.time_for(*VERSION_TIME),
     }
     lines = first_input(sys.executable, order)
-    program, login_time = jobs.ssh_program(launcher.get("vendor")), context.time_for(*LOGIN_TIME)
+    vendor, login_time = launcher.get("vendor"), context.time_for(*LOGIN_TIME)
     commands = {THIS_MACHINE: ["sh", "-c", COMMAND]}
     for host in context.hosts:
-        if srun.starts_ranks():
-            commands[host.name] = srun.command(host.name, COMMAND)
-        else:
-            commands[host.name] = jobs.login_command(program, host.name, COMMAND, login_time)
+        commands[host.name] = jobs.remote_command(vendor, host.name, COMMAND, login_time)
     with open_sessions() as start:
         seconds = context.time_for(*ANSWER_TIME)
         deadline = time.monotonic() + seconds
@@ -140,7 +130,8 @@ def _log_in(
             try:
                 session = start(command)
             except OSError as error:
-                return ssh.no_ssh(f"{command[0]} doesn't start: {error.strerror}")
+                said = f"{command[0]} doesn't start: {error.strerror}"
+                return ssh.SSHFailure("no ssh", "ssh can't be started here", ssh.NO_SSH, said)
             session.send(lines)
             session.answered.wait(share)
             return session
@@ -200,7 +191,7 @@ def partners(asker: str, hosts: Sequence[str]) -> list[str]:
 
 def address_of(other: str, asker: str, facts: Mapping[str, dict[str, Any]]) -> str | None:
     """Return where the asker finds another: by ssh's addresses, or in Slurm by its name."""
-    if srun.starts_ranks():
+    if jobs.starts_by_srun():
         return socket.gethostname() if other == THIS_MACHINE else other
     here, _ = _ssh_addresses(facts[asker])
     if other == THIS_MACHINE:

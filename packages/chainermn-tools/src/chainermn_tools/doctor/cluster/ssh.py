@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from chainermn_tools.doctor.cluster import srun
 from chainermn_tools.explain import root_cause
+from chainermn_tools.jobs import starts_by_srun
 
 LOGGED_IN = re.compile(r"^(?:debug1: )?Authenticated to ", re.MULTILINE)
 # What -v adds: its own lines, and the banner of a version. And what is no failure.
@@ -15,9 +15,8 @@ VERBOSE_LINE = re.compile(
     r"|Warning: Permanently added "
 )
 QUOTED_CHARACTERS = 300
+NO_SSH = "sudo apt-get install openssh-client   # or what HYDRA_LAUNCHER_EXEC names"
 IF_SLOW = "if it is just slow, give it more time with --timeout"
-
-
 # In hints, the place of the host's name, as in those of explain.
 HOST = "host1"
 
@@ -31,16 +30,10 @@ class SSHFailure(NamedTuple):
     said: str  # on one line, if anything was said
 
 
-def no_ssh(said: str) -> SSHFailure:
-    """Return the failure of an ssh that doesn't start."""
-    hint = "sudo apt-get install openssh-client   # or what HYDRA_LAUNCHER_EXEC names"
-    return SSHFailure("no ssh", "ssh can't be started here", hint, said)
-
-
 def classify_failure(stderr: str) -> SSHFailure:
     """Return what made ssh fail, from what it wrote to standard error under ``-v``."""
     said = without_verbose_lines(stderr)
-    if srun.starts_ranks():
+    if starts_by_srun():
         hint = f"srun --overlap -N 1 -n 1 -w {HOST} true   # shows why; {IF_SLOW}"
         return SSHFailure("srun", "srun starts nothing there", hint, said)
     if LOGGED_IN.search(stderr):

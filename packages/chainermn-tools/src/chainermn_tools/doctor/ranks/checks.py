@@ -114,7 +114,6 @@ def messages(context: Context, job: RankJob) -> CheckResult:
 
 
 def _add_communicator(communicator: str) -> None:
-    """Add the check of a communicator."""
     name = f"communicator {communicator}"
 
     @checks.add_step(

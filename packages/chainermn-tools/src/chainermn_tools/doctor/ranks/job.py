@@ -61,12 +61,10 @@ class RankJob:
 
     @property
     def ranks(self) -> int:
-        """How many ranks should have been started."""
         return sum(self.ranks_per_host.values())
 
     @property
     def text(self) -> str:
-        """All that mpiexec and the ranks printed."""
         return f"{self.output.stdout}\n{self.output.stderr}"
 
     def reports(self, name: str) -> list[dict[str, Any]]:
