@@ -36,9 +36,10 @@ PMI = "pmix" if on_open_mpi() else "pmi2"
 # With UCX, MPICH sends addresses in lines that Slurm's PMI 2 can't take, filled up with whatever
 # its memory holds: a job starts, or hangs.
 SRUN = {"MPIR_CVAR_CH4_NETMOD": "ofi"}
+# It waits for ranks that leave last; --kill-on-bad-exit would end them, and change the status.
 # By what a script of four tasks starts its ranks; Python's script follows.
 STARTS = {
-    "srun": f"MPIR_CVAR_CH4_NETMOD=ofi srun --mpi={PMI} --kill-on-bad-exit=1 {sys.executable}",
+    "srun": f"MPIR_CVAR_CH4_NETMOD=ofi srun --mpi={PMI} --wait=60 {sys.executable}",
     "mpiexec": f"mpiexec -n 4 {sys.executable}",
     "launch": f"{sys.executable} -m chainermn_tools launch",
 }
