@@ -185,12 +185,12 @@ bench-scaling: $(TESTS)
 	$(BIN)/python benchmarks/scaling_hosts.py
 	$(BIN)/python benchmarks/scaling.py
 
-# Debian packages with which tests/cluster makes hosts of namespaces, and tests/slurm a Slurm of
-# them; they skip without.
+# Debian packages with which tests/cluster makes hosts of namespaces, tests/slurm a Slurm of them,
+# and tests/tools opens pages in a browser; they skip without.
 hosts:
 	apt-get update -q
 	apt-get install -q -y --no-install-recommends iproute2 openssh-client openssh-server \
-	    slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libpmix-dev
+	    slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libpmix-dev chromium
 
 # uv says what it installs and how far it is.
 ifneq ($(CHOSEN),$(BUILT_ON))
