@@ -59,9 +59,12 @@ def test_command_line_of_slurms_srun_places_each_rank(monkeypatch):
     monkeypatch.setattr(mpiexec.shutil, "which", lambda name: f"/usr/bin/{name}")
     words = words_of(mpiexec.find_srun("MPICH"), "x", hosts={"b": 2, "a": 1}, prefix=True)
     assert words[:2] == ["/usr/bin/srun", "--mpi=pmi2"]
+    assert "--export=ALL,MPIR_CVAR_CH4_NETMOD=ofi" in words
+    assert not [word for word in words if "kill-on-bad-exit" in word]
     assert {"--distribution=arbitrary", "--nodes=2", "--nodelist=b,b,a", "--label"} < set(words)
     assert words[-4:] == ["-m", "chainermn_tools.rank", "train.py", "x"]
-    assert "--mpi=pmix" in words_of(mpiexec.find_srun("Open MPI"), hosts={"a": 1})
+    words = words_of(mpiexec.find_srun("Open MPI"), hosts={"a": 1})
+    assert {"--mpi=pmix", "--export=ALL"} <= set(words)
 
 
 def test_pythons_options_come_first_and_a_users_variables_go_to_all_hosts():

@@ -27,6 +27,7 @@ VENDOR_PATTERNS = (
     ("MPICH", r"hydra|mpich"),
 )
 VERSION_TIMEOUT_SECONDS = 20.0
+NETWORK_VARIABLE = "MPIR_CVAR_CH4_NETMOD"  # of MPICH
 
 
 def find_mpiexec(program: str = "mpiexec") -> dict[str, Any]:
@@ -97,8 +98,12 @@ def mpiexec_command(
     args = [str(launcher["path"])]
     listed = ",".join(f"{host}:{share}" for host, share in (hosts or {}).items())
     if launcher["vendor"] == "Slurm":
-        args += [f"--mpi={launcher['plugin']}", "--kill-on-bad-exit=1", "--input=0"]
-        args += ["--export=ALL", "--cpu-bind=none", "--overcommit"]
+        # --kill-on-bad-exit would end ranks that still save and leave.
+        args += [f"--mpi={launcher['plugin']}", "--wait=60", "--input=0"]
+        # MPICH's addresses over UCX are longer than what PMI 2 takes; ranks hang as they start.
+        needs = launcher["plugin"] == "pmi2" and NETWORK_VARIABLE not in variables
+        args += [f"--export=ALL{f',{NETWORK_VARIABLE}=ofi' * needs}"]
+        args += ["--cpu-bind=none", "--overcommit"]
         args += ["--label"] if prefix else []
         named = ",".join(host for host, share in (hosts or {}).items() for _ in range(share))
         args += ["--distribution=arbitrary", f"--nodes={len(hosts or ())}", f"--nodelist={named}"]
