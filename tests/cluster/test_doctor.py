@@ -259,7 +259,8 @@ def test_all_is_well_without_a_fault_whatever_a_start_up_file_prints(hosts, scri
     assert {name: one["found"] for name, one in found.items() if one["fix"]} == {}
     assert status == 0
     mine = {name: one for name, one in found.items() if one["layer"] == "hosts"}
-    assert {name for name, one in mine.items() if one["status"] != "ok"} == {"hostfile"}
+    unasked = {"hostfile", "srun", "srun's ranks"}
+    assert {name for name, one in mine.items() if one["status"] != "ok"} == unasked
     assert mine["placement"]["details"]["ranks"] == {"alpha": 2, "beta": 1, "gamma": 1}
     assert "all 6 connections" in mine["connections"]["found"]
     pairs = mine["hosts' messages"]["details"]["pairs"]

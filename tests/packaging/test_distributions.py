@@ -22,7 +22,7 @@ USES_CHAINER = {"chainermn-train", "chainermn-modelparallel", "chainermn"}
 MODULES = {name: name.replace("-", "_") for name in PARTS} | {"chainermn": "chainermn_facade"}
 FULL = pytest.mark.full
 # What `import` and the diagnostics use before MPI may be initialised.
-BESIDE_COMM = ("startup", "limits", "events")
+BESIDE_COMM = ("startup", "limits", "events", "verdict")
 OPTIONAL = {"cupy"}  # there with the extras cuda12 and cuda13
 TRIED = {"chainermn-tools": {"chainer"}}  # where it is installed, to tell what goes wrong
 

@@ -50,7 +50,8 @@ def cut(spoke: Star) -> None:
 def close(spoke: Star) -> None:
     """Close what a spoke has open."""
     for one in (*spoke.links.values(), *spoke._strangers):
-        spoke._lose(one)
+        with contextlib.suppress(KeyError, ValueError):  # its own thread has been faster
+            spoke._lose(one)
 
 
 class Links:
