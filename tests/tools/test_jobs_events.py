@@ -55,6 +55,9 @@ def test_the_tag_of_an_event_goes_with_it(tag):
     assert shown == tag + b"before\n" + tag + b"after\n"
     assert fields(found) == [(3, {"event": "e", "pid": 1})]
     assert events.normalize_tags(shown, tag == b" 3: ") == b"[3] before\n[3] after\n"
+    # A tag that comes before the rest of its line waits for it.
+    pieces = tag, line + tag, b"after\n" + tag
+    assert b"".join(map(decoder.feed, pieces)) + decoder.close() == tag + b"after\n" + tag
 
 
 def test_each_ranks_lines_go_to_its_file_and_an_unfinished_one_is_left(tmp_path):

@@ -59,7 +59,8 @@ class Decoder:
         self._line = re.compile(
             rb"(?:%s)?%s%s (\{[ -~]*\})\r?\n" % (TAG, mark, re.escape(job.encode())), re.M
         )
-        self._partial = re.compile(rb"(?:%s)?%s" % (TAG, mark), re.M)
+        # Also a tag alone: MPICH's mpiexec may write an event's separately.
+        self._partial = re.compile(rb"(?:%s)?%s|%s\Z" % (TAG, mark, TAG), re.M)
         self._pending = b""
 
     def feed(self, data: bytes) -> bytes:
