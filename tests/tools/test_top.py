@@ -108,6 +108,7 @@ def test_the_end_of_the_job_ends_it():
         os.close(file)
 
 
+@pytest.mark.full
 def test_a_monitor_that_is_stopped_is_named(monkeypatch):
     def look(launcher):
         monitors = looking.monitors_of(launcher)
@@ -130,6 +131,7 @@ def test_without_such_a_job_it_says_where_to_look(command):
     assert "no such jobs of yours here; its ranks may not have a communicator yet" in done.stderr
 
 
+@pytest.mark.full
 def test_several_jobs_are_listed():
     def outer(first):
         return first, while_running(lambda second: (second, commands.chainermn("stacks")))
