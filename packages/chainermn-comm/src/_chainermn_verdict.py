@@ -18,10 +18,7 @@ NEXT_STEPS = (
     ("ended by signal 1 ", "start it by the scheduler, tmux or nohup: its terminal was closed"),
     (r"ended by signal (?:10|12|15) ", "find who sent it: a time limit, a preemption, or `kill`"),
     ("the job did not end", "give --timeout more, or look by `chainermn top` what takes the time"),
-    (
-        "no rank began|mpiexec doesn|all ranks said",
-        "mend what mpiexec says; see `chainermn doctor`",
-    ),
+    ("no rank|mpiexec doesn|all ranks said", "mend what mpiexec says; see `chainermn doctor`"),
     (".*alone in its MPI", "take the mpiexec of mpi4py's MPI; `chainermn doctor` says more"),
     ("ended by signal|Fatal Py", "read the stack after 'Fatal Python error'; see `chainermn env`"),
     ("(is )?gone", "read its last lines; on its host, `dmesg -T | grep -iE 'oom|segfault'`"),
