@@ -346,3 +346,51 @@ def test_open_mpis_own_report_names_the_rank_where_nobody_else_does():
     assert (verdict.rank, verdict.host) == (1, "vm")
     assert verdict.how == "Fatal Python error: Segmentation fault"
     assert verdict_on(said).how == "is gone"
+
+
+def trace(error: str, tag: str = "") -> str:
+    lines = ("Traceback (most recent call last):", '  File "a.py", line 1, in <module>', error)
+    return "".join(f"{tag}{line}\n" for line in lines)
+
+
+RETRIED = trace("OSError: retried") + "epoch 1\n"
+REAL = trace("ValueError: real")
+SRUN = "srun: error: n1: task 1: Exited with exit code 1\n"
+TIME_LIMIT = (
+    "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-20T13:00:01 DUE TO TIME LIMIT ***\n"
+)
+OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=1.0.\n"
+
+
+@pytest.mark.parametrize(
+    "end", ["", TIME_LIMIT, OOM, SRUN.replace("Exited with exit code 1", "Killed")]
+)
+def test_a_traceback_that_a_program_logs_and_survives_is_not_the_end(end):
+    finder = explain.VerdictFinder()
+    explain.search(io.BytesIO((RETRIED + end).encode()), finder=finder)
+    assert finder.verdict() is None
+
+
+CHAIN = "\nDuring handling of the above exception, another exception occurred:\n\n"
+NOISY = "".join(f"{line}[0] noise\n" for line in trace("E: x", "[1] ").splitlines(keepends=True))
+
+
+@pytest.mark.parametrize(
+    ("log", "how"),
+    [
+        (REAL, "ValueError: real"),
+        (RETRIED + REAL, "ValueError: real"),
+        (RETRIED + REAL + "flushed\n" + SRUN, "ValueError: real"),
+        (REAL + trace("ConnectionError: gone") + SRUN, "ValueError: real"),
+        (trace("chainermn_comm.errors.PeerError: x") + REAL + SRUN, "ValueError: real"),
+        (trace("KeyError: 1") + CHAIN + REAL, "ValueError: real"),
+        (REAL + trace("KeyError: 1") + CHAIN + trace("E: x") + SRUN, "ValueError: real"),
+        (NOISY + SRUN, "E: x"),
+        (NOISY.replace("[0] noise", "0: noise").replace("[1]", "1:") + SRUN, "E: x"),
+    ],
+)
+def test_the_last_error_of_the_log_is_named_where_no_hook_says_which(log, how):
+    verdict = verdict_on(log)
+    assert verdict.how == how
+    assert verdict.traceback.splitlines()[-1] == how
+    assert "noise" not in verdict.traceback

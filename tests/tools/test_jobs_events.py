@@ -148,6 +148,7 @@ Lost = events.LostProcess
         (PRTE_CODE, Lost(rank=1, code=5)),
         (OMPI, Lost(2663, None, "beta", signal=11)),
         (SRUN.format("Killed"), Lost(None, 3, "beta", signal=9)),
+        (SRUN.format("Out Of Memory"), Lost(None, 3, "beta", signal=9)),
         (SRUN.format("Exited with exit code 3"), Lost(None, 3, "beta", code=3)),
         (SRUN_OTHERS, Lost(None, 0, "alpha", signal=11)),
     ],

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from chainermn_tools.launch import classification
+from tests.support.explained import verdict_on
 from tests.support.launched import Event, JobOutput, LostProcess
 
 STARTED = [Event(r, "started", {"pid": 100 + r, "host": f"h{r}"}) for r in range(2)]
@@ -121,3 +122,38 @@ def test_where_no_rank_began_it_is_told_why_if_known_and_starting_again_is_no_us
     found = classification.classify(JobOutput(status=255, tail=said), 2)
     assert "no rank began. A host was named that this one doesn't know." in found.message
     assert "\n    getent hosts" in found.message
+
+
+LONE = [finished(0, 1), finished(1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("message", "step"),
+    [
+        (classification.classify(JobOutput(status=255), 2).message, "mend what mpiexec says"),
+        (classification.classify(output(*LONE), 2).message, "take the mpiexec of mpi4py's"),
+        (classification.classify(output(finished(0), status=1), 2).message, "read what that rank"),
+        (
+            classification.classify(output(finished(0), finished(1), status=1), 2).message,
+            "mend what mpiexec says",
+        ),
+        (classification.of_signal(1).message, "start it by the scheduler, tmux or nohup"),
+        (classification.of_signal(2).message, "nothing is wrong"),
+        (classification.of_signal(10).message, "find who sent it"),
+        (classification.of_signal(15).message, "find who sent it"),
+        ("the job did not end within 3 s", "give --timeout more"),
+        ("mpiexec doesn't start: no such file", "mend what mpiexec says"),
+        (
+            "RuntimeError: a launcher started this as rank 0 of 2, but it is alone in its MPI.",
+            "take the mpiexec of mpi4py's",
+        ),
+    ],
+)
+def test_each_verdict_has_its_own_next_step_in_explain_too(message, step):
+    log = message if message.startswith("RuntimeError") else f"chainermn launch: {message}\n"
+    if log == message:
+        log = f'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n{message}\n'
+    verdict = verdict_on(log)
+    assert verdict.next_step.startswith(f"Next step: {step}")
+    if "\nNext step: " in message:
+        assert message.endswith(verdict.next_step)

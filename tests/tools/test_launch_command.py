@@ -110,7 +110,7 @@ def test_what_happened_is_one_object_and_output_stays_out_of_it(tmp_path):
 def test_a_job_that_takes_too_long_is_ended(tmp_path):
     done = launch("-n", 1, "--timeout", 2, script(tmp_path, "import time; time.sleep(1000)"))
     assert done.returncode == 124
-    assert "the job did not end within 2 s" in done.stderr
+    assert "the job did not end within 2 s\nNext step: give --timeout more" in done.stderr
 
 
 ASKS = """\

@@ -47,7 +47,9 @@ def search(
     """
     found: dict[str, Match] = {}
     alike: Counter[tuple[str, str]] = Counter()  # of rules that take several lines, which say what
+    last = 0  # line that isn't empty
     for first_line, fresh, block in _blocks(log):
+        last = first_line + block.rstrip().count(b"\n") if block.strip() else last
         for start, end in _lines_with(LITERALS, block, fresh) if finder else ():
             line, before = first_line + block.count(b"\n", 0, start), block[:start][-AROUND_BYTES:]
             assert finder
@@ -67,6 +69,10 @@ def search(
                     found[rule.name] = Match(rule, line, _shown(text, rule.literals), 1)
     most = {name: times for (name, _), times in reversed(alike.most_common())}
     seen = [one for one in found.values() if most.get(one.rule.name, 1) >= one.rule.times]
+    if finder:
+        causes = {one.rule.component for one in seen if one.rule.kind is Kind.ROOT_CAUSE}
+        is_echoed = any(one.rule.kind is Kind.SECONDARY for one in seen)
+        finder.end(last, is_echoed, by_scheduler=bool(causes & {"the scheduler", "Slurm", "Linux"}))
     if finder and (verdict := finder.verdict()):
         seen = [one for one in seen if not one.rule.is_echo_of(verdict)]
     return sorted(seen, key=lambda one: (ORDER.index(one.rule.kind), one.line))

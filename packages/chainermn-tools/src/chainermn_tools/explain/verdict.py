@@ -14,7 +14,7 @@ LITERALS = (
 RANK = r"(?:rank (?P<rank>\d+)(?: on (?P<at>\S+)| of \d+:| \(process \d+ on (?P<host>\S+)\))? ?)"
 CULPRIT = rf"(?:likely culprits?\b.*?: {RANK}?)?"
 WHOLE_JOBS = (
-    "ended by|all ranks have|no rank began|each of the|the job did|ranks? [0-9, .]+of .* goodbye"
+    "ended by|all ranks|no rank|each of the|the job did|mpiexec doesn|ranks? [0-9, .]+of .* goodbye"
 )
 # By how much each says, the least number most.
 FORMS = (
@@ -30,8 +30,10 @@ FORMS = (
 )
 # Of these the last one counts: a job starts again, and a call that waited for long may end.
 LATER_IS_BETTER = (0, 3)
-SECONDARY = re.compile(r"uncaught (?:PeerError|Exception)\b")
-TRACEBACK_BYTES = 8192
+SECONDARY = re.compile(r"(?:uncaught |[\w.]+\.)(?:PeerError|Exception)\b")
+RANKS_TAG = re.compile(r"\[(?:\S+,)?\d+\](?:<std\w+>:)? ?| *\d+: ")
+CHAINED = re.compile(rb"(?:another exception occurred|cause of the following exception):")
+TRACEBACK_BYTES = 1 << 15
 NO_RANK = "the job"
 
 
@@ -62,12 +64,18 @@ class VerdictFinder:
         self._found: dict[int, Verdict] = {}  # by the numbers of FORMS
         self._tracebacks: dict[str, str] = {}  # by their last lines
         self._crash = ""  # as faulthandler prints it
+        self._ended, self._is_kept = 0, False  # the last traceback: its last line, and this
 
     def verdict(self) -> Verdict | None:
         """Return what was found; None if the log says nothing of its job's end."""
         best = self._found[min(self._found)] if self._found else None
         is_crash = best and self._crash and re.match("(is )?gone", best.how)
         return replace(best, how=self._crash) if best and is_crash else best
+
+    def end(self, last: int, is_echoed: bool, by_scheduler: bool) -> None:
+        """Forget a traceback that ended nothing: neither an echo nor the log's end follows it."""
+        if by_scheduler or (self._ended < last and not is_echoed):
+            self._found.pop(4, None)
 
     def take(self, line: int, text: str, before: bytes, after: bytes) -> None:
         """Take a line with one of the LITERALS, its number and what is around it."""
@@ -78,13 +86,17 @@ class VerdictFinder:
             if said is None:
                 continue
             known = said.groupdict()
-            how, trace = known["how"].rstrip(), ""
+            how, trace, is_better = known["how"].rstrip(), "", level in LATER_IS_BETTER
             if how == "exited":  # as Open MPI's mpiexec says; on what signal is in the next line
                 how = "is gone"
             if how == "Traceback":
-                how, trace = _traceback(text[: said.start()], after)
+                how, trace, length = _traceback(text[: said.start()], after)
                 if not how:
                     return
+                # What follows at once is another rank's.
+                is_part = CHAINED.search(before.rpartition(b"Traceback (most")[2])
+                is_better = self._is_kept if is_part else line > self._ended + 1
+                self._ended, self._is_kept = line + length, False
                 self._tracebacks.setdefault(how, trace)
             elif how.startswith("uncaught "):
                 last = before.decode(errors="replace").rstrip().rpartition("\n")[2]
@@ -92,20 +104,21 @@ class VerdictFinder:
             plain = re.sub(r" \(exit status \d+\)$", "", how)
             trace = trace or self._tracebacks.get(plain, "")
             earlier = self._found.get(level)
-            if earlier and level not in LATER_IS_BETTER and not SECONDARY.match(earlier.how):
+            if earlier and not is_better and not SECONDARY.match(earlier.how):
                 return
             rank = int(known["rank"]) if known.get("rank") else None
             host = known.get("at") or known.get("host") or ""
-            self._found[level] = Verdict(line, how, rank, host, trace)
+            self._found[level], self._is_kept = Verdict(line, how, rank, host, trace), True
             return
 
 
-def _traceback(tag: str, after: bytes) -> tuple[str, str]:
-    """Return the last line of a traceback and all of it, of what begins with it."""
-    first, *lines = after[:TRACEBACK_BYTES].decode(errors="replace").splitlines()
-    kept = [first.removeprefix(tag)]
-    for line in (one.removeprefix(tag) for one in lines):
-        kept.append(line)
-        if not line.startswith(" "):
-            return line.rstrip(), "\n".join(kept)
-    return "", ""
+def _traceback(tag: str, after: bytes) -> tuple[str, str, int]:
+    """Return a traceback's last line, all of it, and how far its end is, in lines."""
+    kept: list[str] = []
+    for at, line in enumerate(after[:TRACEBACK_BYTES].decode(errors="replace").splitlines()):
+        if at and RANKS_TAG.fullmatch(tag) and not line.startswith(tag.rstrip()):
+            continue  # another rank's
+        kept.append(line.removeprefix(tag))
+        if at and not kept[-1].startswith(" "):
+            return kept[-1].rstrip(), "\n".join(kept), at
+    return "", "", 0

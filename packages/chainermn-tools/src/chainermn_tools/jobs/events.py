@@ -33,6 +33,7 @@ OMPI_SIGNAL = re.compile(r"\[([^][:\s]+):0*(\d+)\] Signal: .*\((\d+)\)")
 PRTE_CODE = re.compile(r"Process name: \[[^\]]{1,200},(?P<rank>\d+)\]\s+Exit code:\s+(?P<code>\d+)")
 SRUN_LOST = re.compile(r"^srun: error: (\S+): tasks? (\d+)[^:]*: ([^(\n]*\w)", re.M)
 SIGNALS = {signal.strsignal(number): int(number) for number in signal.valid_signals()}
+SIGNALS["Out Of Memory"] = signal.SIGKILL  # what Slurm says of a task that the kernel killed
 TELLING = re.compile(rb"PID \d|EXIT CODE|Exit code|[Ss]ignal:? |^srun: error: ")
 REPORT_LINE_BYTES, REPORT_LINES = 500, 3  # no report has longer lines, or more of them
 MAX_REPORTS = 100

@@ -76,7 +76,7 @@ def classify(output: JobOutput, ranks: int) -> JobResult:
             f"{_listed(silent)} of {ranks} ended without saying goodbye: killed, or left by "
             "os._exit before the end of the script"
         )
-    return JobResult(False, output.status, message)
+    return JobResult(False, output.status, f"{message}\n{next_step(message)}")
 
 
 def of_signal(number: int) -> JobResult:

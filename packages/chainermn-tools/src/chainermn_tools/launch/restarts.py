@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from _chainermn_events import GRACE_SECONDS, GRACE_VARIABLE, LEAVING_STATUS, RESTARTS_VARIABLE
+from _chainermn_verdict import next_step
 from chainermn_tools import jobs
 from chainermn_tools.launch.classification import JobResult, classify, of_signal
 
@@ -87,7 +88,8 @@ def run_script(
                     result = of_signal(number)
                 return result, output
             if output.timed_out:
-                message = f"the job did not end within {timeout:g} s"
+                late = f"the job did not end within {timeout:g} s"
+                message = f"{late}\n{next_step(late)}"
                 return JobResult(False, jobs.TIMEOUT_STATUS, message), output
             result = classify(output, ranks)
             # Later, that no rank began may be an affair of the moment.
