@@ -8,13 +8,17 @@ import pytest
 from tests.support import jobs
 
 CREATE = (
-    "import sys, chainermn_comm, mpi4py.MPI as MPI\n"
+    "import os, sys\n"
+    "if 'task' in sys.argv: os.environ['SLURM_TASK_PID'] = str(os.getpid())\n"
+    "import chainermn_comm, mpi4py.MPI as MPI\n"
     "given = MPI.COMM_SELF if 'self' in sys.argv else None\n"
     "print(chainermn_comm.create_communicator('naive', given).size)\n"
 )
 # What `srun --mpi=none`, and `mpiexec` of another MPI, give to a process. Foreign to either MPI is
 # MVAPICH's; the MPI that runs here would take its own variables for a launcher's.
 SLURM = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}
+# What is more in a shell of `srun --pty`, whose process is the task.
+SHELL = {**SLURM, "SLURM_PTY_PORT": "40000", "SLURM_TASK_PID": "1"}
 FOREIGN = {"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "2"}
 
 
@@ -26,10 +30,15 @@ def create(environment: dict[str, str], *words: str) -> subprocess.CompletedProc
 
 
 @pytest.mark.parametrize(
-    ("environment", "who"), [(SLURM, "as rank 1 of 4"), (FOREIGN, "as rank 0 of 2")]
+    ("environment", "words", "who"),
+    [
+        (SLURM, [], "as rank 1 of 4"),
+        (SHELL, ["task"], "as rank 1 of 4"),  # a task of srun itself
+        (FOREIGN, [], "as rank 0 of 2"),
+    ],
 )
-def test_it_raises_and_names_the_way_out(environment, who):
-    done = create(environment)
+def test_it_raises_and_names_the_way_out(environment, words, who):
+    done = create(environment, *words)
     assert done.returncode == 1
     assert "RuntimeError: a launcher started this " + who in done.stderr
     assert "or srun --mpi=pmi" in done.stderr
@@ -46,6 +55,7 @@ def test_it_only_warns_where_the_user_wants_that():
     ("environment", "words"),
     [
         (SLURM, ["self"]),  # on purpose
+        (SHELL, []),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, []),  # as in a batch script
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "4"}, []),  # salloc
         ({}, []),

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import jobs
 from tests.support.processes import soon
-from tests.support.slurm import EXPLAIN, PMI, SRUN
+from tests.support.slurm import EXPLAIN, PMI, SRUN, STARTS
 
 OTHER_PMI = {"pmi2": "pmix", "pmix": "pmi2"}[PMI]
 FOUR = ("-N", 2, "-n", 4, "--overcommit")
@@ -48,6 +48,21 @@ def test_the_pmi_of_another_mpi_lets_no_rank_train_alone(slurm, script):
     job = slurm.run("srun", f"--mpi={OTHER_PMI}", *FOUR, sys.executable, script, environment=SRUN)
     assert job.returncode != 0, job
     assert "RANK" not in job.out
+
+
+@pytest.mark.full
+def test_in_a_shell_of_several_tasks_a_process_is_alone_and_launch_starts_all(slurm, script):
+    """Its step holds the cores; what its shell starts is none of its tasks."""
+    run = f"{sys.executable} {script}"
+    does = f"{run}; srun --overlap -n 2 --mpi=none {run}; {STARTS['launch']} {script}"
+    typed = (sys.executable, "-c", "import pty, sys; pty.spawn(sys.argv[1:])")
+    how = ("--mpi=none", "-N", 2, "-n", 4, "--pty", "bash", "-c")
+    job = slurm.run(*typed, "srun", *how, f"{does}; true", environment=SRUN)
+    lines = [line for line in job.out.splitlines() if line.startswith("RANK")]
+    expected = [f"RANK {rank} of 4 on node {rank // 2} of 2" for rank in range(4)]
+    assert lines[0] == "RANK 0 of 1 on node 0 of 1", job
+    assert sorted(lines[1:]) == expected, job
+    assert "RuntimeError: a launcher started this" in job.out, job
 
 
 @pytest.mark.full

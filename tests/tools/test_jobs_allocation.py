@@ -73,6 +73,8 @@ def test_other_schedulers_say_it_in_files_and_pairs(tmp_path):
     assert find_allocation({"LSB_DJOB_RANKFILE": str(file), **pairs}) == ("LSF", expected)
     file.write_text("a.lab 2 all.q@a.lab UNDEFINED\nb.lab 1 all.q@b.lab <NULL>\n")
     assert find_allocation({"PE_HOSTFILE": str(file)}) == ("SGE", expected)
+    file.write_text("a.lab\t2\tall.q@a.lab\tUNDEFINED\nb.lab \t 1\n")
+    assert find_allocation({"PE_HOSTFILE": str(file)}) == ("SGE", expected)
     assert find_allocation({"JOB_ID": "1", "PBS_NODEFILE": ""}) is None
 
 
@@ -89,4 +91,11 @@ def test_other_schedulers_say_it_in_files_and_pairs(tmp_path):
 )
 def test_what_cannot_be_read_is_named(variables):
     with pytest.raises(ValueError, match=f"{next(iter(variables))} can't be read: .*--hosts"):
+        find_allocation(variables)
+
+
+def test_of_two_variables_that_disagree_both_are_named():
+    variables = {**SLURM, "SLURM_NTASKS": "10", "SLURM_TASKS_PER_NODE": "4(x2)"}
+    said = "SLURM_JOB_NODELIST .*SLURM_TASKS_PER_NODE counts 2 nodes, it names 3"
+    with pytest.raises(ValueError, match=said):
         find_allocation(variables)

@@ -83,6 +83,12 @@ def test_pythons_options_and_a_module_are_handed_on(tmp_path):
     assert done.stderr.endswith("-m chainermn_tools.rank -m package.train x\n")
 
 
+def test_a_dry_run_writes_nothing(tmp_path):
+    done = launch("-n", 1, "--dry-run", "--log-dir", tmp_path / "logs", script(tmp_path, ""))
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "logs").exists()
+
+
 def test_variables_reach_the_ranks_and_each_ranks_lines_its_file(tmp_path):
     text = "import os, sys; print(os.environ['MY_OWN']); print('end', file=sys.stderr)"
     name, logs = script(tmp_path, text), tmp_path / "logs"
@@ -468,6 +474,21 @@ def test_hosts_reach_mpiexec_as_one_word_with_their_ranks(tmp_path):
     assert "no rank began" in done.stderr
 
 
+def test_a_last_line_without_an_end_is_logged(tmp_path):
+    mpiexec = "print('[0] begun', end='', flush=True); start(0).wait()"
+    done = launch_by(mpiexec, tmp_path, "", "-n", 1, "--log-dir", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "rank-0.log").read_text() == "begun\n"
+
+
+def test_a_step_within_a_step_of_slurm_shares_its_cores(tmp_path):
+    path = commands.with_program(tmp_path, "mpiexec", STANDS_IN + "start(0).wait()")
+    text = "import os; print(os.environ.get('SLURM_OVERLAP'), os.environ.get('SLURM_OVERCOMMIT'))"
+    name = script(tmp_path, text)
+    assert launch("-n", 1, name, PATH=path).stdout == "None None\n"
+    assert launch("-n", 1, name, PATH=path, SLURM_STEP_ID="0").stdout == "1 1\n"
+
+
 SLURM = {
     "SLURM_JOB_NODELIST": "node[0-1]",
     "SLURM_TASKS_PER_NODE": "2,1",
@@ -523,9 +544,15 @@ def test_in_slurm_srun_starts_the_ranks_where_mpiexec_cannot(tmp_path):
         (("-n", "1", "--mpiexec", "/no/mpiexec", "SCRIPT"), "there is no /no/mpiexec"),
         (("-n", "1", "--", "-W", "error"), "name a script, or a module after -m"),
         (("-n", "1", "--", "-c", "pass"), "name a script, or a module after -m"),
+        (("-n", "1", "--", "-mtimeit", "x"), "after -m and a blank, not '-mtimeit x'"),
+        (("-n", "1", "--", "-cpass"), "name a script, or a module after -m"),
+        (("-n", "1", "--", "--", "SCRIPT"), "after -m and a blank, not '-- "),
+        (("-n", "1", "--env", "A B=3", "SCRIPT"), "--env A B=3: write NAME=VALUE"),
+        (("-n", "1", "--env", "CHAINERMN_GRACE=3", "SCRIPT"), "--grace takes the seconds"),
+        (("-n", "1", "--env", "CHAINERMN_RESTARTS=3", "SCRIPT"), "launch itself sets that"),
         (("-n", "1", "--env", "NOT_SET_HERE", "SCRIPT"), "--env NOT_SET_HERE: write NAME=VALUE"),
         (("-n", "1", "--timeout", "nan", "SCRIPT"), "nan is no number of seconds"),
-        (("-n", "1", "--log-dir", "SCRIPT", "SCRIPT"), "File exists"),
+        (("-n", "1", "--log-dir", "SCRIPT", "SCRIPT"), "'--log-dir'"),
     ],
 )
 def test_what_cannot_be_started_is_a_usage_error(tmp_path, arguments, text):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +159,23 @@ def test_what_cannot_be_read_is_named(tmp_path, name, content, why):
     assert why in refused(folder)
 
 
+def test_a_folder_that_may_not_be_read_costs_no_other(tmp_path, monkeypatch):
+    folder = result(tmp_path / "result")
+    (folder / "another's").mkdir()
+    listed = Path.iterdir
+
+    def refuse(path: Path) -> Iterator[Path]:
+        if path.name == "another's":
+            raise PermissionError(13, "Permission denied")
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert reported(folder).exists()
+
+
 def test_wrong_arguments_are_named(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert "pipe is neither a file nor a folder" in refused(tmp_path / "pipe")
     (tmp_path / "empty").mkdir()
     said = refused(tmp_path / "empty")
     assert "not found: a log of LogReport; not found: a trace" in said

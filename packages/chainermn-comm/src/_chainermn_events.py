@@ -25,7 +25,7 @@ RANK_VARIABLES = (
     ("PMI_RANK", "PMI_SIZE"),
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
     ("PMIX_RANK", "SLURM_STEP_NUM_TASKS"),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # a shell of Slurm has them, too, with 1 task
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # a shell of `srun --pty` has them, too
 )
 MARK = "\x1e"  # begins an event
 # Exit statuses, as in docs/failures.md: where nothing starts; of all ranks that have saved and left
@@ -82,9 +82,10 @@ def active_job() -> str | None:
 
 def rank_from_env() -> tuple[int, int | None] | None:
     """Return this process's rank and the number of ranks, None if unknown, if it was launched."""
+    typed = "SLURM_PTY_PORT" in os.environ and os.environ.get("SLURM_TASK_PID") != str(os.getpid())
     for rank, size in RANK_VARIABLES:
         number, total = (os.environ.get(name, "") for name in (rank, size))
-        if number.isdigit() and (rank != "SLURM_PROCID" or total not in ("", "1")):
+        if number.isdigit() and (rank != "SLURM_PROCID" or not (typed or total in ("", "1"))):
             return int(number), int(total) if total.isdigit() else None
     return None
 

@@ -12,13 +12,14 @@ from typing import Any
 
 import click
 
-from _chainermn_events import GRACE_SECONDS, GRACE_VARIABLE
+from _chainermn_events import GRACE_SECONDS, GRACE_VARIABLE, RESTARTS_VARIABLE
 from chainermn_tools import environment, jobs
 from chainermn_tools.cli import options
 from chainermn_tools.launch import run_script
 
 # Of Python's options those whose value may be the next word.
 VALUED_FLAGS = ("-W", "-X", "--check-hash-based-pycs")
+LAST = ("-m", "-c", "-", "--")  # they begin what ends its options
 LIBRARY_SECONDS = 30.0  # for MPI to load and say what it is
 
 
@@ -49,7 +50,7 @@ LIBRARY_SECONDS = 30.0  # for MPI to load and say what it is
     help="For the ranks to save and leave after SIGTERM or SIGUSR1.",
 )
 @click.option("--prefix", is_flag=True, help="Begin each line of output with its rank.")
-@click.option("--log-dir", metavar="FOLDER", help="Append each rank's lines to a file there, too.")
+@click.option("--log-dir", type=click.Path(file_okay=False), help="Log each rank's lines there.")
 @click.option(
     "--timeout",
     type=options.Seconds(0, min_open=True),
@@ -130,7 +131,7 @@ def launch(
         if words[0] != "-m" and not os.path.exists(words[0]):
             raise ValueError(f"there is no {words[0]}")
         variables = dict(map(_variable, given))
-        if log_dir is not None:
+        if log_dir is not None and not how["dry_run"]:
             os.makedirs(log_dir, exist_ok=True)
         launcher = _find_launcher(mpiexec, scheduler == "Slurm")
     except (ValueError, OSError, jobs.Unavailable) as error:
@@ -165,18 +166,20 @@ def launch(
 def _python_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Divide a command line of Python: its options; a script, or -m and a module, and arguments."""
     flags, rest = [], list(words)
-    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "-"):
+    while rest and rest[0][:1] == "-" and (rest[0][:2] not in LAST or rest[0] in VALUED_FLAGS):
         flags.append(rest.pop(0))
         flags += [rest.pop(0)] if flags[-1] in VALUED_FLAGS and rest else []
-    if not rest or rest[0] in ("-c", "-") or rest == ["-m"]:
-        raise ValueError("name a script, or a module after -m")
+    if not rest or rest == ["-m"] or (rest[0] != "-m" and rest[0][:1] == "-"):
+        raise ValueError(f"name a script, or a module after -m and a blank, not {' '.join(rest)!r}")
     return flags, rest
 
 
 def _variable(text: str) -> tuple[str, str]:
     """Return name and value of ``NAME=VALUE``, or of ``NAME`` with its value here."""
     name, is_given, value = text.partition("=")
-    if not name or (not is_given and name not in os.environ):
+    if name in (GRACE_VARIABLE, RESTARTS_VARIABLE):
+        raise ValueError(f"--env {name}: launch itself sets that; --grace takes the seconds")
+    if not name.isidentifier() or (not is_given and name not in os.environ):
         raise ValueError(f"--env {text}: write NAME=VALUE, or the NAME of a variable that is set")
     return name, value if is_given else os.environ[name]
 

@@ -77,7 +77,7 @@ def ranks_of_srun(context: Context, _: ClusterFacts) -> CheckResult:
     assigned = jobs.assign_slots(context.hosts, context.ranks)
     shares = {host: min(ranks, MAX_RANKS_PER_HOST) for host, ranks in assigned.items()}
     found = jobs.find_srun(str(mpi_vendor(context)))
-    variables = {**jobs.BESIDE, "SLURM_NNODES": str(len(shares))}
+    variables = {"SLURM_NNODES": str(len(shares))}
     timeout, tried = context.time_for(*JOB_TIME), {"communicators": ("hierarchical",)}
     by_default = {"path": found["path"], "vendor": None}  # a plugin would be named
     job = run_ranks(context, exchange, shares, timeout, 1, variables, by_default, **tried)

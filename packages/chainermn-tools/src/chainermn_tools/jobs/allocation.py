@@ -53,6 +53,8 @@ def _slurm(env: Mapping[str, str], nodes: str) -> str:
     if "SLURM_NTASKS" not in env:  # then srun starts one a node, and the other tasks are cores
         return "\n".join(names)
     counts = expand_counts(env.get("SLURM_TASKS_PER_NODE", ""))
+    if len(counts) != len(names):
+        raise ValueError(f"SLURM_TASKS_PER_NODE counts {len(counts)} nodes, it names {len(names)}")
     return "\n".join(f"{name}:{count}" for name, count in zip(names, counts, strict=True))
 
 
@@ -66,5 +68,5 @@ SCHEDULERS: tuple[tuple[str, str, Callable[[Mapping[str, str], str], str]], ...]
     ("PBS", "PBS_NODEFILE", _file),
     ("LSF", "LSB_DJOB_RANKFILE", _file),
     ("LSF", "LSB_MCPU_HOSTS", lambda _, text: re.sub(r"(\S+) +(\S+) *", r"\1:\2\n", text)),
-    ("SGE", "PE_HOSTFILE", lambda _, path: re.sub(r"(?m) +(\S+).*", r":\1", _file(_, path))),
+    ("SGE", "PE_HOSTFILE", lambda _, path: re.sub(r"(?m)[ \t]+(\S+).*", r":\1", _file(_, path))),
 )

@@ -126,11 +126,11 @@ def run_job(
         shown = decoders[stream].feed(data) if data else decoders[stream].close()
         reports[stream].feed(shown)
         output.lost = reports[1].lost + reports[2].lost
-        if not shown:
+        if data and not shown:
             return
         shown = normalize_tags(shown, os.path.basename(args[0]) == "srun") if tagged else shown
         if log_dir is not None:
-            unlogged[stream] = write_logs(log_dir, unlogged[stream] + shown)
+            unlogged[stream] = write_logs(log_dir, unlogged[stream] + shown + b"\n" * (not data))
         output.tail = (output.tail + shown)[-TAIL_BYTES:]
         if forward:
             is_stdout = stream == 1 and not to_stderr

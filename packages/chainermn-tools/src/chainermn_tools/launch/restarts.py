@@ -63,7 +63,8 @@ def run_script(
                         continue
                 log(f"starting again with {ranks} ranks, {attempt} of {max_restarts}")
             threads = None if hosts else jobs.threads_per_rank(ranks)
-            chosen = {**({"OMP_NUM_THREADS": str(threads)} if threads else {}), **variables}
+            chosen = dict(jobs.BESIDE) if "SLURM_STEP_ID" in os.environ else {}  # a step within one
+            chosen |= {**({"OMP_NUM_THREADS": str(threads)} if threads else {}), **variables}
             env = {**os.environ, **chosen}
             env |= {RESTARTS_VARIABLE: str(attempt), GRACE_VARIABLE: f"{grace:g}"}
             how: dict[str, Any] = {"hosts": hosts, "prefix": prefix, "threads": threads}

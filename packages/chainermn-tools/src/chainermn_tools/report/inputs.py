@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,13 +73,15 @@ def _kinds(path: Path) -> Iterator[tuple[str, Path]]:
                 (name, path / name) for name in (LOG, ENVIRONMENT) if path.joinpath(name).is_file()
             )
             for folder in (path, *sorted(filter(Path.is_dir, path.iterdir()))):
-                if any(map(trace.is_trace, folder.iterdir())):
-                    yield TRACE, folder
+                with suppress(OSError):  # others' folders beside the trace
+                    if any(map(trace.is_trace, folder.iterdir())):
+                        yield TRACE, folder
+        elif path.exists() and not path.is_file():  # a pipe, for which it would wait
+            raise NoReport(f"{path} is neither a file nor a folder")
         elif trace.is_trace(path):
             yield TRACE, path
         else:
-            with path.open("rb") as opened:
-                yield (ENVIRONMENT if opened.read(1 << 10).lstrip()[:1] == b"{" else LOG), path
+            yield (ENVIRONMENT if path.read_bytes().lstrip()[:1] == b"{" else LOG), path
     except OSError as error:
         raise NoReport(f"{path} can't be read: {error.strerror}") from None
 

@@ -168,7 +168,7 @@ def run_ranks(
     # Without spaces, at which a site's wrapper of mpiexec may split it.
     script = [__file__, json.dumps(order, separators=(",", ":"))]
     chosen = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-    env = {**YIELDING, **os.environ, **variables, **chosen}
+    env = {**YIELDING, **jobs.BESIDE, **os.environ, **variables, **chosen}
     # The option that names hosts isn't known for an mpiexec of no known MPI.
     is_known = launcher is None and (found["vendor"] or [*ranks_per_host] != [HERE])
     ranks = sum(ranks_per_host.values())
