@@ -407,9 +407,8 @@ class MpiCommunicator(CommunicatorBase):
                 "travelled; change it right after making the communicator"
             )
         self._settings = settings
-        for each in (self._open_group, *[backend.group for backend in self._backends]):
-            if each is not None:
-                each.settings = settings
+        for each in filter(None, (self._open_group, *[each.group for each in self._backends])):
+            each.settings = settings
 
     def get_config(self, name: str | None = None) -> Any:
         settings = self._settings.as_dict() | super().get_config()

@@ -99,10 +99,7 @@ def agreeing(
                 )
                 if settings.reproducible:
                     entry = _reproducible(name, entry)
-                factories = (
-                    _resolve(entry.host, allreduce.BACKENDS),
-                    _resolve(entry.gpu, gpu.BACKENDS),
-                )
+                factories = _named(entry.host, allreduce.BACKENDS), _named(entry.gpu, gpu.BACKENDS)
             signature = (
                 ("communicator", name),
                 ("allreduce_grad_dtype", str(settings.allreduce_grad_dtype)),
@@ -134,7 +131,7 @@ def _reproducible(name: str, entry: Entry) -> Entry:
     return replace(entry, host=host, gpu=gpu)
 
 
-def _resolve(backend: str | BackendFactory, known: dict[str, BackendFactory]) -> BackendFactory:
+def _named(backend: str | BackendFactory, known: dict[str, BackendFactory]) -> BackendFactory:
     if not isinstance(backend, str):
         return backend
     if backend not in known:

@@ -29,11 +29,7 @@ _EMPTY = np.empty(0, np.uint8)
 
 
 class HostBackend(Backend):
-    """Shared memory, and messages of MPI's.
-
-    It also serves GPUs: their arrays are copied to host memory and back, and an algorithm for GPUs
-    takes gradients.
-    """
+    """Shared memory, and messages of MPI's; it serves GPUs whose arrays are copied to the host."""
 
     def __init__(self, group: ProcessGroup, gradients: Factory) -> None:
         super().__init__(group, gradients)
@@ -44,10 +40,7 @@ class HostBackend(Backend):
         self._by_messages: dict[int | None, Algorithm] = {}
 
     def allreduce(self, operand: Operand) -> None:
-        """Sum users' arrays (collective).
-
-        Nothing is packed before: prepared gradients may lie in that memory.
-        """
+        """Sum users' arrays (collective), packed only now: prepared gradients may lie there."""
         if self._sums_in_memory:
             self.for_gradients().allreduce(operand)
             return

@@ -27,7 +27,6 @@ VENDOR_PATTERNS = (
     ("MPICH", r"hydra|mpich"),
 )
 VERSION_TIMEOUT_SECONDS = 20.0
-NETWORK_VARIABLE = "MPIR_CVAR_CH4_NETMOD"  # of MPICH
 
 
 def find_mpiexec(program: str = "mpiexec") -> dict[str, Any]:
@@ -101,10 +100,9 @@ def mpiexec_command(
         # --kill-on-bad-exit would end ranks that still save and leave.
         args += [f"--mpi={launcher['plugin']}", "--wait=60", "--input=0"]
         # MPICH's addresses over UCX are longer than what PMI 2 takes; ranks hang as they start.
-        needs = launcher["plugin"] == "pmi2" and NETWORK_VARIABLE not in variables
-        args += [f"--export=ALL{f',{NETWORK_VARIABLE}=ofi' * needs}"]
-        args += ["--cpu-bind=none", "--overcommit"]
-        args += ["--label"] if prefix else []
+        needs = launcher["plugin"] == "pmi2" and "MPIR_CVAR_CH4_NETMOD" not in variables
+        args += [f"--export=ALL{',MPIR_CVAR_CH4_NETMOD=ofi' * needs}", "--cpu-bind=none"]
+        args += ["--overcommit", *["--label"] * prefix]
         named = ",".join(host for host, share in (hosts or {}).items() for _ in range(share))
         args += ["--distribution=arbitrary", f"--nodes={len(hosts or ())}", f"--nodelist={named}"]
     elif launcher["vendor"] == "Open MPI":
