@@ -4,12 +4,15 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.commands import run
 from tests.support.scripts import ROOT
 
 SCRIPT = ROOT / "benchmarks" / "modelparallel.py"
 
 
+@pytest.mark.full  # half a minute
 def test_each_comparison_is_made_and_right(tmp_path: Path) -> None:
     file = tmp_path / "new" / "results.json"
     done = run(sys.executable, SCRIPT, "--repeat", 1, "--timeout", 800, "--json", file, seconds=900)

@@ -77,6 +77,7 @@ def test_a_job_that_trains_is_shown_by_any_of_its_numbers():
     assert "Current thread (most recent call first):" in stacks.stdout
 
 
+@pytest.mark.full
 def test_on_a_terminal_it_is_refreshed_until_interrupted():
     def look(launcher):
         ours, theirs = pty.openpty()
@@ -95,6 +96,7 @@ def test_on_a_terminal_it_is_refreshed_until_interrupted():
     assert "\x1b[2J" in shown  # the screen is cleared
 
 
+@pytest.mark.full
 def test_the_end_of_the_job_ends_it():
     def look(launcher):
         ours, theirs = pty.openpty()
