@@ -132,11 +132,9 @@ def _reproducible(name: str, entry: Entry) -> Entry:
 
 
 def _named(backend: str | BackendFactory, known: dict[str, BackendFactory]) -> BackendFactory:
-    if not isinstance(backend, str):
-        return backend
-    if backend not in known:
+    if isinstance(backend, str) and backend not in known:
         raise ValueError(f"unknown backend {backend!r}; use one of: {', '.join(sorted(known))}")
-    return known[backend]
+    return known[backend] if isinstance(backend, str) else backend
 
 
 def _find(name: str) -> Entry:
