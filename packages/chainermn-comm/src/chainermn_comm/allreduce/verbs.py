@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import devices, staging
-from ..arithmetic import OPERATIONS, Operand, check_operation
+from ..arithmetic import OPERATIONS, Operand, check_operation, empty
 from ..messaging import ProcessGroup, SharedFailure, Takes, collectives, messages
 
 
@@ -73,7 +73,7 @@ def _prepared(
             [array.astype(array.dtype.newbyteorder("="), copy=False) for array in each.arrays]
             for each in made
         ]
-        return rows, [np.empty(array.shape, array.dtype) for array in rows[own]]
+        return rows, [empty(array.shape, array.dtype) for array in rows[own]]
     with devices.translated_errors(f"rank {group.rank}: {operation}"):
         rows = [list(map(devices.c_ordered, each.arrays)) for each in made]
         if out is not None and out is rows[0][0]:

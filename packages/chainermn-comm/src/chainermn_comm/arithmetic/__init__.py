@@ -7,6 +7,7 @@ from .arrays import as_bytes as as_bytes
 from .arrays import as_integer as as_integer
 from .arrays import can_be_summed as can_be_summed
 from .arrays import check_operation as check_operation
+from .arrays import empty as empty
 from .arrays import integer_between as integer_between
 from .casts import BLOCK_ELEMENTS as BLOCK_ELEMENTS
 from .casts import cast_into as cast_into

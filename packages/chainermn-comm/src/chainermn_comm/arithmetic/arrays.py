@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+HUGE_PAGE_BYTES = 2 << 20
 OPERATIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}  # of sums over ranks
 
 
@@ -80,6 +82,15 @@ def accumulator(dtype: np.dtype) -> np.dtype:
     if dtype.itemsize < 4 and (dtype.kind == "f" or dtype.kind == "V"):
         return np.dtype(np.float32)
     return dtype
+
+
+def empty(shape: tuple[int, ...], dtype: Any, order: Literal["C", "F"] = "C") -> np.ndarray:
+    """Return what numpy.empty does, where it is large on whole huge pages, which fill faster."""
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    if nbytes < 2 * HUGE_PAGE_BYTES:
+        return np.empty(shape, dtype, order)
+    memory = np.empty(nbytes + HUGE_PAGE_BYTES, np.uint8)
+    return np.ndarray(shape, dtype, memory, -memory.ctypes.data % HUGE_PAGE_BYTES, None, order)
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:

@@ -72,7 +72,7 @@ def allgather(group: ProcessGroup, operation: str, value: Any, make: Make) -> li
             incoming[rank].fill(call.payloads[rank][starts[rank] :])
         large = sorted(incoming.keys() - starts.keys())
         if large:
-            (own,) = call.outgoing.values()
+            own = incoming[group.rank]  # written just now, so that others read it from a cache
             sent = dict.fromkeys(range(group.size), own) if group.rank in large else {}
             call.backend.allgather(_parts(sent), _parts({rank: incoming[rank] for rank in large}))
         return call.values(incoming.values())
@@ -209,13 +209,11 @@ class _Call:
 
     def allocate(self, headers: dict[int, bytes]) -> ByRank:
         """Return an empty message for each header, by rank; a copy of this rank's own."""
-        own = self.group.rank
-        return self.with_memory(
-            lambda: {
-                rank: self.outgoing[rank].copy() if rank == own else self.backend.allocate(header)
-                for rank, header in headers.items()
-            }
-        )
+        allocate, own = self.backend.allocate, self.group.rank
+        found = self.with_memory(lambda: {rank: allocate(it) for rank, it in headers.items()})
+        if own in found:
+            self.outgoing[own].copy_to(found[own])
+        return found
 
     def exchange(self, headers: dict[int, bytes]) -> list[Any]:
         """Send messages by rank; return the values of those that come, in the order of headers."""

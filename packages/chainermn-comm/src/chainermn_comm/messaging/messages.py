@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from .. import devices, staging
-from ..arithmetic import as_array, as_bytes
+from ..arithmetic import as_array, as_bytes, empty
 
 # What a message's arrays stand for: one array, several, several sent with metadata, or a pickle
 # followed by its out-of-band buffers (pickle protocol 5).
@@ -75,9 +75,10 @@ class Message(NamedTuple):
             found = tuple([it[()] if index in self.scalars else it for index, it in pairs])
         return found[0] if self.kind == ARRAY else found
 
-    def copy(self) -> Message:
-        """Return the same message in memory of its own."""
-        return self._replace(arrays=tuple(array.copy(order="K") for array in self.arrays))
+    def copy_to(self, other: Message) -> None:
+        """Overwrite the arrays of another message, which has these shapes and dtypes."""
+        for array, target in zip(self.arrays, other.arrays, strict=True):
+            target[...] = array
 
 
 def of_array(data: Any, rank: int) -> Message:
@@ -165,7 +166,7 @@ def of_object(obj: Any) -> Message:
     return Message(OBJECT, tuple(arrays))
 
 
-def allocate(header: bytes, new: Callable[..., Any] = np.empty) -> Message:
+def allocate(header: bytes, new: Callable[..., Any] = empty) -> Message:
     """Return a message of the header's kind and specs whose data are still to be received.
 
     Its arrays are made by ``new(shape, dtype, order)``.
