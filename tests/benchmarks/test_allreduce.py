@@ -24,6 +24,7 @@ def run(*arguments: object) -> commands.Done:
     return commands.run(sys.executable, FOLDER / "allreduce.py", *arguments, seconds=900)
 
 
+@pytest.mark.full
 def test_quick_run_compares_all_and_all_are_right(tmp_path: Path) -> None:
     results_file, plot = tmp_path / "new" / "all.json", tmp_path / "all.png"
     done = run("--quick", "--repeat", 1, "--ranks", 2, "--json", results_file, "--plot", plot)
@@ -54,7 +55,6 @@ def test_quick_run_compares_all_and_all_are_right(tmp_path: Path) -> None:
         assert file.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.full
 def test_several_numbers_of_ranks_are_run_in_turn_into_files_of_their_own(tmp_path: Path) -> None:
     files = "--json", tmp_path / "all.json", "--plot", tmp_path / "all.png"
     more = "--repeat", 1, "--only", "models", "--communicator", "hierarchical"
