@@ -239,8 +239,7 @@ def present_gradient(param: Any) -> Any:
 
 def not_updated(params: ParameterSet) -> list[Any]:
     """Return the parameters that no step changes: see :meth:`chainer.Link.disable_update`."""
-    rules = [(param, getattr(param, "update_rule", None)) for param in params.params]
-    return [param for param, rule in rules if rule is not None and rule.enabled is False]
+    return [it for it in params.params if getattr(it.update_rule, "enabled", True) is False]
 
 
 def rescale(params: ParameterSet, scale: float | None) -> None:
