@@ -47,9 +47,9 @@ def create_multi_node_checkpointer(
         gc_interval: older ones are removed as soon as there are as many of them.
         path: the folder; made if need be. None for the trainer's ``out``; for another target,
             its ``out`` if that is a path, or else ``result``.
-        background: hold training only while the state is copied (which takes as much memory
-            as what this rank writes), and write the copy meanwhile. Errors in writing are raised
-            at the next save or :meth:`~MultiNodeCheckpointer.flush`.
+        background: hold training only while ranks compare checksums of the state and copy what
+            they write, which takes as much memory; write the copy meanwhile. Errors in writing are
+            raised at the next save or :meth:`~MultiNodeCheckpointer.flush`.
 
     Warns:
         RuntimeWarning: once, on rank 0, when a trainer is saved or loaded with a
