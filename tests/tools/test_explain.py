@@ -2,6 +2,7 @@
 
 import ast
 import io
+import json
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from chainermn_tools import explain
 from chainermn_tools.explain import ErrorRule, Kind
-from tests.support import commands, jobs
+from tests.support import commands, doctor, jobs
 from tests.support.explained import verdict_on
 from tests.support.scripts import ROOT
 
@@ -466,3 +467,35 @@ def test_the_last_error_of_the_log_is_named_where_no_hook_says_which(log, how):
     assert verdict.how == how
     assert verdict.traceback.splitlines()[-1] == how
     assert "noise" not in verdict.traceback
+
+
+SNAKE = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
+# Below these keys are proper names: of distributions, modules, variables, hosts.
+PROPER = ("packages", "imports", "variables", "pairs")
+
+
+def ids_of(found: object) -> Iterator[str]:
+    """The ids in what is printed as JSON: all keys, and what finds a row again."""
+    if isinstance(found, dict):
+        for key, value in found.items():
+            yield key
+            if key in ("id", "name", "layer", "kind", "status", "because"):
+                yield value
+            elif key not in PROPER:
+                yield from ids_of(value)
+    elif isinstance(found, list):
+        for one in found:
+            yield from ids_of(one)
+
+
+def test_all_ids_in_json_are_in_snake_case():
+    text = "\n".join(line for row in RULES for line in row.examples).encode()
+    known = explain.as_dict(explain.search(io.BytesIO(text)), verdict_on(REAL))
+    assert len(known["known"]) == len(RULES)
+    checks = [check for stage in doctor.STAGES.values() for check in stage]
+    assert len(checks) > 40
+    printed = json.loads(commands.chainermn("env", "--json").stdout)
+    for name in ("python", "topology", "machine", "blas"):
+        assert "unavailable" not in printed[name]
+    for one in (*ids_of(known), *checks, *ids_of(printed)):
+        assert SNAKE.fullmatch(one), one

@@ -72,8 +72,8 @@ class VerdictFinder:
         self._found: dict[int, Verdict] = {}  # by the numbers of FORMS
         self._tracebacks: dict[str, str] = {}  # by their last lines
         self._crash = ""  # as faulthandler prints it
-        # The last traceback: its last line, whether it is kept, and what is above it if logged.
-        self._ended, self._is_kept, self._logged = 0, False, None
+        # The last traceback: its last line, whether it is kept, and whether it is a log's record.
+        self._ended, self._is_kept, self._logged = 0, False, False
 
     def verdict(self) -> Verdict | None:
         """Return what was found; None if the log says nothing of its job's end."""
@@ -113,7 +113,7 @@ class VerdictFinder:
                 # What follows at once is another rank's.
                 is_part = CHAINED.search(before.rpartition(b"Traceback (most")[2])
                 is_better = self._is_kept if is_part else line > self._ended + 1
-                self._logged = self._logged if is_part else LOGGED.search(before)
+                self._logged = self._logged if is_part else bool(LOGGED.search(before))
                 tag = RANKS_TAG.fullmatch(text[: said.start()])
                 known["rank"] = tag and (tag[1] or tag[2])
                 self._ended, self._is_kept = line + length, False
