@@ -240,7 +240,7 @@ def test_plain_text_has_a_line_for_each_thing(machine):
     assert "Ranks on this machine" in lines
     assert lines[-2:] == [
         "",
-        "Not all is well; failed: mpiexec; warned of: import chainermn; "
+        "Not all is well; failed: mpiexec; warned of: import_chainermn; "
         "not checked: GPUs and other hosts.",
     ]
 
