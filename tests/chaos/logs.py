@@ -8,10 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+from tests.support import jobs
 from tests.support.scripts import ROOT
 from tests.support.virtual_hosts import Cluster, missing
 
@@ -45,6 +48,51 @@ CASES = {
     )
 }
 
+BEGIN = """\
+import time
+import numpy
+from chainermn_comm import create_communicator
+
+"""
+# Other jobs under `launch`: ranks, script, and whether Ctrl-C ends it once it says "begun".
+JOBS = {
+    "ctrl_c": (
+        *(3, "comm = create_communicator('flat')\nprint('begun', flush=True)\ntime.sleep(1000)\n"),
+        True,
+    ),
+    "typo": (3, "comm = create_communicator('hierarchicl')\n", False),
+    "odd": (
+        8,
+        "comm = create_communicator('flat')\n"
+        "comm.allreduce(numpy.zeros(4 if comm.rank == 3 else 3))\n",
+        False,
+    ),
+}
+
+
+def log_of_job(kind: str, folder: Path) -> str:
+    """What a job of `JOBS` prints, run in the folder."""
+    ranks, text, is_interrupted = JOBS[kind]
+    (folder / "train.py").write_text(BEGIN + text)
+    words = [sys.executable, "-m", "chainermn_tools", "launch", "-n", str(ranks), "train.py"]
+    with subprocess.Popen(
+        words,
+        cwd=folder,
+        env=jobs.variables({}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as job:
+        assert job.stdout is not None
+        said = ""
+        for line in job.stdout:
+            said += line
+            if is_interrupted and said.count("begun") == ranks:
+                job.send_signal(signal.SIGINT)
+                is_interrupted = False
+    return said
+
 
 def shortened(text: str, folder: Path) -> str:
     """The text with the paths and the name that a user's machine may have."""
@@ -64,7 +112,12 @@ def shortened(text: str, folder: Path) -> str:
 
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
-    for kind in sys.argv[1:] or KINDS:
+    for kind in sys.argv[1:] or [*KINDS, *JOBS]:
+        if kind in JOBS:
+            with made_folder() as folder:
+                said = log_of_job(kind, folder)
+                (FOLDER / f"{kind}.launch.log").write_text(shortened(said, folder))
+            continue
         for launcher in LAUNCHERS if kind != "link" else LAUNCHERS[:1]:  # mpiexec waits for ever
             case = replace(CASES[kind], launcher=launcher)
             with contextlib.ExitStack() as stack:

@@ -154,7 +154,7 @@ NO_LIBRARY = "echo libpython3.so is missing >&2; exit 9"
 LEAVING = "case $- in *i*) ;; *) return;; esac"
 FAULTS = {
     "unknown host": Fault(
-        *("host names", "nosuch", "/etc/hosts"),
+        *("host_names", "nosuch", "/etc/hosts"),
         given={"hosts": "alpha,beta,nosuch"},
         innocent=("alpha", "beta"),
     ),
@@ -165,33 +165,33 @@ FAULTS = {
         *("ssh", "takes no key", "ssh-keygen"), lambda at: at.ssh("PubkeyAuthentication no")
     ),
     "unknown host key": Fault(
-        *("host keys", "doesn't know", "ssh beta"), lambda at: at.other_key_of("nobody")
+        *("host_keys", "doesn't know", "ssh beta"), lambda at: at.other_key_of("nobody")
     ),
     "changed host key": Fault(
-        *("host keys", "not the one", "ssh-keygen -R beta"), lambda at: at.other_key_of(at.host)
+        *("host_keys", "not the one", "ssh-keygen -R beta"), lambda at: at.other_key_of(at.host)
     ),
     "missing Python": Fault(
-        *("hosts' python", f"there is no {PYTHON}", PYTHONS), lambda at: at.hidden(PYTHON.parent)
+        *("hosts_python", f"there is no {PYTHON}", PYTHONS), lambda at: at.hidden(PYTHON.parent)
     ),
     "other Python": Fault(
-        *("hosts' python", f"and not Python {platform.python_version()}", PYTHONS),
+        *("hosts_python", f"and not Python {platform.python_version()}", PYTHONS),
         lambda at: at.program(PYTHON, f'exec {_another_python()} "$@"'),
     ),
     "broken Python": Fault(
-        *("hosts' python", "doesn't run.*libpython3", PYTHONS),
+        *("hosts_python", "doesn't run.*libpython3", PYTHONS),
         lambda at: at.program(PYTHON, NO_LIBRARY),
     ),
     "other NumPy": Fault(
-        *("hosts' packages", f"numpy 1.22.4.*here {np.__version__}"),
+        *("hosts_packages", f"numpy 1.22.4.*here {np.__version__}"),
         f"pip install numpy=={np.__version__}",
         lambda at: at.file(NUMPY, OTHER_NUMPY),
     ),
     "other mpiexec": Fault(
-        *("hosts' mpiexec", f"{MPIEXEC}", "on beta"),
+        *("hosts_mpiexec", f"{MPIEXEC}", "on beta"),
         lambda at: at.program(MPIEXEC, f"echo '{OTHER_MPI}'"),
     ),
     "other mpiexec on PATH": Fault(
-        *("hosts' mpiexec", "PATH", f"export PATH={MPIEXEC.parent}"), other_mpiexec_on_path
+        *("hosts_mpiexec", "PATH", f"export PATH={MPIEXEC.parent}"), other_mpiexec_on_path
     ),
     "script missing": Fault(
         *("script", "there is no .*train me.py", "rsync"), lambda at: at.hidden(at.folder)
@@ -201,7 +201,7 @@ FAULTS = {
         lambda at: at.file(at.folder / "train me.py", "# older"),
     ),
     "LD_LIBRARY_PATH lost": Fault(
-        *("hosts' variables", f"LD_LIBRARY_PATH .*{LIBRARIES}"),
+        *("hosts_variables", f"LD_LIBRARY_PATH .*{LIBRARIES}"),
         f"export LD_LIBRARY_PATH='{LIBRARIES}'",
         lambda at: at.shell(LEAVING, EXPORT),
     ),
@@ -230,7 +230,7 @@ FAULTS = {
         given={"hosts": ALL, "timeout": HANG_TIMEOUT},
     ),
     "full shared memory": Fault(
-        *("hosts' shared memory", "2 MiB of 64 MiB", "ssh beta ls"), full_shared_memory
+        *("hosts_shared_memory", "2 MiB of 64 MiB", "ssh beta ls"), full_shared_memory
     ),
 }
 
@@ -259,14 +259,14 @@ def test_all_is_well_without_a_fault_whatever_a_start_up_file_prints(hosts, scri
     assert {name: one["found"] for name, one in found.items() if one["fix"]} == {}
     assert status == 0
     mine = {name: one for name, one in found.items() if one["layer"] == "hosts"}
-    unasked = {"hostfile", "srun", "srun's ranks"}
+    unasked = {"hostfile", "srun", "srun_ranks"}
     assert {name for name, one in mine.items() if one["status"] != "ok"} == unasked
     assert mine["placement"]["details"]["ranks"] == {"alpha": 2, "beta": 1, "gamma": 1}
     assert "all 6 connections" in mine["connections"]["found"]
-    pairs = mine["hosts' messages"]["details"]["pairs"]
+    pairs = mine["hosts_messages"]["details"]["pairs"]
     assert set(pairs) == {"alpha to beta", "alpha to gamma", "beta to gamma"}
     assert all(rate > 0 for rates in pairs.values() for rate in rates.values())
-    tried = set(mine["hosts' communicators"]["details"]["communicators"])
+    tried = set(mine["hosts_communicators"]["details"]["communicators"])
     assert tried == {*COMMUNICATORS} - {"single_node", "pure_nccl"}
 
 

@@ -29,7 +29,7 @@ def test_a_machine_with_gpus_is_well():
     found = {one["name"]: one for one in json.loads(done.stdout)["findings"]}
     bad = [
         found[name]
-        for name in ("gpus", "cupy", "nccl", "communicator flat")
+        for name in ("gpus", "cupy", "nccl", "communicator_flat")
         if found[name]["status"] != "ok"
     ]
     assert not bad

@@ -81,23 +81,23 @@ def of_beta(planted: str) -> str:
 
 FAULTS = {
     "PMI off": Fault(
-        *("srun's ranks", "each of 4 ranks is rank 0 of 1", f"SLURM_MPI_TYPE={PMI}"),
+        *("srun_ranks", "each of 4 ranks is rank 0 of 1", f"SLURM_MPI_TYPE={PMI}"),
         variables=(("SLURM_MPI_TYPE", "none"),),
     ),
     "PMI of another MPI": Fault(
-        *("srun's ranks", "come to no end", f"SLURM_MPI_TYPE={PMI}"),
+        *("srun_ranks", "come to no end", f"SLURM_MPI_TYPE={PMI}"),
         variables=(("SLURM_MPI_TYPE", {"pmi2": "pmix", "pmix": "pmi2"}[PMI]),),
     ),
     "no such plugin": Fault(
-        *("srun's ranks", "mpi/nosuch", f"SLURM_MPI_TYPE={PMI}"),
+        *("srun_ranks", "mpi/nosuch", f"SLURM_MPI_TYPE={PMI}"),
         variables=(("SLURM_MPI_TYPE", "nosuch"),),
     ),
     "another Python on a node": Fault(
-        *("hosts' python", of_beta("Python"), "beta"),
+        *("hosts_python", of_beta("Python"), "beta"),
         lambda at: at.file(PYTHON, '#!/bin/sh\nexec /usr/bin/python3 "$@"\n'),
     ),
     "another NumPy on a node": Fault(
-        *("hosts' packages", of_beta("numpy 1.22.4"), "pip install numpy=="),
+        *("hosts_packages", of_beta("numpy 1.22.4"), "pip install numpy=="),
         lambda at: at.file(NUMPY, OTHER_NUMPY),
     ),
     "no shared folder": Fault(
@@ -110,11 +110,11 @@ FAULTS = {
         words="--hosts alpha,gamma",
     ),
     "a node's memory limit too small": Fault(
-        *("hosts' memory", of_beta("200 MiB"), "sbatch --mem="),
+        *("hosts_memory", of_beta("200 MiB"), "sbatch --mem="),
         lambda at: at.slurm.memory_limit("beta", 200 << 20),
     ),
     "full shared memory": Fault(
-        *("hosts' shared memory", of_beta("2 MiB of 64 MiB"), "ls -l /dev/shm"),
+        *("hosts_shared_memory", of_beta("2 MiB of 64 MiB"), "ls -l /dev/shm"),
         full_shared_memory,
     ),
     "a node that is gone": Fault(
@@ -155,7 +155,7 @@ def test_all_is_well_in_a_job(at):
     assert {name: one["found"] for name, one in found.items() if one["fix"]} == {}
     assert status == 0
     assert found["placement"]["details"]["ranks"] == {"alpha": 2, "beta": 2}
-    assert "all 4 do" in found["srun's ranks"]["found"]
+    assert "all 4 do" in found["srun_ranks"]["found"]
     assert "both hosts" in found["srun"]["found"]
     assert found["ssh"]["status"] == "skipped"
     assert "all 2 connections" in found["connections"]["found"]

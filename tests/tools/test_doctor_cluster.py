@@ -55,7 +55,7 @@ SAID = {
     "debug1: Connecting to b [10.0.0.2] port 22.": "no answer",
     "": "no answer",
 }
-OF_LOGINS = ("host names", "host keys", "ssh")
+OF_LOGINS = ("host_names", "host_keys", "ssh")
 
 
 def test_what_ssh_says_is_told_apart(machine):
@@ -85,7 +85,7 @@ def test_each_trouble_of_a_login_fails_one_check_with_a_fix(machine, kind):
     assert "{" not in failed.hint
     assert [one.status for one in found].count("ok") == 2
     after = STAGES["hosts"][6:13]
-    assert after[-1] == "hosts' shared memory"
+    assert after[-1] == "hosts_shared_memory"
     found = machine.ask(*after, replies={"b": kind}).values()
     assert {one.status for one in found} == {"skipped"}
 
@@ -139,10 +139,10 @@ def test_hosts_that_hang_flood_or_babble_hold_up_no_other(machine):
     for host, script in {**scripts, "well": 'exec sh -c "$2"'}.items():
         (machine.folder / host).write_text(script)
     ssh = f'while [ $# -gt 2 ]; do shift; done; f="{machine.folder}/$1"; exec sh "$f" "$1" "$2"'
-    hosts, checks = [*scripts, "well"], ("ssh", "hosts' python")
+    hosts, checks = [*scripts, "well"], ("ssh", "hosts_python")
     found = machine.ask(*checks, hosts=hosts, seconds=30, mpi="MPICH", ssh=ssh)
     assert found["ssh"].details["hosts"] == dict.fromkeys(scripts, "no answer")
-    assert found["hosts' python"].message.startswith("well: ")
+    assert found["hosts_python"].message.startswith("well: ")
     assert is_gone(int((machine.folder / "pid").read_text()))
     assert "(of hangs: nothing within " in found["ssh"].message
 
@@ -153,9 +153,9 @@ def test_hosts_that_hang_flood_or_babble_hold_up_no_other(machine):
 def test_a_python_that_is_missing_or_broken_is_named(machine, status, said):
     machine.quick_here()
     ssh = f"printf '\\nchainermn-doctor:{{\"status\": {status}}}\\n'; echo oh no >&2"
-    found = machine.ask("ssh", "hosts' python", hosts="a", mpi="MPICH", ssh=ssh)
+    found = machine.ask("ssh", "hosts_python", hosts="a", mpi="MPICH", ssh=ssh)
     assert [one.status for one in found.values()] == ["ok", "failed"]
-    assert found["hosts' python"].message == f"a: {said.format(sys.executable)}"
+    assert found["hosts_python"].message == f"a: {said.format(sys.executable)}"
 
 
 def test_not_all_hosts_are_logged_in_to_at_the_same_time(machine):
@@ -272,16 +272,16 @@ def reaching(**reached: Any) -> dict[str, Any]:
 A, B = reaching(b=GOOD, here=GOOD), reaching(a=GOOD, here=GOOD)
 
 TABLE = {
-    "hosts' packages": [
+    "hosts_packages": [
         ("ok", "", "", of(CUPY, CUPY)),
         ("failed", NO_CUPY, "pip install cupy-cuda12x==14.1.0", of(b=CUPY, here=CUPY)),
         ("ok", "", "", of(b=OTHER)),  # another Python hides what follows from it
     ],
-    "hosts' python": [
+    "hosts_python": [
         ("failed", PYTHON, "", of(b=OTHER)),
         ("failed", f"b: {NO_PYTHON}", " b", of(b={"no_python": NO_PYTHON})),
     ],
-    "hosts' mpiexec": [
+    "hosts_mpiexec": [
         ("ok", "", "", of(b=OTHER)),
         ("failed", "b: there is no /opt/bin/mpiexec", "", mpiexecs(None)),
         ("ok", "", "", mpiexecs(HYDRA)),
@@ -303,7 +303,7 @@ TABLE = {
         ("failed", "read: Permission denied", "rsync", script(problem="Permission denied")),
         ("skipped", "", "", of()),
     ],
-    "hosts' variables": [
+    "hosts_variables": [
         ("ok", "they are as here", "", variables({}, {})),
         ("ok", "but for PATH", "", variables({"PATH": "/x:/bin"}, {"PATH": "/bin"})),
         ("ok", "", "", variables({PATHS: "/x:/y"}, {PATHS: "/y:/z:/x"})),
@@ -318,7 +318,7 @@ TABLE = {
         ("ok", "", "", variables({"OMP_NUM_THREADS": "1"}, {})),
         ("ok", "", "", variables({}, {"CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_ID": "1"})),
     ],
-    "hosts' shared memory": [
+    "hosts_shared_memory": [
         ("ok", "512 MiB", "", memory(512, 512)),
         ("failed", "b: 2 MiB of 512 MiB", "", memory(2, 512)),
         ("failed", "b: 2 MiB of 8 MiB", "", memory(2, 8)),
@@ -363,10 +363,10 @@ def test_what_hosts_have_and_say_is_judged(says, check, status, said, fix, given
 
 def test_packages_are_not_compared_with_none_nor_ours_fetched_from_an_index(says):
     """Without a GPU this machine may lack some; hosts must agree."""
-    found = says("hosts' packages", "failed", **of(b=CUPY))
+    found = says("hosts_packages", "failed", **of(b=CUPY))
     assert found.message == "a: cupy-cuda12x is missing"
     without = {"packages": {"numpy": "2.4.6"}}
-    found = says("hosts' packages", "failed", **of(b=without))
+    found = says("hosts_packages", "failed", **of(b=without))
     assert found.message == "b: chainermn-comm is missing (here 2.0.0)"
     assert "pip" not in found.hint
 

@@ -41,7 +41,7 @@ TABLE = {
         ("ok", "1 rank on a", "", job(*BOTH, status=None)),
         ("failed", "no rank began on b, and the job", "", job(BEGAN[0], status=255)),
     ],
-    "hosts' messages": [
+    "hosts_messages": [
         ("ok", "at 954 MiB/s from a to b", "", exchanged(PAIR)),
         ("failed", "wrong values", "report", exchanged({**PAIR, "correct": False})),
         (
@@ -55,7 +55,7 @@ TABLE = {
         # One host by two names has nobody to talk to.
         ("skipped", "", "", exchanged(*WELL, b={"hostname": "a", "machine": "a"})),
     ],
-    "hosts' communicators": [
+    "hosts_communicators": [
         (
             *("failed", "the communicator 'hierarchical' doesn't come to its end within"),
             *("--timeout", exchanged(PAIR, *WELL[:2], status=None)),
@@ -86,15 +86,15 @@ def test_what_ranks_on_hosts_said_is_judged(says, check, status, said, fix, give
 
 
 def test_communicators_over_hosts_that_are_right_are_listed(says):
-    found = says("hosts' communicators", "ok", **exchanged(PAIR, *WELL))
+    found = says("hosts_communicators", "ok", **exchanged(PAIR, *WELL))
     assert found.details["communicators"] == [name for name in NAMES if name != "pure_nccl"]
 
 
 def test_every_two_hosts_are_tried_and_of_many_neighbours(machine, says):
-    says("hosts' messages", "failed", **exchanged(PAIR, c={}))
+    says("hosts_messages", "failed", **exchanged(PAIR, c={}))
     pairs, names = machine.exchange()
     assert pairs == [("a", "b"), ("a", "c"), ("b", "c")]
     assert names == NAMES
-    says("hosts' messages", "failed", **exchanged(PAIR, **{key: {} for key in "cdefgh"}))
+    says("hosts_messages", "failed", **exchanged(PAIR, **{key: {} for key in "cdefgh"}))
     around = list(zip("abcdefgh", "bcdefgha", strict=True))
     assert machine.exchange()[0] == around

@@ -46,7 +46,7 @@ def test_all_is_well_where_nothing_is_wrong():
     found = report("--timeout", LIMIT_SECONDS)
     assert found["bad"] == []
     assert set(found) - {"by_name", "bad"} == documented_keys("## JSON", "A finding:")
-    assert (found["schema"], found["well"], found["status"]) == (2, True, "ok")
+    assert (found["schema"], found["well"], found["status"]) == (3, True, "ok")
     assert found["asked"] == {"ranks": None, "hosts": [], "hostfile": None, "script": None}
     assert found["seconds"] > 0
     assert [one["name"] for one in found["findings"]] == [*STAGES["here"], *STAGES["live"]]
@@ -56,8 +56,8 @@ def test_all_is_well_where_nothing_is_wrong():
         assert one["found"]
         assert one["fix"] is None
     for name in set(of_doctor.COMMUNICATORS) - {"pure_nccl"}:
-        assert found["by_name"][f"communicator {name}"]["status"] == "ok"
-    flat = found["by_name"]["communicator flat"]["details"]
+        assert found["by_name"][f"communicator_{name}"]["status"] == "ok"
+    flat = found["by_name"]["communicator_flat"]["details"]
     assert 0 < flat["bytes_per_second"] < 100 * flat["copied_bytes_per_second"]
 
 
@@ -90,11 +90,11 @@ def test_a_rank_that_comes_to_grief_in_a_communicator_is_named(tmp_path, fault, 
     path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
     seconds = LONG_SECONDS if "sleep" in fault else LIMIT_SECONDS
     found = report("--timeout", seconds, PYTHONPATH=path)
-    assert found["bad"] == ["communicator two_dimensional"]
-    assert said in found["by_name"]["communicator two_dimensional"]["found"]
-    assert found["by_name"]["communicator hierarchical"]["status"] == "ok"
-    assert found["by_name"]["communicator dummy"]["details"] == {
-        "because": "communicator two_dimensional"
+    assert found["bad"] == ["communicator_two_dimensional"]
+    assert said in found["by_name"]["communicator_two_dimensional"]["found"]
+    assert found["by_name"]["communicator_hierarchical"]["status"] == "ok"
+    assert found["by_name"]["communicator_dummy"]["details"] == {
+        "because": "communicator_two_dimensional"
     }
     assert left_over(str(tmp_path)) == []
 
@@ -240,7 +240,7 @@ def test_plain_text_has_a_line_for_each_thing(machine):
     assert "Ranks on this machine" in lines
     assert lines[-2:] == [
         "",
-        "Not all is well; failed: mpiexec; warned of: import chainermn; "
+        "Not all is well; failed: mpiexec; warned of: import_chainermn; "
         "not checked: GPUs and other hosts.",
     ]
 
@@ -263,7 +263,7 @@ def test_all_well_and_what_is_worst_are_said(machine):
     well = "All is well; not checked:"
     for planted, unseen in (
         ({}, "other hosts"),
-        ({"communicator pure_nccl": skipped("no GPU")}, "GPUs and other hosts"),
+        ({"communicator_pure_nccl": skipped("no GPU")}, "GPUs and other hosts"),
     ):
         assert machine.command(**planted).output.splitlines()[-1] == f"{well} {unseen}."
     assert machine.command("--hosts", "a").output.splitlines()[-1] == "All is well."

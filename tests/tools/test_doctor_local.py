@@ -79,7 +79,7 @@ TABLE = {
         ("failed", "chainermn-comm", "together", dict(installed={"chainermn-comm": "1.9"})),
         ("warning", "", "pip uninstall -y cupy-cuda12x cupy-cuda13x", CUPYS),
     ],
-    "import chainermn": [
+    "import_chainermn": [
         ("ok", FACADE, "", imports(FACADE, "registered", "2.0.0")),
         ("failed", ".pth", "import chainermn_comm", imports(BUNDLED, "not registered", "2.0.0")),
         ("failed", BUNDLED, "install", imports(BUNDLED, "registered", "2.0.0")),
@@ -89,13 +89,13 @@ TABLE = {
         ("warning", "", "unset CHAINERMN_USE_BUNDLED", wanted("registered")),
         ("warning", "", "unset CHAINERMN_USE_BUNDLED", wanted("not registered")),
     ],
-    "import chainer": [
+    "import_chainer": [
         ("failed", "pkg_resources", "setuptools<82", NO_CHAINER),  # as `chainermn explain` says
         ("failed", "", "unset CHAINERMN_NO_COMPAT", dict(NO_CHAINER, CHAINERMN_NO_COMPAT="1")),
     ],
     "mpi4py": [("failed", "cannot load", "pip install mpich", dict(mpi=NO_MPI))],
     "mpiexec": [("warning", "what it says", "", dict(mpi=("MPICH", None)))],
-    "mpi match": [
+    "mpi_match": [
         ("ok", "MPICH", "", {}),
         ("skipped", "", "", dict(mpi=("MPICH", None))),
         ("failed", f"MPICH but {MPIEXEC} is Open MPI's", "PATH", dict(mpi=("MPICH", "Open MPI"))),
@@ -125,7 +125,7 @@ TABLE = {
         ("failed", "too old; 2.10 is the oldest", f"{PIP} -U nvidia-nccl-cu12", gpus(nccl=OLD)),
         ("warning", "absent", f"{PIP} -U nvidia-nccl-cu12", gpus(nccl="absent")),
     ],
-    "visible gpus": [
+    "visible_gpus": [
         (status, "2 visible", "", gpus(CUDA_VISIBLE_DEVICES=setting, ranks=ranks))
         for ranks, setting, status in (
             (None, None, "ok"),
@@ -136,7 +136,7 @@ TABLE = {
             (None, "GPU-1,GPU-2,nonsense", "failed"),
         )
     ],
-    "shared memory": [
+    "shared_memory": [
         ("ok", "60 MiB of 64 MiB", "", dict(shared_memory=(64, 60))),
         ("failed", "3 MiB of 64 MiB", "ls -l", dict(shared_memory=(64, 3))),
         ("failed", "22 MiB of 64 MiB", "ls -l", dict(shared_memory=(64, 22))),
@@ -253,4 +253,4 @@ def test_as_many_ranks_are_started_as_this_machine_is_to_run(says, ranks, hosts,
     status, said = ("warning", f"for {here} ranks: they take turns") if here else ("ok", "")
     says("cores", status, said, cores=1, **asked)
     said = f"0 of {started} ranks came up"
-    says("ranks start", "failed", said, cores=4, job={"status": 1}, **asked)
+    says("ranks_start", "failed", said, cores=4, job={"status": 1}, **asked)

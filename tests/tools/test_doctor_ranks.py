@@ -9,14 +9,14 @@ from tests.support.doctor import COMMUNICATORS, STAGES, STEPS
 # Of two ranks.
 START, ALLGATHER, MESSAGES = STEPS[:3]
 END = STEPS[-1]
-FLAT = "communicator flat"
+FLAT = "communicator_flat"
 GPU_LESS = "CUDA finds no device"
 OTHER = "use the communicator 'non_cuda_aware', or another build of this MPI"
 RATES = {"bytes_per_second": 5e9, "copied_bytes_per_second": 1e10}
 FAST = {"correct": True, "problem": None, "wrong": [], **RATES}
 SPECIAL = {
     ALLGATHER: {"ranks": [0, 1]},
-    "communicator pure_nccl": {"reason": GPU_LESS},
+    "communicator_pure_nccl": {"reason": GPU_LESS},
     END: {},
 }
 
@@ -52,14 +52,14 @@ def judge(machine):
 
 
 def test_every_communicator_and_step_has_its_check():
-    assert {f"communicator {name}" for name in COMMUNICATORS} < set(STEPS) <= {*STAGES["live"]}
+    assert {f"communicator_{name}" for name in COMMUNICATORS} < set(STEPS) <= {*STAGES["live"]}
 
 
 def test_a_good_job_is_well(judge):
     found, bad = judge(*both())
     assert bad == []
     skipped = [name for name, one in found.items() if one.status == "skipped"]
-    assert skipped == ["communicator pure_nccl"]
+    assert skipped == ["communicator_pure_nccl"]
     assert "5 GB/s, 0.5 of a copy in memory (10 GB/s)" in found[FLAT].message
     assert found[FLAT].details == RATES
 
@@ -120,8 +120,8 @@ def test_a_rank_that_hangs_is_named_by_what_it_is_at(judge):
     found, bad = judge(reports(0, FLAT), reports(1), status=None)
     assert bad == [FLAT]
     assert found[FLAT].message.startswith("it hangs: 1 of 2 ranks came through it within ")
-    assert found["communicator naive"].status == "ok"
-    assert found["communicator dummy"].status == "skipped"
+    assert found["communicator_naive"].status == "ok"
+    assert found["communicator_dummy"].status == "skipped"
 
 
 @pytest.mark.parametrize(("cores", "load", "said"), [(1, 0, "1 cores"), (2, 2.5, "more to do")])
@@ -162,7 +162,7 @@ def test_what_is_far_too_slow_for_memory_is_warned_of(judge, machine):
 
 def test_lower_thread_levels_are_warned_of_unless_asked_for(judge, machine):
     funneled = both(ranks_start={"level": "funneled"})
-    assert judge(*funneled)[1] == ["thread level"]
+    assert judge(*funneled)[1] == ["thread_level"]
     machine.plant(MPI4PY_RC_THREAD_LEVEL="funneled")
     assert judge(*funneled)[1] == []
 
@@ -180,4 +180,4 @@ for i in $(seq $n); do "$@" & done; wait"""
 
 def test_an_mpiexec_whose_ranks_are_alone_is_named(machine, says):
     said = f"each of the 2 ranks says that it is rank 0 of 1: {machine.mpiexec(MPIEXEC)} "
-    says("ranks meet", "failed", said, "PATH")
+    says("ranks_meet", "failed", said, "PATH")

@@ -2,6 +2,7 @@
 
 import ast
 import io
+import json
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from chainermn_tools import explain
 from chainermn_tools.explain import ErrorRule, Kind
-from tests.support import commands, jobs
+from tests.support import commands, doctor, jobs
 from tests.support.explained import verdict_on
 from tests.support.scripts import ROOT
 
@@ -353,7 +354,8 @@ def trace(error: str, tag: str = "") -> str:
     return "".join(f"{tag}{line}\n" for line in lines)
 
 
-RETRIED = trace("OSError: retried") + "epoch 1\n"
+RETRIED = "ERROR:root:going on\n" + trace("OSError: retried") + "epoch 1\n"
+WENT_ON = trace("OSError: retried") + "".join(f"epoch {n}\n" for n in range(11))
 REAL = trace("ValueError: real")
 SRUN = "srun: error: n1: task 1: Exited with exit code 1\n"
 TIME_LIMIT = (
@@ -362,13 +364,84 @@ TIME_LIMIT = (
 OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=1.0.\n"
 
 
+@pytest.mark.parametrize("begin", [RETRIED, WENT_ON])
 @pytest.mark.parametrize(
     "end", ["", TIME_LIMIT, OOM, SRUN.replace("Exited with exit code 1", "Killed")]
 )
-def test_a_traceback_that_a_program_logs_and_survives_is_not_the_end(end):
+def test_a_traceback_that_a_program_logs_and_survives_is_not_the_end(begin, end):
     finder = explain.VerdictFinder()
-    explain.search(io.BytesIO((RETRIED + end).encode()), finder=finder)
+    explain.search(io.BytesIO((begin + end).encode()), finder=finder)
     assert finder.verdict() is None
+
+
+# What MPICH 5.0.2's mpiexec prints where a rank is killed.
+KILLED = """
+===================================================================================
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   PID 31984 RUNNING AT n1
+=   EXIT CODE: 9
+=   CLEANING UP REMAINING PROCESSES
+=   YOU CAN IGNORE THE BELOW CLEANUP MESSAGES
+===================================================================================
+YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)
+"""
+SEGFAULT = "Fatal Python error: Segmentation fault\n" + KILLED.replace("9\n", "11\n").replace(
+    "Killed (signal 9)", "Segmentation fault (signal 11)"
+)
+TERMINATED = KILLED.replace("Killed (signal 9)", "Terminated (signal 15)")
+ABORT = (
+    "Abort(1) on node 1 (rank 1 in comm 0): "
+    "application called MPI_Abort(MPI_COMM_WORLD, 1) - process 1\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("log", "how", "shown"),
+    [
+        (RETRIED + KILLED, "ended by signal 9 (Killed)", False),
+        (RETRIED.removesuffix("epoch 1\n") + KILLED, "ended by signal 9 (Killed)", False),
+        (RETRIED + SEGFAULT, "Fatal Python error: Segmentation fault", False),
+        (WENT_ON + KILLED, "ended by signal 9 (Killed)", False),
+        (KILLED, "ended by signal 9 (Killed)", False),
+        # Caught or not, nothing says.
+        (REAL + KILLED, "ended by signal 9 (Killed)", True),
+        # As where a rank waits for the others in MPI_Finalize, until somebody ends the job.
+        (REAL + TERMINATED, "ValueError: real", True),
+        (REAL + ABORT + KILLED, "ValueError: real", True),
+    ],
+)
+def test_a_signal_that_mpiexec_names_is_the_end_and_no_traceback_that_was_caught(log, how, shown):
+    verdict = verdict_on(log)
+    assert (verdict.how, bool(verdict.traceback)) == (how, shown)
+
+
+def test_a_kill_is_said_with_its_host_next_step_and_remedies():
+    done = commands.invoke("explain", stdin=RETRIED + KILLED, COLUMNS="300")
+    assert done.output.startswith("the job on n1: ended by signal 9 (Killed)\n")
+    assert "Next step: see `dmesg -T | grep -i killed`" in done.output
+    assert "\nkilled-by-signal-9: " in done.output
+    assert "retried" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("log", "rank"),
+    [
+        (trace("E: x") + "flushed\nbye\n", None),
+        (trace("E: x", "[1] ") + "[1] flushed\n[0] bye\n", 1),
+        (trace("E: x", "[1,2]<stderr>: "), 2),
+        (trace("E: x", " 3: ") + " 0: bye\n", 3),
+        (trace("E: x") + "flushed\n" + ABORT, 1),
+    ],
+)
+def test_an_exception_that_few_lines_follow_is_named_with_its_rank_if_any_is(log, rank):
+    verdict = verdict_on(log)
+    assert (verdict.how, verdict.rank) == ("E: x", rank)
+
+
+def test_mpis_own_line_names_the_rank_that_ended_the_job():
+    verdict = verdict_on(ABORT)
+    assert (verdict.how, verdict.rank) == ("application called MPI_Abort", 1)
+    assert "read what that rank printed before" in verdict.next_step
 
 
 CHAIN = "\nDuring handling of the above exception, another exception occurred:\n\n"
@@ -394,3 +467,35 @@ def test_the_last_error_of_the_log_is_named_where_no_hook_says_which(log, how):
     assert verdict.how == how
     assert verdict.traceback.splitlines()[-1] == how
     assert "noise" not in verdict.traceback
+
+
+SNAKE = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
+# Below these keys are proper names: of distributions, modules, variables, hosts.
+PROPER = ("packages", "imports", "variables", "pairs")
+
+
+def ids_of(found: object) -> Iterator[str]:
+    """The ids in what is printed as JSON: all keys, and what finds a row again."""
+    if isinstance(found, dict):
+        for key, value in found.items():
+            yield key
+            if key in ("id", "name", "layer", "kind", "status", "because"):
+                yield value
+            elif key not in PROPER:
+                yield from ids_of(value)
+    elif isinstance(found, list):
+        for one in found:
+            yield from ids_of(one)
+
+
+def test_all_ids_in_json_are_in_snake_case():
+    text = "\n".join(line for row in RULES for line in row.examples).encode()
+    known = explain.as_dict(explain.search(io.BytesIO(text)), verdict_on(REAL))
+    assert len(known["known"]) == len(RULES)
+    checks = [check for stage in doctor.STAGES.values() for check in stage]
+    assert len(checks) > 40
+    printed = json.loads(commands.chainermn("env", "--json").stdout)
+    for name in ("python", "topology", "machine", "blas"):
+        assert "unavailable" not in printed[name]
+    for one in (*ids_of(known), *checks, *ids_of(printed)):
+        assert SNAKE.fullmatch(one), one

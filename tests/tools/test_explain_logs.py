@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.faults import KINDS
-from tests.chaos.logs import CASES, FOLDER, VICTIM
+from tests.chaos.logs import CASES, FOLDER, JOBS, VICTIM
 from tests.support import commands
 
 # How the rank failed, and the next step.
@@ -34,16 +34,21 @@ SAID = {
     "shape": DISAGREE,
     "disk": ("No space left on device", "df -h"),
     "link": ("(nothing was heard of|could not be asked; ).* on beta", "ping that host"),
+    "ctrl_c": ("^ended by Ctrl-C$|: ended by Ctrl-C$", "nothing is wrong; start the job again"),
+    "typo": ("unknown communicator 'hierarchicl'; use one of: dummy, flat", "read the traceback"),
+    "odd": (r"ranks disagree on array: .*; float64 \(4,\) on rank 3\b", DISAGREE[1]),
 }
 LOGS = sorted(FOLDER.glob("*.log"))
 # All ranks, or a host, and no single rank.
-OF_NO_RANK = ("SIGTERM", "link")
+OF_NO_RANK = ("SIGTERM", "link", "ctrl_c")
+VICTIMS = {"typo": r"\d", "odd": "3", "disk": r"\d"}  # any, where it is the same for all
 LAST_LINES = 10
 
 
 def test_each_fault_has_a_log_by_each_launcher():
-    assert {*SAID} == {*CASES} == {*KINDS}
+    assert {*SAID} - {*JOBS} == {*CASES} == {*KINDS}
     names = {f"{kind}.{launcher}.log" for kind in KINDS for launcher in ("launch", "mpiexec")}
+    names |= {f"{kind}.launch.log" for kind in JOBS}
     assert {path.name for path in LOGS} == names - {"link.mpiexec.log"}
 
 
@@ -54,8 +59,8 @@ def test_explain_names_the_rank_the_cause_and_the_next_step(path: Path):
     done = commands.invoke("explain", "--json", path)
     assert done.exit_code == 0
     verdict = json.loads(done.output)["verdict"]
-    if kind != "disk":  # which is full for all
-        assert verdict["rank"] == (None if kind in OF_NO_RANK else VICTIM)
+    rank = None if kind in OF_NO_RANK else VICTIMS.get(kind, VICTIM)
+    assert re.fullmatch(str(rank), str(verdict["rank"]))
     assert re.search(how, verdict["how"])
     assert step in verdict["next_step"]
     # The exception itself, and the place.
@@ -82,10 +87,15 @@ def test_a_user_reads_last_which_rank_failed_how_and_what_to_do_once(path: Path)
     if launcher == "launch":
         last = log.splitlines()[-LAST_LINES:]
         verdict = [line for line in last if line.startswith("chainermn launch: ")][-1]
-        victim = r"\d" if kind == "disk" else VICTIM
+        victim = VICTIMS.get(kind, VICTIM)
         assert kind in OF_NO_RANK or re.search(rf"\brank {victim}\b", verdict)
         assert re.search(how, verdict)
         assert step in last[-1]
+        # Once: no other line of these says the verdict, or a next step.
+        assert sum(step in line for line in last) == 1
+        assert sum(verdict in line for line in last) == 1
+        said = [line for line in last if line.startswith("chainermn launch: ")]
+        assert said[-1:] == [line for line in said if "/mpiexec" not in line]
     # mpiexec's own lines come later, or much of them before: it prints them as it likes.
     elif kind != "SIGSEGV":  # where the watchdog has seen no more than the end
         assert step in steps[0]

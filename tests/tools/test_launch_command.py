@@ -108,7 +108,10 @@ def test_what_happened_is_one_object_and_output_stays_out_of_it(tmp_path):
     assert done.returncode == found["status"] == 3
     assert (found["success"], found["restarts"], found["hosts"]) == (False, 1, {})
     assert (found["rank"], found["host"]) == (0, socket.gethostname())
-    assert "failed first: sys.exit(3)" in found["cause"]
+    assert found["cause"].endswith("failed first: sys.exit(3) (exit status 3)")
+    assert found["next_step"] == "Next step: read what that rank printed before."
+    assert done.stderr.endswith(f"{found['cause']}\n{found['next_step']}\n")
+    assert all(key.isidentifier() and key.islower() for key in found)
     assert found["command"][-1] == str(name)
     assert done.stderr.count("said\n") == 2
 

@@ -14,7 +14,7 @@ NEXT_STEPS = (
     (".*MemoryError", "use fewer ranks or loader processes a host, or a smaller batch"),
     (".*No space left on device", "make room: `df -h . /tmp /dev/shm` shows what is full"),
     (r"os\._exit", "end the rank by sys.exit(), or call mpi4py.MPI.Finalize() before os._exit"),
-    (r"sys\.exit|exit status|ranks? .* goodbye", "read what that rank printed before"),
+    (r"sys\.exit|exit status|application|ranks? .* goodbye", "read what that rank printed before"),
     ("ended by signal 1 ", "start it by the scheduler, tmux or nohup: its terminal was closed"),
     (r"ended by signal (?:10|12|15) ", "find who sent it: a time limit, a preemption, or `kill`"),
     ("the job did not end", "give --timeout more, or look by `chainermn top` what takes the time"),

@@ -76,13 +76,9 @@ def doctor(
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     environment_time = min(REPORT_SECONDS, REPORT_SHARE * timeout) if as_report else 0.0
-    context = diagnostics.Context(
-        deadline=started + timeout - OWN_SECONDS - environment_time,
-        ranks=ranks,
-        hosts=hosts,
-        hostfile=hostfile,
-        script=None if script is None else os.path.abspath(script),
-    )
+    deadline = started + timeout - OWN_SECONDS - environment_time
+    path = None if script is None else os.path.abspath(script)
+    context = diagnostics.Context(deadline, ranks, hosts, hostfile, path)
     stages = [diagnostics.LOCAL, diagnostics.RANKS]
     if hosts or hostfile is not None:
         stages.append(diagnostics.CLUSTER)

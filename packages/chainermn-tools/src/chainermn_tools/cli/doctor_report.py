@@ -17,13 +17,13 @@ from chainermn_tools.doctor import CheckResult, Context, Stage
 from chainermn_tools.formatting import print_line, print_row, print_text
 
 # Raised when a key of the JSON changes its name or its meaning; a new check or key is no change.
-SCHEMA = 2
+SCHEMA = 3
 # Of the time for the environment, what the programs may take that are asked.
 PROGRAMS_SHARE = 0.7
 LABELS = {"ok": "ok", "warning": "warning", "failed": "FAILED", "skipped": "-"}
 STYLES = {"ok": "green", "warning": "bold yellow", "failed": "bold red", "skipped": "dim"}
 # What a user may take for checked, and the check whose success says that it was.
-UNSEEN = {"GPUs": "communicator pure_nccl", "other hosts": "placement"}
+UNSEEN = {"GPUs": "communicator_pure_nccl", "other hosts": "placement"}
 LABEL_WIDTH = 2 + max(map(len, LABELS.values()))
 # On a narrower terminal the message goes on a line of its own.
 NARROW_WIDTH = 80
@@ -57,10 +57,8 @@ def as_dict(results: Sequence[CheckResult], context: Context, seconds: float) ->
         "status": worst,
         "seconds": round(seconds, 1),
         "asked": {
-            "ranks": context.ranks,
+            **{key: getattr(context, key) for key in ("ranks", "hostfile", "script")},
             "hosts": [dataclasses.asdict(host) for host in context.hosts],
-            "hostfile": context.hostfile,
-            "script": context.script,
         },
         "findings": [
             {

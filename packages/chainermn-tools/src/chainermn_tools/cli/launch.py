@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from _chainermn_events import GRACE_SECONDS, GRACE_VARIABLE, RESTARTS_VARIABLE
+from _chainermn_verdict import next_step
 from chainermn_tools import environment, jobs
 from chainermn_tools.cli import options
 from chainermn_tools.launch import run_script
@@ -139,27 +140,19 @@ def launch(
     if is_taken:
         shares = ",".join(f"{host}:{share}" for host, share in hosts.items())
         _log(f"{scheduler}'s job has {len(named)} hosts; ranks on {shares}")
-    result, output = run_script(
-        launcher,
-        ranks or sum(hosts.values()),
-        words,
-        _log,
-        hosts=hosts,
-        prefix=prefix or log_dir is not None,
-        min_ranks=min_ranks,
-        flags=flags,
-        variables=variables,
-        log_dir=None if log_dir is None else Path(log_dir),
-        to_stderr=as_json,
-        **how,
-    )
+    how |= {"hosts": hosts, "prefix": prefix or log_dir is not None, "min_ranks": min_ranks}
+    how |= {"flags": flags, "variables": variables, "to_stderr": as_json}
+    how |= {"log_dir": None if log_dir is None else Path(log_dir)}
+    result, output = run_script(launcher, ranks or sum(hosts.values()), words, _log, **how)
     if not result.success:
         _log(result.message)
     if as_json:
         hosts_of = (event["host"] for event in output.events if event.rank == result.rank)
         found = dataclasses.asdict(result) | {"host": next(hosts_of, None), "hosts": hosts}
-        found |= {"cause": found.pop("message"), "restarts": output.restarts}
-        click.echo(json.dumps(found | {"command": output.command}, indent=2))
+        if not result.success:
+            found["next_step"] = (result.next_step or next_step(result.cause)).strip()
+        found |= {"restarts": output.restarts, "command": output.command}
+        click.echo(json.dumps(found, indent=2))
     ctx.exit(result.status)
 
 

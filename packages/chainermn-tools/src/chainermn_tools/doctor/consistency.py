@@ -48,7 +48,7 @@ def _evaluate(
 
 
 @checks.add(
-    "hosts' variables", "Do shells that ssh starts on the hosts have the variables that matter?"
+    "hosts_variables", "Do shells that ssh starts on the hosts have the variables that matter?"
 )
 @over_hosts
 def variables(context: Context, cluster: ClusterFacts) -> CheckResult:
@@ -83,7 +83,7 @@ def _variables_only_there(here: Facts, there: Facts, mpiexec_passes_all: bool) -
     return sorted(name for name in names if name not in passed and here.get(name) != there[name])
 
 
-@checks.add("hosts' python", "Do the hosts have the same Python at the same path?")
+@checks.add("hosts_python", "Do the hosts have the same Python at the same path?")
 @over_hosts
 def python(_: Context, cluster: ClusterFacts) -> CheckResult:
     here = cluster.local["python"]
@@ -110,7 +110,7 @@ def _copy_command(host: str) -> str:
     return f"{shlex.join(words)}   # and the Python that it is built on; or share both by NFS"
 
 
-@checks.add("hosts' packages", "Do the hosts have the same packages as this machine?")
+@checks.add("hosts_packages", "Do the hosts have the same packages as this machine?")
 @over_hosts
 def packages(_: Context, cluster: ClusterFacts) -> CheckResult:
     here = cluster.local["packages"]
@@ -153,7 +153,7 @@ def _differing_packages(here: Facts, there: Facts, hosts: Collection[Facts]) -> 
     ]
 
 
-@checks.add("hosts' mpiexec", "Do the hosts have the same mpiexec as this machine?")
+@checks.add("hosts_mpiexec", "Do the hosts have the same mpiexec as this machine?")
 @over_hosts
 def mpiexec(context: Context, cluster: ClusterFacts) -> CheckResult:
     mine = cluster.local["mpiexec"].get("same path")
@@ -217,7 +217,7 @@ def script(context: Context, cluster: ClusterFacts) -> CheckResult:
     return _evaluate(problems, cluster.facts(), f"{path} is the same")
 
 
-@checks.add("hosts' memory", "Do the hosts let ranks use enough memory?")
+@checks.add("hosts_memory", "Do the hosts let ranks use enough memory?")
 @over_hosts
 def memory(context: Context, cluster: ClusterFacts) -> CheckResult:
     needed, problems = (context.max_ranks_per_host() or DEFAULT_RANKS) * RANK_MEMORY // MIB, {}
@@ -228,7 +228,7 @@ def memory(context: Context, cluster: ClusterFacts) -> CheckResult:
     return _evaluate(problems, cluster.facts(), "no control group leaves too little")
 
 
-@checks.add("hosts' shared memory", "Is there enough room in /dev/shm of the hosts?")
+@checks.add("hosts_shared_memory", "Is there enough room in /dev/shm of the hosts?")
 @over_hosts
 def shared_memory(context: Context, cluster: ClusterFacts) -> CheckResult:
     ranks = context.max_ranks_per_host() or DEFAULT_RANKS

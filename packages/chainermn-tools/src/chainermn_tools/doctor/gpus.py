@@ -98,7 +98,7 @@ def nccl(context: Context) -> CheckResult:
     return ok(found, version=found)
 
 
-@checks.add("visible gpus", "Does CUDA_VISIBLE_DEVICES leave a GPU for each rank?", needs=("cupy",))
+@checks.add("visible_gpus", "Does CUDA_VISIBLE_DEVICES leave a GPU for each rank?", needs=("cupy",))
 def visible_gpus(context: Context) -> CheckResult:
     if not has_gpu(context):
         return skipped(NO_GPU)

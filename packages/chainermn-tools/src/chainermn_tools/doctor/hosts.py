@@ -31,9 +31,9 @@ REDUCE_MTU_HINT = (
 )
 # Of the kinds of failures that another check than "ssh" reports, which one does.
 CHECKS = {
-    "ssh-unknown-host": "host names",
-    "ssh-host-key": "host keys",
-    "ssh-host-key-changed": "host keys",
+    "ssh-unknown-host": "host_names",
+    "ssh-host-key": "host_keys",
+    "ssh-host-key-changed": "host_keys",
     "srun": "srun",
 }
 Pair = tuple[str, str]
@@ -121,8 +121,8 @@ def _check_logins(_: Context, cluster: ClusterFacts, *, check: str, success: str
 
 
 for _name, _question, _success in (
-    ("host names", "Do the names of the hosts resolve?", "they are known"),
-    ("host keys", "Does ssh know the hosts' keys?", "the keys are known"),
+    ("host_names", "Do the names of the hosts resolve?", "they are known"),
+    ("host_keys", "Does ssh know the hosts' keys?", "the keys are known"),
     ("ssh", "Can you log in to each host without a password, as mpiexec does?", "they let us in"),
     ("srun", "Does Slurm's srun reach each node of the job?", "it starts programs there"),
 ):

@@ -25,7 +25,7 @@ RESIZE_HINT = "mount -o remount,size=1g /dev/shm   # in a container: docker run 
 checks = Checks()
 
 
-@checks.add("shared memory", "Is there enough room in /dev/shm, which ranks share?")
+@checks.add("shared_memory", "Is there enough room in /dev/shm, which ranks share?")
 def shared_memory(context: Context) -> CheckResult:
     try:
         size = environment.shared_memory()

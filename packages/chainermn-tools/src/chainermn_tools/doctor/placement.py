@@ -37,9 +37,9 @@ NAME_NETWORK_HINT = (
     "OMPI_MCA_btl_tcp_if_include=eth0 (Open MPI)"
 )
 NEEDS = (
-    *("hostfile", "slots", "host names", "host keys", "ssh"),
-    *("srun", "hosts' python", "hosts' packages", "hosts' mpiexec", "hosts' variables"),
-    *("scheduler", "hosts' memory", "hosts' shared memory", "connections", START),
+    *("hostfile", "slots", "host_names", "host_keys", "ssh"),
+    *("srun", "hosts_python", "hosts_packages", "hosts_mpiexec", "hosts_variables"),
+    *("scheduler", "hosts_memory", "hosts_shared_memory", "connections", START),
 )
 Pair = tuple[str, str]
 
@@ -92,7 +92,7 @@ def exchange(pairs: Sequence[Pair] = (), communicators: Sequence[str] = ()) -> N
 @checks.add(
     "placement",
     "Do ranks start on the requested hosts, and see one another?",
-    (*NEEDS, "srun's ranks"),
+    (*NEEDS, "srun_ranks"),
 )
 @over_hosts
 def placement(context: Context, cluster: ClusterFacts) -> CheckResult:
@@ -154,7 +154,7 @@ def _describe(ranks: Counter[str]) -> str:
 
 
 @checks.add(
-    "hosts' messages", "Do large messages between hosts arrive, and how fast?", ("placement",)
+    "hosts_messages", "Do large messages between hosts arrive, and how fast?", ("placement",)
 )
 @over_hosts
 def messages(context: Context, cluster: ClusterFacts) -> CheckResult:
@@ -177,9 +177,9 @@ def messages(context: Context, cluster: ClusterFacts) -> CheckResult:
 
 
 @checks.add(
-    "hosts' communicators",
+    "hosts_communicators",
     "Do the communicators give correct results across the hosts?",
-    ("hosts' messages",),
+    ("hosts_messages",),
 )
 @over_hosts
 def communicators(context: Context, _: ClusterFacts) -> CheckResult:

@@ -59,14 +59,10 @@ def run_checks(stages: Sequence[Stage], context: Context) -> Iterator[CheckResul
                 result = futures[check.name].result(max(0.0, own.deadline - time.monotonic()))
             except TimeoutError:
                 result = _timed_out(check, futures, results, seconds)
-            results[check.name] = replace(
-                result,
-                message=_readable(result.message),
-                hint=None if result.hint is None else _readable(result.hint),
-                name=check.name,
-                question=check.question,
-                stage=stage.name,
-            )
+            hint = None if result.hint is None else _readable(result.hint)
+            result = replace(result, message=_readable(result.message), hint=hint)
+            ours = replace(result, name=check.name, question=check.question, stage=stage.name)
+            results[check.name] = ours
             yield results[check.name]
 
 

@@ -69,7 +69,7 @@ def _ask(program: str, *words: str) -> str:
     return ""
 
 
-@rank_checks.add("srun's ranks", "Do ranks that srun itself starts see one another?", NEEDS)
+@rank_checks.add("srun_ranks", "Do ranks that srun itself starts see one another?", NEEDS)
 @over_hosts
 def ranks_of_srun(context: Context, _: ClusterFacts) -> CheckResult:
     if not jobs.starts_by_srun():

@@ -122,7 +122,7 @@ def _install_command(requirement: str) -> str:
 
 
 @checks.add(
-    "import chainermn", "Does `import chainermn` import this project, and not Chainer's old copy?"
+    "import_chainermn", "Does `import chainermn` import this project, and not Chainer's old copy?"
 )
 def import_chainermn(context: Context) -> CheckResult:
     found = environment.call_in_subprocess(environment.import_origins, context.program_timeout())
@@ -147,7 +147,7 @@ def import_chainermn(context: Context) -> CheckResult:
     return failed(message, INSTALL_ALL)
 
 
-@checks.add("import chainer", "Can Chainer be imported?", needs=("packages",))
+@checks.add("import_chainer", "Can Chainer be imported?", needs=("packages",))
 def import_chainer(context: Context) -> CheckResult:
     if installed_versions(context)["chainer"] is None:
         return skipped("Chainer is not installed")
@@ -218,7 +218,7 @@ def mpiexec(context: Context) -> CheckResult:
     return ok(message, path=found["path"], vendor=found["vendor"], version=found["version"])
 
 
-@checks.add("mpi match", "Does mpiexec belong to the MPI of mpi4py?", needs=("mpi4py", "mpiexec"))
+@checks.add("mpi_match", "Does mpiexec belong to the MPI of mpi4py?", needs=("mpi4py", "mpiexec"))
 def mpi_match(context: Context) -> CheckResult:
     library, launcher = find_library(context), find_launcher(context)
     reason = environment.mpi_mismatch(library, launcher)

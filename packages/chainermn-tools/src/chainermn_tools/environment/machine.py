@@ -32,9 +32,9 @@ def machine(timeout: float) -> dict[str, Any]:
         "libc": lambda: " ".join(platform.libc_ver()),
         "cores": jobs.available_cores,
         "memory": memory,
-        "/dev/shm": shared_memory,
+        "shared_memory": shared_memory,
         "limits": limits,
-        "ptrace scope": ptrace_scope,
+        "ptrace_scope": ptrace_scope,
         # For NCCL_SOCKET_IFNAME and its like.
         "interfaces": lambda: [name for _, name in socket.if_nameindex()],
     }
@@ -70,7 +70,7 @@ def limits() -> dict[str, int | None]:
     kinds = {
         "locked_bytes": resource.RLIMIT_MEMLOCK,
         "stack_bytes": resource.RLIMIT_STACK,
-        "open files": resource.RLIMIT_NOFILE,
+        "open_files": resource.RLIMIT_NOFILE,
         "processes": resource.RLIMIT_NPROC,
     }
     soft = {name: resource.getrlimit(kind)[0] for name, kind in kinds.items()}
@@ -132,7 +132,7 @@ def gpu_devices() -> dict[str, Any]:
             {
                 "name": one["name"].decode(),
                 "memory_bytes": one["totalGlobalMem"],
-                "compute capability": f"{one['major']}.{one['minor']}",
+                "compute_capability": f"{one['major']}.{one['minor']}",
             }
             for one in properties
         ],

@@ -101,7 +101,7 @@ def gather_ranks() -> dict[str, Any] | None:
     return {
         "size": size,
         "nodes": len(set(nodes)),
-        "thread level": level,
+        "thread_level": level,
         "ranks": [
             {"rank": number, "node": node, "host": host, "cores": usable}
             for number, (node, (host, usable)) in enumerate(zip(nodes, hosts, strict=True))

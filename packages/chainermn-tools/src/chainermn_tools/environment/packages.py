@@ -34,7 +34,7 @@ def python() -> dict[str, Any]:
         "implementation": platform.python_implementation(),
         "executable": sys.executable,
         "prefix": sys.prefix,
-        "start method": start_method(),
+        "start_method": start_method(),
     }
 
 
@@ -82,7 +82,7 @@ def blas() -> dict[str, Any]:
     import numpy
 
     built = numpy.show_config(mode="dicts")["Build Dependencies"]["blas"]
-    known: dict[str, Any] = {"numpy built with": f"{built['name']} {built['version']}"}
+    known: dict[str, Any] = {"numpy_built_with": f"{built['name']} {built['version']}"}
     try:
         import threadpoolctl
     except ModuleNotFoundError:

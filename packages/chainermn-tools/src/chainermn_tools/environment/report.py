@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 # Raised when a key of the report changes its name or its meaning.
-SCHEMA = 1
+SCHEMA = 2
 # Of each subprocess: loading CUDA from a cold network disk takes several seconds.
 TIMEOUT_SECONDS = 20.0
 # Many lines long, and seldom wanted; JSON has it.

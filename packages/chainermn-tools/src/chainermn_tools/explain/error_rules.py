@@ -51,7 +51,8 @@ class ErrorRule:
     def is_echo_of(self, verdict: Verdict) -> bool:
         """Return whether it only says that a rank failed, and less than the verdict."""
         signals = self.component.endswith("reported by mpiexec")
-        return self.kind is Kind.SECONDARY or (signals and not verdict.how.startswith("is gone"))
+        is_less = signals and not verdict.how.startswith(("is gone", "ended by signal"))
+        return self.kind is Kind.SECONDARY or is_less
 
 
 @cache

@@ -22,9 +22,14 @@ class JobResult:
 
     success: bool
     status: int  # what the launcher exits with: the failed rank's own where it is known
-    message: str = ""  # what went wrong
+    cause: str = ""  # what went wrong
+    next_step: str = ""  # what to do about it
     rank: int | None = None  # that failed first, where one did
     restartable: bool = True  # whether starting again may help: the ranks had begun
+
+    @property
+    def message(self) -> str:
+        return "\n".join(filter(None, (self.cause, self.next_step)))
 
 
 def classify(output: JobOutput, ranks: int) -> JobResult:
@@ -41,17 +46,15 @@ def classify(output: JobOutput, ranks: int) -> JobResult:
     """
     if not output.events:
         why = _why_none_began(output.tail)
-        return JobResult(False, NOT_STARTED_STATUS, why, restartable=False)
+        return JobResult(False, NOT_STARTED_STATUS, *why, restartable=False)
     finished = output.first_of("finished")
     if ranks > 1 and sum(event["size"] == 1 for event in finished.values()) == ranks:
-        message = (
-            f"each of the {ranks} ranks is alone in its MPI: mpiexec is not that of mpi4py's MPI"
-        )
-        return JobResult(False, 1, f"{message}; see `chainermn env`", restartable=False)
+        alone = f"each of the {ranks} ranks is alone in its MPI: mpiexec is not that of mpi4py's"
+        return JobResult(False, 1, f"{alone} MPI; see `chainermn env`", restartable=False)
     failed = output.first_of("failed")
     if len(failed) == ranks and {event["status"] for event in failed.values()} == {LEAVING_STATUS}:
         how = "all ranks have saved and left, as a signal warned of the end"
-        return JobResult(False, LEAVING_STATUS, f"{how}\n{next_step(how)}", restartable=False)
+        return JobResult(False, LEAVING_STATUS, how, next_step(how), restartable=False)
     primary = [event for event in failed.values() if not event["secondary"]]
     if primary:  # of ranks that fail alike it is the lowest
         alike = (event for event in primary if event["what"] == primary[0]["what"])
@@ -59,12 +62,12 @@ def classify(output: JobOutput, ranks: int) -> JobResult:
     reasons = [event["reason"] for event in output.events if event.kind == "watchdog_abort"]
     ended = _first_ended(output)
     if reasons:  # its SIGTERM is no rank's fault
-        message = f"the watchdog ended the job: {reasons[0]}\n{next_step(reasons[0])}"
-        return JobResult(False, TIMEOUT_STATUS, message)
+        cause = f"the watchdog ended the job: {reasons[0]}"
+        return JobResult(False, TIMEOUT_STATUS, cause, next_step(reasons[0]))
     if ended is not None:
         rank, how, status = ended
-        message = f"{_place(rank, output)} failed first: {how}\n{next_step(how)}"
-        return JobResult(False, status, message, rank)
+        who = _place(rank, output)
+        return JobResult(False, status, f"{who} failed first: {how}", next_step(how), rank)
     if failed:
         return _of_failure(next(iter(failed.values())), output)
     if not output.status:
@@ -76,22 +79,22 @@ def classify(output: JobOutput, ranks: int) -> JobResult:
             f"{_listed(silent)} of {ranks} ended without saying goodbye: killed, or left by "
             "os._exit before the end of the script"
         )
-    return JobResult(False, output.status, f"{message}\n{next_step(message)}")
+    return JobResult(False, output.status, message, next_step(message))
 
 
 def of_signal(number: int) -> JobResult:
     """Return the result of a job that was ended as this program got a signal."""
     name = f"signal {number} ({SIGNAL_NAMES[number]})"
     how = f"ended by {'Ctrl-C' if number == signal.SIGINT else name}"
-    return JobResult(False, SIGNAL_STATUS + number, f"{how}\n{next_step(how)}")
+    return JobResult(False, SIGNAL_STATUS + number, how, next_step(how))
 
 
-def _why_none_began(tail: bytes) -> str:
+def _why_none_began(tail: bytes) -> tuple[str, str]:
     match = root_cause(tail)
     if match is None:
-        return "no rank began; what mpiexec printed above says why"
-    fixes = "".join(f"\n    {fix}" for fix in match.rule.fix)
-    return f"no rank began. {match.rule.meaning}{fixes}"
+        return "no rank began; what mpiexec printed above says why", ""
+    fixes = "\n".join(f"    {fix}" for fix in match.rule.fix)
+    return f"no rank began. {match.rule.meaning}", fixes
 
 
 def _of_failure(first: Event, output: JobOutput) -> JobResult:
@@ -105,7 +108,7 @@ def _of_failure(first: Event, output: JobOutput) -> JobResult:
     others = sorted(rank for rank in output.first_of("failed") if rank != first.rank)
     if others:
         lines.append(f"then {_listed(others)} failed too")
-    return JobResult(False, status, "\n".join([*lines, next_step(first["what"])]), first.rank)
+    return JobResult(False, status, "\n".join(lines), next_step(first["what"]), first.rank)
 
 
 def _first_ended(output: JobOutput) -> tuple[int, str, int] | None:

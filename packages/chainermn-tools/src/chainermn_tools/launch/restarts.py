@@ -90,8 +90,7 @@ def run_script(
                 return result, output
             if output.timed_out:
                 late = f"the job did not end within {timeout:g} s"
-                message = f"{late}\n{next_step(late)}"
-                return JobResult(False, jobs.TIMEOUT_STATUS, message), output
+                return JobResult(False, jobs.TIMEOUT_STATUS, late, next_step(late)), output
             result = classify(output, ranks)
             # Later, that no rank began may be an affair of the moment.
             is_final = attempt == 0 or result.status == LEAVING_STATUS

@@ -25,8 +25,8 @@ COMMUNICATORS = (
 # On busy cores a mean of gradients may run at a hundredth of a copy's rate. Where it has less than
 # this share, something is in the way.
 SLOW_SHARE = 0.004
-START, ALLGATHER, MESSAGES = "ranks start", "ranks meet", "messages"
-NEEDS = ("packages", "mpi4py", "mpiexec", "mpi match", "shared memory")
+START, ALLGATHER, MESSAGES = "ranks_start", "ranks_meet", "messages"
+NEEDS = ("packages", "mpi4py", "mpiexec", "mpi_match", "shared_memory")
 HELLO = "mpiexec -n 2 python -c 'from mpi4py import MPI; print(MPI.COMM_WORLD.rank)'"
 HELLO_HINT = f"{HELLO}   # must print 0 and 1"
 
@@ -82,7 +82,7 @@ def world_size(context: Context, job: RankJob) -> CheckResult:
     return job.failure_at(ALLGATHER) or ok(f"each sees all {job.ranks}")
 
 
-@checks.add("thread level", "May several threads of a rank call MPI?", (START,))
+@checks.add("thread_level", "May several threads of a rank call MPI?", (START,))
 def thread_level(context: Context) -> CheckResult:
     levels = {one["level"] for one in run_local_job(context).results(START)}
     message = f"MPI's thread level is {' and '.join(sorted(levels))}"
@@ -114,7 +114,7 @@ def messages(context: Context, job: RankJob) -> CheckResult:
 
 
 def _add_communicator(communicator: str) -> None:
-    name = f"communicator {communicator}"
+    name = f"communicator_{communicator}"
 
     @checks.add_step(
         name,
@@ -169,7 +169,7 @@ def _finalize(world: MPI.Intracomm) -> dict[str, Any]:
     return {}
 
 
-@checks.add_step("ranks end", "Do all ranks end, and does mpiexec succeed?", (MESSAGES,), _finalize)
+@checks.add_step("ranks_end", "Do all ranks end, and does mpiexec succeed?", (MESSAGES,), _finalize)
 def ranks_end(context: Context, job: RankJob) -> CheckResult:
     if job.output.timed_out:
         hint = f"{HELLO}; echo $?   # must come to an end"
