@@ -71,5 +71,5 @@ def test_a_plugin_that_slurm_lacks_is_explained_on_the_node(slurm, script, tmp_p
     assert job.returncode != 0, job
     (tmp_path / "log").write_text(job.err)
     said = slurm.run(*EXPLAIN, tmp_path / "log").out
-    assert said.startswith("slurm-no-such-mpi: "), said
+    assert said.startswith("slurm_no_such_mpi: "), said
     assert f"srun --mpi={PMI}" in said

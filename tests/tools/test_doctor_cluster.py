@@ -35,21 +35,21 @@ CHANGED = (
     "Host key verification failed."
 )
 SAID = {
-    "ssh: Could not resolve hostname b: Name or service not known": "ssh-unknown-host",
-    "ssh: connect to host b port 22: Connection refused": "ssh-refused",
-    "ssh: connect to host b port 22: Connection timed out": "ssh-unreachable",
-    "ssh: connect to host b port 22: No route to host": "ssh-unreachable",
-    "ssh: connect to host b port 22: Network is unreachable": "ssh-unreachable",
-    "ssh: connect to host b port 22: Permission denied": "ssh-unreachable",
-    "kex_exchange_identification: read: Connection reset by peer": "ssh-closed",
-    "Connection closed by 10.0.0.2 port 22": "ssh-closed",
-    "Host key verification failed.": "ssh-host-key",
+    "ssh: Could not resolve hostname b: Name or service not known": "ssh_unknown_host",
+    "ssh: connect to host b port 22: Connection refused": "ssh_refused",
+    "ssh: connect to host b port 22: Connection timed out": "ssh_unreachable",
+    "ssh: connect to host b port 22: No route to host": "ssh_unreachable",
+    "ssh: connect to host b port 22: Network is unreachable": "ssh_unreachable",
+    "ssh: connect to host b port 22: Permission denied": "ssh_unreachable",
+    "kex_exchange_identification: read: Connection reset by peer": "ssh_closed",
+    "Connection closed by 10.0.0.2 port 22": "ssh_closed",
+    "Host key verification failed.": "ssh_host_key",
     "No ED25519 host key is known for b and you have requested strict checking.\n"
-    "Host key verification failed.": "ssh-host-key",
-    CHANGED: "ssh-host-key-changed",
-    "me@b: Permission denied (publickey,password).": "ssh-permission-denied",
-    f"{OFFER}me@b: Permission denied (publickey).": "ssh-permission-denied",
-    f"{OFFER}Received disconnect from b: Too many authentication failures": "ssh-permission-denied",
+    "Host key verification failed.": "ssh_host_key",
+    CHANGED: "ssh_host_key_changed",
+    "me@b: Permission denied (publickey,password).": "ssh_permission_denied",
+    f"{OFFER}me@b: Permission denied (publickey).": "ssh_permission_denied",
+    f"{OFFER}Received disconnect from b: Too many authentication failures": "ssh_permission_denied",
     LOGIN: "no shell",
     f"{OFFER}{LOGIN}bash: permission denied (it says)": "no shell",
     "debug1: Connecting to b [10.0.0.2] port 22.": "no answer",
@@ -169,7 +169,7 @@ def test_not_all_hosts_are_logged_in_to_at_the_same_time(machine):
     )
     hosts = [f"h{number}" for number in range(3 * MAX_LOGINS)]
     found = machine.look("ssh", hosts=hosts, seconds=120, mpi="MPICH", ssh=ssh)
-    assert found.details["hosts"] == dict.fromkeys(hosts, "ssh-refused")
+    assert found.details["hosts"] == dict.fromkeys(hosts, "ssh_refused")
     counts = [int(line) for line in (machine.folder / "counts").read_text().split()]
     assert len(counts) == len(hosts)
     assert 1 < max(counts) <= MAX_LOGINS
@@ -207,7 +207,7 @@ def test_what_ssh_says_last_is_waited_for(machine):
     machine.quick_here()
     ssh = "exec 1>&-; sleep 0.3; echo ssh: connect to host b: Connection refused >&2; exit 255"
     found = machine.look("ssh", hosts="a", mpi="MPICH", ssh=ssh)
-    assert found.details["hosts"] == {"a": "ssh-refused"}
+    assert found.details["hosts"] == {"a": "ssh_refused"}
 
 
 @pytest.mark.parametrize(

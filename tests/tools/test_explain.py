@@ -97,7 +97,7 @@ def test_row_is_recognised_first_on_its_real_lines_however_they_were_passed(row:
 # where somebody does as those say; each with the rule that must come first.
 DOCUMENTED = [
     (
-        "mvapich-cma-forbidden",
+        "mvapich_cma_forbidden",
         """\
 [hostxxx:mpi_rank_0][MPIDI_CH3I_SMP_init] CMA is not available. Set MV2_SMP_USE_CMA=0 to disable.
 [cli_0]: aborting job:
@@ -111,7 +111,7 @@ MPIDI_CH3I_SMP_Init(2132): process_vm_readv: Operation not permitted
 """,
     ),
     (
-        "mvapich-segmentation-fault",
+        "mvapich_segmentation_fault",
         """\
 [hostxx:mpi_rank_0][error_sighandler] Caught error: Segmentation fault (signal 11)
 =   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
@@ -120,19 +120,19 @@ YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Segmentation fault (signal 11)
 This typically refers to a problem with your application.
 """,
     ),
-    ("every-rank-prints-0", "host00 0\n" * 4),
-    ("every-rank-prints-0", "host00 0\nhost00 0\nhost01 0\nhost01 0\n"),
+    ("every_rank_prints_0", "host00 0\n" * 4),
+    ("every_rank_prints_0", "host00 0\nhost00 0\nhost01 0\nhost01 0\n"),
     (
-        "no-nccl-library",
+        "no_nccl_library",
         """\
 Traceback (most recent call last):
   File "<string>", line 1, in <module>
 ImportError: cannot import name 'nccl'
 """,
     ),
-    ("no-nccl-library", "ImportError: cannot import name nccl\n"),  # Python 2's
+    ("no_nccl_library", "ImportError: cannot import name nccl\n"),  # Python 2's
     (
-        "no-nccl-library",  # CuPy 13.6.0 and 14.2.0
+        "no_nccl_library",  # CuPy 13.6.0 and 14.2.0
         """\
 UserWarning: \nnccl library could not be loaded.
 
@@ -142,26 +142,26 @@ You can install the library by:
   $ pip install "nvidia-nccl-cu12>=2.18.1,<3"
 """,
     ),
-    ("check-cuda-aware-failed", "a.out: t.c:24: main: Assertion `err == cudaSuccess' failed.\n"),
+    ("check_cuda_aware_failed", "a.out: t.c:24: main: Assertion `err == cudaSuccess' failed.\n"),
     (
-        "ssh-host-key",
+        "ssh_host_key",
         """\
 The authenticity of host 'host01 (xxx.xxx.xxx.xxx)' can't be established.
 ECDSA key fingerprint is SHA256:haGUMcCeC5A8lGh1lpjpWL5dF4xCglZArhhxxxxxxxx.
 Are you sure you want to continue connecting (yes/no)?
 """,
     ),
-    ("ssh-host-key", "The authenticity of host 'host01 (192.0.2.1)' can't be established.\n"),
-    ("ssh-host-key", "Are you sure you want to continue connecting (yes/no)? "),
-    ("ssh-host-key", "Are you sure you want to continue connecting (yes/no/[fingerprint])? "),
-    ("ssh-host-key", "Host key verification failed.\n"),
-    ("ssh-permission-denied", "user@host01's password: "),
+    ("ssh_host_key", "The authenticity of host 'host01 (192.0.2.1)' can't be established.\n"),
+    ("ssh_host_key", "Are you sure you want to continue connecting (yes/no)? "),
+    ("ssh_host_key", "Are you sure you want to continue connecting (yes/no/[fingerprint])? "),
+    ("ssh_host_key", "Host key verification failed.\n"),
+    ("ssh_permission_denied", "user@host01's password: "),
     (
-        "only-naive-on-cpus",
+        "only_naive_on_cpus",
         "Warning: using naive communicator because only naive supports CPU-only execution\n",
     ),
     (
-        "rank-failed-with-the-old-hook",
+        "rank_failed_with_the_old_hook",
         """\
 ValueError: failure!
 *****************************************************************************
@@ -170,20 +170,20 @@ ChainerMN: Uncaught exception was detected on rank 0. \n\
 *****************************************************************************
 """,
     ),
-    ("old-hook-failed", "Sorry, we failed to stop MPI, this MPI process may hang.\n"),
+    ("old_hook_failed", "Sorry, we failed to stop MPI, this MPI process may hang.\n"),
     # MPICH 5.0.2 and Open MPI 5.0.11, started as the documents say for the other.
-    ("hydra-unknown-option", "[mpiexec@host] match_arg (args.c:166): unrecognized argument x\n"),
+    ("hydra_unknown_option", "[mpiexec@host] match_arg (args.c:166): unrecognized argument x\n"),
     (
-        "hydra-hostfile-of-open-mpi",
+        "hydra_hostfile_of_open_mpi",
         "[mpiexec@vm] HYDU_process_mfile_token (a.c:301): token cpu not supported at this time\n",
     ),
     (
-        "ompi-hostfile-of-mpich",
+        "ompi_hostfile_of_mpich",
         "ssh: Could not resolve hostname host00:4: Name or service not known\n",
     ),
-    ("main-part-unguarded", "RuntimeError: context has already been set\n"),
+    ("main_part_unguarded", "RuntimeError: context has already been set\n"),
     (
-        "suspicious-mpiexec",
+        "suspicious_mpiexec",
         "Your environment has PMI_SIZE=2 set, but mpi4py was built with Open MPI.\n",
     ),
 ]
@@ -257,7 +257,7 @@ WORDS = [word for line in HEALTHY.splitlines() for word in line.split()]
 def test_words_of_healthy_logs_in_any_order_show_nothing(lines):
     # Two rows count "rank 0 of 1" or "host0 0" lines, which such words can well make.
     found = names("\n".join(" ".join(line) for line in lines).encode("utf8", "surrogatepass"))
-    assert set(found) <= {"mpiexec-of-another-mpi", "every-rank-prints-0"}
+    assert set(found) <= {"mpiexec_of_another_mpi", "every_rank_prints_0"}
 
 
 @settings(max_examples=50)
@@ -300,7 +300,7 @@ def test_exit_status_says_whether_something_was_recognised(tmp_path):
     log.write_bytes(b"\xff\xfe\0 Host key verification failed.\n")
     done = commands.chainermn("explain", log)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("ssh-host-key: ")
+    assert done.stdout.startswith("ssh_host_key: ")
     assert "\x1b" not in done.stdout
     healthy = commands.invoke("explain", stdin=HEALTHY)
     assert healthy.exit_code == 1
@@ -329,7 +329,7 @@ comm.allreduce(numpy.zeros(2 + comm.rank))
 def test_a_rank_that_really_fails_is_explained():
     job = jobs.run_text(2, FAILS)
     found = names(job.out + job.err)
-    assert found[0] == "ranks-disagree"
+    assert found[0] == "ranks_disagree"
     # MPI's own lines come last, where it got round to printing any before it killed the job.
     shown = [list(Kind).index(BY_NAME[name].kind) for name in found]
     assert shown == sorted(shown)
@@ -419,7 +419,7 @@ def test_a_kill_is_said_with_its_host_next_step_and_remedies():
     done = commands.invoke("explain", stdin=RETRIED + KILLED, COLUMNS="300")
     assert done.output.startswith("the job on n1: ended by signal 9 (Killed)\n")
     assert "Next step: see `dmesg -T | grep -i killed`" in done.output
-    assert "\nkilled-by-signal-9: " in done.output
+    assert "\nkilled_by_signal_9: " in done.output
     assert "retried" not in done.output
 
 

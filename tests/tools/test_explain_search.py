@@ -63,7 +63,7 @@ def test_patterns_see_no_more_of_a_line_than_messages_have(monkeypatch):
     log = io.BytesIO(line[:9600] + b"host) is gone. Host key verification failed.")  # in one line
     finder = VerdictFinder()
     (found,) = module.search(log, finder=finder)
-    assert found.rule.name == "ssh-host-key"
+    assert found.rule.name == "ssh_host_key"
     assert finder.verdict().rank == 1
     assert len(finder.verdict().how) < 2 * module.AROUND_BYTES
 

@@ -346,7 +346,7 @@ def test_bad_values_and_values_that_differ_are_errors_on_all_ranks():
     for rank in range(2):
         told = f"on rank {rank}: ranks disagree on CHAINERMN_TIMEOUT: 10 s and the end on rank 0; "
         assert told in job.out, job
-    assert explained(job)[0] == "bad-timeout"
+    assert explained(job)[0] == "bad_timeout"
 
 
 UNWATCHED = """

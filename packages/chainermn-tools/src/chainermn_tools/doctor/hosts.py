@@ -31,9 +31,9 @@ REDUCE_MTU_HINT = (
 )
 # Of the kinds of failures that another check than "ssh" reports, which one does.
 CHECKS = {
-    "ssh-unknown-host": "host_names",
-    "ssh-host-key": "host_keys",
-    "ssh-host-key-changed": "host_keys",
+    "ssh_unknown_host": "host_names",
+    "ssh_host_key": "host_keys",
+    "ssh_host_key_changed": "host_keys",
     "srun": "srun",
 }
 Pair = tuple[str, str]

@@ -29,7 +29,7 @@ def as_dict(found: Sequence[Match], verdict: Verdict | None) -> dict[str, Any]:
     """Return what ``--json`` prints, as docs/diagnosing.md describes it."""
     known = [
         {
-            **{"id": one.rule.name.replace("-", "_"), "kind": one.rule.kind.name.lower()},
+            **{"id": one.rule.name, "kind": one.rule.kind.name.lower()},
             **{"component": one.rule.component, "line": one.line, "times": one.times},
             **{"text": one.text, "meaning": one.rule.meaning, "fix": list(one.rule.fix)},
         }
