@@ -104,9 +104,9 @@ def _through_shared_memory(group: ProcessGroup, leaders: int) -> Algorithm:
         for chunk_bytes in dict.fromkeys((group.settings.chunk_bytes, None)):  # the default may fit
             try:
                 if topology.inter_size == 1:
-                    shared = SharedMemoryAllreduce(comm, topology, chunk_bytes)
+                    shared = SharedMemoryAllreduce(group, chunk_bytes)
                 else:
-                    shared = TwoLevelAllreduce(comm, topology, leaders, chunk_bytes)
+                    shared = TwoLevelAllreduce(group, chunk_bytes, leaders)
                 break
             except NoSharedMemory as error:
                 cause = str(error)
