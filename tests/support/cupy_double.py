@@ -87,6 +87,10 @@ class ndarray:
     def __array__(self, *_: Any, **__: Any) -> np.ndarray:
         raise TypeError("Implicit conversion to a NumPy array is not allowed.")
 
+    def get(self, *, order: str = "C") -> np.ndarray:
+        self._gpu.drain(current_stream(self._gpu))
+        return np.array(self._host, order=order)
+
     def reshape(self, *shape: Any) -> ndarray:
         return self._like(self._host.reshape(*shape))
 
@@ -139,10 +143,6 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
         array = empty(a.shape, a.dtype, order)
         array._host[...] = a
         return array
-
-    def asnumpy(a: ndarray, *, order: str = "C") -> np.ndarray:
-        gpu.drain(current_stream(gpu))
-        return np.array(a._host, order=order)
 
     def ascontiguousarray(a: ndarray) -> ndarray:
         return a if a.flags.c_contiguous else asarray(np.ascontiguousarray(a._host))
@@ -228,7 +228,7 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
     cuda.get_current_stream = lambda: current_stream(gpu)
     cuda.alloc_pinned_memory = lambda size: allocate_pinned(gpu, size)
     cupy.cuda, cupy.ndarray, cupy.RawModule = cuda, ndarray, RawModule
-    cupy.empty, cupy.asarray, cupy.asnumpy = empty, asarray, asnumpy
+    cupy.empty, cupy.asarray = empty, asarray
     cupy.ascontiguousarray, cupy.zeros_like = ascontiguousarray, zeros_like
     cupy.divide = divide
     cupy.get_default_memory_pool = get_default_memory_pool
