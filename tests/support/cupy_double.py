@@ -144,6 +144,9 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
         array._host[...] = a
         return array
 
+    def asnumpy(a: ndarray, *, order: str = "C") -> np.ndarray:
+        return a.get(order=order)
+
     def ascontiguousarray(a: ndarray) -> ndarray:
         return a if a.flags.c_contiguous else asarray(np.ascontiguousarray(a._host))
 
@@ -228,7 +231,7 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
     cuda.get_current_stream = lambda: current_stream(gpu)
     cuda.alloc_pinned_memory = lambda size: allocate_pinned(gpu, size)
     cupy.cuda, cupy.ndarray, cupy.RawModule = cuda, ndarray, RawModule
-    cupy.empty, cupy.asarray = empty, asarray
+    cupy.empty, cupy.asarray, cupy.asnumpy = empty, asarray, asnumpy
     cupy.ascontiguousarray, cupy.zeros_like = ascontiguousarray, zeros_like
     cupy.divide = divide
     cupy.get_default_memory_pool = get_default_memory_pool
