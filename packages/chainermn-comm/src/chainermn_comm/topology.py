@@ -37,8 +37,9 @@ class Topology:
         Raises:
             TypeError: a label isn't hashable.
         """
-        numbers: defaultdict[Hashable, int] = defaultdict(count().__next__)
-        return cls(tuple([numbers[label] for label in labels]))
+        found = list(labels)
+        numbers = dict(zip(dict.fromkeys(found), count(), strict=False))
+        return cls(tuple(map(numbers.__getitem__, found)))
 
     @classmethod
     def discover(cls, mpi_comm: MPI.Intracomm) -> Topology:
