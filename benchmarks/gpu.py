@@ -59,8 +59,10 @@ def run(world: MPI.Intracomm, shapes: Shapes, console: Console) -> list[dict[str
     Returns:
         What `limits.judge` said, on rank 0.
     """
+    import cupy
+
     draw = np.random.default_rng(world.rank)  # CUDA divides zeros more slowly than other numbers
-    grads = [devices.to_device(draw.standard_normal(s, np.float32)) for s in shapes.values()]
+    grads = [cupy.asarray(draw.standard_normal(s, np.float32)) for s in shapes.values()]
     rows: list[dict[str, Any]] = []
     if world.rank == 0:
         rates = {wire: kernel_rates(grads, wire, world.size) for wire in WIRE_DTYPES}
@@ -79,12 +81,14 @@ def run(world: MPI.Intracomm, shapes: Shapes, console: Console) -> list[dict[str
 
 def kernel_rates(grads: Sequence[Any], wire: str, world_size: int) -> dict[str, np.ndarray]:
     """GB/s read and written in each round: a copy, and one launch for all gradients."""
+    import cupy
+
     nbytes = sum(grad.nbytes for grad in grads)
     source, target = devices.empty(nbytes), devices.empty(nbytes)
     wires = (np.dtype(wire),) * len(grads)
     (chunk,) = plan_chunks(tuple(grad.size for grad in grads), wires, SMALL_FRACTION * nbytes)
     table, buffer = (
-        devices.to_device(kernels.segment_table([chunk], kernels.places(grads))),
+        cupy.asarray(kernels.segment_table([chunk], kernels.places(grads))),
         devices.empty(chunk.nbytes),
     )
     of_chunk = chunk.dtype, table, len(chunk.segments), buffer, chunk.size
@@ -176,9 +180,7 @@ def is_mean(world: MPI.Intracomm, grads: Sequence[Any], call: Callable[[], Any])
     for grad in grads:
         grad[...] = float(world.rank)
     call()
-    near = all(
-        np.allclose(devices.to_host(grad), (world.size - 1) / 2, rtol=4e-3) for grad in grads
-    )
+    near = all(np.allclose(grad.get(), (world.size - 1) / 2, rtol=4e-3) for grad in grads)
     return bool(world.allreduce(near, MPI.LAND))
 
 

@@ -22,6 +22,7 @@ from chainermn_comm import create_communicator
 from chainermn_comm.allreduce import Operand
 from chainermn_comm.allreduce.shared_memory import Stage
 from chainermn_comm.allreduce.two_level import TwoLevelAllreduce
+from chainermn_comm.messaging import Handshake, ProcessGroup
 from chainermn_comm.topology import Topology
 
 # float16 rounds 2^13 times as coarsely as float32.
@@ -133,7 +134,8 @@ def wire_alone(comm: MPI.Intracomm, name: str) -> WireAlone:
     """The messages of a communicator's stream (collective)."""
     topology = Topology.discover(comm)
     leaders = min(map(topology.nodes.count, topology.nodes)) if name == "two_dimensional" else 1
-    return WireAlone(comm, topology, leaders)
+    group = ProcessGroup(comm, Handshake(comm), 0, topology, lambda: None)
+    return WireAlone(group, None, leaders)
 
 
 def moved(name: str, stream: WireAlone, gradients: Gradients) -> Case:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import chainer
@@ -14,6 +15,7 @@ from peers import RAW, Case
 
 from chainermn_comm import create_communicator
 from chainermn_comm.allreduce.circulant import CirculantAllreduce
+from chainermn_comm.config import Settings
 from chainermn_comm.messaging import start_exchange
 from chainermn_comm.runtime import barrier, wait_all
 
@@ -126,7 +128,8 @@ def message_seconds() -> float:
     core that others use, too, is slower.
     """
     comm: Any = Itself()
-    summing, numbers = CirculantAllreduce(comm), np.zeros(comm.size, np.float32)
+    group: Any = SimpleNamespace(comm=comm, size=comm.size, tag=0, settings=Settings())
+    summing, numbers = CirculantAllreduce(group), np.zeros(comm.size, np.float32)
     found: list[float] = []
     for _ in range(REPEAT):
         start, comm.messages = time.thread_time(), 0

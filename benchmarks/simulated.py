@@ -278,9 +278,7 @@ def _clocked(machine: Machine, node: NodeRanks) -> Iterator[None]:
         machine.touch(sum(row.nbytes for row in rows) + out.nbytes)
         return 0  # as an exponent
 
-    def add(
-        _: Any, mine: np.ndarray, term: np.ndarray, __: Any, out: np.ndarray, *___: Any
-    ) -> None:
+    def add(mine: np.ndarray, term: np.ndarray, _: Any, out: np.ndarray, *__: Any) -> None:
         sum_rows([mine, term], out)
 
     def scale(numbers: np.ndarray, _: int, out: np.ndarray) -> None:
@@ -292,7 +290,7 @@ def _clocked(machine: Machine, node: NodeRanks) -> Iterator[None]:
     mpi = SimpleNamespace(Intracomm=lambda comm: comm, COMM_NULL=None, UNDEFINED=None)
     with contextlib.ExitStack() as patches:
         for place, what in {
-            (circulant.CirculantSum, "_add"): add,
+            (circulant, "_add"): add,
             (circulant, "_scale_into"): scale,
             (circulant, "sum_rows"): sum_rows,
             (pairwise, "sum_rows"): sum_rows,

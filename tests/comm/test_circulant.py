@@ -13,7 +13,7 @@ from chainermn_comm import create_communicator
 from chainermn_comm.allreduce import circulant as inside
 from chainermn_comm.allreduce.circulant import CirculantAllreduce, skips
 from tests.support import jobs
-from tests.support.circulant import by_circulant, is_chosen_for
+from tests.support.circulant import by_circulant, group_of, is_chosen_for
 from tests.support.many_ranks import CALLS, wrong_means
 from tests.support.models import check_mean
 from tests.support.one_of_many import most_bytes, rank_1_of
@@ -47,7 +47,7 @@ def summed(world, arrays, divisor=1, chunk_bytes=None):
     for _ in range(2):
         buffers = [array.copy() for array in arrays]
         with np.errstate(all="ignore", over="raise" if divisor > 1 else "ignore"):
-            CirculantAllreduce(world, chunk_bytes=chunk_bytes).allreduce(
+            CirculantAllreduce(group_of(world, chunk_bytes)).allreduce(
                 [(each, each) for each in buffers], divisor
             )
         found.append([buffer.tobytes() for buffer in buffers])
@@ -116,7 +116,7 @@ def test_buffers_that_come_late_on_some_ranks_do_not_mix(world):
         found = next(todo, None) if wait or draw.random() < 0.5 else None
         return None if found is None else (found, found)
 
-    CirculantAllreduce(world, chunk_bytes=2048).stream(next_pair, 1)
+    CirculantAllreduce(group_of(world, 2048)).stream(next_pair, 1)
     assert next(todo, None) is None
     np.testing.assert_allclose(np.concatenate(buffers), np.sum(rows, 0), rtol=1e-4, atol=1e-4)
 
@@ -192,6 +192,6 @@ def test_memory_hardly_grows_with_the_number_of_ranks(monkeypatch):
     monkeypatch.setattr(inside, "start_exchange", received)
     grad = np.zeros(40 << 20, "f4")
     for size, most_mib in (17, 15), (100, 20), (1000, 28):
-        summing = CirculantAllreduce(rank_1_of(size))
+        summing = CirculantAllreduce(group_of(rank_1_of(size)))
         used = most_bytes(lambda: summing.allreduce([(grad, grad)], size))  # noqa: B023
         assert 4 < used / (1 << 20) < most_mib

@@ -14,6 +14,7 @@ import pytest
 from chainermn_comm import create_communicator, patient_waits
 from chainermn_comm.allreduce import pairwise as inside
 from chainermn_comm.allreduce.pairwise import BLOCKING, OVERLAPPED, PairwiseAllreduce
+from tests.support.circulant import group_of
 from tests.support.models import with_grads
 from tests.support.one_of_many import most_bytes, rank_1_of
 from tests.support.topologies import on_nodes
@@ -85,7 +86,7 @@ def test_what_is_received_hardly_grows_with_the_number_of_ranks(world, monkeypat
         monkeypatch.setattr(inside, start, lambda *_: [])
     grad = np.zeros(20 << 20, "f4")
     for size, most_mib in (2, 16), (4, 16), (9, 16), (100, 16), (1000, 32):
-        pairwise = PairwiseAllreduce(rank_1_of(size), schedule=schedule)
+        pairwise = PairwiseAllreduce(group_of(rank_1_of(size)), schedule)
         with np.errstate(all="ignore"):  # of what wasn't received
             used = most_bytes(lambda: pairwise.allreduce([(grad, grad)], size))  # noqa: B023
         assert 1 / 2 < used / (1 << 20) < most_mib

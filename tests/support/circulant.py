@@ -33,17 +33,22 @@ def no_sums_by_messages() -> AbstractContextManager[object]:
     return mock.patch.object(pairwise.PairwiseAllreduce, "allreduce", side_effect=AssertionError)
 
 
+def group_of(comm: Any, chunk_bytes: int | None = None) -> Any:
+    """What a sum by messages asks of the group of a communicator's ranks, each on a node."""
+    return SimpleNamespace(
+        comm=comm,
+        rank=comm.rank,
+        size=comm.size,
+        tag=0,
+        topology=Topology.of(range(comm.size)),
+        settings=Settings(chunk_bytes=chunk_bytes),
+    )
+
+
 def is_chosen_for(size: int) -> bool:
     """Whether so many ranks, each on a node, sum so by themselves."""
-    topology = Topology.of(range(size))
-    context: Any = SimpleNamespace(
-        comm=rank_1_of(size),
-        size=size,
-        tag=0,
-        topology=topology,
-        settings=Settings(),
-    )
-    return isinstance(factories.by_messages(context), circulant.CirculantAllreduce)
+    made = factories.by_messages(group_of(rank_1_of(size)))
+    return isinstance(made, circulant.CirculantAllreduce)
 
 
 def main() -> NoReturn:

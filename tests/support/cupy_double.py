@@ -87,6 +87,10 @@ class ndarray:
     def __array__(self, *_: Any, **__: Any) -> np.ndarray:
         raise TypeError("Implicit conversion to a NumPy array is not allowed.")
 
+    def get(self, *, order: str = "C") -> np.ndarray:
+        self._gpu.drain(current_stream(self._gpu))
+        return np.array(self._host, order=order)
+
     def reshape(self, *shape: Any) -> ndarray:
         return self._like(self._host.reshape(*shape))
 
@@ -141,8 +145,7 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
         return array
 
     def asnumpy(a: ndarray, *, order: str = "C") -> np.ndarray:
-        gpu.drain(current_stream(gpu))
-        return np.array(a._host, order=order)
+        return a.get(order=order)
 
     def ascontiguousarray(a: ndarray) -> ndarray:
         return a if a.flags.c_contiguous else asarray(np.ascontiguousarray(a._host))

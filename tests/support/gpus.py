@@ -24,7 +24,7 @@ NCCL = ("hierarchical", "two_dimensional", "single_node", "pure_nccl", "non_cuda
 STAGED = ("naive", "flat")
 DTYPES = ("float16", "float32", "float64")
 
-on_gpu, to_host, address = devices.on_gpu, devices.to_host, devices.address
+on_gpu, address = devices.on_gpu, devices.address
 pinned, copy_to_device = devices.pinned, devices.copy
 why_none, kernel_source = devices.unavailable_reason, kernels.SOURCE
 REGISTERS = kernels.REGISTERS
@@ -57,13 +57,20 @@ def real(world: Any) -> Iterator[Real]:
         yield Real(world.size > count)
 
 
+def to_host(array: Any) -> np.ndarray:
+    """A copy in host memory, in the array's order."""
+    return array.get(order="A")
+
+
 def put(array: np.ndarray, layout: str = "C") -> Any:
     """The array on the current device, with a memory layout as `drawn_models` names them."""
+    import cupy
+
     if layout == "reversed" and array.ndim:
-        return devices.to_device(np.ascontiguousarray(array[::-1]))[::-1]
+        return cupy.asarray(np.ascontiguousarray(array[::-1]))[::-1]
     if layout == "strided" and array.ndim:
-        return devices.to_device(np.repeat(array, 2, axis=0))[::2]
-    return devices.to_device(array)
+        return cupy.asarray(np.repeat(array, 2, axis=0))[::2]
+    return cupy.asarray(array)
 
 
 def means_of(comm: CommunicatorBase, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:

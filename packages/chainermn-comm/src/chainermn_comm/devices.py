@@ -105,17 +105,6 @@ def assign(target: Any, array: Any) -> None:
         target[...] = array
 
 
-def to_host(array: Any) -> np.ndarray:
-    """Return a copy in host memory, in C or Fortran order as the original if it has either."""
-    copy: np.ndarray = _cupy().asnumpy(array, order="A")
-    return copy
-
-
-def to_device(array: np.ndarray) -> Any:
-    """Return a copy on the current device."""
-    return _cupy().asarray(array)
-
-
 def copy(source: Any, target: Any, stream: Any) -> None:
     """Copy bytes from a GPU array to pinned memory, or back, in the stream's order."""
     runtime = _cupy().cuda.runtime

@@ -16,13 +16,11 @@ from mpi4py import MPI
 from .allreduce import reduce_arrays
 from .arithmetic import as_integer, integer_between
 from .communicator import CommunicatorBase, by_the_other_name, check_metadata, wrong_kind
-from .config import Settings
 from .errors import CommunicationError, FinalizedError, share_failure
 from .faults import abort_if_desynchronized
 from .gradients import MpiReducer, bcast_parameters, mean_gradients
 from .messaging import (
     Backend,
-    BackendFactory,
     Handshake,
     ProcessGroup,
     collectives,
@@ -97,8 +95,8 @@ class MpiCommunicator(CommunicatorBase):
         """
         asked = mpi_comm, allreduce_grad_dtype, batched_copy, reproducible
         with agreeing(self.communicator_name, *asked, _timeout) as agreed:
-            comm, entry, factories, settings = agreed
-            self._open(comm, factories, settings, _topology)
+            comm, entry, self._factories, self._settings = agreed
+            self._open(comm, _topology)
         if entry.single_node and self.inter_size > 1:
             self.finalize()
             raise ValueError(
@@ -109,32 +107,20 @@ class MpiCommunicator(CommunicatorBase):
     def __init_subclass__(cls, name: str | None = None) -> None:
         if name is not None:
             cls.communicator_name = name
-        names, own = ("allreduce_grad", "multi_node_mean_grad"), vars(cls)
-        defined = [name in own for name in names]
-        if defined == [True, False]:
+        defined = vars(cls).keys() & {"allreduce_grad", "multi_node_mean_grad"}
+        if defined == {"allreduce_grad"}:
             cls.multi_node_mean_grad = CommunicatorBase.multi_node_mean_grad  # type: ignore[method-assign]
-        elif defined == [False, True]:
+        elif defined == {"multi_node_mean_grad"}:
             cls.allreduce_grad = by_the_other_name
 
-    def _open(
-        self,
-        mpi_comm: MPI.Intracomm,
-        factories: tuple[BackendFactory, BackendFactory],
-        settings: Settings,
-        topology: Topology | None = None,
-        owns_mpi_comm: bool = False,
-    ) -> None:
+    def _open(self, mpi_comm: MPI.Intracomm, topology: Topology | None) -> None:
         """Duplicate ``mpi_comm`` for this communicator's traffic (collective).
 
-        ``factories`` make the backends for host memory and for GPUs. A ``topology``,
-        the same on all ranks, is imposed instead of asking MPI. ``finalize`` frees ``mpi_comm`` if
-        ``owns_mpi_comm``.
+        A ``topology``, the same on all ranks, is imposed instead of asking MPI.
         """
-        own = mpi_comm.Dup()
+        own, settings = mpi_comm.Dup(), self._settings
         self._mpi_comm = mpi_comm
-        self._comms = (mpi_comm, own) if owns_mpi_comm else (own,)
-        self._factories = factories
-        self._settings = settings
+        self._comms = [own]  # that `finalize` frees
         self._process = os.getpid()
         self._rank, self._size = own.rank, own.size
         recorder = register(own, MPI.COMM_WORLD.rank, settings.timeout)
@@ -149,7 +135,7 @@ class MpiCommunicator(CommunicatorBase):
         handshake, tag = Handshake(own, self._observer), self.reserved_tag + 1
         self._interruptions = handshake.interruptions
         group = ProcessGroup(own, handshake, tag, self._topology, abort_if_desynchronized, settings)
-        host, device = [make(group) for make in factories]
+        host, device = [make(group) for make in self._factories]
         self._backends: tuple[Backend, ...] = host, device
         self._open_group: ProcessGroup | None = replace(group, host=host, device=device)
 
@@ -200,7 +186,8 @@ class MpiCommunicator(CommunicatorBase):
             topology = self._topology.restrict(members.tolist())
             made = type(self).__new__(type(self))
             vars(made).update(vars(self))  # what a subclass of the user's has of its own stays
-            made._open(part, self._factories, self._settings, topology, owns_mpi_comm=True)
+            made._open(part, topology)
+            made._comms.append(part)
         return made
 
     # Arrays.
@@ -208,11 +195,11 @@ class MpiCommunicator(CommunicatorBase):
     def send(self, data: Any, dest: int, tag: int = 0) -> None:
         envelope = self._envelope(dest, tag, "dest", self._max_tag)
         message = messages.of_array(data, self._rank)
-        point_to_point.send("send", message, envelope, self._observer)
+        point_to_point.send("send", message, envelope)
 
     def recv(self, source: int, tag: int = 0) -> Any:
         envelope = self._envelope(source, tag, "source", self._max_tag)
-        return point_to_point.recv("recv", messages.ARRAYS, envelope, self._observer)[1]
+        return point_to_point.recv("recv", messages.ARRAYS, envelope)[1]
 
     def send_with_metadata(
         self, metadata: bytes, data: tuple[Any, ...], dest: int, tag: int = 0, label: str = ""
@@ -220,15 +207,13 @@ class MpiCommunicator(CommunicatorBase):
         check_metadata(metadata, data, self._rank)
         envelope = self._envelope(dest, tag, "dest", self.reserved_tag)
         message = messages.of_array(data, self._rank)._replace(kind=messages.WITH_METADATA)
-        point_to_point.send("send", message, envelope, self._observer, label, metadata)
+        point_to_point.send("send", message, envelope, label, metadata)
 
     def recv_with_metadata(
         self, source: int, tag: int = 0, label: str = ""
     ) -> tuple[bytes, tuple[Any, ...]]:
         envelope = self._envelope(source, tag, "source", self.reserved_tag)
-        return point_to_point.recv(
-            "recv", messages.ARRAYS_WITH_METADATA, envelope, self._observer, label
-        )
+        return point_to_point.recv("recv", messages.ARRAYS_WITH_METADATA, envelope, label)
 
     @observed
     @takes_second_as_root
@@ -293,7 +278,7 @@ class MpiCommunicator(CommunicatorBase):
 
     def send_obj(self, obj: Any, dest: int, tag: int = 0) -> None:
         envelope = self._envelope(dest, tag, "dest", self._max_tag)
-        point_to_point.send("send_obj", messages.of_object(obj), envelope, self._observer)
+        point_to_point.send("send_obj", messages.of_object(obj), envelope)
 
     def recv_obj(self, source: int, tag: int = MPI.ANY_TAG) -> Any:
         """Receive the object that rank ``source`` sends with ``tag``, and raise as the base does.
@@ -303,9 +288,9 @@ class MpiCommunicator(CommunicatorBase):
         is_any = type(tag) is int and tag == MPI.ANY_TAG
         envelope = self._envelope(source, 0 if is_any else tag, "source", self._max_tag)
         if is_any:
-            envelope = *envelope[:2], MPI.ANY_TAG
-        kinds, observer = messages.OBJECTS, self._observer
-        return point_to_point.recv("recv_obj", kinds, envelope, observer, max_tag=self._max_tag)[1]
+            envelope = envelope._replace(tag=MPI.ANY_TAG)
+        found = point_to_point.recv("recv_obj", messages.OBJECTS, envelope, max_tag=self._max_tag)
+        return found[1]
 
     @observed
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
@@ -489,4 +474,5 @@ class MpiCommunicator(CommunicatorBase):
         other = integer_between(rank, 0, self._size - 1, f"{who} {name}")
         if other == self._rank:
             raise ValueError(f"{who} {name} is this rank itself, which would wait for ever")
-        return comm, other, integer_between(tag, 0, max_tag, f"{who} tag")
+        number = integer_between(tag, 0, max_tag, f"{who} tag")
+        return point_to_point.Envelope(comm, other, number, self._observer)

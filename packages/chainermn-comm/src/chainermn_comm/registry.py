@@ -138,16 +138,14 @@ def _named(backend: str | BackendFactory, known: dict[str, BackendFactory]) -> B
 
 
 def _find(name: str) -> Entry:
+    from .gpu import nccl_unavailable_reason
+
     if not isinstance(name, str) or name not in REGISTRY:
         known = ", ".join(sorted(REGISTRY))
         raise ValueError(f"unknown communicator {name!r}; use one of: {known}")
-    if name == "pure_nccl":
-        from .gpu import nccl_unavailable_reason
-
-        reason = nccl_unavailable_reason()
-        if reason is not None:
-            rest = ", ".join(sorted(REGISTRY.keys() - {name}))
-            raise ValueError(
-                f"communicator 'pure_nccl' is for GPUs, and {reason}; on CPUs use one of: {rest}"
-            )
+    if name == "pure_nccl" and (reason := nccl_unavailable_reason()):
+        rest = ", ".join(sorted(REGISTRY.keys() - {name}))
+        raise ValueError(
+            f"communicator 'pure_nccl' is for GPUs, and {reason}; on CPUs use one of: {rest}"
+        )
     return REGISTRY[name]

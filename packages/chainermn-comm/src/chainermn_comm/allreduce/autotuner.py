@@ -16,22 +16,17 @@ MOST_SIZES = 1000  # that are known; gradients have few, users' arrays may have 
 
 
 class Autotuner(Algorithm):
-    """Takes few bytes by the default algorithm, and more by the fastest of the candidates.
+    """Takes few bytes by the first of the candidates, and more by the fastest.
 
     The first calls with a number of bytes use each candidate in turn; rank 0's clock then chooses
     one for all later calls with that number, so that these need no agreement.
     """
 
     def __init__(
-        self,
-        comm: MPI.Intracomm,
-        default: Algorithm,
-        candidates: Sequence[Algorithm],
-        least_bytes: int,
+        self, comm: MPI.Intracomm, candidates: Sequence[Algorithm], least_bytes: int
     ) -> None:
         """Own the algorithms; measure from ``least_bytes`` on."""
-        self._comm, self._least_bytes = comm, least_bytes
-        self._default, self._candidates = default, list(candidates)
+        self._comm, self._candidates, self._least_bytes = comm, candidates, least_bytes
         self._seconds: dict[int, list[float]] = {}  # by bytes: of each trial so far
         self._chosen: dict[int, Algorithm] = {}
 
@@ -60,8 +55,8 @@ class Autotuner(Algorithm):
         return super().prepare(operand) if algorithm is None else algorithm.prepare(operand)
 
     def close(self) -> None:
-        for algorithm in dict.fromkeys([self._default, *self._candidates]):
+        for algorithm in self._candidates:
             algorithm.close()
 
     def _chosen_for(self, nbytes: int) -> Algorithm | None:
-        return self._default if nbytes < self._least_bytes else self._chosen.get(nbytes)
+        return self._candidates[0] if nbytes < self._least_bytes else self._chosen.get(nbytes)

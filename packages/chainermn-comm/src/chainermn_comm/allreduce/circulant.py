@@ -26,7 +26,7 @@ from ..arithmetic import (
     shard_slice,
     sum_rows,
 )
-from ..messaging import start_exchange
+from ..messaging import ProcessGroup, start_exchange
 from ..runtime import are_done, wait_any
 from .pairwise import Pair
 
@@ -108,7 +108,10 @@ class CirculantSum:
     """
 
     def __init__(self, comm: MPI.Intracomm, tag: int = 0) -> None:
-        """See :class:`PairwiseAllreduce` (not collective)."""
+        """Use ``comm``, which stays the caller's; no other messages have ``tag`` or the next.
+
+        Not collective.
+        """
         self._comm, self._tag = comm, tag
         self._begun = 0
         # Memory by its use and round.
@@ -183,8 +186,7 @@ class CirculantSum:
             terms = [each.view(dtype)[:n] for each, n in zip(incoming[1:], places, strict=True)]
             memory = self._room("sums", index, begin * wide.itemsize + HEADER_BYTES)
             total = memory[:-HEADER_BYTES].view(wide)
-            rest = own.parts(summed, begin)  # a block, where their number is odd
-            own = ScaledArray(total, self._sum(own, terms, exponent, rest, total, op))
+            own = ScaledArray(total, _sum(own, terms, exponent, total, op))
             HEADER.pack_into(memory.data, memory.size - HEADER_BYTES, own.exponent, False, bound)
         return own, bound
 
@@ -212,51 +214,6 @@ class CirculantSum:
         first = elements * rank // size
         return first, lambda blocks: elements * (rank + blocks) // size - first
 
-    def _sum(
-        self,
-        own: ScaledArray,
-        terms: list[np.ndarray],
-        exponent: int,
-        rest: list[np.ndarray],
-        out: np.ndarray,
-        op: np.ufunc,
-    ) -> int:
-        """Write own numbers and ``terms`` added, then the rest, into ``out``; return its exponent.
-
-        ``exponent`` is that of ``terms``, which are as long as the slices of ``own``.
-        """
-        common = max(own.exponent, exponent)
-        added = own.parts(0, sum(term.size for term in terms))
-        while True:
-            shifts = own.exponent - common, exponent - common
-            try:
-                done = 0
-                for mine, term in zip(added, terms, strict=True):
-                    self._add(mine, term, shifts, out[done : done + mine.size], op)
-                    done += mine.size
-                for mine in rest:
-                    _scale_into(mine, shifts[0], out[done : done + mine.size])
-                    done += mine.size
-            except FloatingPointError:  # halves of numbers that are in range have a sum in range
-                common += 1
-            else:
-                return common
-
-    def _add(
-        self,
-        mine: np.ndarray,
-        term: np.ndarray,
-        shifts: tuple[int, int],
-        out: np.ndarray,
-        op: np.ufunc,
-    ) -> None:
-        if mine.dtype == term.dtype == out.dtype and shifts == (0, 0):
-            op(mine, term, out=out)
-            return
-        for start in range(0, out.size, BLOCK_ELEMENTS):
-            block = slice(start, start + BLOCK_ELEMENTS)
-            op(_scaled(mine[block], shifts[0]), _scaled(term[block], shifts[1]), out=out[block])
-
     def _room(self, use: str, index: int, nbytes: int) -> np.ndarray:
         """Return memory of a round's numbers, which the next sum uses when this one has not to."""
         # The next sum begins before the first round of the one before has ended.
@@ -271,11 +228,12 @@ class CirculantSum:
 class CirculantAllreduce:
     """What :class:`PairwiseAllreduce` does, for many ranks: chunk after chunk, all under way."""
 
-    def __init__(self, comm: MPI.Intracomm, tag: int = 0, chunk_bytes: int | None = None) -> None:
+    def __init__(self, group: ProcessGroup) -> None:
         """See :class:`PairwiseAllreduce` (not collective)."""
-        self._chunk_bytes = chunk_bytes or default_chunk_bytes(comm.size)
-        self._least_bytes = chunk_bytes or len(skips(comm.size)) * LEAST_BYTES_PER_ROUND
-        self._sum = CirculantSum(comm, tag)
+        size, chunk_bytes = group.size, group.settings.chunk_bytes
+        self._chunk_bytes = chunk_bytes or default_chunk_bytes(size)
+        self._least_bytes = chunk_bytes or len(skips(size)) * LEAST_BYTES_PER_ROUND
+        self._sum = CirculantSum(group.comm, group.tag)
 
     def allreduce(self, pairs: Sequence[Pair], divisor: int = 1, op: np.ufunc = np.add) -> None:
         """Sum as :meth:`PairwiseAllreduce.allreduce` does (collective)."""
@@ -320,6 +278,43 @@ class CirculantAllreduce:
         for part in range(parts):
             chunk = shard_slice(source.size, parts, part)
             yield source[chunk], target[chunk]
+
+
+def _sum(
+    own: ScaledArray, terms: list[np.ndarray], exponent: int, out: np.ndarray, op: np.ufunc
+) -> int:
+    """Write own numbers and ``terms`` added, then the rest, into ``out``; return its exponent.
+
+    ``exponent`` is that of ``terms``, which are as long as the slices of ``own``.
+    """
+    common, summed = max(own.exponent, exponent), sum(term.size for term in terms)
+    added = own.parts(0, summed)
+    rest = own.parts(summed, out.size)  # a block, where their number is odd
+    while True:
+        shifts = own.exponent - common, exponent - common
+        try:
+            done = 0
+            for mine, term in zip(added, terms, strict=True):
+                _add(mine, term, shifts, out[done : done + mine.size], op)
+                done += mine.size
+            for mine in rest:
+                _scale_into(mine, shifts[0], out[done : done + mine.size])
+                done += mine.size
+        except FloatingPointError:  # halves of numbers that are in range have a sum in range
+            common += 1
+        else:
+            return common
+
+
+def _add(
+    mine: np.ndarray, term: np.ndarray, shifts: tuple[int, int], out: np.ndarray, op: np.ufunc
+) -> None:
+    if mine.dtype == term.dtype == out.dtype and shifts == (0, 0):
+        op(mine, term, out=out)
+        return
+    for start in range(0, out.size, BLOCK_ELEMENTS):
+        block = slice(start, start + BLOCK_ELEMENTS)
+        op(_scaled(mine[block], shifts[0]), _scaled(term[block], shifts[1]), out=out[block])
 
 
 def _scaled(numbers: np.ndarray, exponent: int) -> np.ndarray:

@@ -38,8 +38,7 @@ def bucketed(group: ProcessGroup, per_tensor: bool = False) -> Algorithm:
 def rank_ordered(group: ProcessGroup) -> Algorithm:
     """In the order of ranks: bits depend on nothing but the number of ranks."""
     is_shared = group.topology.inter_size == 1
-    schedule = BLOCKING if is_shared else OVERLAPPED
-    pairwise = PairwiseAllreduce(group.comm, group.tag, schedule, group.settings.chunk_bytes)
+    pairwise = PairwiseAllreduce(group, BLOCKING if is_shared else OVERLAPPED)
     # Users don't set how many narrowed numbers share an exponent.
     by_messages = LargeInPlace(pairwise, Bucketed(pairwise.allreduce))
     if not is_shared:
@@ -89,10 +88,9 @@ FACTORIES: dict[str, Factory] = {
 def by_messages(group: ProcessGroup) -> PairwiseAllreduce | CirculantAllreduce:
     """Return the sum over all ranks by messages: pairwise if few, or to keep their order."""
     if goes_in_rounds(group.size) and not group.settings.reproducible:
-        return CirculantAllreduce(group.comm, group.tag, group.settings.chunk_bytes)
+        return CirculantAllreduce(group)
     apart = group.topology.inter_size == group.size
-    schedule = OVERLAPPED if apart else BLOCKING
-    return PairwiseAllreduce(group.comm, group.tag, schedule, group.settings.chunk_bytes)
+    return PairwiseAllreduce(group, OVERLAPPED if apart else BLOCKING)
 
 
 def _through_shared_memory(group: ProcessGroup, leaders: int) -> Algorithm:
@@ -106,9 +104,9 @@ def _through_shared_memory(group: ProcessGroup, leaders: int) -> Algorithm:
         for chunk_bytes in dict.fromkeys((group.settings.chunk_bytes, None)):  # the default may fit
             try:
                 if topology.inter_size == 1:
-                    shared = SharedMemoryAllreduce(comm, topology, chunk_bytes)
+                    shared = SharedMemoryAllreduce(group, chunk_bytes)
                 else:
-                    shared = TwoLevelAllreduce(comm, topology, leaders, chunk_bytes)
+                    shared = TwoLevelAllreduce(group, chunk_bytes, leaders)
                 break
             except NoSharedMemory as error:
                 cause = str(error)
@@ -122,9 +120,8 @@ def _through_shared_memory(group: ProcessGroup, leaders: int) -> Algorithm:
     if topology.inter_size > 1:
         return LargeInPlace(by_messages(group), shared)
     # Of any number of ranks, since all ways give the bits of the order of ranks.
-    pairwise = PairwiseAllreduce(comm, group.tag, LATE_GATHER, group.settings.chunk_bytes)
-    ways: list[Algorithm] = [SharedMemoryWay(shared, SHORT_GROUPS), shared]
+    ways: list[Algorithm] = [shared, SharedMemoryWay(shared, SHORT_GROUPS)]
     if comm.size > 2:  # two both sum all
         ways.append(SharedMemoryWay(shared, MORE_REDUNDANT))
-    ways.append(LargeInPlace(pairwise, shared))
-    return Autotuner(comm, shared, ways, REDUNDANT_BYTES // comm.size)
+    ways.append(LargeInPlace(PairwiseAllreduce(group, LATE_GATHER), shared))
+    return Autotuner(comm, ways, REDUNDANT_BYTES // comm.size)

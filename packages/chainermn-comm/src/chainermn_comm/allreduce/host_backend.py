@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import zip_longest
 
 import numpy as np
@@ -11,7 +11,6 @@ from mpi4py import MPI
 
 from ..arithmetic import Arrays, Operand, as_bytes
 from ..messaging import (
-    Algorithm,
     Backend,
     BackendFactory,
     Factory,
@@ -21,8 +20,7 @@ from ..messaging import (
     messages,
     start_exchange,
 )
-from .bucketed import Bucketed
-from .factories import FACTORIES, by_messages, multi_leader, rank_ordered, single_leader
+from .factories import FACTORIES, multi_leader, rank_ordered, single_leader
 from .pairwise import PairwiseAllreduce
 
 _EMPTY = np.empty(0, np.uint8)
@@ -36,23 +34,18 @@ class HostBackend(Backend):
         on_one_node, leaders = group.topology.inter_size == 1, (single_leader, multi_leader)
         self.is_local = on_one_node and gradients in leaders
         self._sums_in_memory = on_one_node and gradients in (*leaders, rank_ordered)
-        # By the size of chunks, a setting.
-        self._by_messages: dict[int | None, Algorithm] = {}
+        # For the size of chunks, a setting.
+        self._by_messages = lru_cache(1)(lambda _: FACTORIES["per_tensor"](group))
 
     def allreduce(self, operand: Operand) -> None:
         """Sum users' arrays (collective), packed only now: prepared gradients may lie there."""
         if self._sums_in_memory:
             self.for_gradients().allreduce(operand)
-            return
-        size = self.group.settings.chunk_bytes
-        if size not in self._by_messages:
-            algorithm = Bucketed(by_messages(self.group).allreduce, per_tensor=True)
-            self._by_messages = {size: algorithm}
-        self._by_messages[size].allreduce(operand)
+        else:
+            self._by_messages(self.group.settings.chunk_bytes).allreduce(operand)
 
     def reduce_scatter(self, rows: Sequence[Arrays], targets: Arrays, op: np.ufunc) -> None:
-        comm, size = self.group.comm, self.group.settings.chunk_bytes
-        pairwise = PairwiseAllreduce(comm, self.group.tag, chunk_bytes=size)
+        pairwise = PairwiseAllreduce(self.group)
         rows = [[array.reshape(-1) for array in row] for row in rows]
         # A value may be several arrays; the i-th of all ranks travel together.
         for sources, target in zip_longest(zip_longest(*rows, fillvalue=_EMPTY), targets):

@@ -17,7 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..arithmetic import BLOCK_ELEMENTS, overflow_errstate, shard_slice, sum_rows
-from ..messaging import Buffer, start_exchange
+from ..messaging import Buffer, ProcessGroup, start_exchange
 from ..runtime import wait_all
 
 # A source and its target, which may be the same: 1-D, contiguous, of one length and dtype.
@@ -85,24 +85,13 @@ def _others(
 
 
 class PairwiseAllreduce:
-    """The sum over the ranks of an mpi4py communicator, the same bits on every rank."""
+    """The sum over the ranks of a group, the same bits on every rank."""
 
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        tag: int = 0,
-        schedule: Schedule = BLOCKING,
-        chunk_bytes: int | None = None,
-    ) -> None:
-        """Use ``comm``, which stays the caller's (not collective).
-
-        No other messages have ``tag`` or the next one. ``chunk_bytes`` replaces the schedule's.
-        """
-        self._comm = comm
-        self._size, self._rank = comm.size, comm.rank
-        self._tag = tag
-        self._schedule = schedule
-        limit = chunk_bytes or schedule.chunk_bytes
+    def __init__(self, group: ProcessGroup, schedule: Schedule = BLOCKING) -> None:
+        """Use the group's communicator, tags and, if it is set, size of chunks (not collective)."""
+        self._comm, self._tag, self._schedule = group.comm, group.tag, schedule
+        self._size, self._rank = group.size, group.rank
+        limit = group.settings.chunk_bytes or schedule.chunk_bytes
         even = schedule.received_chunks * limit // max(1, self._size - 1)
         self._shard_bytes = min(limit, max(even, LEAST_SHARD_BYTES))
         # What is received, for each round that is sent and not yet summed.

@@ -23,9 +23,8 @@ from ..arithmetic import (
     shard_slice,
     sum_rows,
 )
-from ..messaging import Algorithm
+from ..messaging import Algorithm, ProcessGroup
 from ..runtime import barrier
-from ..topology import Topology
 from .shared_window import NoSharedMemory, SharedWindow
 
 # A chunk is summed in a core's cache. How many of them stay in it from packing to unpacking depends
@@ -64,14 +63,12 @@ class SharedMemoryAllreduce(Algorithm):
     default_chunk_bytes, most_chunks = SHARED_CHUNK_BYTES, MOST_CHUNKS
     num_slots = WINDOW_GROUPS * MOST_CHUNKS
 
-    def __init__(
-        self, comm: MPI.Intracomm, topology: Topology, chunk_bytes: int | None = None
-    ) -> None:
-        """Split ``comm`` by node, and allocate the node's window (collective).
+    def __init__(self, group: ProcessGroup, chunk_bytes: int | None) -> None:
+        """Split the ranks by node, and allocate the node's window (collective).
 
         Where that or some rank's own memory can't be had, NoSharedMemory is raised on all ranks.
         """
-        rank = comm.rank
+        comm, rank, topology = group.comm, group.rank, group.topology
         self._ranks = topology.intra_size(rank)
         self._chunk_bytes = chunk_bytes or self.default_chunk_bytes
         # Of the last call, since a loop's gradients are like those before: sizes, dtypes; the

@@ -29,8 +29,8 @@ from ..arithmetic import (
     shard_slice,
     sum_rows,
 )
+from ..messaging import ProcessGroup
 from ..runtime import wait_all
-from ..topology import Topology
 from .circulant import CirculantSum, InFlight, ScaledArray, goes_in_rounds, skips
 from .pairwise import start_allgather, start_reduce_scatter
 from .shared_memory import SharedMemoryAllreduce, Stage
@@ -58,16 +58,15 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
     # A chunk is a message, too, and must outweigh its latency.
     default_chunk_bytes, most_chunks, num_slots = 1 << 20, 1, INTER_NODE_SLOTS
 
-    def __init__(
-        self, comm: MPI.Intracomm, topology: Topology, leaders: int, chunk_bytes: int | None = None
-    ) -> None:
-        """Split ``comm`` by node and by leader, and allocate each node's window (collective).
+    def __init__(self, group: ProcessGroup, chunk_bytes: int | None, leaders: int) -> None:
+        """Split the ranks by node and by leader, and allocate each node's window (collective).
 
         See :class:`SharedMemoryAllreduce`. Each node has as many ``leaders``, so at most the ranks
         of the smallest node.
         """
-        self._nodes, self._node = topology.inter_size, topology.inter_rank(comm.rank)
-        self._leaders, self._leader_index = leaders, topology.intra_rank(comm.rank)
+        comm, rank, topology = group.comm, group.rank, group.topology
+        self._nodes, self._node = topology.inter_size, topology.inter_rank(rank)
+        self._leaders, self._leader_index = leaders, topology.intra_rank(rank)
         # Its ranks are in the order of nodes.
         color = self._leader_index if self._leader_index < leaders else MPI.UNDEFINED
         self._inter = MPI.Intracomm(comm.Split(color, self._node))
@@ -80,7 +79,7 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
         if self._by_circulant:
             self._rounds *= len(skips(self._nodes))
             self.default_chunk_bytes *= -(-len(skips(self._nodes)) // ROUNDS_PER_MIB)
-        super().__init__(comm, topology, chunk_bytes)
+        super().__init__(group, chunk_bytes)
 
     def _window_bytes(self) -> tuple[int, list[int]]:
         chunk, stats = self._chunk_bytes, (self._ranks * 2 + 1) * STATS_DTYPE.itemsize

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -82,37 +82,31 @@ def plan_chunks(
     memory; only small ones are packed together, whole. Chunks have one element at least. ``dtypes``
     are those in which the arrays travel; chunks are in their order.
     """
-    return [
-        chunk
-        for dtype in dict.fromkeys(dtypes)
-        for chunk in _plan_one_dtype(sizes, dtypes, dtype, max(1, chunk_bytes // dtype.itemsize))
-    ]
-
-
-def _plan_one_dtype(
-    sizes: tuple[int, ...], dtypes: tuple[np.dtype, ...], dtype: np.dtype, limit: int
-) -> Iterator[Chunk]:
-    segments: list[tuple[int, int, int]] = []
-    filled = 0
-    for index, size in enumerate(sizes):
-        if dtypes[index] != dtype or size == 0:
-            continue
-        if size * SMALL_FRACTION > limit:
-            # Equal chunks of whole cache lines; the last may be shorter.
-            line = max(1, CACHE_LINE // dtype.itemsize)
-            even = -(-size // -(-size // limit))
-            step = min(limit, -(-even // line) * line)
-            for start in range(0, size, step):
-                stop = min(size, start + step)
-                yield Chunk(dtype, ((index, start, stop),), stop - start)
-            continue
-        if filled + size > limit:
-            yield Chunk(dtype, tuple(segments), filled)
-            segments, filled = [], 0
-        segments.append((index, 0, size))
-        filled += size
-    if segments:
-        yield Chunk(dtype, tuple(segments), filled)
+    chunks: list[Chunk] = []
+    for dtype in dict.fromkeys(dtypes):
+        limit = max(1, chunk_bytes // dtype.itemsize)
+        segments: list[tuple[int, int, int]] = []
+        filled = 0
+        for index, size in enumerate(sizes):
+            if dtypes[index] != dtype or size == 0:
+                continue
+            if size * SMALL_FRACTION > limit:
+                # Equal chunks of whole cache lines; the last may be shorter.
+                line = max(1, CACHE_LINE // dtype.itemsize)
+                even = -(-size // -(-size // limit))
+                step = min(limit, -(-even // line) * line)
+                for start in range(0, size, step):
+                    stop = min(size, start + step)
+                    chunks.append(Chunk(dtype, ((index, start, stop),), stop - start))
+                continue
+            if filled + size > limit:
+                chunks.append(Chunk(dtype, tuple(segments), filled))
+                segments, filled = [], 0
+            segments.append((index, 0, size))
+            filled += size
+        if segments:
+            chunks.append(Chunk(dtype, tuple(segments), filled))
+    return chunks
 
 
 def shard_slice(size: int, shards: int, index: int) -> slice:

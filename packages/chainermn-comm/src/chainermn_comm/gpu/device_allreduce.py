@@ -5,7 +5,7 @@ slot, with a buffer, from when it is packed until it is unpacked. Each event is 
 next chunk's work is enqueued on the stream, so that nothing waits for more than it needs.
 
 A call only enqueues that, and the current stream waits for its end; a :class:`Watcher` looks after
-it.
+it. Where NCCL or CUDA fails, then or later, the job ends.
 """
 
 from __future__ import annotations
@@ -80,12 +80,6 @@ class DeviceAllreduce(Algorithm):
         self._buffers = [devices.empty(0)] * SLOTS
 
     def allreduce(self, operand: Operand) -> None:
-        """Write the mean over ranks of each source into its target (collective).
-
-        Sources and targets are CuPy arrays of this algorithm's device, in the order of the current
-        stream, and this may return before that is done. Where NCCL or CUDA fails, then or later,
-        the job ends.
-        """
         prepare = partial(self.prepare, operand)
         if _key(operand) not in self._known:
             run = self._group.run_or_raise(OPERATION, prepare)
@@ -100,14 +94,24 @@ class DeviceAllreduce(Algorithm):
         with devices.use(self._watcher.device):
             inputs, flats = flatten(operand, self._watcher.device)
             self._wait_for_current_stream()
-            places = tuple(kernels.places(inputs)), tuple(kernels.places(flats))
+            places = kernels.places(inputs), kernels.places(flats)
             plan = self._plan(*places, tuple(operand.wire_dtypes))
             packed = [chunk for chunk in plan.chunks if self._target(chunk, flats) is None]
             nbytes = max(map(self._padded_bytes, packed), default=0)
             if self._buffers[0].nbytes < nbytes:  # the old ones live as long as the calls before
                 self._buffers = [devices.empty(nbytes) for _ in self._buffers]
         call = PreparedCall(plan, inputs, flats, self._buffers, operand.divisor)
-        return partial(self._run, _key(operand), call)
+
+        def rest() -> None:
+            with self._watcher.enqueuing(call, self._unpack):
+                if len(self._known) >= MOST_KNOWN:
+                    self._known.clear()
+                self._known.add(_key(operand))
+                self._wait_for_current_stream()
+                for number, chunk in enumerate(plan.chunks):
+                    self._run_chunk(call, number, chunk)
+
+        return rest
 
     def _make_plan(
         self, sources: kernels.Places, targets: kernels.Places, wires: tuple[np.dtype, ...]
@@ -122,16 +126,6 @@ class DeviceAllreduce(Algorithm):
         lengths = [(len(chunk.segments) + 1) * kernels.ROW_BYTES for chunk in chunks]
         tables = [device[start:] for start in accumulate([0, *lengths, *lengths[:-1]])]
         return Plan(chunks, tables[: len(chunks)], tables[len(chunks) :], host)
-
-    def _run(self, key: Any, call: PreparedCall) -> None:
-        """Enqueue the way of all chunks to their targets (collective)."""
-        with self._watcher.enqueuing(call, self._unpack):
-            if len(self._known) >= MOST_KNOWN:
-                self._known.clear()
-            self._known.add(key)
-            self._wait_for_current_stream()
-            for number, chunk in enumerate(call.plan.chunks):
-                self._run_chunk(call, number, chunk)
 
     def _wait_for_current_stream(self) -> None:
         self._begun.record(devices.current_stream())

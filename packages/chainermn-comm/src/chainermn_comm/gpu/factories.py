@@ -21,7 +21,7 @@ def _staged(group: ProcessGroup, host: str = "bucketed") -> Algorithm:
 
 
 def _by_nccl(
-    group: ProcessGroup, topology: Topology, leaders: int = 1, between_nodes: bool = True
+    group: ProcessGroup, nodes: Topology | None = None, leaders: int = 1, between_nodes: bool = True
 ) -> Algorithm:
     """Raise on all ranks, before NCCL does, where one can't use it or two share a device.
 
@@ -29,7 +29,7 @@ def _by_nccl(
     """
     if group.size > 1:
         nccl.check_devices(group)
-    communicators = Communicators(topology, group.rank, leaders)
+    communicators = Communicators(nodes or group.topology, group.rank, leaders)
     try:
         with group.in_step(OPERATION):
             if communicators.connect(group, between_nodes):
@@ -38,10 +38,6 @@ def _by_nccl(
     except BaseException:
         communicators.release_local()
         raise
-
-
-def _of_node(group: ProcessGroup, between_nodes: bool = True) -> Algorithm:
-    return _by_nccl(group, group.topology, between_nodes=between_nodes)
 
 
 # NCCL for users' arrays among all ranks, and for gradients as the name says.
@@ -53,15 +49,15 @@ BACKENDS: dict[str, BackendFactory] = {
         NcclBackend, gradients=lambda group: _by_nccl(group, Topology((0,) * group.size))
     ),
     # NCCL in each node; one rank of each exchanges with other nodes.
-    "single_leader": partial(NcclBackend, gradients=_of_node),
+    "single_leader": partial(NcclBackend, gradients=_by_nccl),
     # The same; between nodes everything goes through host memory and MPI.
     "single_leader_staged": lambda group: (
         NcclBackend if group.topology.inter_size == 1 else HostBackend
-    )(group, partial(_of_node, between_nodes=False)),
+    )(group, partial(_by_nccl, between_nodes=False)),
     # NCCL in each node; as many ranks as possible exchange, each a shard.
     "multi_leader": partial(
         NcclBackend,
-        gradients=lambda group: _by_nccl(group, group.topology, group.topology.least_intra_size),
+        gradients=lambda group: _by_nccl(group, leaders=group.topology.least_intra_size),
     ),
     "no_op": partial(HostBackend, gradients=HOST_FACTORIES["no_op"]),
 }

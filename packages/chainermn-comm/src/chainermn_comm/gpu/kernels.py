@@ -137,15 +137,12 @@ __device__ inline void walk(
     }
 }
 
-#define KERNELS(LETTER, Wire)                                                              \
-    extern "C" __global__ void pack_##LETTER(                                              \
+#define KERNEL(NAME, PACK, Wire)                                                           \
+    extern "C" __global__ void NAME(                                                       \
         const Part* parts, i64 count, Wire* wire, i64 size, double divisor) {              \
-        walk<true>(parts, count, wire, size, divisor);                                     \
-    }                                                                                      \
-    extern "C" __global__ void unpack_##LETTER(                                            \
-        const Part* parts, i64 count, Wire* wire, i64 size, double divisor) {              \
-        walk<false>(parts, count, wire, size, divisor);                                    \
+        walk<PACK>(parts, count, wire, size, divisor);                                     \
     }
+#define KERNELS(LETTER, Wire) KERNEL(pack_##LETTER, true, Wire) KERNEL(unpack_##LETTER, false, Wire)
 KERNELS(e, Half)
 KERNELS(f, float)
 KERNELS(d, double)
@@ -155,12 +152,12 @@ SOURCE = f"#define THREADS {THREADS}\n#define EACH {EACH}\n#define TILE {TILE}\n
 
 
 # Of contiguous GPU arrays: address, number of elements, itemsize.
-Places: TypeAlias = Sequence[tuple[int, int, int]]
+Places: TypeAlias = tuple[tuple[int, int, int], ...]
 
 
-def places(flats: Sequence[Any]) -> list[tuple[int, int, int]]:
+def places(flats: Sequence[Any]) -> Places:
     """Return where contiguous GPU arrays lie."""
-    return [(devices.address(flat), flat.size, flat.dtype.itemsize) for flat in flats]
+    return tuple([(devices.address(flat), flat.size, flat.dtype.itemsize) for flat in flats])
 
 
 def segment_table(chunks: Sequence[Chunk], places: Places) -> np.ndarray:

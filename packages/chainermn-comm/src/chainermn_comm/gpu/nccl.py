@@ -233,10 +233,15 @@ def unavailable_reason() -> str | None:
 def check_devices(group: ProcessGroup) -> None:
     """Raise on all ranks where NCCL can't serve, or two of a node share a device (collective)."""
     operation, node = "asking which device this is", group.topology.inter_rank(group.rank)
+
+    def bus_id() -> str:
+        if reason := unavailable_reason():
+            raise RuntimeError(f"rank {group.rank}: NCCL can't take arrays on GPUs: {reason}")
+        return devices.bus_id()
+
     places: dict[tuple[int, str], list[int]] = {}
     with group.in_step(operation):
-        bus_id = group.run_or_raise(operation, lambda: _bus_id(group.rank))
-        rows = group.comm.allgather((node, bus_id))
+        rows = group.comm.allgather((node, group.run_or_raise(operation, bus_id)))
     for rank, place in enumerate(rows):
         places.setdefault(place, []).append(rank)
     shared = [
@@ -248,12 +253,6 @@ def check_devices(group: ProcessGroup) -> None:
             "chainer.backends.cuda.get_device_from_id(comm.intra_rank).use() before the first "
             "gradients, with no more ranks on a node than it has devices"
         )
-
-
-def _bus_id(rank: int) -> str:
-    if reason := unavailable_reason():
-        raise RuntimeError(f"rank {rank}: NCCL can't take arrays on GPUs: {reason}")
-    return devices.bus_id()
 
 
 def _split(buffer: Any, shards: int) -> list[Any]:

@@ -58,32 +58,25 @@ class StagedAllreduce(Algorithm):
             if self._buffers[0].nbytes < nbytes:
                 self._buffers = [devices.pinned(nbytes) for _ in self._buffers]
             copied = devices.recorded_event()  # in the stream that is current now
-        return partial(self._run, operand, chunks, inputs, flats, copied)
 
-    def _run(
-        self,
-        operand: Operand,
-        chunks: list[Chunk],
-        inputs: list[Any],
-        flats: list[Any],
-        copied: Any,
-    ) -> None:
-        """Sum what was prepared (collective); the job ends where CUDA fails."""
-        with devices.translated_errors(self._what), devices.use(self._device):
-            begun = devices.recorded_event()
-            for stream in (self._down, self._up):
-                stream.wait_event(copied)
-                stream.wait_event(begun)
-            for number in range(len(chunks) + 1):
-                if number < len(chunks):
-                    slot = number % SLOTS
-                    self._down.wait_event(self._returned[slot])
-                    for array, part in self._parts(chunks[number], slot, inputs):
-                        devices.copy(array, part, self._down)
-                    self._arrived[slot].record(self._down)
-                if number:
-                    self._sum(operand, chunks[number - 1], (number - 1) % SLOTS, flats)
-            staging.wait([self._returned[(len(chunks) - 1) % SLOTS]])
+        def rest() -> None:  # the job ends where CUDA fails
+            with devices.translated_errors(self._what), devices.use(self._device):
+                begun = devices.recorded_event()
+                for stream in (self._down, self._up):
+                    stream.wait_event(copied)
+                    stream.wait_event(begun)
+                for number in range(len(chunks) + 1):
+                    if number < len(chunks):
+                        slot = number % SLOTS
+                        self._down.wait_event(self._returned[slot])
+                        for array, part in self._parts(chunks[number], slot, inputs):
+                            devices.copy(array, part, self._down)
+                        self._arrived[slot].record(self._down)
+                    if number:
+                        self._sum(operand, chunks[number - 1], (number - 1) % SLOTS, flats)
+                staging.wait([self._returned[(len(chunks) - 1) % SLOTS]])
+
+        return rest
 
     def _sum(self, operand: Operand, chunk: Chunk, slot: int, flats: list[Any]) -> None:
         staging.wait([self._arrived[slot]])

@@ -8,7 +8,7 @@ follow out of line, where they aren't copied.
 from __future__ import annotations
 
 import struct
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -28,23 +28,24 @@ _KINDS = {
     WITH_METADATA: ("arrays with metadata (as of functions.send)", "_with_metadata"),
 }
 
-# MPI's communicator, the other rank, and the tag.
-Envelope: TypeAlias = tuple[MPI.Intracomm, int, int]
+
+class Envelope(NamedTuple):
+    """Between which ranks a message goes, and who observes that."""
+
+    comm: MPI.Intracomm
+    other: int  # rank
+    tag: int
+    observer: CallObserver
 
 
 def send(
-    method: str,
-    message: Message,
-    envelope: Envelope,
-    observer: CallObserver,
-    label: str = "",
-    metadata: bytes = b"",
+    method: str, message: Message, envelope: Envelope, label: str = "", metadata: bytes = b""
 ) -> None:
     """Send the message; return when its arrays may be changed.
 
     The observer gets ``method``, a communicator's, and ``label``, what the call is for.
     """
-    comm, dest, tag = envelope
+    comm, dest, tag, observer = envelope
     header, nbytes = message.header(), message.nbytes
     is_inline = _PREFIX.size + len(header) + len(metadata) + nbytes <= INLINE_BYTES
     head = _PREFIX.pack(len(header), len(metadata), is_inline), header, metadata
@@ -65,12 +66,7 @@ def send(
 
 
 def recv(
-    method: str,
-    kinds: tuple[str, ...],
-    envelope: Envelope,
-    observer: CallObserver,
-    label: str = "",
-    max_tag: int = 0,
+    method: str, kinds: tuple[str, ...], envelope: Envelope, label: str = "", max_tag: int = 0
 ) -> tuple[bytes, Any]:
     """Receive a message of :func:`send`: its metadata and value.
 
@@ -81,7 +77,7 @@ def recv(
     can't be put on a GPU; and whatever hinders making one (no memory, a dtype's package). But for
     the first, the message is discarded.
     """
-    comm, source, tag = envelope
+    comm, source, tag, observer = envelope
     first = np.empty(INLINE_BYTES, np.uint8)
     observer.message(method, source, tag, 0, label)
     try:
@@ -94,7 +90,7 @@ def recv(
                     "sends as part of another function; give the tag with which the object is sent"
                 )
             tag = status.tag
-            envelope = comm, source, tag
+            envelope = envelope._replace(tag=tag)
         comm.Recv([first, MPI.BYTE], source, tag)
         header_bytes, metadata_bytes, is_inline = _PREFIX.unpack_from(first.data)
         start = _PREFIX.size + header_bytes
@@ -128,14 +124,12 @@ def recv(
 
 
 def _recv_into(buffer: np.ndarray, envelope: Envelope) -> None:
-    comm, source, tag = envelope
     for piece in split_large(buffer):
-        comm.Recv([piece, MPI.BYTE], source, tag)
+        envelope.comm.Recv([piece, MPI.BYTE], envelope.other, envelope.tag)
 
 
 def _discard(nbytes: int, envelope: Envelope) -> None:
     """Receive as many bytes out of line, each piece over the one before."""
-    comm, source, tag = envelope
     scratch = np.empty(min(nbytes, MAX_MESSAGE_BYTES), np.uint8)
     for start in range(0, nbytes, MAX_MESSAGE_BYTES):
-        comm.Recv([scratch[: nbytes - start], MPI.BYTE], source, tag)
+        _recv_into(scratch[: nbytes - start], envelope)

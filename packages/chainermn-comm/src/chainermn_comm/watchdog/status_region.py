@@ -65,7 +65,9 @@ def read_calls(region: mmap.mmap, now: float) -> list[Call]:
     used, _ = HEADER.unpack_from(region)
     found = []
     for slot in range(min(used, SLOTS)):
-        contents = _read(region, slice(offset_of(slot), offset_of(slot + 1)))
+        where = slice(offset_of(slot), offset_of(slot + 1))
+        while (contents := region[where]) != region[where]:
+            pass  # it is being written
         first, count, rank, size = IDENTITY.unpack_from(contents)
         if size == 0:
             continue
@@ -73,14 +75,6 @@ def read_calls(region: mmap.mmap, now: float) -> list[Call]:
         known[-1] = known[-1].rstrip(b"\0").decode(errors="replace")  # the operation
         found.append(Call((first, count), rank, size, state, max(0.0, now - since), *known))
     return found
-
-
-def _read(region: mmap.mmap, where: slice) -> bytes:
-    """Return what is there, once two looks have seen the same: it isn't being written."""
-    contents = b""
-    while contents != (contents := region[where]):
-        pass
-    return contents
 
 
 def read_abort_time(region: mmap.mmap) -> float:

@@ -117,7 +117,9 @@ def _host_gradients(value: float) -> list[Any]:
 
 
 def _gpu_gradients(value: float) -> list[Any]:
-    return [devices.to_device(np.full(size, value, dtype)) for dtype, size in GPU_GRADIENTS]
+    import cupy
+
+    return [cupy.asarray(np.full(size, value, dtype)) for dtype, size in GPU_GRADIENTS]
 
 
 def _mean_invocation(
@@ -135,7 +137,7 @@ def _mean_invocation(
         return [one.grad for one in params]
 
     def is_mean(grads: list[Any]) -> bool:
-        host = (devices.to_host(grad) if devices.on_gpu(grad) else grad for grad in grads)
+        host = (grad.get() if devices.on_gpu(grad) else grad for grad in grads)
         return all(np.allclose(grad, mean, rtol=1e-3) for grad in host)
 
     return Invocation(prepare, call, is_mean)
