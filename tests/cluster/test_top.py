@@ -25,6 +25,7 @@ def test_the_first_host_shows_all_ranks_and_others_their_own(cluster, tmp_path):
     assert found["slowest"] == 1
     assert found["ranks"][2]["waits_for"] in ([], [1])
     assert all(it["steps_per_second"] for it in found["ranks"])
+    assert all(it["examples_per_second"] for it in found["ranks"])
     assert [it["memory_bytes"] is None for it in found["ranks"]] == [False, False, True]
     assert all(
         f"rank {rank} on {host}, process " in stacks for rank, host in ((0, "alpha"), (2, "beta"))

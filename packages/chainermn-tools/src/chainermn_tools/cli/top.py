@@ -10,8 +10,9 @@ import click
 from rich.console import Console
 
 SHARES = ("waiting", "wire", "waited_for")
-COLUMNS = ("rank", "host", "steps/s", *SHARES, "memory", "does")
-SORT_KEYS = ("rank", *SHARES, "steps_per_second", "memory_bytes")
+RATES = {"steps/s": "steps_per_second", "examples/s": "examples_per_second"}
+COLUMNS = ("rank", "host", *RATES, *SHARES, "memory", "does")
+SORT_KEYS = ("rank", *SHARES, *RATES.values(), "memory_bytes")
 
 
 @click.command()
@@ -23,7 +24,7 @@ def top(job: int | None, sort: str, as_json: bool) -> None:
 
     Run it on a host of the job, the first one to see all ranks. JOB is the PID of mpiexec, or of a
     rank, on this host; without it, the only job here. A terminal's table is refreshed until Ctrl-C.
-    Shares and rates are of ten seconds, steps all collective calls of an optimizer's communicator:
+    Shares and rates are of ten seconds, steps a multi-node optimizer's updates:
 
     \b
         chainermn top --sort waited_for
@@ -49,10 +50,11 @@ def _print(summary: dict[str, Any], console: Console) -> None:
 
     rows, lines = [], [f"not seen from here: {name}" for name in summary["unseen"]]
     for rank in summary["ranks"]:
-        speed = "-" if (steps := rank["steps_per_second"]) is None else f"{steps:.3g}"
+        rates = ((rank[it], ",.0f" if (rank[it] or 0) > 99.5 else ".3g") for it in RATES.values())
+        shown = ("-" if rate is None else format(rate, how) for rate, how in rates)
         size = formatting.format_value("memory_bytes", rank["memory_bytes"])
         shares = (f"{rank[share]:.0%}" for share in SHARES)
-        rows.append((str(rank["rank"]), rank["host"], speed, *shares, size, live.in_words(rank)))
+        rows.append((str(rank["rank"]), rank["host"], *shown, *shares, size, live.in_words(rank)))
         if rank["rank"] == summary["slowest"]:
             lines.insert(0, "slowest: rank {rank} on {host}, process {pid}".format_map(rank))
     title = "Job {job}: {command}".format_map(summary)
