@@ -14,11 +14,12 @@ def test_the_first_host_shows_all_ranks_and_others_their_own(cluster, tmp_path):
         return [
             commands.run(*cluster.on(host), *chainermn, *words).stdout
             for host in ("alpha", "beta")
-            for words in (("top", "--json"), ("stacks",))
+            for words in (("top", "--json"), ("stacks",), ("top",))
         ]
 
     ranks = {"alpha": 2, "beta": 1}
-    top, stacks, theirs, their_stacks = looking.while_running(look, start=cluster.job, ranks=ranks)
+    seen = looking.while_running(look, start=cluster.job, ranks=ranks)
+    top, stacks, text, theirs, their_stacks, their_text = seen
     found, seen_from_beta = json.loads(top), json.loads(theirs)
     assert [it["host"] for it in found["ranks"]] == ["alpha", "alpha", "beta"]
     assert found["unseen"] == []
@@ -33,3 +34,5 @@ def test_the_first_host_shows_all_ranks_and_others_their_own(cluster, tmp_path):
     assert [it["rank"] for it in seen_from_beta["ranks"]] == [2]
     assert seen_from_beta["unseen"] == ["ranks 0, 1 on alpha"]
     assert "ranks 0, 1 on alpha\nnot seen from here\n" in their_stacks
+    assert "only ranks of this host" not in text
+    assert their_text.endswith("only ranks of this host are shown; to see all, run it on alpha\n")
