@@ -72,6 +72,8 @@ def test_a_job_that_trains_is_shown_by_any_of_its_numbers():
     assert "script.py" in title
     assert head.split()[:4] == ["rank", "host", "steps/s", "examples/s"]
     assert rows[0].split()[:2] == ["1", os.uname().nodename], shown
+    steps, examples = map(float, rows[0].split()[2:4])
+    assert examples == pytest.approx(4 * steps, rel=0.01)  # they are rounded
     assert last.startswith(f"slowest: rank 1 on {os.uname().nodename}, process ")
     assert stacks.returncode == 0
     for rank in range(3):

@@ -10,9 +10,9 @@ import click
 from rich.console import Console
 
 SHARES = ("waiting", "wire", "waited_for")
-RATES = {"steps/s": "steps_per_second", "examples/s": "examples_per_second"}
-COLUMNS = ("rank", "host", *RATES, *SHARES, "memory", "does")
-SORT_KEYS = ("rank", *SHARES, *RATES.values(), "memory_bytes")
+RATES = ("steps_per_second", "examples_per_second")
+COLUMNS = ("rank", "host", "steps/s", "examples/s", *SHARES, "memory", "does")
+SORT_KEYS = ("rank", *SHARES, *RATES, "memory_bytes")
 
 
 @click.command()
@@ -50,11 +50,9 @@ def _print(summary: dict[str, Any], console: Console) -> None:
 
     rows, lines = [], [f"not seen from here: {name}" for name in summary["unseen"]]
     for rank in summary["ranks"]:
-        rates = ((rank[it], ",.0f" if (rank[it] or 0) > 99.5 else ".3g") for it in RATES.values())
-        shown = ("-" if rate is None else format(rate, how) for rate, how in rates)
-        size = formatting.format_value("memory_bytes", rank["memory_bytes"])
         shares = (f"{rank[share]:.0%}" for share in SHARES)
-        rows.append((str(rank["rank"]), rank["host"], *shown, *shares, size, live.in_words(rank)))
+        *rates, size = (formatting.format_value(it, rank[it]) for it in (*RATES, "memory_bytes"))
+        rows.append((str(rank["rank"]), rank["host"], *rates, *shares, size, live.in_words(rank)))
         if rank["rank"] == summary["slowest"]:
             lines.insert(0, "slowest: rank {rank} on {host}, process {pid}".format_map(rank))
     host = "".join(summary["unseen"][:1]).rpartition(" ")[2]
