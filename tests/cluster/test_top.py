@@ -14,17 +14,19 @@ def test_the_first_host_shows_all_ranks_and_others_their_own(cluster, tmp_path):
         return [
             commands.run(*cluster.on(host), *chainermn, *words).stdout
             for host in ("alpha", "beta")
-            for words in (("top", "--json"), ("stacks",))
+            for words in (("top", "--json"), ("stacks",), ("top",))
         ]
 
     ranks = {"alpha": 2, "beta": 1}
-    top, stacks, theirs, their_stacks = looking.while_running(look, start=cluster.job, ranks=ranks)
+    seen = looking.while_running(look, start=cluster.job, ranks=ranks)
+    top, stacks, text, theirs, their_stacks, their_text = seen
     found, seen_from_beta = json.loads(top), json.loads(theirs)
     assert [it["host"] for it in found["ranks"]] == ["alpha", "alpha", "beta"]
     assert found["unseen"] == []
     assert found["slowest"] == 1
     assert found["ranks"][2]["waits_for"] in ([], [1])
     assert all(it["steps_per_second"] for it in found["ranks"])
+    assert all(it["examples_per_second"] for it in found["ranks"])
     assert [it["memory_bytes"] is None for it in found["ranks"]] == [False, False, True]
     assert all(
         f"rank {rank} on {host}, process " in stacks for rank, host in ((0, "alpha"), (2, "beta"))
@@ -32,3 +34,5 @@ def test_the_first_host_shows_all_ranks_and_others_their_own(cluster, tmp_path):
     assert [it["rank"] for it in seen_from_beta["ranks"]] == [2]
     assert seen_from_beta["unseen"] == ["ranks 0, 1 on alpha"]
     assert "ranks 0, 1 on alpha\nnot seen from here\n" in their_stacks
+    assert "only ranks of this host" not in text
+    assert their_text.endswith("only ranks of this host are shown; to see all, run it on alpha\n")

@@ -145,11 +145,14 @@ class Slurm:
     def stop_node(self, node: str) -> None:
         """End a node's daemon and all that it runs, as a node does that loses its power."""
         kept = {"munged", "slurmctld", "slurmscriptd"}
-        for process in self.processes(node):
+
+        def others() -> list[psutil.Process]:
+            return [one for one, name in self.processes(node).items() if name not in kept]
+
+        for process in others():
             with contextlib.suppress(psutil.NoSuchProcess):
-                if process.name() not in kept:
-                    process.kill()
-        assert soon(lambda: {one.name() for one in self.processes(node)} <= kept)
+                process.kill()
+        assert soon(lambda: not others())
         self.cluster.run(node, "find", "/dev/shm", "-mindepth", "1", "-delete")
 
     def await_nodes(self, state: str, *nodes: str) -> None:
@@ -252,15 +255,15 @@ class Slurm:
         job = self.submit(text, *options, **how)
         return job.wait(), job.output()
 
-    def processes(self, node: str) -> list[psutil.Process]:
-        """What runs on a node, its sshd apart."""
+    def processes(self, node: str) -> dict[psutil.Process, str]:
+        """What runs on a node, its sshd apart, and its name."""
         space = os.readlink(f"/proc/{self.cluster.inits[node]}/ns/pid")
-        found = []
+        found = {}
         for process in self.cluster.processes():
             with contextlib.suppress(OSError, psutil.Error):
                 is_there = os.readlink(f"/proc/{process.pid}/ns/pid") == space
                 if is_there and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+                    found[process] = process.name()
         return found
 
     def jobs_processes(self) -> list[psutil.Process]:
@@ -297,7 +300,7 @@ class Slurm:
         """Meanwhile what the node's daemon starts may use this much, by a control group."""
         group = CGROUPS / f"chainermn-{self.cluster.inits[node]}"
         group.mkdir()
-        (daemon,) = [one for one in self.processes(node) if one.name() == "slurmd"]
+        (daemon,) = [one for one, name in self.processes(node).items() if name == "slurmd"]
         try:
             (group / "memory.limit_in_bytes").write_text(str(nbytes))
             (group / "cgroup.procs").write_text(str(daemon.pid))

@@ -23,6 +23,7 @@ from chainermn_comm.watchdog.status_region import (
     WORLD,
     Call,
     read_calls,
+    read_progress,
 )
 
 __all__ = ["COLLECTIVE", "FINALIZE", "MESSAGE", "NOBODY", "WORLD", "Call", "MonitoredRank"]
@@ -64,6 +65,11 @@ def record(communicator: tuple[int, int], rank: int, size: int) -> Any:
 def recorded_calls() -> list[Call]:
     """The calls that this process has recorded."""
     return read_calls(recorder.region().memory, clock())
+
+
+def recorded_progress() -> tuple[int, ...]:
+    """The updates that this process has made, and their examples."""
+    return read_progress(recorder.region().memory)
 
 
 class Neighbour:

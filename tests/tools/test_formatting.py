@@ -33,6 +33,8 @@ def test_values_of_records_are_shown_by_their_keys():
     }
     shown = [formatting.format_value(key, value) for key, value in record.items()]
     assert shown == ["bcast", "3", "250 ms", "12.500000 s", "2 KiB", "50%", "<0.001", "-"]
+    rates = [formatting.format_value("examples_per_second", it) for it in (None, 1.234, 12345.6)]
+    assert rates == ["-", "1.23", "12,346"]
     heads = [formatting.heading(key) for key in record]
     assert heads[2:7] == ["waiting", "at", "bytes", "share", "GB/s"]
 

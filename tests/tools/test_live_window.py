@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,6 @@ from chainermn_tools.live import window
 from tests.support.watched_ranks import (
     ENDED,
     GONE,
-    PART,
     STOPPED,
     inside,
     job_of,
@@ -87,19 +87,19 @@ def test_of_those_that_are_waited_for_as_often_the_likelier_one_is_the_slowest()
     assert window.summary([window.read(graph, 0.0)])["slowest"] == 2
 
 
-def test_steps_are_updates_a_second():
-    by_user = readings(*([updating(0, 10 * at, size=1)] for at in range(3)))
-    assert window.summary(by_user)["ranks"][0]["steps_per_second"] == 10.0
-    overlapped = readings(
-        *(
-            [(updating(0, 20 * at), outside(0, 10 * at, operation="allreduce_grad", of=PART))]
-            for at in range(3)
-        )
-    )
-    assert window.summary(overlapped)["ranks"][0]["steps_per_second"] == 10.0
-    none = readings(*([outside(0, 10 * at)] for at in range(3)))
-    assert window.summary(none)["ranks"][0]["steps_per_second"] is None
-    assert window.summary(by_user[:1])["ranks"][0]["steps_per_second"] is None
+def counting(*counts):
+    """What a rank is seen to count a second, given its updates and examples in each reading."""
+    (rank,) = ranks(outside(0, size=1))
+    moments = (job_of([replace(rank, updates=it[0], examples=it[1])]) for it in counts)
+    found = window.summary([window.read(graph, float(at)) for at, graph in enumerate(moments)])
+    return [found["ranks"][0][f"{what}_per_second"] for what in ("steps", "examples")]
+
+
+def test_steps_are_updates_a_second_and_examples_those_in_them():
+    assert counting((7, 70), (15, 150), (27, 270)) == [10.0, 100.0]
+    assert counting((7, 70), (27, 70)) == [20.0, None]
+    assert counting((7, 70), (7, 70)) == [None, None]
+    assert counting((7, 70)) == [None, None]
 
 
 def test_ranks_are_sorted_by_number_or_the_largest_first():

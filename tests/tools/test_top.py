@@ -62,14 +62,18 @@ def test_a_job_that_trains_is_shown_by_any_of_its_numbers():
     assert first["slowest"] == 1
     assert [it["rank"] for it in first["ranks"]] == [0, 1, 2]
     assert all(1 < it["steps_per_second"] < 20.5 for it in first["ranks"]), first
+    # Each step has four; the two counts are read at once.
+    assert all(it["examples_per_second"] == 4 * it["steps_per_second"] for it in first["ranks"])
     assert first["unseen"] == []
     assert first["ranks"][0]["waiting"] > first["ranks"][1]["waiting"]
     assert shown.returncode == 0, shown
     title, head, *rows, last = shown.stdout.strip().splitlines()
     assert title.startswith(f"Job {launcher}: ")
     assert "script.py" in title
-    assert head.split()[:3] == ["rank", "host", "steps/s"]
+    assert head.split()[:4] == ["rank", "host", "steps/s", "examples/s"]
     assert rows[0].split()[:2] == ["1", os.uname().nodename], shown
+    steps, examples = map(float, rows[0].split()[2:4])
+    assert examples == pytest.approx(4 * steps, rel=0.01)  # they are rounded
     assert last.startswith(f"slowest: rank 1 on {os.uname().nodename}, process ")
     assert stacks.returncode == 0
     for rank in range(3):

@@ -14,8 +14,9 @@ from chainer.training import extensions
 
 from chainermn_comm import PeerError, RankMismatchError
 from chainermn_train import create_multi_node_optimizer
-from tests.support.linear import Model, X, sgd
+from tests.support.linear import Model, X, bad_batch, sgd
 from tests.support.training import parameters, same_everywhere, trainer_over
+from tests.support.watchdog import recorded_progress
 
 pytestmark = pytest.mark.world
 
@@ -249,3 +250,29 @@ def test_an_optimizer_without_a_model_is_an_error_on_all_ranks(comm):
     optimizer.setup(model)
     optimizer.update(model, X)
     assert optimizer.t == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "kwds", "examples"),
+    [
+        ((X, X[:1]), {}, len(X)),
+        (([X, X, X],), {}, 3),
+        ((), {"x": X, "t": X[:1]}, len(X)),
+        # It isn't known.
+        ((X[0, 0],), {}, 0),
+        (({"x": X, "t": X},), {}, 0),
+        ((), {}, 0),
+    ],
+)
+def test_an_update_and_its_examples_are_counted(naive, args, kwds, examples):
+    """By the length of the loss function's first argument."""
+    model = Model(0)
+    optimizer = sgd(naive, model)
+    before = recorded_progress()
+    optimizer.update(lambda *_, **__: model(X), *args, **kwds)
+    assert np.subtract(recorded_progress(), before).tolist() == [1, examples]
+    optimizer.update()
+    assert np.subtract(recorded_progress(), before).tolist() == [2, examples]
+    with pytest.raises(FloatingPointError):
+        optimizer.update(bad_batch, X)
+    assert np.subtract(recorded_progress(), before).tolist() == [2, examples]

@@ -61,6 +61,7 @@ def format_value(key: str, value: Any) -> str:
         "bytes": format_bytes,
         "share": "{:.0%}".format,
         "gb_per_second": lambda rate: "<0.001" if 0 < rate < 0.001 else f"{rate:.3g}",
+        "second": lambda rate: f"{rate:,.0f}" if rate > 99.5 else f"{rate:.3g}",
     }
     return formats.get(key, formats.get(key.rpartition("_")[2], str))(value)
 

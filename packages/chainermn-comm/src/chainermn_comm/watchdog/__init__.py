@@ -6,6 +6,7 @@ A rank records each call in memory (`rank/`, `status_region`) that one process a
 
 from .rank.init_timeout import enforce_init_timeout as enforce_init_timeout
 from .rank.init_timeout import is_first_here as is_first_here
+from .rank.recorder import count_update as count_update
 from .rank.recorder import mark_aborting as mark_aborting
 from .rank.recorder import mark_finalizing as mark_finalizing
 from .rank.recorder import watch_call as watch_call

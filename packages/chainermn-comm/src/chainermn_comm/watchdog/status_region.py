@@ -19,6 +19,8 @@ REGION_BYTES = (1 + SLOTS) * SLOT_BYTES
 
 # At the start of the region: slots ever used; when this rank called MPI_Abort, else 0.
 HEADER = struct.Struct("<Id")
+# Behind it: updates that this rank has made, and its examples in them.
+PROGRESS, PROGRESS_AT = struct.Struct("<qq"), slice(16, 32)
 # At the start of a slot: the communicator (the world's number of its rank 0; how many that rank had
 # made before), this process's rank in it, and its size (0: the slot is free).
 IDENTITY = struct.Struct("<qqii")
@@ -75,6 +77,11 @@ def read_calls(region: mmap.mmap, now: float) -> list[Call]:
         known[-1] = known[-1].rstrip(b"\0").decode(errors="replace")  # the operation
         found.append(Call((first, count), rank, size, state, max(0.0, now - since), *known))
     return found
+
+
+def read_progress(region: mmap.mmap) -> tuple[int, ...]:
+    """Return how many updates the rank has made, and of how many examples."""
+    return PROGRESS.unpack(region[PROGRESS_AT])
 
 
 def read_abort_time(region: mmap.mmap) -> float:

@@ -10,8 +10,9 @@ import click
 from rich.console import Console
 
 SHARES = ("waiting", "wire", "waited_for")
-COLUMNS = ("rank", "host", "steps/s", *SHARES, "memory", "does")
-SORT_KEYS = ("rank", *SHARES, "steps_per_second", "memory_bytes")
+RATES = ("steps_per_second", "examples_per_second")
+COLUMNS = ("rank", "host", "steps/s", "examples/s", *SHARES, "memory", "does")
+SORT_KEYS = ("rank", *SHARES, *RATES, "memory_bytes")
 
 
 @click.command()
@@ -23,7 +24,7 @@ def top(job: int | None, sort: str, as_json: bool) -> None:
 
     Run it on a host of the job, the first one to see all ranks. JOB is the PID of mpiexec, or of a
     rank, on this host; without it, the only job here. A terminal's table is refreshed until Ctrl-C.
-    Shares and rates are of ten seconds, steps all collective calls of an optimizer's communicator:
+    Shares and rates are of ten seconds, steps a multi-node optimizer's updates:
 
     \b
         chainermn top --sort waited_for
@@ -49,12 +50,14 @@ def _print(summary: dict[str, Any], console: Console) -> None:
 
     rows, lines = [], [f"not seen from here: {name}" for name in summary["unseen"]]
     for rank in summary["ranks"]:
-        speed = "-" if (steps := rank["steps_per_second"]) is None else f"{steps:.3g}"
-        size = formatting.format_value("memory_bytes", rank["memory_bytes"])
         shares = (f"{rank[share]:.0%}" for share in SHARES)
-        rows.append((str(rank["rank"]), rank["host"], speed, *shares, size, live.in_words(rank)))
+        *rates, size = (formatting.format_value(it, rank[it]) for it in (*RATES, "memory_bytes"))
+        rows.append((str(rank["rank"]), rank["host"], *rates, *shares, size, live.in_words(rank)))
         if rank["rank"] == summary["slowest"]:
             lines.insert(0, "slowest: rank {rank} on {host}, process {pid}".format_map(rank))
+    host = "".join(summary["unseen"][:1]).rpartition(" ")[2]
+    if host and all(rank["rank"] for rank in summary["ranks"]):  # rank 0's host asks all others
+        lines.append(f"only ranks of this host are shown; to see all, run it on {host}")
     title = "Job {job}: {command}".format_map(summary)
     formatting.print_table(title, COLUMNS, rows, console, ("host", "does"))
     formatting.print_line("\n".join(lines), console, "bold")

@@ -20,9 +20,6 @@ WAITING, WIRE, COMPUTING = "waiting", "on the wire", "computing"
 SUMMARY_SECONDS, MOST_READINGS = 2.0, 50
 # Between two readings, and at least as a multiple of what one takes from a core of the ranks.
 PAUSE_SECONDS, PAUSE_TIMES = 0.2, 50
-# Calls that an optimizer makes once an update: on the communicator on which gradients travel during
-# backward, or else on the user's.
-UPDATES = ("allreduce_grad", "update")
 
 # When, all ranks, what each did, and those that others waited for, the likeliest first.
 Reading = tuple[float, WaitGraph, dict[int, dict[str, Any]], list[int]]
@@ -88,19 +85,16 @@ def _summary_of(rank: Rank, readings: Sequence[Reading]) -> dict[str, Any]:
     return {
         **{"rank": rank.world, "host": rank.host, "pid": rank.pid, "memory_bytes": memory},
         **readings[-1][2][rank.world],
-        "steps_per_second": _steps([(at, it.ranks[rank.world]) for at, it, *_ in readings]),
+        "steps_per_second": _rate(readings, rank, "updates"),
+        "examples_per_second": _rate(readings, rank, "examples"),
         "waiting": doing.count(WAITING) / len(doing),
         "wire": doing.count(WIRE) / len(doing),
         "waited_for": sum(rank.world in causes for *_, causes in readings) / len(doing),
     }
 
 
-def _steps(seen: list[tuple[float, Rank]]) -> float | None:
-    """Return a rank's updates a second; None if it made none."""
-    (began, first), (ended, last) = seen[0], seen[-1]
-    before = {call.communicator: call.sequence for call in first.calls}
-    made = {it.communicator: it.sequence - before.get(it.communicator, 0) for it in last.calls}
-    used = {(it.operation, it.communicator) for _, rank in seen for it in rank.calls}
-    most = (max((made.get(of, 0) for name, of in used if name == it), default=0) for it in UPDATES)
-    number = next(filter(None, most), 0)
+def _rate(readings: Sequence[Reading], rank: Rank, of: str) -> float | None:
+    """Return how many a second there were of what a rank counts; None if there were none."""
+    (began, first, *_), (ended, last, *_) = readings[0], readings[-1]
+    number = getattr(last.ranks[rank.world], of) - getattr(first.ranks[rank.world], of)
     return number / (ended - began) if number and ended > began else None

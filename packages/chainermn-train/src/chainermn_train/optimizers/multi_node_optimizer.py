@@ -12,6 +12,7 @@ from typing import Any
 import chainer
 
 from chainermn_comm import CommunicatorBase, RankMismatchError, Reducer
+from chainermn_comm.watchdog import count_update
 
 from ..collective_errors import SharedFailure, bcast_checked, raise_on_all_ranks, share_failure
 from ..host_arrays import to_host
@@ -127,6 +128,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                 the others count one gradient less.
         """
         self._update(None if lossfun is None else partial(lossfun, *args, **kwds))
+        count_update(_num_examples(args[0] if args else next(iter(kwds.values()), None)))
 
     def _update(self, compute_loss: Callable[[], Any] | None) -> bool:
         """Make an update; return whether no rank had any examples, as all have joined."""
@@ -539,6 +541,12 @@ def join(optimizer: MultiNodeOptimizer) -> Iterator[None]:
         optimizer._has_joined, optimizer._joins = False, []
     if must_flush:
         optimizer.flush()
+
+
+def _num_examples(first: Any) -> int:
+    """Return the length of a loss function's first argument, an array or list; else 0."""
+    shape = (len(first),) if type(first) is list else getattr(first, "shape", ())
+    return shape[0] if type(shape) is tuple and shape else 0
 
 
 def _drop_unused(params: ParameterSet) -> None:

@@ -17,7 +17,7 @@ from .. import processes
 from ..diagnosis import Rank
 from ..processes import GONE, RUNNING
 from ..report import normalize_stacks
-from ..status_region import REGION_BYTES, read_abort_time, read_calls
+from ..status_region import REGION_BYTES, read_abort_time, read_calls, read_progress
 
 # Time for a rank to write its stacks; without them (it is in the kernel) the report goes out, too.
 STACKS_SECONDS = 1.5
@@ -52,7 +52,8 @@ class MonitoredRank:
 
     def read(self, now: float) -> Rank:
         calls = tuple(read_calls(self.region, now))
-        return Rank(self.world, os.uname().nodename, self.pid, self.state(), calls)
+        who = self.world, os.uname().nodename, self.pid, self.state()
+        return Rank(*who, calls, "", *read_progress(self.region))
 
 
 def collect_stacks(ranks: Sequence[MonitoredRank]) -> dict[int, str]:

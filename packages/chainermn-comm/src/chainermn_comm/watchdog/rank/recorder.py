@@ -72,6 +72,14 @@ def watch_call(operation: str, size: int = 1) -> Iterator[None]:
         record.release()
 
 
+def count_update(num_examples: int) -> None:
+    """Count an update of the parameters for `chainermn top`; 0 examples if that isn't known."""
+    if _region is not None:
+        updates, examples = layout.PROGRESS.unpack(_region.memory[layout.PROGRESS_AT])
+        made = layout.PROGRESS.pack(updates + 1, examples + num_examples)
+        _region.memory[layout.PROGRESS_AT] = made
+
+
 def mark_aborting() -> None:
     """Report to the monitor that this process calls MPI_Abort."""
     if _region is not None:
