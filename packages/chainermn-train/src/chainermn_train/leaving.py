@@ -40,12 +40,15 @@ def listen() -> None:
     _process = os.getpid()
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
-            if signal.getsignal(number) == signal.SIG_DFL:
+            if signal.getsignal(number) in (signal.SIG_DFL, _ignore):
                 signal.signal(number, _handle)
 
 
 def stop_listening() -> None:
-    """Leave signals to Python again, and forget a warning: nobody acts on it (main thread only)."""
+    """Forget a warning: nobody acts on it (main thread only).
+
+    SIGTERM ends this process again. SIGUSR1 doesn't: it only warns, and what is left is to end.
+    """
     global _warned_at
     _warned_at = None
     while _timers:
@@ -53,7 +56,7 @@ def stop_listening() -> None:
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
             if signal.getsignal(number) is _handle:
-                signal.signal(number, signal.SIG_DFL)
+                signal.signal(number, _ignore if number == signal.SIGUSR1 else signal.SIG_DFL)
 
 
 def is_warned() -> bool:
@@ -112,6 +115,10 @@ def _handle(number: int, _: FrameType | None) -> None:
         timer.daemon = True
         timer.start()
         _timers.append(timer)
+
+
+def _ignore(_: int, __: FrameType | None) -> None:
+    """Take a warning that comes too late to act on it."""
 
 
 def _end(number: int) -> None:
