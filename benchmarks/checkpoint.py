@@ -14,6 +14,7 @@ while it saves, where others share the machine.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import time
@@ -58,11 +59,12 @@ def measure(megabytes: int, rounds: int, folder: Path, realtime: bool) -> int:
 
     comm = create_communicator("naive")
     target = chainer.Link()
-    arrays = np.random.default_rng(0).random((ARRAYS, megabytes * 10**6 // ARRAYS // 4), np.float32)
+    generator, size = np.random.default_rng(0), megabytes * 10**6 // ARRAYS // 4
+    arrays = [generator.random(size, np.float32) for _ in range(ARRAYS)]  # in memory of their own
     for number, array in enumerate(arrays):
-        target.add_persistent(f"array{number}", array.copy())
-    nbytes, part = arrays.nbytes, array.size // comm.size
-    copies = arrays[:, :part].copy()
+        target.add_persistent(f"array{number}", array)
+    nbytes, part = ARRAYS * array.nbytes, size // comm.size
+    copies = [array[:part].copy() for array in arrays]
     make = create_multi_node_checkpointer
     alone = make("alone", comm.split(comm.rank, 0), 2, 1, folder)
     together = make("together", comm, 2, 1, folder)
@@ -80,6 +82,7 @@ def measure(megabytes: int, rounds: int, folder: Path, realtime: bool) -> int:
             each.flush()
         while saves and not (folder / f"background.{comm.rank}.{saves}").exists():
             time.sleep(POLL_SECONDS)
+        os.sync()  # `save_npz` leaves that to others
         time.sleep(POLL_SECONDS)
 
     def save_npz() -> None:
