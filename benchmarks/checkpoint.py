@@ -90,7 +90,7 @@ def measure(megabytes: int, rounds: int, folder: Path, realtime: bool) -> int:
 
     def checksum_and_copy() -> None:
         for array, copy in zip(arrays, copies, strict=True):
-            zlib.crc32(array)
+            zlib.crc32(array.data)
             np.copyto(copy, array[:part])
 
     cases = [
