@@ -52,7 +52,9 @@ def choose(number: int | None) -> LiveJob:
 
 def ask(job: LiveJob, what: str) -> WaitGraph:
     """Return what the job's monitors say of "calls" or "stacks"; ClickException if none does."""
-    said = [answer for monitor in job.monitors if (answer := _answer(monitor, what))]
+    # Twice: a monitor doesn't wait for who was stopped (Ctrl-Z) in the middle of a question.
+    answers = [_answer(monitor, what) or _answer(monitor, what) for monitor in job.monitors]
+    said = [answer for answer in answers if answer]
     if not said:
         raise click.ClickException(f"job {job.number} has ended")
     unseen = [name for each in said for name in each["unseen"]]
@@ -65,7 +67,8 @@ def _answer(monitor: int, what: str) -> dict[str, Any] | None:
             link.settimeout(ANSWER_SECONDS)
             link.connect(f"\0{NAME}{monitor}")
             link.sendall(what.encode())
-            return dict(json.load(link.makefile("rb")))
+            with link.makefile("rb") as file:
+                return dict(json.load(file))
     except TimeoutError:
         why = f"the job's monitor, process {monitor}, doesn't answer; is it stopped?"
         raise click.ClickException(why) from None

@@ -1,0 +1,39 @@
+"""Monitors of running jobs are asked, and asked again."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+import click
+import pytest
+
+from chainermn_tools.live.job import NAME, LiveJob, ask
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_monitor_that_gave_up_waiting_is_asked_again_once(times):
+    """It did for a `top` that was stopped in the middle; one that has ended says nothing twice."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"\0{NAME}{os.getpid()}")
+        server.listen()
+
+        def serve() -> None:
+            for left in reversed(range(times + 1)):
+                with server.accept()[0] as link:
+                    link.recv(100)
+                    if not left:
+                        link.sendall(b'{"ranks": [], "unseen": ["beta"]}')
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        job = LiveJob(1, "train.py", [os.getpid()])
+        if times > 1:
+            with pytest.raises(click.ClickException, match="job 1 has ended"):
+                ask(job, "calls")
+            ask(job, "calls")
+        else:
+            assert list(ask(job, "calls").unreachable) == ["beta"]
+        thread.join(10)
+        assert not thread.is_alive()
