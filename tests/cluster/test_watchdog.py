@@ -79,7 +79,7 @@ from pathlib import Path
 import numpy as np
 from tests.support.watchdog import communicator_within
 
-comm = communicator_within("naive", seconds=40.0, silence=8.0, ends_job=True)
+comm = communicator_within("naive", seconds=24.0, silence=8.0, ends_job=True)
 comm.allreduce(np.ones(10))
 if comm.rank == 1:  # until the first monitor, which has asked the other, warns of the others' call
     while not Path(sys.argv[1]).exists():
