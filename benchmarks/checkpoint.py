@@ -121,6 +121,8 @@ def measure(megabytes: int, rounds: int, folder: Path, realtime: bool) -> int:
             names, np.median(seconds, axis=0), ratios, limits, strict=True
         )
     ]
+    of_chainers = float(np.median(seconds[:, 3] / seconds[:, 0]))
+    rows.append(("held, of save_npz's time", "", f"{of_chainers:.3f}", ""))
     rows.append(("held, of its limit", "", f"{held:.3f}", f"{HELD}"))
     rows.append(("bytes on disk of one copy's", "", f"{share:.3f}", f"{most}"))
     title = f"{megabytes} MB, {comm.size} ranks, {rounds} rounds, medians"

@@ -327,3 +327,11 @@ def test_large_results_begin_on_a_huge_page_and_are_the_callers_own(naive, dtype
     gathered[naive.rank][...] = 0
     assert all(each.flags.writeable and each.flags[f"{order}_CONTIGUOUS"] for each in own)
     assert mine.view((np.uint8, mine.dtype.itemsize))[0, naive.rank, 0] == naive.rank + 1
+
+
+def test_what_fills_a_structured_dtype_up_travels_too(naive):
+    """Memory of somebody else's doesn't, which would be in its place."""
+    dtype = np.dtype("i1,f8", align=True)
+    mine = np.full(1 << 19, 7 + naive.rank, np.uint8).view(np.uint8).repeat(16).view(dtype)
+    for rank, array in enumerate(naive.allgather(mine)):
+        assert set(np.unique(array.view(np.uint8))) == {7 + rank}

@@ -355,7 +355,7 @@ def trace(error: str, tag: str = "") -> str:
 
 
 RETRIED = "ERROR:root:going on\n" + trace("OSError: retried") + "epoch 1\n"
-WENT_ON = trace("OSError: retried") + "".join(f"epoch {n}\n" for n in range(11))
+WENT_ON = trace("OSError: retried") + "".join(f"epoch {n}\n" for n in range(5))
 REAL = trace("ValueError: real")
 SRUN = "srun: error: n1: task 1: Exited with exit code 1\n"
 TIME_LIMIT = (
@@ -408,6 +408,16 @@ ABORT = (
         # As where a rank waits for the others in MPI_Finalize, until somebody ends the job.
         (REAL + TERMINATED, "ValueError: real", True),
         (REAL + ABORT + KILLED, "ValueError: real", True),
+        # A run before; the log goes on where the job was started again.
+        (KILLED + "epoch 1\n" * 30 + REAL, "ValueError: real", True),
+        # A trainer of Chainer's prints the beginning of one, and raises.
+        (
+            "Exception in main training loop: real\nTraceback (most recent call last):\n"
+            '  File "trainer.py", line 343, in run\n    update()\n'
+            "Will finalize trainer extensions and updater before reraising the exception.\n" + REAL,
+            "ValueError: real",
+            True,
+        ),
     ],
 )
 def test_a_signal_that_mpiexec_names_is_the_end_and_no_traceback_that_was_caught(log, how, shown):

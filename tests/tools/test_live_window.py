@@ -140,3 +140,19 @@ def test_readings_are_apart_by_what_they_cost_and_a_summary_comes_every_two_seco
         assert (summary["job"], summary["command"]) == (7, "python train.py")
     assert Counter(pauses) == {0.5: len(pauses)}
     assert len(pauses) == 8
+
+
+def test_an_answer_that_takes_long_lets_nobody_wait_for_longer_than_a_summary(monkeypatch):
+    now, pauses = [0.0], []
+
+    def ask(*_):
+        now[0] += 2.5  # as where another host is silent
+        return job_of(ranks(updating(0, 1)))
+
+    monkeypatch.setattr(window, "ask", ask)
+    monkeypatch.setattr(window.time, "sleep", pauses.append)
+    monkeypatch.setattr(window.time, "monotonic", lambda: now[0] + 1.0)
+    made = window.summaries(window.LiveJob(7, "python train.py", [8]), "rank")
+    for _ in range(3):
+        next(made)
+    assert set(pauses) == {window.SUMMARY_SECONDS}

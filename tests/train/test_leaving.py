@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -54,6 +55,8 @@ begin = checkpointer.maybe_load(trainer)
 print(f"BEGIN {begin} {os.environ.get('CHAINERMN_RESTARTS')}\\n", end="", flush=True)
 trainer.run()
 os.kill(os.getpid(), signal.SIGUSR1)  # a warning now finds a job that ends
+if how == "late" and comm.rank == 0:  # which the other rank does first
+    time.sleep(2)
 print(f"END {signal.getsignal(signal.SIGTERM) == signal.SIG_DFL}\\n", end="", flush=True)
 """
 
@@ -149,11 +152,32 @@ def test_a_grace_that_is_no_time_is_told(tmp_path, text):
     assert f"CHAINERMN_GRACE must be seconds, more than 0, got '{text}'" in done.err
 
 
+# The prelude has taken the signal by which the launcher warns.
+OWN = "_faulthandler.unregister(_signal.SIGUSR1)\n"
+
+
+@pytest.mark.parametrize("launcher", ["launch", "mpiexec"])
+def test_a_warning_after_training_ends_no_rank(tmp_path, launcher):
+    """Whether it still saves the model, say, or waits in MPI_Finalize for one that does."""
+    (tmp_path / "train.py").write_text(jobs.PRELUDE + OWN + TRAIN)
+    options = [tmp_path / "train.py", tmp_path / "out", 4, "late", "multi-node"]
+    start = [sys.executable, "-m", "chainermn_tools", "launch", "-n", 2]
+    start = start if launcher == "launch" else [jobs.MPIEXEC, "-n", 2, sys.executable]
+
+    def warn(_, said):
+        for _, pid in re.findall(r"RUNS (\d+) (\d+)", said()[0] if "END" in said()[0] else ""):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGUSR1)
+
+    command = [*map(str, [*start, *options])]
+    done = jobs.run_command(command, jobs.variables(), 60, meanwhile=warn)
+    assert done.returncode == 0, done
+    assert done.out.count("END True") == 2
+
+
 def test_launch_passes_the_signal_on(tmp_path):
     """And the ranks have left before the grace is over, after which they get another one."""
-    # The prelude has taken the signal by which the launcher warns.
-    own = "_faulthandler.unregister(_signal.SIGUSR1)\n"
-    (tmp_path / "train.py").write_text(jobs.PRELUDE + own + TRAIN)
+    (tmp_path / "train.py").write_text(jobs.PRELUDE + OWN + TRAIN)
     out = tmp_path / "out"
     options = [tmp_path / "train.py", out, 100_000, "", "multi-node"]
     command = [sys.executable, "-m", "chainermn_tools", "launch", "--max-restarts", 3, "-n", 2]

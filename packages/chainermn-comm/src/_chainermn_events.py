@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 from typing import Any
 
@@ -111,3 +112,8 @@ def _claim() -> int:
 
 
 _stderr = _claim()
+
+
+def pass_warning_on(*_: object) -> None:
+    """Handle the SIGUSR1 by which a launcher warns: a SIGTERM would have ended its mpiexec."""
+    os.kill(os.getpid(), signal.SIGTERM)

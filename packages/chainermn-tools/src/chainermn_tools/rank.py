@@ -20,7 +20,7 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
-from _chainermn_events import emit, exit_code
+from _chainermn_events import emit, exit_code, pass_warning_on
 from _chainermn_verdict import is_secondary, traceback_of
 from chainermn_tools.threads import divide_cores
 
@@ -58,9 +58,8 @@ def main() -> None:
         _real_exit(status)
 
     os._exit = exit_at_once
-    # The launcher passes a warning on by SIGUSR1: a scheduler's SIGTERM would end an mpiexec.
     if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
-        signal.signal(signal.SIGUSR1, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        signal.signal(signal.SIGUSR1, pass_warning_on)
     # First to be registered, so last to run: after the script's own.
     atexit.register(_finish, process)
     try:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from _chainermn_events import GRACE_SECONDS, GRACE_VARIABLE, LEAVING_STATUS
+from _chainermn_events import GRACE_SECONDS, GRACE_VARIABLE, LEAVING_STATUS, pass_warning_on
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.faults import leave
 
@@ -27,6 +27,7 @@ ECHO_SECONDS = 0.5
 _warned_at: float | None = None
 _process: int | None = None  # that listens; processes that it forks don't
 _timers: list[threading.Timer] = []  # at most one, which ends this process
+_left_behind: set[Any] = set()  # handlers that this module has left behind
 
 
 def listen() -> None:
@@ -40,14 +41,15 @@ def listen() -> None:
     _process = os.getpid()
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
-            if signal.getsignal(number) in (signal.SIG_DFL, _ignore):
+            if signal.getsignal(number) in (signal.SIG_DFL, pass_warning_on, *_left_behind):
                 signal.signal(number, _handle)
 
 
 def stop_listening() -> None:
     """Forget a warning: nobody acts on it (main thread only).
 
-    SIGTERM ends this process again. SIGUSR1 doesn't: it only warns, and what is left is to end.
+    SIGTERM ends this process again. SIGUSR1 doesn't, up to its last moment: it only warns, and what
+    is left is to end.
     """
     global _warned_at
     _warned_at = None
@@ -56,7 +58,9 @@ def stop_listening() -> None:
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
             if signal.getsignal(number) is _handle:
-                signal.signal(number, _ignore if number == signal.SIGUSR1 else signal.SIG_DFL)
+                late = signal.SIG_IGN if number == signal.SIGUSR1 else signal.SIG_DFL
+                signal.signal(number, late)
+                _left_behind.add(late)
 
 
 def is_warned() -> bool:
@@ -115,10 +119,6 @@ def _handle(number: int, _: FrameType | None) -> None:
         timer.daemon = True
         timer.start()
         _timers.append(timer)
-
-
-def _ignore(_: int, __: FrameType | None) -> None:
-    """Take a warning that comes too late to act on it."""
 
 
 def _end(number: int) -> None:

@@ -78,6 +78,8 @@ class Message(NamedTuple):
     def copy_to(self, other: Message) -> None:
         """Overwrite the arrays of another message, which has these shapes and dtypes."""
         for array, target in zip(self.arrays, other.arrays, strict=True):
+            if isinstance(array, np.ndarray):  # with what fills a structured dtype up
+                array, target = as_bytes(array), as_bytes(target)
             target[...] = array
 
 

@@ -20,7 +20,7 @@ class Rank:
     state: str  # RUNNING, STOPPED or GONE
     calls: tuple[Call, ...] = ()  # what it does, or did last, on each of its communicators
     stacks: str = ""  # of its threads; empty where they weren't asked for or didn't come
-    updates: int = 0  # of the parameters until now
+    updates: int = 0  # calls of it until now, of any multi-node optimizer
     examples: int = 0  # in them, as far as it is known
 
     @property

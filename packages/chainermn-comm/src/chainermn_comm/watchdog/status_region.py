@@ -19,7 +19,7 @@ REGION_BYTES = (1 + SLOTS) * SLOT_BYTES
 
 # At the start of the region: slots ever used; when this rank called MPI_Abort, else 0.
 HEADER = struct.Struct("<Id")
-# Behind it: updates that this rank has made, and its examples in them.
+# Behind it: calls of `update` that this rank has made, and its examples in them.
 PROGRESS, PROGRESS_AT = struct.Struct("<qq"), slice(16, 32)
 # At the start of a slot: the communicator (the world's number of its rank 0; how many that rank had
 # made before), this process's rank in it, and its size (0: the slot is free).
@@ -80,7 +80,7 @@ def read_calls(region: mmap.mmap, now: float) -> list[Call]:
 
 
 def read_progress(region: mmap.mmap) -> tuple[int, ...]:
-    """Return how many updates the rank has made, and of how many examples."""
+    """Return how many calls of `update` the rank has made, and of how many examples."""
     return PROGRESS.unpack(region[PROGRESS_AT])
 
 

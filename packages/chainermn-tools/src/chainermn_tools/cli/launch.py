@@ -145,13 +145,14 @@ def launch(
     how |= {"log_dir": None if log_dir is None else Path(log_dir)}
     result, output = run_script(launcher, ranks or sum(hosts.values()), words, _log, **how)
     if not result.success:
+        step = result.next_step or next_step(result.cause)
+        result = dataclasses.replace(result, next_step=step)
         _log(result.message)
     if as_json:
         hosts_of = (event["host"] for event in output.events if event.rank == result.rank)
         found = dataclasses.asdict(result) | {"host": next(hosts_of, None), "hosts": hosts}
-        if not result.success:
-            found["next_step"] = (result.next_step or next_step(result.cause)).strip()
-        found |= {"restarts": output.restarts, "command": output.command}
+        found |= {"next_step": result.next_step.strip(), "restarts": output.restarts}
+        found |= {"command": output.command}
         click.echo(json.dumps(found, indent=2))
     ctx.exit(result.status)
 

@@ -24,7 +24,7 @@ def top(job: int | None, sort: str, as_json: bool) -> None:
 
     Run it on a host of the job, the first one to see all ranks. JOB is the PID of mpiexec, or of a
     rank, on this host; without it, the only job here. A terminal's table is refreshed until Ctrl-C.
-    Shares and rates are of ten seconds, steps a multi-node optimizer's updates:
+    Shares and rates are of ten seconds, steps calls of multi-node optimizers' `update`:
 
     \b
         chainermn top --sort waited_for

@@ -29,7 +29,7 @@ FORMS = (
     (3, rf"ChainerMN: (?=likely culprit|nothing was|all ranks are|ranks wait){CULPRIT}(?P<how>.+)"),
     (4, r"EXIT STRING: (?P<what>[\w ]+) \((?P<how>signal (?!2\)|15\))\d+)\)"),
     (5, r"(?P<how>Traceback) \(most"),
-    (6, r"(?P<how>application called MPI_Abort)\(MPI_COMM_WORLD, \d+\) - process (?P<rank>\d+)"),
+    (6, r"(?P<how>application called MPI_Abort)\((?:comm|\w+, \d+\) - process (?P<rank>\d+))"),
 )
 SIGNAL, TRACEBACK, ABORT = 4, 5, 6
 # Of these the last one counts: a job starts again, and a call that waited for long may end.
@@ -38,7 +38,8 @@ SECONDARY = re.compile(r"(?:uncaught |[\w.]+\.)(?:PeerError|Exception)\b")
 RANKS_TAG = re.compile(r"\[(?:\S+,)?(\d+)\](?:<std\w+>:)? ?| *(\d+): ")
 # Above a traceback that is a record of `logging`, and lines that may follow one that isn't.
 LOGGED = re.compile(rb"\b(?:WARNING|ERROR|CRITICAL)\b.*\n\Z")
-FEW_LINES = 10
+FEW_LINES = 4
+RAISED = re.compile(r"[\w.]+(?::|\s*$)")  # the last line of a traceback
 MPICH_LINES = 9  # from a job's own last line to the signal that MPICH's mpiexec names
 CHAINED = re.compile(rb"(?:another exception occurred|cause of the following exception):")
 TRACEBACK_BYTES = 1 << 15
@@ -89,6 +90,9 @@ class VerdictFinder:
         if ABORT in self._found:  # on which mpiexec kills the others
             self._found.pop(SIGNAL, None)
         signal, trace = self._found.get(SIGNAL), self._found.get(TRACEBACK)
+        if signal and trace and signal.line < trace.line:  # of a run before
+            del self._found[SIGNAL]
+            signal = None
         if signal and trace and not self._logged and signal.line <= self._ended + MPICH_LINES:
             self._found[SIGNAL] = replace(signal, traceback=trace.traceback)
         if by_scheduler or signal or (goes_on and not is_echoed):
@@ -144,5 +148,9 @@ def _traceback(tag: str, after: bytes) -> tuple[str, str, int]:
             continue  # another rank's
         kept.append(line.removeprefix(tag))
         if at and not kept[-1].startswith(" "):
+            if not RAISED.match(
+                kept[-1]
+            ):  # as of Chainer's trainer, which goes on with another one
+                break
             return kept[-1].rstrip(), "\n".join(kept), at
     return "", "", 0

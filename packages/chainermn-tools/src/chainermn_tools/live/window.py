@@ -62,7 +62,8 @@ def summaries(job: LiveJob, sort: str) -> Iterator[dict[str, Any]]:
         if now - last > SUMMARY_SECONDS:
             last = now
             yield {"job": job.number, "command": job.command, **summary(readings, sort)}
-        time.sleep(max(PAUSE_SECONDS, PAUSE_TIMES * (time.monotonic() - now)))
+        pause = min(PAUSE_TIMES * (time.monotonic() - now), SUMMARY_SECONDS)
+        time.sleep(max(PAUSE_SECONDS, pause))
 
 
 def summary(readings: Sequence[Reading], sort: str = "rank") -> dict[str, Any]:

@@ -73,7 +73,7 @@ def watch_call(operation: str, size: int = 1) -> Iterator[None]:
 
 
 def count_update(num_examples: int) -> None:
-    """Count an update of the parameters for `chainermn top`; 0 examples if that isn't known."""
+    """Count a call of `update` for `chainermn top`; 0 examples if their number isn't known."""
     if _region is not None:
         updates, examples = layout.PROGRESS.unpack(_region.memory[layout.PROGRESS_AT])
         made = layout.PROGRESS.pack(updates + 1, examples + num_examples)
