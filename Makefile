@@ -64,7 +64,7 @@ world = CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0 OMP_NUM_THREADS=1 timeout -k 10 $(2
 
 # The default tier. What is `alone` holds the promises of time, so nothing runs beside it.
 test: $(TESTS)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not alone"
+	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not alone"
 	$(BIN)/python -m pytest -m alone
 	set -e; for n in $(WORLDS); do $(call world,$$n,$(SECONDS_PER_WORLD),); done
 
