@@ -15,4 +15,5 @@ from .handshake import digest_of as digest_of
 from .process_group import ProcessGroup as ProcessGroup
 from .transfer import Buffer as Buffer
 from .transfer import bcast_buffer as bcast_buffer
+from .transfer import bcast_in_parts as bcast_in_parts
 from .transfer import start_exchange as start_exchange

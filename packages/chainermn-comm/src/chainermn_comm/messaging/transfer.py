@@ -1,4 +1,4 @@
-"""Exchanges of buffers whose sizes all ranks know, without blocking; also large broadcasts.
+"""Exchanges of buffers whose sizes all ranks know, without blocking; also broadcasts.
 
 Blocking sends of messages are in point_to_point.py.
 """
@@ -47,6 +47,22 @@ def start_exchange(
 
 
 def bcast_buffer(comm: MPI.Intracomm, buffer: Buffer, root: int) -> None:
-    """Overwrite the buffer on all ranks by root's (collective)."""
+    """Overwrite the buffer on all ranks by root's, as MPI does that (collective)."""
     for piece in split_large(buffer):
         comm.Bcast([piece, MPI.BYTE], root)
+
+
+def bcast_in_parts(comm: MPI.Intracomm, buffer: Buffer, root: int, tag: int) -> None:
+    """Do that where messages are copies from one rank's memory into another's (collective).
+
+    Root sends each rank a part, which that sends to all others: the scatter and collect of M.
+    Barnett et al., "Building a High-Performance Collective Communication Library", 1994, by direct
+    messages.
+    """
+    parts = list(enumerate(np.array_split(buffer, comm.size)))
+    own = [(rank, parts[comm.rank][1]) for rank in range(comm.size) if rank != root]
+    if comm.rank == root:
+        MPI.Request.Waitall(start_exchange(comm, parts + own, [], tag))
+    else:
+        MPI.Request.Waitall(start_exchange(comm, [], [(root, parts[comm.rank][1])], tag))
+        MPI.Request.Waitall(start_exchange(comm, own, parts, tag))
