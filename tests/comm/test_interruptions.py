@@ -9,7 +9,7 @@ import pytest
 from tests.support.jobs import run_text
 
 # The functions that call MPI.
-HANDSHAKE, DATA = "__call__", "wait_all bcast_buffer bcast_in_parts exchange"
+HANDSHAKE, DATA = "__call__", "wait_all bcast_buffer exchange"
 # Where a call agrees a second time, that all ranks have its memory.
 MEMORY = "memory"
 NAMES = ["allreduce", "multi_node_mean", "alltoall", "allgather", "bcast", "bcast_data"]

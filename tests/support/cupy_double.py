@@ -91,6 +91,10 @@ class ndarray:
         self._gpu.drain(current_stream(self._gpu))
         return np.array(self._host, order=order)
 
+    def __itruediv__(self, other: int) -> ndarray:
+        self._later("divide", lambda: np.divide(self._host, other, out=self._host))
+        return self
+
     def reshape(self, *shape: Any) -> ndarray:
         return self._like(self._host.reshape(*shape))
 
@@ -149,9 +153,6 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
 
     def ascontiguousarray(a: ndarray) -> ndarray:
         return a if a.flags.c_contiguous else asarray(np.ascontiguousarray(a._host))
-
-    def divide(a: ndarray, b: int, *, out: ndarray) -> None:
-        out._later("divide", lambda: np.divide(a._host, b, out=out._host))
 
     def zeros_like(a: ndarray, *, order: str = "K") -> ndarray:
         return asarray(np.zeros_like(a._host, order=order))
@@ -233,7 +234,6 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
     cupy.cuda, cupy.ndarray, cupy.RawModule = cuda, ndarray, RawModule
     cupy.empty, cupy.asarray, cupy.asnumpy = empty, asarray, asnumpy
     cupy.ascontiguousarray, cupy.zeros_like = ascontiguousarray, zeros_like
-    cupy.divide = divide
     cupy.get_default_memory_pool = get_default_memory_pool
     return cupy, cuda, cuda.nccl
 

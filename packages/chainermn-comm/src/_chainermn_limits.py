@@ -12,13 +12,8 @@ from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 # With one of these a user chooses the number of threads, and nothing is changed.
-THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "GOTO_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-)
+LIBRARIES = "OMP", "OPENBLAS", "GOTO", "MKL", "BLIS"
+THREAD_VARIABLES = tuple(f"{library}_NUM_THREADS" for library in LIBRARIES)
 
 
 def cgroup_folders(

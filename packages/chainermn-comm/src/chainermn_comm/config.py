@@ -6,13 +6,13 @@ import contextlib
 import importlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from .arithmetic import as_integer
-from .timeout import NO_TIMEOUT, Timeout
+from .timeout import Timeout
 
 _WIRE_DTYPES = ("float16", "float32", "float64")
 
@@ -32,7 +32,7 @@ class Settings:
     # The size of the chunks in which gradients travel; None for each algorithm's default.
     chunk_bytes: int | None = None
     reproducible: bool = False  # the bits of a mean depend on no topology and no name
-    timeout: Timeout = NO_TIMEOUT  # how long a call may wait
+    timeout: Timeout = field(default_factory=lambda: Timeout(0.0))  # how long a call may wait
     trace: str | None = None  # the folder where calls are traced; None where they aren't
 
     def changed(self, name: str, value: Any) -> Settings:

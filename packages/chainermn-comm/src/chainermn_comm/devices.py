@@ -94,11 +94,6 @@ def c_ordered(array: Any) -> Any:
     return array if array.flags.c_contiguous else _cupy().ascontiguousarray(array)
 
 
-def divide(array: Any, divisor: int, out: Any) -> None:
-    """Write a GPU array, divided, into another one or itself, in the order of its stream."""
-    _cupy().divide(array, divisor, out=out)
-
-
 def assign(target: Any, array: Any) -> None:
     """Overwrite a GPU array by another one of its device, in the order of the current stream."""
     with using_device_of(target):

@@ -19,14 +19,7 @@ from .communicator import CommunicatorBase, by_the_other_name, check_metadata, w
 from .errors import CommunicationError, FinalizedError, share_failure
 from .faults import abort_if_desynchronized
 from .gradients import MpiReducer, bcast_parameters, mean_gradients
-from .messaging import (
-    Backend,
-    Handshake,
-    ProcessGroup,
-    collectives,
-    messages,
-    point_to_point,
-)
+from .messaging import Backend, Handshake, ProcessGroup, collectives, messages, point_to_point
 from .observers import Method, combined, observed
 from .reducer import Reducer
 from .registry import agreeing

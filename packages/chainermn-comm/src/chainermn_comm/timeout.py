@@ -27,9 +27,6 @@ class Timeout:
         return f"{self.seconds:g} s" + (" and the end" if self.ends_job else " and a report")
 
 
-NO_TIMEOUT = Timeout(0.0)
-
-
 def timeout_from_env() -> Timeout:
     """Return what the environment asks for; ValueError where that is no number in the range."""
     silence = _seconds(SILENCE_VARIABLE, f"the default of {SILENCE_SECONDS:g} s")

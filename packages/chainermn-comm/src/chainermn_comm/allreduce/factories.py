@@ -12,19 +12,9 @@ from .bucketed import Bucketed
 from .circulant import CirculantAllreduce, default_chunk_bytes, goes_in_rounds
 from .pairwise import BLOCKING, LATE_GATHER, OVERLAPPED, PairwiseAllreduce
 from .partitioned import LargeInPlace, Partitioned, is_narrowed
-from .shared_memory import (
-    MOST_CHUNKS,
-    MOST_REDUNDANT_BYTES,
-    REDUNDANT_BYTES,
-    SharedMemoryAllreduce,
-    SharedMemoryWay,
-    Way,
-)
+from .shared_memory import REDUNDANT_BYTES, SharedMemoryAllreduce
 from .shared_window import NoSharedMemory
 from .two_level import TwoLevelAllreduce
-
-# What a node measures beside the default, to take the fastest; see docs/decisions/shared-memory.md.
-SHORT_GROUPS, MORE_REDUNDANT = Way(4, REDUNDANT_BYTES), Way(MOST_CHUNKS, MOST_REDUNDANT_BYTES)
 
 
 def bucketed(group: ProcessGroup, per_tensor: bool = False) -> Algorithm:
@@ -120,8 +110,6 @@ def _through_shared_memory(group: ProcessGroup, leaders: int) -> Algorithm:
     if topology.inter_size > 1:
         return LargeInPlace(by_messages(group), shared)
     # Of any number of ranks, since all ways give the bits of the order of ranks.
-    ways: list[Algorithm] = [shared, SharedMemoryWay(shared, SHORT_GROUPS)]
-    if comm.size > 2:  # two both sum all
-        ways.append(SharedMemoryWay(shared, MORE_REDUNDANT))
-    ways.append(LargeInPlace(PairwiseAllreduce(group, LATE_GATHER), shared))
+    in_place = LargeInPlace(PairwiseAllreduce(group, LATE_GATHER), shared)
+    ways = [shared, *shared.other_ways(), in_place]
     return Autotuner(comm, ways, REDUNDANT_BYTES // comm.size)

@@ -16,11 +16,6 @@ from .pairwise import Pair, PairwiseAllreduce
 IN_PLACE_BYTES = 1 << 20
 
 
-def is_large(target: np.ndarray, wire: np.dtype) -> bool:
-    """Return whether the array needs no packing."""
-    return target.nbytes >= IN_PLACE_BYTES and wire == target.dtype
-
-
 def is_narrowed(target: np.ndarray, wire: np.dtype) -> bool:
     """Return whether the array becomes 16 bits wide: an algorithm decides how it is rounded."""
     return wire != target.dtype and wire != accumulator(wire)
@@ -60,7 +55,11 @@ class LargeInPlace(Partitioned):
 
     def __init__(self, messages: PairwiseAllreduce | CirculantAllreduce, small: Algorithm) -> None:
         """Own the algorithm for small arrays."""
-        super().__init__(is_large, Bucketed(messages.allreduce, per_tensor=True), small)
+        super().__init__(
+            lambda target, wire: target.nbytes >= IN_PLACE_BYTES and wire == target.dtype,
+            Bucketed(messages.allreduce, per_tensor=True),
+            small,
+        )
         self._messages = messages
 
     def stream(self, next_operand: NextOperand) -> None:

@@ -13,11 +13,7 @@ from ..messaging import ProcessGroup, SharedFailure, Takes, collectives, message
 
 
 def reduce_arrays(
-    group: ProcessGroup,
-    operation: str,
-    data: Any,
-    op: str = "sum",
-    out: Any = None,
+    group: ProcessGroup, operation: str, data: Any, op: str = "sum", out: Any = None
 ) -> Any:
     """Return the sum, maximum, minimum or mean over ranks of users' arrays (collective).
 

@@ -92,7 +92,7 @@ class NcclBackend(Backend):
         with self._enqueuing(operand) as stream:
             self._nccl.allreduce(operand.sources, operand.targets, operand.op, stream)
             for target in operand.targets if operand.divisor != 1 else ():
-                devices.divide(target, operand.divisor, target)
+                target /= operand.divisor
 
     def reduce_scatter(self, rows: Sequence[Arrays], targets: Arrays, op: Any) -> None:
         with self._enqueuing((rows, targets)) as stream:

@@ -69,7 +69,7 @@ def connect(comm: MPI.Intracomm, make: Callable[[], Any]) -> Any:
                 requests += [traffic.Isend([own, MPI.BYTE], rank) for rank in others]
         handshake(OPERATION)
     except BaseException:
-        made.add_done_callback(_abort)
+        made.add_done_callback(lambda made: made.exception() or made.result().abort())
         raise
     finally:
         MPI.Request.Waitall(requests)
@@ -89,11 +89,6 @@ def _start(make: Callable[[], Any], made: Future[Any]) -> None:
             made.set_exception(error)
 
     threading.Thread(target=run, name="chainermn-nccl-init", daemon=True).start()
-
-
-def _abort(made: Future[Any]) -> None:
-    if made.exception() is None:
-        made.result().abort()
 
 
 def _seconds() -> float:

@@ -15,7 +15,7 @@ import numpy as np
 from .. import devices
 from ..arithmetic import Operand
 from ..config import Settings
-from ..messaging import digest_of
+from ..messaging import Backend, ProcessGroup, digest_of
 from . import parameters
 
 NOT_INITIALISED = "not initialised (bcast_data would bring it)"
@@ -72,26 +72,26 @@ class Bucket:
         """Whether the first parameter is on a GPU; where it was planned, all are."""
         return devices.on_gpu(self.params[0].data)
 
-    def operands(self, settings: Settings, is_local: bool, size: int) -> list[tuple[bool, Operand]]:
-        """Return what ``size`` ranks sum in host memory and on GPUs, and which of them it is."""
+    def operands(self, settings: Settings, group: ProcessGroup) -> list[tuple[Backend, Operand]]:
+        """Return what a group's ranks sum in host memory and on GPUs, with the backend."""
         sources, targets = self.grads, self.targets
         if not self.complete:
             present = [index for index, grad in enumerate(self.grads) if grad is not None]
             sources, targets = ([each[i] for i in present] for each in (sources, targets))
         if self.wire_dtypes:
-            return [(False, Operand(sources, targets, self.wire_dtypes, size))]
-        found = []
-        for on_gpu in (False, True):
+            return [(group.host, Operand(sources, targets, self.wire_dtypes, group.size))]
+        found, is_local = [], group.host.is_local
+        for on_gpu, backend in ((False, group.host), (True, group.device)):
             members = [i for i, grad in enumerate(sources) if devices.on_gpu(grad) == on_gpu]
             chosen, into = [sources[i] for i in members], [targets[i] for i in members]
             dtypes = [grad.dtype for grad in chosen]
             wire_dtypes = wire_dtypes_of(dtypes, settings, is_local, on_gpu)
             if members:
-                found.append((on_gpu, Operand(chosen, into, wire_dtypes, size)))
+                found.append((backend, Operand(chosen, into, wire_dtypes, group.size)))
         return found
 
-    def planned_operand(self, settings: Settings, is_local: bool, size: int) -> Operand:
-        """Return what ``size`` ranks sum if it was planned, zeros included; means are new arrays.
+    def planned_operand(self, settings: Settings, group: ProcessGroup) -> Operand:
+        """Return what a group's ranks sum if it was planned, zeros included; means are new arrays.
 
         On a GPU what follows on the current stream comes after the gradients.
         """
@@ -104,7 +104,7 @@ class Bucket:
             for data, grad in zip(like, self.grads, strict=True)
         ]
         dtypes = [data.dtype for data in like]
-        wire_dtypes = wire_dtypes_of(dtypes, settings, is_local, on_gpu)
+        wire_dtypes = wire_dtypes_of(dtypes, settings, group.host.is_local, on_gpu)
         flat = None
         if not on_gpu and len({*dtypes, *wire_dtypes}) == 1:
             flat = np.empty(sum([data.size for data in like]), dtypes[0])
@@ -115,7 +115,7 @@ class Bucket:
             ]
         else:
             self.targets = [devices.empty_like(data) for data in like]
-        return Operand(sources, self.targets, wire_dtypes, size, flat=flat)
+        return Operand(sources, self.targets, wire_dtypes, group.size, flat=flat)
 
     def add_zeros(self, present: np.ndarray) -> None:
         """Let zeros travel for each gradient that is missing here and ``present`` somewhere."""
@@ -137,21 +137,15 @@ class Bucket:
 
 
 def bucket_of(
-    model: Any,
-    rank: int,
-    zero_fill: bool,
-    settings: Settings,
-    is_local: bool,
-    planned: bool = False,
+    model: Any, group: ProcessGroup, zero_fill: bool, settings: Settings, planned: bool = False
 ) -> Bucket:
-    """Return the bucket of the model's present gradients.
-
-    ``is_local`` says whether gradients in host memory go through no network.
+    """Return the bucket of the model's present gradients, which the group's ranks are to sum.
 
     Raises:
         TypeError: a gradient isn't a float array, or is complex and would travel as a float.
         MemoryError: a gradient that has to be replaced can't be allocated.
     """
+    rank, is_local = group.rank, group.host.is_local
     names, params = parameters.names_and_params(model, rank)
     grads = [param.grad for param in params]
     known, complete = None, True

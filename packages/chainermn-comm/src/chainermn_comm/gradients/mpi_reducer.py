@@ -35,6 +35,7 @@ class MpiReducer(Reducer):
     _finish_first: Callable[[], None] | None = None  # once it is prepared
     # By bucket: which gradients some rank has; empty where no rank needs zeros.
     _present: Sequence[np.ndarray] = ()
+    _whole: GradientSignature  # of all buckets, once there are some
 
     def __init__(
         self,
@@ -57,8 +58,8 @@ class MpiReducer(Reducer):
         if planned:
             self._check_plan()
         try:
-            zero_fill, is_local = bool(self._zero_fill), self._data_group.host.is_local
-            own = bucket_of(bucket, self._rank, zero_fill, self._settings, is_local, planned)
+            zero_fill = bool(self._zero_fill)
+            own = bucket_of(bucket, self._data_group, zero_fill, self._settings, planned)
             # What moves elsewhere needs a barrier there.
             if not (self._buckets or planned or self._is_apart):
                 self._prepare(own)
@@ -78,10 +79,8 @@ class MpiReducer(Reducer):
         if planned:
             try:
                 if own.on_gpu:
-                    with (
-                        devices.translated_errors(what),
-                        devices.using_device_of(own.params[0].data),
-                    ):
+                    data = own.params[0].data
+                    with devices.translated_errors(what), devices.using_device_of(data):
                         own.ready = devices.recorded_event()
             finally:  # all ranks wait for this bucket
                 self._planned.put(own)
@@ -94,23 +93,18 @@ class MpiReducer(Reducer):
 
     def _prepare(self, bucket: Bucket) -> None:
         """Do what needs no other rank, where one algorithm, which exists, takes all gradients."""
-        operands = self._operands(bucket)
+        operands = bucket.operands(self._settings, self._data_group)
         if len(operands) == 1:
-            on_gpu, operand = operands[0]
-            algorithm = self._data_group.backend(on_gpu).made
-            if algorithm is not None:
-                self._finish_first = algorithm.prepare(operand)
-
-    def _operands(self, bucket: Bucket) -> list[tuple[bool, Operand]]:
-        is_local, size = self._data_group.host.is_local, self._data_group.size
-        return bucket.operands(self._settings, is_local, size)
+            backend, operand = operands[0]
+            if backend.made is not None:
+                self._finish_first = backend.made.prepare(operand)
 
     def agree(self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b"") -> list[bytes]:
         group, handshake, buckets = self._group, self._group.handshake, self._buckets
         digest, nbytes, missing = _NO_GRADIENTS, 0, b""
         self._present = ()
         if buckets:
-            whole = self._signature()
+            whole = self._whole = joined(tuple([bucket.signature for bucket in buckets]))
             digest, nbytes = whole.digest, whole.nbytes
             if not all([bucket.complete for bucket in buckets]):
                 bits = [grad is None for bucket in buckets for grad in bucket.grads]
@@ -132,18 +126,12 @@ class MpiReducer(Reducer):
             handshake.leave()
         return payloads
 
-    def _signature(self) -> GradientSignature:
-        """Return the signature of all gradients, which doesn't show how they were handed in."""
-        if len(self._buckets) == 1:
-            return self._buckets[0].signature
-        return joined(tuple([bucket.signature for bucket in self._buckets]))
-
     def _compare(self, rows: list[bytes]) -> list[bytes]:
         """Return the payloads; raise if gradients differ, and find out where zeros are needed."""
         digests = [row[: len(_NO_GRADIENTS)] for row in rows]
         self._handed_in = [digest != _NO_GRADIENTS for digest in digests]
         if self.complete and len(set(digests)) > 1:
-            view = view_of(self._operation, self._signature().entries)
+            view = view_of(self._operation, self._whole.entries)
             views = self._group.comm.allgather(view)
             raise_mismatch(self._operation, self._rank, views)
         ends = [_HEAD.size + _HEAD.unpack_from(row)[1] for row in rows]
@@ -179,8 +167,8 @@ class MpiReducer(Reducer):
                     elif number == 0 and self._finish_first is not None:
                         self._finish_first()
                         continue
-                    for on_gpu, operand in self._operands(bucket):
-                        group.backend(on_gpu).for_gradients().allreduce(operand)
+                    for backend, operand in bucket.operands(self._settings, group):
+                        backend.for_gradients().allreduce(operand)
                 if there is not None and self._is_apart:
                     with devices.using_device_of(there):
                         staging.wait([devices.recorded_event()])
@@ -199,7 +187,7 @@ class MpiReducer(Reducer):
 
     def _take_planned(self, left: int) -> None:
         """Take the means of that many buckets as they come (collective)."""
-        group, size = self._data_group, self._data_group.size
+        group = self._data_group
         first = [self._planned.get()]
         on_gpu = first[0].on_gpu
         if on_gpu:
@@ -214,9 +202,9 @@ class MpiReducer(Reducer):
             except Empty:
                 return None
             left -= 1
-            return bucket.planned_operand(self._settings, group.host.is_local, size)
+            return bucket.planned_operand(self._settings, group)
 
-        algorithm = group.backend(on_gpu).for_gradients()
+        algorithm = (group.device if on_gpu else group.host).for_gradients()
         group.handshake.begin(OPERATION)
         algorithm.stream(next_operand)
 

@@ -89,8 +89,7 @@ def of_array(data: Any, rank: int) -> Message:
     Of anything else a TypeError is raised, whose text names ``rank``; CommunicationError where
     arrays can't be copied from a GPU.
     """
-    message = _of_array(data, rank)
-    return on_host([message], rank)[0] if message.on_gpu else message
+    return of_arrays([data], rank)[0]
 
 
 def of_arrays(
@@ -107,11 +106,8 @@ def of_arrays(
     if takes is None or not all(map(devices.on_gpu, arrays)) or not takes(arrays):
         return on_host(found, rank)
     with devices.translated_errors(f"rank {rank}: making GPU arrays contiguous"):
-        return _moved(found, _ordered, rank)
-
-
-def _ordered(arrays: list[Any], _: int) -> list[Any]:
-    return [each if each.flags.f_contiguous else devices.c_ordered(each) for each in arrays]
+        ordered = [it if it.flags.f_contiguous else devices.c_ordered(it) for it in arrays]
+        return _moved(found, lambda *_: ordered, rank)
 
 
 def _of_array(data: Any, rank: int) -> Message:

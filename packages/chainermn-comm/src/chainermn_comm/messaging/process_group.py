@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from traceback import walk_tb
 from typing import Any, TypeVar
 
@@ -37,27 +37,22 @@ class ProcessGroup:
     host: Backend = None  # type: ignore[assignment]
     device: Backend = None  # type: ignore[assignment]
 
-    @cached_property
-    def rank(self) -> int:
-        """This process's rank."""
-        return self.comm.rank
+    def __post_init__(self) -> None:
+        self.rank, self.size = self.comm.rank, self.comm.size
 
-    @cached_property
-    def size(self) -> int:
-        """Number of ranks."""
-        return self.comm.size
-
-    def backend(self, on_gpu: bool) -> Backend:
-        """Return what sums and moves arrays there."""
-        return self.device if on_gpu else self.host
-
-    def in_step(self, operation: str) -> InStep:
+    @contextmanager
+    def in_step(self, operation: str) -> Iterator[None]:
         """Within, all ranks take the same steps together: handshakes, and moving data.
 
         What one rank alone raises there ends the job, as the others can't know. Where the user
         refused that, the interruption is recorded: the communicator can't be used any more.
         """
-        return InStep(self, operation)
+        entered = now()
+        try:
+            yield
+        except BaseException as error:
+            self.interrupt(operation, error, entered)
+            raise
 
     def interrupt(self, operation: str, error: BaseException, since: int) -> None:
         """Do what leaving :meth:`in_step` by this error does, where it was entered ``since``."""
@@ -83,19 +78,3 @@ class ProcessGroup:
                 value = make()
             self.handshake(what)
             return value
-
-
-class InStep:
-    """The context manager of :meth:`ProcessGroup.in_step`."""
-
-    __slots__ = ("_entered", "_group", "_operation")
-
-    def __init__(self, group: ProcessGroup, operation: str) -> None:
-        self._group, self._operation = group, operation
-
-    def __enter__(self) -> None:
-        self._entered = now()
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if error is not None:
-            self._group.interrupt(self._operation, error, self._entered)
