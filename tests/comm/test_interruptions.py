@@ -9,7 +9,7 @@ import pytest
 from tests.support.jobs import run_text
 
 # The functions that call MPI.
-HANDSHAKE, DATA = "__call__", "wait_all bcast_buffer exchange"
+HANDSHAKE, DATA = "__call__", "wait_all bcast_buffer bcast_in_parts exchange"
 # Where a call agrees a second time, that all ranks have its memory.
 MEMORY = "memory"
 NAMES = ["allreduce", "multi_node_mean", "alltoall", "allgather", "bcast", "bcast_data"]
@@ -88,12 +88,12 @@ def test_after_a_call_was_interrupted_every_call_says_so(name, where, tmp_path):
     assert job.returncode is not None, job
 
 
-@pytest.mark.parametrize("name", ["allreduce", "bcast"])
-def test_a_call_that_is_interrupted_ends_the_job(name, tmp_path):
+@pytest.mark.parametrize(("ranks", "name"), [(2, "allreduce"), (2, "bcast"), (3, "bcast")])
+def test_a_call_that_is_interrupted_ends_the_job(ranks, name, tmp_path):
     path = tmp_path / "told"
-    job = run_text(2, SCRIPT, path, name, DATA)
+    job = run_text(ranks, SCRIPT, path, name, DATA)
     assert job.returncode == 1, job
-    assert "rank 0 of 2: uncaught InterruptedError" in job.err, job
+    assert f"rank 0 of {ranks}: uncaught InterruptedError" in job.err, job
     assert not path.exists(), job
 
 

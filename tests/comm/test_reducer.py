@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from chainermn_comm import PeerError, RankMismatchError, create_communicator
+from chainermn_comm import (
+    CommunicationError,
+    PeerError,
+    RankMismatchError,
+    create_communicator,
+)
 from chainermn_comm.reducer import in_background
 from tests.support.freed import freed_at_once
 from tests.support.models import Model, Param, check_mean, with_grads
+from tests.support.planted import interrupted_in_handshakes
 from tests.support.synchronizations import written_down
 from tests.support.third_party import PlainCommunicator
 from tests.support.topologies import on_nodes
@@ -385,3 +394,57 @@ def test_what_is_no_float_gradient_is_told_on_all(comm, through, number):
         assert any(entry.name == ("add" if wrong else "agree") for entry in caught.traceback)
         check_mean(comm)
         check_mean(channel)
+
+
+@several_ranks
+@pytest.mark.parametrize("buckets", [1, 2])
+def test_a_name_that_one_rank_has_twice_is_told_on_all(comm, buckets):
+    grads = [np.full(3, float(comm.rank), "f4") for _ in range(4)]
+    twice = SimpleNamespace(namedparams=lambda: [("/w", Param(g, g)) for g in grads[:2]])
+    once = with_grads(w=grads[2])
+    reducer = comm.make_reducer()
+    for number in range(buckets):
+        reducer.add(with_grads(v=grads[3]) if number else once if comm.rank else twice)
+    with pytest.raises(RankMismatchError, match="parameter: /w float32"):
+        reducer.agree()
+    check_mean(comm)
+
+
+@several_ranks
+def test_errors_name_this_rank_where_the_channel_numbers_others_otherwise(world):
+    with create_communicator("flat") as comm, comm.split(0, -comm.rank) as channel:
+        reducer = comm.make_reducer(channel=channel)
+        kind, text = PeerError, "rank 0: TypeError: parameter"
+        if comm.rank == 0:
+            kind, text = TypeError, "rank 0: parameter /w has dtype int32"
+
+        def hand_in() -> None:
+            reducer.add(with_grads(w=np.ones(3, "i4" if comm.rank == 0 else "f4")))
+            reducer.agree()
+
+        with pytest.raises(kind, match=text):
+            hand_in()
+
+
+@several_ranks
+def test_what_callers_have_is_freed_after_an_interruption():
+    class Interrupted(BaseException):
+        pass
+
+    class Array(np.ndarray):
+        """An array that a weak reference can show to be gone."""
+
+    def train(comm: Any) -> weakref.ref[Any]:
+        own = np.ones(9).view(Array)
+        alive = weakref.ref(own)
+        with suppress(Interrupted):
+            comm.allreduce_grad(with_grads(w=np.ones(3)))
+        return alive
+
+    comm = create_communicator("flat")
+    with interrupted_in_handshakes(Interrupted):
+        alive = train(comm)
+    gc.collect()
+    assert alive() is None
+    with pytest.raises(CommunicationError, match="was interrupted on this rank"):
+        comm.allreduce(np.ones(1))

@@ -47,6 +47,13 @@ def interrupted_while_ranks_compare(error: BaseException) -> AbstractContextMana
     return mock.patch.object(handshake, "raise_mismatch", side_effect=error)
 
 
+def interrupted_in_handshakes(kind: type[BaseException]) -> AbstractContextManager[object]:
+    """Meanwhile a signal's handler raises it here in each handshake."""
+    from chainermn_comm.messaging.handshake import Handshake
+
+    return mock.patch.object(Handshake, "__call__", side_effect=kind)
+
+
 def abort_in_vain() -> None:
     """Be as after a cut link: MPI_Abort has been called, and all is as before."""
     from chainermn_comm import watchdog

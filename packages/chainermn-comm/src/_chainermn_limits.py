@@ -12,8 +12,7 @@ from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 # With one of these a user chooses the number of threads, and nothing is changed.
-LIBRARIES = "OMP", "OPENBLAS", "GOTO", "MKL", "BLIS"
-THREAD_VARIABLES = tuple(f"{library}_NUM_THREADS" for library in LIBRARIES)
+THREAD_VARIABLES = tuple(f"{of}_NUM_THREADS" for of in ("OMP", "OPENBLAS", "GOTO", "MKL", "BLIS"))
 
 
 def cgroup_folders(

@@ -127,8 +127,6 @@ class SharedFailure:
     communicator's, or is called like it: ``handshake(operation, error=error)``.
     """
 
-    __slots__ = ("_entered", "_handshake", "_operation")
-
     def __init__(self, handshake: Callable[..., Any], operation: str) -> None:
         self._handshake, self._operation = handshake, operation
 

@@ -59,11 +59,6 @@ class Work:
         """
         return not self._pending.locked()
 
-    def wait_until_taken(self) -> None:
-        """Return once another thread's :meth:`wait` has ended (not collective); raise nothing."""
-        with self._pending:
-            pass
-
     def assign(self) -> None:
         """Give parameters their means, for which :meth:`wait` has returned.
 
@@ -187,7 +182,8 @@ class Reducer:
         """Return once all work in the background that was started before this is over."""
         for before in self._before:
             if (work := before()) is not None:
-                work.wait_until_taken()
+                with work._pending:
+                    pass
 
     def _check_plan(self) -> None:
         raise NotImplementedError(f"{type(self._communicator).__name__} takes no plans")

@@ -55,7 +55,8 @@ class Way(NamedTuple):
 
 
 DEFAULT_WAY = Way(MOST_CHUNKS, REDUNDANT_BYTES)
-SHORT_GROUPS, MORE_REDUNDANT = Way(4, REDUNDANT_BYTES), Way(MOST_CHUNKS, MOST_REDUNDANT_BYTES)
+# The second one is for more than two ranks: two sum all anyway.
+OTHER_WAYS = Way(4, REDUNDANT_BYTES), Way(MOST_CHUNKS, MOST_REDUNDANT_BYTES)
 
 
 class SharedMemoryAllreduce(Algorithm):
@@ -109,8 +110,7 @@ class SharedMemoryAllreduce(Algorithm):
 
     def other_ways(self) -> list[Algorithm]:
         """Return what gives the same bits on one node, and may be faster there."""
-        ways = [SHORT_GROUPS, MORE_REDUNDANT][: self._ranks - 1]  # two ranks sum all anyway
-        return [SharedMemoryWay(self, way) for way in ways]
+        return [SharedMemoryWay(self, way) for way in OTHER_WAYS[: self._ranks - 1]]
 
     def allreduce(self, operand: Operand, way: Way = DEFAULT_WAY) -> None:
         rest = self.prepare(operand, way)

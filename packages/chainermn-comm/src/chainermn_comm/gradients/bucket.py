@@ -43,12 +43,12 @@ def _signature_of(entries: tuple[tuple[Any, ...], ...]) -> GradientSignature:
 
 
 # As for `_plain`: of each update of a loop the buckets are those of the one before.
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=256)
 def joined(signatures: tuple[GradientSignature, ...]) -> GradientSignature:
     """Return the signature that the gradients of several buckets would have in one."""
-    entries = list(dict.fromkeys(entry for each in signatures for entry in each.entries))
+    entries = [entry for each in signatures for entry in each.entries]
     named = [entry for entry in entries if entry[0] == "parameter"]
-    common = entries[: entries.index(named[0])] if named else entries
+    common = dict.fromkeys(entry for entry in entries if entry[0] != "parameter")
     return _signature_of((*common, *sorted(named, key=operator.itemgetter(1))))
 
 
@@ -137,15 +137,16 @@ class Bucket:
 
 
 def bucket_of(
-    model: Any, group: ProcessGroup, zero_fill: bool, settings: Settings, planned: bool = False
+    model: Any, rank: int, zero_fill: bool, settings: Settings, is_local: bool, planned: bool
 ) -> Bucket:
-    """Return the bucket of the model's present gradients, which the group's ranks are to sum.
+    """Return the bucket of the model's present gradients.
+
+    ``is_local`` says whether gradients in host memory go through no network.
 
     Raises:
         TypeError: a gradient isn't a float array, or is complex and would travel as a float.
         MemoryError: a gradient that has to be replaced can't be allocated.
     """
-    rank, is_local = group.rank, group.host.is_local
     names, params = parameters.names_and_params(model, rank)
     grads = [param.grad for param in params]
     known, complete = None, True

@@ -58,8 +58,8 @@ class MpiReducer(Reducer):
         if planned:
             self._check_plan()
         try:
-            zero_fill = bool(self._zero_fill)
-            own = bucket_of(bucket, self._data_group, zero_fill, self._settings, planned)
+            zero_fill, is_local = bool(self._zero_fill), self._data_group.host.is_local
+            own = bucket_of(bucket, self._rank, zero_fill, self._settings, is_local, planned)
             # What moves elsewhere needs a barrier there.
             if not (self._buckets or planned or self._is_apart):
                 self._prepare(own)

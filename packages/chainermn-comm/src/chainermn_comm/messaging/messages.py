@@ -113,8 +113,9 @@ def of_arrays(
 def _of_array(data: Any, rank: int) -> Message:
     """Return the message, whose arrays on GPUs are still there."""
     kind, items = (TUPLE, tuple(data)) if isinstance(data, (tuple, list)) else (ARRAY, (data,))
-    if all([_is_plain(item) for item in items]):  # nearly always
-        return Message(kind, items)
+    plain = [it for it in items if type(it) is np.ndarray and it.flags.c_contiguous]
+    if len(plain) == len(items) and not any([it.dtype.hasobject for it in plain]):
+        return Message(kind, items)  # nearly always
     others = [i for i, item in enumerate(items) if not isinstance(item, np.ndarray)]
     on_gpu = tuple(i for i in others if devices.on_gpu(items[i]))
     scalars = tuple(i for i in others if i not in on_gpu)
@@ -195,11 +196,6 @@ def _encode_header(kind: str, specs: tuple[ArraySpec, ...], *rest: Any) -> bytes
 def _decode_header(header: bytes) -> Any:
     """Return kind, specs (token of the dtype, shape, order, bytes), scalars and on_gpu."""
     return pickle.loads(header)
-
-
-def _is_plain(item: Any) -> bool:
-    """Return whether it is a NumPy array that can be sent as it is."""
-    return type(item) is np.ndarray and item.flags.c_contiguous and not item.dtype.hasobject
 
 
 def _contiguous(item: Any, rank: int) -> np.ndarray:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from traceback import walk_tb
 from typing import Any, TypeVar
@@ -40,19 +39,13 @@ class ProcessGroup:
     def __post_init__(self) -> None:
         self.rank, self.size = self.comm.rank, self.comm.size
 
-    @contextmanager
-    def in_step(self, operation: str) -> Iterator[None]:
+    def in_step(self, operation: str) -> InStep:
         """Within, all ranks take the same steps together: handshakes, and moving data.
 
         What one rank alone raises there ends the job, as the others can't know. Where the user
         refused that, the interruption is recorded: the communicator can't be used any more.
         """
-        entered = now()
-        try:
-            yield
-        except BaseException as error:
-            self.interrupt(operation, error, entered)
-            raise
+        return InStep(self, operation)
 
     def interrupt(self, operation: str, error: BaseException, since: int) -> None:
         """Do what leaving :meth:`in_step` by this error does, where it was entered ``since``."""
@@ -63,7 +56,8 @@ class ProcessGroup:
         interruptions.append(
             f"{operation} was interrupted on this rank ({describe_exception(error)})"
         )
-        _orphaned.extend(dict(frame.f_locals) for frame, _ in walk_tb(error.__traceback__))
+        found = [it for frame, _ in walk_tb(error.__traceback__) for it in frame.f_locals.values()]
+        _orphaned.extend([it for it in found if it is not error])  # which refers to all frames
 
     def run_or_raise(self, operation: str, make: Callable[[], Value], part: str = "") -> Value:
         """Return what ``make`` returns, once it has returned on all ranks (collective).
@@ -78,3 +72,17 @@ class ProcessGroup:
                 value = make()
             self.handshake(what)
             return value
+
+
+class InStep:
+    """The context manager of :meth:`ProcessGroup.in_step`: a generator could be closed instead."""
+
+    def __init__(self, group: ProcessGroup, operation: str) -> None:
+        self._group, self._operation, self._entered = group, operation, now()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is not None:
+            self._group.interrupt(self._operation, error, self._entered)

@@ -53,11 +53,11 @@ def bcast_buffer(comm: MPI.Intracomm, buffer: Buffer, root: int) -> None:
 
 
 def bcast_in_parts(comm: MPI.Intracomm, buffer: Buffer, root: int, tag: int) -> None:
-    """Do that where messages are copies from one rank's memory into another's (collective).
+    """Overwrite the buffer, of one size on all ranks, by root's (collective).
 
-    Root sends each rank a part, which that sends to all others: the scatter and collect of M.
-    Barnett et al., "Building a High-Performance Collective Communication Library", 1994, by direct
-    messages.
+    It is for ranks that copy from one another's memory. Root sends each a part, which that sends to
+    the others: the scatter and collect of M. Barnett et al., "Building a High-Performance
+    Collective Communication Library", 1994, by direct messages, the only ones with this ``tag``.
     """
     parts = list(enumerate(np.array_split(buffer, comm.size)))
     own = [(rank, parts[comm.rank][1]) for rank in range(comm.size) if rank != root]
