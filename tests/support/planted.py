@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
@@ -18,6 +21,20 @@ def fail_while_memory_is_shared(error: BaseException) -> None:
     from chainermn_comm.allreduce.shared_window import SharedWindow
 
     SharedWindow.prefault = _failing(error)  # type: ignore[method-assign]
+
+
+def stop_while_a_thread_shares_memory() -> None:
+    """Be stopped where another thread than the main one comes to share memory with other ranks."""
+    from chainermn_comm.allreduce.shared_window import SharedWindow
+
+    real = SharedWindow.open
+
+    def stop(*args: Any) -> SharedWindow:
+        if threading.current_thread() is not threading.main_thread():
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return real(*args)
+
+    SharedWindow.open = stop  # type: ignore[method-assign]
 
 
 def fail_while_gradients_are_summed(error: BaseException) -> None:

@@ -191,6 +191,31 @@ def test_whatever_ranks_wait_in_is_told(ranks, how, words):
     assert events.the_only("watchdog_abort", job.err)["reason"].startswith("likely culprit")
 
 
+OVERLAP = """
+import os
+import chainer, numpy as np
+from chainermn_comm import create_communicator
+from chainermn_train import create_multi_node_optimizer
+from tests.support.planted import stop_while_a_thread_shares_memory
+
+print("RANK", os.getpid(), flush=True)
+comm = create_communicator()
+if comm.rank == 1:
+    stop_while_a_thread_shares_memory()
+model = chainer.links.Linear(10, 10)
+optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), comm, overlap=True).setup(model)
+for _ in range(9):
+    optimizer.update(lambda: chainer.functions.sum(model(np.ones((2, 10), "f"))))
+"""
+
+
+def test_a_thread_that_waits_where_it_prepares_its_sums_is_seen():
+    """Nothing had been called on its communicator before."""
+    said(
+        run(2, "", OVERLAP), "culprit: rank 1 .* is stopped", "^  rank 0 .* waits in preparing sums"
+    )
+
+
 def test_by_default_there_is_a_report_and_the_job_goes_on(tmp_path):
     file = tmp_path / "reported"
 

@@ -81,8 +81,9 @@ class Backend(Algorithm):
     def for_gradients(self) -> Algorithm:
         """Return what sums gradients; the first call makes it (collective)."""
         if self.made is None:
-            make, group = self._make or self._connected, self.group
-            self.made = group.run_or_raise("preparing sums over ranks", lambda: make(group))
+            make, group, what = self._make or self._connected, self.group, "preparing sums"
+            group.handshake.begin(what)  # what makes it waits for all ranks
+            self.made = group.run_or_raise(what, lambda: make(group))
         return self.made
 
     def _connected(self, group: ProcessGroup) -> Algorithm:
