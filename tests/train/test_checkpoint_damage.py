@@ -61,8 +61,10 @@ def test_after_falling_back_the_run_saves_over_what_was_damaged(naive, folder):
     checkpointer = make_checkpointer(naive, folder, cp_interval=1, gc_interval=2)
     assert checkpointer.maybe_load(target) == 20
     checkpointer.save(target, 25)
+    checkpointer.flush()
     assert files(naive, folder) == generation(naive, 25, 30)  # 10 and 20 were collected
     checkpointer.save(target, 30)
+    checkpointer.flush()
     assert loaded(naive, folder) == [20, naive.rank]
     assert files(naive, folder) == generation(naive, 25, "30-2")
     checkpointer.finalize()
@@ -107,6 +109,7 @@ def test_a_first_save_that_was_killed_starts_at_0_and_is_replaced(naive, folder,
         assert "; training goes on from iteration 0" in capfd.readouterr().err
     checkpointer.save(target, 10)
     checkpointer.save(target, 20)
+    checkpointer.flush()
     assert files(naive, folder) == others | generation(naive, "10-2", 20)
     assert loaded(naive, folder) == [0, 0]
 

@@ -55,6 +55,7 @@ def test_iterations_that_differ_or_go_back(naive, folder):
     with pytest.raises((ValueError, RuntimeError), match="not negative"):
         checkpointer.save(link(1, 1), -1)
     checkpointer.save(link(5, 5), 10)  # again: it takes the place of the first
+    checkpointer.flush()
     assert files(naive, folder) == generation(naive, "10-2") | {"before"}
     assert loaded(naive, folder) == [5, 5]
 

@@ -66,9 +66,9 @@ class HostBackend(Backend):
         MPI.Request.Waitall(start_exchange(comm, sent, received, tag))
 
     def broadcast(self, parts: Parts) -> None:
-        comm, inter_size = self.group.comm, self.group.topology.inter_size
+        comm, topology = self.group.comm, self.group.topology
         for root, array in parts:
-            if inter_size == 1 and comm.size > 2 and array.nbytes >= IN_PARTS_BYTES:
+            if array.nbytes >= IN_PARTS_BYTES and comm.size > 2 and topology.inter_size == 1:
                 bcast_in_parts(comm, as_bytes(array), root, self.group.tag)
             else:
                 bcast_buffer(comm, as_bytes(array), root)
