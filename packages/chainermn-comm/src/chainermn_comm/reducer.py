@@ -182,7 +182,7 @@ class Reducer:
         """Return once all work in the background that was started before this is over."""
         for before in self._before:
             if (work := before()) is not None:
-                with work._pending:
+                with work._pending:  # until its `wait` has ended, which holds this
                     pass
 
     def _check_plan(self) -> None:

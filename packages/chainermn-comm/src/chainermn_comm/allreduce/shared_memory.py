@@ -55,7 +55,7 @@ class Way(NamedTuple):
 
 
 DEFAULT_WAY = Way(MOST_CHUNKS, REDUNDANT_BYTES)
-# The second one is for more than two ranks: two sum all anyway.
+# For a node to measure, see docs/decisions/shared-memory.md; the first alone for two ranks.
 OTHER_WAYS = Way(4, REDUNDANT_BYTES), Way(MOST_CHUNKS, MOST_REDUNDANT_BYTES)
 
 

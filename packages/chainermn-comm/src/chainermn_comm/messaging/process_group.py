@@ -75,7 +75,7 @@ class ProcessGroup:
 
 
 class InStep:
-    """The context manager of :meth:`ProcessGroup.in_step`: a generator could be closed instead."""
+    """That of :meth:`ProcessGroup.in_step`: a signal may leave a generator unfinished, not this."""
 
     def __init__(self, group: ProcessGroup, operation: str) -> None:
         self._group, self._operation, self._entered = group, operation, now()
