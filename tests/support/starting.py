@@ -12,9 +12,9 @@ import pytest
 from chainermn_comm import Topology
 from chainermn_comm.messaging import Handshake
 from chainermn_comm.runtime import blas_threads
-from chainermn_comm.timeout import Timeout
 from chainermn_comm.trace import recorder as traced
 from chainermn_comm.watchdog.rank import rendezvous
+from chainermn_comm.watchdog.timeout import Timeout
 from tests.support.thread_ranks import CountedComm, run
 
 

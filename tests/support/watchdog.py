@@ -10,7 +10,6 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from chainermn_comm.timeout import Timeout
 from chainermn_comm.watchdog import processes
 from chainermn_comm.watchdog.monitor.local_ranks import MonitoredRank
 from chainermn_comm.watchdog.rank import recorder, rendezvous
@@ -25,6 +24,7 @@ from chainermn_comm.watchdog.status_region import (
     read_calls,
     read_progress,
 )
+from chainermn_comm.watchdog.timeout import Timeout
 
 __all__ = ["COLLECTIVE", "FINALIZE", "MESSAGE", "NOBODY", "WORLD", "Call", "MonitoredRank"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from chainermn_comm.timeout import Timeout
 from chainermn_comm.watchdog.diagnosis import Rank, WaitGraph
 from chainermn_comm.watchdog.processes import GONE, RUNNING, STOPPED
 from chainermn_comm.watchdog.status_region import (
@@ -17,6 +16,7 @@ from chainermn_comm.watchdog.status_region import (
     WORLD,
     Call,
 )
+from chainermn_comm.watchdog.timeout import Timeout
 
 __all__ = ["GONE", "STOPPED", "Rank", "Timeout"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .arithmetic import as_integer
-from .timeout import Timeout
+from .watchdog import Timeout
 
 _WIRE_DTYPES = ("float16", "float32", "float64")
 

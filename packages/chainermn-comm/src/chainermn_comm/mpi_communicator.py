@@ -23,10 +23,9 @@ from .messaging import Backend, Handshake, ProcessGroup, collectives, messages, 
 from .observers import Method, combined, observed
 from .reducer import Reducer
 from .registry import agreeing
-from .timeout import Timeout
 from .topology import Topology
 from .trace import recorder as trace
-from .watchdog import register
+from .watchdog import Timeout, register
 
 # Colors and keys of a split are C ints.
 LARGEST_INT = 2**31 - 1

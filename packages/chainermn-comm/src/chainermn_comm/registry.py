@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from . import faults, runtime, watchdog
 from .config import CHUNK_VARIABLE, Settings, chunk_bytes, reproducible, wire_dtype
-from .timeout import SILENCE_VARIABLE, TIMEOUT_VARIABLE, Timeout, timeout_from_env
 from .topology import Topology
 from .trace import TRACE_VARIABLE
 
@@ -53,7 +52,7 @@ def agreeing(
     allreduce_grad_dtype: Any,
     batched_copy: bool,
     wants_reproducible: bool,
-    timeout: Timeout | None,
+    timeout: watchdog.Timeout | None,
 ) -> Iterator[tuple[MPI.Intracomm, Entry, tuple[BackendFactory, BackendFactory], Settings]]:
     """Agree on a communicator, which is to be made of these inside of the block (collective).
 
@@ -69,12 +68,11 @@ def agreeing(
     comm = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
     if not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"mpi_comm must be an mpi4py intracommunicator, got {type(comm).__name__}")
-    wait = Timeout()
+    wait = watchdog.Timeout()
     with contextlib.suppress(ValueError):  # which is raised on all ranks below
-        wait = timeout or timeout_from_env()
+        wait = timeout or watchdog.timeout_from_env()
     # As ranks of MPI.COMM_WORLD, this process first.
-    ranks = [*range(comm.rank, comm.size), *range(comm.rank)]
-    members = ranks
+    members = ranks = [*range(comm.rank, comm.size), *range(comm.rank)]
     if comm != MPI.COMM_WORLD:  # some MPIs look for each rank among all
         members = MPI.Group.Translate_ranks(comm.Get_group(), ranks, MPI.COMM_WORLD.Get_group())
     # It stands for the communicator that there is not yet.
@@ -94,7 +92,7 @@ def agreeing(
                     bool(batched_copy),
                     chunk_bytes(),
                     reproducible(wants_reproducible),
-                    timeout or timeout_from_env(),
+                    timeout or watchdog.timeout_from_env(),
                     os.environ.get(TRACE_VARIABLE) or None,
                 )
                 if settings.reproducible:
@@ -105,8 +103,8 @@ def agreeing(
                 ("allreduce_grad_dtype", str(settings.allreduce_grad_dtype)),
                 (CHUNK_VARIABLE, settings.chunk_bytes),
                 ("reproducible", settings.reproducible),
-                (TIMEOUT_VARIABLE, str(settings.timeout)),
-                (SILENCE_VARIABLE, settings.timeout.silence),
+                (watchdog.TIMEOUT_VARIABLE, str(settings.timeout)),
+                (watchdog.SILENCE_VARIABLE, settings.timeout.silence),
                 (TRACE_VARIABLE, "set" if settings.trace else "unset"),
             )
             payload = runtime.blas_payload(comm.size)

@@ -21,7 +21,7 @@ from mpi4py import MPI
 from .. import devices
 from ..errors import CommunicationError, SharedFailure, describe_exception
 from ..messaging import Handshake
-from ..timeout import timeout_from_env
+from ..watchdog import timeout_from_env
 
 # By default; some seconds are usual on large jobs. CHAINERMN_TIMEOUT counts where it is shorter.
 CONNECT_SECONDS, VARIABLE = 60.0, "CHAINERMN_NCCL_TIMEOUT"

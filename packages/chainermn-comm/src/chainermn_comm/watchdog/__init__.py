@@ -11,3 +11,7 @@ from .rank.recorder import mark_aborting as mark_aborting
 from .rank.recorder import mark_finalizing as mark_finalizing
 from .rank.recorder import watch_call as watch_call
 from .rank.rendezvous import register as register
+from .timeout import SILENCE_VARIABLE as SILENCE_VARIABLE
+from .timeout import TIMEOUT_VARIABLE as TIMEOUT_VARIABLE
+from .timeout import Timeout as Timeout
+from .timeout import timeout_from_env as timeout_from_env

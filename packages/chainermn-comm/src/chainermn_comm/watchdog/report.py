@@ -8,10 +8,10 @@ import textwrap
 
 from _chainermn_verdict import next_step
 
-from ..timeout import Timeout
 from .diagnosis import Rank, WaitGraph, Waits
 from .processes import GONE, STOPPED
 from .status_region import FINALIZE, MESSAGE, NOBODY, SCOPE_SEPARATOR, Call
+from .timeout import Timeout
 
 # Of a rank's stacks: a deep recursion would bury the rest.
 STACK_CHARACTERS = 4096

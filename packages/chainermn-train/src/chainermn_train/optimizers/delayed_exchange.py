@@ -10,12 +10,12 @@ from chainermn_comm import CommunicatorBase, Reducer, patient_waits
 
 from ..background_thread import BackgroundThread, threads_may_use_mpi
 from ..collective_errors import SharedFailure
-from ..parameter_set import ParameterSet
 from ..profiling import region
 from .decision import OPERATION
 from .gpus import device_of, new_stream, recorded_event, using_stream
 from .gradient_exchange import GradientExchange, make_channel
 from .gradient_set import GradientSet, multiply_gradients
+from .parameter_set import ParameterSet
 
 _ALONE = "with double_buffering gradients are as old as ever"
 

@@ -19,8 +19,8 @@ from chainermn_comm.errors import raise_mismatch, view_of
 from ..collective_errors import allgather_checked
 from ..host_arrays import to_host
 from ..optimizer_state import array_of, keys_of, updates_of
-from ..parameter_set import ParameterSet
 from .decision import OPERATION
+from .parameter_set import ParameterSet
 
 # Bytes of a slice, which takes some ten microseconds, and most slices: of a large model they are
 # longer. Adler-32 needs no table; that of CRC-32 takes as much of the caches as the slice.

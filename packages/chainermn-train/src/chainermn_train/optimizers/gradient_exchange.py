@@ -8,11 +8,11 @@ from typing import Any
 from chainermn_comm import CommunicatorBase, Reducer
 
 from ..background_thread import raise_if_any
-from ..parameter_set import ParameterSet
 from ..profiling import region
 from ..wrappers import UnpicklableMixin
 from .decision import OPERATION
 from .gradient_set import GradientSet, multiply_gradients, set_scale
+from .parameter_set import ParameterSet
 
 # What is under way is four times as much: a link of 1 Gbit/s stays busy between two looks of a
 # thread that seldom has the interpreter, and small messages of others wait 4 ms behind it at most.

@@ -13,7 +13,7 @@ from chainer.backend import get_array_module, get_device_from_array
 from chainer.serializers import DictionarySerializer, NpzDeserializer
 
 from ..optimizer_state import load_arrays, save_arrays
-from ..parameter_set import ParameterSet
+from .parameter_set import ParameterSet
 
 
 @dataclass(eq=False)

@@ -18,12 +18,12 @@ from ..collective_errors import SharedFailure, bcast_checked, raise_on_all_ranks
 from ..host_arrays import to_host
 from ..leaving import is_warned
 from ..optimizer_state import is_missing, serialize_mixed_precision, serialize_state
-from ..parameter_set import ParameterSet
 from ..wrappers import AttributeProxy, UnpicklableMixin
 from .decision import OPERATION, Decision, Report, agree, decide, keeps_gradients
 from .drift import DriftDetector
 from .gradient_exchange import GradientExchange
 from .gradient_set import GradientGroup, GradientSet, are_scaled_by, not_updated, rescale
+from .parameter_set import ParameterSet
 from .replicated_state import ReplicatedState
 
 Agreed = tuple[Decision, Report]  # what all ranks do, and the sums of their reports

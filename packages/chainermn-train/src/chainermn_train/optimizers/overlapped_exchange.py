@@ -18,13 +18,13 @@ from chainermn_comm import CommunicationError, CommunicatorBase, Reducer, patien
 
 from ..background_thread import BackgroundThread, raise_if_any, threads_may_use_mpi
 from ..collective_errors import SharedFailure
-from ..parameter_set import ParameterSet
 from ..profiling import region
 from . import tracked_backward
 from .decision import OPERATION
 from .gpus import device_of, new_stream, using_stream, wait_on_device
 from .gradient_exchange import GradientExchange, make_channel
 from .gradient_set import GradientSet, are_scaled_by, has_form_of, not_updated, present_gradient
+from .parameter_set import ParameterSet
 
 # Long enough that a bucket's costs don't count, short enough that the first one leaves early.
 BUCKET_BYTES = 1 << 20

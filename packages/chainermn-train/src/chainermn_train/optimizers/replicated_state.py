@@ -8,11 +8,11 @@ from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import raise_on_all_ranks
 from ..optimizer_state import broadcast_state, describe_settings, loss_scaling
-from ..parameter_set import ParameterSet, initialize_missing
 from ..persistents import broadcast_persistents
 from ..profiling import region
 from ..wrappers import UnpicklableMixin
 from .decision import OPERATION, Report
+from .parameter_set import ParameterSet, initialize_missing
 
 
 class ReplicatedState(UnpicklableMixin):

@@ -16,11 +16,11 @@ from typing import Any
 from _chainermn_events import event_line
 from _chainermn_verdict import next_step
 
-from ...timeout import Timeout
 from .. import processes, report
 from ..diagnosis import Rank, WaitGraph, Waits, rank_from_reply
 from ..processes import GONE
 from ..status_region import IDLE, read_abort_time
+from ..timeout import Timeout
 from .cleanup import WAIT_SECONDS, SharedFiles, daemon_of, end_children, end_daemon
 from .connection import Message
 from .local_ranks import ExitTracker, MonitoredRank, collect_stacks, print_for, stderrs

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 
 from _chainermn_events import RANK_VARIABLES, active_job, emit
 
-from ...timeout import Timeout
 from .. import processes
 from ..report import init_report, reason
+from ..timeout import Timeout
 from . import recorder
 
 RANK_NAMES = [rank for rank, _ in RANK_VARIABLES]

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 from _chainermn_events import active_job
 
-from ...timeout import Timeout
 from ..processes import stat as process_stat
 from ..report import rank_list
+from ..timeout import Timeout
 from . import recorder
 from .recorder import CallRecorder, StatusRegion
 

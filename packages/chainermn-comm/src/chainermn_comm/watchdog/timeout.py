@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 TIMEOUT_VARIABLE, SILENCE_VARIABLE = "CHAINERMN_TIMEOUT", "CHAINERMN_HOST_SILENCE"
 DEFAULT_SECONDS = 600.0
@@ -29,14 +29,13 @@ class Timeout:
 
 def timeout_from_env() -> Timeout:
     """Return what the environment asks for; ValueError where that is no number in the range."""
-    silence = _seconds(SILENCE_VARIABLE, f"the default of {SILENCE_SECONDS:g} s")
+    silence = _seconds(SILENCE_VARIABLE, f"the default of {SILENCE_SECONDS:g} s") or SILENCE_SECONDS
     seconds = _seconds(
         TIMEOUT_VARIABLE,
         f"a report, and no end, of a call that has waited for {DEFAULT_SECONDS:g} s",
         or_zero=", or 0 for no limit",
     )
-    made = Timeout() if seconds is None else Timeout(seconds, ends_job=seconds > 0)
-    return made if silence is None else replace(made, silence=silence)
+    return Timeout(silence=silence) if seconds is None else Timeout(seconds, seconds > 0, silence)
 
 
 def _seconds(variable: str, default: str, or_zero: str = "") -> float | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from chainermn_comm import CommunicatorBase
 
-from .collective_errors import raise_on_all_ranks, values_of_first_holders
+from ..collective_errors import raise_on_all_ranks, values_of_first_holders
 
 
 class ParameterSet:
