@@ -15,7 +15,7 @@ def make_table(
     table = Table(
         title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False
     )
-    table.add_column(first, no_wrap=True)
+    table.add_column(first)  # it alone is wrapped where a terminal is narrow: numbers stay whole
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
