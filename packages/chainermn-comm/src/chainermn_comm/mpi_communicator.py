@@ -354,8 +354,8 @@ class MpiCommunicator(CommunicatorBase):
         is_ours = is_ours and own.__self__ is self
         # In this order: isinstance of an abstract class takes as long as all the rest.
         if is_ours and (channel is None or isinstance(channel, MpiCommunicator)):
-            data = channel or self
-            return MpiReducer(self._group, data._group, zero_fill, operation)
+            group = self._group
+            return MpiReducer(group, channel._group if channel else group, zero_fill, operation)
         return super().make_reducer(zero_fill, operation, channel)
 
     @observed

@@ -91,6 +91,7 @@ class Reducer:
     #: Whether buckets can be planned.
     takes_plans = False
     _before: Sequence[weakref.ref[Work]] = ()
+    _handed_in: Sequence[bool] = (False,)  # by rank, once ranks have agreed
 
     def __init__(
         self, communicator: Any, zero_fill: bool, operation: str, channel: Any = None
@@ -104,7 +105,6 @@ class Reducer:
         self._operation, self._zero_fill = operation, zero_fill
         self._channel, self._is_apart = channel or communicator, channel is not None
         self._models: list[Any] = []
-        self._handed_in = [False]  # by rank, once ranks have agreed
 
     @property
     def complete(self) -> bool:
@@ -170,7 +170,7 @@ class Reducer:
         """
         if planned:
             self._check_plan()
-        elif any(self._handed_in) and not self.complete:
+        elif len(set(self._handed_in)) > 1:
             texts = ["handed in" if each else "none" for each in self._handed_in]
             views = [view_of(self._operation, [("gradients", text)]) for text in texts]
             raise_mismatch(self._operation, self._rank, views)

@@ -73,9 +73,9 @@ class SharedMemoryAllreduce(Algorithm):
         comm, rank, topology = group.comm, group.rank, group.topology
         self._ranks = topology.intra_size(rank)
         self._chunk_bytes = chunk_bytes or self.default_chunk_bytes
-        # Of the last call, since a loop's gradients are like those before: sizes, dtypes; the
-        # chunks, and the bytes of all.
-        self._last: tuple[list[int], Dtypes, list[Chunk], int] = [], [], [], 0
+        # Of the last call, as loops repeat it. In the end: groups, and whether each rank sums them.
+        self._last: tuple[list[int], Dtypes, Way, list[list[Chunk]], bool]
+        self._last = [], [], DEFAULT_WAY, [], True
         # By slot, size and dtype: each rank's numbers.
         self._views: dict[tuple[int, int, np.dtype], list[np.ndarray]] = {}
         self._next_group = 0  # groups so far: slot numbers go on from call to call
@@ -121,10 +121,7 @@ class SharedMemoryAllreduce(Algorithm):
         # Pack the first chunk. No other rank accesses its slot until the barrier: what it held
         # before has been read by all ranks when a call of `allreduce` ends.
         flat = operand.flattened()
-        chunks, nbytes = self._planned([target.size for target in flat.targets], flat.wire_dtypes)
-        size = min(way.chunks_per_group, self.most_chunks)
-        groups = [chunks[start : start + size] for start in range(0, len(chunks), size)]
-        redundant = self._ranks <= REDUNDANT_RANKS or self._ranks * nbytes <= way.redundant_bytes
+        groups, redundant = self._planned(flat, way)
         stages, first = self._stages(redundant), self._next_group
         token = self._packed = object()
 
@@ -154,14 +151,18 @@ class SharedMemoryAllreduce(Algorithm):
 
         return rest
 
-    def _planned(self, sizes: list[int], wire_dtypes: Dtypes) -> tuple[list[Chunk], int]:
-        """Return the chunks, and the bytes of all of them."""
-        last_sizes, last_dtypes, chunks, nbytes = self._last
-        if sizes != last_sizes or wire_dtypes is not last_dtypes:  # faster than hashing
-            chunks = plan_chunks(tuple(sizes), tuple(wire_dtypes), self._chunk_bytes)
-            nbytes = sum([chunk.nbytes for chunk in chunks])
-            self._last = sizes, wire_dtypes, chunks, nbytes
-        return chunks, nbytes
+    def _planned(self, operand: Operand, way: Way) -> tuple[list[list[Chunk]], bool]:
+        """Return the groups of chunks, and whether each rank may sum all of them."""
+        sizes, dtypes = [target.size for target in operand.targets], operand.wire_dtypes
+        last_sizes, last_dtypes, last_way, groups, redundant = self._last
+        if sizes != last_sizes or dtypes is not last_dtypes or way is not last_way:  # no hashing
+            chunks = plan_chunks(tuple(sizes), tuple(dtypes), self._chunk_bytes)
+            most = min(way.chunks_per_group, self.most_chunks)
+            groups = [chunks[start : start + most] for start in range(0, len(chunks), most)]
+            nbytes = self._ranks * sum([chunk.nbytes for chunk in chunks])
+            redundant = self._ranks <= REDUNDANT_RANKS or nbytes <= way.redundant_bytes
+            self._last = sizes, dtypes, way, groups, redundant
+        return groups, redundant
 
     def _stages(self, redundant: bool) -> list[Stage]:
         """Return what is done with each chunk; ``redundant``, each rank may sum all of it."""

@@ -49,7 +49,7 @@ class MpiReducer(Reducer):
         self._settings = group.settings  # they may change while another thread works
         self._zero_fill, self._operation = zero_fill, operation
         self._rank, self._is_apart = group.rank, channel is not group
-        self._handed_in, self._buckets = [False], list[Bucket]()
+        self._buckets: list[Bucket] = []
         if self._is_apart:
             self._planned: SimpleQueue[Bucket] = SimpleQueue()
 

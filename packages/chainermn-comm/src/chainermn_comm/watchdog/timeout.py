@@ -40,8 +40,7 @@ def timeout_from_env() -> Timeout:
 
 def _seconds(variable: str, default: str, or_zero: str = "") -> float | None:
     """Return the seconds that the environment asks for; None where it doesn't."""
-    text = os.environ.get(variable, "").strip()
-    if not text:
+    if not (text := os.environ.get(variable, "").strip()):
         return None
     try:
         seconds = float(text)
