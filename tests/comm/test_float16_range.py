@@ -104,6 +104,9 @@ def test_small_means_keep_their_precision_under_every_name(world, name, nodes, b
             comm.allreduce_grad(model := with_grads(w=rows[comm.rank].copy()))
             exact = np.sum(rows, axis=0, dtype=DOUBLE) / world.size
             np.testing.assert_allclose(model["w"].grad, exact, rtol=4 * np.finfo(HALF).eps)
+        # What is packed together may share an exponent.
+        comm.allreduce_grad(model := with_grads(v=np.full(5, 2.0**-27, "f4"), w=np.ones(5, "f4")))
+        np.testing.assert_array_equal(model["v"].grad, 2.0**-27)
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,8 @@ def test_what_cannot_be_scattered_raises_on_all(naive, kind):
         base.reduce_scatter(naive, fine, "mean" if wrong else "sum")
     with raises_on_all(wrong, TypeError):
         base.reduce_scatter(naive, [object()] * size if wrong else fine)
+    with raises_on_all(wrong, ValueError, rf"expected {size} .*got {size - 1}"):
+        base.reduce_scatter(naive, fine[1:] if wrong else fine)
     with pytest.raises(RankMismatchError, match="op"):
         base.reduce_scatter(naive, fine, "max" if wrong else "min")
     with pytest.raises(RankMismatchError, match=r"\(3,\)"):
@@ -132,6 +134,15 @@ def test_what_cannot_be_scattered_raises_on_all(naive, kind):
     with pytest.raises(TypeError, match="can't take the sum of dtype <U1"):
         base.reduce_scatter(naive, [np.array(["a"])] * size)
     same(base.reduce_scatter(naive, fine), np.full(2, float(size)))
+
+
+def test_arrays_of_other_packages_on_gpus_are_refused_with_a_remedy(naive):
+    class Foreign:
+        __cuda_array_interface__: dict = {}  # noqa: RUF012
+
+    for call in (naive.allreduce, naive.allgather):
+        with pytest.raises(TypeError, match=r"of GPU arrays only CuPy's .* convert it"):
+            call(Foreign())
 
 
 @pytest.mark.sizes(2, 3)

@@ -15,6 +15,7 @@ import pytest
 
 from chainermn_comm import (
     CommunicationError,
+    FinalizedError,
     PeerError,
     RankMismatchError,
     create_communicator,
@@ -23,6 +24,7 @@ from chainermn_comm.reducer import in_background
 from tests.support.freed import freed_at_once
 from tests.support.models import Model, Param, check_mean, with_grads
 from tests.support.planted import interrupted_in_handshakes
+from tests.support.raised import raises_on_all
 from tests.support.synchronizations import written_down
 from tests.support.third_party import PlainCommunicator
 from tests.support.topologies import on_nodes
@@ -192,6 +194,30 @@ def test_payloads_come_back_in_rank_order(comm):
         reducer = comm.make_reducer(zero_fill=True)
         assert finish(reducer, *buckets, payload=payloads[comm.rank]) == payloads
     assert bits(*buckets) == expected(comm, missing, zero_fill=True)
+
+
+@several_ranks
+def test_a_payload_that_is_none_or_too_long_raises_on_all(comm):
+    wrong = comm.rank == 1
+    for payload in (b"1" * 300, "words"):
+        with raises_on_all(wrong, ValueError, "a payload is bytes, 64 at most"):
+            comm.make_reducer().agree(payload=payload if wrong else b"1")
+    check_mean(comm)
+
+
+@pytest.mark.parametrize("name", ["flat", "hierarchical"])
+def test_after_finalize_it_says_so(world, name):
+    comm = create_communicator(name, world)
+    check_mean(comm)
+    late, reducer = comm.make_reducer(), comm.make_reducer()
+    for each in (late, reducer):
+        each.add(with_grads(w=np.ones(3, "f4")))
+    reducer.agree()
+    work = reducer.start()
+    comm.finalize()
+    for call in (late.agree, work.wait):
+        with pytest.raises(FinalizedError, match=f"rank {world.rank}: .*finalized"):
+            call()
 
 
 @with_third_party

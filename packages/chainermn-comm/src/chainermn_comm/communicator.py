@@ -197,16 +197,19 @@ class CommunicatorBase(ABC):
 
         ``xs`` are ``size`` arrays of numbers, ``xs[i]`` for rank ``i``: of the same shape and dtype
         on all ranks, but those for two ranks may differ. It is summed in rank order, in float32 or
-        wider. ``op`` is as for :meth:`allreduce`.
+        wider. ``op`` is as for :meth:`allreduce`. By default, none is a tuple.
         """
         with SharedFailure(self.handshake, "reduce_scatter"):
             arrays = [x if devices.on_gpu(x) else as_array(x, self.rank) for x in xs]
             check_operation(self.rank, "reduce_scatter", op, arrays)
             specs = [("array", str(x.dtype), x.shape) for x in arrays]
+            if len(xs) != self.size:
+                raise ValueError(f"rank {self.rank}: expected {self.size} arrays, got {len(xs)}")
         self.handshake("reduce_scatter", [("op", op), *specs])
         rows = self.alltoall(arrays)
         wide = [row.astype(accumulator(row.dtype)) for row in rows]
-        return reduce(OPERATIONS[op], wide).astype(rows[0].dtype, copy=False)
+        with np.errstate(all="ignore"):
+            return reduce(OPERATIONS[op], wide).astype(rows[0].dtype, copy=False)
 
     def allgather(self, x: Any) -> tuple[Any, ...]:
         """Return every rank's array ``x``, a tuple in rank order, on every rank (collective)."""

@@ -374,14 +374,14 @@ class MpiCommunicator(CommunicatorBase):
 
         They are ``allreduce_grad_dtype``, ``batched_copy`` and ``chunk_bytes``, the size of the
         chunks in which gradients travel (see :func:`chainermn_comm.create_communicator`; None for
-        the default). That can't be changed any more once they have travelled.
+        the default). That can't be changed any more once arrays, or gradients, have been summed.
         """
         settings = self._settings.changed(name, value)
         made = any([backend.made for backend in self._backends])
         if made and settings.chunk_bytes != self._settings.chunk_bytes:
             raise ValueError(
-                f"rank {self._rank}: {name} can't be changed any more, since gradients have "
-                "travelled; change it right after making the communicator"
+                f"rank {self._rank}: {name} can't be changed any more, since arrays have been "
+                "summed; change it right after making the communicator"
             )
         self._settings = settings
         for each in filter(None, (self._open_group, *[each.group for each in self._backends])):
@@ -408,7 +408,7 @@ class MpiCommunicator(CommunicatorBase):
             return
         with group.in_step("finalize"):
             group.handshake("finalize")
-            self._open_group = None
+            self._open_group, group.is_finalized = None, True
             with ExitStack() as stack:
                 stack.callback(self._observer.release)
                 for comm in self._comms:
@@ -433,6 +433,7 @@ class MpiCommunicator(CommunicatorBase):
         if group is None:
             return
         self._observer.release()
+        group.is_finalized = True
         group.host.release_local()
         group.device.release_local()
         self._backends = ()

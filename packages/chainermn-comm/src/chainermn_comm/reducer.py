@@ -53,25 +53,16 @@ class Work:
                 self._pending.release()
 
     def poll(self) -> bool:
-        """Return whether :meth:`wait` has ended, in whichever thread, also by an error.
-
-        Not collective; it waits for nothing, and raises nothing.
-        """
+        """Return whether :meth:`wait` has ended or raised; not collective, raises nothing."""
         return not self._pending.locked()
 
     def assign(self) -> None:
-        """Give parameters their means, for which :meth:`wait` has returned.
-
-        Not collective; it raises nothing of its own.
-        """
+        """Give parameters their means, after :meth:`wait`; not collective, raises nothing."""
         self.leave_background()
         self._give()
 
     def leave_background(self) -> None:
-        """Say, in the main thread, that no other one's work is ahead of its stream any more.
-
-        Not collective; it raises nothing.
-        """
+        """Say in the main thread that its stream waits for this; not collective, raises nothing."""
         # Another thread may only have enqueued it: then it stays until nobody holds it.
         if self._is_in_background and threading.current_thread() is threading.main_thread():
             in_background.discard(self)
@@ -157,7 +148,8 @@ class Reducer:
     def start(self, planned: int = 0) -> Work:
         """Return the work of the means of what was handed in, once for each reducer.
 
-        Not collective, but all ranks call it; with a channel, the work may be another thread's.
+        Not collective, but all ranks call it; with a channel, the work may be another thread's. On
+        GPUs a mean that starts later waits for it, so this thread may take none before that ends.
 
         Args:
             planned: how many buckets are planned, the same on all ranks; 0 if none is. Their work

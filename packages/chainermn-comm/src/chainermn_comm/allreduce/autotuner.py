@@ -12,14 +12,13 @@ from ..messaging import Algorithm
 
 # Calls by which a candidate is measured: the first allocates, and of the others the fastest counts.
 TRIALS = 3
-MOST_SIZES = 1000  # that are known; gradients have few, users' arrays may have any
 
 
 class Autotuner(Algorithm):
     """Takes few bytes by the first of the candidates, and more by the fastest.
 
-    The first calls with a number of bytes use each candidate in turn; rank 0's clock then chooses
-    one for all later calls with that number, so that these need no agreement.
+    The first calls of a size, between two powers of two, use each candidate in turn; rank 0's clock
+    then chooses one for all later calls of that size, so that these need no agreement.
     """
 
     def __init__(
@@ -27,7 +26,7 @@ class Autotuner(Algorithm):
     ) -> None:
         """Own the algorithms; measure from ``least_bytes`` on."""
         self._comm, self._candidates, self._least_bytes = comm, candidates, least_bytes
-        self._seconds: dict[int, list[float]] = {}  # by bytes: of each trial so far
+        self._seconds: dict[int, list[float]] = {}  # by size: per byte, of each trial so far
         self._chosen: dict[int, Algorithm] = {}
 
     def allreduce(self, operand: Operand) -> None:
@@ -36,18 +35,15 @@ class Autotuner(Algorithm):
         if algorithm is not None:
             algorithm.allreduce(operand)
             return
-        if len(self._seconds) + len(self._chosen) >= MOST_SIZES:
-            self._seconds, self._chosen = {}, {}
-        seconds = self._seconds.setdefault(nbytes, [])
+        seconds = self._seconds.setdefault(size := nbytes.bit_length(), [])
         start = time.perf_counter()
         self._candidates[len(seconds) // TRIALS].allreduce(operand)
-        seconds.append(time.perf_counter() - start)
+        seconds.append((time.perf_counter() - start) / nbytes)
         if len(seconds) == TRIALS * len(self._candidates):
-            del self._seconds[nbytes]
+            del self._seconds[size]
             firsts = range(0, len(seconds), TRIALS)
             least = [min(seconds[first + 1 : first + TRIALS]) for first in firsts]
-            index = self._comm.bcast(least.index(min(least)))
-            self._chosen[nbytes] = self._candidates[index]
+            self._chosen[size] = self._candidates[self._comm.bcast(least.index(min(least)))]
 
     def prepare(self, operand: Operand) -> Callable[[], None]:
         algorithm = self._chosen_for(sum([target.nbytes for target in operand.targets]))
@@ -59,4 +55,5 @@ class Autotuner(Algorithm):
             algorithm.close()
 
     def _chosen_for(self, nbytes: int) -> Algorithm | None:
-        return self._candidates[0] if nbytes < self._least_bytes else self._chosen.get(nbytes)
+        few = nbytes < self._least_bytes
+        return self._candidates[0] if few else self._chosen.get(nbytes.bit_length())

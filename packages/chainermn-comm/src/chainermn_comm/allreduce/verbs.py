@@ -51,7 +51,7 @@ def reduce_arrays(
 def _for_sums(group: ProcessGroup, op: str, out: Any) -> Takes | None:
     """Return what says of arrays whether they can stay for their ``op``, with ``out``."""
     outs = [] if out is None else [out]
-    if op not in list(OPERATIONS) or not all(map(devices.on_gpu, outs)):
+    if not isinstance(op, str) or op not in OPERATIONS or not all(map(devices.on_gpu, outs)):
         return None
     return lambda arrays: group.device.takes([*arrays, *outs], OPERATIONS[op])
 

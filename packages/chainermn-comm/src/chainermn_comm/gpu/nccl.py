@@ -30,10 +30,9 @@ ABORT_SECONDS = 1.0
 class NcclCommunicator:
     """NCCL among the GPUs of some ranks.
 
-    Each method enqueues its work on a stream and returns at once; the result is in ``buffer`` when
-    the stream gets there. Buffers are contiguous GPU arrays of float16, float32, float64 or the
-    bits of bfloat16 in uint16, of equal sizes on all ranks. Sums are NCCL's: in an order and with
-    roundings of its own, the same bits on every rank.
+    Methods enqueue work on a stream, and return at once. Arrays are contiguous, on this rank's GPU;
+    those of bfloat16 are its bits, uint16. Sums are NCCL's: in an order and with roundings of its
+    own, the same bits on every rank.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from .. import devices, staging
 from ..arithmetic import Operand
-from ..errors import now, raise_mismatch, share_failure, view_of
+from ..errors import SharedFailure, raise_mismatch, share_failure, view_of
 from ..messaging import ProcessGroup
 from ..reducer import Reducer
 from .bucket import Bucket, GradientSignature, bucket_of, joined
@@ -109,19 +109,24 @@ class MpiReducer(Reducer):
             if not all([bucket.complete for bucket in buckets]):
                 bits = [grad is None for bucket in buckets for grad in bucket.grads]
                 missing = np.packbits(bits).tobytes()
-        own = _HEAD.pack(digest, len(payload)) + payload + missing
-        since = now()
-        try:
-            rows = handshake(self._operation, signature, own, nbytes, typed=True)
-            if rows.count(own) == len(rows):  # nearly always
-                self._handed_in = [bool(buckets)]
-                payloads = [payload] * len(rows)
-            else:
-                payloads = self._compare(rows)
-        except BaseException as error:
-            handshake.leave()
-            group.interrupt(DESCRIPTION, error, since)
-            raise
+        with group.in_step(DESCRIPTION):
+            try:
+                try:
+                    own = _HEAD.pack(digest, len(payload)) + payload + missing
+                except Exception:
+                    with SharedFailure(handshake, self._operation):
+                        raise ValueError(
+                            f"rank {self._rank}: a payload is bytes, 64 at most"
+                        ) from None
+                rows = handshake(self._operation, signature, own, nbytes, typed=True)
+                if rows.count(own) == len(rows):  # nearly always
+                    self._handed_in = [bool(buckets)]
+                    payloads = [payload] * len(rows)
+                else:
+                    payloads = self._compare(rows)
+            except BaseException:
+                handshake.leave()
+                raise
         if self._is_apart or not all(self._handed_in):
             handshake.leave()
         return payloads

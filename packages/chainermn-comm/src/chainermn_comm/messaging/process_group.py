@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from .. import devices
 from ..config import Settings
-from ..errors import SharedFailure, describe_exception, is_raised_on_all, now
+from ..errors import FinalizedError, SharedFailure, describe_exception, is_raised_on_all, now
 from ..topology import Topology
 from .backend import Backend
 from .handshake import Handshake
@@ -35,6 +35,7 @@ class ProcessGroup:
     # For arrays in host memory, and on GPUs. The group that backends themselves have has none.
     host: Backend = None  # type: ignore[assignment]
     device: Backend = None  # type: ignore[assignment]
+    is_finalized: bool = False
 
     def __post_init__(self) -> None:
         self.rank, self.size = self.comm.rank, self.comm.size
@@ -45,6 +46,8 @@ class ProcessGroup:
         What one rank alone raises there ends the job, as the others can't know. Where the user
         refused that, the interruption is recorded: the communicator can't be used any more.
         """
+        if self.is_finalized:
+            raise FinalizedError(f"rank {self.rank}: the communicator has been finalized")
         return InStep(self, operation)
 
     def interrupt(self, operation: str, error: BaseException, since: int) -> None:
@@ -75,7 +78,7 @@ class ProcessGroup:
 
 
 class InStep:
-    """That of :meth:`ProcessGroup.in_step`: a signal may leave a generator unfinished, not this."""
+    """What :meth:`ProcessGroup.in_step` returns; a generator would miss a signal's exception."""
 
     def __init__(self, group: ProcessGroup, operation: str) -> None:
         self._group, self._operation, self._entered = group, operation, now()
