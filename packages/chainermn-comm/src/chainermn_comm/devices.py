@@ -18,7 +18,8 @@ _SUCCESS, _NOT_READY = 0, 600
 
 def on_gpu(array: Any) -> bool:
     """Return whether this is a CuPy array."""
-    return "cupy" in sys.modules and isinstance(array, _cupy().ndarray)
+    is_likely = "cupy" in sys.modules and hasattr(type(array), "__cuda_array_interface__")
+    return is_likely and isinstance(array, _cupy().ndarray)
 
 
 def unavailable_reason() -> str | None:

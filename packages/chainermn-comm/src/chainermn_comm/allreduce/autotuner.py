@@ -41,8 +41,7 @@ class Autotuner(Algorithm):
         seconds.append((time.perf_counter() - start) / nbytes)
         if len(seconds) == TRIALS * len(self._candidates):
             del self._seconds[size]
-            firsts = range(0, len(seconds), TRIALS)
-            least = [min(seconds[first + 1 : first + TRIALS]) for first in firsts]
+            least = [min(seconds[i + 1 : i + TRIALS]) for i in range(0, len(seconds), TRIALS)]
             self._chosen[size] = self._candidates[self._comm.bcast(least.index(min(least)))]
 
     def prepare(self, operand: Operand) -> Callable[[], None]:
