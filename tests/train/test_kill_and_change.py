@@ -27,7 +27,7 @@ def end_of(done):
 
 
 @pytest.mark.parametrize("background", ["background", "at once"])
-@pytest.mark.parametrize("moments", [5, pytest.param(100, marks=pytest.mark.full)])
+@pytest.mark.parametrize("moments", [3, pytest.param(100, marks=pytest.mark.full)])
 def test_killed_at_random_moments_and_resumed_by_other_ranks(tmp_path, background, moments):
     draw = random.Random(f"{background} {moments}")
     weights, accuracy = end_of(run(1, tmp_path / "whole", background))
