@@ -113,7 +113,7 @@ class MpiReducer(Reducer):
             try:
                 try:
                     own = _HEAD.pack(digest, len(payload)) + payload + missing
-                except Exception:
+                except (TypeError, struct.error):
                     with SharedFailure(handshake, self._operation):
                         raise ValueError(
                             f"rank {self._rank}: a payload is bytes, 64 at most"
