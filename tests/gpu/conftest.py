@@ -36,14 +36,8 @@ def double() -> Iterator[Gpu]:
 @pytest.fixture(params=["double", pytest.param("device", marks=pytest.mark.gpu)])
 def gpu(request: pytest.FixtureRequest, world: Any) -> Iterator[Any]:
     """The rank's device, of either kind; nothing may be left on the double's streams."""
-    if request.param == "device":
-        with gpus.real(world) as device:
-            yield device
-        return
-    with installed() as device:
+    with gpus.of_kind(request.param, world) as device:
         yield device
-        for stream in device.streams:
-            device.drain(stream)
 
 
 @pytest.fixture

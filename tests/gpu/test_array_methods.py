@@ -1,4 +1,4 @@
-"""Arrays on GPUs through every method; they arrive on the receiver's current device."""
+"""Arrays on GPUs and parameters there, beside those on hosts; those that pass through buffers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from chainermn_comm import PeerError, create_communicator
 from tests.support import gpus
+from tests.support.gpus import put_sample as on_gpu
 from tests.support.models import Model, Param
 from tests.support.samples import DTYPES, LAYOUTS, same, sample
 
@@ -25,13 +26,6 @@ def comm(gpu, request) -> Iterator:
         yield communicator
 
 
-def on_gpu(rank: int, dtype: str = "float32", layout: str = "C"):
-    views = {"slice": np.s_[1:, ::2], "reversed": np.s_[::-1, ::-1]}
-    if layout in views:
-        return gpus.put(sample(rank, dtype))[views[layout]]
-    return gpus.put(sample(rank, dtype, layout))
-
-
 def check(actual, expected: np.ndarray) -> None:
     import cupy
 
@@ -40,16 +34,8 @@ def check(actual, expected: np.ndarray) -> None:
     same(gpus.to_host(actual), expected)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_array_arrives_on_the_gpu(comm, layout):
-    mine = tuple(on_gpu(comm.rank, dtype, layout) for dtype in DTYPES)
-    for rank, arrays in enumerate(comm.allgather(mine)):
-        for dtype, array in zip(DTYPES, arrays, strict=True):
-            check(array, sample(rank, dtype, layout))
-
-
 @pytest.mark.sizes(2, 3, 4)
-def test_send_and_recv(comm):
+def test_one_value_may_have_arrays_here_and_there(comm):
     if comm.rank == 0:
         comm.send((on_gpu(0), sample(0, "int8"), 3), dest=1)
     elif comm.rank == 1:
@@ -57,21 +43,6 @@ def test_send_and_recv(comm):
         check(there, sample(0, "float32"))
         same(here, sample(0, "int8"))
         assert scalar == 3
-
-
-def test_collective_methods(comm):
-    last = comm.size - 1
-    for rank, array in enumerate(comm.gather(on_gpu(comm.rank), root=last) or ()):
-        check(array, sample(rank, "float32"))
-    mine = on_gpu(comm.rank) if comm.rank == last else None
-    check(comm.bcast(mine, root=last), sample(last, "f4"))
-    mine = [on_gpu(rank) for rank in range(comm.size)]
-    check(comm.scatter(mine if comm.rank == 0 else None), sample(comm.rank, "f4"))
-    for rank, array in enumerate(comm.alltoall([on_gpu(comm.rank)] * comm.size)):
-        check(array, sample(rank, "float32"))
-    rows = [sample(rank, "float32") for rank in range(comm.size)]
-    check(comm.allreduce(on_gpu(comm.rank)), np.sum(rows, axis=0))
-    check(comm.multi_node_mean(on_gpu(comm.rank)), np.mean(rows, axis=0, dtype="f4"))
 
 
 def test_mean_into_an_array_on_either_side(comm):
@@ -83,14 +54,6 @@ def test_mean_into_an_array_on_either_side(comm):
         assert comm.multi_node_mean(sent, here) is here
         same(gpus.to_host(there), mean)
         same(here, mean)
-
-
-def test_ranks_may_hold_their_arrays_here_and_there(comm):
-    mine = on_gpu(comm.rank) if comm.rank == 0 else sample(comm.rank, "float32")
-    first, *others = comm.allgather(mine)
-    check(first, sample(0, "float32"))
-    for rank, array in enumerate(others, start=1):
-        same(array, sample(rank, "float32"))
 
 
 @pytest.mark.sizes(2, 3, 4)

@@ -17,7 +17,9 @@ from chainermn_comm.arithmetic import Chunk, plan_chunks
 from chainermn_comm.gpu import communicators, device_allreduce, kernels, watcher
 from chainermn_comm.messaging import Handshake
 from chainermn_comm.reducer import Work, in_background
+from tests.support.cupy_double import installed
 from tests.support.models import Model, Param
+from tests.support.samples import sample
 
 # Those that go through NCCL where a node has several ranks, and those that MPI serves alone.
 NCCL = ("hierarchical", "two_dimensional", "single_node", "pure_nccl", "non_cuda_aware")
@@ -57,6 +59,19 @@ def real(world: Any) -> Iterator[Real]:
         yield Real(world.size > count)
 
 
+@contextlib.contextmanager
+def of_kind(kind: str, world: Any) -> Iterator[Any]:
+    """The rank's `device`, or its `double`, on whose streams nothing may be left."""
+    if kind == "device":
+        with real(world) as device:
+            yield device
+        return
+    with installed() as device:
+        yield device
+        for stream in device.streams:
+            device.drain(stream)
+
+
 def to_host(array: Any) -> np.ndarray:
     """A copy in host memory, in the array's order."""
     return array.get(order="A")
@@ -71,6 +86,14 @@ def put(array: np.ndarray, layout: str = "C") -> Any:
     if layout == "strided" and array.ndim:
         return cupy.asarray(np.repeat(array, 2, axis=0))[::2]
     return cupy.asarray(array)
+
+
+def put_sample(rank: int, dtype: str = "float32", layout: str = "C") -> Any:
+    """What `samples.sample` gives, on the current device, and a view there where it is one here."""
+    views = {"slice": np.s_[1:, ::2], "reversed": np.s_[::-1, ::-1], "empty": np.s_[:0]}
+    if layout in views:
+        return put(sample(rank, dtype))[views[layout]]
+    return put(sample(rank, dtype, layout))
 
 
 def means_of(comm: CommunicatorBase, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:

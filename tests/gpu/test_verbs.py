@@ -1,0 +1,57 @@
+"""Every verb, for arrays on hosts, on GPUs or on both, gives what NumPy says, wherever ranks are.
+
+And what NCCL can take of GPUs' touches no host memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import product
+from typing import Any
+
+import pytest
+
+from tests.support import gpus
+from tests.support.samples import DTYPES, LAYOUTS
+from tests.support.topologies import IMPOSED, on_nodes
+from tests.support.verbs import check
+
+pytestmark = [pytest.mark.world, pytest.mark.ranks(1, 2, 3, 4)]
+
+BY_NCCL = ("hierarchical", "two_dimensional", "pure_nccl")
+CASES = [
+    *product(["no GPU"], ["here"], ["naive", "flat", "hierarchical", "two_dimensional"]),
+    *product(["double"], ["here and there"], ["naive", "hierarchical"]),
+    *product(["double"], ["there"], ["naive", *BY_NCCL]),
+    *(
+        pytest.param("device", where, name, marks=pytest.mark.gpu)
+        for where, name in product(["here and there", "there"], ["naive", "hierarchical"])
+    ),
+]
+# The other names and topologies take the same ways through memory.
+FEW = [("float32", "C"), ("float64", "F")]
+EVERY = [*((dtype, "C") for dtype in DTYPES), *(("float32", layout) for layout in LAYOUTS[1:])]
+
+
+@pytest.fixture
+def gpu(request: pytest.FixtureRequest, world: Any) -> Iterator[Any]:
+    kind = request.param
+    with nullcontext() if kind == "no GPU" else gpus.of_kind(kind, world) as device:
+        yield device
+
+
+@pytest.mark.parametrize(("gpu", "where", "name"), CASES, indirect=["gpu"])
+def test_every_verb_gives_what_numpy_says(world, gpu, where, name):
+    there = [where == "there" or (where != "here" and rank % 2 == 1) for rank in range(world.size)]
+    one_node, *others = IMPOSED[world.size]
+    if name in ("naive", "flat") or isinstance(gpu, gpus.Real):
+        others = []  # which don't look at nodes, or take seconds to connect
+    for nodes in (one_node, *others):
+        with on_nodes(nodes, name) as comm:
+            double = None
+            if where == "there" and name in BY_NCCL and not isinstance(gpu, gpus.Real):
+                comm.allreduce(gpus.put_sample(0))  # NCCL connects
+                double = gpu
+            all_ways = nodes == one_node and name in ("naive", "hierarchical")
+            check(comm, there, EVERY if all_ways else FEW, double)
