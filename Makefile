@@ -58,8 +58,9 @@ numbers:
 	    echo "$${it%=*} must be a whole number, 1 or more; got '$${it##*=}'" >&2; exit 2;; esac; done
 
 # The tests of a world: $(call world,ranks,seconds,options of pytest). Each test that hangs prints
-# all ranks' stacks and ends the world.
-world = CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0 OMP_NUM_THREADS=1 timeout -k 10 $(2) \
+# all ranks' stacks and ends the world. Ranks that wait in MPICH leave their cores to the others.
+world = MPIR_CVAR_CH4_PROGRESS_THROTTLE=1 MPIR_CVAR_CH4_PROGRESS_THROTTLE_NO_PROGRESS_COUNT=1 \
+	CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0 OMP_NUM_THREADS=1 timeout -k 10 $(2) \
 	$(BIN)/mpiexec -n $(1) $(BIN)/python -m pytest --world -p no:cacheprovider $(3)
 
 # The default tier. What is `alone` holds the promises of time, so nothing runs beside it.

@@ -84,8 +84,15 @@ def train(out: Path, stop=10_000, how="", kind="multi-node", **options):
     return jobs.run_text(2, TRAIN, out, stop, how, kind, **options)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-@pytest.mark.parametrize("kind", ["multi-node", "plain"])
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        ("multi-node", signal.SIGTERM),
+        ("plain", signal.SIGUSR1),
+        pytest.param("multi-node", signal.SIGUSR1, marks=pytest.mark.full),
+        pytest.param("plain", signal.SIGTERM, marks=pytest.mark.full),
+    ],
+)
 def test_all_ranks_save_and_leave_and_the_job_goes_on(tmp_path, number, kind):
     done = train(tmp_path, kind=kind, meanwhile=Sender(2, last, number))
     assert done.returncode == 75, done
@@ -145,7 +152,9 @@ def test_a_second_signal_at_once_is_the_same_one(monkeypatch):
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("text", ["soon", "0", "-3"])
+@pytest.mark.parametrize(
+    "text", ["0", *(pytest.param(text, marks=pytest.mark.full) for text in ("soon", "-3"))]
+)
 def test_a_grace_that_is_no_time_is_told(tmp_path, text):
     done = train(tmp_path, environment={"CHAINERMN_GRACE": text})
     assert done.returncode == 1
