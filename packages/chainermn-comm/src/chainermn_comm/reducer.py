@@ -125,8 +125,7 @@ class Reducer:
     def agree(self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b"") -> list[bytes]:
         """Exchange payloads and check that all ranks mean the same gradients (collective).
 
-        That is one handshake of the operation. A rank may have handed in nothing: no means can be
-        taken then, see ``complete``.
+        That is one handshake. A rank may have handed in nothing: no means then, see ``complete``.
 
         Args:
             signature: what else must be equal on all ranks, as for
@@ -140,7 +139,8 @@ class Reducer:
             RankMismatchError: on all ranks, when operations, signatures or gradients differ.
             PeerError: another rank raised an error instead of agreeing.
         """
-        payload = bytes([len(self._models) > 0]) + payload
+        if isinstance(payload, bytes):  # else the handshake refuses it, on all ranks
+            payload = bytes([len(self._models) > 0]) + payload
         rows = self._communicator.handshake(self._operation, signature, payload=payload)
         self._handed_in = [row[0] > 0 for row in rows]
         return [row[1:] for row in rows]
