@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from chainermn_comm import CommunicatorBase, PeerError
+from tests.support.models import Model, Param
 from tests.support.samples import same, sample
 from tests.support.shortage import no_memory_for
 
@@ -133,6 +136,38 @@ def test_small_arrays_travel_with_their_frame_and_large_ones_apart(naive, seed):
     for rank, found in enumerate(naive.allgather(tuple_of_sizes(naive.rank + seed))):
         all_same(found, tuple_of_sizes(rank + seed))
     all_same(naive.allgather(mine[naive.rank]), mine[: naive.size])
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize(
+    "method", ["bcast", "gather", "scatter", "allgather", "alltoall", "bcast_data"]
+)
+def test_a_dtype_that_pickle_refuses_on_one_rank_raises_on_all(naive, method):
+    wrong, size = naive.rank == 1, naive.size
+    metadata = {"f": lambda: 0} if wrong else {}
+    dtype = np.dtype("f4" if method == "bcast_data" else [("a", "f4")], metadata=metadata)
+    mine: Any = np.zeros(3, dtype)
+    if method in ("scatter", "alltoall"):
+        mine = [mine] * size
+    if method == "bcast_data":
+        mine = Model(w=Param(mine))
+    root = {"root": 1} if method in ("bcast", "gather", "scatter") else {}
+    with pytest.raises((pickle.PicklingError, AttributeError) if wrong else PeerError):
+        getattr(naive, method)(mine, **root)
+    assert naive.allreduce_obj(1) == size
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_what_has_no_value_for_each_rank_is_refused_by_its_type(naive):
+    for values in (
+        dict.fromkeys(range(naive.size)),
+        np.array(1.0),
+        set(range(naive.size)),
+        iter([]),
+    ):
+        for call in (naive.alltoall, naive.scatter):
+            with pytest.raises((TypeError, PeerError), match="expected a tuple or list of"):
+                call(values)
 
 
 def test_names_of_a_received_dtype_are_the_receivers_own(naive):

@@ -75,8 +75,8 @@ def test_what_travels_in_rounds_is_the_same(world):
 def test_a_rank_gets_the_sum_of_what_all_have_for_it(comm, kind):
     for dtype in DTYPES:
         for op in OPERATIONS if np.dtype(dtype).kind != "c" else ("sum",):
-            mine = [sample(comm.rank + to, dtype) for to in range(comm.size)]
-            theirs = [sample(rank + comm.rank, dtype) for rank in range(comm.size)]
+            mine = [sample(comm.rank + 2 * to, dtype) for to in range(comm.size)]
+            theirs = [sample(rank + 2 * comm.rank, dtype) for rank in range(comm.size)]
             expected = reduce(OPERATIONS[op], theirs[1:], theirs[0])
             same(kind(comm).reduce_scatter(comm, mine, op), expected)
 
@@ -143,6 +143,13 @@ def test_arrays_of_other_packages_on_gpus_are_refused_with_a_remedy(naive):
     for call in (naive.allreduce, naive.allgather):
         with pytest.raises(TypeError, match=r"of GPU arrays only CuPy's .* convert it"):
             call(Foreign())
+
+
+def test_a_structured_array_takes_no_mean(naive):
+    fields = np.zeros(3, [("a", "f4"), ("b", "i4")])
+    with pytest.raises(ValueError, match="recvbuf of multi_node_mean must be"):
+        naive.multi_node_mean(np.ones(3, "f4"), fields)
+    assert not fields["b"].any()
 
 
 @pytest.mark.sizes(2, 3)

@@ -82,7 +82,7 @@ def _check_room(rank: int, operation: str, arrays: Sequence[np.ndarray], out: An
     shapes = [array.shape for array in arrays]
     usable = devices.on_gpu(out) or (isinstance(out, np.ndarray) and out.flags.writeable)
     kinds = "c" if any(array.dtype.kind == "c" for array in arrays) else "fcV"
-    if not usable or shapes != [out.shape] or out.dtype.kind not in kinds:
+    if not usable or shapes != [out.shape] or out.dtype.kind not in kinds or out.dtype.names:
         dtypes = ", ".join(str(array.dtype) for array in arrays)
         raise ValueError(
             f"rank {rank}: recvbuf of {operation} must be a writable array of the shape of "

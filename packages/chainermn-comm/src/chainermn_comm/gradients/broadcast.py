@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import pickle
 from functools import partial
 from itertools import pairwise
@@ -29,9 +28,10 @@ def bcast_parameters(group: ProcessGroup, model: Any) -> None:
         named = parameters.named(model, group.rank)
         arrays = [parameters.checked(param.data, name, group.rank) for name, param in named]
         own_specs = [None if array is None else (array.shape, array.dtype) for array in arrays]
+        payload = pickle.dumps(own_specs)
     signature = tuple([("parameter", name) for name, _ in named])
-    nbytes = sum(dtype.itemsize * math.prod(shape) for shape, dtype in filter(None, own_specs))
-    payloads = group.handshake(OPERATION, signature, pickle.dumps(own_specs), nbytes)
+    nbytes = sum(array.nbytes for array in arrays if array is not None)
+    payloads = group.handshake(OPERATION, signature, payload, nbytes)
     rows = [pickle.loads(payload) for payload in payloads]
     # Each parameter that is sent, with the rank that sends it, and its shape and dtype there.
     sent: list[tuple[Any, int, tuple[int, ...], np.dtype]] = []

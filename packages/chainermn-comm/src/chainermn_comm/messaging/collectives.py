@@ -99,7 +99,7 @@ def scatter(group: ProcessGroup, operation: str, values: Any, make: Make, root: 
             lambda root: one_for_each(group, values) if group.rank == root else {},
             root=root,
         )
-        header = group.comm.scatter(call.own_headers() or None, call.root)
+        header = group.comm.scatter(call.own_headers or None, call.root)
         return call.exchange({call.root: header})[0]
 
 
@@ -107,7 +107,7 @@ def alltoall(group: ProcessGroup, operation: str, values: Any, make: Make) -> li
     """Return each rank's i-th value on rank i."""
     with group.in_step(operation):
         call = _Call(group, operation, make, lambda _: one_for_each(group, values))
-        return call.exchange(dict(enumerate(group.comm.alltoall(call.own_headers()))))
+        return call.exchange(dict(enumerate(group.comm.alltoall(call.own_headers))))
 
 
 def check_rank(group: ProcessGroup, rank: Any, name: str) -> int:
@@ -140,7 +140,8 @@ def agreed(
 
 def one_for_each(group: ProcessGroup, values: Any) -> dict[int, Any]:
     """Return the value for each rank; raise unless there are as many as ranks."""
-    if values is not None and not hasattr(values, "__len__"):
+    is_row = hasattr(values, "__getitem__") and getattr(values, "ndim", 1) > 0
+    if values is not None and (isinstance(values, dict) or not is_row):
         raise TypeError(
             f"rank {group.rank}: expected a tuple or list of {group.size} values, one for each "
             f"rank, got {type(values).__name__}"
@@ -150,7 +151,7 @@ def one_for_each(group: ProcessGroup, values: Any) -> dict[int, Any]:
             f"rank {group.rank}: expected {group.size} values, one for each rank, got "
             f"{None if values is None else len(values)}"
         )
-    return dict(enumerate(values))
+    return dict(zip(range(group.size), values, strict=True))
 
 
 class _Call:
@@ -178,7 +179,9 @@ class _Call:
             made = make(list(by_rank.values()), group.rank, takes)
             nbytes = sum([message.nbytes for message in made])
             payload = _PREFIX.pack(nbytes, places_of(made, takes))
-            if describe is not None and made:
+            if describe is None:  # of this rank's messages, by the rank that gets them
+                self.own_headers = [message.header() for message in made]
+            elif made:
                 payload += describe(made[0])
         signature = () if root is _NO_ROOT else (("root", self.root),)
         # Of each rank: a prefix, and how it described its messages.
@@ -196,10 +199,6 @@ class _Call:
     def header(self, rank: int, end: int | None = None) -> bytes:
         """Return the header of the rank's message, which its payload holds up to ``end``."""
         return self.payloads[rank][_PREFIX.size : end]
-
-    def own_headers(self) -> list[bytes]:
-        """Return those of this rank's messages, by the rank that gets them."""
-        return [message.header() for message in self.outgoing.values()]
 
     def with_memory(self, allocate: Callable[[], Value]) -> Value:
         """Return what ``allocate`` returns; when much moves, ranks check first that all could."""
