@@ -89,6 +89,7 @@ class ndarray:
 
     def get(self, *, order: str = "C") -> np.ndarray:
         self._gpu.drain(current_stream(self._gpu))
+        self._gpu.copied_to_host += self.nbytes
         return np.array(self._host, order=order)
 
     def __itruediv__(self, other: int) -> ndarray:

@@ -8,6 +8,7 @@ must be, each with the rank in whose kind of memory it must lie.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial, reduce
 from typing import Any
 
@@ -44,10 +45,10 @@ def bcast(comm: Any, of: Callable, put: Callable) -> Outcome:
 def gather(comm: Any, of: Callable, put: Callable) -> Outcome:
     ranks, results = range(comm.size), []
     for root in ranks:
-        found = comm.gather((put(comm.rank), put(5)), root=root)
+        found = comm.gather((put(comm.rank), put(comm.rank + 1)), root=root)
         assert (found is None) == (comm.rank != root)
         results.extend(found or ())
-    return results, [(rank, (of(rank), of(5))) for rank in ranks]
+    return results, [(rank, (of(rank), of(rank + 1))) for rank in ranks]
 
 
 def scatter(comm: Any, of: Callable, put: Callable) -> Outcome:
@@ -74,14 +75,20 @@ def bcast_data(comm: Any, of: Callable, put: Callable) -> Outcome:
 
 
 def allreduce(comm: Any, of: Callable, put: Callable, op: str = "sum") -> Outcome:
-    found = comm.allreduce(put(comm.rank), op)
-    return [found], [(comm.rank, reduced(of, range(comm.size), op))]
+    me, ranks = comm.rank, range(comm.size)
+    found = [comm.allreduce(put(me), op), comm.allreduce((put(me), put(me + 1)), op)]
+    one, other = reduced(of, ranks, op), reduced(of, [rank + 1 for rank in ranks], op)
+    return found, [(me, one), (me, (one, other))]
 
 
 def reduce_scatter(comm: Any, of: Callable, put: Callable, op: str = "sum") -> Outcome:
     me, ranks = comm.rank, range(comm.size)
-    found = comm.reduce_scatter([put(me + to) for to in ranks], op)
-    return [found], [(me, reduced(of, [rank + me for rank in ranks], op))]
+    found = [
+        comm.reduce_scatter([put(me + 2 * to) for to in ranks], op),
+        comm.reduce_scatter([(put(me + 2 * to), put(me)) for to in ranks], op),
+    ]
+    one, other = reduced(of, [rank + 2 * me for rank in ranks], op), reduced(of, ranks, op)
+    return found, [(me, one), (me, (one, other))]
 
 
 def multi_node_mean(comm: Any, of: Callable, put: Callable) -> Outcome:
@@ -97,10 +104,11 @@ def multi_node_mean_into(comm: Any, of: Callable, put: Callable) -> Outcome:
 
 
 def allreduce_grad(comm: Any, of: Callable, put: Callable) -> Outcome:
-    grads = put(comm.rank).copy(), put(5).copy()
+    me = comm.rank
+    grads = put(me).copy(), put(me + 1).copy()
     model = Model(a=Param(grads[0], grads[0]), b=Param(grads[1], grads[1]))
     comm.allreduce_grad(model)
-    expected = [(comm.rank, mean(comm, of)), (comm.rank, of(5))]
+    expected = [(me, mean(comm, of)), (me, mean(comm, lambda number: of(number + 1)))]
     return [model["a"].grad, model["b"].grad], expected
 
 
@@ -122,7 +130,7 @@ REDUCTIONS = {
     for op in OPERATIONS
 }
 MEANS: tuple[Callable, ...] = (multi_node_mean, multi_node_mean_into)
-FLOATS, INTEGERS = ("float32", "float64"), ("int8", "uint8", "int32", "int64", "uint64")
+FLOATS, INTEGERS = ["float32", "float64"], ["int8", "uint8", "int32", "uint32", "int64", "uint64"]
 
 
 def all_of(dtype: str) -> dict[str, tuple[Callable, bool]]:
@@ -152,48 +160,73 @@ def check(
             verbs.pop("allreduce_grad", None)  # which wants a model on GPUs everywhere or nowhere
         for name, (verb, by_nccl) in verbs.items():
             try:
-                touched = check_one(comm, verb, there[comm.rank], there, dtype, layout, double)
+                with on_a_stream() if there[comm.rank] else nullcontext():
+                    copied = check_one(comm, verb, there, dtype, layout, double)
                 if double and layout != "empty" and (comm.size > 1 or verb is not send):
-                    assert touched == (not by_nccl)
+                    assert (comm.allreduce_obj(copied) > 0) == (not by_nccl)
             except BaseException as error:
                 error.add_note(f"{name} of {dtype}, {layout}")
                 raise
 
 
+def on_a_stream() -> Any:
+    """What is enqueued on another one isn't done when results are looked at."""
+    import cupy
+
+    return cupy.cuda.Stream(non_blocking=True)
+
+
 def check_one(
-    comm: Any, verb: Callable, mine: bool, there: list[bool], dtype: str, layout: str, double: Any
-) -> bool:
-    """Likewise of one; returns whether any rank copied something into host memory."""
-    given = []
+    comm: Any, verb: Callable, there: list[bool], dtype: str, layout: str, double: Any
+) -> int:
+    """Likewise of one; returns how many bytes this rank has copied into host memory."""
+    given, mine = [], there[comm.rank]
 
     def of(number: int) -> np.ndarray:
+        if layout == "large":
+            return np.resize(sample(number, dtype), (1500, 7))
         return sample(number, dtype, layout)
 
     def put(number: int) -> Any:
-        array = gpus.put_sample(number, dtype, layout) if mine else of(number)
+        if not mine:
+            array: Any = of(number)
+        elif layout == "large":
+            array = gpus.put(of(number))
+        else:
+            array = gpus.put_sample(number, dtype, layout)
         given.append((array, number))
         return array
 
-    if double:
-        double.made.clear()
+    before = double.copied_to_host if double else 0
     found, results = verb(comm, of, put)
-    touched = double is not None and "memcpyAsync to host" in double.made
+    copied = double.copied_to_host - before if double else 0
+    received = []
     for each, (rank, expected) in zip(found, results, strict=True):
         several = isinstance(expected, tuple)
         assert isinstance(each, tuple) == several
         pairs = zip(each, expected, strict=True) if several else [(each, expected)]
         for array, numbers in pairs:
-            check_array(array, numbers, there[rank])
-    if verb is not bcast_data:
-        for array, number in given:
-            check_array(array, of(number), mine)
-    return comm.allreduce_obj(int(touched)) > 0
+            check_array(array, numbers, there[rank], is_close=verb is allreduce_grad)
+            assert layout != "F" or verb not in MOVES or array.flags.f_contiguous
+            received.append(array)
+    for array in received:
+        if not any(array is one for one, _ in given):  # as bcast's on the root
+            array[...] = 0  # it is the caller's own
+    for array, number in given if verb is not bcast_data else ():
+        check_array(array, of(number), mine)
+    return copied
 
 
-def check_array(array: Any, expected: np.ndarray, there: bool) -> None:
-    assert gpus.on_gpu(array) == there
-    same(gpus.to_host(array) if there else array, expected)
-    if there:
+def check_array(array: Any, expected: np.ndarray, is_there: bool, is_close: bool = False) -> None:
+    """Also that it is on the current device. GPUs divide gradients first, so they are only close."""
+    assert gpus.on_gpu(array) == is_there
+    on_host = gpus.to_host(array) if is_there else array
+    if is_there and is_close:
+        assert on_host.dtype == expected.dtype
+        np.testing.assert_allclose(on_host, expected, rtol=2 * np.finfo(expected.dtype).eps)
+    else:
+        same(on_host, expected)
+    if is_there:
         import cupy
 
         assert array.device == cupy.cuda.Device()
