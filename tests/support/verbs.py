@@ -218,7 +218,7 @@ def check_one(
 
 
 def check_array(array: Any, expected: np.ndarray, is_there: bool, is_close: bool = False) -> None:
-    """Also that it is on the current device. GPUs divide gradients first, so they are only close."""
+    """Also that it is on the current device; gradients there, divided first, are close."""
     assert gpus.on_gpu(array) == is_there
     on_host = gpus.to_host(array) if is_there else array
     if is_there and is_close:
