@@ -99,6 +99,16 @@ def test_errors_of_arguments_are_raised_as_ever(comm, double):
     by_nccl(comm, double)
 
 
+def test_what_ranks_get_of_a_sum_may_differ_in_shape(comm, double):
+    def given(rank: int, to: int) -> np.ndarray:
+        return np.full((2 + 3 * to, 5), 7 * rank + to, "f4")
+
+    me, ranks = comm.rank, range(comm.size)
+    found = comm.reduce_scatter([gpus.put(given(me, to)) for to in ranks])
+    assert double.copied_to_host == 0
+    same(gpus.to_host(found), sum(given(rank, me) for rank in ranks))
+
+
 def test_results_follow_the_current_stream(comm, double):
     import cupy
 
