@@ -45,7 +45,10 @@ def job_on(environment_on):
     return run
 
 
-@pytest.mark.parametrize("end", FAILURES)
+@pytest.mark.parametrize(
+    "end",
+    [pytest.param(end, marks=() if end == "SystemExit" else pytest.mark.full) for end in FAILURES],
+)
 def test_a_failing_rank_ends_the_job(python, end, job_on, tmp_path):
     statement, code, words = FAILURES[end]
     job = job_on(python, failing.script(tmp_path, statement))
