@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ from tests.support import gpus
 from tests.support.gpus import put_sample as on_gpu
 from tests.support.models import Model, Param
 from tests.support.samples import DTYPES, LAYOUTS, same, sample
+from tests.support.verbs import check_array
 
 pytestmark = pytest.mark.world
+check = partial(check_array, is_there=True)
 
 
 @pytest.fixture(params=["naive", "hierarchical"])
@@ -24,14 +27,6 @@ def comm(gpu, request) -> Iterator:
     """
     with create_communicator(request.param) as communicator:
         yield communicator
-
-
-def check(actual, expected: np.ndarray) -> None:
-    import cupy
-
-    assert gpus.on_gpu(actual)
-    assert actual.device == cupy.cuda.Device()
-    same(gpus.to_host(actual), expected)
 
 
 @pytest.mark.sizes(2, 3, 4)
@@ -108,14 +103,10 @@ def test_bcast_data_where_ranks_hold_parameters_here_and_there(comm):
         c=Param(None if comm.rank == 0 else gpus.put(a)),
     )
     comm.bcast_data(model)
-    check_either(model["a"].data, sample(0, "float32"), here=odd)
-    check_either(model["b"].data, sample(0, "float64"), here=not odd)
+    check_array(model["a"].data, sample(0, "float32"), is_there=not odd)
+    check_array(model["b"].data, sample(0, "float64"), is_there=bool(odd))
     if comm.size > 1:
-        check_either(model["c"].data, sample(1, "float32"), here=comm.rank == 0)
-
-
-def check_either(actual, expected: np.ndarray, here: bool) -> None:
-    same(actual, expected) if here else check(actual, expected)
+        check_array(model["c"].data, sample(1, "float32"), is_there=comm.rank != 0)
 
 
 def test_large_arrays_pass_through_several_buffers(comm):
