@@ -6,11 +6,15 @@ the numbers of ranks that tests/support/world.py says. `--full` runs the full ti
 
 from __future__ import annotations
 
+from collections import Counter
+from fnmatch import fnmatch
+from pathlib import Path
+
 import hypothesis
 import pytest
 
 from tests.support import checks
-from tests.support.world import World, possible_sizes, runs_on
+from tests.support.world import World, only_elsewhere, possible_sizes, runs_on
 
 # One profile: no deadline, since a busy machine is no failure; the same examples each time and on
 # all ranks, so that a failure is seen again.
@@ -37,24 +41,38 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(checks.Plugin(world), "chainermn-checks")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file whose tests all run elsewhere: on two cores, four ranks take long to."""
+    if not fnmatch(collection_path.name, "test_*.py"):
+        return None
+    return only_elsewhere(collection_path, config.getoption("--world")) or None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     world, full = config.getoption("--world"), config.getoption("--full")
     size = config.pluginmanager.getplugin("chainermn-world").size if world else 1
+    cases = Counter(_function(item) for item in items)
+    elsewhere = [item for item in items if (item.get_closest_marker("world") is not None) != world]
     nowhere = [item.nodeid for item in items if not possible_sizes(item)]
     if nowhere:
         raise pytest.UsageError(f"on no number of ranks that the full tier has: {nowhere}")
+    unseen = {item.path for item in elsewhere if only_elsewhere(item.path, not world)}
+    if unseen:
+        raise pytest.UsageError(f"nowhere are all tests of these collected: {unseen}")
 
     def wanted(item: pytest.Item) -> bool:
-        return (
-            (item.get_closest_marker("world") is not None) == world
-            and (not world or runs_on(item, size, full))
-            and (full or item.get_closest_marker("full") is None)
+        return (not world or runs_on(item, size, full, cases[_function(item)])) and (
+            full or item.get_closest_marker("full") is None
         )
 
-    unwanted = [item for item in items if not wanted(item)]
+    unwanted = {*elsewhere, *(item for item in items if not wanted(item))}
     if unwanted:
-        config.hook.pytest_deselected(items=unwanted)
-        items[:] = [item for item in items if wanted(item)]
+        config.hook.pytest_deselected(items=list(unwanted))
+        items[:] = [item for item in items if item not in unwanted]
+
+
+def _function(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
 
 
 @pytest.fixture

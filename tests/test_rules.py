@@ -260,10 +260,13 @@ def test_a_test_that_checks_nothing_fails(
 
 IN_A_WORLD = """
 import pytest
-pytestmark = pytest.mark.world
+in_a_world = pytest.mark.world
+@in_a_world
 def test_one_rank_checks(world):
     if world.rank: assert 1
+@in_a_world
 def test_no_rank_checks(world): pass
+@in_a_world
 def test_one_rank_fails(world): assert world.rank == 0
 """
 

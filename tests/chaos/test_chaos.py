@@ -33,8 +33,8 @@ CASES = [
     Case("disk", "writing", 6),
 ]
 # A death whose job goes on from its checkpoint, one in which nothing can be allocated, a rank that
-# holds Python's lock, one that leaves a call out, and a full disk.
-DEFAULT = ("SIGKILL", "memory", "held", "skip", "disk")
+# leaves a call out, and a full disk.
+DEFAULT = ("SIGKILL", "memory", "skip", "disk")
 # Whose end is compared with that of an unbroken job.
 RESTARTED = ("SIGKILL",)
 

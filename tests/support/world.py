@@ -7,11 +7,14 @@ and ends the job.
 from __future__ import annotations
 
 import faulthandler
+import functools
 import os
+import re
 import sys
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Generator
 from pathlib import Path
 
@@ -27,6 +30,9 @@ GRACE_SECONDS = 2.0
 TEMPORARY = "PYTEST_DEBUG_TEMPROOT"
 # Numbers of ranks that a world test runs on in the default tier, and in the full one.
 DEFAULT_SIZES, FULL_SIZES = (2, 3), (1, 2, 3, 4)
+# Of a test with more cases than this, the default tier runs each on one of its numbers.
+FEW_CASES = 4
+ALL_FOR_WORLDS = re.compile(r"^pytestmark = (\[[^]]*|)pytest\.mark\.world\b", re.MULTILINE)
 
 
 def possible_sizes(item: pytest.Item) -> set[int]:
@@ -35,14 +41,23 @@ def possible_sizes(item: pytest.Item) -> set[int]:
     return set(FULL_SIZES).intersection(sizes.args if sizes else FULL_SIZES)
 
 
-def runs_on(item: pytest.Item, size: int, full: bool) -> bool:
-    """Whether this world test runs on that many ranks, in the default or the full tier."""
+def runs_on(item: pytest.Item, size: int, full: bool, cases: int) -> bool:
+    """Whether a world test with so many cases runs on that many ranks in this tier."""
     sizes, ranks = item.get_closest_marker("sizes"), item.get_closest_marker("ranks")
-    if full or sizes is None:
-        possible = sizes is None or size in sizes.args
-        return possible and (full or size in (ranks.args if ranks else DEFAULT_SIZES))
-    chosen = [n for n in (ranks.args if ranks else DEFAULT_SIZES) if n in sizes.args]
-    return size in (chosen or sizes.args)
+    possible = sizes.args if sizes else FULL_SIZES
+    if full:
+        return size in possible
+    chosen = [n for n in (ranks.args if ranks else DEFAULT_SIZES) if n in possible] or possible
+    if ranks is None and cases > FEW_CASES:  # a checksum takes no side of any parameter's values
+        chosen = [chosen[zlib.crc32(item.nodeid.encode()) % len(chosen)]]
+    return size in chosen
+
+
+@functools.cache
+def only_elsewhere(path: Path, world: bool) -> bool:
+    """Whether a file's text says that all its tests are for worlds, or in a world, that none is."""
+    text = path.read_text()
+    return not re.search(r"\bmark\.world\b", text) if world else bool(ALL_FOR_WORLDS.search(text))
 
 
 class World:

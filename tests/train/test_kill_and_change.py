@@ -30,7 +30,7 @@ FULL = pytest.mark.full
 
 
 @pytest.mark.parametrize("background", ["background", pytest.param("at once", marks=FULL)])
-@pytest.mark.parametrize("moments", [3, pytest.param(100, marks=FULL)])
+@pytest.mark.parametrize("moments", [2, pytest.param(100, marks=FULL)])
 def test_killed_at_random_moments_and_resumed_by_other_ranks(tmp_path, background, moments):
     draw = random.Random(f"{background} {moments}")
     weights, accuracy = end_of(run(1, tmp_path / "whole", background))
