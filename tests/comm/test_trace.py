@@ -15,7 +15,7 @@ from chainermn_comm import RankMismatchError, create_communicator
 from chainermn_comm.trace import TRACE_VARIABLE, end_trace
 from tests.support.models import check_mean, with_grads
 from tests.support.topologies import by_name
-from tests.support.tracing import calls, events, is_traced, leave_call
+from tests.support.tracing import calls, clock_at_speed, events, is_traced, leave_call
 from tests.support.watchdog import Neighbour
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(1, 2, 3), pytest.mark.ranks(3)]
@@ -141,6 +141,15 @@ def test_clocks_are_compared_at_the_start_now_and_then_and_at_the_end(world, fol
         assert abs(one["ahead"] - zeros[0]) <= one["round_trip"] / 2 + 1
         assert (one["round_trip"] == 0) == (world.rank == 0)
     assert [one["at"] for one in found] == sorted(one["at"] for one in found)
+
+
+def test_the_error_of_clocks_that_drift_apart_while_they_are_compared_is_told(world, folder):
+    with clock_at_speed(1 + 9 * world.rank), create_communicator("naive"):
+        pass
+    found = [e["args"] for e in events(folder, world.rank) if e["name"] == "chainermn clock"]
+    assert found
+    for one in found:
+        assert (one["round_trip"] > 0) == (world.rank > 0)
 
 
 def test_other_threads_have_rows_of_their_own(world, folder):

@@ -83,7 +83,7 @@ def _measure_clock(comm: MPI.Intracomm) -> tuple[float, float, float]:
     """Return when clocks were compared (collective), how far rank 0's is ahead, twice the error.
 
     All are seconds. Each rank enters a barrier before any rank leaves it: that bounds how far the
-    clocks are apart from both sides.
+    clocks are apart from both sides. The bounds cross if one clock is faster and a rank is stopped.
     """
     times = np.empty((2, ROUNDS))
     for number in range(ROUNDS):
@@ -94,4 +94,4 @@ def _measure_clock(comm: MPI.Intracomm) -> tuple[float, float, float]:
     comm.Bcast(theirs)
     most, least = (theirs[1] - times[0]).min(), (theirs[0] - times[1]).max()
     at = float(times[0, 0])
-    return (at, float(most + least) / 2, float(most - least)) if comm.rank else (at, 0.0, 0.0)
+    return (at, float(most + least) / 2, float(abs(most - least))) if comm.rank else (at, 0.0, 0.0)
