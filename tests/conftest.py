@@ -6,7 +6,6 @@ the numbers of ranks that tests/support/world.py says. `--full` runs the full ti
 
 from __future__ import annotations
 
-from collections import Counter
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import hypothesis
 import pytest
 
 from tests.support import checks
-from tests.support.world import World, only_elsewhere, possible_sizes, runs_on
+from tests.support.world import World, only_elsewhere, possible_sizes, sizes_of
 
 # One profile: no deadline, since a busy machine is no failure; the same examples each time and on
 # all ranks, so that a failure is seen again.
@@ -50,29 +49,23 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     world, full = config.getoption("--world"), config.getoption("--full")
-    size = config.pluginmanager.getplugin("chainermn-world").size if world else 1
-    cases = Counter(_function(item) for item in items)
-    elsewhere = [item for item in items if (item.get_closest_marker("world") is not None) != world]
     nowhere = [item.nodeid for item in items if not possible_sizes(item)]
     if nowhere:
         raise pytest.UsageError(f"on no number of ranks that the full tier has: {nowhere}")
+    elsewhere = [item for item in items if (item.get_closest_marker("world") is not None) != world]
     unseen = {item.path for item in elsewhere if only_elsewhere(item.path, not world)}
     if unseen:
         raise pytest.UsageError(f"nowhere are all tests of these collected: {unseen}")
-
-    def wanted(item: pytest.Item) -> bool:
-        return (not world or runs_on(item, size, full, cases[_function(item)])) and (
-            full or item.get_closest_marker("full") is None
-        )
-
-    unwanted = {*elsewhere, *(item for item in items if not wanted(item))}
+    of_tier = [item for item in items if full or item.get_closest_marker("full") is None]
+    wanted = set(of_tier).difference(elsewhere)
+    if world:
+        size = config.pluginmanager.getplugin("chainermn-world").size
+        sizes = sizes_of([item for item in of_tier if item in wanted], full)
+        wanted = {item for item in wanted if size in sizes[item]}
+    unwanted = [item for item in items if item not in wanted]
     if unwanted:
-        config.hook.pytest_deselected(items=list(unwanted))
-        items[:] = [item for item in items if item not in unwanted]
-
-
-def _function(item: pytest.Item) -> str:
-    return item.nodeid.partition("[")[0]
+        config.hook.pytest_deselected(items=unwanted)
+        items[:] = [item for item in items if item in wanted]
 
 
 @pytest.fixture

@@ -286,6 +286,49 @@ def test_a_world_test_that_checks_nothing_on_any_rank_fails(pytester: pytest.Pyt
     assert "nothing was checked" in job.out
 
 
+OF_MANY_CASES = """
+import pytest
+@pytest.mark.world
+@pytest.mark.parametrize("b", "uvw")
+@pytest.mark.parametrize("a", "xyz")
+def test_many(world, a, b): assert 1
+@pytest.mark.world
+@pytest.mark.parametrize("a", "xyz")
+def test_few(world, a): assert 1
+"""
+
+
+def test_each_of_many_cases_is_on_one_number_of_ranks_and_each_value_on_both(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makeconftest("from tests.conftest import *")
+    path = pytester.makepyfile(OF_MANY_CASES)
+    found = []
+    for ranks in (2, 3):
+        job = jobs.run(ranks, "-m", "pytest", "--world", "-v", "-p", "no:cacheprovider", path)
+        assert job.returncode == 0, job
+        assert len(re.findall(r"::test_few\[.\] PASSED", job.out)) == 3
+        found.append(re.findall(r"::test_many\[(.-.)\] PASSED", job.out))
+    assert sorted(found[0] + found[1]) == sorted(f"{a}-{b}" for a in "xyz" for b in "uvw")
+    for cases in found:
+        assert set("".join(cases)) == set("uvwxyz-")
+
+
+@pytest.mark.parametrize("world", [True, False])
+def test_a_file_that_neither_run_would_collect_whole_is_an_error(
+    pytester: pytest.Pytester, world: bool
+) -> None:
+    pytester.makeconftest("from tests.conftest import *")
+    if world:  # its text says that all of it is for worlds
+        text = '"""\npytestmark = pytest.mark.world\n"""\ndef test_it(): assert 1\n'
+    else:  # and this, that nothing is
+        text = "from pytest import mark as m\npytestmark = m.world\ndef test_it(): assert 1\n"
+    path = pytester.makepyfile(text)
+    job = jobs.run(1, "-m", "pytest", *["--world"] * world, "-p", "no:cacheprovider", path)
+    assert job.returncode == pytest.ExitCode.USAGE_ERROR, job
+    assert f"nowhere are all tests of these collected: {{PosixPath('{path}')}}" in job.err, job
+
+
 @pytest.mark.world
 def test_no_rank_clears_temporary_folders_of_another(
     world, tmp_path_factory: pytest.TempPathFactory

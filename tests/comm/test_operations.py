@@ -34,11 +34,12 @@ def drawn(rank: int, size: int, dtype: Any) -> np.ndarray:
 
 @extremes
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "uint64", "bool"])
-def test_extremes_are_numpys(comm, op, dtype):
+@ours_and_inherited
+def test_extremes_are_numpys(comm, op, dtype, kind):
     for size in SIZES:
         rows = [drawn(rank, size, dtype) for rank in range(comm.size)]
         mine = rows[comm.rank].copy()
-        found = comm.allreduce(mine, op=op)
+        found = kind(comm).allreduce(comm, mine, op=op)
         same(found, reduce(OPERATIONS[op], rows))
         same(mine, rows[comm.rank])
         found[...] = 0  # memory of our own

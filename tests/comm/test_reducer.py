@@ -139,15 +139,19 @@ def test_a_mean_that_another_thread_takes_is_known_until_the_main_one_has_it(com
     with ThreadPoolExecutor(1) as thread, comm.split(0, comm.rank) as channel:
         finish(comm.make_reducer(), *buckets_of(comm.rank))
         assert not in_background
-        work = comm.make_reducer(channel=channel).start()
-        assert work in in_background
-        thread.submit(work.assign).result()
-        assert work in in_background
-        work.assign()
-        assert not in_background
-        work = comm.make_reducer(channel=channel).start()
-        del work
-        assert not in_background
+        for is_dropped in False, True:
+            reducer = comm.make_reducer(channel=channel)
+            reducer.agree()
+            work = reducer.start()
+            assert work in in_background
+            thread.submit(work.wait).result()
+            thread.submit(work.assign).result()
+            assert work in in_background
+            if is_dropped:
+                del work
+            else:
+                work.assign()
+            assert not in_background
 
 
 def test_a_gradient_that_cannot_be_written_is_replaced_in_the_last_step(comm):
@@ -212,6 +216,25 @@ def test_a_third_partys_payload_that_is_none_raises_on_all(world):
         with raises_on_all(wrong, TypeError, "the payload of allreduce_grad must be bytes"):
             comm.make_reducer().agree(payload="words" if wrong else b"1")
         check_mean(comm)
+
+
+@with_third_party
+def test_steps_in_another_order_are_refused(comm):
+    model = with_grads(w=np.full(3, comm.rank, "f4"))
+    check_mean(comm)  # from the second one on, no barrier stands between packing and summing
+    reducer = comm.make_reducer()
+    reducer.add(model)
+    with pytest.raises(RuntimeError, match="allreduce_grad: agree\\(\\) before start"):
+        reducer.start()
+    reducer.agree()
+    with pytest.raises(RuntimeError, match="allreduce_grad: add\\(\\) after agree"):
+        reducer.add(model)
+    work = reducer.start()
+    with pytest.raises(RuntimeError, match="once its wait\\(\\) has ended"):
+        work.assign()
+    work.wait()
+    work.assign()
+    np.testing.assert_array_equal(model.params["w"].grad, np.full(3, (comm.size - 1) / 2))
 
 
 @pytest.mark.parametrize("name", ["flat", "hierarchical"])

@@ -47,11 +47,13 @@ class PlainCommunicator(CommunicatorBase):
     def alltoall(self, xs):
         return tuple(self.mpi.alltoall(xs))
 
-    def allreduce(self, data):
-        return sum(self.mpi.allgather(data))
+    def allreduce(self, data, op="sum"):
+        return self.allreduce_obj(data) if op == "sum" else super().allreduce(data, op)
+
+    def allreduce_obj(self, obj):
+        return sum(self.mpi.allgather(obj))
 
     send_obj, recv_obj, bcast_obj, gather_obj = send, recv, bcast, gather
-    allreduce_obj = allreduce
 
     def bcast_data(self, model):
         for _, param in sorted(model.namedparams()):

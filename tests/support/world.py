@@ -14,8 +14,8 @@ import sys
 import tempfile
 import threading
 import time
-import zlib
-from collections.abc import Generator
+from collections import Counter
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
@@ -31,7 +31,7 @@ TEMPORARY = "PYTEST_DEBUG_TEMPROOT"
 # Numbers of ranks that a world test runs on in the default tier, and in the full one.
 DEFAULT_SIZES, FULL_SIZES = (2, 3), (1, 2, 3, 4)
 # Of a test with more cases than this, the default tier runs each on one of its numbers.
-FEW_CASES = 4
+FEW_CASES = 6
 ALL_FOR_WORLDS = re.compile(r"^pytestmark = (\[[^]]*|)pytest\.mark\.world\b", re.MULTILINE)
 
 
@@ -41,16 +41,41 @@ def possible_sizes(item: pytest.Item) -> set[int]:
     return set(FULL_SIZES).intersection(sizes.args if sizes else FULL_SIZES)
 
 
-def runs_on(item: pytest.Item, size: int, full: bool, cases: int) -> bool:
-    """Whether a world test with so many cases runs on that many ranks in this tier."""
+def sizes_of(items: list[pytest.Item], full: bool) -> dict[pytest.Item, Sequence[int]]:
+    """The numbers of ranks on which a tier runs each of its world tests.
+
+    Of a test with many cases, the default tier runs each on one number, so that each value of each
+    parameter is there on all numbers if it can be.
+    """
+    found = {item: _sizes_of(item, full) for item in items}
+    if full:
+        return found
+    functions: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("gpu") is None:  # those are skipped where there is none
+            functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in functions.values():
+        if len(cases) <= FEW_CASES or cases[0].get_closest_marker("ranks"):
+            continue
+        done: set[tuple[str, int]] = set()  # a value, and a number of ranks that it was on
+        taken: Counter[int] = Counter()
+        for item in cases:
+            values = item.name.partition("[")[2].rstrip("]").split("-")
+            size = max(
+                found[item], key=lambda n: (sum((v, n) not in done for v in values), -taken[n])
+            )
+            done |= {(value, size) for value in values}
+            taken[size] += 1
+            found[item] = (size,)
+    return found
+
+
+def _sizes_of(item: pytest.Item, full: bool) -> Sequence[int]:
     sizes, ranks = item.get_closest_marker("sizes"), item.get_closest_marker("ranks")
     possible = sizes.args if sizes else FULL_SIZES
     if full:
-        return size in possible
-    chosen = [n for n in (ranks.args if ranks else DEFAULT_SIZES) if n in possible] or possible
-    if ranks is None and cases > FEW_CASES:  # a checksum takes no side of any parameter's values
-        chosen = [chosen[zlib.crc32(item.nodeid.encode()) % len(chosen)]]
-    return size in chosen
+        return possible
+    return [n for n in (ranks.args if ranks else DEFAULT_SIZES) if n in possible] or possible
 
 
 @functools.cache

@@ -19,9 +19,8 @@ from .reducer import Reducer
 class CommunicatorBase(ABC):
     """What the wrappers of ChainerMN need of a communicator.
 
-    The abstract members are those that ChainerMN 1.3 documents; a class that lacks
-    one cannot be instantiated. The others are composed of these, so a subclass
-    need not define them, but may do so to be faster.
+    The abstract members are those that ChainerMN 1.3 documents; a class that lacks one cannot be
+    instantiated. The others are composed of these; a subclass may define them to be faster.
 
     A *collective* method must be called by all ranks of the communicator, in the
     same order; the others involve only this rank, or one other. An *array* is anything that NumPy
@@ -189,15 +188,17 @@ class CommunicatorBase(ABC):
             data: an array of numbers, of the same shape and dtype on all ranks; a bool's sum is a
                 logical or.
             op: ``"sum"``, or ``"max"`` or ``"min"`` for the largest or smallest of each element's
-                numbers, which are real; NaN if one of them is. The same on all ranks.
+                numbers, which are real; NaN if one of them is. The same on all ranks. A subclass
+                may take it from ``super()``, which makes it of :meth:`alltoall`.
         """
+        return self.reduce_scatter((data,) * self.size, op)
 
     def reduce_scatter(self, xs: Sequence[Any], op: str = "sum") -> Any:
         """Return the sum of all ranks' ``xs[rank]``, a new array (collective).
 
         ``xs`` are ``size`` arrays of numbers, ``xs[i]`` for rank ``i``: of the same shape and dtype
         on all ranks, but those for two ranks may differ. It is summed in rank order, in float32 or
-        wider. ``op`` is as for :meth:`allreduce`. By default, none is a tuple.
+        wider, but by NCCL. ``op`` is as for :meth:`allreduce`. By default, none is a tuple.
         """
         with SharedFailure(self.handshake, "reduce_scatter"):
             arrays = [x if devices.on_gpu(x) else as_array(x, self.rank) for x in xs]

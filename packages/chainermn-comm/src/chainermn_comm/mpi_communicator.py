@@ -49,13 +49,12 @@ class MpiCommunicator(CommunicatorBase):
 
     Made by :func:`chainermn_comm.create_communicator`, or by its class, which raises the same.
     Where a subclass defines ``multi_node_mean_grad`` or ``allreduce_grad``, optimizers call that.
-    Arrays received are new ones; what a rank sends to itself is copied, except by ``bcast``, whose
-    root gets its own array back.
-    CuPy's arrays travel in the order of the current streams, and arrive on the receiver's current
-    device. Where NCCL takes gradients, it also takes them (not ``send``'s), if those of all ranks
-    are on GPUs and of dtypes that it sums as NumPy does; else they are copied through host memory,
-    and ``bcast``'s root gets a copy. Where CUDA fails in that, a collective method raises
-    ``CommunicationError`` on all ranks; ``send`` does on its rank, and sends nothing.
+    Arrays received are new ones; a rank's own is copied, but ``bcast``'s root may get it back.
+    CuPy's travel in the order of the current streams, and arrive on the receiver's current device.
+    Where NCCL takes gradients, it also takes them (not ``send``'s), if those of all ranks are on
+    GPUs and of dtypes that it sums as NumPy does; else they are copied through host memory. Where
+    CUDA fails in that, a collective method raises ``CommunicationError`` on all ranks; ``send``
+    does on its rank, and sends nothing.
 
     An exception in the middle of a call that moves data (no memory, a signal's handler, CUDA or
     NCCL while gradients are averaged, which may be after the call) ends the job, as it can't be

@@ -16,10 +16,7 @@ in_background: weakref.WeakSet[Work] = weakref.WeakSet()
 
 
 class Work:
-    """Means that are to be taken, and then given to parameters; made by :meth:`Reducer.start`.
-
-    All ranks call :meth:`wait`: the ranks that do wait for the others.
-    """
+    """Means that are to be taken, and then given to parameters; made by :meth:`Reducer.start`."""
 
     def __init__(
         self,
@@ -28,10 +25,9 @@ class Work:
         is_in_background: bool,
         is_planned: bool = False,
     ) -> None:
-        """Do nothing yet, and raise nothing (not collective).
+        """Raise nothing, not collective: ``wait`` is to call ``take``, and ``assign`` ``give``.
 
-        :meth:`wait` calls ``take``, and :meth:`assign` ``give``; ``is_in_background``, another
-        thread waits; ``is_planned``, it needs the main thread to end.
+        ``is_in_background``: another thread waits. ``is_planned``: it needs the main thread to end.
         """
         self._take, self._give, self._is_in_background = take, give, is_in_background
         self.is_planned, self._pending = is_planned, threading.Lock()
@@ -57,7 +53,9 @@ class Work:
         return not self._pending.locked()
 
     def assign(self) -> None:
-        """Give parameters their means, after :meth:`wait`; not collective, raises nothing."""
+        """Give parameters their means; not collective, raises RuntimeError before :meth:`wait`."""
+        if not self.poll():
+            raise RuntimeError("a Work's means can be assigned once its wait() has ended")
         self.leave_background()
         self._give()
 
@@ -73,24 +71,22 @@ class Reducer:
 
     Buckets of gradients are handed in (:meth:`add`; the whole model is one bucket), ranks agree
     (:meth:`agree`), and the means are taken by the work that :meth:`start` returns. Work for a plan
-    may start before. ``agree`` and the work are collective.
-
-    Made by :meth:`CommunicatorBase.make_reducer`. This class does what public methods of any
-    communicator can: the means are those of ``multi_node_mean_grad``.
+    may start before. ``agree`` and the work are collective. Made by
+    :meth:`CommunicatorBase.make_reducer`. This class does what public methods of any communicator
+    can: the means are those of ``multi_node_mean_grad``.
     """
 
     #: Whether buckets can be planned.
     takes_plans = False
     _before: Sequence[weakref.ref[Work]] = ()
-    _handed_in: Sequence[bool] = (False,)  # by rank, once ranks have agreed
+    _handed_in: Sequence[bool] = ()  # by rank, once ranks have agreed
 
     def __init__(
         self, communicator: Any, zero_fill: bool, operation: str, channel: Any = None
     ) -> None:
-        """Begin without gradients; ``communicator`` is that whose ranks agree.
+        """Begin without gradients, on ``communicator``; not collective, raises nothing.
 
-        ``zero_fill``, ``operation`` and ``channel`` are as for
-        :meth:`CommunicatorBase.make_reducer`. Not collective; it raises nothing.
+        ``zero_fill``, ``operation``, ``channel``: as for :meth:`CommunicatorBase.make_reducer`.
         """
         self._communicator, self._rank = communicator, communicator.rank
         self._operation, self._zero_fill = operation, zero_fill
@@ -100,7 +96,7 @@ class Reducer:
     @property
     def complete(self) -> bool:
         """Whether every rank had handed in gradients when ranks agreed (not collective)."""
-        return all(self._handed_in)
+        return bool(self._handed_in) and all(self._handed_in)
 
     def add(self, bucket: Any, planned: bool = False) -> None:
         """Hand in a bucket, whose gradients stay as they are until their means are taken.
@@ -117,9 +113,9 @@ class Reducer:
             NotImplementedError: ``planned``, on a communicator that can't, or without a channel.
             TypeError, CommunicationError: a gradient is no array of floats; CUDA fails. PeerError
                 on the ranks that agree, unless it is ``planned``: the caller notifies those.
+            RuntimeError: ranks have agreed, and it isn't ``planned``.
         """
-        if planned:
-            self._check_plan()
+        self._check_bucket(planned)
         self._models.append(bucket)
 
     def agree(self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b"") -> list[bytes]:
@@ -159,9 +155,12 @@ class Reducer:
         Raises:
             NotImplementedError: as :meth:`add` does.
             RankMismatchError: on all ranks, when only some had handed in gradients.
+            RuntimeError: ranks haven't agreed, and none is planned.
         """
         if planned:
             self._check_plan()
+        elif not self._handed_in:
+            raise RuntimeError(f"rank {self._rank}: {self._operation}: agree() before start()")
         elif len(set(self._handed_in)) > 1:
             texts = ["handed in" if each else "none" for each in self._handed_in]
             views = [view_of(self._operation, [("gradients", text)]) for text in texts]
@@ -176,6 +175,12 @@ class Reducer:
             if (work := before()) is not None:
                 with work._pending:  # until its `wait` has ended, which holds this
                     pass
+
+    def _check_bucket(self, planned: bool) -> None:
+        if planned:
+            self._check_plan()
+        elif self._handed_in:
+            raise RuntimeError(f"rank {self._rank}: {self._operation}: add() after agree()")
 
     def _check_plan(self) -> None:
         raise NotImplementedError(f"{type(self._communicator).__name__} takes no plans")

@@ -55,8 +55,7 @@ class MpiReducer(Reducer):
 
     def add(self, bucket: Any, planned: bool = False) -> None:
         group, what = self._group, f"rank {self._rank}: {self._operation}"
-        if planned:
-            self._check_plan()
+        self._check_bucket(planned)
         try:
             zero_fill, is_local = bool(self._zero_fill), self._data_group.host.is_local
             own = bucket_of(bucket, self._rank, zero_fill, self._settings, is_local, planned)
@@ -115,9 +114,8 @@ class MpiReducer(Reducer):
                     own = _HEAD.pack(digest, len(payload)) + payload + missing
                 except (TypeError, struct.error):
                     with SharedFailure(handshake, self._operation):
-                        raise ValueError(
-                            f"rank {self._rank}: a payload is bytes, 64 at most"
-                        ) from None
+                        text = f"rank {self._rank}: a payload is bytes, 64 at most"
+                        raise ValueError(text) from None
                 rows = handshake(self._operation, signature, own, nbytes, typed=True)
                 if rows.count(own) == len(rows):  # nearly always
                     self._handed_in = [bool(buckets)]
@@ -143,12 +141,10 @@ class MpiReducer(Reducer):
         tails = [row[end:] for row, end in zip(rows, ends, strict=True)]
         if self.complete and any(tails) and len(set(tails)) > 1:
             counts = [len(bucket.grads) for bucket in self._buckets]
-            present = np.ones(sum(counts), bool)
+            present: Any = np.ones(sum(counts), bool)
             if all(tails):  # a rank that has all gradients sends none
-                bits = [np.frombuffer(tail, np.uint8) for tail in tails]
-                present = ~np.all(
-                    [np.unpackbits(each, count=len(present)) for each in bits], axis=0
-                )
+                bits = np.array([np.frombuffer(tail, np.uint8) for tail in tails])
+                present = ~np.unpackbits(bits, axis=1, count=len(present)).all(axis=0)
             self._present = np.split(present, np.cumsum(counts)[:-1])
         return [row[_HEAD.size : end] for row, end in zip(rows, ends, strict=True)]
 

@@ -170,7 +170,7 @@ def reduce_scatter(comm: CommunicatorBase, xs: Sequence[Any]) -> Variable:
             ``xs[i]``, which goes into rank i's sum, has the same shape and dtype on all ranks.
 
     Returns:
-        A variable of the shape and dtype of ``xs[comm.rank]``, summed in rank order.
+        A variable of the shape and dtype of ``xs[comm.rank]``, summed in rank order but by NCCL.
     """
 
     def make_inputs() -> Inputs:
