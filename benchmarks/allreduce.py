@@ -32,8 +32,12 @@ def arguments() -> argparse.Namespace:
         "of models only, and their files have the number in their names",
     )
     parser.add_argument("--only", choices=("models", "sizes"), help="default: both")
-    parser.add_argument("--repeat", type=int, default=None, help="rounds for each model (30)")
-    parser.add_argument("--communicator", nargs="+", metavar="NAME", help="default: all")
+    parser.add_argument(
+        "--repeat", type=int, default=None, help="rounds for each model (30)"
+    )
+    parser.add_argument(
+        "--communicator", nargs="+", metavar="NAME", help="default: all"
+    )
     parser.add_argument("--quick", action="store_true", help="small models, 3 rounds")
     parser.add_argument(
         "--realtime",
@@ -41,7 +45,9 @@ def arguments() -> argparse.Namespace:
         help="keep other work off the ranks' cores during each call; needs root, and is left "
         "out where there are more ranks than cores",
     )
-    parser.add_argument("--json", type=Path, default=RESULT / "allreduce.json", metavar="FILE")
+    parser.add_argument(
+        "--json", type=Path, default=RESULT / "allreduce.json", metavar="FILE"
+    )
     parser.add_argument(
         "--plot",
         type=Path,
@@ -50,7 +56,10 @@ def arguments() -> argparse.Namespace:
         help="of the models; time against bytes goes to one of that name with -sizes",
     )
     parser.add_argument(
-        "--timeout", type=float, default=400, help="seconds for each number of ranks (400)"
+        "--timeout",
+        type=float,
+        default=400,
+        help="seconds for each number of ranks (400)",
     )
     args = parser.parse_args()
     args.repeat = args.repeat or (3 if args.quick else 30)

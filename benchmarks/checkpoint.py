@@ -37,11 +37,17 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--megabytes", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--folder", type=Path, help="on the disk to measure; made and removed")
-    parser.add_argument("--realtime", action="store_true", help="see allreduce.py; needs root")
+    parser.add_argument(
+        "--folder", type=Path, help="on the disk to measure; made and removed"
+    )
+    parser.add_argument(
+        "--realtime", action="store_true", help="see allreduce.py; needs root"
+    )
     options = parser.parse_args()
     if jobs.is_rank():
-        return measure(options.megabytes, options.rounds, options.folder, options.realtime)
+        return measure(
+            options.megabytes, options.rounds, options.folder, options.realtime
+        )
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         return jobs.start(options.ranks, [f"--folder={folder}"], TIMEOUT_SECONDS)
 
@@ -60,7 +66,9 @@ def measure(megabytes: int, rounds: int, folder: Path, realtime: bool) -> int:
     comm = create_communicator("naive")
     target = chainer.Link()
     generator, size = np.random.default_rng(0), megabytes * 10**6 // ARRAYS // 4
-    arrays = [generator.random(size, np.float32) for _ in range(ARRAYS)]  # in memory of their own
+    arrays = [
+        generator.random(size, np.float32) for _ in range(ARRAYS)
+    ]  # in memory of their own
     for number, array in enumerate(arrays):
         target.add_persistent(f"array{number}", array)
     nbytes, part = ARRAYS * array.nbytes, size // comm.size
@@ -100,7 +108,9 @@ def measure(megabytes: int, rounds: int, folder: Path, realtime: bool) -> int:
         Timed(save_in_background, end_writing),
         Timed(checksum_and_copy, end_writing),
     ]
-    seconds = time_in_turn(comm.mpi_comm, cases, rounds + 1, realtime=realtime)[1:, :, 0]
+    seconds = time_in_turn(comm.mpi_comm, cases, rounds + 1, realtime=realtime)[
+        1:, :, 0
+    ]
     last = f"together.*.{rounds + 1}"
     share = sum(path.stat().st_size for path in folder.glob(last)) / nbytes
     comm.allgather_obj(None)
@@ -114,7 +124,13 @@ def measure(megabytes: int, rounds: int, folder: Path, realtime: bool) -> int:
     most = BYTES.get(comm.size, 1.1)
     held = float(np.median(seconds[:, 3] / seconds[:, 4]))
     limits = [None, None, SEVERAL if comm.size > 1 else None, None, None]
-    names = ["Chainer's save_npz", "one rank", "all ranks", "in the background: held", "its limit"]
+    names = [
+        "Chainer's save_npz",
+        "one rank",
+        "all ranks",
+        "in the background: held",
+        "its limit",
+    ]
     rows = [
         (name, f"{1e3 * middle:.1f} ms", f"{ratio:.3f}", f"{limit or ''}")
         for name, middle, ratio, limit in zip(
@@ -128,7 +144,8 @@ def measure(megabytes: int, rounds: int, folder: Path, realtime: bool) -> int:
     title = f"{megabytes} MB, {comm.size} ranks, {rounds} rounds, medians"
     Console().print(make_table("", ("", "of one rank's", "at most"), rows, title))
     over = [
-        limit is not None and ratio > limit for ratio, limit in zip(ratios, limits, strict=True)
+        limit is not None and ratio > limit
+        for ratio, limit in zip(ratios, limits, strict=True)
     ]
     return int(any(over) or held > HELD or share > most)
 

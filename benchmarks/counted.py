@@ -75,14 +75,18 @@ class Counted:
     def tobytes(self) -> bytes:
         return bytes(self._plain(self).data)
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any
+    ) -> Any:
         outs = kwargs.get("out")
         if outs is not None:
             kwargs["out"] = tuple(map(self._written, outs))
         result = getattr(ufunc, method)(*map(self._plain, inputs), **kwargs)
         return result if outs is None else outs[0]
 
-    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def __array_function__(
+        self, function: Any, types: Any, args: Any, kwargs: Any
+    ) -> Any:
         if function is np.copyto:
             target, source = args
             function(self._written(target), self._plain(source), **kwargs)
@@ -130,7 +134,9 @@ def counted(
             buffers: list[Any] = [Counted(buffer, counts) for buffer in self.buffers]
             self.buffers = buffers
 
-    class Messages(MPI.Intracomm):  # MPI for Python makes its duplicates of the same class
+    class Messages(
+        MPI.Intracomm
+    ):  # MPI for Python makes its duplicates of the same class
         def Isend(self, buf: Any, *peer: int) -> MPI.Request:
             counts.sent += _nbytes(buf)
             return super().Isend(buf, *peer)

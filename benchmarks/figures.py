@@ -50,5 +50,7 @@ def plain_axes(axes: Any, log_y: bool = False) -> None:
 def size_axis(axes: Any, sizes: Sequence[int]) -> None:
     """Make x logarithmic, with a label at each of the sizes, which are in bytes."""
     axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [format_bytes(size) for size in sizes], fontsize=8, rotation=45)
+    axes.set_xticks(
+        sizes, [format_bytes(size) for size in sizes], fontsize=8, rotation=45
+    )
     axes.set_xticks([], minor=True)

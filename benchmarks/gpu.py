@@ -61,7 +61,9 @@ def run(world: MPI.Intracomm, shapes: Shapes, console: Console) -> list[dict[str
     """
     import cupy
 
-    draw = np.random.default_rng(world.rank)  # CUDA divides zeros more slowly than other numbers
+    draw = np.random.default_rng(
+        world.rank
+    )  # CUDA divides zeros more slowly than other numbers
     grads = [cupy.asarray(draw.standard_normal(s, np.float32)) for s in shapes.values()]
     rows: list[dict[str, Any]] = []
     if world.rank == 0:
@@ -74,19 +76,25 @@ def run(world: MPI.Intracomm, shapes: Shapes, console: Console) -> list[dict[str
         ms, problems = whole_calls(world, grads, wire)
         if world.rank == 0:
             nbytes = sum(grad.nbytes for grad in grads)
-            console.print(_calls_table(f"{nbytes / 1e6:.3g} MB, {world.size} ranks, {wire}", ms))
+            console.print(
+                _calls_table(f"{nbytes / 1e6:.3g} MB, {world.size} ranks, {wire}", ms)
+            )
             console.print(*problems, sep="\n")
     return rows
 
 
-def kernel_rates(grads: Sequence[Any], wire: str, world_size: int) -> dict[str, np.ndarray]:
+def kernel_rates(
+    grads: Sequence[Any], wire: str, world_size: int
+) -> dict[str, np.ndarray]:
     """GB/s read and written in each round: a copy, and one launch for all gradients."""
     import cupy
 
     nbytes = sum(grad.nbytes for grad in grads)
     source, target = devices.empty(nbytes), devices.empty(nbytes)
     wires = (np.dtype(wire),) * len(grads)
-    (chunk,) = plan_chunks(tuple(grad.size for grad in grads), wires, SMALL_FRACTION * nbytes)
+    (chunk,) = plan_chunks(
+        tuple(grad.size for grad in grads), wires, SMALL_FRACTION * nbytes
+    )
     table, buffer = (
         cupy.asarray(kernels.segment_table([chunk], kernels.places(grads))),
         devices.empty(chunk.nbytes),
@@ -99,7 +107,11 @@ def kernel_rates(grads: Sequence[Any], wire: str, world_size: int) -> dict[str, 
             "unpack": partial(kernels.launch, "unpack", *of_chunk),
         }
     )
-    moved = {"copy": 2 * nbytes, "pack": nbytes + chunk.nbytes, "unpack": nbytes + chunk.nbytes}
+    moved = {
+        "copy": 2 * nbytes,
+        "pack": nbytes + chunk.nbytes,
+        "unpack": nbytes + chunk.nbytes,
+    }
     return {name: moved[name] / ms[name] / 1e6 for name in ms}
 
 
@@ -109,7 +121,9 @@ def copy_on_device(source: Any, target: Any) -> None:
 
     runtime, stream = cupy.cuda.runtime, devices.current_stream()
     there, here = devices.address(target), devices.address(source)
-    runtime.memcpyAsync(there, here, source.nbytes, runtime.memcpyDeviceToDevice, stream.ptr)
+    runtime.memcpyAsync(
+        there, here, source.nbytes, runtime.memcpyDeviceToDevice, stream.ptr
+    )
 
 
 def on_device(cases: Cases) -> dict[str, np.ndarray]:
@@ -153,11 +167,19 @@ def whole_calls(
 
     Collective; a round's are those of its slowest rank.
     """
-    params = [(f"/p{i:03}", SimpleNamespace(data=g, grad=g)) for i, g in enumerate(grads)]
+    params = [
+        (f"/p{i:03}", SimpleNamespace(data=g, grad=g)) for i, g in enumerate(grads)
+    ]
     model = SimpleNamespace(namedparams=lambda: iter(params))
-    comms = {name: create_communicator(name, allreduce_grad_dtype=wire) for name in NAMES}
+    comms = {
+        name: create_communicator(name, allreduce_grad_dtype=wire) for name in NAMES
+    }
     calls: Cases = {name: partial(c.allreduce_grad, model) for name, c in comms.items()}
-    problems = [f"{name}: WRONG" for name, call in calls.items() if not is_mean(world, grads, call)]
+    problems = [
+        f"{name}: WRONG"
+        for name, call in calls.items()
+        if not is_mean(world, grads, call)
+    ]
     nccl = NcclCommunicator(world) if world.size > 1 else None
     if nccl is not None:
         size = sum(grad.size for grad in grads)
@@ -175,12 +197,16 @@ def whole_calls(
     return dict(zip(calls, 1e3 * seconds.T, strict=True)), problems
 
 
-def is_mean(world: MPI.Intracomm, grads: Sequence[Any], call: Callable[[], Any]) -> bool:
+def is_mean(
+    world: MPI.Intracomm, grads: Sequence[Any], call: Callable[[], Any]
+) -> bool:
     """Whether a call gives the mean of the ranks' numbers (collective)."""
     for grad in grads:
         grad[...] = float(world.rank)
     call()
-    near = all(np.allclose(grad.get(), (world.size - 1) / 2, rtol=4e-3) for grad in grads)
+    near = all(
+        np.allclose(grad.get(), (world.size - 1) / 2, rtol=4e-3) for grad in grads
+    )
     return bool(world.allreduce(near, MPI.LAND))
 
 

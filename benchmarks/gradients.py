@@ -33,7 +33,9 @@ class Gradients:
         self.shapes = shapes
         self.source = source_of(shapes, comm.rank)
         self.peer = source_of(shapes, (comm.rank + 1) % comm.size)
-        self.flat = self.source.copy()  # touched, so that nobody's first call pays for it
+        self.flat = (
+            self.source.copy()
+        )  # touched, so that nobody's first call pays for it
         total = np.zeros(self.source.size)
         self.bound = np.zeros_like(self.source)
         for rank in range(comm.size):
@@ -47,7 +49,9 @@ class Gradients:
         self.model = chainer.Link()
         with self.model.init_scope():
             for name, shape in shapes.items():
-                setattr(self.model, name, chainer.Parameter(np.zeros(shape, np.float32)))
+                setattr(
+                    self.model, name, chainer.Parameter(np.zeros(shape, np.float32))
+                )
         self.params = [getattr(self.model, name) for name in shapes]
         self.grads = [np.ones(shape, np.float32) for shape in shapes.values()]
 

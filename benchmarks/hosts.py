@@ -21,12 +21,22 @@ RANKS = {"alpha": 2, "beta": 2}
 
 def arguments() -> argparse.Namespace:
     parser = jobs.parser(__doc__)
-    parser.add_argument("--rate", default="1gbit", help="what each host may send (1gbit)")
-    parser.add_argument("--model", default="ResNet-50", metavar="NAME", help="of shapes.py")
+    parser.add_argument(
+        "--rate", default="1gbit", help="what each host may send (1gbit)"
+    )
+    parser.add_argument(
+        "--model", default="ResNet-50", metavar="NAME", help="of shapes.py"
+    )
     parser.add_argument("--repeat", type=int, default=9, help="rounds (9)")
-    parser.add_argument("--json", type=Path, default=RESULT / "hosts.json", metavar="FILE")
-    parser.add_argument("--plot", type=Path, default=RESULT / "hosts.png", metavar="FILE")
-    parser.add_argument("--timeout", type=float, default=700, help="seconds for the whole run")
+    parser.add_argument(
+        "--json", type=Path, default=RESULT / "hosts.json", metavar="FILE"
+    )
+    parser.add_argument(
+        "--plot", type=Path, default=RESULT / "hosts.png", metavar="FILE"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=700, help="seconds for the whole run"
+    )
     return parser.parse_args()
 
 
@@ -38,4 +48,6 @@ def run(args: argparse.Namespace) -> bool:
 
 if __name__ == "__main__":
     text = {"TERM": "dumb", "COLUMNS": "110"}
-    sys.exit(jobs.start_on_hosts_and_run(arguments(), RANKS, run, ["json", "plot"], text))
+    sys.exit(
+        jobs.start_on_hosts_and_run(arguments(), RANKS, run, ["json", "plot"], text)
+    )

@@ -32,7 +32,12 @@ def alone(name: str) -> str:
 
 
 def document(
-    hosts: list[str], rate: str, model: str, floats: int, rounds: int, rows: list[dict[str, Any]]
+    hosts: list[str],
+    rate: str,
+    model: str,
+    floats: int,
+    rounds: int,
+    rows: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """All that is written to JSON.
 
@@ -94,13 +99,17 @@ def publish_sizes(results: dict[str, Any], json_file: Path, plot_file: Path) -> 
     json_file.write_text(json.dumps(results, indent=1) + "\n")
     Console(highlight=False).print(sizes_table(results["sizes"]))
     sizes_file = plot_file.with_stem(f"{plot_file.stem}-sizes")
-    sizes_plot.draw(results["sizes"], (LINK,), heading(results, "one array"), sizes_file)
+    sizes_plot.draw(
+        results["sizes"], (LINK,), heading(results, "one array"), sizes_file
+    )
     print(sizes_file, flush=True)
 
 
 def heading(results: dict[str, Any], what: str | None = None) -> str:
     """When, on what, and how; of the model, or of ``what`` else is named."""
-    versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
+    versions = ", ".join(
+        f"{name} {number}" for name, number in results["versions"].items()
+    )
     model = f"{results['model']} ({results['floats'] * 4e-6:.3g} MB)"
     return (
         f"allreduce_grad of {what or model}, ranks on "
@@ -117,6 +126,10 @@ def draw(results: dict[str, Any], file: Path) -> None:
     with saved_figure(file, heading(results), figsize=size) as (_, ((axes,),)):
         draw_rows(axes, rows, lambda row: f"{row['median_ms'] / 1e3:.3f} s", scale=1e-3)
         axes.axvline(limit, color=COLORS["copy"], ls=":", lw=1.2, zorder=0)
-        axes.axvline(limit / OF_THE_LINK, color=COLORS["copy"], ls="--", lw=1.2, zorder=0)
+        axes.axvline(
+            limit / OF_THE_LINK, color=COLORS["copy"], ls="--", lw=1.2, zorder=0
+        )
         axes.set_xlim(left=0)
-        axes.set_xlabel("seconds   ·   dotted: the link's limit; dashed: 90 % of it", fontsize=8)
+        axes.set_xlabel(
+            "seconds   ·   dotted: the link's limit; dashed: 90 % of it", fontsize=8
+        )

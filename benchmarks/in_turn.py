@@ -54,7 +54,9 @@ def time_in_turn(
             case.prepare()
             mine = not case.rank_0_only or world is None or world.rank == 0
             with realtime_priority() if realtime else contextlib.nullcontext():
-                took = time_call(world, case.call if mine else None, calls, sleep=case.rank_0_only)
+                took = time_call(
+                    world, case.call if mine else None, calls, sleep=case.rank_0_only
+                )
             seconds[turn, index, again] = took
     finally:
         gc.enable()
@@ -64,7 +66,8 @@ def time_in_turn(
 
 
 def time_call(
-    world: MPI.Intracomm | None,  # the ranks that begin together; None for this rank by itself
+    world: MPI.Intracomm
+    | None,  # the ranks that begin together; None for this rank by itself
     call: Callable[[], object] | None,  # None on ranks that have nothing to do
     calls: int = 1,
     *,

@@ -48,7 +48,9 @@ def start_and_run(
     return run_as_rank(args, run) if is_rank() else start(ranks, [], args.timeout)
 
 
-def run_as_rank(args: argparse.Namespace, run: Callable[[argparse.Namespace], bool]) -> int:
+def run_as_rank(
+    args: argparse.Namespace, run: Callable[[argparse.Namespace], bool]
+) -> int:
     """Run the benchmark as a rank for at most ``args.timeout`` seconds; return the exit status."""
     end_after(args.timeout)
     for variable in THREADS:
@@ -59,7 +61,9 @@ def run_as_rank(args: argparse.Namespace, run: Callable[[argparse.Namespace], bo
 def start(ranks: int, arguments: Sequence[str], timeout: float) -> int:
     """Run this script on so many ranks, with arguments after its own; return mpiexec's status."""
     try:
-        command = mpiexec_command(find_mpiexec(), ranks, [*sys.argv, *arguments], threads=1)
+        command = mpiexec_command(
+            find_mpiexec(), ranks, [*sys.argv, *arguments], threads=1
+        )
     except Unavailable as problem:
         raise SystemExit(str(problem)) from None
     # The ranks can't know: MPICH gives them a pipe in any case, Open MPI a terminal.
@@ -99,7 +103,9 @@ def start_on_hosts_and_run(
         environment: variables of the ranks.
     """
     if ON_HOSTS in os.environ:
-        faulthandler.register(signal.SIGUSR1, all_threads=True)  # when it has lasted too long
+        faulthandler.register(
+            signal.SIGUSR1, all_threads=True
+        )  # when it has lasted too long
         return 0 if run(args) else 1
     sys.path.insert(0, str(ROOT))
     from tests.support.virtual_hosts import Cluster, missing
@@ -113,7 +119,9 @@ def start_on_hosts_and_run(
     with Cluster(tuple(ranks)) as cluster:
         cluster.limit(args.rate)
         variables = {ON_HOSTS: "1", **environment}
-        job = cluster.job(dict(ranks), *words, environment=variables, seconds=args.timeout)
+        job = cluster.job(
+            dict(ranks), *words, environment=variables, seconds=args.timeout
+        )
     print(job.out, end="")
     print(job.err, end="", file=sys.stderr)
     return TIMEOUT_STATUS if job.returncode is None else job.returncode

@@ -71,21 +71,32 @@ MOVED = 4
 
 def of(model: str, ranks: int) -> list[Limit]:
     """The limits that hold for a model on so many ranks."""
-    return [limit for limit in LIMITS if ranks in limit.ranks and limit.model in (None, model)]
+    return [
+        limit
+        for limit in LIMITS
+        if ranks in limit.ranks and limit.model in (None, model)
+    ]
 
 
 def judge_moved(name: str, times: float, nbytes: int, ranks: int) -> dict[str, Any]:
     """What is said of a communicator's counted bytes, so many times the gradients' ``nbytes``."""
     what = f"{name}: bytes moved over the gradients' (counted)"
     most = ranks + 1 if ranks * nbytes <= REDUNDANT_BYTES else MOVED
-    return judge(what, AT_MOST, most, np.array([times]), slack=1.01)  # ranks also talk a little
+    return judge(
+        what, AT_MOST, most, np.array([times]), slack=1.01
+    )  # ranks also talk a little
 
 
 def judge(
     what: str, sense: str, bound: float, ratios: np.ndarray | None, slack: float = 1
 ) -> dict[str, Any]:
     """A row of the table of limits: ``ok`` and ``ratio`` (quartiles) are None if not measured."""
-    row: dict[str, Any] = {"limit": what, "must": f"{sense} {bound:g}", "ratio": None, "ok": None}
+    row: dict[str, Any] = {
+        "limit": what,
+        "must": f"{sense} {bound:g}",
+        "ratio": None,
+        "ok": None,
+    }
     if ratios is not None:
         median = float(np.median(ratios))
         row["ratio"] = quartiles(ratios)

@@ -88,4 +88,6 @@ def peak() -> int:
 
 def _status(field: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
+    return next(
+        int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":")
+    )

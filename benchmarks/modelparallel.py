@@ -33,10 +33,18 @@ MOST_OVER_LOCAL_US = 200
 
 def arguments() -> argparse.Namespace:
     parser = jobs.parser(__doc__)
-    parser.add_argument("--repeat", type=int, default=200, help="calls (200; 64 MB: a tenth)")
-    parser.add_argument("--realtime", action="store_true", help="see allreduce.py; needs root")
-    parser.add_argument("--json", type=Path, default=RESULT / "modelparallel.json", metavar="FILE")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds for the whole run")
+    parser.add_argument(
+        "--repeat", type=int, default=200, help="calls (200; 64 MB: a tenth)"
+    )
+    parser.add_argument(
+        "--realtime", action="store_true", help="see allreduce.py; needs root"
+    )
+    parser.add_argument(
+        "--json", type=Path, default=RESULT / "modelparallel.json", metavar="FILE"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=300, help="seconds for the whole run"
+    )
     return parser.parse_args()
 
 
@@ -186,7 +194,9 @@ def compare(
         "title": title,
         "right": all(row["right"] for row in rows),
         "ms": {row["name"]: float(np.median(row["ms"])) for row in rows},
-        "over_us": np.percentile((ours - reference) * 1e3, (25, 50, 75)).round(1).tolist(),
+        "over_us": np.percentile((ours - reference) * 1e3, (25, 50, 75))
+        .round(1)
+        .tolist(),
         "of_raw": np.percentile(reference / ours, (25, 50, 75)).round(3).tolist(),
     }
 
@@ -232,9 +242,13 @@ def report(results: list[Any]) -> None:
         low, over, high = result["over_us"]
         beside = f"{over:.0f} ({low:.0f} - {high:.0f})", f"{result['of_raw'][1]:.0%}"
         rows.append((result["title"], "", "", ""))
-        rows += [(f"  {name}", f"{ms:.3f}", "", "") for name, ms in result["ms"].items()]
+        rows += [
+            (f"  {name}", f"{ms:.3f}", "", "") for name, ms in result["ms"].items()
+        ]
         rows[-1] = (*rows[-1][:2], *beside)
-        verdict = ("ok" if result["ok"] else "not ok") + ", and WRONG" * (not result["right"])
+        verdict = ("ok" if result["ok"] else "not ok") + ", and WRONG" * (
+            not result["right"]
+        )
         rows.append((f"  limit: {result['limit']}: {verdict}", "", "", ""))
     columns = "ms", "us more (quartiles)", "of the speed"
     Console(highlight=False).print(make_table("", columns, rows))

@@ -64,7 +64,9 @@ def run(args: argparse.Namespace) -> bool:
     rows = measure(cases, comm, args.repeat, realtime=False)
     hosts = comm.allgather(MPI.Get_processor_name())
     floats = elements(MODELS[args.model])
-    results = hosts_report.document(hosts, args.rate, args.model, floats, args.repeat, rows)
+    results = hosts_report.document(
+        hosts, args.rate, args.model, floats, args.repeat, rows
+    )
     if comm.rank == 0:
         hosts_report.publish(results, args.json, args.plot)
     sizes = [size(nbytes, comm, communicators, args.repeat) for nbytes in SIZES]
@@ -74,11 +76,18 @@ def run(args: argparse.Namespace) -> bool:
         stream.close()
     for _, _, communicator in communicators:
         communicator.finalize()
-    return all(row["right"] for part in (rows, *(one["cases"] for one in sizes)) for row in part)
+    return all(
+        row["right"]
+        for part in (rows, *(one["cases"] for one in sizes))
+        for row in part
+    )
 
 
 def size(
-    nbytes: int, comm: MPI.Intracomm, communicators: list[tuple[str, str, Any]], rounds: int
+    nbytes: int,
+    comm: MPI.Intracomm,
+    communicators: list[tuple[str, str, Any]],
+    rounds: int,
 ) -> dict[str, Any]:
     """Measure all that move a gradient of so many bytes in its own dtype (collective)."""
     gradients = Gradients({"array": (nbytes // 4,)}, comm)
@@ -88,7 +97,9 @@ def size(
         for name, kind, communicator in communicators
         if not name.endswith("float16")
     ]
-    less = max([times for least, times in LESS_OFTEN.items() if nbytes >= least], default=1)
+    less = max(
+        [times for least, times in LESS_OFTEN.items() if nbytes >= least], default=1
+    )
     warm_up = WARM_UP_CALLS if less == 1 else 1
     rows = measure(cases, comm, -(-rounds // less), realtime=False, warm_up=warm_up)
     return {"bytes": nbytes, "cases": rows}
@@ -104,7 +115,9 @@ def link(gradients: Gradients) -> Case:
     expected = source_of(gradients.shapes, peer) if mine else source
 
     def right() -> bool:
-        return bool(comm.allreduce(not mine or np.array_equal(flat, expected), MPI.LAND))
+        return bool(
+            comm.allreduce(not mine or np.array_equal(flat, expected), MPI.LAND)
+        )
 
     def swap() -> None:
         # In pieces, several under way: of one message, MPICH may send the two ways in turn.
@@ -133,7 +146,11 @@ class WireAlone(TwoLevelAllreduce):
 def wire_alone(comm: MPI.Intracomm, name: str) -> WireAlone:
     """The messages of a communicator's stream (collective)."""
     topology = Topology.discover(comm)
-    leaders = min(map(topology.nodes.count, topology.nodes)) if name == "two_dimensional" else 1
+    leaders = (
+        min(map(topology.nodes.count, topology.nodes))
+        if name == "two_dimensional"
+        else 1
+    )
     group = ProcessGroup(comm, Handshake(comm), 0, topology, lambda: None)
     return WireAlone(group, None, leaders)
 
@@ -141,6 +158,8 @@ def wire_alone(comm: MPI.Intracomm, name: str) -> WireAlone:
 def moved(name: str, stream: WireAlone, gradients: Gradients) -> Case:
     """The messages that this communicator would send for these gradients."""
     grads = gradients.grads
-    move = partial(stream.allreduce, Operand(grads, grads, [grad.dtype for grad in grads]))
+    move = partial(
+        stream.allreduce, Operand(grads, grads, [grad.dtype for grad in grads])
+    )
     # What it receives is of no use; that it took all the messages is in its schedule.
     return Case(alone(name), "copy", gradients.restore, move, lambda: True)

@@ -39,7 +39,9 @@ def means(comm: MPI.Intracomm, nbytes: int, rounds: int) -> list[dict[str, Any]]
         gradient.fill(comm.rank + 1)
 
     def is_right(factor: int) -> bool:
-        return bool(comm.allreduce(bool(np.all(gradient == expected * factor)), MPI.LAND))
+        return bool(
+            comm.allreduce(bool(np.all(gradient == expected * factor)), MPI.LAND)
+        )
 
     opened = [(name, create_communicator(name, comm)) for name in NAMES]
     cases = [
@@ -99,7 +101,9 @@ def constants(comm: MPI.Intracomm, on_node: MPI.Intracomm) -> dict[str, float]:
         found["latency"] = max(half - 2 * found["message"], 0)
         found["bandwidth"] = PIECE * PIECES / _time(lambda: swap(PIECE, PIECES), 5)
         first, second, out = np.ones((3, MEMORY // 4), np.float32)
-        found["memory"] = 3 * MEMORY / min(_sum_seconds(first, second, out) for _ in range(9))
+        found["memory"] = (
+            3 * MEMORY / min(_sum_seconds(first, second, out) for _ in range(9))
+        )
     comm.Barrier()
     everywhere: dict[str, float] = comm.bcast(found)
     return everywhere

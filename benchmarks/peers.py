@@ -74,8 +74,15 @@ def probes() -> list[Case]:
 
 def copies(gradients: Gradients, handoff: Handoff) -> list[Case]:
     """The bytes moved and nothing else: memcpy and the handoff."""
-    comm, flat, source, grads = gradients.comm, gradients.flat, gradients.source, gradients.grads
-    spoil = partial(np.negative, source, flat)  # brings both into the cache, if they fit
+    comm, flat, source, grads = (
+        gradients.comm,
+        gradients.flat,
+        gradients.source,
+        gradients.grads,
+    )
+    spoil = partial(
+        np.negative, source, flat
+    )  # brings both into the cache, if they fit
     copy = partial(np.copyto, flat, source)
     chunks = cut(grads)
 
@@ -142,13 +149,17 @@ def start_gloo(comm: MPI.Intracomm) -> None:
             free = listening.getsockname()[1]
     port, host = comm.bcast((free, MPI.Get_processor_name()))
     where = f"tcp://{'127.0.0.1' if one_node else host}:{port}"
-    distributed.init_process_group("gloo", init_method=where, rank=comm.rank, world_size=comm.size)
+    distributed.init_process_group(
+        "gloo", init_method=where, rank=comm.rank, world_size=comm.size
+    )
 
 
 def barrier_alone(gradients: Gradients) -> Case:
     """What the handshake also serves as, in a call whose gradients are packed by then."""
     comm = gradients.comm
-    return Case(BARRIER, "part", gradients.restore, partial(barrier, comm), lambda: True)
+    return Case(
+        BARRIER, "part", gradients.restore, partial(barrier, comm), lambda: True
+    )
 
 
 def handshake_alone(gradients: Gradients) -> Case:

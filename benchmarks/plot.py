@@ -26,17 +26,31 @@ def draw(results: dict[str, Any], file: Path) -> None:
 
     models = results["models"]
     size = 9, 1.3 + len(models) * (0.9 + 0.27 * len(_shown(models[0])))
-    marks = [Line2D([], [], marker="o", ls="", color=COLORS[k], label=MEANING[k]) for k in COLORS]
+    marks = [
+        Line2D([], [], marker="o", ls="", color=COLORS[k], label=MEANING[k])
+        for k in COLORS
+    ]
     marks += [
         Line2D([], [], ls=style, color=COLORS["copy"], label=f"median of {name}")
         for name, style in FLOORS.items()
     ]
-    with saved_figure(file, heading(results), len(models), figsize=size) as (figure, panels):
+    with saved_figure(file, heading(results), len(models), figsize=size) as (
+        figure,
+        panels,
+    ):
         for axes, model in zip(panels[:, 0], models, strict=True):
             _panel(axes, model)
             axes.set_title(title(model), loc="left", fontsize=11, fontweight="bold")
-            axes.set_xlabel("milliseconds   ·   " + cores(model, results["rounds"]), fontsize=8)
-        figure.legend(handles=marks, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+            axes.set_xlabel(
+                "milliseconds   ·   " + cores(model, results["rounds"]), fontsize=8
+            )
+        figure.legend(
+            handles=marks,
+            loc="outside lower center",
+            ncols=3,
+            frameon=False,
+            fontsize=8,
+        )
 
 
 def _shown(model: dict[str, Any]) -> list[dict[str, Any]]:
@@ -87,7 +101,9 @@ def draw_rows(
         low, first, third, high = np.percentile(row["ms"], (0, 25, 75, 100)) * scale
         color = COLORS[row["kind"]]
         axes.plot([low, high], [y, y], color=color, lw=1)
-        axes.plot([first, third], [y, y], color=color, lw=5, alpha=0.45, solid_capstyle="butt")
+        axes.plot(
+            [first, third], [y, y], color=color, lw=5, alpha=0.45, solid_capstyle="butt"
+        )
         axes.plot(row["median_ms"] * scale, y, "o", color=color, ms=7)
     axes.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=9)
     axes.set_ylim(len(rows) - 0.4, -0.6)

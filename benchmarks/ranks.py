@@ -24,7 +24,9 @@ from shapes import MODELS, QUICK, QUICK_SIZES, SIZES, elements
 from chainermn_comm import create_communicator
 from chainermn_comm.registry import REGISTRY
 
-MEASURED = [name for name in REGISTRY if name not in ("pure_nccl", "dummy")] + [peers.REPRODUCIBLE]
+MEASURED = [name for name in REGISTRY if name not in ("pure_nccl", "dummy")] + [
+    peers.REPRODUCIBLE
+]
 # Does all that the others do before gradients move.
 IDLE = "dummy"
 # Calls that are counted. They go through each way that a communicator has.
@@ -43,13 +45,17 @@ def run(args: argparse.Namespace) -> bool:
     """
     comm = MPI.COMM_WORLD.Dup()
     mine = sorted(os.sched_getaffinity(0))
-    args.realtime &= comm.size <= len(mine)  # else ranks that wait would keep the others from work
+    args.realtime &= comm.size <= len(
+        mine
+    )  # else ranks that wait would keep the others from work
     names = args.communicator or MEASURED
     communicators: Communicators = {peers.BUNDLED: ("bundled", peers.bundled(comm))}
     communicators |= {name: ("ours", peers.ours(name, comm)) for name in names}
     communicators[IDLE] = "part", create_communicator(IDLE, comm)
     handoff = peers.Handoff(comm)
-    which: Iterable[str] = [] if args.only == "sizes" else QUICK if args.quick else MODELS
+    which: Iterable[str] = (
+        [] if args.only == "sizes" else QUICK if args.quick else MODELS
+    )
     how_large = [] if args.only == "models" else QUICK_SIZES if args.quick else SIZES
     cores = comm.allgather((MPI.Get_processor_name(), mine))
     models = [model(name, communicators, handoff, args) for name in which]
@@ -66,7 +72,10 @@ def run(args: argparse.Namespace) -> bool:
 
 
 def model(
-    name: str, communicators: Communicators, handoff: peers.Handoff, args: argparse.Namespace
+    name: str,
+    communicators: Communicators,
+    handoff: peers.Handoff,
+    args: argparse.Namespace,
 ) -> dict[str, Any]:
     """Measure everything for one model's gradients (collective)."""
     gradients = Gradients(MODELS[name], handoff.comm)
@@ -78,13 +87,18 @@ def model(
         "model": name,
         "arrays": len(MODELS[name]),
         "floats": elements(MODELS[name]),
-        "moved": {one: moved(one, gradients) for one in IN_A_NODE if one in communicators},
+        "moved": {
+            one: moved(one, gradients) for one in IN_A_NODE if one in communicators
+        },
         "cases": measure(cases, handoff.comm, args.repeat, args.realtime),
     }
 
 
 def size(
-    nbytes: int, communicators: Communicators, handoff: peers.Handoff, args: argparse.Namespace
+    nbytes: int,
+    communicators: Communicators,
+    handoff: peers.Handoff,
+    args: argparse.Namespace,
 ) -> dict[str, Any]:
     """Measure all that move a gradient of so many bytes (collective)."""
     gradients = Gradients({"array": (nbytes // 4,)}, handoff.comm)

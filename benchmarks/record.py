@@ -49,7 +49,9 @@ def main() -> None:
             "packed": lambda: pack(memory, 0, 1, 1.0, 1, 1),
             "handshake": lambda: comm.handshake("handshake"),
         }
-        seconds = time_in_turn(None, [Timed(way) for way in ways.values()], BLOCKS, calls=CALLS)
+        seconds = time_in_turn(
+            None, [Timed(way) for way in ways.values()], BLOCKS, calls=CALLS
+        )
         micros = dict(zip(ways, 1e6 * seconds[:, :, 0].T, strict=True))
         if comm.rank == 0:
             rows = [

@@ -24,11 +24,16 @@ from chainermn_tools.formatting import format_bytes
 # All ranks at once take twice as long as one alone where two of them share a core, or the way
 # to memory, and about as long where they don't.
 SHARED_FROM = 1.4
-TELLING_FLOATS = 8_000_000  # a copy of fewer stays in a cache and says nothing of memory
+TELLING_FLOATS = (
+    8_000_000  # a copy of fewer stays in a cache and says nothing of memory
+)
 
 
 def document(
-    cores: list[tuple[str, list[int]]], rounds: int, realtime: bool, models: list[dict[str, Any]]
+    cores: list[tuple[str, list[int]]],
+    rounds: int,
+    realtime: bool,
+    models: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """All that is written to JSON.
 
@@ -68,7 +73,11 @@ def environment() -> dict[str, Any]:
 def machine() -> str:
     """Kernel, architecture and processor, such as "Linux x86_64, Intel(R) Xeon(R) Processor"."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    names = [
+        line.partition(":")[2].strip()
+        for line in lines
+        if line.startswith("model name")
+    ]
     return ", ".join([f"{platform.system()} {platform.machine()}", *names[:1]])
 
 
@@ -83,7 +92,8 @@ def of_sizes(sizes: list[dict[str, Any]]) -> dict[str, Any]:
             {
                 "bytes": size["bytes"],
                 "cases": [
-                    {**row, "median_ms": float(np.median(row["ms"]))} for row in size["cases"]
+                    {**row, "median_ms": float(np.median(row["ms"]))}
+                    for row in size["cases"]
                 ],
             }
             for size in sizes
@@ -136,7 +146,10 @@ def summary(
         ],
         "limits": [
             *(limit.judge(ms) for limit in limits.of(model, ranks) if limit.name in ms),
-            *(limits.judge_moved(name, times, 4 * floats, ranks) for name, times in moved.items()),
+            *(
+                limits.judge_moved(name, times, 4 * floats, ranks)
+                for name, times in moved.items()
+            ),
         ],
     }
 
@@ -153,7 +166,9 @@ def show(results: dict[str, Any], console: Console) -> None:
     """Print the results; without colours where the console is no terminal."""
     console.print(heading(results), "", sep="\n", highlight=False, soft_wrap=True)
     for model in results["models"]:
-        console.print(times_table(model["cases"], "over_handoff", "handoff", title(model)))
+        console.print(
+            times_table(model["cases"], "over_handoff", "handoff", title(model))
+        )
         console.print(cores(model, results["rounds"]), highlight=False, soft_wrap=True)
         console.print(limits_table(model["limits"]))
 
@@ -173,7 +188,9 @@ def limits_table(rows: list[dict[str, Any]]) -> Table:
 
 def heading(results: dict[str, Any]) -> str:
     """When, on what, and how."""
-    versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
+    versions = ", ".join(
+        f"{name} {number}" for name, number in results["versions"].items()
+    )
     cores = " + ".join(map(str, results["cores"]))
     return (
         f"allreduce_grad, {results['ranks']} ranks on {cores} cores, "
@@ -229,7 +246,9 @@ def times_table(
 ) -> Table:
     """Return the times of all cases; see :func:`cells` for ``reference``, named ``peer``."""
     columns = ("median", "min - max", f"x {peer}", "x bundled", "+ MB", "right")
-    return make_table("milliseconds", columns, [cells(row, reference) for row in rows], title)
+    return make_table(
+        "milliseconds", columns, [cells(row, reference) for row in rows], title
+    )
 
 
 def sizes_table(sizes: list[dict[str, Any]]) -> Table:
@@ -238,7 +257,9 @@ def sizes_table(sizes: list[dict[str, Any]]) -> Table:
     table = make_table("", columns, title="one array of float32, median milliseconds")
     for rows in zip(*(size["cases"] for size in sizes), strict=True):
         times = [
-            number(row["median_ms"]) if row["right"] else f"[red]{number(row['median_ms'])}!"
+            number(row["median_ms"])
+            if row["right"]
+            else f"[red]{number(row['median_ms'])}!"
             for row in rows
         ]
         table.add_row(rows[0]["name"], *times)

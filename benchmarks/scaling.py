@@ -25,7 +25,14 @@ from limits import AT_MOST, judge
 from report import limits_table
 from rich.console import Console
 from scaling_hosts import JSON
-from simulated import LINK_25G, Constants, bandwidth_limit, simulate, slowest, tree_latency
+from simulated import (
+    LINK_25G,
+    Constants,
+    bandwidth_limit,
+    simulate,
+    slowest,
+    tree_latency,
+)
 from tables import make_table
 
 from chainermn_tools.formatting import format_bytes
@@ -47,10 +54,16 @@ CHUNKS = tuple(1 << power for power in range(18, 28))
 def arguments() -> argparse.Namespace:
     parser = jobs.parser(__doc__)
     parser.add_argument("--gigabits", type=float, default=25, help="a node's link (25)")
-    parser.add_argument("--microseconds", type=float, default=20, help="its latency (20)")
+    parser.add_argument(
+        "--microseconds", type=float, default=20, help="its latency (20)"
+    )
     parser.add_argument("--measured", type=Path, default=JSON, metavar="FILE")
-    parser.add_argument("--json", type=Path, default=RESULT / "scaling.json", metavar="FILE")
-    parser.add_argument("--plot", type=Path, default=RESULT / "scaling.png", metavar="FILE")
+    parser.add_argument(
+        "--json", type=Path, default=RESULT / "scaling.json", metavar="FILE"
+    )
+    parser.add_argument(
+        "--plot", type=Path, default=RESULT / "scaling.png", metavar="FILE"
+    )
     args = parser.parse_args()
     if args.gigabits <= 0 or args.microseconds < 0:
         parser.error("--gigabits must be more than 0, and --microseconds not less")
@@ -61,7 +74,9 @@ def main() -> int:
     args = arguments()
     measured = json.loads(args.measured.read_text()) if args.measured.exists() else {}
     here = Constants(**measured["constants"]) if measured else LINK_25G
-    link = replace(here, bandwidth=args.gigabits * 1e9 / 8, latency=args.microseconds * 1e-6)
+    link = replace(
+        here, bandwidth=args.gigabits * 1e9 / 8, latency=args.microseconds * 1e-6
+    )
     console = Console(width=None if sys.stdout.isatty() else 110)
     console.print(
         f"{args.gigabits:g} Gbit/s, {args.microseconds:g} us; {1e6 * link.message:.1f} us of the "
@@ -88,12 +103,16 @@ def main() -> int:
 def limits(link: Constants) -> Iterator[dict[str, Any]]:
     """Yield the figures that must be kept."""
     for nodes, most in OVER_BYTES:
-        ratio = slowest("flat", nodes, MODEL, link) / bandwidth_limit(nodes, MODEL, link)
+        ratio = slowest("flat", nodes, MODEL, link) / bandwidth_limit(
+            nodes, MODEL, link
+        )
         name = f"{format_bytes(MODEL)} on {nodes} nodes, over its bytes' time"
         yield judge(name, AT_MOST, most, np.array([ratio]))
     nodes, most = OVER_TREE
     ratio = slowest("flat", nodes, SMALL, link) / tree_latency(nodes, link)
-    name = f"{format_bytes(SMALL)} on {nodes} nodes, over a binomial tree's latency, twice"
+    name = (
+        f"{format_bytes(SMALL)} on {nodes} nodes, over a binomial tree's latency, twice"
+    )
     yield judge(name, AT_MOST, most, np.array([ratio]))
 
 
@@ -140,7 +159,9 @@ def by_link(link: Constants) -> Iterator[dict[str, Any]]:
     """Yield the times of MODEL over those of its bytes, by latency and bandwidth."""
     for gigabits in (1, 10, 25, 100):
         for microseconds in (2, 5, 10, 20, 50, 100, 200):
-            each = replace(link, bandwidth=gigabits * 1e9 / 8, latency=microseconds * 1e-6)
+            each = replace(
+                link, bandwidth=gigabits * 1e9 / 8, latency=microseconds * 1e-6
+            )
             seconds = simulate("flat", 128, MODEL, each).seconds
             ratio = seconds / bandwidth_limit(128, MODEL, each)
             yield {"label": f"{gigabits} Gbit/s", "x": microseconds, "ratio": ratio}
@@ -151,7 +172,9 @@ def nodes_table(rows: list[dict[str, Any]]) -> Any:
     cells: dict[int, list[str]] = {}
     for row in rows:
         ratio = row["seconds"] / row["limit"]
-        cells.setdefault(row["nodes"], []).append(f"{1e3 * row['seconds']:.1f} ({ratio:.3f})")
+        cells.setdefault(row["nodes"], []).append(
+            f"{1e3 * row['seconds']:.1f} ({ratio:.3f})"
+        )
     columns = [f"{name}, {ranks} a node" for name, ranks in WAYS]
     messages = {row["nodes"]: row["messages"] for row in rows if row["name"] == "flat"}
     table = [(str(n), *each, str(messages[n])) for n, each in cells.items()]
@@ -166,12 +189,23 @@ def measured_table(measured: dict[str, Any], here: Constants) -> Any:
         for case in cases:
             simulated = ""
             if case["kind"] == "ours":
-                took = simulate(case["name"], int(hosts), measured["bytes"], here).seconds
+                took = simulate(
+                    case["name"], int(hosts), measured["bytes"], here
+                ).seconds
                 simulated = f"{1e3 * took:.0f}"
             over = f"{case['over_mpi'][1]:.3f}"
-            rows.append((f"{hosts}: {case['name']}", f"{case['median_ms']:.0f}", over, simulated))
+            rows.append(
+                (
+                    f"{hosts}: {case['name']}",
+                    f"{case['median_ms']:.0f}",
+                    over,
+                    simulated,
+                )
+            )
     columns = ("measured ms", "over MPI_Allreduce", "simulated ms")
-    return make_table("hosts", columns, rows, f"Measured over hosts, {measured['rate']}")
+    return make_table(
+        "hosts", columns, rows, f"Measured over hosts, {measured['rate']}"
+    )
 
 
 def draw(document: dict[str, Any], file: Path) -> None:
@@ -190,8 +224,18 @@ def draw(document: dict[str, Any], file: Path) -> None:
         for axes, rows, value, what in (
             (panels[0, 0], nodes, "seconds", f"{of_model}: seconds by nodes"),
             (panels[0, 1], document["sizes"], "seconds", "flat: seconds by bytes"),
-            (panels[1, 0], document["chunks"], "seconds", f"{of_model}: seconds by chunk"),
-            (panels[1, 1], document["links"], "ratio", "128 nodes: over the limit, by latency, us"),
+            (
+                panels[1, 0],
+                document["chunks"],
+                "seconds",
+                f"{of_model}: seconds by chunk",
+            ),
+            (
+                panels[1, 1],
+                document["links"],
+                "ratio",
+                "128 nodes: over the limit, by latency, us",
+            ),
         ):
             lines(axes, rows, value, log_y=rows is document["sizes"])
             axes.set_title(what, loc="left", fontsize=11, fontweight="bold")
@@ -203,7 +247,10 @@ def lines(axes: Any, rows: list[dict[str, Any]], value: str, log_y: bool) -> Non
     """Draw a line for each label."""
     for number, label in enumerate(dict.fromkeys(row["label"] for row in rows)):
         own = [row for row in rows if row["label"] == label]
-        style = {"color": COLORS[number % len(COLORS)], "marker": MARKS[number % len(MARKS)]}
+        style = {
+            "color": COLORS[number % len(COLORS)],
+            "marker": MARKS[number % len(MARKS)],
+        }
         x, y = [row["x"] for row in own], [row[value] for row in own]
         axes.plot(x, y, label=label, lw=1.6, ms=5, **style)
     axes.set_xscale("log", base=2)

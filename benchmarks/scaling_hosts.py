@@ -26,11 +26,17 @@ JSON = RESULT / "scaling-hosts.json"
 def arguments() -> argparse.Namespace:
     parser = jobs.parser(__doc__)
     parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4, 8], metavar="N")
-    parser.add_argument("--rate", default="1gbit", help="what each host may send (1gbit)")
-    parser.add_argument("--bytes", type=int, default=102_228_128, help="of the gradient")
+    parser.add_argument(
+        "--rate", default="1gbit", help="what each host may send (1gbit)"
+    )
+    parser.add_argument(
+        "--bytes", type=int, default=102_228_128, help="of the gradient"
+    )
     parser.add_argument("--repeat", type=int, default=7, help="rounds (7)")
     parser.add_argument("--json", type=Path, default=JSON, metavar="FILE")
-    parser.add_argument("--timeout", type=float, default=500, help="seconds for each job")
+    parser.add_argument(
+        "--timeout", type=float, default=500, help="seconds for each job"
+    )
     return parser.parse_args()
 
 
@@ -74,7 +80,12 @@ def save(args: argparse.Namespace, found: dict[str, Any]) -> None:
     known: dict[str, Any] = {"means": {}}
     if args.json.exists():
         known = json.loads(args.json.read_text())
-    known |= {"rate": args.rate, "bytes": args.bytes, "rounds": args.repeat, **environment()}
+    known |= {
+        "rate": args.rate,
+        "bytes": args.bytes,
+        "rounds": args.repeat,
+        **environment(),
+    }
     known["means"] |= found.get("means", {})
     known |= {"constants": found["constants"]} if "constants" in found else {}
     args.json.parent.mkdir(parents=True, exist_ok=True)

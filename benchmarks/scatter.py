@@ -34,10 +34,16 @@ COPIES, MEMORY = 1.5, 1.1
 def arguments() -> argparse.Namespace:
     parser = jobs.parser(__doc__)
     parser.add_argument("--ranks", type=int, default=4, help="ranks to start (4)")
-    parser.add_argument("--megabytes", type=float, default=400, help="size of the array (400)")
+    parser.add_argument(
+        "--megabytes", type=float, default=400, help="size of the array (400)"
+    )
     parser.add_argument("--repeat", type=int, default=7, help="rounds (7)")
-    parser.add_argument("--first", action="store_true", help="before other work; needs root")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds for the whole run")
+    parser.add_argument(
+        "--first", action="store_true", help="before other work; needs root"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=300, help="seconds for the whole run"
+    )
     return parser.parse_args()
 
 
@@ -53,7 +59,9 @@ def make_calls(comm: Any, whole: Any) -> dict[str, Callable[[], Any]]:
     def shared() -> SharedArray | None:
         if whole is None:
             return None
-        return SharedArray.filled(whole.shape, whole.dtype, [whole.reshape(-1).view("u1")])
+        return SharedArray.filled(
+            whole.shape, whole.dtype, [whole.reshape(-1).view("u1")]
+        )
 
     ours = create_communicator("hierarchical", comm)
     bundled = chainermn.create_communicator("naive", comm)
@@ -87,7 +95,9 @@ def pss() -> int:
     """This process's share of the memory that it maps, in bytes."""
     gc.collect()
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    return next(
+        int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")
+    )
 
 
 def verdicts(took: dict[str, Any], memory: dict[str, float]) -> list[dict[str, Any]]:
@@ -104,7 +114,12 @@ def verdicts(took: dict[str, Any], memory: dict[str, float]) -> list[dict[str, A
     return [
         judge(f"{OURS}: time over that of {COPY}", AT_MOST, COPIES, ratios),
         *(
-            judge(f"{name}: memory added over the array's", AT_MOST, MEMORY, np.array([times]))
+            judge(
+                f"{name}: memory added over the array's",
+                AT_MOST,
+                MEMORY,
+                np.array([times]),
+            )
             for name, times in memory.items()
             if name in (OURS, SHUFFLED)
         ),
@@ -127,11 +142,15 @@ def run(args: argparse.Namespace) -> bool:
     comm = MPI.COMM_WORLD.Dup()
     rows = max(1, int(args.megabytes * 1e6 / 4 / ROW_FLOATS))
     shape = rows, ROW_FLOATS
-    whole = np.random.default_rng(0).random(shape, np.float32) if comm.rank == 0 else None
+    whole = (
+        np.random.default_rng(0).random(shape, np.float32) if comm.rank == 0 else None
+    )
     nbytes = rows * ROW_FLOATS * 4
     calls = make_calls(comm, whole)
     memory = {name: grown(comm, call) / nbytes for name, call in calls.items()}
-    cases = [Timed(call, gc.collect, name in (COPY, SHARED)) for name, call in calls.items()]
+    cases = [
+        Timed(call, gc.collect, name in (COPY, SHARED)) for name, call in calls.items()
+    ]
     seconds = time_in_turn(comm, cases, args.repeat, in_a_row=2)
     if comm.rank:
         return True

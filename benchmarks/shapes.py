@@ -18,7 +18,9 @@ def resnet50() -> Shapes:
 
     convolution("stem", 3, 64, 7)
     channels = 64
-    for stage, (blocks, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512)), start=2):
+    for stage, (blocks, width) in enumerate(
+        ((3, 64), (4, 128), (6, 256), (3, 512)), start=2
+    ):
         for block in range(blocks):
             name = f"res{stage}_{block}"
             convolution(f"{name}_a", channels, width, 1)

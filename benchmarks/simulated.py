@@ -115,13 +115,17 @@ class Request:
 
     @staticmethod
     def Testall(requests: Sequence[Request]) -> bool:
-        return all(request.done() <= request.machine.counts.seconds for request in requests)
+        return all(
+            request.done() <= request.machine.counts.seconds for request in requests
+        )
 
     @staticmethod
     def Testany(requests: Sequence[Request]) -> tuple[int, bool]:
         """Asked only when none is done: let the time pass until one is."""
         counts = requests[0].machine.counts
-        counts.seconds = min(done for each in requests if (done := each.done()) > counts.seconds)
+        counts.seconds = min(
+            done for each in requests if (done := each.done()) > counts.seconds
+        )
         return 0, True
 
     @staticmethod
@@ -171,7 +175,9 @@ class Ranks:
         )
         self._machine.work(self._machine.constants.message)
         self._machine.counts.received += memory.nbytes
-        exchanges = self._arrivals.setdefault(((self.rank - source) % self.size, tag), [])
+        exchanges = self._arrivals.setdefault(
+            ((self.rank - source) % self.size, tag), []
+        )
         if not exchanges or exchanges[-1]:  # each receives first
             exchanges.append([])
         return Request(self._machine, partial(max, exchanges[-1]))
@@ -182,7 +188,9 @@ class Ranks:
         exchanges[-1].append(left + self._machine.constants.latency)
         return Request(self._machine, lambda: left)
 
-    def Sendrecv(self, sent: Any, dest: int, tag: int, got: Any, source: int, _: int) -> None:
+    def Sendrecv(
+        self, sent: Any, dest: int, tag: int, got: Any, source: int, _: int
+    ) -> None:
         requests = [self.Irecv(got, source, tag), self.Isend(sent, dest, tag)]
         Request.Waitall(requests)
 
@@ -194,7 +202,12 @@ class Ranks:
             memory = np.empty(max(HEADER_BYTES, blocks * block), np.uint8)
             buffer = [memory[: blocks * block]]
             self.Sendrecv(
-                buffer, (self.rank - held) % self.size, 0, buffer, (self.rank + held) % self.size, 0
+                buffer,
+                (self.rank - held) % self.size,
+                0,
+                buffer,
+                (self.rank + held) % self.size,
+                0,
             )
             held += blocks
 
@@ -205,7 +218,10 @@ class AllRanks(Ranks):
     def __init__(self, machine: Machine, topology: Topology, rank: int) -> None:
         super().__init__(machine, topology.size, rank)
         self.node = NodeRanks(machine, topology.intra_size(rank))
-        self._parts = [Ranks(machine, topology.inter_size, topology.inter_rank(rank)), self.node]
+        self._parts = [
+            Ranks(machine, topology.inter_size, topology.inter_rank(rank)),
+            self.node,
+        ]
 
     def Split(self, color: int, key: int) -> Any:
         return self._parts.pop(0)  # between nodes, and then within one
@@ -242,17 +258,28 @@ def simulate(
         node: that of the rank, from 0 on.
     """
     if nodes < 2 or nbytes < 4 * nodes * ranks_a_node:
-        raise ValueError(f"{nbytes} bytes on {nodes} nodes of {ranks_a_node} can't be simulated")
+        raise ValueError(
+            f"{nbytes} bytes on {nodes} nodes of {ranks_a_node} can't be simulated"
+        )
     entry = REGISTRY[name].host
     assert isinstance(entry, str)
     if ranks_a_node > 1 and entry not in ("single_leader", "multi_leader"):
-        raise ValueError(f"{name} uses messages within a node, which can't be simulated")
-    topology = Topology(tuple(rank // ranks_a_node for rank in range(nodes * ranks_a_node)))
+        raise ValueError(
+            f"{name} uses messages within a node, which can't be simulated"
+        )
+    topology = Topology(
+        tuple(rank // ranks_a_node for rank in range(nodes * ranks_a_node))
+    )
     machine = Machine(constants, ranks_a_node if entry == "multi_leader" else 1)
     comm = AllRanks(machine, topology, node * ranks_a_node)
     none: Any = None
     group = ProcessGroup(
-        cast(Any, comm), none, 0, topology, lambda: None, Settings(chunk_bytes=chunk_bytes)
+        cast(Any, comm),
+        none,
+        0,
+        topology,
+        lambda: None,
+        Settings(chunk_bytes=chunk_bytes),
     )
     gradient = [np.empty(nbytes // 4, np.float32)]
     with _clocked(machine, comm.node):
@@ -262,11 +289,14 @@ def simulate(
     return machine.counts
 
 
-def slowest(name: str, nodes: int, nbytes: int, constants: Constants, **how: Any) -> float:
+def slowest(
+    name: str, nodes: int, nbytes: int, constants: Constants, **how: Any
+) -> float:
     """Return the seconds of the slowest of some nodes, whose blocks lie otherwise in memory."""
     chosen = {0, nodes // 2, nodes - 1}
     return max(
-        simulate(name, nodes, nbytes, constants, node=node, **how).seconds for node in chosen
+        simulate(name, nodes, nbytes, constants, node=node, **how).seconds
+        for node in chosen
     )
 
 
@@ -274,11 +304,15 @@ def slowest(name: str, nodes: int, nbytes: int, constants: Constants, **how: Any
 def _clocked(machine: Machine, node: NodeRanks) -> Iterator[None]:
     """Meanwhile arithmetic and copies take the clock's time, and nothing else."""
 
-    def sum_rows(rows: Sequence[np.ndarray], out: np.ndarray, *_: Any, **__: Any) -> int:
+    def sum_rows(
+        rows: Sequence[np.ndarray], out: np.ndarray, *_: Any, **__: Any
+    ) -> int:
         machine.touch(sum(row.nbytes for row in rows) + out.nbytes)
         return 0  # as an exponent
 
-    def add(mine: np.ndarray, term: np.ndarray, _: Any, out: np.ndarray, *__: Any) -> None:
+    def add(
+        mine: np.ndarray, term: np.ndarray, _: Any, out: np.ndarray, *__: Any
+    ) -> None:
         sum_rows([mine, term], out)
 
     def scale(numbers: np.ndarray, _: int, out: np.ndarray) -> None:

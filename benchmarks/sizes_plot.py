@@ -32,7 +32,9 @@ STYLES: dict[str, dict[str, Any]] = {
 PANELS = "time, milliseconds", "bytes of the gradient a second, GB/s"
 
 
-def draw(results: list[dict[str, Any]], limits: tuple[str, ...], heading: str, file: Path) -> None:
+def draw(
+    results: list[dict[str, Any]], limits: tuple[str, ...], heading: str, file: Path
+) -> None:
     """Draw the medians into an image file.
 
     Args:
@@ -48,13 +50,18 @@ def draw(results: list[dict[str, Any]], limits: tuple[str, ...], heading: str, f
             lines.setdefault(row["name"], []).append(row["median_ms"])
     # Linear, for what differs little beside three orders of magnitude. A copy that stays in a
     # cache leaves the panel.
-    fastest = max(nbytes / time / 1e6 for nbytes, time in zip(sizes, lines[limits[0]], strict=True))
+    fastest = max(
+        nbytes / time / 1e6
+        for nbytes, time in zip(sizes, lines[limits[0]], strict=True)
+    )
     with saved_figure(file, heading, 2, figsize=(9, 10.5), sharex=True) as (_, panels):
         upper, lower = panels[:, 0]
         for name, ms in lines.items():
             style = {"ms": 5.5} | STYLES[name]
             upper.plot(sizes, ms, **style)
-            rates = [nbytes / time / 1e6 for nbytes, time in zip(sizes, ms, strict=True)]
+            rates = [
+                nbytes / time / 1e6 for nbytes, time in zip(sizes, ms, strict=True)
+            ]
             label = f"{name}{' (limit)' * (name in limits)}  {number(ms[-1])} ms"
             lower.plot(sizes, rates, label=label, **style)
         for axes, title in zip((upper, lower), PANELS, strict=True):
@@ -66,7 +73,9 @@ def draw(results: list[dict[str, Any]], limits: tuple[str, ...], heading: str, f
         _legend(upper, lower, lines, sizes[-1])
 
 
-def _legend(axes: Any, labelled: Any, lines: dict[str, list[float]], largest: int) -> None:
+def _legend(
+    axes: Any, labelled: Any, lines: dict[str, list[float]], largest: int
+) -> None:
     """In the order of the lines at the right edge, slowest first, as they lie there."""
     handles, labels = labelled.get_legend_handles_labels()
     order = sorted(range(len(handles)), key=lambda i: -lines[list(lines)[i]][-1])

@@ -26,22 +26,41 @@ RANKS_OF_HOSTS = {"alpha": 1, "beta": 1}
 
 def arguments() -> argparse.Namespace:
     parser = jobs.parser(__doc__)
-    parser.add_argument("--hosts", action="store_true", help="two hosts, made of namespaces")
-    parser.add_argument("--rate", default="1gbit", help="what each host may send (1gbit)")
+    parser.add_argument(
+        "--hosts", action="store_true", help="two hosts, made of namespaces"
+    )
+    parser.add_argument(
+        "--rate", default="1gbit", help="what each host may send (1gbit)"
+    )
     parser.add_argument("--ranks", type=int, default=2, help="on this machine (2)")
-    parser.add_argument("--models", nargs="+", metavar="NAME", help="of step_names.py (all)")
-    parser.add_argument("--ways", nargs="+", metavar="NAME", help="of step_names.py (all)")
-    parser.add_argument("--rounds", type=int, help="that are timed (60, with --hosts 12)")
-    parser.add_argument("--json", type=Path, default=RESULT / "step.json", metavar="FILE")
-    parser.add_argument("--plot", type=Path, default=RESULT / "step.png", metavar="FILE")
-    parser.add_argument("--timeout", type=float, default=900, help="seconds for the whole run")
+    parser.add_argument(
+        "--models", nargs="+", metavar="NAME", help="of step_names.py (all)"
+    )
+    parser.add_argument(
+        "--ways", nargs="+", metavar="NAME", help="of step_names.py (all)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, help="that are timed (60, with --hosts 12)"
+    )
+    parser.add_argument(
+        "--json", type=Path, default=RESULT / "step.json", metavar="FILE"
+    )
+    parser.add_argument(
+        "--plot", type=Path, default=RESULT / "step.png", metavar="FILE"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=900, help="seconds for the whole run"
+    )
     args = parser.parse_args()
     if args.rounds is None:
         args.rounds = 12 if args.hosts else 60
     if min(args.rounds, args.ranks) < 1:
         parser.error("--rounds and --ranks must be 1 or more")
     place = "over hosts" if args.hosts else "on one machine"
-    known = {"model": list(step_names.models_of(args.hosts)), "way": step_names.ways_of(args.hosts)}
+    known = {
+        "model": list(step_names.models_of(args.hosts)),
+        "way": step_names.ways_of(args.hosts),
+    }
     for kind, names in known.items():
         for name in getattr(args, f"{kind}s") or []:
             if name not in names:
@@ -82,7 +101,9 @@ def main() -> int:
     if not args.hosts:
         return jobs.start_and_run(args, args.ranks, run)
     variables = {"OMP_NUM_THREADS": "1", "TERM": "dumb", "COLUMNS": "120"}
-    return jobs.start_on_hosts_and_run(args, RANKS_OF_HOSTS, run, ["json", "plot"], variables)
+    return jobs.start_on_hosts_and_run(
+        args, RANKS_OF_HOSTS, run, ["json", "plot"], variables
+    )
 
 
 if __name__ == "__main__":

@@ -26,7 +26,9 @@ class Perceptron(NamedTuple):
         """
         state = np.random.RandomState(0)
         net = chainer.Sequential()
-        for layer, (n_in, n_out) in enumerate(zip(self.widths, self.widths[1:], strict=False)):
+        for layer, (n_in, n_out) in enumerate(
+            zip(self.widths, self.widths[1:], strict=False)
+        ):
             weights = state.normal(0, n_in**-0.5, (n_out, n_in)).astype("f4")
             net.append(L.Linear(n_in, n_out, initialW=weights))
             if layer < len(self.widths) - 2:

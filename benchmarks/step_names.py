@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 ALONE, BARRIER, RAW, BUNDLED = "no exchange", "barrier", "raw packing", "bundled naive"
-DUMMY, SYNCHRONOUS, DOUBLE, OVERLAPPED = "dummy", "synchronous", "double buffering", "overlapped"
+DUMMY, SYNCHRONOUS, DOUBLE, OVERLAPPED = (
+    "dummy",
+    "synchronous",
+    "double buffering",
+    "overlapped",
+)
 UNCOMPARED = "drift ignored"  # synchronous, without comparing parameters and state
 DDP = "DDP over gloo"
-WAYS = (ALONE, BARRIER, RAW, BUNDLED, DUMMY, SYNCHRONOUS, UNCOMPARED, DOUBLE, OVERLAPPED, DDP)
+WAYS = (
+    ALONE,
+    BARRIER,
+    RAW,
+    BUNDLED,
+    DUMMY,
+    SYNCHRONOUS,
+    UNCOMPARED,
+    DOUBLE,
+    OVERLAPPED,
+    DDP,
+)
 # They show what one machine's memory and Python take, which is little beside a link.
 ONE_MACHINE_WAYS = (RAW, BUNDLED, DUMMY)
 

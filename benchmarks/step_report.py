@@ -27,14 +27,18 @@ def ratios(result: dict[str, Any], name: str, over: str) -> np.ndarray | None:
 def show(result: dict[str, Any]) -> None:
     """Print one model's table; ways that were not timed have no column."""
     names = {row["name"] for row in result["ways"]}
-    pairs = {title: (other, True) for title, other in EFFICIENCIES.items() if other in names}
+    pairs = {
+        title: (other, True) for title, other in EFFICIENCIES.items() if other in names
+    }
     pairs |= {title: (other, False) for title, other in OVER.items() if other in names}
     rows = []
     for row in result["ways"]:
         low, middle, high = np.percentile(row["ms"], (25, 50, 75))
         cells = [f"{middle:.3f}", f"{low:.3f} - {high:.3f}"]
         for other, inverted in pairs.values():
-            found = ratios(result, *((other, row["name"]) if inverted else (row["name"], other)))
+            found = ratios(
+                result, *((other, row["name"]) if inverted else (row["name"], other))
+            )
             cells.append("" if found is None else f"{np.median(found):.3f}")
         if not row["right"]:
             cells[0] = f"WRONG {cells[0]}"
@@ -51,7 +55,9 @@ def show(result: dict[str, Any]) -> None:
 def draw(document: dict[str, Any], file: Path) -> None:
     """Draw the efficiency of all ways and models, with quartiles."""
     models = document["models"]
-    names = list(dict.fromkeys(row["name"] for model in models for row in model["ways"]))
+    names = list(
+        dict.fromkeys(row["name"] for model in models for row in model["ways"])
+    )
     names.remove(ALONE)
     where = "two hosts" if document["hosts"] else "one machine"
     title = f"Training steps of {document['ranks']} ranks on {where}"
@@ -65,12 +71,18 @@ def draw(document: dict[str, Any], file: Path) -> None:
             for number, result in enumerate(models):
                 found = ratios(result, ALONE, name)
                 if found is not None:
-                    bars.append((number + (place - (len(names) - 1) / 2) * width, found))
+                    bars.append(
+                        (number + (place - (len(names) - 1) / 2) * width, found)
+                    )
             quartiles = [np.percentile(found, (25, 50, 75)) for _, found in bars]
             low, middle, high = np.transpose(quartiles)
             error = [middle - low, high - middle]
-            axes.bar([x for x, _ in bars], middle, width, yerr=error, label=name, capsize=2)
-        axes.set_xticks(range(len(models)), [_label(model["model"]) for model in models])
+            axes.bar(
+                [x for x, _ in bars], middle, width, yerr=error, label=name, capsize=2
+            )
+        axes.set_xticks(
+            range(len(models)), [_label(model["model"]) for model in models]
+        )
         axes.set_ylabel("efficiency: step without exchange / step")
         axes.axhline(1, color="gray", linewidth=0.8)
         axes.set_ylim(0, 1.1)

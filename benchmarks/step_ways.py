@@ -46,7 +46,9 @@ Step = Callable[[], None]
 class Way:
     """One way: its model, its step, and what releases it."""
 
-    def __init__(self, name: str, model: Any, step: Step, optimizer: Any = None) -> None:
+    def __init__(
+        self, name: str, model: Any, step: Step, optimizer: Any = None
+    ) -> None:
         self.name, self.model, self.step = name, model, step
         # Of ours: what is under way is the next step's, and must not fall into another's turn.
         self.flush: Step = getattr(optimizer, "flush", lambda: None)
@@ -107,16 +109,22 @@ def make_ways(
     ways: list[Way] = []
 
     def wanted(name: str) -> bool:
-        return name in ways_of(hosts) and (chosen is None or name in chosen or name == ALONE)
+        return name in ways_of(hosts) and (
+            chosen is None or name in chosen or name == ALONE
+        )
 
     def plain() -> tuple[Any, Any]:
         model = perceptron.make()
         return model, chainer.optimizers.SGD(0.01).setup(model)
 
-    def with_optimizer(name: str, wrap: Callable[[Any], Any], communicator: Any = None) -> None:
+    def with_optimizer(
+        name: str, wrap: Callable[[Any], Any], communicator: Any = None
+    ) -> None:
         model = perceptron.make(communicator)
         optimizer = wrap(chainer.optimizers.SGD(0.01)).setup(model)
-        ways.append(Way(name, model, lambda: optimizer.update(model, *batch), optimizer))
+        ways.append(
+            Way(name, model, lambda: optimizer.update(model, *batch), optimizer)
+        )
 
     def between(name: str, exchange: Step, model: Any, optimizer: Any) -> Way:
         def step() -> None:
@@ -142,7 +150,9 @@ def make_ways(
         bundled = peers.bundled(comm)
         import chainermn
 
-        with_optimizer(BUNDLED, lambda it: chainermn.create_multi_node_optimizer(it, bundled))
+        with_optimizer(
+            BUNDLED, lambda it: chainermn.create_multi_node_optimizer(it, bundled)
+        )
     kinds: dict[str, dict[str, Any]] = {
         DUMMY: {},
         SYNCHRONOUS: {},
@@ -152,10 +162,14 @@ def make_ways(
     }
     for name, how in kinds.items():
         if wanted(name):
-            ours = create_communicator("dummy" if name == DUMMY else "hierarchical", comm)
+            ours = create_communicator(
+                "dummy" if name == DUMMY else "hierarchical", comm
+            )
             how = {"overlap": False, **how}
             with_optimizer(
-                name, partial(create_multi_node_optimizer, communicator=ours, **how), ours
+                name,
+                partial(create_multi_node_optimizer, communicator=ours, **how),
+                ours,
             )
     if wanted(DDP) and not perceptron.normalized:
         # Few have PyTorch; who asks for it is told.
@@ -164,7 +178,9 @@ def make_ways(
     return ways
 
 
-def _ddp(comm: MPI.Intracomm, perceptron: Perceptron, batch: tuple[np.ndarray, np.ndarray]) -> Way:
+def _ddp(
+    comm: MPI.Intracomm, perceptron: Perceptron, batch: tuple[np.ndarray, np.ndarray]
+) -> Way:
     import torch  # type: ignore[import-not-found,unused-ignore]
     from torch.nn.parallel import DistributedDataParallel
 
@@ -186,7 +202,11 @@ def _ddp(comm: MPI.Intracomm, perceptron: Perceptron, batch: tuple[np.ndarray, n
 
 
 def measure(
-    comm: MPI.Intracomm, name: str, perceptron: Perceptron, args: argparse.Namespace, rounds: int
+    comm: MPI.Intracomm,
+    name: str,
+    perceptron: Perceptron,
+    args: argparse.Namespace,
+    rounds: int,
 ) -> dict[str, Any]:
     """Time the steps of all ways for one model (collective)."""
     ways = make_ways(comm, perceptron, args.hosts, args.ways)
@@ -196,7 +216,9 @@ def measure(
     right = [is_right(comm, way) for way in ways]
     seconds = max(comm.allgather(_time(comm, ways[0], 3)))
     calls = max(LEAST_STEPS, round(TURN_SECONDS / seconds))
-    times = np.zeros((rounds, len(ways) + 1))  # of a step; last, of one without exchange again
+    times = np.zeros(
+        (rounds, len(ways) + 1)
+    )  # of a step; last, of one without exchange again
     gc.collect()
     gc.disable()
     try:
@@ -207,7 +229,9 @@ def measure(
             times[number, -1] = _time(comm, ways[0], calls)
     finally:
         gc.enable()
-    times = np.max(comm.allgather(times), axis=0)  # a step is over when the slowest rank has it
+    times = np.max(
+        comm.allgather(times), axis=0
+    )  # a step is over when the slowest rank has it
     alone = times[:, [0, -1]]
     kept = (alone < DISTURBED * np.median(alone)).all(axis=1)
     kept[np.argmin(alone.max(axis=1))] = True  # something is to be told in any case
@@ -220,7 +244,11 @@ def measure(
         "rounds": rounds,
         "disturbed": int(rounds - kept.sum()),
         "ways": [
-            {"name": way.name, "ms": (1e3 * times[kept, index]).tolist(), "right": right[index]}
+            {
+                "name": way.name,
+                "ms": (1e3 * times[kept, index]).tolist(),
+                "right": right[index],
+            }
             for index, way in enumerate(ways)
         ],
     }
@@ -232,7 +260,9 @@ def is_right(comm: MPI.Intracomm, way: Way) -> bool:
         return True
     mine = way.weights()
     ranks = comm.allgather([each.tobytes() for each in mine])
-    return all(rank == ranks[0] for rank in ranks) and all(np.isfinite(e).all() for e in mine)
+    return all(rank == ranks[0] for rank in ranks) and all(
+        np.isfinite(e).all() for e in mine
+    )
 
 
 def _time(comm: MPI.Intracomm, way: Way, steps: int) -> float:

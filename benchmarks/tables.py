@@ -9,13 +9,22 @@ from rich.table import Table
 
 
 def make_table(
-    first: str, columns: Sequence[str], rows: Iterable[Sequence[str]] = (), title: str | None = None
+    first: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]] = (),
+    title: str | None = None,
 ) -> Table:
     """Return a table: a column of names, whose header is ``first``, and columns of numbers."""
     table = Table(
-        title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False
+        title=title,
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
     )
-    table.add_column(first)  # it alone is wrapped where a terminal is narrow: numbers stay whole
+    table.add_column(
+        first
+    )  # it alone is wrapped where a terminal is narrow: numbers stay whole
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:

@@ -48,7 +48,9 @@ def cpu_seconds(processes: list[psutil.Process]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=20, help="blocks of each kind (20)")
+    parser.add_argument(
+        "--rounds", type=int, default=20, help="blocks of each kind (20)"
+    )
     parser.add_argument("--seconds", type=float, default=4.0, help="of a block (4)")
     args = parser.parse_args()
     threadpool_limits(1)  # ranks share the cores
@@ -56,7 +58,9 @@ def main() -> None:
     x, t = sklearn.datasets.load_digits(return_X_y=True)
     x, t = (x[: DIGITS.batch] / 16).astype("f4"), t[: DIGITS.batch].astype("i4")
     model = DIGITS.make()
-    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.MomentumSGD(), comm)
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.MomentumSGD(), comm
+    )
     optimizer.setup(model)
 
     def block(steps: int) -> float:
@@ -73,7 +77,9 @@ def main() -> None:
     top: Any = None
     if comm.rank == 0:
         command = [sys.executable, "-m", "chainermn_tools", "top", str(os.getpid())]
-        shown = os.environ | {"FORCE_COLOR": "1"}  # by which rich takes it for a terminal
+        shown = os.environ | {
+            "FORCE_COLOR": "1"
+        }  # by which rich takes it for a terminal
         top = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=shown)
         time.sleep(START_SECONDS)
     seconds, shares = np.zeros((args.rounds, 2)), []
@@ -85,7 +91,9 @@ def main() -> None:
             seconds[turn, attached] = block(steps)
             if top and attached:
                 taken = cpu_seconds(watchers(top)) - before[0]
-                shares.append(taken / (time.monotonic() - before[1]) / (os.cpu_count() or 1))
+                shares.append(
+                    taken / (time.monotonic() - before[1]) / (os.cpu_count() or 1)
+                )
     if top:
         assert top.poll() is None, "top has ended"
         top.send_signal(signal.SIGCONT)

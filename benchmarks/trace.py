@@ -28,17 +28,25 @@ from threadpoolctl import threadpool_limits
 
 def network() -> Any:
     return L.Classifier(
-        chainer.Sequential(L.Linear(64, 100), F.relu, L.Linear(100, 100), F.relu, L.Linear(100, 10))
+        chainer.Sequential(
+            L.Linear(64, 100), F.relu, L.Linear(100, 100), F.relu, L.Linear(100, 10)
+        )
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--steps", type=int, default=2000, help="with a trace, and without (2000)")
     parser.add_argument(
-        "--realtime", action="store_true", help="keep other work off the cores during each step"
+        "--steps", type=int, default=2000, help="with a trace, and without (2000)"
     )
-    parser.add_argument("--batch", type=int, default=100, help="examples of a rank (100)")
+    parser.add_argument(
+        "--realtime",
+        action="store_true",
+        help="keep other work off the cores during each step",
+    )
+    parser.add_argument(
+        "--batch", type=int, default=100, help="examples of a rank (100)"
+    )
     args = parser.parse_args()
     threadpool_limits(1)  # ranks share the cores
     os.environ.pop("CHAINERMN_TRACE", None)
@@ -56,9 +64,13 @@ def main() -> None:
             )
             optimizer.setup(model)
             ways.append((model, optimizer))
-        steps = [Timed(partial(optimizer.update, model, x, t)) for model, optimizer in ways]
+        steps = [
+            Timed(partial(optimizer.update, model, x, t)) for model, optimizer in ways
+        ]
         world, realtime = plain.mpi_comm, args.realtime
-        seconds = time_in_turn(world, steps, args.steps, warm_up=20, realtime=realtime)[:, :, 0]
+        seconds = time_in_turn(world, steps, args.steps, warm_up=20, realtime=realtime)[
+            :, :, 0
+        ]
         ratios = seconds[:, 1] / seconds[:, 0] - 1
         if plain.rank == 0:
             medians = np.median(seconds, axis=0) * 1e6

@@ -24,16 +24,26 @@ MOST = {"allreduce": 0.7, "bcast": 1.0, "allgather": 1.0, "reduce_scatter": 1.0}
 
 def arguments() -> argparse.Namespace:
     parser = jobs.parser(__doc__)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="to start (2 4)")
-    parser.add_argument("--megabytes", type=float, default=64, help="of each array (64)")
+    parser.add_argument(
+        "--ranks", type=int, nargs="+", default=[2, 4], help="to start (2 4)"
+    )
+    parser.add_argument(
+        "--megabytes", type=float, default=64, help="of each array (64)"
+    )
     parser.add_argument("--repeat", type=int, default=15, help="rounds (15)")
     parser.add_argument("--communicator", default="hierarchical", metavar="NAME")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the ratios")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds for each number")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="where to write the ratios"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=300, help="seconds for each number"
+    )
     return parser.parse_args()
 
 
-def make_calls(world: Any, comm: Any, nbytes: float) -> dict[tuple[str, str], Callable[[], Any]]:
+def make_calls(
+    world: Any, comm: Any, nbytes: float
+) -> dict[tuple[str, str], Callable[[], Any]]:
     """What is timed, by the verb and whose it is; each returns its result."""
     import numpy as np
 
@@ -81,7 +91,8 @@ def run(args: argparse.Namespace) -> bool:
         seconds = time_in_turn(world, cases, args.repeat, warm_up=14)[:, :, 0]
     took = dict(zip(calls, seconds.T, strict=True))
     ratios = {
-        verb: float(np.median(took[verb, OURS] / took[verb, RAW])) for verb, _ in list(calls)[::2]
+        verb: float(np.median(took[verb, OURS] / took[verb, RAW]))
+        for verb, _ in list(calls)[::2]
     }
     if world.rank == 0:
         head = f"{world.size} ranks, {args.megabytes:g} MB, {args.communicator}"
@@ -98,7 +109,9 @@ def run(args: argparse.Namespace) -> bool:
         Console().print(make_table("", (RAW, OURS, "ratio", "at most"), rows, head))
         if args.json:
             args.json.parent.mkdir(parents=True, exist_ok=True)
-            args.json.write_text(json.dumps({"ranks": world.size, "ratios": ratios}, indent=1))
+            args.json.write_text(
+                json.dumps({"ranks": world.size, "ratios": ratios}, indent=1)
+            )
     return all(ratio <= MOST[verb] for verb, ratio in ratios.items())
 
 

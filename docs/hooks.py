@@ -15,7 +15,9 @@ def decisions(config: Any) -> list[Path]:
 def on_config(config: Any) -> Any:
     for entry in config.nav:
         if "Decisions" in entry:
-            entry["Decisions"] += [f"decisions/{page.name}" for page in decisions(config)]
+            entry["Decisions"] += [
+                f"decisions/{page.name}" for page in decisions(config)
+            ]
     return config
 
 
@@ -34,5 +36,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     markdown = TAKEN.sub(section, markdown)
     if page.file.src_uri != "decisions/README.md":
         return markdown
-    titles = [(page.read_text().partition("\n")[0][2:], page.name) for page in decisions(config)]
+    titles = [
+        (page.read_text().partition("\n")[0][2:], page.name)
+        for page in decisions(config)
+    ]
     return markdown + "\n" + "".join(f"- [{title}]({name})\n" for title, name in titles)

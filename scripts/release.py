@@ -44,7 +44,9 @@ def changelog(text: str, version: str, day: str) -> str:
     """
     found = FIRST_SECTION.search(text)
     if not found or found[2] != UNRELEASED:
-        raise ValueError(f"begin it with what changed, under `## {version} ({UNRELEASED})`")
+        raise ValueError(
+            f"begin it with what changed, under `## {version} ({UNRELEASED})`"
+        )
     return f"{text[: found.start()]}## {version} ({day}){text[found.end() :]}"
 
 
@@ -64,7 +66,10 @@ def release(root: Path, version: str, day: str) -> list[Path]:
     texts: dict[Path, str] = {}
     problems = []
     folders = [root, *sorted((root / "packages").iterdir())]
-    for file in [root / "CHANGELOG.md", *(folder / "pyproject.toml" for folder in folders)]:
+    for file in [
+        root / "CHANGELOG.md",
+        *(folder / "pyproject.toml" for folder in folders),
+    ]:
         try:
             text = file.read_text()
             if file.suffix == ".md":

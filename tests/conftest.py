@@ -29,7 +29,9 @@ checks.install()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--world", action="store_true", help="run the tests marked `world`")
+    parser.addoption(
+        "--world", action="store_true", help="run the tests marked `world`"
+    )
     parser.addoption("--full", action="store_true", help="run the full tier")
 
 
@@ -47,16 +49,26 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return only_elsewhere(collection_path, config.getoption("--world")) or None
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
     world, full = config.getoption("--world"), config.getoption("--full")
     nowhere = [item.nodeid for item in items if not possible_sizes(item)]
     if nowhere:
-        raise pytest.UsageError(f"on no number of ranks that the full tier has: {nowhere}")
-    elsewhere = [item for item in items if (item.get_closest_marker("world") is not None) != world]
+        raise pytest.UsageError(
+            f"on no number of ranks that the full tier has: {nowhere}"
+        )
+    elsewhere = [
+        item
+        for item in items
+        if (item.get_closest_marker("world") is not None) != world
+    ]
     unseen = {item.path for item in elsewhere if only_elsewhere(item.path, not world)}
     if unseen:
         raise pytest.UsageError(f"nowhere are all tests of these collected: {unseen}")
-    of_tier = [item for item in items if full or item.get_closest_marker("full") is None]
+    of_tier = [
+        item for item in items if full or item.get_closest_marker("full") is None
+    ]
     wanted = set(of_tier).difference(elsewhere)
     if world:
         size = config.pluginmanager.getplugin("chainermn-world").size

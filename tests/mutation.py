@@ -67,7 +67,9 @@ def places(code: str) -> Iterator[tuple[Any, int]]:
         nodes += getattr(node, "children", ())
     for operator in map(get_operator, operator_names()):
         if not operator.arguments():  # else it must be told what to replace
-            count = sum(sum(1 for _ in operator().mutation_positions(node)) for node in nodes)
+            count = sum(
+                sum(1 for _ in operator().mutation_positions(node)) for node in nodes
+            )
             yield from ((operator(), number) for number in range(count))
 
 
@@ -87,7 +89,9 @@ def draw(area: str, seed: int) -> Iterator[tuple[Path, str]]:
 def changed_line(before: str, after: str) -> tuple[int, str, str]:
     """The first line that differs: its number, what it was, and what it is."""
     lines = before.splitlines(), after.splitlines()
-    for kind, first, end, start, stop in difflib.SequenceMatcher(None, *lines).get_opcodes():
+    for kind, first, end, start, stop in difflib.SequenceMatcher(
+        None, *lines
+    ).get_opcodes():
         if kind != "equal":
             was, now = " ".join(lines[0][first:end]), " ".join(lines[1][start:stop])
             return first + 1, was.strip(), now.strip()
@@ -101,7 +105,17 @@ def tiers(folder: str) -> Iterator[list[str]]:
         for ranks in (2, 3, 1, 4):
             mpiexec = [str(Path(sys.executable).with_name("mpiexec")), "-n", str(ranks)]
             yield [*mpiexec, *alone, "--world", "-x", *paths]
-        yield [*alone, "-x", "-n", "2", "--dist", "loadgroup", "-m", "not alone", *paths]
+        yield [
+            *alone,
+            "-x",
+            "-n",
+            "2",
+            "--dist",
+            "loadgroup",
+            "-m",
+            "not alone",
+            *paths,
+        ]
     yield [*alone, "-x", "-m", "alone"]
 
 
@@ -133,7 +147,9 @@ def found_by(folder: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutation", description=__doc__
+    )
     parser.add_argument("--seed", type=int, default=14)
     parser.add_argument("--areas", nargs="*", default=list(AREAS))
     options = parser.parse_args()
@@ -152,7 +168,9 @@ def main() -> None:
             finally:
                 path.write_text(code)
             place = f"{path.relative_to(ROOT / 'packages')}:{line}"
-            print(f"| {place} | `{was}` | `{now}` | {found or 'NOT FOUND'} |", flush=True)
+            print(
+                f"| {place} | `{was}` | `{now}` | {found or 'NOT FOUND'} |", flush=True
+            )
 
 
 if __name__ == "__main__":

@@ -82,7 +82,9 @@ def imports(package: str) -> Iterator[tuple[str, str, str]]:
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
-                base = [root.name, *inner[: len(inner) - node.level]] if node.level else []
+                base = (
+                    [root.name, *inner[: len(inner) - node.level]] if node.level else []
+                )
                 module = ".".join([*base, *filter(None, [node.module])])
                 names = [f"{module}.{alias.name}" for alias in node.names]
             for name in names:
@@ -96,7 +98,9 @@ def exports(package: str, folder: str) -> set[str] | None:
 
     Names ``x as x`` are for other folders, and those in ``__all__`` for users, too.
     """
-    init = PACKAGES / f"chainermn-{package}/src/chainermn_{package}/{folder}/__init__.py"
+    init = (
+        PACKAGES / f"chainermn-{package}/src/chainermn_{package}/{folder}/__init__.py"
+    )
     if not init.exists():
         return None
     body = ast.parse(init.read_text()).body
@@ -139,9 +143,13 @@ def test_a_folder_is_imported_by_what_it_re_exports(package):
 
 def test_no_folder_has_more_than_14_files():
     files = [path for path in PACKAGES.glob("*/src/**/*") if path.is_file()]
-    counts = Counter(path.parent for path in files if path.suffix not in (".pyc", ".so"))
+    counts = Counter(
+        path.parent for path in files if path.suffix not in (".pyc", ".so")
+    )
     folder, most = counts.most_common(1)[0]
-    assert most <= 14, f"{folder.relative_to(PACKAGES)} has {most}: which of them belong together?"
+    assert most <= 14, (
+        f"{folder.relative_to(PACKAGES)} has {most}: which of them belong together?"
+    )
 
 
 # Of numbers and objects; at its first use on a communicator mpi4py duplicates that with the

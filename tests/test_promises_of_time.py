@@ -69,7 +69,9 @@ def test_five_seconds_after_a_failure_the_job_has_ended(end):
 def test_a_call_that_waits_is_reported_and_the_job_ended_when_the_time_out_is_over():
     environment = {"CHAINERMN_TIMEOUT": f"{TIMEOUT_SECONDS:g}"}
     job = failed(2, None, environment=environment, install=WATCHED, body=STALL)
-    (waited,) = re.findall(r"likely culprit: rank 1 .*\n.* has waited for ([\d.]+) s", job.err)
+    (waited,) = re.findall(
+        r"likely culprit: rank 1 .*\n.* has waited for ([\d.]+) s", job.err
+    )
     reported = TIMEOUT_SECONDS + REPORT_SECONDS
     assert TIMEOUT_SECONDS <= float(waited) < reported, job
     assert TIMEOUT_SECONDS < seconds_since_failure(job) < reported + END_SECONDS, job
@@ -85,7 +87,9 @@ def test_three_seconds_after_an_abort_in_vain_the_ranks_are_ended():
 @pytest.mark.skipif(bool(missing()), reason="no hosts can be made here")
 def test_forty_seconds_after_a_link_was_cut_the_ranks_on_both_sides_have_ended():
     """20 for the silence to be no hiccup; then the monitors', the launcher's and MPI's own ends."""
-    case = Case("link", "collective", 4, communicator="hierarchical", launcher="launch", hosts=2)
+    case = Case(
+        "link", "collective", 4, communicator="hierarchical", launcher="launch", hosts=2
+    )
     with Cluster(("alpha", "beta")) as cluster:
         trial = Trials(Hosts(cluster)).run(case, restart=False)
     assert not trial.wrongs, trial
@@ -108,7 +112,9 @@ while comm.bcast_obj(not Path(sys.argv[2]).exists()):
 
 @pytest.mark.full
 @pytest.mark.skipif(bool(missing()), reason="no hosts can be made here")
-def test_beside_strangers_and_makers_of_files_a_monitor_takes_a_hundredth_of_a_core(tmp_path):
+def test_beside_strangers_and_makers_of_files_a_monitor_takes_a_hundredth_of_a_core(
+    tmp_path,
+):
     """2,000 connections that say nothing, and 200 files a second in /dev/shm."""
     path, ready, over = (tmp_path / name for name in ("script.py", "ready", "over"))
     path.write_text(PRELUDE + MANY_MAPPINGS)
@@ -121,7 +127,9 @@ def test_beside_strangers_and_makers_of_files_a_monitor_takes_a_hundredth_of_a_c
                 over.touch()
 
         words = {"alpha": 2, "beta": 1}, path, ready, over
-        job = cluster.job(*words, environment={"CHAINERMN_TIMEOUT": "60"}, meanwhile=measure)
+        job = cluster.job(
+            *words, environment={"CHAINERMN_TIMEOUT": "60"}, meanwhile=measure
+        )
     assert job.returncode == 0, job
     assert "ChainerMN" not in job.err, job
     assert found[0] < MOST_OF_A_CORE, found

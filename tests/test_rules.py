@@ -23,7 +23,12 @@ PUBLIC = {
     "chainermn_tools.cli": set(),
     "chainermn_comm.faults.abort": set(),
 }
-OURS = ("chainermn_comm", "chainermn_train", "chainermn_modelparallel", "chainermn_tools")
+OURS = (
+    "chainermn_comm",
+    "chainermn_train",
+    "chainermn_modelparallel",
+    "chainermn_tools",
+)
 SOURCES = {
     ".".join(path.relative_to(TESTS.parent).with_suffix("").parts[3:]).removesuffix(
         ".__init__"
@@ -42,15 +47,21 @@ FOREIGN = {
     "_asdict",
     "_fields",
 }
-IMPORTS = re.compile(r"^[ \t]*((?:from|import) chainermn_\w.*)", re.M)  # in a script's text
+IMPORTS = re.compile(
+    r"^[ \t]*((?:from|import) chainermn_\w.*)", re.M
+)  # in a script's text
 # They take a module's name as text.
 NAMING = ("import_module", "setattr", "patch", "patch.object", "patch.dict", "getattr")
 # Tests of several subjects on GPUs.
 ON_DEVICES = "gpu"
 # There, fixtures that give the double and a device in turn, and what one of them is needed for.
 ON_BOTH = {"gpu", "one_each"}
-USES_GPUS = re.compile(r"import cupy|\bgpus\.(?!why_none)|\b(?:put|assert_mean|mean_of)\(")
-AGAINST_CUPY = "test_doubles_against_cupy.py"  # it compares the double's names with CuPy's
+USES_GPUS = re.compile(
+    r"import cupy|\bgpus\.(?!why_none)|\b(?:put|assert_mean|mean_of)\("
+)
+AGAINST_CUPY = (
+    "test_doubles_against_cupy.py"  # it compares the double's names with CuPy's
+)
 # They read clocks: the adapters, the program of chaos, the promises of time, and skewed clocks.
 CLOCKS = {"support", "chaos", "test_promises_of_time.py", "test_trace_of_jobs.py"}
 CLOCK = re.compile(
@@ -69,7 +80,9 @@ def internals(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             for line in IMPORTS.findall(node.value):
-                yield from ((node.lineno, name) for _, name in internals(ast.parse(line)))
+                yield from (
+                    (node.lineno, name) for _, name in internals(ast.parse(line))
+                )
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -110,12 +123,19 @@ def private(tree: ast.AST) -> Iterator[tuple[int, str]]:
         if isinstance(text, str) and IMPORTS.search(text):
             found = re.findall(r"(?<!\bself)\.(_[a-z]\w*)", text)
             yield from ((node.lineno, name) for name in found)
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls"):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in (
+            "self",
+            "cls",
+        ):
             name = node.attr
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(NAMING):
-            name = next((a.value for a in node.args[1:2] if isinstance(a, ast.Constant)), None)
+            name = next(
+                (a.value for a in node.args[1:2] if isinstance(a, ast.Constant)), None
+            )
         elif isinstance(node, ast.ImportFrom) and str(node.module).startswith(OURS):
-            yield from ((node.lineno, each.name) for each in node.names if each.name[0] == "_")
+            yield from (
+                (node.lineno, each.name) for each in node.names if each.name[0] == "_"
+            )
         if isinstance(name, str) and name.startswith("_") and not name.startswith("__"):
             yield node.lineno, name
 
@@ -123,7 +143,9 @@ def private(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def private_names(module: str) -> set[str]:
     """All names with an underscore that stand in a module, or in those of a package."""
     sources = (SOURCES[name] for name in MODULES if f"{name}.".startswith(f"{module}."))
-    return {name for path in sources for name in re.findall(r"\b_\w+", path.read_text())}
+    return {
+        name for path in sources for name in re.findall(r"\b_\w+", path.read_text())
+    }
 
 
 def test_insides_are_imported_by_the_file_of_their_name_or_by_support() -> None:
@@ -137,14 +159,20 @@ def test_insides_are_imported_by_the_file_of_their_name_or_by_support() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_private_attributes_are_used_by_the_file_of_their_module_or_by_support() -> None:
+def test_private_attributes_are_used_by_the_file_of_their_module_or_by_support() -> (
+    None
+):
     wrong = []
     for path, tree in trees():
         if path.parts[0] == "support":
             continue
         inside = [module for _, module in internals(tree) if is_inside_of(path, module)]
         known = FOREIGN | {name for module in inside for name in private_names(module)}
-        wrong += [f"{path}:{line}: {name}" for line, name in private(tree) if name not in known]
+        wrong += [
+            f"{path}:{line}: {name}"
+            for line, name in private(tree)
+            if name not in known
+        ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -161,7 +189,9 @@ def test_clocks_are_read_by_support_and_the_promises_of_time_alone() -> None:
 
 def test_promises_of_time_are_in_one_file() -> None:
     """It is all that `make test` runs with nothing beside it."""
-    found = {path.name for path in FILES if "mark.alone" in path.read_text()} - {"test_rules.py"}
+    found = {path.name for path in FILES if "mark.alone" in path.read_text()} - {
+        "test_rules.py"
+    }
     assert found == {"test_promises_of_time.py"}
 
 
@@ -171,7 +201,8 @@ def test_hypothesis_has_the_one_profile() -> None:
         for path, tree in trees()
         if path.name != "conftest.py"
         for node in ast.walk(tree)
-        if isinstance(node, ast.keyword) and node.arg in ("deadline", "derandomize", "database")
+        if isinstance(node, ast.keyword)
+        and node.arg in ("deadline", "derandomize", "database")
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -185,7 +216,9 @@ def test_no_function_is_written_twice() -> None:
                 long = 200 if node.name.startswith("test_") else 60
                 body = "".join(map(ast.dump, node.body))
                 if len("".join(map(ast.unparse, node.body))) > long:
-                    where.setdefault(body, []).append(f"{path}:{node.lineno}: {node.name}")
+                    where.setdefault(body, []).append(
+                        f"{path}:{node.lineno}: {node.name}"
+                    )
     wrong = [" = ".join(places) for places in where.values() if len(places) > 1]
     assert not wrong, "\n".join(wrong)
 
@@ -201,15 +234,25 @@ def test_bodies_on_gpus_run_on_the_double_and_on_a_device() -> None:
         if path.parts[0] != ON_DEVICES or path.name in ("conftest.py", AGAINST_CUPY):
             continue
         functions = {
-            node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
+            node.name: node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef)
         }
         assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
-        module_marks = [each for each in assigned if ast.unparse(each.targets[0]) == "pytestmark"]
-        for test in (each for each in functions.values() if each.name.startswith("test_")):
+        module_marks = [
+            each for each in assigned if ast.unparse(each.targets[0]) == "pytestmark"
+        ]
+        for test in (
+            each for each in functions.values() if each.name.startswith("test_")
+        ):
             names = parameters_of(test)
             for name in names:  # grows by what fixtures of this file ask for
                 if name in functions:
-                    names += [each for each in parameters_of(functions[name]) if each not in names]
+                    names += [
+                        each
+                        for each in parameters_of(functions[name])
+                        if each not in names
+                    ]
             body = " ".join(map(ast.unparse, test.body))
             marks = " ".join(map(ast.unparse, (*test.decorator_list, *module_marks)))
             if not ON_BOTH.isdisjoint(names):
@@ -218,10 +261,18 @@ def test_bodies_on_gpus_run_on_the_double_and_on_a_device() -> None:
                 wrong.append(
                     f"{path}:{test.lineno}: uses nothing that only the double has: take gpu"
                 )
-            if "double" not in names and "mark.gpu" not in marks and USES_GPUS.search(body):
-                wrong.append(f"{path}:{test.lineno}: uses a GPU that no fixture gives: take gpu")
+            if (
+                "double" not in names
+                and "mark.gpu" not in marks
+                and USES_GPUS.search(body)
+            ):
+                wrong.append(
+                    f"{path}:{test.lineno}: uses a GPU that no fixture gives: take gpu"
+                )
             if "device" in names and "mark.gpu" not in marks:
-                wrong.append(f"{path}:{test.lineno}: takes a device without the mark gpu")
+                wrong.append(
+                    f"{path}:{test.lineno}: takes a device without the mark gpu"
+                )
     assert not wrong, "\n".join(wrong)
 
 
@@ -271,7 +322,9 @@ def test_one_rank_fails(world): assert world.rank == 0
 """
 
 
-def test_a_world_test_that_checks_nothing_on_any_rank_fails(pytester: pytest.Pytester) -> None:
+def test_a_world_test_that_checks_nothing_on_any_rank_fails(
+    pytester: pytest.Pytester,
+) -> None:
     """Rank 0 reports what all ranks did."""
     pytester.makeconftest("from tests.conftest import *")
     path = pytester.makepyfile(IN_A_WORLD)
@@ -305,11 +358,15 @@ def test_each_of_many_cases_is_on_one_number_of_ranks_and_each_value_on_both(
     path = pytester.makepyfile(OF_MANY_CASES)
     found = []
     for ranks in (2, 3):
-        job = jobs.run(ranks, "-m", "pytest", "--world", "-v", "-p", "no:cacheprovider", path)
+        job = jobs.run(
+            ranks, "-m", "pytest", "--world", "-v", "-p", "no:cacheprovider", path
+        )
         assert job.returncode == 0, job
         assert len(re.findall(r"::test_few\[.\] PASSED", job.out)) == 3
         found.append(re.findall(r"::test_many\[(.-.)\] PASSED", job.out))
-    assert sorted(found[0] + found[1]) == sorted(f"{a}-{b}" for a in "xyz" for b in "uvw")
+    assert sorted(found[0] + found[1]) == sorted(
+        f"{a}-{b}" for a in "xyz" for b in "uvw"
+    )
     for cases in found:
         assert set("".join(cases)) == set("uvwxyz-")
 
@@ -324,9 +381,13 @@ def test_a_file_that_neither_run_would_collect_whole_is_an_error(
     else:  # and this, that nothing is
         text = "from pytest import mark as m\npytestmark = m.world\ndef test_it(): assert 1\n"
     path = pytester.makepyfile(text)
-    job = jobs.run(1, "-m", "pytest", *["--world"] * world, "-p", "no:cacheprovider", path)
+    job = jobs.run(
+        1, "-m", "pytest", *["--world"] * world, "-p", "no:cacheprovider", path
+    )
     assert job.returncode == pytest.ExitCode.USAGE_ERROR, job
-    assert f"nowhere are all tests of these collected: {{PosixPath('{path}')}}" in job.err, job
+    assert (
+        f"nowhere are all tests of these collected: {{PosixPath('{path}')}}" in job.err
+    ), job
 
 
 @pytest.mark.world

@@ -47,7 +47,9 @@ def label(row: dict[str, Any]) -> str:
 
 
 def circumstances(results: dict[str, Any]) -> str:
-    versions = ", ".join(f"{name} {found}" for name, found in results["versions"].items())
+    versions = ", ".join(
+        f"{name} {found}" for name, found in results["versions"].items()
+    )
     return (
         f"{results['date'][:10]}; {results['machine']}; {versions}; "
         f"medians of {results['rounds']} rounds"
@@ -77,7 +79,11 @@ def of_hosts(results: dict[str, Any]) -> str:
     ]
     hosts = results["hosts"]
     size = number(results["floats"] * 4e-6)
-    header = [f"milliseconds for {results['model']}, {size} MB", "float32", "float16 on the wire"]
+    header = [
+        f"milliseconds for {results['model']}, {size} MB",
+        "float32",
+        "float16 on the wire",
+    ]
     return (
         f"### {len(hosts)} ranks on {len(set(hosts))} hosts\n\n{table(header, body)}\n"
         f"*Network namespaces of one machine, joined by links of {results['rate']}, which carried "

@@ -9,7 +9,9 @@ from matplotlib import pyplot as plt
 from matplotlib.patches import FancyBboxPatch
 
 # The same bytes whenever a script is run again, and letters that stay letters.
-plt.rcParams.update({"svg.hashsalt": "chainermn", "svg.fonttype": "none", "font.size": 10})
+plt.rcParams.update(
+    {"svg.hashsalt": "chainermn", "svg.fonttype": "none", "font.size": 10}
+)
 plt.switch_backend("svg")
 
 HERE = Path(__file__).parent
@@ -26,7 +28,9 @@ def sheet(width: float, height: float) -> tuple[Any, Any]:
     return figure, axes
 
 
-def box(axes: Any, x: float, y: float, text: str, color: str, width: float = 1.5) -> None:
+def box(
+    axes: Any, x: float, y: float, text: str, color: str, width: float = 1.5
+) -> None:
     """A box around `text`, its centre at (x, y)."""
     height = 0.34
     axes.add_patch(
@@ -42,7 +46,9 @@ def box(axes: Any, x: float, y: float, text: str, color: str, width: float = 1.5
     axes.text(x, y, text, ha="center", va="center")
 
 
-def frame(axes: Any, x: float, y: float, width: float, height: float, title: str) -> None:
+def frame(
+    axes: Any, x: float, y: float, width: float, height: float, title: str
+) -> None:
     """A pale frame with its corner at (x, y): a rank, or a node."""
     axes.add_patch(
         FancyBboxPatch(
@@ -59,18 +65,35 @@ def frame(axes: Any, x: float, y: float, width: float, height: float, title: str
 
 
 def arrow(
-    axes: Any, start: tuple[float, float], end: tuple[float, float], color: str = GREY, **how: Any
+    axes: Any,
+    start: tuple[float, float],
+    end: tuple[float, float],
+    color: str = GREY,
+    **how: Any,
 ) -> None:
     axes.annotate(
         "",
         end,
         start,
-        arrowprops={"arrowstyle": "-|>", "color": color, "shrinkA": 0, "shrinkB": 0, **how},
+        arrowprops={
+            "arrowstyle": "-|>",
+            "color": color,
+            "shrinkA": 0,
+            "shrinkB": 0,
+            **how,
+        },
     )
 
 
-def label(axes: Any, x: float, y: float, text: str, color: str = GREY, **how: Any) -> None:
-    axes.text(x, y, text, **{"ha": "center", "va": "center", "color": color, "fontsize": 9, **how})
+def label(
+    axes: Any, x: float, y: float, text: str, color: str = GREY, **how: Any
+) -> None:
+    axes.text(
+        x,
+        y,
+        text,
+        **{"ha": "center", "va": "center", "color": color, "fontsize": 9, **how},
+    )
 
 
 def save(figure: Any, name: str) -> None:

@@ -58,7 +58,15 @@ def curves(folder: Path) -> None:
 def trace(folder: Path) -> None:
     """The time line of two ranks, one of them slow."""
     (folder / "uneven.py").write_text(UNEVEN)
-    run(folder, "mpiexec", "-n", "2", sys.executable, "uneven.py", CHAINERMN_TRACE="traces")
+    run(
+        folder,
+        "mpiexec",
+        "-n",
+        "2",
+        sys.executable,
+        "uneven.py",
+        CHAINERMN_TRACE="traces",
+    )
     run(folder, "chainermn", "trace", "traces", "--plot", "trace.png")
     keep(folder / "trace.png")
 
@@ -75,7 +83,16 @@ def step(folder: Path) -> None:
     """Efficiency of a training step, by each way to exchange gradients."""
     script = str(ROOT / "benchmarks/step.py")
     short = "--models", "digits", "--rounds", "20"
-    run(folder, sys.executable, script, *short, "--json", "step.json", "--plot", "step.png")
+    run(
+        folder,
+        sys.executable,
+        script,
+        *short,
+        "--json",
+        "step.json",
+        "--plot",
+        "step.png",
+    )
     keep(folder / "step.png")
 
 

@@ -60,7 +60,14 @@ def both() -> None:
     for part, color in ((0, BLUE), (1, GREEN)):
         x = 2.2 + part * 3.8
         arrow(axes, (x, 1.85), (x, 0.9), color, arrowstyle="<|-|>")
-        label(axes, x + 0.08, 1.38, f"mean of gradients:\nsplit({part}, rank)", color, ha="left")
+        label(
+            axes,
+            x + 0.08,
+            1.38,
+            f"mean of gradients:\nsplit({part}, rank)",
+            color,
+            ha="left",
+        )
     label(axes, 0.15, 2.05, "half of\nthe examples", ha="left")
     label(axes, 0.15, 0.7, "the other\nhalf", ha="left")
     save(figure, "both")

@@ -69,14 +69,22 @@ def load_patches():
 
 
 def main():
-    parser = argparse.ArgumentParser(description="ChainerMN example: patches of photographs")
+    parser = argparse.ArgumentParser(
+        description="ChainerMN example: patches of photographs"
+    )
     parser.add_argument("--communicator", default="hierarchical")
-    parser.add_argument("--gpu", action="store_true", help="a GPU for each rank of a node")
+    parser.add_argument(
+        "--gpu", action="store_true", help="a GPU for each rank of a node"
+    )
     parser.add_argument("--batchsize", "-b", type=int, default=32, help="of each rank")
     parser.add_argument("--epoch", "-e", type=int, default=20)
     parser.add_argument("--learnrate", "-l", type=float, default=0.05)
-    parser.add_argument("--mnbn", action="store_true", help="normalize over all ranks' batches")
-    parser.add_argument("--out", "-o", default="result", help="folder for what is written")
+    parser.add_argument(
+        "--mnbn", action="store_true", help="normalize over all ranks' batches"
+    )
+    parser.add_argument(
+        "--out", "-o", default="result", help="folder for what is written"
+    )
     args = parser.parse_args()
 
     comm = chainermn.create_communicator(args.communicator)
@@ -88,11 +96,16 @@ def main():
     np.random.seed(comm.rank)  # a run can be repeated; dropout differs between ranks
     train, test = load_patches() if comm.rank == 0 else (None, None)
     if comm.rank == 0:
-        print(f"{len(train)} patches to learn, {len(test)} to test; ranks {comm.size}", flush=True)
+        print(
+            f"{len(train)} patches to learn, {len(test)} to test; ranks {comm.size}",
+            flush=True,
+        )
     train = chainermn.scatter_dataset(train, comm, shuffle=True, seed=0)
     test = chainermn.scatter_dataset(test, comm, force_equal_length=False)
     train_iter = chainer.iterators.SerialIterator(train, args.batchsize)
-    test_iter = chainer.iterators.SerialIterator(test, args.batchsize, repeat=False, shuffle=False)
+    test_iter = chainer.iterators.SerialIterator(
+        test, args.batchsize, repeat=False, shuffle=False
+    )
 
     model = L.Classifier(SmallVGG(2 * BANDS))
     if args.mnbn:
@@ -109,15 +122,24 @@ def main():
     trainer = training.Trainer(updater, (args.epoch, "epoch"), out=args.out)
     # On every rank: each changes the learning rate of its own optimizer.
     trainer.extend(extensions.ExponentialShift("lr", 0.5), trigger=(5, "epoch"))
-    if not args.mnbn:  # each rank has running means of what it saw: average them, then evaluate
+    if (
+        not args.mnbn
+    ):  # each rank has running means of what it saw: average them, then evaluate
         trainer.extend(chainermn.extensions.AllreducePersistent(model, comm))
     evaluator = extensions.Evaluator(test_iter, model, device=device)
     trainer.extend(chainermn.create_multi_node_evaluator(evaluator, comm))
     if comm.rank == 0:
-        columns = ["main/loss", "validation/main/loss", "main/accuracy", "validation/main/accuracy"]
+        columns = [
+            "main/loss",
+            "validation/main/loss",
+            "main/accuracy",
+            "validation/main/accuracy",
+        ]
         trainer.extend(extensions.observe_lr())
         trainer.extend(extensions.LogReport())
-        trainer.extend(extensions.PrintReport(["epoch", "lr", *columns, "elapsed_time"]))
+        trainer.extend(
+            extensions.PrintReport(["epoch", "lr", *columns, "elapsed_time"])
+        )
     trainer.run()
 
     if comm.rank == 0:

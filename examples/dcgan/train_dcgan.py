@@ -44,7 +44,11 @@ def write_picture(generator, path):
     z = generator.xp.asarray(generator.draw(ROWS * COLUMNS, np.random.RandomState(0)))
     with chainer.using_config("train", False), chainer.no_backprop_mode():
         x = chainer.backends.cuda.to_cpu(generator(z).array)
-    x = np.pad(x.reshape(ROWS, COLUMNS, 8, 8), [(0, 0), (0, 0), (1, 1), (1, 1)], constant_values=-1)
+    x = np.pad(
+        x.reshape(ROWS, COLUMNS, 8, 8),
+        [(0, 0), (0, 0), (1, 1), (1, 1)],
+        constant_values=-1,
+    )
     x = x.transpose(0, 2, 1, 3).reshape(ROWS * 10, COLUMNS * 10)
     image = Image.fromarray(((1 - x) * 127.5).astype(np.uint8))  # dark on light
     size = image.width * ENLARGED, image.height * ENLARGED
@@ -52,13 +56,21 @@ def write_picture(generator, path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="ChainerMN example: digits that nobody wrote")
+    parser = argparse.ArgumentParser(
+        description="ChainerMN example: digits that nobody wrote"
+    )
     parser.add_argument("--communicator", default="hierarchical")
-    parser.add_argument("--gpu", action="store_true", help="a GPU for each rank of a node")
+    parser.add_argument(
+        "--gpu", action="store_true", help="a GPU for each rank of a node"
+    )
     parser.add_argument("--batchsize", "-b", type=int, default=32, help="of each rank")
     parser.add_argument("--epoch", "-e", type=int, default=40)
-    parser.add_argument("--picture", type=int, default=5, help="epochs between two pictures")
-    parser.add_argument("--out", "-o", default="result", help="folder for what is written")
+    parser.add_argument(
+        "--picture", type=int, default=5, help="epochs between two pictures"
+    )
+    parser.add_argument(
+        "--out", "-o", default="result", help="folder for what is written"
+    )
     args = parser.parse_args()
 
     comm = chainermn.create_communicator(args.communicator)
@@ -67,7 +79,9 @@ def main():
         device = comm.intra_rank
         chainer.cuda.get_device_from_id(device).use()
 
-    np.random.seed(comm.rank)  # a run can be repeated; each rank draws other random numbers
+    np.random.seed(
+        comm.rank
+    )  # a run can be repeated; each rank draws other random numbers
     digits = load_digits() if comm.rank == 0 else None
     if comm.rank == 0:
         print(f"{len(digits)} digits; ranks {comm.size}", flush=True)
@@ -83,7 +97,10 @@ def main():
         "discriminator": make_optimizer(discriminator, comm, alpha=5e-4),
     }
     updater = DCGANUpdater(
-        models=(generator, discriminator), iterator=iterator, optimizer=optimizers, device=device
+        models=(generator, discriminator),
+        iterator=iterator,
+        optimizer=optimizers,
+        device=device,
     )
     trainer = training.Trainer(updater, (args.epoch, "epoch"), out=args.out)
     # The running means of batch normalization, with which rank 0 makes its pictures.
@@ -91,7 +108,9 @@ def main():
     if comm.rank == 0:
         trainer.extend(extensions.LogReport())
         columns = ["generator/loss", "discriminator/loss", "discriminator/accuracy"]
-        trainer.extend(extensions.PrintReport(["epoch", "iteration", *columns, "elapsed_time"]))
+        trainer.extend(
+            extensions.PrintReport(["epoch", "iteration", *columns, "elapsed_time"])
+        )
 
         @training.make_extension(trigger=(args.picture, "epoch"))
         def picture(trainer):

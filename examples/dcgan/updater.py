@@ -18,7 +18,9 @@ class DCGANUpdater(training.StandardUpdater):
         super().__init__(**kwargs)
 
     def update_core(self):
-        real = chainer.Variable(self.converter(self.get_iterator("main").next(), self.device))
+        real = chainer.Variable(
+            self.converter(self.get_iterator("main").next(), self.device)
+        )
         z = self.generator.xp.asarray(self.generator.draw(len(real)))
 
         fake = self.generator(z)

@@ -20,7 +20,9 @@ def find(folder: Path) -> tuple[list[tuple[str, int]], list[str]]:
         the classes.
     """
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is no folder; `make_images.py` makes a small one")
+        raise FileNotFoundError(
+            f"{folder} is no folder; `make_images.py` makes a small one"
+        )
     classes = sorted(each.name for each in folder.iterdir() if each.is_dir())
     pairs = [
         (f"{name}/{file.name}", label)
@@ -28,11 +30,15 @@ def find(folder: Path) -> tuple[list[tuple[str, int]], list[str]]:
         for file in sorted((folder / name).iterdir())
     ]
     if not pairs:
-        raise ValueError(f"{folder} has no images in it: one folder a class is expected")
+        raise ValueError(
+            f"{folder} has no images in it: one folder a class is expected"
+        )
     return pairs, classes
 
 
-def find_both(folder: Path) -> tuple[list[tuple[str, int]], list[tuple[str, int]], list[str]]:
+def find_both(
+    folder: Path,
+) -> tuple[list[tuple[str, int]], list[tuple[str, int]], list[str]]:
     """The images to learn and those to test, which are of the same classes, and their names."""
     train, classes = find(folder / "train")
     val, others = find(folder / "val")
@@ -73,7 +79,9 @@ class Images(chainer.dataset.DatasetMixin):
         if self.anywhere:
             top = np.random.randint(height - self.size + 1)
             left = np.random.randint(width - self.size + 1)
-        pixels = pixels[top : top + self.size, left : left + self.size].transpose(2, 0, 1)
+        pixels = pixels[top : top + self.size, left : left + self.size].transpose(
+            2, 0, 1
+        )
         if self.anywhere and np.random.randint(2):
             pixels = pixels[:, :, ::-1]
         return np.ascontiguousarray(pixels), np.int32(label)

@@ -24,9 +24,15 @@ SHAPES = {"triangle": 3, "square": 4, "circle": 60}  # their corners
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Make a small folder of images")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--train", type=int, default=200, help="images a class (%(default)s)")
-    parser.add_argument("--val", type=int, default=50, help="images a class (%(default)s)")
-    parser.add_argument("--size", type=int, default=40, help="width and height (%(default)s)")
+    parser.add_argument(
+        "--train", type=int, default=200, help="images a class (%(default)s)"
+    )
+    parser.add_argument(
+        "--val", type=int, default=50, help="images a class (%(default)s)"
+    )
+    parser.add_argument(
+        "--size", type=int, default=40, help="width and height (%(default)s)"
+    )
     args = parser.parse_args(argv)
 
     random = np.random.RandomState(SEED)
@@ -36,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             for number in range(count):
                 make(name, args.size, random).save(folder / f"{number:05}.png")
-    print(f"{args.folder}: {args.train} images to learn and {args.val} to test, of each class")
+    print(
+        f"{args.folder}: {args.train} images to learn and {args.val} to test, of each class"
+    )
 
 
 def make(name: str, size: int, random: np.random.RandomState) -> Image.Image:
@@ -46,7 +54,9 @@ def make(name: str, size: int, random: np.random.RandomState) -> Image.Image:
     return drawn(SHAPES[name], size, random)
 
 
-def part_of(photograph: np.ndarray, size: int, random: np.random.RandomState) -> Image.Image:
+def part_of(
+    photograph: np.ndarray, size: int, random: np.random.RandomState
+) -> Image.Image:
     """A random square of the photograph, a uint8 array of shape (height, width, 3)."""
     height, width, _ = photograph.shape
     side = random.randint(height // 4, height // 2)
@@ -62,7 +72,10 @@ def drawn(corners: int, size: int, random: np.random.RandomState) -> Image.Image
     radius = random.uniform(0.2, 0.4) * size
     x, y = random.uniform(radius, size - radius, size=2)
     ImageDraw.Draw(image).regular_polygon(
-        (x, y, radius), corners, random.randint(360), tuple(random.randint(256, size=3).tolist())
+        (x, y, radius),
+        corners,
+        random.randint(360),
+        tuple(random.randint(256, size=3).tolist()),
     )
     return image
 

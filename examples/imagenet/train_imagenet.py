@@ -51,14 +51,20 @@ class MirrorEvaluator(extensions.Evaluator):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="ChainerMN example: a folder of images")
+    parser = argparse.ArgumentParser(
+        description="ChainerMN example: a folder of images"
+    )
     add = parser.add_argument
     add("folder", type=Path, help="has train/CLASS/IMAGE and val/CLASS/IMAGE")
     add("--communicator", default="hierarchical")
     add("--arch", choices=list(ARCHITECTURES), default="small")
     add("--batchsize", "-b", type=int, default=32, help="of each rank")
     add("--checkpoint", type=int, default=50, help="iterations between two")
-    add("--double-buffering", action="store_true", help="exchange gradients while computing")
+    add(
+        "--double-buffering",
+        action="store_true",
+        help="exchange gradients while computing",
+    )
     add("--epoch", "-e", type=int, default=10)
     add("--fp16", action="store_true", help="compute and communicate in 16 bits")
     add("--gpu", action="store_true", help="a GPU for each rank of a node")
@@ -66,7 +72,9 @@ def main():
     add("--lr", type=float, default=0.05, help="learning rate")
     add("--out", "-o", default="result", help="folder for what is written")
     add("--resume", "-r", action="store_true", help="go on with a killed job")
-    add("--size", "-s", type=int, default=32, help="width and height of what is cut out")
+    add(
+        "--size", "-s", type=int, default=32, help="width and height of what is cut out"
+    )
     args = parser.parse_args()
 
     # Before MPI starts: worker processes are then no copies of one that uses it.
@@ -81,7 +89,9 @@ def main():
         chainer.cuda.get_device_from_id(device).use()
 
     # Rank 0 lists the files; each rank gets the paths of its share.
-    train, val, classes = find_both(args.folder) if comm.rank == 0 else (None, None, None)
+    train, val, classes = (
+        find_both(args.folder) if comm.rank == 0 else (None, None, None)
+    )
     classes = comm.bcast_obj(classes)
     if comm.rank == 0:
         print(
@@ -90,7 +100,9 @@ def main():
             flush=True,
         )
     train = chainermn.scatter_dataset(train, comm, shuffle=True, seed=0)
-    val = chainermn.scatter_dataset(val, comm, shuffle=True, seed=0, force_equal_length=False)
+    val = chainermn.scatter_dataset(
+        val, comm, shuffle=True, seed=0, force_equal_length=False
+    )
     # The order is one that a resumed run goes on with, whatever workers have fetched ahead.
     train_iter = MultiprocessIterator(
         Images(train, args.folder / "train", args.size, anywhere=True),
@@ -126,10 +138,19 @@ def main():
     evaluator = MirrorEvaluator(val_iter, model, device=device)
     trainer.extend(chainermn.create_multi_node_evaluator(evaluator, comm))
     if comm.rank == 0:  # one rank reports for all
-        columns = ["main/loss", "validation/main/loss", "main/accuracy", "validation/main/accuracy"]
+        columns = [
+            "main/loss",
+            "validation/main/loss",
+            "main/accuracy",
+            "validation/main/accuracy",
+        ]
         trainer.extend(extensions.LogReport())
-        trainer.extend(extensions.PrintReport(["epoch", "iteration", *columns, "elapsed_time"]))
-        trainer.extend(extensions.snapshot_object(model, "model.npz"), trigger=(1, "epoch"))
+        trainer.extend(
+            extensions.PrintReport(["epoch", "iteration", *columns, "elapsed_time"])
+        )
+        trainer.extend(
+            extensions.snapshot_object(model, "model.npz"), trigger=(1, "epoch")
+        )
     checkpointer = chainermn.create_multi_node_checkpointer("imagenet", comm)
     trainer.extend(checkpointer, trigger=(args.checkpoint, "iteration"))
     if args.resume:

@@ -18,7 +18,10 @@ def draw(log, path):
     figure = Figure(figsize=(10, 4), dpi=120, layout="constrained")
     epochs = [entry["epoch"] for entry in log]
     for panel, name in zip(figure.subplots(1, 2), ("loss", "accuracy"), strict=True):
-        for label, observed in (("training", "main"), ("validation", "validation/main")):
+        for label, observed in (
+            ("training", "main"),
+            ("validation", "validation/main"),
+        ):
             values = [entry[f"{observed}/{name}"] for entry in log]
             panel.plot(epochs, values, marker="o", markersize=3, label=label)
         panel.set(xlabel="epoch", ylabel=name)

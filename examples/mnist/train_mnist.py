@@ -43,14 +43,22 @@ def load_digits():
 
 
 def main():
-    parser = argparse.ArgumentParser(description="ChainerMN example: handwritten digits")
+    parser = argparse.ArgumentParser(
+        description="ChainerMN example: handwritten digits"
+    )
     parser.add_argument("--communicator", default="hierarchical")
-    parser.add_argument("--gpu", action="store_true", help="a GPU for each rank of a node")
+    parser.add_argument(
+        "--gpu", action="store_true", help="a GPU for each rank of a node"
+    )
     parser.add_argument("--batchsize", "-b", type=int, default=100, help="of each rank")
     parser.add_argument("--epoch", "-e", type=int, default=20)
     parser.add_argument("--unit", "-u", type=int, default=300, help="of each layer")
-    parser.add_argument("--out", "-o", default="result", help="folder for what is written")
-    parser.add_argument("--resume", "-r", action="store_true", help="go on with a killed job")
+    parser.add_argument(
+        "--out", "-o", default="result", help="folder for what is written"
+    )
+    parser.add_argument(
+        "--resume", "-r", action="store_true", help="go on with a killed job"
+    )
     args = parser.parse_args()
 
     comm = chainermn.create_communicator(args.communicator)
@@ -62,12 +70,20 @@ def main():
     # Rank 0 reads the data; each rank gets its share.
     train, test = load_digits() if comm.rank == 0 else (None, None)
     if comm.rank == 0:
-        print(f"{len(train)} digits to learn, {len(test)} to test; batch {args.batchsize} a rank")
-        print(f"communicator {args.communicator}, ranks {comm.size}, nodes {comm.inter_size}")
+        print(
+            f"{len(train)} digits to learn, {len(test)} to test; batch {args.batchsize} a rank"
+        )
+        print(
+            f"communicator {args.communicator}, ranks {comm.size}, nodes {comm.inter_size}"
+        )
     train = chainermn.scatter_dataset(train, comm, shuffle=True, seed=0)
-    test = chainermn.scatter_dataset(test, comm, force_equal_length=False)  # none counts twice
+    test = chainermn.scatter_dataset(
+        test, comm, force_equal_length=False
+    )  # none counts twice
     train_iter = chainer.iterators.SerialIterator(train, args.batchsize)
-    test_iter = chainer.iterators.SerialIterator(test, args.batchsize, repeat=False, shuffle=False)
+    test_iter = chainer.iterators.SerialIterator(
+        test, args.batchsize, repeat=False, shuffle=False
+    )
 
     model = L.Classifier(MLP(args.unit))
     if args.gpu:
@@ -80,7 +96,12 @@ def main():
     evaluator = extensions.Evaluator(test_iter, model, device=device)
     trainer.extend(chainermn.create_multi_node_evaluator(evaluator, comm))
     if comm.rank == 0:  # one rank reports for all
-        columns = ["main/loss", "validation/main/loss", "main/accuracy", "validation/main/accuracy"]
+        columns = [
+            "main/loss",
+            "validation/main/loss",
+            "main/accuracy",
+            "validation/main/accuracy",
+        ]
         trainer.extend(extensions.LogReport())
         trainer.extend(extensions.PrintReport(["epoch", *columns, "elapsed_time"]))
     checkpointer = chainermn.create_multi_node_checkpointer("mnist", comm)

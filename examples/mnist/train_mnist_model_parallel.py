@@ -43,18 +43,26 @@ def create_model(comm, n_units):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="ChainerMN example: layers on two ranks")
+    parser = argparse.ArgumentParser(
+        description="ChainerMN example: layers on two ranks"
+    )
     parser.add_argument("--communicator", default="hierarchical")
-    parser.add_argument("--gpu", action="store_true", help="a GPU for each rank of a node")
+    parser.add_argument(
+        "--gpu", action="store_true", help="a GPU for each rank of a node"
+    )
     parser.add_argument("--batchsize", "-b", type=int, default=100)
     parser.add_argument("--epoch", "-e", type=int, default=20)
     parser.add_argument("--unit", "-u", type=int, default=300, help="of each layer")
-    parser.add_argument("--out", "-o", default="result", help="folder for what is written")
+    parser.add_argument(
+        "--out", "-o", default="result", help="folder for what is written"
+    )
     args = parser.parse_args()
 
     comm = chainermn.create_communicator(args.communicator)
     if comm.size != 2:
-        raise ValueError(f"the model lies on 2 ranks, not on {comm.size}: use mpiexec -n 2")
+        raise ValueError(
+            f"the model lies on 2 ranks, not on {comm.size}: use mpiexec -n 2"
+        )
     device = -1
     if args.gpu:
         device = comm.intra_rank
@@ -63,28 +71,43 @@ def main():
     np.random.seed(comm.rank)  # a run can be repeated, and its layers differ
     train, test = load_digits()
     if comm.rank == 0:
-        print(f"{len(train)} digits to learn, {len(test)} to test; batch {args.batchsize}")
+        print(
+            f"{len(train)} digits to learn, {len(test)} to test; batch {args.batchsize}"
+        )
     else:  # it keeps step with rank 0, but has no use for the digits
         train, test = map(chainermn.create_empty_dataset, (train, test))
     train_iter = chainer.iterators.SerialIterator(train, args.batchsize)
-    test_iter = chainer.iterators.SerialIterator(test, args.batchsize, repeat=False, shuffle=False)
+    test_iter = chainer.iterators.SerialIterator(
+        test, args.batchsize, repeat=False, shuffle=False
+    )
 
     model = create_model(comm, args.unit)
     if args.gpu:
         model.to_gpu()
-    optimizer = chainer.optimizers.Adam()  # no multi-node one: no two ranks have the same layer
+    optimizer = (
+        chainer.optimizers.Adam()
+    )  # no multi-node one: no two ranks have the same layer
     optimizer.setup(model)
 
     updater = training.StandardUpdater(train_iter, optimizer, device=device)
     trainer = training.Trainer(updater, (args.epoch, "epoch"), out=args.out)
-    trainer.extend(extensions.Evaluator(test_iter, model, device=device))  # on both ranks, too
+    trainer.extend(
+        extensions.Evaluator(test_iter, model, device=device)
+    )  # on both ranks, too
     if comm.rank == 0:  # the rank that has the loss
-        columns = ["main/loss", "validation/main/loss", "main/accuracy", "validation/main/accuracy"]
+        columns = [
+            "main/loss",
+            "validation/main/loss",
+            "main/accuracy",
+            "validation/main/accuracy",
+        ]
         trainer.extend(extensions.LogReport())
         trainer.extend(extensions.PrintReport(["epoch", *columns, "elapsed_time"]))
     trainer.run()
 
-    chainer.serializers.save_npz(os.path.join(args.out, f"model_rank{comm.rank}.npz"), model)
+    chainer.serializers.save_npz(
+        os.path.join(args.out, f"model_rank{comm.rank}.npz"), model
+    )
 
 
 if __name__ == "__main__":

@@ -31,7 +31,9 @@ class ParallelConvNet(chainer.Chain):
         self.comm = comm
         with self.init_scope():
             self.conv1 = part_of(L.Convolution2D(1, n_channels, ksize=3, pad=1), comm)
-            self.conv2 = part_of(L.Convolution2D(n_channels, 2 * n_channels, ksize=3, pad=1), comm)
+            self.conv2 = part_of(
+                L.Convolution2D(n_channels, 2 * n_channels, ksize=3, pad=1), comm
+            )
             if comm.rank == 0:
                 self.last = L.Linear(None, 10)
 
@@ -70,18 +72,28 @@ def load_digits():
 
 
 def main():
-    parser = argparse.ArgumentParser(description="ChainerMN example: channels split over ranks")
+    parser = argparse.ArgumentParser(
+        description="ChainerMN example: channels split over ranks"
+    )
     parser.add_argument("--communicator", default="hierarchical")
-    parser.add_argument("--gpu", action="store_true", help="a GPU for each rank of a node")
+    parser.add_argument(
+        "--gpu", action="store_true", help="a GPU for each rank of a node"
+    )
     parser.add_argument("--batchsize", "-b", type=int, default=100)
-    parser.add_argument("--channels", "-c", type=int, default=16, help="of the first convolution")
+    parser.add_argument(
+        "--channels", "-c", type=int, default=16, help="of the first convolution"
+    )
     parser.add_argument("--epoch", "-e", type=int, default=20)
-    parser.add_argument("--out", "-o", default="result", help="folder for what is written")
+    parser.add_argument(
+        "--out", "-o", default="result", help="folder for what is written"
+    )
     args = parser.parse_args()
 
     comm = chainermn.create_communicator(args.communicator)
     if comm.size > args.channels:
-        raise ValueError(f"{comm.size} ranks are too many for --channels {args.channels}")
+        raise ValueError(
+            f"{comm.size} ranks are too many for --channels {args.channels}"
+        )
     device = -1
     if args.gpu:
         device = comm.intra_rank
@@ -90,24 +102,37 @@ def main():
     np.random.seed(0)  # alike on all ranks, which draw the same weights
     train, test = load_digits()
     if comm.rank == 0:
-        print(f"{len(train)} digits to learn, {len(test)} to test; channels on {comm.size} ranks")
+        print(
+            f"{len(train)} digits to learn, {len(test)} to test; channels on {comm.size} ranks"
+        )
     else:  # they keep step with rank 0, and get the images from there
         train, test = map(chainermn.create_empty_dataset, (train, test))
     train_iter = chainer.iterators.SerialIterator(train, args.batchsize)
-    test_iter = chainer.iterators.SerialIterator(test, args.batchsize, repeat=False, shuffle=False)
+    test_iter = chainer.iterators.SerialIterator(
+        test, args.batchsize, repeat=False, shuffle=False
+    )
 
     network = ParallelConvNet(comm, args.channels)
     model = L.Classifier(network) if comm.rank == 0 else network
     if args.gpu:
         model.to_gpu()
-    optimizer = chainer.optimizers.Adam()  # no multi-node one: no two ranks have the same channels
+    optimizer = (
+        chainer.optimizers.Adam()
+    )  # no multi-node one: no two ranks have the same channels
     optimizer.setup(model)
 
     updater = training.StandardUpdater(train_iter, optimizer, device=device)
     trainer = training.Trainer(updater, (args.epoch, "epoch"), out=args.out)
-    trainer.extend(extensions.Evaluator(test_iter, model, device=device))  # on all ranks, too
+    trainer.extend(
+        extensions.Evaluator(test_iter, model, device=device)
+    )  # on all ranks, too
     if comm.rank == 0:
-        columns = ["main/loss", "validation/main/loss", "main/accuracy", "validation/main/accuracy"]
+        columns = [
+            "main/loss",
+            "validation/main/loss",
+            "main/accuracy",
+            "validation/main/accuracy",
+        ]
         trainer.extend(extensions.LogReport())
         trainer.extend(extensions.PrintReport(["epoch", *columns, "elapsed_time"]))
     trainer.run()

@@ -22,7 +22,9 @@ MONTHS, ORDINALS, NUMBERS, TENS = map(
     ),
 )
 
-WORDS = sorted({*MONTHS, *ORDINALS, *NUMBERS, *TENS, "thirtieth", "hundred", "oh", "the", "of"})
+WORDS = sorted(
+    {*MONTHS, *ORDINALS, *NUMBERS, *TENS, "thirtieth", "hundred", "oh", "the", "of"}
+)
 CHARACTERS = "0123456789-"
 # The target's alphabet, besides: where a translation begins and where it ends.
 BEGIN, END = len(CHARACTERS), len(CHARACTERS) + 1
@@ -52,7 +54,11 @@ def _year(year: int) -> list[str]:
         return [first, "oh", NUMBERS[rest - 1]]
     if rest < 20:
         return [first, NUMBERS[rest - 1]]
-    return [first, TENS[rest // 10 - 2], *([NUMBERS[rest % 10 - 1]] if rest % 10 else [])]
+    return [
+        first,
+        TENS[rest // 10 - 2],
+        *([NUMBERS[rest % 10 - 1]] if rest % 10 else []),
+    ]
 
 
 def make_corpus(n_train: int, n_test: int, seed: int) -> tuple[list[Pair], list[Pair]]:

@@ -24,5 +24,7 @@ def embedded(embed, sequences):
 
 def up_to_end(columns):
     """Sequences, each without its first END and what follows; of each place the numbers of all."""
-    rows = np.stack([chainer.backends.cuda.to_cpu(column) for column in columns], axis=1)
+    rows = np.stack(
+        [chainer.backends.cuda.to_cpu(column) for column in columns], axis=1
+    )
     return [row[: np.append(row, END).tolist().index(END)] for row in rows]

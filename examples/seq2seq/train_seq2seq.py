@@ -43,7 +43,9 @@ class Translator(chainer.Chain):
         """The mean cross entropy of the characters, each told from those before it."""
         before = [self.xp.append(BEGIN, y).astype(y.dtype) for y in ys]
         after = [self.xp.append(y, END).astype(y.dtype) for y in ys]
-        _, _, hs = self.decoder(*self.encode(xs), embedded(self.embed_characters, before))
+        _, _, hs = self.decoder(
+            *self.encode(xs), embedded(self.embed_characters, before)
+        )
         scores, truth = self.score(F.concat(hs, axis=0)), self.xp.concatenate(after)
         loss = F.softmax_cross_entropy(scores, truth)
         chainer.report({"loss": loss, "accuracy": F.accuracy(scores, truth)}, self)
@@ -56,7 +58,9 @@ class Translator(chainer.Chain):
         for _ in range(LONGEST):
             hs = embedded(self.embed_characters, list(columns[-1][:, None]))
             hy, cy, hs = self.decoder(hy, cy, hs)
-            columns.append(self.score(F.concat(hs, axis=0)).array.argmax(axis=1).astype("i"))
+            columns.append(
+                self.score(F.concat(hs, axis=0)).array.argmax(axis=1).astype("i")
+            )
         return up_to_end(columns[1:])
 
 
@@ -73,15 +77,25 @@ class ExactTranslations(chainermn.extensions.GenericMultiNodeEvaluator):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="ChainerMN example: dates from words to digits")
+    parser = argparse.ArgumentParser(
+        description="ChainerMN example: dates from words to digits"
+    )
     parser.add_argument("--communicator", default="hierarchical")
-    parser.add_argument("--gpu", action="store_true", help="a GPU for each rank of a node")
+    parser.add_argument(
+        "--gpu", action="store_true", help="a GPU for each rank of a node"
+    )
     parser.add_argument("--batchsize", "-b", type=int, default=50, help="of each rank")
     parser.add_argument("--epoch", "-e", type=int, default=10)
     parser.add_argument("--unit", "-u", type=int, default=128, help="of each layer")
-    parser.add_argument("--examples", type=int, default=4000, help="dates to learn from")
-    parser.add_argument("--tests", type=int, default=500, help="other dates, to translate")
-    parser.add_argument("--out", "-o", default="result", help="folder for what is written")
+    parser.add_argument(
+        "--examples", type=int, default=4000, help="dates to learn from"
+    )
+    parser.add_argument(
+        "--tests", type=int, default=500, help="other dates, to translate"
+    )
+    parser.add_argument(
+        "--out", "-o", default="result", help="folder for what is written"
+    )
     args = parser.parse_args()
 
     comm = chainermn.create_communicator(args.communicator)
@@ -91,27 +105,45 @@ def main():
         chainer.cuda.get_device_from_id(device).use()
 
     np.random.seed(0)  # a run can be repeated
-    corpus = make_corpus(args.examples, args.tests, seed=0) if comm.rank == 0 else (None, None)
+    corpus = (
+        make_corpus(args.examples, args.tests, seed=0)
+        if comm.rank == 0
+        else (None, None)
+    )
     train = chainermn.scatter_dataset(corpus[0], comm, shuffle=True, seed=0)
     test = chainermn.scatter_dataset(corpus[1], comm, force_equal_length=False)
     train_iter = chainer.iterators.SerialIterator(train, args.batchsize)
-    test_iter = chainer.iterators.SerialIterator(test, args.batchsize, repeat=False, shuffle=False)
+    test_iter = chainer.iterators.SerialIterator(
+        test, args.batchsize, repeat=False, shuffle=False
+    )
 
     model = Translator(args.unit)
     if args.gpu:
         model.to_gpu()
-    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(0.005), comm)
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.Adam(0.005), comm
+    )
     optimizer.setup(model)
     optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(5))
 
-    updater = training.StandardUpdater(train_iter, optimizer, converter=convert, device=device)
+    updater = training.StandardUpdater(
+        train_iter, optimizer, converter=convert, device=device
+    )
     trainer = training.Trainer(updater, (args.epoch, "epoch"), out=args.out)
     trainer.extend(
-        ExactTranslations(comm, test_iter, model.translate, device=device, converter=convert)
+        ExactTranslations(
+            comm, test_iter, model.translate, device=device, converter=convert
+        )
     )
     if comm.rank == 0:
         trainer.extend(extensions.LogReport())
-        columns = ["epoch", "main/loss", "main/accuracy", "validation/exact", "elapsed_time"]
+        columns = [
+            "epoch",
+            "main/loss",
+            "main/accuracy",
+            "validation/exact",
+            "elapsed_time",
+        ]
         trainer.extend(extensions.PrintReport(columns))
     trainer.run()
 
@@ -120,7 +152,9 @@ def main():
         with chainer.using_config("train", False), chainer.no_backprop_mode():
             found = model.translate(convert(corpus[1][:SHOWN], device)["xs"])
         for (source, target), one in zip(corpus[1], found, strict=False):
-            print(f"{words_of(source)}\n    {characters_of(one)} ({characters_of(target)})")
+            print(
+                f"{words_of(source)}\n    {characters_of(one)} ({characters_of(target)})"
+            )
 
 
 if __name__ == "__main__":

@@ -41,24 +41,38 @@ def translate(model, iterator, device):
 
 def exact(triples):
     """The part of the translations that are right to the last character."""
-    return sum(np.array_equal(found, target) for _, target, found in triples) / len(triples)
+    return sum(np.array_equal(found, target) for _, target, found in triples) / len(
+        triples
+    )
 
 
 def main():
-    parser = argparse.ArgumentParser(description="ChainerMN example: encoder and decoder apart")
+    parser = argparse.ArgumentParser(
+        description="ChainerMN example: encoder and decoder apart"
+    )
     parser.add_argument("--communicator", default="hierarchical")
-    parser.add_argument("--gpu", action="store_true", help="a GPU for each rank of a node")
+    parser.add_argument(
+        "--gpu", action="store_true", help="a GPU for each rank of a node"
+    )
     parser.add_argument("--batchsize", "-b", type=int, default=100)
     parser.add_argument("--epoch", "-e", type=int, default=10)
     parser.add_argument("--unit", "-u", type=int, default=128, help="of each layer")
-    parser.add_argument("--examples", type=int, default=4000, help="dates to learn from")
-    parser.add_argument("--tests", type=int, default=500, help="other dates, to translate")
-    parser.add_argument("--out", "-o", default="result", help="folder for what is written")
+    parser.add_argument(
+        "--examples", type=int, default=4000, help="dates to learn from"
+    )
+    parser.add_argument(
+        "--tests", type=int, default=500, help="other dates, to translate"
+    )
+    parser.add_argument(
+        "--out", "-o", default="result", help="folder for what is written"
+    )
     args = parser.parse_args()
 
     comm = chainermn.create_communicator(args.communicator)
     if comm.size != 2:
-        raise ValueError(f"encoder and decoder lie on 2 ranks, not {comm.size}: use mpiexec -n 2")
+        raise ValueError(
+            f"encoder and decoder lie on 2 ranks, not {comm.size}: use mpiexec -n 2"
+        )
     device = -1
     if args.gpu:
         device = comm.intra_rank
@@ -86,7 +100,9 @@ def main():
     optimizer.setup(model)
     optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(5))
 
-    updater = training.StandardUpdater(train_iter, optimizer, converter=convert, device=device)
+    updater = training.StandardUpdater(
+        train_iter, optimizer, converter=convert, device=device
+    )
     trainer = training.Trainer(updater, (args.epoch, "epoch"), out=args.out)
 
     @training.make_extension(trigger=(1, "epoch"), priority=training.PRIORITY_WRITER)
@@ -98,7 +114,13 @@ def main():
     trainer.extend(validate)
     if comm.rank == DECODER:
         trainer.extend(extensions.LogReport())
-        columns = ["epoch", "main/loss", "main/accuracy", "validation/exact", "elapsed_time"]
+        columns = [
+            "epoch",
+            "main/loss",
+            "main/accuracy",
+            "validation/exact",
+            "elapsed_time",
+        ]
         trainer.extend(extensions.PrintReport(columns))
     trainer.run()
 
@@ -106,7 +128,9 @@ def main():
     chainer.serializers.save_npz(os.path.join(args.out, name), model)
     triples = translate(model, test_iter, device)
     for source, target, found in triples[:SHOWN]:
-        print(f"{words_of(source)}\n    {characters_of(found)} ({characters_of(target)})")
+        print(
+            f"{words_of(source)}\n    {characters_of(found)} ({characters_of(target)})"
+        )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,10 @@ class Modules(InspectLoader):
 
     @classmethod
     def find_spec(
-        cls, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+        cls,
+        name: str,
+        path: Sequence[str] | None = None,
+        target: ModuleType | None = None,
     ) -> ModuleSpec | None:
         own = name.removeprefix("chainermn.")
         if own == name or own not in SOURCES:
@@ -38,7 +41,9 @@ class Modules(InspectLoader):
         exec(code, names)
         public = [name for name in names if not name.startswith("_")]
         for child in _children(own):
-            if child in public:  # an import of it later would put the module in the name's place
+            if (
+                child in public
+            ):  # an import of it later would put the module in the name's place
                 import_module(f"{module.__name__}.{child}")
         vars(module).update({name: names[name] for name in public})
         module.__all__ = sorted(public)  # type: ignore[attr-defined]

@@ -85,4 +85,6 @@ SOURCES = {
 }
 
 # The others are imported when they are asked for.
-ON_THE_FRONT_PAGE = sorted({path.partition(".")[0] for path in SOURCES} - {"evaluators", "testing"})
+ON_THE_FRONT_PAGE = sorted(
+    {path.partition(".")[0] for path in SOURCES} - {"evaluators", "testing"}
+)

@@ -13,4 +13,6 @@ from tests.support.scripts import ROOT, imported
 def load() -> Iterator[Callable[[str], ModuleType]]:
     """Imports a module of the benchmarks, for the time of the test."""
     with contextlib.ExitStack() as stack:
-        yield lambda name: stack.enter_context(imported(ROOT / "benchmarks" / f"{name}.py"))
+        yield lambda name: stack.enter_context(
+            imported(ROOT / "benchmarks" / f"{name}.py")
+        )

@@ -22,7 +22,9 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
         device.delay = 0
         monkeypatch.setattr(module, "ROUNDS", 2)
         # Chainer's own copy needs more of CuPy than the double has.
-        monkeypatch.setattr(module, "bundled", lambda *_: (None, "bundled pure_nccl: not measured"))
+        monkeypatch.setattr(
+            module, "bundled", lambda *_: (None, "bundled pure_nccl: not measured")
+        )
         yield module
 
 
@@ -36,11 +38,19 @@ def test_it_measures_kernels_and_calls_beside_their_peers(world, benchmark):
         for wire in ("float32", "float16")
         for kernel in ("pack", "unpack")
     ] * (world.rank == 0)
-    assert all(row["ratio"] is not None and row["must"] == "at least 0.8" for row in rows)
+    assert all(
+        row["ratio"] is not None and row["must"] == "at least 0.8" for row in rows
+    )
     if world.rank:
         return
     text = said.getvalue()
-    for name in ("copy, wire float16", "pure_nccl", "hierarchical", "two_dimensional", "flat"):
+    for name in (
+        "copy, wire float16",
+        "pure_nccl",
+        "hierarchical",
+        "two_dimensional",
+        "flat",
+    ):
         assert name in text
     assert ("NCCL's allReduce" in text) == ("not measured" in text) == (world.size > 1)
     assert "WRONG" not in text
@@ -48,7 +58,11 @@ def test_it_measures_kernels_and_calls_beside_their_peers(world, benchmark):
 
 
 def test_a_slow_kernel_misses_its_limit(world, benchmark):
-    rates = {"copy": np.full(3, 100.0), "pack": np.full(3, 79.0), "unpack": np.full(3, 81.0)}
+    rates = {
+        "copy": np.full(3, 100.0),
+        "pack": np.full(3, 79.0),
+        "unpack": np.full(3, 81.0),
+    }
     assert [row["ok"] for row in benchmark.limits("float32", rates)] == [False, True]
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 
 
-def test_cases_take_turns_in_another_order_each_round_and_are_prepared_before_each_call(load):
+def test_cases_take_turns_in_another_order_each_round_and_are_prepared_before_each_call(
+    load,
+):
     in_turn = load("in_turn")
     said = []
     cases = [
-        in_turn.Timed(lambda n=n: said.append(n), lambda n=n: said.append(-n)) for n in (1, 2, 3)
+        in_turn.Timed(lambda n=n: said.append(n), lambda n=n: said.append(-n))
+        for n in (1, 2, 3)
     ]
     seconds = in_turn.time_in_turn(None, cases, 2, warm_up=1, in_a_row=2, calls=2)
     assert seconds.shape == (2, 3, 2)

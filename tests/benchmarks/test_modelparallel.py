@@ -15,7 +15,17 @@ SCRIPT = ROOT / "benchmarks" / "modelparallel.py"
 @pytest.mark.full  # half a minute
 def test_each_comparison_is_made_and_right(tmp_path: Path) -> None:
     file = tmp_path / "new" / "results.json"
-    done = run(sys.executable, SCRIPT, "--repeat", 1, "--timeout", 800, "--json", file, seconds=900)
+    done = run(
+        sys.executable,
+        SCRIPT,
+        "--repeat",
+        1,
+        "--timeout",
+        800,
+        "--json",
+        file,
+        seconds=900,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads(file.read_text())
     titles = [result["title"] for result in results]
@@ -28,5 +38,7 @@ def test_each_comparison_is_made_and_right(tmp_path: Path) -> None:
             assert f"  {name} " in after
             assert f" {ms:.3f} " in after
         said = after.split("limit: ")[1]
-        assert said.startswith(f"{result['limit']}: {'ok' if result['ok'] else 'not ok'} ")
+        assert said.startswith(
+            f"{result['limit']}: {'ok' if result['ok'] else 'not ok'} "
+        )
         assert min(result["ms"].values()) > 0

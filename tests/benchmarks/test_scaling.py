@@ -24,7 +24,10 @@ APART = pytest.mark.sizes(2, 3, 4)
 PAIRS = [pytest.mark.sizes(4), pytest.mark.ranks(4)]
 CASES = [
     *(pytest.param(name, 1, marks=APART) for name in ("naive", "flat", "hierarchical")),
-    *(pytest.param(name, 2, marks=PAIRS) for name in ("hierarchical", "two_dimensional")),
+    *(
+        pytest.param(name, 2, marks=PAIRS)
+        for name in ("hierarchical", "two_dimensional")
+    ),
 ]
 
 
@@ -67,9 +70,13 @@ def test_messages_and_bytes_are_those_of_the_real_run(
         assert counts.messages == 0
 
 
-@pytest.mark.parametrize(("nodes", "most"), [(2, 1.05), (16, 1.1), (128, 1.2), (1024, 1.5)])
+@pytest.mark.parametrize(
+    ("nodes", "most"), [(2, 1.05), (16, 1.1), (128, 1.2), (1024, 1.5)]
+)
 @pytest.mark.parametrize("name", ["flat", "hierarchical"])
-def test_a_mean_of_102_mb_takes_little_more_than_its_bytes(simulated, name, nodes, most):
+def test_a_mean_of_102_mb_takes_little_more_than_its_bytes(
+    simulated, name, nodes, most
+):
     nbytes, link = 102_228_128, simulated.LINK_25G
     limit = simulated.bandwidth_limit(nodes, nbytes, link)
     assert limit <= simulated.slowest(name, nodes, nbytes, link) <= most * limit
@@ -106,7 +113,11 @@ def test_what_costs_more_takes_longer(simulated, what):
 
 
 def test_what_can_not_be_simulated_is_refused(simulated):
-    for name, nodes, nbytes, ranks in ("flat", 1, 99, 1), ("flat", 4, 8, 1), ("flat", 4, 800, 2):
+    for name, nodes, nbytes, ranks in (
+        ("flat", 1, 99, 1),
+        ("flat", 4, 8, 1),
+        ("flat", 4, 800, 2),
+    ):
         with pytest.raises(ValueError, match="simulated"):
             simulated.simulate(name, nodes, nbytes, simulated.LINK_25G, ranks)
 
@@ -114,7 +125,9 @@ def test_what_can_not_be_simulated_is_refused(simulated):
 @pytest.mark.parametrize("option", ["--gigabits=0", "--microseconds=-1"])
 def test_a_link_that_can_not_be_is_refused(tmp_path, option):
     files = "--json", tmp_path / "all.json", "--plot", tmp_path / "all.png"
-    done = commands.run(sys.executable, ROOT / "benchmarks" / "scaling.py", option, *files)
+    done = commands.run(
+        sys.executable, ROOT / "benchmarks" / "scaling.py", option, *files
+    )
     assert done.returncode == 2, done.stdout + done.stderr
     assert "--gigabits must be more than 0" in done.stderr
 

@@ -43,7 +43,9 @@ def test_a_short_run_times_all_ways_and_all_are_right(tmp_path: Path) -> None:
     assert (results["ranks"], results["hosts"]) == (2, False)
     (model,) = results["models"]
     assert model["widths"] == [64, 100, 100, 10]
-    assert [way["name"] for way in model["ways"] if way["name"] != "DDP over gloo"] == WAYS
+    assert [
+        way["name"] for way in model["ways"] if way["name"] != "DDP over gloo"
+    ] == WAYS
     for way in model["ways"]:
         assert way["right"], way["name"]
         assert len(way["ms"]) == 3 - model["disturbed"]
@@ -55,7 +57,9 @@ def test_a_short_run_times_all_ways_and_all_are_right(tmp_path: Path) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_ranks_with_different_weights_are_wrong_and_the_run_fails(tmp_path: Path) -> None:
+def test_ranks_with_different_weights_are_wrong_and_the_run_fails(
+    tmp_path: Path,
+) -> None:
     script = commands.program(tmp_path / "spoilt.py", SPOILT.format(folder=str(FOLDER)))
     files = "--json", tmp_path / "steps.json", "--plot", tmp_path / "steps.png"
     few = "--models", "digits", "--ways", "dummy", "synchronous", "--rounds", 1
@@ -74,10 +78,22 @@ def test_ranks_with_different_weights_are_wrong_and_the_run_fails(tmp_path: Path
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--models", "digit"], "no model .* one machine .* 'digit'; take of: 'digits', 'u = 200'"),
-        (["--hosts", "--models", "digits"], "no model .* hosts .* of: '3 layers, batch 1600', "),
-        (["--ways", "fast"], "no way .* 'fast'; take of: 'no exchange', .*, 'overlapped'"),
-        (["--hosts", "--ways", "raw packing"], "no way .* hosts .* 'raw packing'; take of: "),
+        (
+            ["--models", "digit"],
+            "no model .* one machine .* 'digit'; take of: 'digits', 'u = 200'",
+        ),
+        (
+            ["--hosts", "--models", "digits"],
+            "no model .* hosts .* of: '3 layers, batch 1600', ",
+        ),
+        (
+            ["--ways", "fast"],
+            "no way .* 'fast'; take of: 'no exchange', .*, 'overlapped'",
+        ),
+        (
+            ["--hosts", "--ways", "raw packing"],
+            "no way .* hosts .* 'raw packing'; take of: ",
+        ),
         (["--rounds", "0"], "must be 1 or more"),
         (["--ranks", "0"], "must be 1 or more"),
     ],
@@ -107,20 +123,34 @@ def test_over_hosts_what_only_one_machine_tells_is_left_out(load: Any) -> None:
 
 def result_of(**ms: list[float]) -> dict[str, Any]:
     ways = [
-        {"name": name.replace("_", " "), "ms": each, "right": True} for name, each in ms.items()
+        {"name": name.replace("_", " "), "ms": each, "right": True}
+        for name, each in ms.items()
     ]
-    return {"model": "m", "widths": [2, 3], "batch": 4, "rounds": 3, "disturbed": 1, "ways": ways}
+    return {
+        "model": "m",
+        "widths": [2, 3],
+        "batch": 4,
+        "rounds": 3,
+        "disturbed": 1,
+        "ways": ways,
+    }
 
 
 def test_ratios_are_taken_round_by_round_and_what_was_not_timed_has_no_column(
     load: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "110")
-    times = {"no_exchange": [1.0, 4.0], "synchronous": [2.0, 16.0], "double_buffering": [1.0, 12.0]}
+    times = {
+        "no_exchange": [1.0, 4.0],
+        "synchronous": [2.0, 16.0],
+        "double_buffering": [1.0, 12.0],
+    }
     load("step_report").show(result_of(**times))
     said = capsys.readouterr().out
     assert "m: 2-3, batch 4; 3 rounds, 1 disturbed" in said
-    assert not [title for title in ("/ floor", "/ bundled", "ms / DDP") if title in said]
+    assert not [
+        title for title in ("/ floor", "/ bundled", "ms / DDP") if title in said
+    ]
     rows = {line[:18].strip(): line[18:].split() for line in said.splitlines()}
     assert rows["synchronous"][-2:] == ["0.375", "1.000"]
     assert rows["double buffering"][-2:] == ["0.667", "0.625"]
@@ -134,7 +164,9 @@ def test_names_of_ways_are_whole_in_a_table_of_110_columns(
     long = {name.replace(" ", "_"): [12345.678, 12345.678] for name in names}
     load("step_report").show(result_of(**long))
     said = capsys.readouterr().out
-    assert all(f"{name} " in said for name in [*names, "efficiency", "/ bundled", "ms / sync."])
+    assert all(
+        f"{name} " in said for name in [*names, "efficiency", "/ bundled", "ms / sync."]
+    )
     assert "…" not in said
     assert said.count("12345.678 - 12345.678") == len(names)
 
@@ -142,7 +174,9 @@ def test_names_of_ways_are_whole_in_a_table_of_110_columns(
 def test_models_with_other_ways_and_fewer_rounds_are_drawn_together(
     load: Any, tmp_path: Path
 ) -> None:
-    one = result_of(no_exchange=[1.0, 1.0, 1.0], synchronous=[2.0, 2.0, 3.0], barrier=[1.0] * 3)
+    one = result_of(
+        no_exchange=[1.0, 1.0, 1.0], synchronous=[2.0, 2.0, 3.0], barrier=[1.0] * 3
+    )
     other = result_of(no_exchange=[1.0], synchronous=[2.0])
     file = tmp_path / "new" / "steps.png"
     load("step_report").draw({"ranks": 2, "hosts": True, "models": [one, other]}, file)
@@ -159,5 +193,7 @@ def test_wrong_weights_are_noticed(load: Any) -> None:
         ("overlapped", [np.nan], comm, False),
         ("barrier", [1.0], apart, True),  # whose gradients are its own
     ):
-        way = SimpleNamespace(name=name, weights=lambda weights=weights: [np.array(weights)])
+        way = SimpleNamespace(
+            name=name, weights=lambda weights=weights: [np.array(weights)]
+        )
         assert is_right(among, way) is right, name

@@ -38,7 +38,9 @@ def main() -> int:
     beside: list[str] = []  # what was wrong beside disturbed monitors
     begun = time.monotonic()
     with contextlib.ExitStack() as stack:
-        hosts = None if lacking else Hosts(stack.enter_context(Cluster(("alpha", "beta"))))
+        hosts = (
+            None if lacking else Hosts(stack.enter_context(Cluster(("alpha", "beta"))))
+        )
         trials = Trials(hosts)
         for seed in seeds:
             case = draw(seed, hosts is not None)
@@ -48,31 +50,50 @@ def main() -> int:
             found.append(trial)
             print(f"{case}: {trial.summary()}", flush=True)
             if trial.wrongs:
-                print(f"{trial!r}\nRepeat it: python -m tests.chaos --runs 1 --seed {seed}")
+                print(
+                    f"{trial!r}\nRepeat it: python -m tests.chaos --runs 1 --seed {seed}"
+                )
             if hosts and seed % 2 == 0:
                 with made_folder() as folder:
                     wrong, disturbance = disturbed(hosts.cluster, folder, seed)
                 beside.append(wrong)
-                print(f"monitors {', '.join(disturbance.done)}: {wrong or 'well'}", flush=True)
+                print(
+                    f"monitors {', '.join(disturbance.done)}: {wrong or 'well'}",
+                    flush=True,
+                )
     late = sum(not trial.happened for trial in found)
-    print(f"\n{len(found)} runs (seeds {seeds[0]} to {seeds[-1]}), of which {late} ended before")
+    print(
+        f"\n{len(found)} runs (seeds {seeds[0]} to {seeds[-1]}), of which {late} ended before"
+    )
     minutes = (time.monotonic() - begun) / 60
     print(f"their fault came, in {minutes:.0f} min. {ground(found)}.\n")
     rows = figures(found)
     if beside:
         well = beside.count("")
         was = f"{well} of {len(beside)}"
-        rows.append(("jobs that get on beside disturbed monitors", was, "all", well == len(beside)))
+        rows.append(
+            (
+                "jobs that get on beside disturbed monitors",
+                was,
+                "all",
+                well == len(beside),
+            )
+        )
     print("| figure | was | must be | |\n|---|---|---|---|")
     for figure, was, must, holds in rows:
-        print(f"| {figure} | {was} | {must} | {'holds' if holds else 'MISSED'} |", flush=True)
+        print(
+            f"| {figure} | {was} | {must} | {'holds' if holds else 'MISSED'} |",
+            flush=True,
+        )
     return 0 if all(holds for *_, holds in rows) else 1
 
 
 def ground(trials: list[Trial]) -> str:
     """On what they ran."""
     loads = sorted(trial.load for trial in trials) or [0.0]
-    versions = ", ".join(f"{name} {version(name)}" for name in ("numpy", "chainer", "mpi4py"))
+    versions = ", ".join(
+        f"{name} {version(name)}" for name in ("numpy", "chainer", "mpi4py")
+    )
     return (
         f"Python {platform.python_version()}, {versions}, {os.cpu_count()} cores; load per core "
         f"{loads[0]:.1f} to {loads[-1]:.1f}, median {loads[len(loads) // 2]:.1f}"

@@ -29,7 +29,9 @@ def raise_exception() -> None:
 def run_out_of_memory() -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    resource.setrlimit(
+        resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1])
+    )
     held = []  # the traceback will hold it, so that all that follows has no memory either
     while True:
         held.append(bytearray(BLOCK_BYTES))
@@ -62,7 +64,9 @@ KINDS = {
     "SIGKILL": Kind("signal", lambda: os.kill(os.getpid(), signal.SIGKILL)),
     "SIGSEGV": Kind("signal", lambda: ctypes.string_at(0)),
     "memory": Kind("end", run_out_of_memory, "uncaught MemoryError"),
-    "SIGSTOP": Kind("stall", lambda: os.kill(os.getpid(), signal.SIGSTOP), "is stopped"),
+    "SIGSTOP": Kind(
+        "stall", lambda: os.kill(os.getpid(), signal.SIGSTOP), "is stopped"
+    ),
     "loop": Kind("stall", loop_in_python, "in loop_in_python\n"),
     "held": Kind("stall", hold_in_c, "in hold_in_c\n"),
     # It does something else than the others do, instead of failing by itself.
@@ -79,7 +83,9 @@ class Moment:
     """When a fault comes."""
 
     function: str  # of the job, as a traceback shows it
-    operations: tuple[str, ...]  # the others wait in one of them, or ranks disagree in it
+    operations: tuple[
+        str, ...
+    ]  # the others wait in one of them, or ranks disagree in it
     iterations: tuple[int, ...] = (0,)  # the job saves at every third
 
 
@@ -106,8 +112,13 @@ def is_possible(kind: str, moment: str) -> bool:
     return (kind, moment) not in (("shape", "finalize"), ("disk", "finalize"))
 
 
-ENDING = ("signal", "warning")  # groups of signals that end a process, the second in good order
-POINTS = [(kind, moment) for kind in KINDS for moment in MOMENTS if is_possible(kind, moment)]
+ENDING = (
+    "signal",
+    "warning",
+)  # groups of signals that end a process, the second in good order
+POINTS = [
+    (kind, moment) for kind in KINDS for moment in MOMENTS if is_possible(kind, moment)
+]
 # A handler that loops, inside of the call that all are in, isn't told from a slow network.
 AT_RANDOM = [
     *(name for name, kind in KINDS.items() if kind.group in ("end", *ENDING, "link")),
@@ -145,7 +156,9 @@ def draw(seed: int, hosts: bool = True) -> Case:
     """The case of a seed; without hosts none of those that need any."""
     choose = random.Random(seed)
     place = seed * STRIDE % ROUND
-    kind, moment = POINTS[place] if place < len(POINTS) else (choose.choice(AT_RANDOM), None)
+    kind, moment = (
+        POINTS[place] if place < len(POINTS) else (choose.choice(AT_RANDOM), None)
+    )
     ranks = choose.choice((2, 2, 3, 4))
     two = choose.random() < 0.3
     iteration = choose.choice(MOMENTS[moment].iterations) if moment else 0
@@ -174,14 +187,20 @@ class Plan:
 
     updater: Any = None  # of the job, which tells the iteration
 
-    def __init__(self, fault: dict[str, Any] | None, rank: int, status: Path, disk: Path) -> None:
+    def __init__(
+        self, fault: dict[str, Any] | None, rank: int, status: Path, disk: Path
+    ) -> None:
         """Plan it, unless it is another rank's, or happened before the job was started again.
 
         The fault has what a `Case` has; its `after` is in seconds. In `status` the runner is told
         of it; `disk` may be to run full.
         """
         self.status, self.disk = status, disk
-        mine = fault is not None and fault["victim"] == rank and not (status / "fault").exists()
+        mine = (
+            fault is not None
+            and fault["victim"] == rank
+            and not (status / "fault").exists()
+        )
         self.fault = fault if mine else None
 
     def start(self) -> None:
@@ -208,7 +227,12 @@ class Plan:
         return fault["kind"]
 
     def collective(
-        self, moment: str, comm: Any, call: Callable[[Any], T], right: Any = None, other: Any = None
+        self,
+        moment: str,
+        comm: Any,
+        call: Callable[[Any], T],
+        right: Any = None,
+        other: Any = None,
     ) -> T | None:
         """A collective call, which the fault may prevent or give the other argument."""
         how = self.at(moment)

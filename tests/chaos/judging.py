@@ -41,7 +41,10 @@ def _of_end(case: Case, seen: Seen) -> Checks:
     blaming = [int(rank) for rank, kind in others if kind not in ECHOES]
     yield set(blaming) <= {case.victim}, "another rank blames itself"
     if case.launcher == "launch":
-        yield f"rank {case.victim} on " in seen.verdict, f"the launcher says {seen.verdict!r}"
+        yield (
+            f"rank {case.victim} on " in seen.verdict,
+            f"the launcher says {seen.verdict!r}",
+        )
     if case.kind in ("exception", "memory") and case.moment:
         place = f"in {MOMENTS[case.moment].function}"
         yield f"{place}\n" in seen.err, f"no traceback has {place!r}"
@@ -55,9 +58,14 @@ def _of_signal(case: Case, seen: Seen) -> Checks:
         return
     # The watchdog names the first; MPICH's mpiexec, which may come before it, the lowest.
     # Open MPI's ends with a space on a line of its own, but for our words.
-    gone = re.search(r"^ ?ChainerMN: rank (\d+) \(process (\d+) on \S+\) is gone", seen.err, re.M)
+    gone = re.search(
+        r"^ ?ChainerMN: rank (\d+) \(process (\d+) on \S+\) is gone", seen.err, re.M
+    )
     if gone:
-        yield gone.groups() == (f"{case.victim}", f"{pid}"), f"it is said that {gone[0]!r}"
+        yield (
+            gone.groups() == (f"{case.victim}", f"{pid}"),
+            f"it is said that {gone[0]!r}",
+        )
     else:
         said = rf"PID {pid} RUNNING AT|rank {case.victim} with PID"
         yield re.search(said, seen.out + seen.err), f"nobody says {said!r}"
@@ -84,9 +92,18 @@ def _of_stall(case: Case, seen: Seen) -> Checks:
         said = rf"culprits?\b[^:]*: rank {case.victim} "
         yield re.search(said, seen.verdict), f"the launcher says {seen.verdict!r}"
     report = seen.err[first.start() :]
-    stacks = report.partition(f"Stacks of rank {case.victim},")[2].partition("Stacks of ")[0]
-    yield KINDS[case.kind].said in first[4] + stacks, f"it is said to be as in {first[4]!r}{stacks}"
-    waits = set(re.findall(r"^  rank \d+ \(.*?\) (?:has ended and )?waits in (\w+)", report, re.M))
+    stacks = report.partition(f"Stacks of rank {case.victim},")[2].partition(
+        "Stacks of "
+    )[0]
+    yield (
+        KINDS[case.kind].said in first[4] + stacks,
+        f"it is said to be as in {first[4]!r}{stacks}",
+    )
+    waits = set(
+        re.findall(
+            r"^  rank \d+ \(.*?\) (?:has ended and )?waits in (\w+)", report, re.M
+        )
+    )
     yield waits, "nobody is said to wait"
     if case.moment:
         right = waits & {*MOMENTS[case.moment].operations}
@@ -96,17 +113,25 @@ def _of_stall(case: Case, seen: Seen) -> Checks:
 def _of_deviation(case: Case, seen: Seen) -> Checks:
     assert case.moment is not None
     found = DISAGREE.search(seen.err)
-    if found is None:  # an argument that ranks must have in common, which `train` checks
-        said = [line for line in seen.err.splitlines() if re.match(r"^[\w.]*Error: ", line)]
+    if (
+        found is None
+    ):  # an argument that ranks must have in common, which `train` checks
+        said = [
+            line for line in seen.err.splitlines() if re.match(r"^[\w.]*Error: ", line)
+        ]
         yield said, "no error"
         victim = (
-            rf"\b\w+ on rank {case.victim}\b|\brank {case.victim}[: ]|ranks 0, 1, \.\.\. gave \["
+            rf"\b\w+ on rank {case.victim}\b|\brank {case.victim}[: ]|"
+            r"ranks 0, 1, \.\.\. gave \["
         )
         yield any(re.search(victim, line) for line in said), f"only {said[0]!r}"
         return
     views = [view.rpartition(" on rank") for view in found["views"].split("; ")]
     groups = [set(map(int, re.findall(r"\d+", ranks))) for _, _, ranks in views]
-    yield {case.victim} in groups, f"rank {case.victim} doesn't stand alone in {found[0]!r}"
+    yield (
+        {case.victim} in groups,
+        f"rank {case.victim} doesn't stand alone in {found[0]!r}",
+    )
     named = [found["operation"], *(text for text, _, _ in views)]
     right = any(word.startswith(MOMENTS[case.moment].operations) for word in named)
     yield right, f"no operation of {case.moment} in {found[0]!r}"

@@ -39,7 +39,9 @@ def collectives(choose: random.Random) -> Iterator[None]:
     """Small calls."""
     comm = create_communicator("hierarchical")
     while True:
-        yield choose.choice(OPERATIONS)(comm, choose.randrange(1, 300), choose.randrange(comm.size))
+        yield choose.choice(OPERATIONS)(
+            comm, choose.randrange(1, 300), choose.randrange(comm.size)
+        )
 
 
 def communicators(choose: random.Random) -> Iterator[None]:

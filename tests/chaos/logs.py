@@ -57,7 +57,10 @@ from chainermn_comm import create_communicator
 # Other jobs under `launch`: ranks, script, and whether Ctrl-C ends it once it says "begun".
 JOBS = {
     "ctrl_c": (
-        *(3, "comm = create_communicator('flat')\nprint('begun', flush=True)\ntime.sleep(1000)\n"),
+        *(
+            3,
+            "comm = create_communicator('flat')\nprint('begun', flush=True)\ntime.sleep(1000)\n",
+        ),
         True,
     ),
     "typo": (3, "comm = create_communicator('hierarchicl')\n", False),
@@ -74,7 +77,15 @@ def log_of_job(kind: str, folder: Path) -> str:
     """What a job of `JOBS` prints, run in the folder."""
     ranks, text, is_interrupted = JOBS[kind]
     (folder / "train.py").write_text(BEGIN + text)
-    words = [sys.executable, "-m", "chainermn_tools", "launch", "-n", str(ranks), "train.py"]
+    words = [
+        sys.executable,
+        "-m",
+        "chainermn_tools",
+        "launch",
+        "-n",
+        str(ranks),
+        "train.py",
+    ]
     with subprocess.Popen(
         words,
         cwd=folder,
@@ -118,7 +129,9 @@ def main() -> None:
                 said = log_of_job(kind, folder)
                 (FOLDER / f"{kind}.launch.log").write_text(shortened(said, folder))
             continue
-        for launcher in LAUNCHERS if kind != "link" else LAUNCHERS[:1]:  # mpiexec waits for ever
+        for launcher in (
+            LAUNCHERS if kind != "link" else LAUNCHERS[:1]
+        ):  # mpiexec waits for ever
             case = replace(CASES[kind], launcher=launcher)
             with contextlib.ExitStack() as stack:
                 ground: Here | Hosts = Here()
@@ -130,7 +143,9 @@ def main() -> None:
                     ground = Hosts(stack.enter_context(Cluster(("alpha", "beta"))))
                     stack.enter_context(ground.made_for(kind, folder / "out"))
                 seen = runs.run(case, ground, folder, LIMIT_SECONDS, 0.0)
-            (FOLDER / f"{kind}.{launcher}.log").write_text(shortened(seen.out + seen.err, folder))
+            (FOLDER / f"{kind}.{launcher}.log").write_text(
+                shortened(seen.out + seen.err, folder)
+            )
             print(f"{kind} by {launcher}: status {seen.returncode}", flush=True)
 
 

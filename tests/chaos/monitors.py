@@ -94,7 +94,9 @@ class Disturbance:
     def _break(self) -> bool:
         """Close the connection between the monitors; whether there was one."""
         return bool(
-            self._cluster.run("beta", "ss", "-HK", "dport", "=", f":{self._port()}").strip()
+            self._cluster.run(
+                "beta", "ss", "-HK", "dport", "=", f":{self._port()}"
+            ).strip()
         )
 
     def _cut(self) -> bool:

@@ -36,7 +36,9 @@ DISK = "1m"
 class Seen:
     """A job that has been run; times are `time.time()`, and None where nothing happened."""
 
-    returncode: int | None  # None if it had to be ended; then `err` has the stacks of all ranks
+    returncode: (
+        int | None
+    )  # None if it had to be ended; then `err` has the stacks of all ranks
     out: str = ""
     err: str = ""
     pids: dict[int, int] = field(default_factory=dict)  # of the ranks
@@ -66,7 +68,9 @@ class Here:
         """Run the job that the file describes."""
         launch = [sys.executable, "-m", "chainermn_tools", "launch"]
         mpiexec = [str(jobs.MPIEXEC), "-n", str(case.ranks), sys.executable]
-        words = mpiexec if case.launcher == "mpiexec" else [*launch, "-n", str(case.ranks)]
+        words = (
+            mpiexec if case.launcher == "mpiexec" else [*launch, "-n", str(case.ranks)]
+        )
         return jobs.run_command(
             [*words, str(TRAINING), str(file)],
             jobs.variables(added),
@@ -91,7 +95,9 @@ class Here:
 
     def shared(self, mapped: set[str]) -> list[Path]:
         """Of the files in /dev/shm that ranks of the job have mapped, those that are there."""
-        return [path for name in sorted(mapped) if (path := Path("/dev/shm", name)).exists()]
+        return [
+            path for name in sorted(mapped) if (path := Path("/dev/shm", name)).exists()
+        ]
 
     def seen(self, folder: Path) -> Path:
         """The folder as the job sees it."""
@@ -103,7 +109,9 @@ class Hosts:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.roots = [Path(f"/proc/{cluster.inits[host]}/root") for host in cluster.hosts]
+        self.roots = [
+            Path(f"/proc/{cluster.inits[host]}/root") for host in cluster.hosts
+        ]
 
     def run(
         self, case: Case, file: Path, added: dict[str, str], meanwhile: jobs.Meanwhile
@@ -117,7 +125,10 @@ class Hosts:
             return self.cluster.job(dealt, TRAINING, file, environment=added, **how)
         # Where Open MPI's daemons on other hosts make their folders.
         folder = {"PRTE_MCA_prte_remote_tmpdir_base": added["TMPDIR"]}
-        words = ("--hosts", ",".join(f"{host}:{number}" for host, number in dealt.items()))
+        words = (
+            "--hosts",
+            ",".join(f"{host}:{number}" for host, number in dealt.items()),
+        )
         words = (*words, "-n", str(case.ranks), TRAINING, file)
         return self.cluster.launch(*words, environment=added | folder, **how)
 
@@ -143,7 +154,9 @@ class Hosts:
         """Meanwhile the folder is a small disk on the first host, if such a fault needs that."""
         first = self.cluster.hosts[0]
         if kind == "disk":
-            self.cluster.run(first, "mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", folder)
+            self.cluster.run(
+                first, "mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", folder
+            )
         try:
             yield
         finally:
@@ -177,7 +190,12 @@ def run(
     """
     out, status, temporary = (folder / name for name in ("out", "status", "tmp"))
     fault = None if after is None else asdict(case) | {"after": after}
-    orders = asdict(case) | {"stop": STOP, "out": str(out), "status": str(status), "fault": fault}
+    orders = asdict(case) | {
+        "stop": STOP,
+        "out": str(out),
+        "status": str(status),
+        "fault": fault,
+    }
     file = folder / "orders.json"
     file.write_text(json.dumps(orders))
     mark = secrets.token_hex(8)
@@ -203,7 +221,9 @@ def run(
     job = ground.run(case, file, added, look)
     if REPORT in job.err:
         reported = reported or job.ended
-    pids = {int(path.suffix[1:]): int(path.read_text()) for path in status.glob("rank.*")}
+    pids = {
+        int(path.suffix[1:]): int(path.read_text()) for path in status.glob("rank.*")
+    }
 
     def left() -> list[object]:
         found = [*ground.shared(mapped), *temporary.rglob("*")]

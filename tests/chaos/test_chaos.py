@@ -20,7 +20,9 @@ CASES = [
     Case("exception", "scatter_dataset", communicator="hierarchical"),
     Case("sys.exit", "bcast_data", victim=0, launcher="launch"),
     Case("os._exit", "first update", communicator="naive"),
-    Case("SIGTERM", "collective", 4, 0, communicator="two_dimensional", launcher="launch"),
+    Case(
+        "SIGTERM", "collective", 4, 0, communicator="two_dimensional", launcher="launch"
+    ),
     Case("SIGKILL", "writing", 6, communicator="hierarchical"),
     Case("SIGSEGV", "user code", 5),
     Case("memory", "checkpoint", 6, 0, communicator="naive", launcher="launch"),
@@ -66,7 +68,9 @@ def test_a_failure_ends_the_job_and_is_named_and_leaves_nothing(case, request):
 
 
 @pytest.mark.full
-def test_a_job_whose_ranks_get_on_is_not_ended_whatever_becomes_of_its_monitors(hosts, tmp_path):
+def test_a_job_whose_ranks_get_on_is_not_ended_whatever_becomes_of_its_monitors(
+    hosts, tmp_path
+):
     wrong, disturbance = disturbed(hosts.cluster, tmp_path, 0)
     assert not wrong, wrong
     assert {"cut", "kill", "slow", "break"} <= set(disturbance.done)

@@ -15,7 +15,18 @@ from _chainermn_events import LEAVING_STATUS
 from .faults import Case
 from .judging import wrong
 from .runs import MARK, Here, Seen
-from .trials import CUT, DEATH, LEFT, LOST, MISNAMED, REPORT, UNENDED, Trial, figures, judged
+from .trials import (
+    CUT,
+    DEATH,
+    LEFT,
+    LOST,
+    MISNAMED,
+    REPORT,
+    UNENDED,
+    Trial,
+    figures,
+    judged,
+)
 
 CASE = Case("exception", "collective", 4, ranks=3)
 TRACEBACK = """
@@ -64,7 +75,10 @@ def seen(err: str) -> Seen:
         (
             "skip",
             SKIPS,
-            [("allreduce", "gather"), ("rank 1; allreduce on ranks 0, 2", "rank 2; on ranks 0, 1")],
+            [
+                ("allreduce", "gather"),
+                ("rank 1; allreduce on ranks 0, 2", "rank 2; on ranks 0, 1"),
+            ],
         ),
         ("skip", SKIPS, [(SKIPS, LOOPS)]),
         ("SIGKILL", GONE, [("101", "102")]),
@@ -86,12 +100,18 @@ def test_ranks_that_a_signal_warns_leave_together(launcher):
     verdict = "\nchainermn launch: all ranks have saved and left, as a signal warned of the end\n"
     assert wrong(case, replace(seen(said + verdict), returncode=LEAVING_STATUS)) == ""
     assert wrong(case, replace(seen(""), returncode=LEAVING_STATUS))
-    early = GONE if launcher == "mpiexec" else "\nchainermn launch: rank 1 on here failed first\n"
+    early = (
+        GONE
+        if launcher == "mpiexec"
+        else "\nchainermn launch: rank 1 on here failed first\n"
+    )
     assert wrong(case, seen(early)) == ""
     assert wrong(case, seen(said + verdict))
 
 
-@pytest.mark.parametrize("head", ["likely culprit", "likely culprits, the likeliest first"])
+@pytest.mark.parametrize(
+    "head", ["likely culprit", "likely culprits, the likeliest first"]
+)
 def test_the_launcher_names_the_likeliest_culprit(head):
     """One or several: the first of them must be the right one."""
     case = replace(CASE, kind="loop", launcher="launch")
@@ -168,10 +188,16 @@ def test_a_job_that_was_faster_than_its_fault_counts_for_nothing_unless_it_loses
         ),
         ("memory", "", True),
         ("exception", "Exception ignored in: <function>", False),
-        ("SIGKILL", "ChainerMN: shared memory could not be allocated on some node", True),
+        (
+            "SIGKILL",
+            "ChainerMN: shared memory could not be allocated on some node",
+            True,
+        ),
     ],
 )
-def test_a_job_that_gets_on_without_what_its_fault_took_is_no_failure(kind, err, happened):
+def test_a_job_that_gets_on_without_what_its_fault_took_is_no_failure(
+    kind, err, happened
+):
     case = replace(CASE, kind=kind, moment=None)
     trial = judged(case, replace(seen(err), returncode=0, fault=1.0))
     assert (trial.happened, UNENDED in trial.wrongs) == (happened, happened)

@@ -65,7 +65,9 @@ def scatter(comm, plan):
 def share(comm, plan, model):
     x = np.zeros((2, 4), "f4")
     model(x, x[:, :1])  # initializes it
-    plan.collective("bcast_data", comm, comm.bcast_data, model, chainer.links.Linear(3, 2))
+    plan.collective(
+        "bcast_data", comm, comm.bcast_data, model, chainer.links.Linear(3, 2)
+    )
 
 
 def plan_first_update(comm, plan):
@@ -118,9 +120,13 @@ def make_planned_trainer(comm, plan, case):
     share(comm, plan, model)
     iterator = chainer.iterators.SerialIterator(dataset, 4)
     adam = chainer.optimizers.Adam()
-    optimizer = create_multi_node_optimizer(adam, comm, overlap=case["overlap"]).setup(model)
+    optimizer = create_multi_node_optimizer(adam, comm, overlap=case["overlap"]).setup(
+        model
+    )
     plan.updater = training.StandardUpdater(iterator, optimizer)
-    trainer = training.Trainer(plan.updater, (case["stop"], "iteration"), out=case["out"])
+    trainer = training.Trainer(
+        plan.updater, (case["stop"], "iteration"), out=case["out"]
+    )
 
     @training.make_extension(trigger=(1, "iteration"))
     def agree(trainer):
@@ -136,7 +142,9 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     case = json.loads(Path(sys.argv[1]).read_text())
     status, out = Path(case["status"]), Path(case["out"])
-    (out / "filler").unlink(missing_ok=True)  # the disk has been cleared; no rank fills it yet
+    (out / "filler").unlink(
+        missing_ok=True
+    )  # the disk has been cleared; no rank fills it yet
     MPI.COMM_WORLD.Barrier()  # that some ranks take longer to start on a busy machine is no stall
     comm = create_communicator(case["communicator"])
     plan = Plan(case["fault"], comm.rank, status, out)

@@ -46,8 +46,14 @@ class Trial:
 
     def summary(self) -> str:
         """In a line."""
-        parts = [f"status {self.seen.returncode}"] if self.happened else ["the job was faster"]
-        parts += [f"{seconds:.2f} s from {what}" for what, seconds in self.seconds.items()]
+        parts = (
+            [f"status {self.seen.returncode}"]
+            if self.happened
+            else ["the job was faster"]
+        )
+        parts += [
+            f"{seconds:.2f} s from {what}" for what, seconds in self.seconds.items()
+        ]
         wrongs = [f"{name}: {text}" for name, text in self.wrongs.items()]
         return ", ".join([*parts, f"load {self.load:.1f}", *wrongs])
 
@@ -89,7 +95,9 @@ class Trials:
             trial = judged(case, seen)
             left = seen.left
             if not trial.happened:
-                lost = "" if seen.ends == self._unbroken(case)[0] else "it ended otherwise"
+                lost = (
+                    "" if seen.ends == self._unbroken(case)[0] else "it ended otherwise"
+                )
             elif restart:
                 lost, more = self._lost(case, folder)
                 left = left + more
@@ -106,8 +114,12 @@ class Trials:
         if key not in self._whole:
             with made_folder() as folder:
                 seen = runs.run(case, self._ground, folder, PATIENT_SECONDS)
-                assert seen.returncode == 0, f"an unbroken job failed\n{seen.out}{seen.err}"
-                lengths = [float(path.read_text()) for path in folder.glob("status/length.*")]
+                assert seen.returncode == 0, (
+                    f"an unbroken job failed\n{seen.out}{seen.err}"
+                )
+                lengths = [
+                    float(path.read_text()) for path in folder.glob("status/length.*")
+                ]
             self._whole[key] = seen.ends, max(lengths)
         return self._whole[key]
 
@@ -133,7 +145,10 @@ def judged(case: Case, seen: Seen) -> Trial:
     trial = Trial(case, seen, load=os.getloadavg()[0] / (os.cpu_count() or 1))
     # An exception that is raised in a finalizer, where Python ignores all, is no fault; nor is a
     # lack of memory that is met in allocating what the job can do without, and says so.
-    words = {"exception": "Exception ignored in", "memory": "memory could not be allocated"}
+    words = {
+        "exception": "Exception ignored in",
+        "memory": "memory could not be allocated",
+    }
     ignored = words.get(case.kind, "\0") in seen.err
     if case.moment is None and seen.returncode == 0 and (seen.fault is None or ignored):
         trial.happened = False
@@ -156,16 +171,26 @@ def judged(case: Case, seen: Seen) -> Trial:
 
 def figures(trials: Sequence[Trial]) -> list[tuple[str, str, str, bool]]:
     """What the project promises, what it was in these trials, what it must be, if it holds."""
-    left, lost = sum(trial.left for trial in trials), sum(LOST in trial.wrongs for trial in trials)
+    left, lost = (
+        sum(trial.left for trial in trials),
+        sum(LOST in trial.wrongs for trial in trials),
+    )
     happened = [trial for trial in trials if trial.happened]
     number = len(happened)
     ended = sum(UNENDED not in trial.wrongs for trial in happened)
     named = sum(MISNAMED not in trial.wrongs for trial in happened)
     rows = [
-        ("jobs that end by themselves, non-zero", f"{ended} of {number}", "all", ended == number)
+        (
+            "jobs that end by themselves, non-zero",
+            f"{ended} of {number}",
+            "all",
+            ended == number,
+        )
     ]
     for what, most in MOST_SECONDS.items():
-        took = sorted(trial.seconds[what] for trial in happened if what in trial.seconds)
+        took = sorted(
+            trial.seconds[what] for trial in happened if what in trial.seconds
+        )
         middle = f"median {took[len(took) // 2]:.2f} s" if took else "none"
         longest = max(took, default=0.0)
         was = f"at most {longest:.2f} s ({middle}, {len(took)} times)"

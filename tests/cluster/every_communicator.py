@@ -40,7 +40,11 @@ def means(comm, size: int, wire: str | None) -> dict[str, object]:
     comm.allreduce_grad(model)
     WORLD.Barrier()  # by now all has been received
     sent, untouched = sent_bytes() - before, bool((model["w"].grad == comm.rank).all())
-    return {"sent": sent, "untouched": untouched, "wrong": wrong_means(comm, wire, size)}
+    return {
+        "sent": sent,
+        "untouched": untouched,
+        "wrong": wrong_means(comm, wire, size),
+    }
 
 
 def complaint(operation, comm) -> str:
@@ -62,12 +66,18 @@ def reproducible_bits(name: str, size: int) -> list[str]:
     """Digests of means, in float32 and as float16, that no topology changes."""
     random, digests = np.random.default_rng(WORLD.rank), []
     grads = {
-        key: (random.standard_normal(count) * 10.0 ** random.uniform(-15, 1, count)).astype("f4")
+        key: (
+            random.standard_normal(count) * 10.0 ** random.uniform(-15, 1, count)
+        ).astype("f4")
         for key, count in (("small", 100), ("large", size))
     }
     for wire in (None, "float16"):
-        with create_communicator(name, allreduce_grad_dtype=wire, reproducible=True) as comm:
-            comm.allreduce_grad(model := with_grads(**{key: g.copy() for key, g in grads.items()}))
+        with create_communicator(
+            name, allreduce_grad_dtype=wire, reproducible=True
+        ) as comm:
+            comm.allreduce_grad(
+                model := with_grads(**{key: g.copy() for key, g in grads.items()})
+            )
         means = [param.grad.tobytes() for param in model.params.values()]
         digests.append(hashlib.sha1(b"".join(means)).hexdigest())
     return digests
@@ -83,7 +93,12 @@ def findings(name: str, size: int) -> dict[str, object]:
         comm.set_config("allreduce_grad_dtype", "float16")
         return {
             "host": MPI.Get_processor_name(),
-            "place": [comm.intra_rank, comm.intra_size, comm.inter_rank, comm.inter_size],
+            "place": [
+                comm.intra_rank,
+                comm.intra_size,
+                comm.inter_rank,
+                comm.inter_size,
+            ],
             "wide": wide,
             "narrow": means(comm, size, "float16"),
             "operations": [complaint(operation, comm) for operation in OPERATIONS],
@@ -94,6 +109,8 @@ def findings(name: str, size: int) -> dict[str, object]:
 
 if __name__ == "__main__":
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    found = WORLD.gather({name: findings(name, int(sys.argv[1])) for name in sys.argv[2:]})
+    found = WORLD.gather(
+        {name: findings(name, int(sys.argv[1])) for name in sys.argv[2:]}
+    )
     if found is not None:
         print(json.dumps(found))

@@ -16,7 +16,11 @@ pytestmark = pytest.mark.xdist_group("cluster/test_communicators.py")
 WORLDS: dict[str, tuple[dict[str, int], bool, list[str]]] = {
     "2 hosts": ({"alpha": 2, "beta": 2}, False, ["alpha", "alpha", "beta", "beta"]),
     "2 hosts, alternating": ({"alpha": 2, "beta": 2}, True, ["alpha", "beta"] * 2),
-    "3 hosts": ({"alpha": 2, "beta": 1, "gamma": 1}, False, ["alpha", "alpha", "beta", "gamma"]),
+    "3 hosts": (
+        {"alpha": 2, "beta": 1, "gamma": 1},
+        False,
+        ["alpha", "alpha", "beta", "gamma"],
+    ),
     "3 hosts, alternating": (
         {"alpha": 2, "beta": 1, "gamma": 1},
         True,
@@ -41,7 +45,11 @@ HEADERS = 1.15  # what frames, acknowledgements and handshakes add to the bytes
     scope="module",
     params=[
         "2 hosts",
-        *(pytest.param(name, marks=pytest.mark.full) for name in WORLDS if name != "2 hosts"),
+        *(
+            pytest.param(name, marks=pytest.mark.full)
+            for name in WORLDS
+            if name != "2 hosts"
+        ),
     ],
 )
 def world(request, cluster) -> tuple[list[str], list[dict[str, Any]]]:
@@ -75,7 +83,9 @@ def test_ranks_know_their_place(world, name):
 def test_the_mean_is_right_and_bit_identical_and_goes_over_the_network(world, name):
     hosts, found = world
     nodes = len(set(hosts))
-    share = 2 * (nodes - 1) / nodes  # of an allreduce between nodes: reduce-scatter, allgather
+    share = (
+        2 * (nodes - 1) / nodes
+    )  # of an allreduce between nodes: reduce-scatter, allgather
     for mine in found:
         for wire, nbytes in (("wide", 4 * VALUES), ("narrow", 2 * VALUES)):
             assert mine[name][wire]["wrong"] == []
@@ -87,20 +97,30 @@ def test_the_mean_is_right_and_bit_identical_and_goes_over_the_network(world, na
 @pytest.fixture(scope="module")
 def on_one_host(cluster):
     """The findings of four ranks that share memory."""
-    arguments = ("-m", "tests.cluster.every_communicator", VALUES, "hierarchical", "flat")
+    arguments = (
+        "-m",
+        "tests.cluster.every_communicator",
+        VALUES,
+        "hierarchical",
+        "flat",
+    )
     job = cluster.job({"alpha": 4}, *arguments, seconds=JOB_SECONDS)
     assert job.returncode == 0, job
     return json.loads(job.out)
 
 
 @pytest.mark.full
-def test_reproducible_means_have_the_bits_that_they_have_on_one_host(world, on_one_host):
+def test_reproducible_means_have_the_bits_that_they_have_on_one_host(
+    world, on_one_host
+):
     if len(world[0]) != len(on_one_host):
         pytest.skip("another number of ranks has other sums")
     expected = on_one_host[0]["hierarchical"]["bits"]
     assert len(set(expected)) == 2  # float16 rounds
     for mine in (*world[1], *on_one_host):
-        assert {tuple(mine[name]["bits"]) for name in MEAN if name in mine} == {tuple(expected)}
+        assert {tuple(mine[name]["bits"]) for name in MEAN if name in mine} == {
+            tuple(expected)
+        }
 
 
 def test_dummy_leaves_gradients_alone_and_the_network_too(world):

@@ -32,8 +32,14 @@ HANG_TIMEOUT = 120
 EXPORT = f"export LD_LIBRARY_PATH='{LIBRARIES}'"
 PYTHON = Path(sys.executable)
 NUMPY = Path(np.__file__).parents[1] / f"numpy-{np.__version__}.dist-info" / "METADATA"
-OTHER_MPI = "HYDRA build details:\n    Version: 3.1.4" if OPEN_MPI else "mpiexec (OpenRTE) 4.1.4"
-OURS, OTHERS = ("alpha slots=1", "alpha:1") if OPEN_MPI else ("alpha:1", "alpha slots=1")
+OTHER_MPI = (
+    "HYDRA build details:\n    Version: 3.1.4"
+    if OPEN_MPI
+    else "mpiexec (OpenRTE) 4.1.4"
+)
+OURS, OTHERS = (
+    ("alpha slots=1", "alpha:1") if OPEN_MPI else ("alpha:1", "alpha slots=1")
+)
 TALK = ("echo 'Welcome!'", "echo >&2 'permission denied'")
 Planted = contextlib.AbstractContextManager[Any]
 
@@ -65,7 +71,9 @@ class At:
 
     def other_key_of(self, name: str) -> Planted:
         """All that ssh knows of hosts' keys."""
-        known = self.other("known", f"{name} {(self.hosts.folder / 'user.pub').read_text()}")
+        known = self.other(
+            "known", f"{name} {(self.hosts.folder / 'user.pub').read_text()}"
+        )
         return self.ssh(f'UserKnownHostsFile "{known}"')
 
     def other(self, name: str, text: str) -> Path:
@@ -114,7 +122,9 @@ def blocked_ports(at: At) -> Planted:
     """Ports that a kernel gives to whoever asks for any; ssh's own is none of them."""
     ports = "-".join(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     rule = ("ipproto", "tcp", "sport", ports, "dport", ports, "prohibit")
-    return at.hosts.undone(at.host, ("ip", "rule", "add", *rule), ("ip", "rule", "del", *rule))
+    return at.hosts.undone(
+        at.host, ("ip", "rule", "add", *rule), ("ip", "rule", "del", *rule)
+    )
 
 
 @contextlib.contextmanager
@@ -125,7 +135,10 @@ def jumbo_frames(at: At) -> Iterator[None]:
         f"ip link set dev {DEVICE} mtu {nbytes} gso_max_segs {segments}".split()
         for nbytes, segments in ((9000, 1), (1500, 65535))
     )
-    with at.hosts.undone("beta", longer, usual), at.hosts.undone("gamma", longer, usual):
+    with (
+        at.hosts.undone("beta", longer, usual),
+        at.hosts.undone("gamma", longer, usual),
+    ):
         yield
 
 
@@ -158,20 +171,27 @@ FAULTS = {
         given={"hosts": "alpha,beta,nosuch"},
         innocent=("alpha", "beta"),
     ),
-    "refused ssh": Fault("ssh", "refuses", "systemctl start ssh", lambda at: at.ssh("Port 23")),
-    "unreachable": Fault(*("ssh", "no way", "ping beta"), lambda at: at.ssh("HostName 10.99.0.99")),
+    "refused ssh": Fault(
+        "ssh", "refuses", "systemctl start ssh", lambda at: at.ssh("Port 23")
+    ),
+    "unreachable": Fault(
+        *("ssh", "no way", "ping beta"), lambda at: at.ssh("HostName 10.99.0.99")
+    ),
     "wrong key": Fault("ssh", "takes no key", "ssh-copy-id beta", wrong_key),
     "no key": Fault(
-        *("ssh", "takes no key", "ssh-keygen"), lambda at: at.ssh("PubkeyAuthentication no")
+        *("ssh", "takes no key", "ssh-keygen"),
+        lambda at: at.ssh("PubkeyAuthentication no"),
     ),
     "unknown host key": Fault(
         *("host_keys", "doesn't know", "ssh beta"), lambda at: at.other_key_of("nobody")
     ),
     "changed host key": Fault(
-        *("host_keys", "not the one", "ssh-keygen -R beta"), lambda at: at.other_key_of(at.host)
+        *("host_keys", "not the one", "ssh-keygen -R beta"),
+        lambda at: at.other_key_of(at.host),
     ),
     "missing Python": Fault(
-        *("hosts_python", f"there is no {PYTHON}", PYTHONS), lambda at: at.hidden(PYTHON.parent)
+        *("hosts_python", f"there is no {PYTHON}", PYTHONS),
+        lambda at: at.hidden(PYTHON.parent),
     ),
     "other Python": Fault(
         *("hosts_python", f"and not Python {platform.python_version()}", PYTHONS),
@@ -191,10 +211,12 @@ FAULTS = {
         lambda at: at.program(MPIEXEC, f"echo '{OTHER_MPI}'"),
     ),
     "other mpiexec on PATH": Fault(
-        *("hosts_mpiexec", "PATH", f"export PATH={MPIEXEC.parent}"), other_mpiexec_on_path
+        *("hosts_mpiexec", "PATH", f"export PATH={MPIEXEC.parent}"),
+        other_mpiexec_on_path,
     ),
     "script missing": Fault(
-        *("script", "there is no .*train me.py", "rsync"), lambda at: at.hidden(at.folder)
+        *("script", "there is no .*train me.py", "rsync"),
+        lambda at: at.hidden(at.folder),
     ),
     "other script": Fault(
         *("script", "is not the one", "rsync"),
@@ -211,7 +233,10 @@ FAULTS = {
         innocent=(),
     ),
     "frames that the switch drops": Fault(
-        *("connections", "2 of 6 .* beta to gamma: a short message arrives, and a long one"),
+        *(
+            "connections",
+            "2 of 6 .* beta to gamma: a short message arrives, and a long one",
+        ),
         *("mtu 1500   # on beta and gamma", jumbo_frames),
         innocent=("alpha",),
     ),
@@ -252,7 +277,9 @@ def script(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_all_is_well_without_a_fault_whatever_a_start_up_file_prints(hosts, script, whole):
+def test_all_is_well_without_a_fault_whatever_a_start_up_file_prints(
+    hosts, script, whole
+):
     given = {"hosts": "alpha:2,beta:1,gamma", "n": 4, "script": script}
     with At(hosts, script.parent, "beta").shell(*TALK, EXPORT):
         status, found = hosts.examine(whole=whole, **given)
@@ -273,7 +300,9 @@ def test_all_is_well_without_a_fault_whatever_a_start_up_file_prints(hosts, scri
 def assert_named(found: dict[str, Any], faults: dict[str, str]) -> None:
     """These faults, on these hosts, are what is wrong, and nothing else."""
     checks = {FAULTS[name].check for name in faults}
-    assert {name: one["found"] for name, one in found.items() if one["fix"]}.keys() == checks
+    assert {
+        name: one["found"] for name, one in found.items() if one["fix"]
+    }.keys() == checks
     for name, host in faults.items():
         fault = FAULTS[name]
         finding = found[fault.check]
@@ -286,7 +315,11 @@ def assert_named(found: dict[str, Any], faults: dict[str, str]) -> None:
 
 
 TOGETHER = {
-    "logins": {"unknown host": "beta", "refused ssh": "beta", "unknown host key": "gamma"},
+    "logins": {
+        "unknown host": "beta",
+        "refused ssh": "beta",
+        "unknown host key": "gamma",
+    },
     "what hosts have": {
         "other Python": "beta",
         "LD_LIBRARY_PATH lost": "beta",
@@ -330,6 +363,9 @@ def _another_python() -> str:
     paths += versions.glob("*/bin/python3")
     code = "import platform; print(platform.python_version())"
     for path in map(str, filter(Path.exists, paths)):
-        if commands.run(path, "-c", code).stdout.strip() not in ("", platform.python_version()):
+        if commands.run(path, "-c", code).stdout.strip() not in (
+            "",
+            platform.python_version(),
+        ):
             return path
     raise LookupError("this machine has but one Python")

@@ -10,7 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.failing import RAISE, TRACEBACK, check_ended, check_last_words, script
+from tests.support.failing import (
+    RAISE,
+    TRACEBACK,
+    check_ended,
+    check_last_words,
+    script,
+)
 from tests.support.jobs import PRELUDE, SECONDS, run_command, variables
 from tests.support.processes import soon
 from tests.support.virtual_hosts import Cluster
@@ -43,7 +49,9 @@ MPI.COMM_WORLD.Bcast(np.zeros(2_500_000, np.uint8))
 """)
     cluster.limit("40mbit")
     try:
-        assert all("tbf" in shape and "rate 40Mbit" in shape for shape in shapes()), shapes()
+        assert all("tbf" in shape and "rate 40Mbit" in shape for shape in shapes()), (
+            shapes()
+        )
         job = cluster.job({"alpha": 1, "beta": 1}, path)
         assert job.returncode == 0, job
         assert int(re.findall(r"Sent (\d+) bytes", shapes()[0])[0]) > 2_500_000
@@ -64,13 +72,17 @@ create_communicator().allreduce_grad(with_grads(w=np.ones(1_000_000, "float32"))
 @pytest.mark.parametrize("failing", [pytest.param(0, marks=pytest.mark.full), 3])
 def test_an_exception_on_one_host_ends_the_job_on_all(cluster, tmp_path, failing):
     with cluster.shm("alpha", "200m"), cluster.shm("beta", "200m"):
-        job = cluster.job(TWO, script(tmp_path, RAISE, "loop", (failing,), install=STREAMING))
+        job = cluster.job(
+            TWO, script(tmp_path, RAISE, "loop", (failing,), install=STREAMING)
+        )
         check_ended(job, 1)
         words = [word.format(failing).replace("of 2", "of 4") for word in TRACEBACK]
         check_last_words(job, *words)
         assert soon(lambda: not cluster.processes()), cluster.processes()
         for host in TWO:  # no window; MPICH leaves 2 MB of its own
-            used = cluster.run(host, "df", "--output=used", "-B1", "/dev/shm").split()[1]
+            used = cluster.run(host, "df", "--output=used", "-B1", "/dev/shm").split()[
+                1
+            ]
             assert int(used) < 4 << 20
 
 
@@ -93,7 +105,9 @@ stay_on_this_host()
 @pytest.mark.parametrize(
     "name", ["hierarchical", pytest.param("two_dimensional", marks=pytest.mark.full)]
 )
-def test_a_host_with_little_shared_memory_uses_mpi_and_one_line_says_so(cluster, tmp_path, name):
+def test_a_host_with_little_shared_memory_uses_mpi_and_one_line_says_so(
+    cluster, tmp_path, name
+):
     path = tmp_path / "script.py"
     path.write_text(f"""{PRELUDE}
 import numpy as np
@@ -117,7 +131,9 @@ print("right")
 def test_nothing_is_left_of_hosts_even_if_one_fails_to_start(cluster):
     devices, children = set(psutil.net_if_addrs()), set(psutil.Process().children())
     with Cluster(("one", "two")) as others:
-        assert others.run("two", "hostname").strip() == "two"  # beside those of the whole run
+        assert (
+            others.run("two", "hostname").strip() == "two"
+        )  # beside those of the whole run
         assert set(psutil.net_if_addrs()) == devices
         assert all(map(psutil.pid_exists, others.inits.values()))
     assert not any(map(psutil.pid_exists, others.inits.values()))
@@ -134,13 +150,25 @@ SLOW = {"hostname": "sleep 1", "ip": 'case "$*" in *veth*) sleep 2;; esac'}
 MAKE = f"from tests.support.virtual_hosts import Cluster; Cluster(({'x' * 99!r},))"
 
 
-def test_a_host_fails_to_start_as_well_where_this_machine_runs_an_sshd(cluster, tmp_path):
+def test_a_host_fails_to_start_as_well_where_this_machine_runs_an_sshd(
+    cluster, tmp_path
+):
     for name, delay in SLOW.items():
         program = tmp_path / name
         program.write_text(f'#!/bin/sh\n{delay}\nPATH=${{PATH#*:}} exec {name} "$@"\n')
         program.chmod(0o700)
     path = os.pathsep.join([str(tmp_path), os.environ["PATH"], "/usr/sbin", "/sbin"])
-    command = ["unshare", "--mount", "sh", "-ec", WITH_SSHD, "sh", sys.executable, "-c", MAKE]
+    command = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-ec",
+        WITH_SSHD,
+        "sh",
+        sys.executable,
+        "-c",
+        MAKE,
+    ]
     job = run_command(command, variables({"PATH": path}), SECONDS)
     assert "RuntimeError: a host didn't start" in job.err, job
     assert "hostname: name too long" in job.err, job

@@ -36,14 +36,18 @@ def test_ranks_of_all_hosts_say_goodbye(cluster, tmp_path):
     words = ("--hosts", "alpha,beta", "-n", 4, script, *arguments)
     job = cluster.launch(*words, environment={"CHAINERMN_X": "a b;'c'"})
     assert job.returncode == 0, job
-    place = [(host, arguments, "a b;'c'") for host in ("alpha", "alpha", "beta", "beta")]
+    place = [
+        (host, arguments, "a b;'c'") for host in ("alpha", "alpha", "beta", "beta")
+    ]
     assert job.out.strip() == str(place), job
 
 
 def test_a_failure_on_another_host_is_shown_and_nothing_stays_there(cluster, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "hosts").write_text("alpha slots=2\nbeta slots=2\n")
-    job = cluster.launch("--hostfile", tmp_path / "hosts", tmp_path / "script.py", "fail")
+    job = cluster.launch(
+        "--hostfile", tmp_path / "hosts", tmp_path / "script.py", "fail"
+    )
     assert job.returncode == 1, job
     assert "rank 2 on beta failed first: ValueError: of rank 2" in job.err
     assert soon(lambda: not cluster.processes()), cluster.processes()
@@ -60,7 +64,15 @@ def test_the_run_goes_on_with_the_hosts_that_still_answer(cluster, tmp_path):
             cuts.append("beta")
 
     digits = elastic.digits(tmp_path)
-    words = ("--hosts", "alpha:2,beta:2", "--max-restarts", 2, "--min-ranks", 2, ELASTIC)
+    words = (
+        "--hosts",
+        "alpha:2,beta:2",
+        "--max-restarts",
+        2,
+        "--min-ranks",
+        2,
+        ELASTIC,
+    )
     quick = {"CHAINERMN_TIMEOUT": "5", "CHAINERMN_HOST_SILENCE": "3"}
     try:
         job = cluster.launch(
@@ -83,6 +95,8 @@ def test_the_run_goes_on_with_the_hosts_that_still_answer(cluster, tmp_path):
     assert begins[0] == 0
     assert begins[-1] >= 20
     alone = jobs.run(1, ELASTIC, digits, tmp_path / "whole", stop, "at once", -1, 0)
-    ends = [json.loads(re.search(r"^END (.*)$", each.out, re.M)[1]) for each in (job, alone)]
+    ends = [
+        json.loads(re.search(r"^END (.*)$", each.out, re.M)[1]) for each in (job, alone)
+    ]
     np.testing.assert_allclose(ends[0][0], ends[1][0], rtol=0, atol=1e-10)
     assert ends[0][1] == ends[1][1] > 0.9

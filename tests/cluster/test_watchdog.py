@@ -40,13 +40,17 @@ def path(tmp_path):
 
 
 def test_a_culprit_on_another_host_is_named_with_its_stack(cluster, path):
-    job = cluster.job({"alpha": 2, "beta": 2}, path, environment={"CHAINERMN_TIMEOUT": "5"})
+    job = cluster.job(
+        {"alpha": 2, "beta": 2}, path, environment={"CHAINERMN_TIMEOUT": "5"}
+    )
     assert job.returncode not in (0, None), job
     reports = job.err.split("likely culprit")[1:]
     assert reports, job
     assert reports[0].startswith(": rank 2 "), job
     assert re.match(r": rank 2 \(process \d+ on beta\) is in no call", reports[0]), job
-    assert re.search(r"^  rank 0 \(process \d+ on alpha\) waits in ", reports[0], re.M), job
+    assert re.search(
+        r"^  rank 0 \(process \d+ on alpha\) waits in ", reports[0], re.M
+    ), job
     assert re.search(r"^Stacks of rank 2\b[\s\S]*?in elsewhere", reports[0], re.M), job
     assert soon(lambda: not cluster.processes()), cluster.processes()
 
@@ -69,7 +73,9 @@ def test_the_rank_that_died_first_is_named_over_hosts(cluster, path):
     path.write_text(KILLED)
     job = cluster.job({"alpha": 1, "beta": 1}, path)
     assert job.returncode, job
-    (words,) = re.findall(r"^ChainerMN: rank (\d) \(process \d+ on (\w+)\) is gone", job.err, re.M)
+    (words,) = re.findall(
+        r"^ChainerMN: rank (\d) \(process \d+ on (\w+)\) is gone", job.err, re.M
+    )
     assert words == ("1", "beta"), job
 
 
@@ -92,7 +98,9 @@ comm.allreduce(np.ones(10))
 """
 
 
-def test_a_cut_link_ends_the_ranks_on_both_sides_and_the_launcher(cluster, path, tmp_path):
+def test_a_cut_link_ends_the_ranks_on_both_sides_and_the_launcher(
+    cluster, path, tmp_path
+):
     """MPI itself doesn't notice, and MPICH's mpiexec goes on waiting for its ssh."""
     path.write_text(CUT)
     warned, ready, before = tmp_path / "warned", tmp_path / "ready", memory_of(cluster)
@@ -166,7 +174,9 @@ def test_of_a_host_that_is_lost_the_first_one_speaks_and_all_others_are_heard_of
 
         job = many.job(dict.fromkeys(hosts, 1), path, meanwhile=watch)
     assert job.err.count("A report follows at") == 1, job
-    assert job.err.count("nothing was heard of rank 1 on h1 for 8.0 s, and rank ") == 1, job
+    assert (
+        job.err.count("nothing was heard of rank 1 on h1 for 8.0 s, and rank ") == 1
+    ), job
     _, report = re.split(r"ChainerMN: ranks wait for others", job.err)
     assert "rank 1 on h1 didn't answer" in report, job
     found = re.findall(r"^  rank (\d) \(process \d+ on h\1\) waits", report, re.M)

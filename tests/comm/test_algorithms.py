@@ -10,7 +10,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.support.drawn_models import DTYPES, Entry, check_model, gradients, has, models
+from tests.support.drawn_models import (
+    DTYPES,
+    Entry,
+    check_model,
+    gradients,
+    has,
+    models,
+)
 from tests.support.late_ranks import late_ranks
 from tests.support.models import Model, Param, with_grads
 from tests.support.topologies import IMPOSED, on_nodes, over_nodes
@@ -45,7 +52,9 @@ def run(comm, entries, zero_fill) -> list:
 
 
 FEW = [
-    pytest.param(name, 25, marks=pytest.mark.ranks(*ranks) if ranks else pytest.mark.full)
+    pytest.param(
+        name, 25, marks=pytest.mark.ranks(*ranks) if ranks else pytest.mark.full
+    )
     for name, ranks in NAMES.items()
 ]
 MANY = [pytest.param(name, 200, marks=pytest.mark.full) for name in NAMES]
@@ -53,16 +62,25 @@ MANY = [pytest.param(name, 200, marks=pytest.mark.full) for name in NAMES]
 
 @pytest.mark.parametrize(("name", "examples"), FEW + MANY)
 def test_any_model_over_any_topology(world, name, examples):
-    topologies = [n for n in IMPOSED[world.size] if name != "single_node" or len(set(n)) == 1]
+    topologies = [
+        n for n in IMPOSED[world.size] if name != "single_node" or len(set(n)) == 1
+    ]
     twin = Entry((9,), "float32", "C", frozenset(), 0)
     twins = [twin, replace(twin, layout="shared", missing=frozenset({0}))]
 
     @settings(max_examples=examples)
     @example(twins, topologies[0], None, True)
-    @given(MODELS, st.sampled_from(topologies), st.sampled_from([None, *DTYPES]), st.booleans())
+    @given(
+        MODELS,
+        st.sampled_from(topologies),
+        st.sampled_from([None, *DTYPES]),
+        st.booleans(),
+    )
     def check(entries, nodes, wire, zero_fill):
         comm = communicator(name, nodes)
-        check_model(comm, lambda: run(comm, entries, zero_fill), entries, wire, zero_fill)
+        check_model(
+            comm, lambda: run(comm, entries, zero_fill), entries, wire, zero_fill
+        )
 
     check()
 
@@ -71,7 +89,8 @@ def test_any_model_over_any_topology(world, name, examples):
 # take turns in waiting: ten thousand take a minute for each topology.
 @over_nodes("hierarchical", "two_dimensional")
 @pytest.mark.parametrize(
-    ("calls", "likelihood"), [(60, 0.05), pytest.param(10_000, 0.002, marks=pytest.mark.full)]
+    ("calls", "likelihood"),
+    [(60, 0.05), pytest.param(10_000, 0.002, marks=pytest.mark.full)],
 )
 def test_back_to_back_with_delays(world, name, nodes, calls, likelihood):
     """Models of 1, 2 and 3 chunks in turn, no barrier of the test's own between calls."""
@@ -81,7 +100,8 @@ def test_back_to_back_with_delays(world, name, nodes, calls, likelihood):
         for call in range(calls):
             size = chunk_bytes // np.dtype("f4").itemsize  # a chunk each
             grads = {
-                f"p{i}": np.full(size, comm.rank + call + i, "f4") for i in range(call % 3 + 1)
+                f"p{i}": np.full(size, comm.rank + call + i, "f4")
+                for i in range(call % 3 + 1)
             }
             comm.allreduce_grad(model := with_grads(**grads))
             for i, param in enumerate(model.params.values()):

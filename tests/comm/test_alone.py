@@ -22,11 +22,15 @@ SHELL = {**SLURM, "SLURM_PTY_PORT": "40000", "SLURM_TASK_PID": "1"}
 FOREIGN = {"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "2"}
 
 
-def create(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+def create(
+    environment: dict[str, str], *words: str
+) -> subprocess.CompletedProcess[str]:
     """Create a communicator in a process that a shell starts: its parent is no rank."""
     script = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", CREATE, *words]
     variables = jobs.variables(environment)
-    return subprocess.run(script, env=variables, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        script, env=variables, capture_output=True, text=True, timeout=60
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,7 +61,10 @@ def test_it_only_warns_where_the_user_wants_that():
         (SLURM, ["self"]),  # on purpose
         (SHELL, []),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, []),  # as in a batch script
-        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "4"}, []),  # salloc
+        (
+            {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "4"},
+            [],
+        ),  # salloc
         ({}, []),
     ],
 )

@@ -29,7 +29,10 @@ def all_same(found: tuple | None, expected: Sequence) -> None:
 
 
 def test_shapes_and_dtypes_may_differ_between_ranks(naive):
-    rows = [np.full((rank, 2), rank, ["float16", "int64"][rank % 2]) for rank in range(naive.size)]
+    rows = [
+        np.full((rank, 2), rank, ["float16", "int64"][rank % 2])
+        for rank in range(naive.size)
+    ]
     all_same(naive.allgather(rows[naive.rank]), rows)
     all_same(naive.gather(rows[naive.rank]) or (), [] if naive.rank else rows)
 
@@ -78,7 +81,11 @@ def test_tuples_and_lists_arrive_as_tuples(naive, container):
     for length in (last, 1 << 28):
         all_same(naive.bcast(mine(rank), length, 0), mine(0))
         all_same(naive.bcast(mine(rank), length, root=last), mine(last))
-        assert naive.bcast_obj(rank, length) == naive.bcast_obj(rank, max_buf_len=length) == 0
+        assert (
+            naive.bcast_obj(rank, length)
+            == naive.bcast_obj(rank, max_buf_len=length)
+            == 0
+        )
     gathered, everywhere = naive.gather(mine(rank)) or (), naive.allgather(mine(rank))
     for every in (gathered, everywhere, naive.alltoall([mine(rank)] * size)):
         for other, found in enumerate(every):
@@ -95,7 +102,10 @@ def test_tuples_and_lists_arrive_as_tuples(naive, container):
 def test_scalars_arrive_as_numpy_scalars(naive):
     for scalar in (3, 2.5, True, 1j, np.float16(0.5), np.int8(-3)):
         expected = np.asarray(scalar)[()]
-        all_same((naive.bcast(scalar), *naive.allgather(scalar)), [expected] * (1 + naive.size))
+        all_same(
+            (naive.bcast(scalar), *naive.allgather(scalar)),
+            [expected] * (1 + naive.size),
+        )
         assert naive.allreduce(scalar) == sum([expected] * (naive.size - 1), expected)
 
 
@@ -120,7 +130,10 @@ SIZES = (0, 1, 16_000, 16_383, 16_384, 16_385, 40_000, 65_000, 65_536, 65_537)
 def tuple_of_sizes(seed: int) -> tuple[np.ndarray, ...]:
     """Small arrays after large ones too, in both memory orders, in an order that the seed draws."""
     random = np.random.default_rng(seed)
-    flat = [random.integers(0, 256, size).astype(np.uint8) for size in random.permutation(SIZES)]
+    flat = [
+        random.integers(0, 256, size).astype(np.uint8)
+        for size in random.permutation(SIZES)
+    ]
     return *flat, np.asfortranarray(random.standard_normal((3, 4))), np.float16(seed)
 
 
@@ -145,7 +158,9 @@ def test_small_arrays_travel_with_their_frame_and_large_ones_apart(naive, seed):
 def test_a_dtype_that_pickle_refuses_on_one_rank_raises_on_all(naive, method):
     wrong, size = naive.rank == 1, naive.size
     metadata = {"f": lambda: 0} if wrong else {}
-    dtype = np.dtype("f4" if method == "bcast_data" else [("a", "f4")], metadata=metadata)
+    dtype = np.dtype(
+        "f4" if method == "bcast_data" else [("a", "f4")], metadata=metadata
+    )
     mine: Any = np.zeros(3, dtype)
     if method in ("scatter", "alltoall"):
         mine = [mine] * size
@@ -166,7 +181,9 @@ def test_what_has_no_value_for_each_rank_is_refused_by_its_type(naive):
         iter([]),
     ):
         for call in (naive.alltoall, naive.scatter):
-            with pytest.raises((TypeError, PeerError), match="expected a tuple or list of"):
+            with pytest.raises(
+                (TypeError, PeerError), match="expected a tuple or list of"
+            ):
                 call(values)
 
 
@@ -184,7 +201,9 @@ def test_bytes_of_any_length_are_gathered_from_all_ranks(naive):
     for length in (0, 1, 96, 97, 5000):
         mine = [bytes([rank]) * (length + rank) for rank in range(naive.size)]
         assert naive.handshake("call", payload=mine[naive.rank]) == mine
-        assert CommunicatorBase.handshake(naive, "call", payload=mine[naive.rank]) == mine
+        assert (
+            CommunicatorBase.handshake(naive, "call", payload=mine[naive.rank]) == mine
+        )
     with pytest.raises((TypeError, PeerError), match=r"rank 0: .*the payload of call"):
         naive.handshake("call", payload=b"" if naive.rank else "text")
 
@@ -230,11 +249,21 @@ def test_what_is_no_metadata_or_no_tuple_raises_at_once(naive, kind):
     arrays = (np.ones(2),)
     for metadata, data, text in [
         ("text", (), "the metadata of send_with_metadata must be bytes, got str"),
-        (None, arrays, "the metadata of send_with_metadata must be bytes, got NoneType"),
-        (b"", np.ones((2, 2)), "send_with_metadata takes a tuple of arrays, got ndarray"),
+        (
+            None,
+            arrays,
+            "the metadata of send_with_metadata must be bytes, got NoneType",
+        ),
+        (
+            b"",
+            np.ones((2, 2)),
+            "send_with_metadata takes a tuple of arrays, got ndarray",
+        ),
         (b"", np.float64(1), "send_with_metadata takes a tuple of arrays, got float64"),
     ]:
-        with pytest.raises((TypeError, ValueError), match=f"^rank {naive.rank}: {text}"):
+        with pytest.raises(
+            (TypeError, ValueError), match=f"^rank {naive.rank}: {text}"
+        ):
             kind(naive).send_with_metadata(naive, metadata, data, 1 - naive.rank, 3)
 
 
@@ -242,7 +271,9 @@ def test_what_is_no_metadata_or_no_tuple_raises_at_once(naive, kind):
 def test_what_was_sent_in_another_way_is_refused_by_name(naive):
     sends = {
         "send": lambda: naive.send(np.ones(100_000), 1, 0),
-        "send_with_metadata": lambda: naive.send_with_metadata(b"metadata", (np.ones(2),), 1, 0),
+        "send_with_metadata": lambda: naive.send_with_metadata(
+            b"metadata", (np.ones(2),), 1, 0
+        ),
         "send_obj": lambda: naive.send_obj("text", 1, 0),
     }
     for sent, send in sends.items():
@@ -252,36 +283,52 @@ def test_what_was_sent_in_another_way_is_refused_by_name(naive):
             else:
                 name = received.replace("send", "recv")
                 advice = sent.replace("send", "recv")
-                text = rf"rank 1: {name} got .* rank 0 sent with {sent} .* with {advice}$"
+                text = (
+                    rf"rank 1: {name} got .* rank 0 sent with {sent} .* with {advice}$"
+                )
                 with pytest.raises(TypeError, match=text):
                     getattr(naive, name)(0, 0)
     if naive.rank == 0:
         sends["send"]()
     else:
-        with pytest.raises(TypeError, match="rank 1: recv_with_metadata got a ndarray that rank 0"):
+        with pytest.raises(
+            TypeError, match="rank 1: recv_with_metadata got a ndarray that rank 0"
+        ):
             CommunicatorBase.recv_with_metadata(naive, 0, 0)
 
 
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize(
     ("how", "metadata"),
-    [("", ()), ("_with_metadata", (b"x",)), ("_with_metadata", (bytes(100_000),)), ("_obj", ())],
+    [
+        ("", ()),
+        ("_with_metadata", (b"x",)),
+        ("_with_metadata", (bytes(100_000),)),
+        ("_obj", ()),
+    ],
 )
-def test_a_message_for_which_there_is_no_memory_is_discarded_whole(naive, how, metadata):
+def test_a_message_for_which_there_is_no_memory_is_discarded_whole(
+    naive, how, metadata
+):
     arrays = np.ones(300_000), np.zeros(2), np.ones((500, 400), order="F")
     value = *metadata, arrays
     if naive.rank == 0:
         getattr(naive, f"send{how}")(*value, 1, 3)
         naive.send(arrays, 1, 3)
     elif naive.rank == 1:
-        with no_memory_for("a message"), pytest.raises(MemoryError, match="no room here"):
+        with (
+            no_memory_for("a message"),
+            pytest.raises(MemoryError, match="no room here"),
+        ):
             getattr(naive, f"recv{how}")(0, 3)
         all_same(naive.recv(0, 3), arrays)
 
 
 @two_ranks
 @pytest.mark.parametrize("elements", [3, 300_000])
-def test_a_message_whose_dtype_the_receiver_lacks_is_discarded_whole(naive, monkeypatch, elements):
+def test_a_message_whose_dtype_the_receiver_lacks_is_discarded_whole(
+    naive, monkeypatch, elements
+):
     arrays = np.ones(elements, ml_dtypes.bfloat16), np.zeros(elements)
     if naive.rank == 0:
         naive.send(arrays, 1, 3)
@@ -309,7 +356,8 @@ def test_many_arrays_need_a_long_header(naive):
 def test_allreduce_of_all_sizes(naive, dtype):
     for elements in (1, 4096, 4097, 300_000, 1_000_003):
         drawn = [
-            np.random.default_rng(i).standard_normal(elements, "f4") for i in range(naive.size)
+            np.random.default_rng(i).standard_normal(elements, "f4")
+            for i in range(naive.size)
         ]
         rows = [row.astype(dtype) for row in drawn]
         expected = sum(rows[1:], rows[0].astype("f4"))
@@ -317,7 +365,9 @@ def test_allreduce_of_all_sizes(naive, dtype):
 
 
 @pytest.mark.parametrize(("dtype", "order"), [("f4", "C"), ("f8", "F"), ("i4,f8", "C")])
-def test_large_results_begin_on_a_huge_page_and_are_the_callers_own(naive, dtype, order):
+def test_large_results_begin_on_a_huge_page_and_are_the_callers_own(
+    naive, dtype, order
+):
     """Their first touch is faster there; nothing else differs from small ones."""
     rows = [np.zeros((1030, 1050), dtype, order) for _ in range(naive.size)]
     for rank, row in enumerate(rows):
@@ -328,13 +378,19 @@ def test_large_results_begin_on_a_huge_page_and_are_the_callers_own(naive, dtype
     own = [each for each in (*gathered, copied) if each is not mine]
     assert all(each.ctypes.data % (2 << 20) == 0 for each in own)
     gathered[naive.rank][...] = 0
-    assert all(each.flags.writeable and each.flags[f"{order}_CONTIGUOUS"] for each in own)
-    assert mine.view((np.uint8, mine.dtype.itemsize))[0, naive.rank, 0] == naive.rank + 1
+    assert all(
+        each.flags.writeable and each.flags[f"{order}_CONTIGUOUS"] for each in own
+    )
+    assert (
+        mine.view((np.uint8, mine.dtype.itemsize))[0, naive.rank, 0] == naive.rank + 1
+    )
 
 
 def test_what_fills_a_structured_dtype_up_travels_too(naive):
     """Memory of somebody else's doesn't, which would be in its place."""
     dtype = np.dtype("i1,f8", align=True)
-    mine = np.full(1 << 19, 7 + naive.rank, np.uint8).view(np.uint8).repeat(16).view(dtype)
+    mine = (
+        np.full(1 << 19, 7 + naive.rank, np.uint8).view(np.uint8).repeat(16).view(dtype)
+    )
     for rank, array in enumerate(naive.allgather(mine)):
         assert set(np.unique(array.view(np.uint8))) == {7 + rank}

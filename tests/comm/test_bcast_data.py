@@ -67,7 +67,11 @@ class Broken(Param):
             None,
             r"/w: .*\(3,\) on rank 0; float64 \(4,\) on rank 1",
         ),
-        ({"w": Param(np.zeros(3, "f4"))}, None, r"parameter /w: .*float32 \(3,\) on rank 1"),
+        (
+            {"w": Param(np.zeros(3, "f4"))},
+            None,
+            r"parameter /w: .*float32 \(3,\) on rank 1",
+        ),
         ({"v": Param(np.zeros(3))}, None, "/v on rank 1"),
         ({"w": Broken()}, RuntimeError, "no such initializer"),
     ],

@@ -27,12 +27,23 @@ def share(cores, threads=1, group=None, chosen=False) -> RankResources:
         (4, [share({0, 1}), share({4, 5})]),
         (9, [share(range(8)), share({7, 8})]),
         (2, [share(range(16), group=("/job", 2.5))] * 4),
-        (5, [share(range(16), group=("/job", 2.5)), share(range(16), group=("/other", 3.0))]),
-        (16, [share(range(16), group=("/job", 2.5)), share(range(16))]),  # one without a limit
+        (
+            5,
+            [
+                share(range(16), group=("/job", 2.5)),
+                share(range(16), group=("/other", 3.0)),
+            ],
+        ),
+        (
+            16,
+            [share(range(16), group=("/job", 2.5)), share(range(16))],
+        ),  # one without a limit
         (1, [share(range(16), group=("/job", 0.5))] * 2),
     ],
 )
-def test_cores_are_the_union_of_the_ranks_cores_and_a_quota_holds_for_its_cgroup(cores, shares):
+def test_cores_are_the_union_of_the_ranks_cores_and_a_quota_holds_for_its_cgroup(
+    cores, shares
+):
     assert usable_cores(shares) == cores
 
 
@@ -48,7 +59,10 @@ def test_cores_are_the_union_of_the_ranks_cores_and_a_quota_holds_for_its_cgroup
         (None, [share(range(8), 8)]),  # alone
         (None, [share({0, 1}, 2), share({2, 3}, 2)]),  # bound to cores of their own
         (None, [share({0}, 1), share({1, 2, 3}, 3)]),
-        (None, [share({0, 1}, 2), share({0, 1}, 0, chosen=True)]),  # a rank's user set a number
+        (
+            None,
+            [share({0, 1}, 2), share({0, 1}, 0, chosen=True)],
+        ),  # a rank's user set a number
     ],
 )
 def test_threads_are_shared_out(allowed, shares):
@@ -73,7 +87,10 @@ MEMBERSHIP = "12:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n0::/docker/abc\n
         *(  # version 1
             (
                 MEMBERSHIP,
-                {f"{group}/cpu.cfs_quota_us": quota, f"{group}/cpu.cfs_period_us": "100000"},
+                {
+                    f"{group}/cpu.cfs_quota_us": quota,
+                    f"{group}/cpu.cfs_period_us": "100000",
+                },
                 group,
                 cores,
             )
@@ -119,7 +136,9 @@ if world.rank == 0:
 CORES = usable_cores(
     [RankResources(frozenset(os.sched_getaffinity(0)), tightest_cgroup(), 0, False)]
 )
-UNSET = {f"{name}_NUM_THREADS": "" for name in ("OMP", "OPENBLAS", "GOTO", "MKL", "BLIS")}
+UNSET = {
+    f"{name}_NUM_THREADS": "" for name in ("OMP", "OPENBLAS", "GOTO", "MKL", "BLIS")
+}
 
 
 def threads_in_job(ranks: int, **environment: str) -> tuple[list[dict], str]:
@@ -131,7 +150,9 @@ def threads_in_job(ranks: int, **environment: str) -> tuple[list[dict], str]:
 
 
 def test_threads_are_limited_once_and_stay_so():
-    ranks = CORES + 1  # so that one thread is each one's share, whatever this machine has
+    ranks = (
+        CORES + 1
+    )  # so that one thread is each one's share, whatever this machine has
     found, said = threads_in_job(ranks)
     for rank in found:
         assert rank["before"], "NumPy has no BLAS that threadpoolctl knows"
@@ -151,7 +172,9 @@ def test_threads_are_limited_once_and_stay_so():
     [(1, ()), (2, ("OMP",)), pytest.param(2, ("OPENBLAS",), marks=pytest.mark.full)],
 )
 def test_one_rank_keeps_all_cores_and_what_the_user_set_stays(ranks, chosen):
-    found, said = threads_in_job(ranks, **{f"{name}_NUM_THREADS": "2" for name in chosen})
+    found, said = threads_in_job(
+        ranks, **{f"{name}_NUM_THREADS": "2" for name in chosen}
+    )
     for rank in found:
         assert rank["after"] == rank["before"]
         assert set(rank["late"]) == set(rank["before"])

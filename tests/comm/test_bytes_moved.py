@@ -20,7 +20,10 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 MANY_RANKS = (2, 3, 4, 5, 6, 8)
 # The first takes the algorithm of all of them.
 OTHERS = ("two_dimensional", "single_node", "non_cuda_aware")
-ON_ONE_NODE = ["hierarchical", *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)]
+ON_ONE_NODE = [
+    "hierarchical",
+    *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS),
+]
 # After so many calls both algorithms of large arrays were tried, and the faster one taken again.
 ENOUGH_CALLS = 9
 # Each rank's entry in a handshake, and the autotuner's choice: not the gradients' bytes.
@@ -47,12 +50,16 @@ def counts_of_calls(counted, comm, name, sizes, wire=None, calls=1):
     found = []
     with counted.counted(name, comm, wire) as (communicator, counts):
         for _ in range(1 + calls):
-            model = with_grads(**{key: array * (comm.rank + 1) for key, array in first.items()})
+            model = with_grads(
+                **{key: array * (comm.rank + 1) for key, array in first.items()}
+            )
             counts.reset()
             communicator.allreduce_grad(model)
             found.append(counted.Counts(**vars(counts)))
             for key, array in first.items():
-                np.testing.assert_allclose(model[key].grad, array * (comm.size + 1) / 2, rtol=1e-2)
+                np.testing.assert_allclose(
+                    model[key].grad, array * (comm.size + 1) / 2, rtol=1e-2
+                )
     return found[1:]
 
 
@@ -64,7 +71,9 @@ def nbytes_of(sizes: dict[str, int]) -> int:
 @pytest.mark.parametrize("sizes", [SHARED, TINY], ids=["large", "tiny"])
 @pytest.mark.parametrize("name", ON_ONE_NODE)
 @pytest.mark.parametrize("wire", [None, "float16"])
-def test_a_rank_writes_and_reads_shared_memory_a_few_times(world, counted, name, sizes, wire):
+def test_a_rank_writes_and_reads_shared_memory_a_few_times(
+    world, counted, name, sizes, wire
+):
     nbytes = nbytes_of(sizes)  # whatever the wire: there is none
     (counts,) = counts_of_calls(counted, world, name, sizes, wire)
     assert counts.sent + counts.received < OVERHEAD
@@ -88,7 +97,9 @@ def test_each_rank_sums_few_numbers_itself(world, counted, sizes):
 
 @pytest.mark.sizes(*MANY_RANKS)
 @pytest.mark.parametrize("name", ["naive", "flat", *ON_ONE_NODE])
-def test_large_gradients_are_moved_at_most_four_times_on_any_number_of_ranks(world, counted, name):
+def test_large_gradients_are_moved_at_most_four_times_on_any_number_of_ranks(
+    world, counted, name
+):
     nbytes = nbytes_of(LARGE)
     found = counts_of_calls(counted, world, name, LARGE, calls=ENOUGH_CALLS)
     assert all(counts.moved <= 4 * nbytes + OVERHEAD for counts in found)
@@ -109,7 +120,13 @@ def test_sums_that_each_rank_takes_of_all_would_be_noticed(world, counted):
 def test_shared_memory_can_not_be_touched_uncounted(counted):
     counts = counted.Counts()
     memory = counted.Counted(np.arange(8, dtype="f4"), counts)
-    for touch in (memoryview, np.sum, np.array_equal, lambda it: it.sum(), lambda it: it.copy()):
+    for touch in (
+        memoryview,
+        np.sum,
+        np.array_equal,
+        lambda it: it.sum(),
+        lambda it: it.copy(),
+    ):
         with pytest.raises((TypeError, AttributeError)):
             touch(memory, memory) if touch is np.array_equal else touch(memory)
     plain = np.zeros(4, "f4")

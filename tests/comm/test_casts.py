@@ -36,17 +36,25 @@ def test_float32_beside_every_float16_is_rounded_to_nearest_even(offset):
 
 
 def test_float32_of_any_bits_and_below_float16():
-    check(np.random.default_rng(1).integers(0, 2**32, 300_000, "u4").view("f4"), "float16")
+    check(
+        np.random.default_rng(1).integers(0, 2**32, 300_000, "u4").view("f4"), "float16"
+    )
     tie = np.float32(2.0**-25)  # between zero and the smallest
-    near = np.array([tie, np.nextafter(tie, np.float32(1)), 3 * tie, 0.2 * tie, 0], "f4")
+    near = np.array(
+        [tie, np.nextafter(tie, np.float32(1)), 3 * tie, 0.2 * tie, 0], "f4"
+    )
     check(np.concatenate([near, -near]), "float16")
 
 
-@pytest.mark.parametrize("size", [0, 1, casts.BLOCK_ELEMENTS - 1, casts.BLOCK_ELEMENTS + 1])
+@pytest.mark.parametrize(
+    "size", [0, 1, casts.BLOCK_ELEMENTS - 1, casts.BLOCK_ELEMENTS + 1]
+)
 def test_any_length_and_one_number_too_large_among_others(size):
     numbers = np.random.default_rng(2).standard_normal(size, "f4")
     for last in (1, 65520, np.nextafter(np.float32(65520), np.float32(0))):
-        numbers[-1:] = last  # the second rounds to infinity; what is just below does not
+        numbers[-1:] = (
+            last  # the second rounds to infinity; what is just below does not
+        )
         check(numbers, "float16")
 
 

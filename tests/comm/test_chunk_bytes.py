@@ -25,7 +25,9 @@ def whole_numbers(rank: int) -> dict[str, np.ndarray]:
     """Gradients whose sums are exact."""
     shapes = {"a": (), "b": (3, 7), "c": (0,), "d": (1,), "e": (257,), "f": (16,)}
     return {
-        name: np.asarray(np.arange(np.prod(shape)).reshape(shape) % 11 + 12.0 * rank, "f4")
+        name: np.asarray(
+            np.arange(np.prod(shape)).reshape(shape) % 11 + 12.0 * rank, "f4"
+        )
         for name, shape in shapes.items()
     } | {"g": np.arange(30, dtype="float64") + 12 * rank}
 
@@ -48,7 +50,9 @@ def test_tiny_chunks_give_the_mean(world, monkeypatch, name, nodes, chunk_bytes)
 def test_the_widest_numbers_in_the_smallest_chunks(world, monkeypatch, name, nodes):
     monkeypatch.setenv(VARIABLE, "64")
     with on_nodes(nodes, name) as comm:
-        for dtype, size in product(("complex64", "complex128", "complex256"), (1, 2, 3, 41)):
+        for dtype, size in product(
+            ("complex64", "complex128", "complex256"), (1, 2, 3, 41)
+        ):
             rows = [np.arange(size) * (1 + 2j) + 12 * rank for rank in range(comm.size)]
             model = with_grads(w=rows[comm.rank].astype(dtype))
             comm.allreduce_grad(model)
@@ -58,7 +62,11 @@ def test_the_widest_numbers_in_the_smallest_chunks(world, monkeypatch, name, nod
 @pytest.mark.parametrize("name", ["flat", "hierarchical", "two_dimensional"])
 def test_no_chunk_is_larger(world, monkeypatch, name):
     monkeypatch.setenv(VARIABLE, "128")
-    with recorded_sizes() as used, create_communicator(name) as comm, comm.split(0, 0) as part:
+    with (
+        recorded_sizes() as used,
+        create_communicator(name) as comm,
+        comm.split(0, 0) as part,
+    ):
         monkeypatch.delenv(VARIABLE)  # a split keeps what its parent was made with
         small = {f"p{i}": np.ones(7, "f4") for i in range(5)}
         part.allreduce_grad(with_grads(**small, w=np.ones(40, "f4")))
@@ -106,9 +114,13 @@ def test_a_bad_value_names_the_variable_and_what_is_allowed_and_ranks_must_agree
             create_communicator("flat")
 
     for value in ("0", "-64", "100", "1e6", "512k", "2147483648", "x"):
-        created(value, f" must be .* multiple of 64 from 64 to .* got '{value}'", ValueError)
+        created(
+            value, f" must be .* multiple of 64 from 64 to .* got '{value}'", ValueError
+        )
     first = world.rank == 0
-    created("128" if first else "64", ": 128 on rank 0; 64 on ranks? 1", RankMismatchError)
+    created(
+        "128" if first else "64", ": 128 on rank 0; 64 on ranks? 1", RankMismatchError
+    )
     created("" if first else "64", ": None on rank 0", RankMismatchError)
     created("65" if first else "64", " must be", ValueError if first else PeerError)
     monkeypatch.setenv(VARIABLE, "128" if first else " 128")  # the same size
@@ -121,7 +133,9 @@ def test_a_bad_value_names_the_variable_and_what_is_allowed_and_ranks_must_agree
 def test_it_is_a_setting_of_all_ranks_until_gradients_travel(world, name):
     with create_communicator(name) as comm:
         for wrong in 0, 100, "many", 1 << 40, True:
-            with pytest.raises(ValueError, match="chunk_bytes must be a number of bytes"):
+            with pytest.raises(
+                ValueError, match="chunk_bytes must be a number of bytes"
+            ):
                 comm.set_config("chunk_bytes", wrong)
         if comm.rank == 1:
             comm.set_config("chunk_bytes", 1 << 16)
@@ -131,7 +145,9 @@ def test_it_is_a_setting_of_all_ranks_until_gradients_travel(world, name):
         with pytest.raises(RankMismatchError, match=told):
             comm.allreduce(np.ones(500, "f4"))
         comm.set_config("chunk_bytes", 1 << 16)
-        np.testing.assert_array_equal(comm.allreduce(np.ones(500, "f4")), np.full(500, comm.size))
+        np.testing.assert_array_equal(
+            comm.allreduce(np.ones(500, "f4")), np.full(500, comm.size)
+        )
         with comm.split(0, comm.rank) as part:
             assert part.get_config("chunk_bytes") == 1 << 16
         check_mean(comm, 300_001)

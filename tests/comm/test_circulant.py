@@ -62,18 +62,28 @@ def summed(world, arrays, divisor=1, chunk_bytes=None):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_sum_is_that_of_numpy(world, dtype, chunk_bytes):
     kind = np.dtype(DTYPES[dtype])
-    rows = {size: [drawn(rank, size, kind) for rank in range(world.size)] for size in SIZES}
+    rows = {
+        size: [drawn(rank, size, kind) for rank in range(world.size)] for size in SIZES
+    }
     divisor = 1 if kind.kind in "biu" else world.size
-    found = summed(world, [rows[size][world.rank] for size in SIZES], divisor, chunk_bytes)
+    found = summed(
+        world, [rows[size][world.rank] for size in SIZES], divisor, chunk_bytes
+    )
     for size, result in zip(SIZES, found, strict=True):
         if kind.kind in "biu":
-            expected = np.array(rows[size]).sum(0, dtype=kind)  # may wrap, or is a logical or
+            expected = np.array(rows[size]).sum(
+                0, dtype=kind
+            )  # may wrap, or is a logical or
             np.testing.assert_array_equal(result, expected)
             continue
         wide = np.array([row.astype(np.complex128) for row in rows[size]])
         # One rounding to the dtype, and some to that in which sums are taken.
         small = float(ml_dtypes.finfo(kind).eps) / 2 * 1.01
-        steps = math.ceil(math.log2(world.size)) * 2.0**-24 if kind.itemsize < 8 else 2.0**-50
+        steps = (
+            math.ceil(math.log2(world.size)) * 2.0**-24
+            if kind.itemsize < 8
+            else 2.0**-50
+        )
         steps = 2.0**-22 if kind.kind == "c" else steps
         bound = small * abs(wide.mean(0)) + 2 * steps * abs(wide).mean(0)
         assert np.all(abs(result.astype(np.complex128) - wide.mean(0)) <= bound)
@@ -118,13 +128,16 @@ def test_buffers_that_come_late_on_some_ranks_do_not_mix(world):
 
     CirculantAllreduce(group_of(world, 2048)).stream(next_pair, 1)
     assert next(todo, None) is None
-    np.testing.assert_allclose(np.concatenate(buffers), np.sum(rows, 0), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        np.concatenate(buffers), np.sum(rows, 0), rtol=1e-4, atol=1e-4
+    )
 
 
 @world_tests
 @over_nodes("naive", "flat", "hierarchical", "two_dimensional")
 @pytest.mark.parametrize(
-    ("chunk_bytes", "wire"), [(64, "float16"), (8192, None), (8192, "float16"), (None, None)]
+    ("chunk_bytes", "wire"),
+    [(64, "float16"), (8192, None), (8192, "float16"), (None, None)],
 )
 def test_every_communicator_gives_the_mean(world, name, nodes, chunk_bytes, wire):
     larger = {64: 0, 8192: 3001, None: 280_000}[chunk_bytes]
@@ -139,7 +152,9 @@ def test_every_communicator_gives_the_mean(world, name, nodes, chunk_bytes, wire
 def test_arrays_that_users_pass_are_summed_so_too(world):
     with by_circulant(), create_communicator("flat") as comm:
         rows = [drawn(rank, 5000, "f8") for rank in range(comm.size)]
-        np.testing.assert_allclose(comm.allreduce(rows[comm.rank]), np.sum(rows, 0), rtol=1e-9)
+        np.testing.assert_allclose(
+            comm.allreduce(rows[comm.rank]), np.sum(rows, 0), rtol=1e-9
+        )
         assert comm.allreduce(np.int64(comm.rank)) == sum(range(comm.size))
         mean = comm.multi_node_mean(rows[comm.rank])
         np.testing.assert_allclose(mean, np.mean(rows, 0), rtol=1e-9, atol=1e-9)

@@ -17,7 +17,9 @@ RANKS, PARAMETERS, ODD = 1024, 200, 700
 
 
 @pytest.mark.world
-@pytest.mark.parametrize("kind", [type, lambda _: CommunicatorBase], ids=["ours", "inherited"])
+@pytest.mark.parametrize(
+    "kind", [type, lambda _: CommunicatorBase], ids=["ours", "inherited"]
+)
 def test_a_shared_failure_does_not_outlive_its_handling(naive, kind):
     batch = Batch()
 
@@ -37,7 +39,12 @@ def test_a_shared_failure_does_not_outlive_its_handling(naive, kind):
 
 def signature(odd: bool) -> list[tuple]:
     return [
-        ("parameter", f"/{index}/W", np.dtype("f4"), (64, 64, 3, 4 if odd and index == 150 else 3))
+        (
+            "parameter",
+            f"/{index}/W",
+            np.dtype("f4"),
+            (64, 64, 3, 4 if odd and index == 150 else 3),
+        )
         for index in range(PARAMETERS)
     ]
 
@@ -52,5 +59,8 @@ def test_each_different_signature_is_read_once():
         raise_mismatch("allreduce_grad", 0, views)
     assert read.call_count == 2
     text = str(caught.value)
-    assert "ranks disagree on parameter: /150/W float32 (64, 64, 3, 3) on ranks 0, 1, 2, " in text
+    assert (
+        "ranks disagree on parameter: /150/W float32 (64, 64, 3, 3) on ranks 0, 1, 2, "
+        in text
+    )
     assert text.endswith(f"; /150/W float32 (64, 64, 3, 4) on rank {ODD}")

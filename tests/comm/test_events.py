@@ -18,12 +18,18 @@ RANK_2 = {"PMI_RANK": "2", "PMI_SIZE": "3"}
 def stderr_of(script: str, *arguments: str, environment: dict[str, str]) -> str:
     command = [sys.executable, "-c", script, *arguments]
     result = subprocess.run(
-        command, env=jobs.variables(environment), stderr=subprocess.PIPE, text=True, check=True
+        command,
+        env=jobs.variables(environment),
+        stderr=subprocess.PIPE,
+        text=True,
+        check=True,
     )
     return result.stderr
 
 
-@pytest.mark.parametrize("words", ["", "é\n\x1e", "x" * 4000, ["x" * 1000, {"é": "é" * 450}]])
+@pytest.mark.parametrize(
+    "words", ["", "é\n\x1e", "x" * 4000, ["x" * 1000, {"é": "é" * 450}]]
+)
 def test_an_event_is_a_line_that_a_pipe_carries_whole(words):
     line = event_line(LAUNCH, 7, "test", words=words)
     assert len(line) <= 4096
@@ -47,10 +53,12 @@ def test_the_longest_texts_of_an_event_lose_their_middle(long):
 
 
 def test_an_event_that_is_too_long_without_its_texts_is_not_sent():
-    script = EMIT.replace("words=sys.argv[1]", "words=[*range(1000)]") + "; emit('next')"
-    assert [event["event"] for event in sent(stderr_of(script, environment=ENVIRONMENT))] == [
-        "next"
-    ]
+    script = (
+        EMIT.replace("words=sys.argv[1]", "words=[*range(1000)]") + "; emit('next')"
+    )
+    assert [
+        event["event"] for event in sent(stderr_of(script, environment=ENVIRONMENT))
+    ] == ["next"]
 
 
 def test_an_event_has_its_kind_and_rank():
@@ -105,7 +113,10 @@ emit("test")
 print("went on")
 """
     command = [sys.executable, "-c", script]
-    assert subprocess.check_output(command, env=jobs.variables(ENVIRONMENT)) == b"went on\n"
+    assert (
+        subprocess.check_output(command, env=jobs.variables(ENVIRONMENT))
+        == b"went on\n"
+    )
 
 
 def test_a_rank_can_import_it_before_the_script_without_loading_anything():

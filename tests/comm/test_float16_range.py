@@ -19,7 +19,12 @@ pytestmark = pytest.mark.world
 HALF, SINGLE, DOUBLE = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
 COUNT, TURNS = 3000, 2
 # The lowest and the highest bits.
-KINDS = {"any": (0, 0x7BFF), "small": (0, 6), "below normal": (0, 0x3FF), "mixed": (0x7BF0, 0x7BFF)}
+KINDS = {
+    "any": (0, 0x7BFF),
+    "small": (0, 6),
+    "below normal": (0, 0x3FF),
+    "mixed": (0x7BF0, 0x7BFF),
+}
 
 
 def float16s(kind: str, rank: int, turn: int) -> np.ndarray:
@@ -35,7 +40,9 @@ def float16s(kind: str, rank: int, turn: int) -> np.ndarray:
 
 
 @over_nodes("flat", "hierarchical", "two_dimensional")
-def test_means_are_neither_infinite_nor_zero_where_float32_sums_are_not(world, name, nodes):
+def test_means_are_neither_infinite_nor_zero_where_float32_sums_are_not(
+    world, name, nodes
+):
     with on_nodes(nodes, name, allreduce_grad_dtype="float16") as comm:
         for kind, own, turn in itertools.product(KINDS, (HALF, SINGLE), range(TURNS)):
             check(comm, [float16s(kind, rank, turn) for rank in range(world.size)], own)
@@ -92,20 +99,32 @@ def test_gradients_that_float16_does_not_hold_have_a_mean(world, name, nodes):
 
 @pytest.mark.parametrize("by_rounds", [False, True])
 @over_nodes("naive", "flat", "hierarchical", "two_dimensional")
-def test_small_means_keep_their_precision_under_every_name(world, name, nodes, by_rounds):
+def test_small_means_keep_their_precision_under_every_name(
+    world, name, nodes, by_rounds
+):
     """Those that float16 rounds to its smallest number, or to zero; nothing but zeros somewhere."""
     how = by_circulant() if by_rounds else contextlib.nullcontext()
     with how, on_nodes(nodes, name, allreduce_grad_dtype="float16") as comm:
         for least in (3e-8, 2e-8, 1e-20):
-            rows = [np.full(COUNT, least * (rank + 1) * (rank != 1), SINGLE) for rank in range(9)]
-            rows = [row * np.linspace(1, 2, COUNT, dtype=SINGLE) for row in rows[: world.size]]
+            rows = [
+                np.full(COUNT, least * (rank + 1) * (rank != 1), SINGLE)
+                for rank in range(9)
+            ]
+            rows = [
+                row * np.linspace(1, 2, COUNT, dtype=SINGLE)
+                for row in rows[: world.size]
+            ]
             comm.allreduce_grad(large := with_grads(w=np.full(COUNT, 70_000, SINGLE)))
             np.testing.assert_array_equal(large["w"].grad, 70_000)
             comm.allreduce_grad(model := with_grads(w=rows[comm.rank].copy()))
             exact = np.sum(rows, axis=0, dtype=DOUBLE) / world.size
-            np.testing.assert_allclose(model["w"].grad, exact, rtol=4 * np.finfo(HALF).eps)
+            np.testing.assert_allclose(
+                model["w"].grad, exact, rtol=4 * np.finfo(HALF).eps
+            )
         # What is packed together may share an exponent.
-        comm.allreduce_grad(model := with_grads(v=np.full(5, 2.0**-27, "f4"), w=np.ones(5, "f4")))
+        comm.allreduce_grad(
+            model := with_grads(v=np.full(5, 2.0**-27, "f4"), w=np.ones(5, "f4"))
+        )
         np.testing.assert_array_equal(model["v"].grad, 2.0**-27)
 
 
@@ -129,7 +148,10 @@ def test_means_at_the_end_of_the_range_are_finite(world, name, nodes, own, wire)
     }
     if own == "float32":  # whose last number rounds to infinity in bfloat16
         last = float(np.finfo(SINGLE).max)
-        every |= {"terms beyond": [last, -last, *rest], "one beyond": [last, 0.0, *rest]}
+        every |= {
+            "terms beyond": [last, -last, *rest],
+            "one beyond": [last, 0.0, *rest],
+        }
     with on_nodes(nodes, name, allreduce_grad_dtype=wire) as comm:
         for terms in every.values():  # each in a chunk of its own
             model = with_grads(v=np.ones(5, "f4"), w=np.full(9, terms[comm.rank], own))
@@ -142,7 +164,9 @@ def test_means_at_the_end_of_the_range_are_finite(world, name, nodes, own, wire)
 
 @over_nodes("flat", "hierarchical", "two_dimensional", least=3)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_sum_that_overflows_in_one_node_comes_out_as_their_mean(world, name, nodes, dtype):
+def test_a_sum_that_overflows_in_one_node_comes_out_as_their_mean(
+    world, name, nodes, dtype
+):
     largest, least = np.finfo(dtype).max, np.finfo(dtype).smallest_subnormal
     mine = np.full(40_000, [1.0, largest][world.rank < 2], dtype)  # in several shards
     mine[:20_000] = 2

@@ -31,11 +31,15 @@ def drawn(rank: int, shape: tuple[int, ...], seed: int) -> np.ndarray:
     return np.array(np.random.default_rng([seed, rank, *shape]).standard_normal(shape))
 
 
-def values(rank: int, shape: tuple[int, ...], dtype: Any = "f4", seed: int = 0) -> np.ndarray:
+def values(
+    rank: int, shape: tuple[int, ...], dtype: Any = "f4", seed: int = 0
+) -> np.ndarray:
     return drawn(rank, shape, seed).astype(dtype)
 
 
-def mean_in_rank_order(rows: list[np.ndarray], wire: np.dtype | None = None) -> np.ndarray:
+def mean_in_rank_order(
+    rows: list[np.ndarray], wire: np.dtype | None = None
+) -> np.ndarray:
     """The sum in rank order in float32 or wider, divided, rounded to the wire's dtype and back."""
     wire = np.dtype(wire or rows[0].dtype)
     wide = np.dtype("f4") if wire.itemsize == 2 else wire
@@ -46,7 +50,11 @@ def mean_in_rank_order(rows: list[np.ndarray], wire: np.dtype | None = None) -> 
 
 
 def assert_equal_on_all_ranks(comm, model) -> None:
-    grads = [(name, param.grad) for name, param in model.namedparams() if param.grad is not None]
+    grads = [
+        (name, param.grad)
+        for name, param in model.namedparams()
+        if param.grad is not None
+    ]
     mine = [(name, grad.dtype.str, grad.tobytes()) for name, grad in grads]
     assert all(theirs == mine for theirs in comm.allgather_obj(mine))
 
@@ -74,7 +82,10 @@ def test_mean_is_the_sum_in_rank_order_divided(world, name, own, wire):
         drawn = "float32" if travelling == "float16" else dtype
         model, again = (
             with_grads(
-                **{str(s): values(comm.rank, s, drawn).astype(dtype, copy=False) for s in SHAPES}
+                **{
+                    str(s): values(comm.rank, s, drawn).astype(dtype, copy=False)
+                    for s in SHAPES
+                }
             )
             for _ in range(2)
         )
@@ -82,10 +93,14 @@ def test_mean_is_the_sum_in_rank_order_divided(world, name, own, wire):
         comm.multi_node_mean_grad(again)
         for shape in SHAPES:
             grad = model[str(shape)].grad
-            rows = [values(rank, shape, drawn).astype(dtype) for rank in range(comm.size)]
+            rows = [
+                values(rank, shape, drawn).astype(dtype) for rank in range(comm.size)
+            ]
             expected = mean_in_rank_order(rows, travelling)
             assert grad.dtype == dtype
-            if travelling == "float16" != dtype:  # with its precision, but with more exponents
+            if (
+                travelling == "float16" != dtype
+            ):  # with its precision, but with more exponents
                 digits = np.frexp(grad)[0] * 2**11
                 np.testing.assert_array_equal(digits, np.round(digits))
                 np.testing.assert_allclose(grad, expected, rtol=2.0**-10, atol=2.0**-24)
@@ -117,7 +132,10 @@ def odd_ones(rank: int) -> dict[str, np.ndarray]:
         "the_same": whole[10:30],
         "by_rank": by_rank,
         "plain": values(rank, (10,)),
-        **{dtype: values(rank, (300, 2), dtype) for dtype in ("float16", "float64", ">f8")},
+        **{
+            dtype: values(rank, (300, 2), dtype)
+            for dtype in ("float16", "float64", ">f8")
+        },
     }
 
 
@@ -127,24 +145,33 @@ def test_odd_layouts_and_mixed_dtypes_are_averaged_too_and_results_stay_apart(co
     comm.allreduce_grad(model)
     assert_equal_on_all_ranks(comm, model)
     assert model["plain"].grad is grads["plain"]  # in place, since it is writable
-    np.testing.assert_array_equal(model.params.pop("scalar").grad, np.array((comm.size - 1) / 2))
+    np.testing.assert_array_equal(
+        model.params.pop("scalar").grad, np.array((comm.size - 1) / 2)
+    )
     for name, param in model.params.items():
         rows = [odd_ones(rank)[name] for rank in range(comm.size)]
         assert param.grad.dtype == rows[0].dtype
-        np.testing.assert_array_equal(param.grad, mean_in_rank_order(rows), err_msg=name)
+        np.testing.assert_array_equal(
+            param.grad, mean_in_rank_order(rows), err_msg=name
+        )
         param.grad[...] = 0  # usable by an optimizer that works in place
 
 
 def test_means_neither_overflow_nor_lose_infinities_and_nans(comm):
     """A mean that can be represented does not overflow, whatever its sum."""
-    largest = {dtype: np.finfo(dtype).max for dtype in ("float16", "float32", "float64")}
+    largest = {
+        dtype: np.finfo(dtype).max for dtype in ("float16", "float32", "float64")
+    }
     extremes = {
-        dtype: np.array([high, 1, -high, high / 2], dtype) for dtype, high in largest.items()
+        dtype: np.array([high, 1, -high, high / 2], dtype)
+        for dtype, high in largest.items()
     }
     odd = np.array([1, 2, 3, 4], "float32")
     if comm.rank == comm.size - 1:
         odd[1:] = np.inf, -np.inf, np.nan
-    model = with_grads(odd=odd, **{dtype: array.copy() for dtype, array in extremes.items()})
+    model = with_grads(
+        odd=odd, **{dtype: array.copy() for dtype, array in extremes.items()}
+    )
     comm.allreduce_grad(model)
     np.testing.assert_array_equal(model["odd"].grad, [1, np.inf, -np.inf, np.nan])
     for dtype, expected in extremes.items():
@@ -155,10 +182,14 @@ def test_means_neither_overflow_nor_lose_infinities_and_nans(comm):
 def test_missing_gradients_count_as_zeros_with_zero_fill(comm):
     mine = None if comm.rank else np.full(6, 3, "float32")
     params = {
-        f"p{i:04}": Param(np.zeros(2), None if i % comm.size == comm.rank else np.ones(2))
+        f"p{i:04}": Param(
+            np.zeros(2), None if i % comm.size == comm.rank else np.ones(2)
+        )
         for i in range(800)  # more than fit into the first exchange
     }
-    model = Model(w=Param(np.zeros(6, "float32"), mine), v=Param(np.zeros(2, "float32")), **params)
+    model = Model(
+        w=Param(np.zeros(6, "float32"), mine), v=Param(np.zeros(2, "float32")), **params
+    )
     comm.multi_node_mean_grad(model, zero_fill=True)
     np.testing.assert_allclose(model["w"].grad, np.full(6, 3 / comm.size), rtol=1e-6)
     assert model["v"].grad is None  # missing everywhere
@@ -190,7 +221,10 @@ def model_of(**others: Param | None) -> Model:
 @pytest.mark.parametrize(
     ("others", "told"),
     [
-        ({"b": None, "b2": ones(3)}, r"parameter: /b float32 \(3,\) on rank.*; /b2 float32"),
+        (
+            {"b": None, "b2": ones(3)},
+            r"parameter: /b float32 \(3,\) on rank.*; /b2 float32",
+        ),
         ({"b": ones(5)}, r"/b float32 \(3,\) on rank.*/b float32 \(5,\)"),
         ({"b": ones(3, "f8")}, r"/b float32 \(3,\) on rank.*/b float64 \(3,\)"),
         ({"b": Param(np.ones(3, "f4"))}, r"/b float32 \(3,\) no gradient"),
@@ -200,7 +234,9 @@ def model_of(**others: Param | None) -> Model:
 )
 def test_models_that_differ_are_told_by_parameter(comm, others, told):
     odd = comm.size - 1
-    for _ in range(2):  # later a rank has packed its first gradients by the time that it is told
+    for _ in range(
+        2
+    ):  # later a rank has packed its first gradients by the time that it is told
         model = model_of(**others) if comm.rank == odd else model_of()
         with pytest.raises(RankMismatchError, match=told) as caught:
             comm.allreduce_grad(model)
@@ -214,7 +250,9 @@ def test_models_that_differ_are_told_by_parameter(comm, others, told):
 def test_different_settings_are_told(comm):
     if comm.rank == 0:
         comm.set_config("allreduce_grad_dtype", "float16")
-    with pytest.raises(RankMismatchError, match="allreduce_grad_dtype: float16 on rank 0; None"):
+    with pytest.raises(
+        RankMismatchError, match="allreduce_grad_dtype: float16 on rank 0; None"
+    ):
         comm.allreduce_grad(with_grads(w=np.ones(2)))
     with pytest.raises(RankMismatchError, match="zero_fill"):
         comm.multi_node_mean_grad(with_grads(w=np.ones(2)), zero_fill=comm.rank == 0)
@@ -245,12 +283,15 @@ def test_what_the_user_set_for_float_errors_changes_nothing(comm):
         comm.allreduce_grad(narrow)
         comm.multi_node_mean(mine)
         comm.allreduce(mine)
-    np.testing.assert_allclose(model["w"].grad, np.full(300_000, tiny / comm.size), rtol=1e-5)
+    np.testing.assert_allclose(
+        model["w"].grad, np.full(300_000, tiny / comm.size), rtol=1e-5
+    )
 
 
 @pytest.mark.sizes(2, 3)
 @pytest.mark.parametrize(
-    "what", ["replaced gradients", "gradients of zeros", "room for a sum", "the first use"]
+    "what",
+    ["replaced gradients", "gradients of zeros", "room for a sum", "the first use"],
 )
 def test_memory_that_one_rank_lacks_is_told_on_all(world, what):
     """Before any data move, so that nobody waits and the communicator can be used on."""
@@ -267,7 +308,9 @@ def test_memory_that_one_rank_lacks_is_told_on_all(world, what):
                 model["b"].grad = None
             comm.multi_node_mean_grad(model, zero_fill)
 
-        expected = pytest.raises(MemoryError if lacking else PeerError, match="no room here")
+        expected = pytest.raises(
+            MemoryError if lacking else PeerError, match="no room here"
+        )
         with no_memory_for(what, lacking), expected:
             call()
         call()
@@ -278,8 +321,12 @@ def test_complex_gradients_never_travel_as_floats(world):
         model = with_grads(w=np.full(3, 1 + 2j * comm.rank, "c8"))
         for wire in ("float16", "float64", "bfloat16"):
             comm.set_config("allreduce_grad_dtype", wire)
-            with pytest.raises(TypeError, match=f"rank {comm.rank}: parameter .*w is complex"):
+            with pytest.raises(
+                TypeError, match=f"rank {comm.rank}: parameter .*w is complex"
+            ):
                 comm.allreduce_grad(model)
         comm.set_config("allreduce_grad_dtype", None)
         comm.allreduce_grad(model)
-        np.testing.assert_array_equal(model["w"].grad, np.full(3, 1 + 1j * (comm.size - 1), "c8"))
+        np.testing.assert_array_equal(
+            model["w"].grad, np.full(3, 1 + 1j * (comm.size - 1), "c8")
+        )

@@ -43,13 +43,21 @@ def test_all_of_a_tuple_and_of_a_model(naive, used):
     rank, root = naive.rank, naive.size - 1
 
     def rows(rank):
-        fields = np.full(9, rank, np.uint8).repeat(16).view(np.dtype("i1,f8", align=True))
-        return np.full((5, 7), float(rank)), np.full((3, 4), rank, "i2", order="F"), fields
+        fields = (
+            np.full(9, rank, np.uint8).repeat(16).view(np.dtype("i1,f8", align=True))
+        )
+        return (
+            np.full((5, 7), float(rank)),
+            np.full((3, 4), rank, "i2", order="F"),
+            fields,
+        )
 
     sent = rows(rank)
     sent[0].flags.writeable = False
     found = naive.bcast((*sent, np.int8(rank)), root=root)
-    assert all(a.tobytes() == b.tobytes() for a, b in zip(found, rows(root), strict=False))
+    assert all(
+        a.tobytes() == b.tobytes() for a, b in zip(found, rows(root), strict=False)
+    )
     assert found[1].flags.f_contiguous
     assert found[3] == root
     model = with_grads(v=np.ones(100), w=np.ones((4, 3)))

@@ -35,7 +35,12 @@ REFUSED = {"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "0"}
 
 
 def interrupt(
-    folder: Path, ranks: int, case: tuple[str, str], before: int, later: int, refused: bool = False
+    folder: Path,
+    ranks: int,
+    case: tuple[str, str],
+    before: int,
+    later: int,
+    refused: bool = False,
 ) -> None:
     """Interrupt calls at as many places; a job goes on with the next one where it isn't aborted."""
     draw = random.Random(f"{SEED} {ranks} {case}")
@@ -44,7 +49,9 @@ def interrupt(
     places += sorted(1 + draw.random() for _ in range(later))
     while places:
         how = REFUSED if refused else None
-        job = run_text(ranks, SCRIPT, *case, odd, path, *places, seconds=SECONDS, environment=how)
+        job = run_text(
+            ranks, SCRIPT, *case, odd, path, *places, seconds=SECONDS, environment=how
+        )
         where = f"{case}, rank {odd} of {ranks}, bytecode {path.read_text()}, seed {SEED}: {job}"
         if job.returncode == 0 and job.out.count("DONE") == ranks:
             return
@@ -74,7 +81,9 @@ def test_an_interrupted_call_at_many_places(case, ranks, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("case", [case for case in CASES if "create" not in case[1]], ids=" ".join)
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if "create" not in case[1]], ids=" ".join
+)
 def test_where_no_job_may_be_aborted_later_calls_say_so(case, tmp_path):
     interrupt(tmp_path, 2, case, before=1, later=2, refused=True)
     assert (tmp_path / "place").exists()

@@ -88,7 +88,9 @@ def test_after_a_call_was_interrupted_every_call_says_so(name, where, tmp_path):
     assert job.returncode is not None, job
 
 
-@pytest.mark.parametrize(("ranks", "name"), [(2, "allreduce"), (2, "bcast"), (3, "bcast")])
+@pytest.mark.parametrize(
+    ("ranks", "name"), [(2, "allreduce"), (2, "bcast"), (3, "bcast")]
+)
 def test_a_call_that_is_interrupted_ends_the_job(ranks, name, tmp_path):
     path = tmp_path / "told"
     job = run_text(ranks, SCRIPT, path, name, DATA)
@@ -97,7 +99,9 @@ def test_a_call_that_is_interrupted_ends_the_job(ranks, name, tmp_path):
     assert not path.exists(), job
 
 
-def test_an_algorithm_whose_memory_was_being_made_leaves_a_communicator_that_says_so(tmp_path):
+def test_an_algorithm_whose_memory_was_being_made_leaves_a_communicator_that_says_so(
+    tmp_path,
+):
     script = (
         CHECK
         + """

@@ -43,15 +43,25 @@ def use(world, name: str, nodes: tuple[int, ...], times: int) -> set[int]:
             numbers.add(own.py2f())
             own.Free()
         with on_nodes(nodes, name) as comm:
-            comm.set_config("chunk_bytes", 1 << 16)  # windows of the usual size take long to make
+            comm.set_config(
+                "chunk_bytes", 1 << 16
+            )  # windows of the usual size take long to make
             comm.allreduce_grad(with_grads(w=np.ones(300, "f4")))
             with comm.split(0, 0) as part:
                 part.allreduce_grad(with_grads(w=np.ones(300, "f4")))
     return numbers
 
 
-CHOSEN = [("naive", False), ("hierarchical", False), ("hierarchical", True), ("dummy", False)]
-CASES = [*((name, False) for name in (*NAMES, "dummy")), *((name, True) for name in APART)]
+CHOSEN = [
+    ("naive", False),
+    ("hierarchical", False),
+    ("hierarchical", True),
+    ("dummy", False),
+]
+CASES = [
+    *((name, False) for name in (*NAMES, "dummy")),
+    *((name, True) for name in APART),
+]
 
 
 # More ranks than cores take minutes. The longer one makes more communicators than MPI has numbers
@@ -60,7 +70,11 @@ CASES = [*((name, False) for name in (*NAMES, "dummy")), *((name, True) for name
 @pytest.mark.parametrize(
     ("name", "apart", "times"),
     [
-        pytest.param(*case, times, marks=[] if times == 60 and case in CHOSEN else pytest.mark.full)
+        pytest.param(
+            *case,
+            times,
+            marks=[] if times == 60 and case in CHOSEN else pytest.mark.full,
+        )
         for times in (60, MOST_COMMUNICATORS // 2 + WARM_UP)
         for case in CASES
     ],
@@ -90,11 +104,19 @@ def test_nothing_handed_out_lies_in_a_window(world, name, wire):
         if world.rank == 0:
             model["filled"].grad = None
         comm.allreduce_grad(model, zero_fill=True)
-        results = [param.grad for param in model.params.values() if param.grad is not None]
+        results = [
+            param.grad for param in model.params.values() if param.grad is not None
+        ]
         comm.bcast_data(model)
         results += [param.data for param in model.params.values()]
-        results += [comm.allreduce(np.ones(70_000)), comm.bcast(np.ones(9)), comm.allgather(1.0)[0]]
-        arrays = [array for array in results if isinstance(array, np.ndarray) and array.size]
+        results += [
+            comm.allreduce(np.ones(70_000)),
+            comm.bcast(np.ones(9)),
+            comm.allgather(1.0)[0],
+        ]
+        arrays = [
+            array for array in results if isinstance(array, np.ndarray) and array.size
+        ]
         assert len(arrays) >= 14
         assert not any(is_in_shared_memory(array) for array in arrays)
     for array in arrays:  # a view of the window would be a segmentation fault now

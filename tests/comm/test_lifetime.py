@@ -43,7 +43,12 @@ def test_ranks_know_their_place(comm, world):
     for nodes in IMPOSED[world.size]:
         with on_nodes(nodes, "naive") as imposed:
             mine, before = nodes[world.rank], nodes[: world.rank]
-            assert place(imposed) == (before.count(mine), nodes.count(mine), mine, len(set(nodes)))
+            assert place(imposed) == (
+                before.count(mine),
+                nodes.count(mine),
+                mine,
+                len(set(nodes)),
+            )
 
 
 def test_the_default_works_without_gpus_and_without_a_warning(world):
@@ -63,7 +68,11 @@ def test_the_default_works_without_gpus_and_without_a_warning(world):
             for name in ("Naive", "", None, 3)
         ),
         *(
-            ("naive", {"allreduce_grad_dtype": dtype}, "allreduce_grad_dtype must be None, float16")
+            (
+                "naive",
+                {"allreduce_grad_dtype": dtype},
+                "allreduce_grad_dtype must be None, float16",
+            )
             for dtype in ("int32", "complex64", "half precision", 7)
         ),
         ("naive", {"mpi_comm": "world"}, "mpi4py intracommunicator, got str"),
@@ -96,9 +105,13 @@ def test_dummy_leaves_gradients_alone(world):
 def test_a_wrong_name_on_one_rank_raises_on_all(world):
     wrong = world.rank == 1
     for name in ("fast", ["naive"]):  # the latter can't be hashed
-        with pytest.raises(ValueError if wrong else PeerError, match="unknown communicator"):
+        with pytest.raises(
+            ValueError if wrong else PeerError, match="unknown communicator"
+        ):
             create_communicator(name if wrong else "naive")
-    with pytest.raises(RankMismatchError, match=r"communicator: naive on rank.*; flat on rank 1"):
+    with pytest.raises(
+        RankMismatchError, match=r"communicator: naive on rank.*; flat on rank 1"
+    ):
         create_communicator("flat" if wrong else "naive")
     with pytest.raises(RankMismatchError, match="allreduce_grad_dtype"):
         create_communicator("flat", allreduce_grad_dtype="float16" if wrong else None)
@@ -221,16 +234,24 @@ def test_bfloat16_without_the_package_that_has_it(monkeypatch):
 def test_what_a_handler_raises_in_a_handshake_is_not_taken_for_all_ranks_error(world):
     """Though it is of a type that all ranks may raise."""
     comm, wrong = create_communicator("naive"), world.rank == 1
-    planted = interrupted_while_ranks_compare(PeerError("planted")) if wrong else nullcontext()
+    planted = (
+        interrupted_while_ranks_compare(PeerError("planted"))
+        if wrong
+        else nullcontext()
+    )
     with planted, pytest.raises(PeerError if wrong else RankMismatchError):
         comm.allreduce(np.ones(2 + wrong))
     if wrong:
-        with pytest.raises(CommunicationError, match=r"allreduce was interrupted .*planted"):
+        with pytest.raises(
+            CommunicationError, match=r"allreduce was interrupted .*planted"
+        ):
             comm.allreduce(np.ones(2))
 
 
 @pytest.mark.sizes(2, 3, 4)
-def test_a_mean_that_was_interrupted_leaves_a_communicator_that_says_so(world, monkeypatch):
+def test_a_mean_that_was_interrupted_leaves_a_communicator_that_says_so(
+    world, monkeypatch
+):
     """What all ranks do together has begun, and they may be at different steps of it."""
 
     def interrupt():

@@ -7,7 +7,9 @@ import pytest
 from tests.support import jobs
 from tests.support.many_ranks import CALLS, TOPOLOGIES, runs
 
-SECONDS = 240.0  # 4 to 12 s on two idle cores; ranks that wait in MPI take each other's time
+SECONDS = (
+    240.0  # 4 to 12 s on two idle cores; ranks that wait in MPI take each other's time
+)
 
 
 # One number by default: each takes long on two cores, and they differ little.

@@ -27,7 +27,9 @@ def extra_bytes(comm, megabytes: int, transposed: bool = False) -> int:
     `transposed` makes one of the model's large arrays so.
     """
     side = int((megabytes * MIB / 2 / 4 / PARAMETERS) ** 0.5)
-    grads: dict[str, np.ndarray] = {f"p{i}": np.ones((side, side), "f4") for i in range(PARAMETERS)}
+    grads: dict[str, np.ndarray] = {
+        f"p{i}": np.ones((side, side), "f4") for i in range(PARAMETERS)
+    }
     if transposed:
         grads["p0"] = grads["p0"].T
     count = megabytes * MIB // 2 // SMALL_BYTES
@@ -55,7 +57,9 @@ WHERE = {
         ("hierarchical", "together", None),
         ("hierarchical", "together", "float16"),
         ("hierarchical", "apart", None),
-        pytest.param("two_dimensional", "in pairs", "float16", marks=pytest.mark.ranks(4)),
+        pytest.param(
+            "two_dimensional", "in pairs", "float16", marks=pytest.mark.ranks(4)
+        ),
         pytest.param("naive", "together", "float16", marks=FULL),
         pytest.param("flat", "together", None, marks=FULL),
         pytest.param("hierarchical", "apart", "float16", marks=FULL),

@@ -43,7 +43,9 @@ def test_ranks_that_call_different_methods_are_told(naive, method):
     with pytest.raises(RankMismatchError) as caught:
         getattr(naive, called)(*GIVEN[called])
     text = str(caught.value)
-    assert text.startswith(f"{called} on rank {naive.rank}: ranks disagree on operation")
+    assert text.startswith(
+        f"{called} on rank {naive.rank}: ranks disagree on operation"
+    )
     assert f"{other} on rank {odd}" in text
     assert f"{method} on rank" in text
     still_works(naive)
@@ -54,7 +56,9 @@ def test_ranks_that_call_different_methods_are_told(naive, method):
 )
 def test_roots_that_differ_or_are_none_raise_on_all(naive, method):
     data = [1] * naive.size if "scatter" in method else 1
-    with pytest.raises(RankMismatchError, match=r"disagree on root: 0 on rank.*; 1 on rank 1"):
+    with pytest.raises(
+        RankMismatchError, match=r"disagree on root: 0 on rank.*; 1 on rank 1"
+    ):
         getattr(naive, method)(data, root=int(naive.rank == 1))
     wrong = naive.rank == 1
     for root in (-1, 99, naive.size, 1.0, None, "0", True, [0], {}):
@@ -147,14 +151,30 @@ NO_LISTS = [None, [], [1], [1] * 9]
         ),
         (1, TypeError, r"rank 1.*can't take the sum", method("allreduce"), NO_SUMS),
         (1, ValueError, "key", split, [(0, 2**40), (0, None)]),
-        (1, ValueError, "color of split must be", split, [(2**31, 0), (-1, 0), ("red", 0)]),
+        (
+            1,
+            ValueError,
+            "color of split must be",
+            split,
+            [(2**31, 0), (-1, 0), ("red", 0)],
+        ),
         (1, ValueError, "neither true nor false", mean_grad, [Ambiguous()]),
         (1, ValueError, "recvbuf of multi_node_mean", mean_into, [4]),
         (1, ValueError, "can hold float64", mean_into_integers, ["i8", "?", "U3"]),
         (1, ValueError, "can hold complex128", complex_mean_into, ["f8"]),
         *(
-            (rank, RuntimeError, "can't be pickled", method(name), [Raising(UNPICKLABLE)])
-            for name, rank in [("bcast_obj", 0), ("gather_obj", 1), ("allreduce_obj", 1)]
+            (
+                rank,
+                RuntimeError,
+                "can't be pickled",
+                method(name),
+                [Raising(UNPICKLABLE)],
+            )
+            for name, rank in [
+                ("bcast_obj", 0),
+                ("gather_obj", 1),
+                ("allreduce_obj", 1),
+            ]
         ),
         (1, Silent, None, method("allgather_obj"), [Raising(Silent)]),
         (0, KeyboardInterrupt, None, method("bcast_obj"), [Raising(KeyboardInterrupt)]),
@@ -175,7 +195,10 @@ def test_what_all_ranks_do_wrong_raises_on_each(naive):
         (lambda: naive.allreduce(masked), "would lose its mask"),
         (lambda: naive.allgather(masked), "would lose its mask"),
         (lambda: naive.allreduce_obj("a" if naive.rank else 1), no_sum),
-        (lambda: naive.alltoall(x for x in range(9)), r"expected a tuple or list of . values"),
+        (
+            lambda: naive.alltoall(x for x in range(9)),
+            r"expected a tuple or list of . values",
+        ),
     ]:
         with pytest.raises(TypeError, match=told):
             call()
@@ -187,7 +210,10 @@ def test_wrong_peers_and_tags_raise_at_once(naive):
     no_tag, other = f"rank {naive.rank}: tag must be", (naive.rank + 1) % naive.size
     for told, peer, tag in [
         *((nobody, peer, 0) for peer in (-1, 99, 0.0, None, True)),
-        *((no_tag, other, tag) for tag in (-1, naive.reserved_tag, 2**40, 1.5, None, "a")),
+        *(
+            (no_tag, other, tag)
+            for tag in (-1, naive.reserved_tag, 2**40, 1.5, None, "a")
+        ),
         ("this rank itself", naive.rank, 0),
     ]:
         for name, *data in ("send", 1), ("send_obj", 1), ("recv",), ("recv_obj",):
@@ -197,7 +223,9 @@ def test_wrong_peers_and_tags_raise_at_once(naive):
                 getattr(naive, name)(*data, peer, tag)
 
 
-def test_tags_up_to_the_largest_tell_messages_apart_and_numpy_integers_do_as_ranks(naive):
+def test_tags_up_to_the_largest_tell_messages_apart_and_numpy_integers_do_as_ranks(
+    naive,
+):
     zero, one = np.int64(0), np.uint8(1)
     tags = [zero, 6, MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) - 3]
     assert naive.bcast(naive.rank, root=one) == 1
@@ -215,7 +243,9 @@ def test_settings_that_are_equal_need_not_look_equal(naive):
     naive.multi_node_mean_grad(model, zero_fill=1 if naive.rank else True)
     naive.set_config("allreduce_grad_dtype", "float32" if naive.rank else np.float32)
     naive.multi_node_mean_grad(model, zero_fill=np.bool_(True) if naive.rank else 2)
-    with create_communicator("naive", allreduce_grad_dtype=np.float32 if naive.rank else "f4"):
+    with create_communicator(
+        "naive", allreduce_grad_dtype=np.float32 if naive.rank else "f4"
+    ):
         assert naive.get_config("allreduce_grad_dtype") == np.float32
 
 
@@ -233,6 +263,9 @@ def test_an_allocation_that_fails_on_one_rank_raises_on_all(naive):
     big = np.zeros(64 << 20, np.int8)  # from here on, a handshake precedes the data
     wrong = naive.rank == 1
     for call in (lambda: naive.bcast(big), lambda: naive.scatter([big] * naive.size)):
-        with no_memory_for("a message", wrong), raises_on_all(wrong, MemoryError, "no room here"):
+        with (
+            no_memory_for("a message", wrong),
+            raises_on_all(wrong, MemoryError, "no room here"),
+        ):
             call()
     still_works(naive)

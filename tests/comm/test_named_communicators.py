@@ -36,7 +36,10 @@ def test_each_name_has_a_class():
 
 @pytest.mark.parametrize("name", ON_CPUS)
 def test_a_communicator_is_of_the_class_of_its_name(name):
-    with create_communicator(name) as comm, comm.split(comm.rank % 2, comm.rank) as part:
+    with (
+        create_communicator(name) as comm,
+        comm.split(comm.rank % 2, comm.rank) as part,
+    ):
         assert type(comm) is type(part) is CLASSES[name]
         assert isinstance(comm, MpiCommunicatorBase)
         assert isinstance(comm, CommunicatorBase)
@@ -64,12 +67,17 @@ def test_a_class_without_a_name_leaves_it_to_its_other_bases():
 
 def test_classes_take_what_create_communicator_takes(world):
     with FlatCommunicator(
-        mpi_comm=world, allreduce_grad_dtype="float16", batched_copy=True, reproducible=True
+        mpi_comm=world,
+        allreduce_grad_dtype="float16",
+        batched_copy=True,
+        reproducible=True,
     ) as comm:
         assert comm.get_config("reproducible") is True
         assert comm.get_config("allreduce_grad_dtype") == np.float16
         assert comm.get_config("batched_copy") is True
-    with pytest.raises(TypeError, match="mpi_comm must be an mpi4py intracommunicator, got str"):
+    with pytest.raises(
+        TypeError, match="mpi_comm must be an mpi4py intracommunicator, got str"
+    ):
         NaiveCommunicator("world")  # type: ignore[arg-type]
 
 
@@ -104,7 +112,9 @@ class CountingAsIn13(NaiveCommunicator):
 
 
 @pytest.mark.parametrize("made", [Counting, CountingAsIn13])
-def test_a_mean_of_the_users_own_is_taken_by_both_names_and_by_the_optimizers(made, world):
+def test_a_mean_of_the_users_own_is_taken_by_both_names_and_by_the_optimizers(
+    made, world
+):
     with made(world) as comm:
         for call in (comm.allreduce_grad, comm.multi_node_mean_grad):
             call(with_grads(w=np.ones(3)))
@@ -130,8 +140,12 @@ def by_chainer_7s_name(inner: Any) -> CommunicatorBase:
             return property(lambda self: getattr(inner, name))
         return lambda self, *args: getattr(inner, name)(*args)
 
-    names = CommunicatorBase.__abstractmethods__ - {"allreduce_grad"} | {"multi_node_mean_grad"}
-    kind = type("OfChainer7", (CommunicatorBase,), {name: forward(name) for name in names})
+    names = CommunicatorBase.__abstractmethods__ - {"allreduce_grad"} | {
+        "multi_node_mean_grad"
+    }
+    kind = type(
+        "OfChainer7", (CommunicatorBase,), {name: forward(name) for name in names}
+    )
     made: CommunicatorBase = kind()
     return made
 

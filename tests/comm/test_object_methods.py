@@ -62,7 +62,9 @@ def test_without_a_tag_a_message_of_another_function_stays_where_it_is(naive):
         naive.send_with_metadata(b"gradients", (np.ones(3),), 1, naive.reserved_tag)
         naive.send_obj("mine", 1, 5)
     elif naive.rank == 1:
-        with pytest.raises(TypeError, match=r"rank 1: recv_obj without a tag .* give the tag"):
+        with pytest.raises(
+            TypeError, match=r"rank 1: recv_obj without a tag .* give the tag"
+        ):
             naive.recv_obj(0)
         assert naive.recv_obj(0, 5) == "mine"
         assert naive.recv_with_metadata(0, naive.reserved_tag)[0] == b"gradients"

@@ -34,7 +34,9 @@ def drawn(rank: int, size: int, dtype: Any) -> np.ndarray:
 
 
 @extremes
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "uint64", "bool"])
+@pytest.mark.parametrize(
+    "dtype", ["float16", "float32", "float64", "int8", "uint64", "bool"]
+)
 def test_extremes_are_numpys(comm, op, dtype):
     for size in SIZES:
         rows = [drawn(rank, size, dtype) for rank in range(comm.size)]
@@ -79,7 +81,10 @@ def test_what_travels_in_rounds_is_the_same(world):
         rows = [drawn(rank, 300_000, "i4") for rank in range(comm.size)]
         for op, of in OPERATIONS.items():
             same(comm.allreduce(rows[comm.rank], op), reduce(of, rows))
-            same(comm.reduce_scatter(rows, op), rows[comm.rank] * (comm.size if op == "sum" else 1))
+            same(
+                comm.reduce_scatter(rows, op),
+                rows[comm.rank] * (comm.size if op == "sum" else 1),
+            )
 
 
 @ours_and_inherited
@@ -96,7 +101,9 @@ def test_a_rank_gets_the_sum_of_what_all_have_for_it(comm, kind):
 def test_what_ranks_get_may_differ_in_shape_and_dtype(comm, kind):
     def given(rank: int, to: int) -> np.ndarray:
         shape = [(), (3, 0), (700, 1000), (5,)][to % 4]
-        return np.array(drawn(rank, int(np.prod(shape)), ["f4", "f8", "i2"][to % 3])).reshape(shape)
+        return np.array(
+            drawn(rank, int(np.prod(shape)), ["f4", "f8", "i2"][to % 3])
+        ).reshape(shape)
 
     me, size = comm.rank, comm.size
     mine = tuple(given(me, to) for to in range(size))
@@ -120,7 +127,9 @@ def test_each_rank_may_get_several_arrays_or_none(naive):
 
 
 def test_16_bits_are_summed_in_32(naive):
-    rows = [np.array([2048.0, 1.0, 0.5], "f2")[rank % 3 : rank % 3 + 1] for rank in range(3)]
+    rows = [
+        np.array([2048.0, 1.0, 0.5], "f2")[rank % 3 : rank % 3 + 1] for rank in range(3)
+    ]
     mine = [rows[naive.rank % 3]] * naive.size
     expected = sum(float(rows[rank % 3][0]) for rank in range(naive.size))
     same(naive.reduce_scatter(mine), np.array([expected], "f2"))
@@ -132,7 +141,9 @@ def test_what_cannot_be_scattered_raises_on_all(naive, kind):
     me, size, base = naive.rank, naive.size, kind(naive)
     fine = [np.ones(2)] * size
     wrong = me == 1
-    with raises_on_all(wrong, ValueError, "op .*must be one of sum, max, min, got 'mean'"):
+    with raises_on_all(
+        wrong, ValueError, "op .*must be one of sum, max, min, got 'mean'"
+    ):
         base.reduce_scatter(naive, fine, "mean" if wrong else "sum")
     with raises_on_all(wrong, TypeError):
         base.reduce_scatter(naive, [object()] * size if wrong else fine)
@@ -188,13 +199,17 @@ def test_a_result_that_cannot_be_written_is_this_ranks_error_alone(world):
 def test_what_cannot_be_reduced_raises_on_all(naive):
     wrong, size = naive.rank == 1, naive.size
     for call in (naive.allreduce, lambda x, op: naive.reduce_scatter([x] * size, op)):
-        with raises_on_all(wrong, ValueError, "op .* must be one of sum, max, min, got None"):
+        with raises_on_all(
+            wrong, ValueError, "op .* must be one of sum, max, min, got None"
+        ):
             call(np.ones(2), op=None if wrong else "sum")
         with pytest.raises(TypeError, match="can't take the max of dtype complex64"):
             call(np.ones(2, "c8"), op="max")
         with pytest.raises(RankMismatchError, match="op"):
             call(np.ones(2), op="max" if wrong else "min")
-    with raises_on_all(wrong, ValueError, f"expected {size} values, one for each rank, got 1"):
+    with raises_on_all(
+        wrong, ValueError, f"expected {size} values, one for each rank, got 1"
+    ):
         naive.reduce_scatter([np.ones(2)] * (1 if wrong else size))
 
 
@@ -206,7 +221,9 @@ def test_within_a_machine_sums_take_no_messages(world, reproducible):
         comm.allreduce(rows[comm.rank])  # its first use
         with no_sums_by_messages():
             same(comm.allreduce(rows[comm.rank]), reduce(np.add, rows))
-            same(comm.multi_node_mean(rows[comm.rank]), reduce(np.add, rows) / comm.size)
+            same(
+                comm.multi_node_mean(rows[comm.rank]), reduce(np.add, rows) / comm.size
+            )
 
 
 @pytest.mark.sizes(2, 3, 4)
@@ -215,7 +232,10 @@ def test_two_means_that_are_prepared_at_a_time_do_not_mix(world, backwards):
     with create_communicator("hierarchical") as comm:
         comm.allreduce_grad(with_grads(w=np.ones(1000, "f4")))
         for elements in (10, 300_000):
-            models = [with_grads(w=np.full(elements, comm.rank + 10 * n, "f4")) for n in range(2)]
+            models = [
+                with_grads(w=np.full(elements, comm.rank + 10 * n, "f4"))
+                for n in range(2)
+            ]
             reducers = [comm.make_reducer() for _ in models]
             for reducer, model in zip(reducers, models, strict=True):
                 reducer.add(model)

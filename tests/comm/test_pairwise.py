@@ -27,11 +27,15 @@ SIZES = (300_001, 1 << 20, 262_144, 1_000_003, 7)
 @cache
 def drawn(rank, dtype, call=0):
     rng = np.random.default_rng(100 * call + rank)
-    return {f"p{i}": rng.standard_normal(size).astype(dtype) for i, size in enumerate(SIZES)}
+    return {
+        f"p{i}": rng.standard_normal(size).astype(dtype) for i, size in enumerate(SIZES)
+    }
 
 
 def means(comm, dtype, call=0):
-    model = with_grads(**{name: a.copy() for name, a in drawn(comm.rank, dtype, call).items()})
+    model = with_grads(
+        **{name: a.copy() for name, a in drawn(comm.rank, dtype, call).items()}
+    )
     comm.allreduce_grad(model)
     return {name: param.grad.tobytes() for name, param in model.namedparams()}
 
@@ -66,8 +70,14 @@ def test_back_to_back_calls_with_delays_do_not_mix(world):
 
 
 @pytest.mark.parametrize("nodes", ["together", "apart"])
-def test_patient_waits_give_the_same_bits_also_where_some_are_urgent_or_not_patient(world, nodes):
-    with create_communicator("hierarchical") if nodes == "together" else apart(world) as comm:
+def test_patient_waits_give_the_same_bits_also_where_some_are_urgent_or_not_patient(
+    world, nodes
+):
+    with (
+        create_communicator("hierarchical")
+        if nodes == "together"
+        else apart(world) as comm
+    ):
         expected = means(comm, "float32")
         everybody = range(world.size)
         cases = [(everybody, ()), (everybody, (0,)), (everybody, everybody), ((), ())]
@@ -81,7 +91,9 @@ def test_patient_waits_give_the_same_bits_also_where_some_are_urgent_or_not_pati
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("schedule", [BLOCKING, OVERLAPPED])
-def test_what_is_received_hardly_grows_with_the_number_of_ranks(world, monkeypatch, schedule):
+def test_what_is_received_hardly_grows_with_the_number_of_ranks(
+    world, monkeypatch, schedule
+):
     for start in "start_reduce_scatter", "start_allgather":
         monkeypatch.setattr(inside, start, lambda *_: [])
     grad = np.zeros(20 << 20, "f4")

@@ -17,7 +17,11 @@ def group_of(world):
 
 def test_what_is_raised_in_a_step_interrupts_it(world):
     group = group_of(world)
-    with pytest.raises(KeyboardInterrupt), group.in_step("outer"), group.in_step("inner"):
+    with (
+        pytest.raises(KeyboardInterrupt),
+        group.in_step("outer"),
+        group.in_step("inner"),
+    ):
         raise KeyboardInterrupt
     assert group.handshake.interruptions == [
         "inner was interrupted on this rank (KeyboardInterrupt: )"
@@ -28,5 +32,7 @@ def test_a_signal_between_a_step_and_its_end_does_not(world):
     group = group_of(world)
     step = group.in_step("a step")
     step.__enter__()
-    del step  # as a handler's exception leaves it, which is raised before the end is called
+    del (
+        step
+    )  # as a handler's exception leaves it, which is raised before the end is called
     assert group.handshake.interruptions == []

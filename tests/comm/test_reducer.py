@@ -57,7 +57,9 @@ several_ranks = pytest.mark.sizes(2, 3, 4)
 @pytest.fixture(params=OURS)
 def comm(request, world) -> Iterator[Any]:
     with MAKERS[request.param](world) as communicator:
-        check_mean(communicator)  # all is made that a test may need while a thread communicates
+        check_mean(
+            communicator
+        )  # all is made that a test may need while a thread communicates
         yield communicator
 
 
@@ -72,11 +74,15 @@ def buckets_of(rank: int, missing: str = "") -> list[Model]:
 
 
 def whole(buckets: list[Model]) -> Model:
-    return Model(**{name: param for bucket in buckets for name, param in bucket.params.items()})
+    return Model(
+        **{name: param for bucket in buckets for name, param in bucket.params.items()}
+    )
 
 
 def bits(*buckets: Model) -> dict[str, Any]:
-    grads = {name: param.grad for bucket in buckets for name, param in bucket.params.items()}
+    grads = {
+        name: param.grad for bucket in buckets for name, param in bucket.params.items()
+    }
     return {
         name: None if grad is None else (grad.dtype.str, grad.shape, grad.tobytes())
         for name, grad in grads.items()
@@ -181,7 +187,9 @@ def test_a_gradient_that_fails_is_kept_no_longer_than_its_error(comm):
 
 @pytest.mark.parametrize("comm", OURS, indirect=True)
 def test_a_method_in_the_place_of_ours_takes_the_means(comm, monkeypatch):
-    with create_communicator("flat", comm.mpi_comm, allreduce_grad_dtype="float16") as other:
+    with create_communicator(
+        "flat", comm.mpi_comm, allreduce_grad_dtype="float16"
+    ) as other:
         monkeypatch.setattr(comm, "multi_node_mean_grad", other.multi_node_mean_grad)
         model = with_grads(w=np.full(9, 0.1 + comm.rank, "f4"))
         finish(comm.make_reducer(zero_fill=True), model)
@@ -213,7 +221,9 @@ def test_a_payload_that_is_none_or_too_long_raises_on_all(comm):
 def test_a_third_partys_payload_that_is_none_raises_on_all(world):
     with MAKERS["third party"](world) as comm:
         wrong = comm.rank == 1
-        with raises_on_all(wrong, TypeError, "the payload of allreduce_grad must be bytes"):
+        with raises_on_all(
+            wrong, TypeError, "the payload of allreduce_grad must be bytes"
+        ):
             comm.make_reducer().agree(payload="words" if wrong else b"1")
         check_mean(comm)
 
@@ -221,7 +231,9 @@ def test_a_third_partys_payload_that_is_none_raises_on_all(world):
 @with_third_party
 def test_steps_in_another_order_are_refused(comm):
     model = with_grads(w=np.full(3, comm.rank, "f4"))
-    check_mean(comm)  # from the second one on, no barrier stands between packing and summing
+    check_mean(
+        comm
+    )  # from the second one on, no barrier stands between packing and summing
     reducer = comm.make_reducer()
     reducer.add(model)
     with pytest.raises(RuntimeError, match="allreduce_grad: agree\\(\\) before start"):
@@ -234,7 +246,9 @@ def test_steps_in_another_order_are_refused(comm):
         work.assign()
     work.wait()
     work.assign()
-    np.testing.assert_array_equal(model.params["w"].grad, np.full(3, (comm.size - 1) / 2))
+    np.testing.assert_array_equal(
+        model.params["w"].grad, np.full(3, (comm.size - 1) / 2)
+    )
 
 
 @pytest.mark.parametrize("name", ["flat", "hierarchical"])
@@ -301,7 +315,9 @@ def test_gradients_that_differ_are_told_on_all(comm, through, name, param, told)
         reducer = comm.make_reducer(channel=channel if through else None)
         reducer.add(with_grads(first=np.ones(2, "f4")))
         reducer.add(Model(**{name: param}) if last else with_grads(w=np.ones(3, "f4")))
-        with pytest.raises(RankMismatchError, match=rf"/w float32 \(3,\) on rank.*; {told} on"):
+        with pytest.raises(
+            RankMismatchError, match=rf"/w float32 \(3,\) on rank.*; {told} on"
+        ):
             reducer.agree()
         check_mean(comm)
         check_mean(channel)
@@ -332,7 +348,9 @@ def test_missing_gradients_stay_so_or_count_as_zeros(comm, on_all, on_one, zero_
     finish(comm.make_reducer(zero_fill), *buckets)
     found = bits(*buckets)
     assert found == expected(comm, missing, zero_fill)
-    if not (zero_fill and isinstance(comm, PlainCommunicator)):  # which can't ask the others
+    if not (
+        zero_fill and isinstance(comm, PlainCommunicator)
+    ):  # which can't ask the others
         nowhere = on_all if comm.size > 1 else missing
         assert {name for name in found if found[name] is None} == set(nowhere)
 
@@ -380,7 +398,9 @@ def test_planned_buckets_are_reduced_in_a_thread_as_they_come(comm, on_all, on_o
             work.assign()
             assert bits(*buckets) == expected(comm, missing, on_one != "")
             kept = [name for name in own if own[name] is not None]
-            assert not any(np.shares_memory(params[name].grad, own[name]) for name in kept)
+            assert not any(
+                np.shares_memory(params[name].grad, own[name]) for name in kept
+            )
             assert all(params[name].grad.flags.writeable for name in kept)
 
 
@@ -422,7 +442,11 @@ def test_what_is_not_planned_goes_through_another_communicator_too(comm):
 def test_nothing_is_planned_without_another_communicator_or_on_a_third_partys(comm):
     model = with_grads(w=np.full(9, comm.rank, "f4"))
     third_party = isinstance(comm, PlainCommunicator)
-    told = "PlainCommunicator takes no plans" if third_party else "through another communicator"
+    told = (
+        "PlainCommunicator takes no plans"
+        if third_party
+        else "through another communicator"
+    )
     with comm.split(0, comm.rank) as channel:
         reducer = comm.make_reducer(channel=channel if third_party else None)
         assert reducer.takes_plans != third_party
@@ -449,7 +473,9 @@ def test_what_is_no_float_gradient_is_told_on_all(comm, through, number):
         error = TypeError if wrong else PeerError
         with pytest.raises(error, match=r"rank 1: .*/w has dtype int32") as caught:
             finish(reducer, *buckets)
-        assert any(entry.name == ("add" if wrong else "agree") for entry in caught.traceback)
+        assert any(
+            entry.name == ("add" if wrong else "agree") for entry in caught.traceback
+        )
         check_mean(comm)
         check_mean(channel)
 
@@ -458,7 +484,9 @@ def test_what_is_no_float_gradient_is_told_on_all(comm, through, number):
 @pytest.mark.parametrize("buckets", [1, 2])
 def test_a_name_that_one_rank_has_twice_is_told_on_all(comm, buckets):
     grads = [np.full(3, float(comm.rank), "f4") for _ in range(4)]
-    twice = SimpleNamespace(namedparams=lambda: [("/w", Param(g, g)) for g in grads[:2]])
+    twice = SimpleNamespace(
+        namedparams=lambda: [("/w", Param(g, g)) for g in grads[:2]]
+    )
     once = with_grads(w=grads[2])
     reducer = comm.make_reducer()
     for number in range(buckets):

@@ -25,7 +25,9 @@ def test_an_algorithm_of_the_users_own_is_not_taken_for_reproducible(monkeypatch
 
 def test_a_name_of_no_backend_is_an_error_on_all_ranks(world, monkeypatch):
     monkeypatch.setitem(REGISTRY, "mine", Entry("hierarchical"))
-    with pytest.raises(ValueError, match=r"unknown backend 'hierarchical'; use one of: bucketed,"):
+    with pytest.raises(
+        ValueError, match=r"unknown backend 'hierarchical'; use one of: bucketed,"
+    ):
         create_communicator("mine")
     create_communicator("flat").finalize()
 

@@ -42,7 +42,9 @@ def communicator(name: str, nodes: tuple[int, ...]) -> Any:
 
 def digest(grads: Iterable[Any]) -> str:
     return hashlib.sha1(
-        b"".join(repr(None if g is None else (g.shape, g.tobytes())).encode() for g in grads)
+        b"".join(
+            repr(None if g is None else (g.shape, g.tobytes())).encode() for g in grads
+        )
     ).hexdigest()
 
 
@@ -71,7 +73,9 @@ def differing(comm: Any, found: dict[Any, str]) -> set[Any]:
 @pytest.mark.parametrize("examples", [5, pytest.param(100, marks=pytest.mark.full)])
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.ranks(2, 4)
-def test_any_model_has_the_same_bits_over_all_topologies_and_by_all_names(world, examples):
+def test_any_model_has_the_same_bits_over_all_topologies_and_by_all_names(
+    world, examples
+):
     @settings(max_examples=examples)
     @given(MODELS, st.sampled_from([None, *DTYPES]), st.booleans())
     def check(entries, wire, zero_fill):
@@ -83,7 +87,9 @@ def test_any_model_has_the_same_bits_over_all_topologies_and_by_all_names(world,
         assert len(found) >= 5
         assert not differing(comm, found)
         # And it is the mean.
-        check_model(comm, lambda: run(comm, entries, zero_fill), entries, wire, zero_fill)
+        check_model(
+            comm, lambda: run(comm, entries, zero_fill), entries, wire, zero_fill
+        )
 
     check()
 
@@ -91,7 +97,9 @@ def test_any_model_has_the_same_bits_over_all_topologies_and_by_all_names(world,
 def orders_differ(rank: int, dtype: str = "f4") -> np.ndarray:
     """Numbers whose sum depends on the order of ranks; some too large to be summed as they are."""
     random = np.random.default_rng(rank)
-    array = (random.standard_normal(3000) * 10.0 ** random.integers(-6, 6, 3000)).astype(dtype)
+    array = (
+        random.standard_normal(3000) * 10.0 ** random.integers(-6, 6, 3000)
+    ).astype(dtype)
     array[:20] = np.finfo(dtype).max
     return array
 
@@ -133,7 +141,9 @@ def test_many_ranks_are_summed_in_their_order_too(world):
             with reproducible(nodes, name) as comm:
                 comm.allreduce_grad(model := with_grads(w=rows[world.rank].copy()))
                 np.testing.assert_array_equal(model["w"].grad, mean)
-                np.testing.assert_array_equal(comm.multi_node_mean(rows[world.rank]), mean)
+                np.testing.assert_array_equal(
+                    comm.multi_node_mean(rows[world.rank]), mean
+                )
         with on_nodes((0,) * world.size, "flat") as comm:
             assert not np.array_equal(comm.multi_node_mean(rows[world.rank]), mean)
 
@@ -144,7 +154,9 @@ def test_many_ranks_are_summed_in_their_order_too(world):
 def test_without_it_bits_differ(world, wire):
     """Else the tests above would tell nothing."""
     every = [("flat", (0,) * world.size), ("hierarchical", (0,) * world.size)]
-    every += [("hierarchical", nodes) for nodes in IMPOSED[world.size] if len(set(nodes)) > 1]
+    every += [
+        ("hierarchical", nodes) for nodes in IMPOSED[world.size] if len(set(nodes)) > 1
+    ]
     found = {}
     for name, nodes in every:
         with on_nodes(nodes, name, allreduce_grad_dtype=wire) as comm:
@@ -179,14 +191,20 @@ def buckets_of(rank: int, division: Iterable[Iterable[str]]) -> list[Model]:
 
 
 def bits(buckets: list[Model]) -> str:
-    params = {name: param for bucket in buckets for name, param in bucket.params.items()}
+    params = {
+        name: param for bucket in buckets for name, param in bucket.params.items()
+    }
     return digest(params[name].grad for name in ARRAYS)
 
 
 DIVISIONS = {
     "one": [list(ARRAYS)],
     "each": [[name] for name in reversed(ARRAYS)],
-    "few": [["b", "s1", "s2"], ["e", "d", "a"], ["c", *(f"s{i}" for i in (0, 3, 4, 5, 6, 7, 8))]],
+    "few": [
+        ["b", "s1", "s2"],
+        ["e", "d", "a"],
+        ["c", *(f"s{i}" for i in (0, 3, 4, 5, 6, 7, 8))],
+    ],
 }
 
 
@@ -196,7 +214,9 @@ def test_neither_buckets_nor_chunks_nor_nodes_change_bits(world, wire):
     """Whether gradients come as one list, in buckets, or planned, through another communicator."""
     found = {}
     places = ((0,) * world.size, tuple(range(world.size)))
-    for nodes, chunk_bytes, (how, division) in product(places, (None, 4096), DIVISIONS.items()):
+    for nodes, chunk_bytes, (how, division) in product(
+        places, (None, 4096), DIVISIONS.items()
+    ):
         with (
             reproducible(nodes, allreduce_grad_dtype=wire) as comm,
             comm.split(0, comm.rank) as through,
@@ -221,7 +241,9 @@ def test_neither_buckets_nor_chunks_nor_nodes_change_bits(world, wire):
 
 @pytest.mark.sizes(2, 3, 4)
 def test_ranks_agree_on_it(world):
-    with pytest.raises(RankMismatchError, match=r"reproducible: True on rank 0; False on rank"):
+    with pytest.raises(
+        RankMismatchError, match=r"reproducible: True on rank 0; False on rank"
+    ):
         create_communicator("flat", reproducible=world.rank == 0)
     told = ValueError if world.rank == 0 else PeerError
     with pytest.raises(told, match="reproducible must be True or False, got 'yes'"):
@@ -231,11 +253,20 @@ def test_ranks_agree_on_it(world):
 def test_it_is_shown_and_stays():
     with create_communicator("naive") as comm:
         assert comm.get_config("reproducible") is False
-        with pytest.raises(ValueError, match=r"create_communicator\(..., reproducible=True\)"):
+        with pytest.raises(
+            ValueError, match=r"create_communicator\(..., reproducible=True\)"
+        ):
             comm.set_config("reproducible", True)
-    with create_communicator(reproducible=True) as comm, comm.split(0, comm.rank) as part:
+    with (
+        create_communicator(reproducible=True) as comm,
+        comm.split(0, comm.rank) as part,
+    ):
         for each in (comm, part):
-            assert each.get_config("reproducible") is each.get_config()["reproducible"] is True
+            assert (
+                each.get_config("reproducible")
+                is each.get_config()["reproducible"]
+                is True
+            )
             with pytest.raises(ValueError, match="setting 'reproducible' stays"):
                 each.set_config("reproducible", False)
             check_mean(each)

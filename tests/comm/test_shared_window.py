@@ -28,7 +28,10 @@ pytestmark = pytest.mark.world
             "prefault",
             "no room for shared memory in /dev/shm on some node (docker run --shm-size=1g)",
         ),
-        ("__init__", "shared memory could not be allocated on some node: no such memory"),
+        (
+            "__init__",
+            "shared memory could not be allocated on some node: no such memory",
+        ),
         ("is_shared", "the memory that MPI calls shared is not, on some node"),
     ],
 )
@@ -46,7 +49,9 @@ def test_where_one_node_has_no_window_mpi_serves_and_one_line_says_why(
             return shared_window.NO_ROOM if unlucky else ""
         return result and not unlucky
 
-    monkeypatch.setattr(shared_window if what == "obstacle" else SharedWindow, what, fail)
+    monkeypatch.setattr(
+        shared_window if what == "obstacle" else SharedWindow, what, fail
+    )
     with on_nodes(nodes, name) as comm:
         check_mean(comm, calls=2)
     said = capfd.readouterr().err
@@ -57,8 +62,12 @@ def test_where_one_node_has_no_window_mpi_serves_and_one_line_says_why(
 def test_memory_that_is_not_shared_is_noticed(world):
     window = SharedWindow(world, [4096] * world.size)
     assert window.is_shared()
-    assert all(is_in_shared_memory(buffer) for buffer in window.buffers) == (world.size > 1)
+    assert all(is_in_shared_memory(buffer) for buffer in window.buffers) == (
+        world.size > 1
+    )
     if world.rank:
-        window.buffers[0] = np.zeros(64, np.uint8)  # as if this rank mapped something else
+        window.buffers[0] = np.zeros(
+            64, np.uint8
+        )  # as if this rank mapped something else
     assert window.is_shared() == (world.size == 1)
     window.close()

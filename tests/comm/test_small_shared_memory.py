@@ -11,7 +11,9 @@ from tests.support import jobs
 
 COMMUNICATORS = 12
 FEW_MIB = 38  # for few of their windows: 4 MiB each, up to 11 for MPI, and 8 that must stay free
-MOUNT = 'mount --make-rprivate / && mount -t tmpfs -o size=$0m tmpfs /dev/shm && exec "$@"'
+MOUNT = (
+    'mount --make-rprivate / && mount -t tmpfs -o size=$0m tmpfs /dev/shm && exec "$@"'
+)
 SMALL = ["unshare", "--mount", "sh", "-c", MOUNT, str(FEW_MIB)]
 CHAINERMN = str(jobs.MPIEXEC.parent / "chainermn")
 RANKS, DOCKER_MIB = 32, 64  # that many on a machine, and Docker's default
@@ -75,20 +77,39 @@ def lacking() -> str:
 
 @pytest.mark.parametrize(
     ("kernel", "others"),
-    [("new", "take nothing"), ("old", "take nothing"), ("new", "take it after the check")],
+    [
+        ("new", "take nothing"),
+        ("old", "take nothing"),
+        ("new", "take it after the check"),
+    ],
 )
-def test_many_communicators_take_what_is_there_and_give_it_back(tmp_path, kernel, others):
+def test_many_communicators_take_what_is_there_and_give_it_back(
+    tmp_path, kernel, others
+):
     if why := lacking():
         pytest.skip(f"no small /dev/shm can be had here: {why}")
     if others == "take it after the check" and jobs.on_open_mpi():
-        pytest.skip("on Open MPI the others then wait for ever for the rank that has no room")
+        pytest.skip(
+            "on Open MPI the others then wait for ever for the rank that has no room"
+        )
     path = tmp_path / "script.py"
     path.write_text(jobs.PRELUDE + MANY)
-    command = [*SMALL, str(jobs.MPIEXEC), "-n", "2", sys.executable, str(path), kernel, others]
+    command = [
+        *SMALL,
+        str(jobs.MPIEXEC),
+        "-n",
+        "2",
+        sys.executable,
+        str(path),
+        kernel,
+        others,
+    ]
     job = jobs.run_command(command, jobs.variables(), jobs.SECONDS)
     assert job.returncode == 0, job
     assert 0 < job.err.count("no room for shared memory") < COMMUNICATORS, job
-    frees = [line.split()[1:] for line in job.out.splitlines() if line.startswith("FREE")]
+    frees = [
+        line.split()[1:] for line in job.out.splitlines() if line.startswith("FREE")
+    ]
     assert len(frees) == 2, job
     # Windows are gone, those tried in vain too.
     assert all(int(after) >= int(before) - 1 for before, after in frees), job
@@ -117,7 +138,9 @@ def start_many(folder, mib):
 
 
 @pytest.mark.full
-def test_many_ranks_in_a_container_of_docker_s_default_are_told_to_give_it_more(tmp_path):
+def test_many_ranks_in_a_container_of_docker_s_default_are_told_to_give_it_more(
+    tmp_path,
+):
     """MPICH itself ends by a signal without a word, or waits; Open MPI takes what is there."""
     if why := lacking():
         pytest.skip(f"no small /dev/shm can be had here: {why}")
@@ -129,12 +152,16 @@ def test_many_ranks_in_a_container_of_docker_s_default_are_told_to_give_it_more(
     assert job.returncode != 0, job
     log = tmp_path / "job.log"
     log.write_text(job.err)
-    told = jobs.run_command([CHAINERMN, "explain", str(log)], jobs.variables(), jobs.SECONDS)
+    told = jobs.run_command(
+        [CHAINERMN, "explain", str(log)], jobs.variables(), jobs.SECONDS
+    )
     assert "docker run --shm-size=1g ...   # or --ipc=host" in told.out, told
 
 
 @pytest.mark.full
-def test_many_ranks_whose_windows_have_no_room_are_told_to_give_the_container_more(tmp_path):
+def test_many_ranks_whose_windows_have_no_room_are_told_to_give_the_container_more(
+    tmp_path,
+):
     if why := lacking():
         pytest.skip(f"no small /dev/shm can be had here: {why}")
     job = start_many(tmp_path, 200)

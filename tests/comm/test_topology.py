@@ -46,7 +46,9 @@ def test_each_answer_takes_the_same_time_however_many_ranks_there_are():
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=12))
 def test_every_rank_has_a_place(labels):
     topology = Topology.of(labels)
-    places = {(topology.inter_rank(r), topology.intra_rank(r)) for r in range(topology.size)}
+    places = {
+        (topology.inter_rank(r), topology.intra_rank(r)) for r in range(topology.size)
+    }
     assert len(places) == len(labels)
     for node in range(topology.inter_size):
         ranks = [rank for rank, other in enumerate(topology.nodes) if other == node]

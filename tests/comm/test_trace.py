@@ -46,14 +46,20 @@ def test_every_method_is_traced(world, folder, name):
                 (send(x, 1, 7) if world.rank == 0 else recv(0, 7))
     found = calls(folder, world.rank)
     methods += ["allreduce_grad"] * 2
-    messages = (["send", "send_obj"], ["recv", "recv_obj"], [])[world.rank if world.size > 1 else 2]
+    messages = (["send", "send_obj"], ["recv", "recv_obj"], [])[
+        world.rank if world.size > 1 else 2
+    ]
     assert [call["name"] for call in found] == [*methods, *messages, "finalize"]
     args = {call["name"]: call["args"] for call in found}
     assert args["bcast"]["root"] == args["gather"]["root"] == root
     assert args["allreduce"]["bytes"] == args["multi_node_mean"]["bytes"] == 24
-    sizes = [call["args"]["bytes"] for call in found if call["name"] == "allreduce_grad"]
+    sizes = [
+        call["args"]["bytes"] for call in found if call["name"] == "allreduce_grad"
+    ]
     assert sizes == [4 * (15 + 7), 4 * (15 + 7), 4 * 300_000]
-    numbers = [call["args"]["sequence"] for call in found if call["cat"] == "collective"]
+    numbers = [
+        call["args"]["sequence"] for call in found if call["cat"] == "collective"
+    ]
     assert numbers == sorted(set(numbers))
     for call in found:
         assert (call["pid"], call["tid"]) == (world.rank, 0)
@@ -86,7 +92,11 @@ def test_errors_are_recorded_and_the_next_call_is_traced_again(world, folder):
         comm.allreduce(1.0)
     found = calls(folder, world.rank)
     errors = [(call["name"], call["args"].get("error")) for call in found]
-    assert errors == [("allreduce", "TypeError"), ("allreduce", None), ("finalize", None)]
+    assert errors == [
+        ("allreduce", "TypeError"),
+        ("allreduce", None),
+        ("finalize", None),
+    ]
 
 
 class Unreadable:
@@ -101,7 +111,9 @@ def test_the_errors_of_messages_are_recorded_too(world, folder):
             comm.send_obj("text", 1)
             comm.send(np.ones(2), 1)
             comm.send_obj(Unreadable(), 1)
-        for receive in (comm.recv, comm.recv_with_metadata, comm.recv_obj)[: 3 * world.rank]:
+        for receive in (comm.recv, comm.recv_with_metadata, comm.recv_obj)[
+            : 3 * world.rank
+        ]:
             with pytest.raises((TypeError, ValueError)):
                 receive(0)
     found = [call["args"].get("error") for call in calls(folder, world.rank)]
@@ -110,19 +122,28 @@ def test_the_errors_of_messages_are_recorded_too(world, folder):
 
 
 def test_parts_of_a_communicator_have_names_and_members(world, folder):
-    with create_communicator("naive") as comm, comm.split(world.rank % 2, -world.rank) as part:
+    with (
+        create_communicator("naive") as comm,
+        comm.split(world.rank % 2, -world.rank) as part,
+    ):
         part.allreduce(1.0)
-    told = [e for e in events(folder, world.rank) if e["name"] == "chainermn communicator"]
+    told = [
+        e for e in events(folder, world.rank) if e["name"] == "chainermn communicator"
+    ]
     whole, mine = (event["args"] for event in told)
     assert whole["communicator"] != mine["communicator"]
     assert whole["ranks"] == list(range(world.size))
-    assert mine["ranks"] == [r for r in reversed(range(world.size)) if r % 2 == world.rank % 2]
+    assert mine["ranks"] == [
+        r for r in reversed(range(world.size)) if r % 2 == world.rank % 2
+    ]
     assert mine["ranks"][mine["rank"]] == world.rank
     named = {c["name"]: c["args"]["communicator"] for c in calls(folder, world.rank)}
     assert named["allreduce"] == mine["communicator"]
     assert named["split"] == whole["communicator"]
     everywhere = world.allgather((mine["communicator"], mine["ranks"]))
-    assert len({name for name, _ in everywhere}) == len({tuple(r) for _, r in everywhere})
+    assert len({name for name, _ in everywhere}) == len(
+        {tuple(r) for _, r in everywhere}
+    )
     runs = world.allgather({event["args"]["run"] for event in told})
     assert len(set().union(*runs)) == 1
 
@@ -131,11 +152,17 @@ def test_clocks_are_compared_at_the_start_now_and_then_and_at_the_end(world, fol
     with create_communicator("naive") as comm:
         for _ in range(300):
             comm.bcast_obj(0)
-    found = [e["args"] for e in events(folder, world.rank) if e["name"] == "chainermn clock"]
+    found = [
+        e["args"] for e in events(folder, world.rank) if e["name"] == "chainermn clock"
+    ]
     last = max(call["args"].get("sequence", 0) for call in calls(folder, world.rank))
     assert last > 256
     assert len(found) == 1 + sum(2**power <= last for power in range(6, 20)) + 1
-    zeros = [e["args"]["zero"] for e in events(folder, world.rank) if e["name"] == "chainermn"]
+    zeros = [
+        e["args"]["zero"]
+        for e in events(folder, world.rank)
+        if e["name"] == "chainermn"
+    ]
     for one in found:
         # All processes of a machine share the clock.
         assert abs(one["ahead"] - zeros[0]) <= one["round_trip"] / 2 + 1
@@ -143,10 +170,14 @@ def test_clocks_are_compared_at_the_start_now_and_then_and_at_the_end(world, fol
     assert [one["at"] for one in found] == sorted(one["at"] for one in found)
 
 
-def test_the_error_of_clocks_that_drift_apart_while_they_are_compared_is_told(world, folder):
+def test_the_error_of_clocks_that_drift_apart_while_they_are_compared_is_told(
+    world, folder
+):
     with clock_at_speed(1 + 9 * world.rank), create_communicator("naive"):
         pass
-    found = [e["args"] for e in events(folder, world.rank) if e["name"] == "chainermn clock"]
+    found = [
+        e["args"] for e in events(folder, world.rank) if e["name"] == "chainermn clock"
+    ]
     assert found
     for one in found:
         assert (one["round_trip"] > 0) == (world.rank > 0)

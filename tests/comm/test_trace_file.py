@@ -91,7 +91,9 @@ def test_a_full_disk_ends_the_trace_and_not_the_training(world, folder):
     assert names == ["allreduce"] * (1 if world.rank == 0 else 3)
 
 
-def test_a_disk_that_hangs_keeps_neither_the_training_nor_its_end(world, folder, monkeypatch):
+def test_a_disk_that_hangs_keeps_neither_the_training_nor_its_end(
+    world, folder, monkeypatch
+):
     monkeypatch.setattr(file, "END_SECONDS", 0.1)
     reading, writing = os.pipe()
     os.set_blocking(writing, False)

@@ -43,7 +43,9 @@ if rank == 0:
 
 
 def traced(folder: Path, ranks: int, text: str, *arguments: str) -> Job:
-    return run_text(ranks, text, *arguments, environment={"CHAINERMN_TRACE": str(folder)})
+    return run_text(
+        ranks, text, *arguments, environment={"CHAINERMN_TRACE": str(folder)}
+    )
 
 
 def trace(*arguments: object) -> str:
@@ -61,18 +63,28 @@ def test_ranks_with_other_clocks_are_aligned_and_the_late_one_is_named(tmp_path)
     said = trace(tmp_path / "t", "--output", tmp_path / "merged.json")
     assert "Others wait most for rank 1" in said
     assert "clocks agree to within" in said
-    calls = [e for e in json.loads((tmp_path / "merged.json").read_text()) if e["ph"] == "X"]
+    calls = [
+        e for e in json.loads((tmp_path / "merged.json").read_text()) if e["ph"] == "X"
+    ]
     starts = {
-        rank: [c["ts"] / 1e6 for c in calls if (c["pid"], c["name"]) == (rank, "allreduce")]
+        rank: [
+            c["ts"] / 1e6 for c in calls if (c["pid"], c["name"]) == (rank, "allreduce")
+        ]
         for rank in range(3)
     }
     # A rank may be stopped for a while between its own look at the clock and the trace's, so not
     # all moments fit. Drift alone, if it stayed, would come to a hundredth of the time.
     base = sorted(s - m for s, m in zip(starts[0], moments[0], strict=True))[20]
     for rank in range(3):
-        errors = sorted(abs(s - m - base) for s, m in zip(starts[rank], moments[rank], strict=True))
+        errors = sorted(
+            abs(s - m - base) for s, m in zip(starts[rank], moments[rank], strict=True)
+        )
         assert errors[20] < 2.5e-3 * (moments[0][-1] - moments[0][0]), (rank, errors)
-    last = [c for c in calls if c["name"] == "allreduce" and c["args"].get("waited_for") == 1]
+    last = [
+        c
+        for c in calls
+        if c["name"] == "allreduce" and c["args"].get("waited_for") == 1
+    ]
     assert len(last) > 40  # of 80: most
 
 
@@ -134,7 +146,9 @@ def test_training_and_differentiable_communication_are_traced(tmp_path, double):
         # Means are part of an update, except those that another thread takes.
         means = "allreduce_grad" if double else "update"
         gradients = [c for c in calls if c["name"] == means and c["args"]["bytes"]]
-        assert [call["args"]["bytes"] for call in gradients] == [4 * (8 * 3 + 3)] * len(gradients)
+        assert [call["args"]["bytes"] for call in gradients] == [4 * (8 * 3 + 3)] * len(
+            gradients
+        )
         assert len(gradients) >= 2
         assert any(call["tid"] for call in gradients) == double
         names = {call["name"] for call in calls}
@@ -158,5 +172,7 @@ def test_a_rank_that_aborts_the_job_loses_no_call(tmp_path):
     job = traced(tmp_path, 2, ABORTS)
     assert job.returncode, job
     (path,) = tmp_path.glob("*.rank1.json")
-    calls = [event for event in json.loads(path.read_text()[:-2] + "]") if event["ph"] == "X"]
+    calls = [
+        event for event in json.loads(path.read_text()[:-2] + "]") if event["ph"] == "X"
+    ]
     assert [call["name"] for call in calls] == ["bcast_obj"] * 300

@@ -23,16 +23,25 @@ def describe(value: Any) -> Any:
             "dtype": value.dtype.name,
             "shape": list(value.shape),
             "writable": value.flags.writeable,
-            "values": value.tolist() if value.dtype.kind in "biuf" else list(map(str, value.flat)),
+            "values": value.tolist()
+            if value.dtype.kind in "biuf"
+            else list(map(str, value.flat)),
         }
     if isinstance(value, np.generic):
         return {"type": value.dtype.name, "value": value.item()}
     if isinstance(value, chainer.Variable):
         array = describe(value.array)
-        return {"type": "Variable", "array": array, "requires_grad": value.requires_grad}
+        return {
+            "type": "Variable",
+            "array": array,
+            "requires_grad": value.requires_grad,
+        }
     if type(value) in (list, tuple, set):
         items = sorted(value) if isinstance(value, set) else value
-        return {"type": type(value).__name__, "items": [describe(item) for item in items]}
+        return {
+            "type": type(value).__name__,
+            "items": [describe(item) for item in items],
+        }
     if isinstance(value, Mapping):
         items = {str(key): describe(item) for key, item in value.items()}
         return {"type": type(value).__name__, "items": items}
@@ -66,7 +75,9 @@ def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
 
 def same(before: Any, now: Any) -> bool:
     if isinstance(before, float):
-        return math.isclose(before, now, **CLOSE) or (math.isnan(before) and math.isnan(now))
+        return math.isclose(before, now, **CLOSE) or (
+            math.isnan(before) and math.isnan(now)
+        )
     return bool(before == now)
 
 
@@ -94,9 +105,8 @@ def said(description: Any) -> str:
         return f"{description['type']}({said(description['value'])})"
     if "items" in description:
         items = description["items"]
-        return (
-            f"{description['type']}({mapping(items) if isinstance(items, dict) else said(items)})"
-        )
+        inner = mapping(items) if isinstance(items, dict) else said(items)
+        return f"{description['type']}({inner})"
     if "type" in description:
         return str(description["type"])
     return mapping(description)

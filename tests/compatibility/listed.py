@@ -20,8 +20,12 @@ class Difference:
     why: str
     cases: tuple[str, ...] = ()
     signatures: tuple[str, ...] = ()
-    hung: tuple[str, ...] = ()  # cases in which the older one hangs or dies; it isn't asked
-    where: tuple[str, ...] = ()  # the differences inside these cases, as `fits` takes them
+    hung: tuple[
+        str, ...
+    ] = ()  # cases in which the older one hangs or dies; it isn't asked
+    where: tuple[
+        str, ...
+    ] = ()  # the differences inside these cases, as `fits` takes them
     since: tuple[int, ...] = ()  # the Python from which on they differ
 
     @property
@@ -33,7 +37,9 @@ def load() -> list[Difference]:
     with LIST.open("rb") as file:
         entries = tomllib.load(file)["difference"]
     found = [
-        Difference(**{k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()})
+        Difference(
+            **{k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()}
+        )
         for entry in entries
     ]
     return [each for each in found if sys.version_info >= each.since]
@@ -42,13 +48,17 @@ def load() -> list[Difference]:
 def matches(name: str, patterns: Iterable[str]) -> bool:
     """Whether the name, or that of a signature without its table's, is of one of the patterns."""
     names = {name, name.partition(" ")[2] or name} if "[" not in name else {name}
-    return any(fnmatchcase(each, plain(pattern)) for pattern in patterns for each in names)
+    return any(
+        fnmatchcase(each, plain(pattern)) for pattern in patterns for each in names
+    )
 
 
 def fits(difference: str, pattern: str) -> bool:
     """Whether a line of `differences` is of the pattern: of a path, or with both values."""
     path, colon, values = difference.partition(": ")
-    return fnmatchcase(path + colon + values if colon in pattern else path, plain(pattern))
+    return fnmatchcase(
+        path + colon + values if colon in pattern else path, plain(pattern)
+    )
 
 
 def plain(pattern: str) -> str:

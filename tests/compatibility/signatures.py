@@ -24,7 +24,10 @@ TABLE = GIVEN / "chainer7.txt"
 NAMES = {"chainer": chainer, "numpy": numpy}
 NAMED = {chainer.dataset.concat_examples: "chainer.dataset.concat_examples"}
 EMPTY = inspect.Parameter.empty
-POSITIONAL, KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+POSITIONAL, KEYWORD = (
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.KEYWORD_ONLY,
+)
 VARIADIC = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 
@@ -71,7 +74,9 @@ def signature(value: Any) -> str:
         else each.replace(annotation=EMPTY)
         for each in found.parameters.values()
     ]
-    return str(found.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
+    return str(
+        found.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
+    )
 
 
 class Written:
@@ -135,10 +140,16 @@ def refusals(before: inspect.Signature, now: inspect.Signature) -> Iterator[str]
             yield f"{name} is missing"
         elif old.kind is POSITIONAL and places[place : place + 1] != [name]:
             yield f"{name} isn't argument {place}"
-        elif old.default is not EMPTY and repr(Written(old.default)) != repr(Written(new.default)):
+        elif old.default is not EMPTY and repr(Written(old.default)) != repr(
+            Written(new.default)
+        ):
             yield f"the default of {name} was {old.default!r} and is {new.default!r}"
     for name, new in now.parameters.items():
-        if name not in before.parameters and new.default is EMPTY and new.kind not in VARIADIC:
+        if (
+            name not in before.parameters
+            and new.default is EMPTY
+            and new.kind not in VARIADIC
+        ):
             yield f"{name} must be given"
 
 

@@ -37,9 +37,18 @@ def called(folder: Path, names: list[str], environment: dict[str, str]) -> Calle
     quiet = {"PYTHONWARNINGS": "ignore", **environment}
     where = ("-m", "tests.compatibility.calls", folder, *names)
     job = jobs.run(RANKS, *where, environment=quiet, cwd=ROOT)
-    texts = [path.read_text() if (path := folder / str(n)).exists() else "" for n in range(RANKS)]
-    lines = [[line.split("\t") for line in text.splitlines() if "\t" in line] for text in texts]
-    found = [{json.loads(name): json.loads(result) for name, result in pairs} for pairs in lines]
+    texts = [
+        path.read_text() if (path := folder / str(n)).exists() else ""
+        for n in range(RANKS)
+    ]
+    lines = [
+        [line.split("\t") for line in text.splitlines() if "\t" in line]
+        for text in texts
+    ]
+    found = [
+        {json.loads(name): json.loads(result) for name, result in pairs}
+        for pairs in lines
+    ]
     return Called(found, job)
 
 
@@ -70,7 +79,11 @@ def test_it_gives_what_it_gave(name, before, now):
     assert len(entries) <= 1
     lines = found(name, before, now)
     where = [pattern for each in entries for pattern in each.where]
-    untold = [line for line in lines if not any(listed.fits(line, pattern) for pattern in where)]
+    untold = [
+        line
+        for line in lines
+        if not any(listed.fits(line, pattern) for pattern in where)
+    ]
     assert not untold, "\n".join(untold)
     assert bool(lines) == bool(entries), "this differs no more"
 
@@ -79,7 +92,11 @@ def test_it_gives_what_it_gave(name, before, now):
 def test_each_place_of_an_entry_differs(entry, before, now):
     names = [name for name in CASES if listed.matches(name, entry.cases + entry.hung)]
     lines = [line for name in names for line in found(name, before, now)]
-    nothing = [each for each in entry.where if not any(listed.fits(line, each) for line in lines)]
+    nothing = [
+        each
+        for each in entry.where
+        if not any(listed.fits(line, each) for line in lines)
+    ]
     assert not nothing
 
 

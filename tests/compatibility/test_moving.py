@@ -22,6 +22,10 @@ def test_a_row_tells_it(entry):
 @pytest.mark.parametrize("entry", LIST)
 def test_each_pattern_is_of_something(entry):
     named = [*CASES, *tables()]
-    nothing = [each for each in entry.patterns if not any(listed.matches(n, [each]) for n in named)]
+    nothing = [
+        each
+        for each in entry.patterns
+        if not any(listed.matches(n, [each]) for n in named)
+    ]
     assert entry.patterns
     assert not nothing

@@ -31,9 +31,18 @@ UNCALLED = {
 def names() -> list[str]:
     """Paths of functions, classes, methods and attributes, but for those that are left out."""
     rows = ["classes behind `chainermn.functions`", "`compute_summary`"]
-    gone = [each for entry in listed.load() if entry.row in rows for each in entry.signatures]
-    kinds = {line.partition("(")[0]: "(" in line for line in TABLE.read_text().splitlines()}
-    called = [path for path in kinds if kinds[path] or kinds.get(path.rpartition(".")[0])]
+    gone = [
+        each
+        for entry in listed.load()
+        if entry.row in rows
+        for each in entry.signatures
+    ]
+    kinds = {
+        line.partition("(")[0]: "(" in line for line in TABLE.read_text().splitlines()
+    }
+    called = [
+        path for path in kinds if kinds[path] or kinds.get(path.rpartition(".")[0])
+    ]
     return [path for path in called if not listed.matches(path, gone)]
 
 

@@ -48,6 +48,10 @@ def test_a_function_stays_where_a_module_of_its_name_is_imported(path):
 
 
 def test_the_table_is_of_the_chainermn_that_chainer_bundles():
-    script = "from tests.compatibility.signatures import lines; print(*lines(), sep='\\n')"
-    done = commands.run(sys.executable, "-c", script, cwd=ROOT, CHAINERMN_USE_BUNDLED="1")
+    script = (
+        "from tests.compatibility.signatures import lines; print(*lines(), sep='\\n')"
+    )
+    done = commands.run(
+        sys.executable, "-c", script, cwd=ROOT, CHAINERMN_USE_BUNDLED="1"
+    )
     assert done.stdout == TABLE.read_text(), done.stderr

@@ -20,7 +20,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("README.md", "docs/**/*.md", "packages/*/README.md", "examples/*/README.md")
+    for pattern in (
+        "README.md",
+        "docs/**/*.md",
+        "packages/*/README.md",
+        "examples/*/README.md",
+    )
     for path in ROOT.glob(pattern)
 )
 NOTES = ("not run", "run by", "of", "ranks", "status")
@@ -37,7 +42,9 @@ class Block:
     language: str  # as the fence says; `shell` where the block is indented
     title: str  # name of a file, or ""
     text: str  # without indentation that all of it has
-    note: dict[str, str]  # what the comment right before it says, by the first words of it
+    note: dict[
+        str, str
+    ]  # what the comment right before it says, by the first words of it
 
     @property
     def ranks(self) -> int:
@@ -67,9 +74,15 @@ def blocks(page: str) -> list[Block]:
             start = i + 1
             i = next(j for j in range(start, len(lines)) if lines[j].strip() == ticks)
             code = [line.removeprefix(indent) for line in lines[start:i]]
-        elif lines[i].startswith("    ") and not in_list and (i == 0 or not lines[i - 1].strip()):
+        elif (
+            lines[i].startswith("    ")
+            and not in_list
+            and (i == 0 or not lines[i - 1].strip())
+        ):
             language = "shell"
-            while i < len(lines) and (lines[i].startswith("    ") or not lines[i].strip()):
+            while i < len(lines) and (
+                lines[i].startswith("    ") or not lines[i].strip()
+            ):
                 i += 1
             code = [line[4:] for line in lines[start:i]]
             i -= 1

@@ -17,7 +17,9 @@ from tests.support.jobs import run_command
 
 from .blocks import PAGES, ROOT, Block, blocks
 
-GIVEN = Path(__file__).parent / "given"  # what a page's blocks take for granted, by page
+GIVEN = (
+    Path(__file__).parent / "given"
+)  # what a page's blocks take for granted, by page
 SECONDS = 600.0  # ends what hangs
 SHELL = ("bash", "sh", "shell", "console")
 
@@ -54,21 +56,37 @@ def shell(folder: Path, block: Block) -> None:
     """
 
     def bash(text: str) -> str:
-        return run(folder, block.statuses, "bash", "-euo", "pipefail", "-c", f"exec 2>&1\n{text}")
+        return run(
+            folder,
+            block.statuses,
+            "bash",
+            "-euo",
+            "pipefail",
+            "-c",
+            f"exec 2>&1\n{text}",
+        )
 
     if block.language != "console":
         bash(block.text)
         return
-    for command, shown in re.findall(r"^\$ (.*(?:\\\n.*)*)\n((?:(?!\$ ).*\n)*)", block.text, re.M):
-        out = re.sub(r"\x1b\[\w|\0", "", bash(command))  # Open MPI's launcher prints a NUL
-        assert re.search(pattern(shown), out), f"{block} shows\n{shown}\nbut it is\n{out}"
+    for command, shown in re.findall(
+        r"^\$ (.*(?:\\\n.*)*)\n((?:(?!\$ ).*\n)*)", block.text, re.M
+    ):
+        out = re.sub(
+            r"\x1b\[\w|\0", "", bash(command)
+        )  # Open MPI's launcher prints a NUL
+        assert re.search(pattern(shown), out), (
+            f"{block} shows\n{shown}\nbut it is\n{out}"
+        )
 
 
 def pattern(shown: str) -> str:
     anything = (r"\.\.\.", r"[\s\S]*?"), (r"\d+\.\d+", r"\d+\.\d+"), (r"\s+", r"\s+")
 
     def of(word: str) -> str:
-        return next((any_ for one, any_ in anything if re.fullmatch(one, word)), re.escape(word))
+        return next(
+            (any_ for one, any_ in anything if re.fullmatch(one, word)), re.escape(word)
+        )
 
     return "".join(map(of, re.split(r"(\.\.\.|\b\d+\.\d+\b|\s+)", shown.strip())))
 
@@ -81,7 +99,9 @@ def change(folder: Path, block: Block) -> None:
         lines = hunk.splitlines(keepends=True)
         old = "".join(line[1:] or "\n" for line in lines if line[0] != "+")
         new = "".join(line[1:] or "\n" for line in lines if line[0] != "-")
-        assert text.count(old) == 1, f"{block}: {file.name} has {text.count(old)} times\n{old}"
+        assert text.count(old) == 1, (
+            f"{block}: {file.name} has {text.count(old)} times\n{old}"
+        )
         text = text.replace(old, new)
     file.write_text(text)
 
@@ -89,7 +109,9 @@ def change(folder: Path, block: Block) -> None:
 def perform(folder: Path, block: Block, scripts: dict[int, str]) -> None:
     """Do with a block what its language asks for; Python without a title is collected."""
     if "of" in block.note:
-        assert block.text in (ROOT / block.note["of"]).read_text(), f"{block}: is no part of it"
+        assert block.text in (ROOT / block.note["of"]).read_text(), (
+            f"{block}: is no part of it"
+        )
     elif block.language == "python" and not block.title:
         scripts[block.ranks] = scripts.get(block.ranks, "") + block.text
     elif block.language == "diff":
@@ -148,7 +170,9 @@ for one in filter(is_run, EACH):
         for (page, ranks), text in ON_SEVERAL.items()
     ],
 )
-def test_python_for_several_ranks_runs(page, text, world, tmp_path, monkeypatch) -> None:
+def test_python_for_several_ranks_runs(
+    page, text, world, tmp_path, monkeypatch
+) -> None:
     """In this world, which needs no job of its own."""
     monkeypatch.chdir(world.bcast(tmp_path))
     script = tmp_path / "page.py"
@@ -160,7 +184,9 @@ def test_blocks_that_no_test_runs_are_known() -> None:
     skipped = [block for block in EACH if "not run" in block.note]
     counted = Counter(block.page.split("/")[0] for block in skipped)
     reasons = "\n".join(f"{block}: {block.note['not run']}" for block in skipped)
-    assert dict(counted) == NOT_RUN, f"change NOT_RUN if these are rightly not run:\n{reasons}"
+    assert dict(counted) == NOT_RUN, (
+        f"change NOT_RUN if these are rightly not run:\n{reasons}"
+    )
 
 
 def test_tests_that_are_said_to_run_a_block_exist() -> None:
@@ -173,7 +199,11 @@ def test_every_file_that_a_page_makes_is_run_there() -> None:
     made = [block for block in EACH if block.title and block.language == "python"]
     assert made
     for block in made:
-        later = [b.text for b in ALL[block.page] if b.language in SHELL and b.line > block.line]
+        later = [
+            b.text
+            for b in ALL[block.page]
+            if b.language in SHELL and b.line > block.line
+        ]
         assert any(block.title in text for text in later), f"{block} is never run"
 
 
@@ -195,8 +225,12 @@ def test_options_of_the_command_exist() -> None:
     for block, words in uses:
         command = cli.commands.get_command(context, words[0])
         assert command is not None, f"{block}: there is no chainermn {words[0]}"
-        known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
+        known = {name for parameter in command.params for name in parameter.opts} | {
+            "--help"
+        }
         for before, word in pairwise(words):
             if word.endswith(".py") or word == "--" or before == "-m":
                 break  # what follows is the script's
-            assert not word.startswith("-") or word.split("=")[0] in known, f"{block}: {word}"
+            assert not word.startswith("-") or word.split("=")[0] in known, (
+                f"{block}: {word}"
+            )

@@ -11,7 +11,9 @@ FIGURES = sorted(
     for path in (ROOT / "docs/figures").iterdir()
     if path.is_file() and path.suffix not in (".py", ".pyc")
 )
-FETCHED = re.compile(r"""(?:href|src)\s*=\s*["'](?!#)|url\(["']?(?!["'#])|@import|@font-face""")
+FETCHED = re.compile(
+    r"""(?:href|src)\s*=\s*["'](?!#)|url\(["']?(?!["'#])|@import|@font-face"""
+)
 BYTES = {".svg": 60_000, ".png": 80_000}
 
 

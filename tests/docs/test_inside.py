@@ -76,7 +76,11 @@ def recorded() -> Iterator[list[str]]:
 
     def look(frame: Any, event: str, _: Any) -> None:
         code = frame.f_code
-        if event == "call" and code.co_filename in unseen and code.co_name != "<module>":
+        if (
+            event == "call"
+            and code.co_filename in unseen
+            and code.co_name != "<module>"
+        ):
             unseen.remove(code.co_filename)
             files.append(code.co_filename)
 
@@ -97,7 +101,9 @@ def on_any(comm: Any, files: list[str]) -> set[str]:
     return set().union(*comm.allgather_obj(files))
 
 
-def assert_named(heading: str, ran: Collection[str], named_before: Collection[str] = ()) -> None:
+def assert_named(
+    heading: str, ran: Collection[str], named_before: Collection[str] = ()
+) -> None:
     """The section names all files that ran, and no others; some were named before."""
     named = named_in(sections()[heading])
     assert sorted(set(ran) - named - set(named_before)) == []  # not named
@@ -115,12 +121,16 @@ def test_a_walk_never_goes_back(heading):
     named = [named_in(step) for step in STEP.split(sections()[heading])[1:]]
     assert len(named) > 1
     before = [set().union(*named[:number]) for number in range(len(named))]
-    assert not [both for seen, now in zip(before, named, strict=True) if (both := seen & now)]
+    assert not [
+        both for seen, now in zip(before, named, strict=True) if (both := seen & now)
+    ]
 
 
 def test_a_rank_raises(tmp_path):
     run_text(2, RAISES, tmp_path / "files")
-    ran = {path for path in (tmp_path / "files").read_text().split("\n") if path in FILES}
+    ran = {
+        path for path in (tmp_path / "files").read_text().split("\n") if path in FILES
+    }
     # Another way to end, which Python 3.11 doesn't look at here.
     assert_named("A rank raises", [*ran, *files_of("faults/exit_status.py")])
 
@@ -145,7 +155,9 @@ def make_updater(comm):
         model = links.Classifier(links.Linear(20, 3, initialW=comm.rank))
         optimizer = create_multi_node_optimizer(optimizers.Adam(), comm).setup(model)
         examples = datasets.TupleDataset(np.ones((4, 20), "f4"), np.zeros(4, "i4"))
-        return training.StandardUpdater(iterators.SerialIterator(examples, 2), optimizer)
+        return training.StandardUpdater(
+            iterators.SerialIterator(examples, 2), optimizer
+        )
 
     return make
 
@@ -162,7 +174,9 @@ def test_one_gradient(comm, make_updater):
     assert_named("One gradient", on_any(comm, later))
     assert_named("The first update", on_any(comm, first), named_before=later)
     steps = [named_in(step) for step in STEP.split(sections()["One gradient"])[1:-1]]
-    order = [number for path in later for number, step in enumerate(steps) if path in step]
+    order = [
+        number for path in later for number, step in enumerate(steps) if path in step
+    ]
     assert order == sorted(order)
 
 
@@ -186,7 +200,9 @@ def test_one_message(comm):
 def test_one_checkpoint(comm, make_updater, tmp_path):
     from chainermn_train import create_multi_node_checkpointer
 
-    checkpointer = create_multi_node_checkpointer("run", comm, path=comm.bcast_obj(tmp_path))
+    checkpointer = create_multi_node_checkpointer(
+        "run", comm, path=comm.bcast_obj(tmp_path)
+    )
     updater, resumed = make_updater(), make_updater()
     updater.update()
     with recorded() as ran:

@@ -11,7 +11,10 @@ FOLDERS = ("benchmarks", "docs", "examples", "packages", "scripts", "src", "test
 # Files of the repository, as paths that begin with a slash.
 FILES = [
     f"/{path.relative_to(ROOT)}"
-    for path in [*ROOT.glob("*.py"), *(each for f in FOLDERS for each in (ROOT / f).rglob("*.*"))]
+    for path in [
+        *ROOT.glob("*.py"),
+        *(each for f in FOLDERS for each in (ROOT / f).rglob("*.*")),
+    ]
     if path.suffix in (".py", ".md", ".pth", ".start", ".svg")
 ]
 # Scripts of the reader, which the repository doesn't have.
@@ -20,7 +23,9 @@ THEIRS = {"train.py", "your_script.py", "script.py", "setup.py"}
 
 def named(pattern: str, pages: Iterable[str] = PAGES) -> list[tuple[str, str]]:
     """Each page with each thing that it names so; there must be some."""
-    found = [(page, name) for page in pages for name in re.findall(pattern, TEXTS[page])]
+    found = [
+        (page, name) for page in pages for name in re.findall(pattern, TEXTS[page])
+    ]
     assert found
     return sorted(set(found))
 
@@ -37,7 +42,8 @@ def test_dotted_names_of_ours_can_be_imported() -> None:
     assert not [
         f"{page}: {path}"
         for page, path in named(r"`(chainermn\w*(?:\.\w+)+)")
-        if path.rpartition(".")[2] not in ("py", "pth", "start") and not can_be_imported(path)
+        if path.rpartition(".")[2] not in ("py", "pth", "start")
+        and not can_be_imported(path)
     ]
 
 
@@ -63,12 +69,20 @@ def test_links_of_readmes_lead_to_files() -> None:
 
 def test_variables_are_read_somewhere() -> None:
     sources = "".join(file.read_text() for file in ROOT.glob("packages/**/*.py"))
-    variables = named(r"(?<!_)CHAINERMN_[A-Z_]*[A-Z]")  # with "_" before it, it is click's
-    assert not [f"{page}: nothing reads {v}" for page, v in variables if f'"{v}"' not in sources]
+    variables = named(
+        r"(?<!_)CHAINERMN_[A-Z_]*[A-Z]"
+    )  # with "_" before it, it is click's
+    assert not [
+        f"{page}: nothing reads {v}" for page, v in variables if f'"{v}"' not in sources
+    ]
 
 
 def test_targets_of_make_exist() -> None:
     """Those that sentences name, and those in blocks for the shell."""
     found = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
-    targets = named(r"(?m)(?:`|^ {4}|^(?=make [\w-]+ *(?:#|$)))make\s([a-z][\w-]*)", TEXTS)
-    assert not [f"{page}: make {target}" for page, target in targets if target not in found]
+    targets = named(
+        r"(?m)(?:`|^ {4}|^(?=make [\w-]+ *(?:#|$)))make\s([a-z][\w-]*)", TEXTS
+    )
+    assert not [
+        f"{page}: make {target}" for page, target in targets if target not in found
+    ]

@@ -36,7 +36,10 @@ def rows(page: str, head: str) -> list[list[str]]:
     (table,) = re.findall(
         rf"^\| {head} \|.*\n\|[-|]+\n((?:\|.*\n)+)", (ROOT / page).read_text(), re.M
     )
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
+    return [
+        [cell.strip() for cell in row.strip("|").split("|")]
+        for row in table.splitlines()
+    ]
 
 
 def test_the_table_says_what_packages_need():
@@ -68,7 +71,12 @@ def test_the_table_of_extras_has_them_all():
 
 def test_the_oldest_versions_are_those_that_packages_declare():
     pythons = {project["requires-python"] for project in PROJECTS.values()}
-    numpys = {one for name in PARTS for one in PROJECTS[name]["dependencies"] if "numpy" in one}
+    numpys = {
+        one
+        for name in PARTS
+        for one in PROJECTS[name]["dependencies"]
+        if "numpy" in one
+    }
     said = "Python {} to 3.15, NumPy {} or newer".format(
         *(text.rpartition("=")[2] for (text,) in (pythons, numpys))
     )

@@ -59,7 +59,9 @@ def faults(where: str, texts: Iterator[tuple[int, str]]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"])
+@pytest.mark.parametrize(
+    "page", [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
+)
 def test_a_page_is_plain(page):
     found = list(sentences((ROOT / page).read_text()))
     long = [(line, text) for line, text in found if len(text.split()) > MOST_WORDS]
@@ -94,7 +96,10 @@ def test_the_manual_is_short(folder):
     within = [page for page in PAGES if page.startswith(folder)]
     if folder == "docs/":
         within = [page for page in within if not page.startswith("docs/decisions/")]
-    assert sum(len((ROOT / page).read_text().split()) for page in within) <= BUDGETS[folder]
+    assert (
+        sum(len((ROOT / page).read_text().split()) for page in within)
+        <= BUDGETS[folder]
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,4 +107,6 @@ def test_the_manual_is_short(folder):
 )
 def test_a_fault_is_found(text):
     found = list(sentences(f"# A page\n\n- {text}\n"))
-    assert faults("page", iter(found)) or any(len(each.split()) > MOST_WORDS for _, each in found)
+    assert faults("page", iter(found)) or any(
+        len(each.split()) > MOST_WORDS for _, each in found
+    )

@@ -48,7 +48,10 @@ def test_patches_are_of_ten_classes_and_none_is_in_both_sets():
     assert not shared
     x, t = learnt[0]
     assert (x.shape, x.dtype, t.dtype) == ((3, 16, 16), np.float32, np.int32)
-    assert np.bincount([t for part in (learnt, held_out) for _, t in part]).tolist() == [200] * 10
+    assert (
+        np.bincount([t for part in (learnt, held_out) for _, t in part]).tolist()
+        == [200] * 10
+    )
 
 
 @pytest.mark.full
@@ -59,7 +62,9 @@ def test_the_learning_rate_shifts_on_all_ranks(tmp_path):
 
 @alone_and_together
 def test_the_generator_comes_near_to_digits(world, folder):
-    out = train_here(DCGAN, "--epoch", world.size, "--picture", world.size)  # 57 iterations
+    out = train_here(
+        DCGAN, "--epoch", world.size, "--picture", world.size
+    )  # 57 iterations
     assert out.count("1797 digits") == 1
     if world.rank == 0:
         with imported(DCGAN) as dcgan:
@@ -75,23 +80,40 @@ def test_the_generator_comes_near_to_digits(world, folder):
                 return between.min(axis=1).mean(), between.min(axis=0).mean()
 
             before = distances()
-            dcgan.chainer.serializers.load_npz(folder / "result" / "generator.npz", generator)
+            dcgan.chainer.serializers.load_npz(
+                folder / "result" / "generator.npz", generator
+            )
             after = distances()
         assert after[0] < 0.75 * before[0]
         assert after[1] < 0.8 * before[1]
     name = f"epoch_{world.size:02}.png"
-    assert {file.name for file in (folder / "result").iterdir()} == {"log", "generator.npz", name}
+    assert {file.name for file in (folder / "result").iterdir()} == {
+        "log",
+        "generator.npz",
+        name,
+    }
     with Image.open(folder / "result" / name) as picture:
         assert picture.size == (640, 320)
         assert len(np.unique(np.asarray(picture))) > 50  # neither one colour nor two
     assert len(log_of(folder / "result")) == world.size
     # Weights are the same on all ranks, whose random numbers differ.
-    assert {"discriminator/loss", "generator/loss"} < log_of(folder / "result")[-1].keys()
+    assert {"discriminator/loss", "generator/loss"} < log_of(folder / "result")[
+        -1
+    ].keys()
 
 
 @alone_and_together
 def test_dates_are_learnt_from_shares(world, folder):
-    small = ("--examples", 480, "--tests", 31, "--unit", 64, "--batchsize", 48 // world.size)
+    small = (
+        "--examples",
+        480,
+        "--tests",
+        31,
+        "--unit",
+        64,
+        "--batchsize",
+        48 // world.size,
+    )
     out = train_here(DATES, *small, "--epoch", 3)
     log = log_of(folder / "result")
     assert len(log) == 3

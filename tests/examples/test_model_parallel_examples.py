@@ -35,7 +35,10 @@ def test_layers_on_two_ranks_learn(script, world, folder):
     assert log[-1]["main/loss"] < log[0]["main/loss"] / 2
     assert 0.8 < log[-1]["validation/main/accuracy"] <= 1
     assert out.count("1440 digits to learn, 357 to test; batch 20") == 1
-    assert script == LAYERS or f"{world.size // 2} copies of the model, each on 2 ranks" in out
+    assert (
+        script == LAYERS
+        or f"{world.size // 2} copies of the model, each on 2 ranks" in out
+    )
 
     first, middle = (shapes(result / f"model_rank{rank}.npz") for rank in range(2))
     assert first["predictor/0/linear/W"] == (60, 64)
@@ -56,7 +59,18 @@ def test_another_number_of_ranks_is_refused_on_all(script, folder):
 @pytest.mark.world
 @pytest.mark.sizes(2)
 def test_encoder_and_decoder_on_two_ranks_learn(folder):
-    small = ("--examples", 480, "--tests", 30, "--unit", 64, "--batchsize", 48, "--epoch", 3)
+    small = (
+        "--examples",
+        480,
+        "--tests",
+        30,
+        "--unit",
+        64,
+        "--batchsize",
+        48,
+        "--epoch",
+        3,
+    )
     out = train_here(DATES_APART, *small)
     result = folder / "result"
     log = log_of(result)
@@ -80,11 +94,14 @@ def test_dates_in_words_are_the_dates():
             ((2040, 8, 12), False, "august twelfth twenty forty"),
         ):
             assert " ".join(dates.in_words(datetime.date(*date), day_first)) == words
-        assert dates.FIRST_DAY + datetime.timedelta(dates.DAYS) == datetime.date(2100, 1, 1)
+        assert dates.FIRST_DAY + datetime.timedelta(dates.DAYS) == datetime.date(
+            2100, 1, 1
+        )
 
         learnt, held_out = dates.make_corpus(dates.DAYS - 1000, 1000, seed=0)
         ours, others = (
-            {dates.characters_of(target) for _, target in part} for part in (learnt, held_out)
+            {dates.characters_of(target) for _, target in part}
+            for part in (learnt, held_out)
         )
         assert len(ours) == dates.DAYS - 1000
         assert not ours & others
@@ -102,7 +119,8 @@ def test_channels_on_any_number_of_ranks_learn(world, folder):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "channels"), [(2, (3, 2)), pytest.param(3, (2, 2, 1), marks=pytest.mark.full)]
+    ("ranks", "channels"),
+    [(2, (3, 2)), pytest.param(3, (2, 2, 1), marks=pytest.mark.full)],
 )
 def test_split_channels_give_what_one_process_gives(ranks, channels, tmp_path):
     small = ("--epoch", 1, "--batchsize", 120, "--channels", 5)
@@ -113,7 +131,9 @@ def test_split_channels_give_what_one_process_gives(ranks, channels, tmp_path):
         assert one.pop("elapsed_time")
         assert other.pop("elapsed_time")
         assert other == pytest.approx(one, rel=1e-4)
-    files = [tmp_path / "split" / f"model_rank{rank}of{ranks}.npz" for rank in range(ranks)]
+    files = [
+        tmp_path / "split" / f"model_rank{rank}of{ranks}.npz" for rank in range(ranks)
+    ]
     parts = [shapes(file) for file in files]
     assert [part["conv1/W"] for part in parts] == [(part, 1, 3, 3) for part in channels]
     assert sum(part["conv2/W"][0] for part in parts) == 10

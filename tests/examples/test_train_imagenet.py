@@ -27,7 +27,9 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def check(job: Job, out: Path, epochs: int, ranks: int = 2) -> None:
-    said = f"100 images of 5 classes to learn, 25 to test; ranks {ranks}, batch 10 a rank"
+    said = (
+        f"100 images of 5 classes to learn, 25 to test; ranks {ranks}, batch 10 a rank"
+    )
     assert job.out.count(said) == 1
     log = log_of(out)
     assert len(log) == epochs
@@ -35,7 +37,9 @@ def check(job: Job, out: Path, epochs: int, ranks: int = 2) -> None:
         for name in ("main", "validation/main"):
             assert 0 < entry[f"{name}/loss"] < 10
             assert 0 <= entry[f"{name}/accuracy"] <= 1
-        right = entry["validation/main/accuracy"] * 25  # the mean over all images, of both ranks
+        right = (
+            entry["validation/main/accuracy"] * 25
+        )  # the mean over all images, of both ranks
         assert right == pytest.approx(round(right))
     # Checkpoints are gone when all is done.
     assert {file.name for file in out.iterdir()} == {"log", "model.npz"}
@@ -45,12 +49,16 @@ def check(job: Job, out: Path, epochs: int, ranks: int = 2) -> None:
 
 def test_the_images_are_there_and_always_the_same(images, tmp_path):
     for part, count in (("train", 20), ("val", 5)):
-        found = {each.name: len(list(each.iterdir())) for each in (images / part).iterdir()}
+        found = {
+            each.name: len(list(each.iterdir())) for each in (images / part).iterdir()
+        }
         assert found == dict.fromkeys(CLASSES, count)
     again = make_images(tmp_path / "again")
     files = sorted(file.relative_to(images) for file in images.rglob("*.png"))
     assert len(files) == 125
-    assert all((again / file).read_bytes() == (images / file).read_bytes() for file in files)
+    assert all(
+        (again / file).read_bytes() == (images / file).read_bytes() for file in files
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,13 +67,19 @@ def test_the_images_are_there_and_always_the_same(images, tmp_path):
 def test_any_number_of_ranks_learns(ranks, images, tmp_path):
     job = train(ranks, IMAGENET, images, *SMALL, "--epoch", ranks + 2, cwd=tmp_path)
     check(job, tmp_path / "result", ranks + 2, ranks)
-    assert max(entry["main/accuracy"] for entry in log_of(tmp_path / "result")) > 0.4  # of five
+    assert (
+        max(entry["main/accuracy"] for entry in log_of(tmp_path / "result")) > 0.4
+    )  # of five
 
 
 @pytest.mark.full
 def test_16_bits_over_another_communicator(images, tmp_path):
     how = ("--epoch", "1", "--fp16", "--communicator", "flat")
-    check(train(2, IMAGENET, images, *SMALL, *how, cwd=tmp_path), tmp_path / "result", epochs=1)
+    check(
+        train(2, IMAGENET, images, *SMALL, *how, cwd=tmp_path),
+        tmp_path / "result",
+        epochs=1,
+    )
     with np.load(tmp_path / "result" / "model.npz") as model:
         assert model["predictor/top/b"].dtype == np.float16
 
@@ -76,13 +90,17 @@ def test_a_killed_job_goes_on(images, tmp_path):
 
     def begun():
         numbers = [file.suffix[1:] for file in out.glob("imagenet.commit.*")]
-        return [int(number) for number in numbers if number != "tmp"]  # it is being written
+        return [
+            int(number) for number in numbers if number != "tmp"
+        ]  # it is being written
 
     endless = (IMAGENET, images, *SMALL, "--checkpoint", "2", "--epoch", "100000")
     kill_when(begun, *endless, cwd=tmp_path, seconds=SECONDS)
     first = max(begun())
     epochs = first // 5 + 2  # 5 iterations an epoch
-    job = train(2, IMAGENET, images, *SMALL, "--resume", "--epoch", str(epochs), cwd=tmp_path)
+    job = train(
+        2, IMAGENET, images, *SMALL, "--resume", "--epoch", str(epochs), cwd=tmp_path
+    )
     check(job, out, epochs)
     assert job.out.count("going on from iteration ") == 1
     assert int(job.out.split("going on from iteration ")[1].split()[0]) >= first - 2

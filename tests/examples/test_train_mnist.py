@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.support.examples import MNIST, SECONDS, log_of, same_bits, shapes, train, train_here
+from tests.support.examples import (
+    MNIST,
+    SECONDS,
+    log_of,
+    same_bits,
+    shapes,
+    train,
+    train_here,
+)
 from tests.support.jobs import Job, run
 from tests.support.killing import kill_when
 
@@ -19,7 +27,9 @@ KEYS |= {"validation/main/loss", "validation/main/accuracy"}
 def rows_of_table(stdout: str) -> list[int]:
     """The epochs that the table has a row for, without the cursor movements."""
     plain = re.sub(r"\x1b\[\d*[JA]", "", stdout)
-    return [int(row[1]) for row in re.finditer(r"^(\d+) +[\d.e-]+ +[\d.e-]+ ", plain, re.M)]
+    return [
+        int(row[1]) for row in re.finditer(r"^(\d+) +[\d.e-]+ +[\d.e-]+ ", plain, re.M)
+    ]
 
 
 def check_results(out: Path, files: set[str]) -> None:
@@ -93,10 +103,14 @@ def test_a_killed_run_goes_on_with_the_same_bits_and_only_if_it_is_told_to(tmp_p
 
     arguments = (*SMALL, "--out", killed, "--epoch")
     seconds = {"cwd": tmp_path, "seconds": SECONDS}
-    kill_when(lambda: newest() >= 72, MNIST, *arguments, 100000, **seconds)  # 36 an epoch
+    kill_when(
+        lambda: newest() >= 72, MNIST, *arguments, 100000, **seconds
+    )  # 36 an epoch
     job = run(2, MNIST, *arguments, 1, **seconds)
     assert job.returncode
-    assert f"has one of iteration {newest()}: call maybe_load before training" in job.err
+    assert (
+        f"has one of iteration {newest()}: call maybe_load before training" in job.err
+    )
     epochs = newest() // 36 + 2
     job = train(2, MNIST, *arguments, epochs, "--resume")
     assert rows_of_table(job.out)[-2:] == [epochs - 1, epochs]

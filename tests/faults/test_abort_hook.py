@@ -90,12 +90,16 @@ child = (
 )
 subprocess.run([sys.executable, "-c", child], check=True)
 """
-    job = run_text(2, text(install="import chainermn_comm\n", body=body), environment=FORCED)
+    job = run_text(
+        2, text(install="import chainermn_comm\n", body=body), environment=FORCED
+    )
     assert job.returncode == 0, job
     assert job.out.split() == ["False", "False"]
 
 
-@pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "when", ["before", pytest.param("after", marks=pytest.mark.full)]
+)
 def test_the_users_own_hook_prints_once(when):
     own = "sys.excepthook = lambda kind, value, trace: print('OWN HOOK', file=sys.stderr)\n"
     install = own + ADD_HOOK if when == "before" else ADD_HOOK + own
@@ -125,7 +129,9 @@ raise ValueError(''.join(f'\\nby {world.rank} line {i:03} of 200' for i in range
     job = failed(3, 1, end=end, failing=(0, 1, 2))
     lines = job.err.splitlines()
     begins = [i for i, line in enumerate(lines) if line.endswith("line 000 of 200")]
-    assert begins, job  # on a busy machine some ranks are ended before they come to speak
+    assert begins, (
+        job
+    )  # on a busy machine some ranks are ended before they come to speak
     whole = []
     for begin in begins:
         rank = lines[begin].split()[1]
@@ -136,7 +142,11 @@ raise ValueError(''.join(f'\\nby {world.rank} line {i:03} of 200' for i in range
 def test_the_same_error_on_all_ranks_is_printed_once():
     """Such as of a name that doesn't exist."""
     job = failed(
-        4, 1, end="create_communicator('flatt')", failing=(0, 1, 2, 3), install=COMMUNICATOR
+        4,
+        1,
+        end="create_communicator('flatt')",
+        failing=(0, 1, 2, 3),
+        install=COMMUNICATOR,
     )
     assert job.err.count("Traceback") == 1, job
     assert job.err.count("ChainerMN: rank ") == 1, job
@@ -156,14 +166,19 @@ comm.allreduce_obj(1) if world.rank != 2 else comm.bcast_obj(1)
         "Traceback",
         "chainermn_comm.errors.RankMismatchError: bcast_obj on rank 2: ranks disag",
     )
-    words += ("ChainerMN: rank 2 of 5: uncaught RankMismatchError", "Next step: look for an `if")
+    words += (
+        "ChainerMN: rank 2 of 5: uncaught RankMismatchError",
+        "Next step: look for an `if",
+    )
     job = failed(5, 1, words, install=COMMUNICATOR, body=body, failing=(2,))
     assert job.err.count("Traceback") == 1, job
     assert "handshake.py" not in job.err, job
 
 
 def test_a_crash_shows_the_line_of_python():
-    job = failed(2, None, end="import ctypes; ctypes.string_at(0)", install=COMMUNICATOR)
+    job = failed(
+        2, None, end="import ctypes; ctypes.string_at(0)", install=COMMUNICATOR
+    )
     assert "Fatal Python error: Segmentation fault" in job.err
     assert "script.py" in job.err, job
 
@@ -202,7 +217,9 @@ while True:
 
 
 def test_a_rank_that_learns_of_an_error_alone_ends_the_job():
-    end = "from chainermn_comm import PeerError; raise PeerError('rank 1 found an error')"
+    end = (
+        "from chainermn_comm import PeerError; raise PeerError('rank 1 found an error')"
+    )
     job = failed(2, 1, end=end, failing=(0,))
     assert "PeerError: rank 1 found an error" in job.err
 
@@ -286,9 +303,14 @@ from tests.support import planted
 
 @pytest.mark.parametrize(
     ("raised", "status"),
-    [pytest.param("RuntimeError('planted')", 1, marks=pytest.mark.full), ("SystemExit(3)", 3)],
+    [
+        pytest.param("RuntimeError('planted')", 1, marks=pytest.mark.full),
+        ("SystemExit(3)", 3),
+    ],
 )
-def test_an_exception_between_steps_that_ranks_take_together_ends_the_job(raised, status):
+def test_an_exception_between_steps_that_ranks_take_together_ends_the_job(
+    raised, status
+):
     """Such as that of a signal's handler; the others wait inside of the same call."""
     body = f"""
 comm = create_communicator("hierarchical")
@@ -330,5 +352,11 @@ comm.allreduce(np.ones(3))
 )
 def test_the_launcher_gets_an_event(end, what, status):
     job = failed(2, None, end=end, environment=events.ENVIRONMENT)
-    event = {"version": 1, "event": "aborted", "rank": 1, "what": what, "status": status}
+    event = {
+        "version": 1,
+        "event": "aborted",
+        "rank": 1,
+        "what": what,
+        "status": status,
+    }
     assert events.sent(job.err) == [event], job

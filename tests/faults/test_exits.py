@@ -31,12 +31,19 @@ REPORTED = {
         130,
         (
             *("Traceback", "KeyboardInterrupt"),
-            *("ChainerMN: rank {} of 2: uncaught KeyboardInterrupt", "Next step: nothing is wrong"),
+            *(
+                "ChainerMN: rank {} of 2: uncaught KeyboardInterrupt",
+                "Next step: nothing is wrong",
+            ),
         ),
     ),
     "sys.exit": ("sys.exit(3)", 3, EXIT_3),
     "SystemExit": ("raise SystemExit(3)", 3, EXIT_3),
-    "message": ("sys.exit('no')", 1, ("no", "ChainerMN: rank {} of 2: sys.exit with a message")),
+    "message": (
+        "sys.exit('no')",
+        1,
+        ("no", "ChainerMN: rank {} of 2: sys.exit with a message"),
+    ),
     "os._exit": ("os._exit(3)", 3, ("ChainerMN: rank {} of 2: os._exit(3)",)),
     "early success": ("os._exit(0)", 1, ("ChainerMN: rank {} of 2: os._exit(0)",)),
 }
@@ -118,7 +125,9 @@ def test_an_exit_taken_by_name_before_is_seen():
     ("words", "end", "code"),
     [
         (("-m", "mpi4py"), RAISE, 1),
-        *in_full((("-m", "mpi4py"), "sys.exit(3)", 3), (("-m", "mpi4py"), "sys.exit(0)", 0)),
+        *in_full(
+            (("-m", "mpi4py"), "sys.exit(3)", 3), (("-m", "mpi4py"), "sys.exit(0)", 0)
+        ),
         (("-m", "script"), "raise SystemExit(3)", 3),
         *in_full((("-c",), "sys.exit(3)", 3)),
     ],

@@ -74,7 +74,9 @@ with create_communicator(sys.argv[1]) as comm:
 
 
 def test_forked_children_end_with_their_status_and_gradients_go_on():
-    expected = {how: status for how, (_, status, _) in CHILDREN.items()} | {"multiprocessing": 3}
+    expected = {how: status for how, (_, status, _) in CHILDREN.items()} | {
+        "multiprocessing": 3
+    }
     job = run_text(2, SCRIPT, "hierarchical", *expected)
     assert job.returncode == 0, job
     assert f"ENDS {[expected, expected]}" in job.out, job

@@ -19,7 +19,9 @@ from typing import TextIO
 # Of one command, in which a rank may hang.
 SECONDS = 1800.0
 FILE = Path("result/gpu-report.txt")
-WARNINGS = 3  # the doctor's status: it works, though slower or less safely than it could
+WARNINGS = (
+    3  # the doctor's status: it works, though slower or less safely than it could
+)
 
 
 def commands(ranks: int, launcher: str) -> list[list[str]]:
@@ -64,7 +66,9 @@ def run(command: Sequence[str], out: TextIO, seconds: float = SECONDS) -> int | 
     return None if is_late.is_set() else process.returncode
 
 
-def write_report(these: Sequence[Sequence[str]], path: Path, seconds: float = SECONDS) -> bool:
+def write_report(
+    these: Sequence[Sequence[str]], path: Path, seconds: float = SECONDS
+) -> bool:
     """Run each command, whatever became of those before; return whether all succeeded.
 
     The doctor's warnings count as success.
@@ -77,16 +81,22 @@ def write_report(these: Sequence[Sequence[str]], path: Path, seconds: float = SE
         for command in these:
             out.write(f"\n=== {shlex.join(command)}\n")
             status = run(command, out, seconds)
-            ends.append((f"took more than {seconds:g} s" if status is None else status, command))
+            ends.append(
+                (f"took more than {seconds:g} s" if status is None else status, command)
+            )
         summary = [f"{end or 'ok'}: {shlex.join(command)}" for end, command in ends]
         out.write("\n".join(["\n=== how each ended", *summary, ""]))
     print("\n".join([*summary, f"to be attached to a report: {path}"]), flush=True)
-    return all(end == 0 or (end == WARNINGS and "doctor" in command) for end, command in ends)
+    return all(
+        end == 0 or (end == WARNINGS and "doctor" in command) for end, command in ends
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, required=True, help="as many as there are GPUs")
+    parser.add_argument(
+        "--ranks", type=int, required=True, help="as many as there are GPUs"
+    )
     parser.add_argument("--launcher", default="mpiexec", help="the MPI's mpiexec")
     parser.add_argument("--file", type=Path, default=FILE)
     asked = parser.parse_args()

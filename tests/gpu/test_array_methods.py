@@ -56,7 +56,9 @@ def test_a_receiver_without_a_gpu_is_told(world, double):
     with create_communicator("naive") as comm:
         if comm.rank == 1:
             double.count = 0
-            with pytest.raises(RuntimeError, match=r"sent from a GPU.*CUDA finds no device"):
+            with pytest.raises(
+                RuntimeError, match=r"sent from a GPU.*CUDA finds no device"
+            ):
                 comm.recv(source=0)
         elif comm.rank == 0:
             comm.send(on_gpu(0), dest=1)
@@ -77,7 +79,13 @@ def params(rank: int) -> list:
     there = [on_gpu(rank, "float32", layout) for layout in LAYOUTS]
     long = [gpus.put(np.arange(n, dtype="f8") + rank) for n in (500, 3000)]
     here = [sample(rank, "float16").copy(), sample(rank, "float32", "read-only")]
-    return [*there, *long, *here, np.asfortranarray(sample(rank, "float64")), np.zeros(9999) + rank]
+    return [
+        *there,
+        *long,
+        *here,
+        np.asfortranarray(sample(rank, "float64")),
+        np.zeros(9999) + rank,
+    ]
 
 
 def test_bcast_data_fills_parameters_of_any_layout_and_size(comm):
@@ -112,7 +120,9 @@ def test_bcast_data_where_ranks_hold_parameters_here_and_there(comm):
 def test_large_arrays_pass_through_several_buffers(comm):
     mine = [np.arange(n, dtype="f4") + comm.rank for n in (1, 0, 5000, 7, 1024)]
     with gpus.small_buffers():
-        for rank, arrays in enumerate(comm.allgather([gpus.put(each) for each in mine])):
+        for rank, arrays in enumerate(
+            comm.allgather([gpus.put(each) for each in mine])
+        ):
             for array, own in zip(arrays, mine, strict=True):
                 check(array, own + rank - comm.rank)
 
@@ -162,5 +172,7 @@ def test_other_libraries_gpu_arrays_are_told(comm):
         __cuda_array_interface__ = None
 
     wrong = comm.rank == 1
-    with pytest.raises(TypeError if wrong else PeerError, match=r"only CuPy's.*Foreign"):
+    with pytest.raises(
+        TypeError if wrong else PeerError, match=r"only CuPy's.*Foreign"
+    ):
         comm.allgather(Foreign() if wrong else on_gpu(comm.rank))

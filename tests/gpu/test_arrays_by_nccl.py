@@ -31,9 +31,14 @@ def by_host(comm, double, mine) -> None:
     double.copied_to_host = 0
     found = comm.allgather(mine)
     assert comm.allreduce_obj(double.copied_to_host) > 0
-    assert [gpus.on_gpu(array) for array in found] == comm.allgather_obj(gpus.on_gpu(mine))
+    assert [gpus.on_gpu(array) for array in found] == comm.allgather_obj(
+        gpus.on_gpu(mine)
+    )
     for rank, array in enumerate(found):
-        same(gpus.to_host(array) if gpus.on_gpu(array) else array, sample(rank, "float32"))
+        same(
+            gpus.to_host(array) if gpus.on_gpu(array) else array,
+            sample(rank, "float32"),
+        )
 
 
 def by_nccl(comm, double) -> None:
@@ -156,9 +161,13 @@ def test_sums_beside_means_in_a_thread_do_not_deadlock(world, gpu, during_backwa
         for step in range(steps):
             check_sum(comm)
             grads = [gpus.put(np.full(size, comm.rank + step, "f4")) for size in sizes]
-            params = [Param(gpus.put(np.zeros(grad.size, "f4")), grad) for grad in grads]
+            params = [
+                Param(gpus.put(np.zeros(grad.size, "f4")), grad) for grad in grads
+            ]
             reducer = comm.make_reducer(False, "allreduce_grad", channel)
-            models = [Model(**{f"p{number}": param}) for number, param in enumerate(params)]
+            models = [
+                Model(**{f"p{number}": param}) for number, param in enumerate(params)
+            ]
             if not during_backward:
                 for model in models:
                     reducer.add(model)
@@ -188,7 +197,9 @@ def test_sums_beside_means_in_a_thread_do_not_deadlock(world, gpu, during_backwa
 
 
 @pytest.mark.sizes(2, 3)
-def test_means_in_two_threads_and_the_main_one_keep_the_order_of_their_starts(world, gpu):
+def test_means_in_two_threads_and_the_main_one_keep_the_order_of_their_starts(
+    world, gpu
+):
     """As those of two optimizers with double buffering, and of a third one without."""
     import cupy
 
@@ -236,7 +247,10 @@ def by_pickles() -> Iterator[type]:
     """The backend that CONTRIBUTING.md shows, and its communicator's name meanwhile."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     names = {}
-    exec(re.search(r"^### A backend\n.*?```python\n(.*?)```", text, re.S | re.M)[1], names)
+    exec(
+        re.search(r"^### A backend\n.*?```python\n(.*?)```", text, re.S | re.M)[1],
+        names,
+    )
     yield names["ByPickles"]
     del names["REGISTRY"]["by_pickles"]
 

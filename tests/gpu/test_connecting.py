@@ -50,7 +50,9 @@ def test_a_time_that_is_none_raises_on_all(world, one_each, monkeypatch, text):
     if world.rank == 1:
         monkeypatch.setenv("CHAINERMN_NCCL_TIMEOUT", text)
     with create_communicator("pure_nccl") as comm:
-        told = f"rank 1.*CHAINERMN_NCCL_TIMEOUT must be seconds, more than 0, got '{text}'"
+        told = (
+            f"rank 1.*CHAINERMN_NCCL_TIMEOUT must be seconds, more than 0, got '{text}'"
+        )
         with pytest.raises(CommunicationError, match=told):
             gpus.assert_mean(comm)
         monkeypatch.delenv("CHAINERMN_NCCL_TIMEOUT", raising=False)
@@ -59,7 +61,9 @@ def test_a_time_that_is_none_raises_on_all(world, one_each, monkeypatch, text):
 
 @pytest.mark.sizes(3, 4)
 @pytest.mark.parametrize("name", ["hierarchical", "two_dimensional"])
-def test_where_nccl_does_not_connect_nodes_rank_0_says_so_and_mpi_does(world, double, capfd, name):
+def test_where_nccl_does_not_connect_nodes_rank_0_says_so_and_mpi_does(
+    world, double, capfd, name
+):
     nodes = (0, 0, 1, 1)[: world.size]
     with on_nodes(nodes, name) as comm:
         if comm.intra_rank == 0 and comm.inter_rank == 1:
@@ -76,7 +80,8 @@ def test_where_nccl_does_not_connect_nodes_rank_0_says_so_and_mpi_does(world, do
 
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize(
-    ("name", "inits"), [("hierarchical", 1), ("non_cuda_aware", 0), ("flat", 0), ("pure_nccl", 1)]
+    ("name", "inits"),
+    [("hierarchical", 1), ("non_cuda_aware", 0), ("flat", 0), ("pure_nccl", 1)],
 )
 def test_one_gpu_a_node_needs_nccl_between_nodes_alone(world, double, name, inits):
     with on_nodes(range(world.size), name) as comm:

@@ -21,7 +21,10 @@ pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
 FIRST = ("eventCreate", "streamCreate", "hostAlloc")
 EACH = ("eventRecord", "streamWaitEvent", "eventQuery", "work")
 KERNELS_FIRST = ("malloc", "compile", "memcpyAsync to device")
-NCCL_FIRST, NCCL_EACH = ("getUniqueId", "commInitRank"), ("getAsyncError", "launchKernel")
+NCCL_FIRST, NCCL_EACH = (
+    ("getUniqueId", "commInitRank"),
+    ("getAsyncError", "launchKernel"),
+)
 GROUPED = ("groupStart", "groupEnd")
 COPIES = ("memcpyAsync to host", "memcpyAsync to device")
 # Of each algorithm: how it is made, the nodes by number of ranks, and further calls of both kinds.
@@ -55,12 +58,18 @@ def cases() -> list:
     found = []
     for algorithm, (_, _, first, each) in ALGORITHMS.items():
         kernels = () if algorithm == "mpi" else KERNELS_FIRST
-        for when, calls in (("first", (*FIRST, *kernels, *first)), ("later", (*EACH, *each))):
+        for when, calls in (
+            ("first", (*FIRST, *kernels, *first)),
+            ("later", (*EACH, *each)),
+        ):
             for call in calls:
                 for who in ("one", "all"):
                     few = who == "all" or algorithm == "staged"
                     ranks = LEAST_RANKS.get(algorithm, 2)
-                    sizes = [pytest.mark.sizes(*range(ranks, 5)), pytest.mark.ranks(ranks)]
+                    sizes = [
+                        pytest.mark.sizes(*range(ranks, 5)),
+                        pytest.mark.ranks(ranks),
+                    ]
                     marks = [*sizes, *([pytest.mark.full] if few else [])]
                     found.append(pytest.param(algorithm, when, call, who, marks=marks))
     return found
@@ -102,12 +111,16 @@ def have_agreed(when: str, call: str) -> bool:
 
 
 @pytest.mark.parametrize(("algorithm", "when", "call", "who"), cases())
-def test_an_error_at_any_call_is_raised_and_none_waits(world, double, algorithm, when, call, who):
+def test_an_error_at_any_call_is_raised_and_none_waits(
+    world, double, algorithm, when, call, who
+):
     name, nodes, _, _ = ALGORITHMS[algorithm]
     models = []
     for step in range(4):
         grads = [gpus.put(np.full(size, step, "f4")) for size in (3, 2000)]
-        models.append(Model(**{f"p{i}": Param(grad, grad) for i, grad in enumerate(grads)}))
+        models.append(
+            Model(**{f"p{i}": Param(grad, grad) for i, grad in enumerate(grads)})
+        )
     error = error_at(call)
     comm = on_nodes(nodes[: world.size], name)
     if when == "later":
@@ -127,9 +140,13 @@ def test_an_error_at_any_call_is_raised_and_none_waits(world, double, algorithm,
         if call != "work":
             comm.allreduce_grad(models[3])
     assert any(re.search("cudaError|NCCL_ERROR", text) for text in raised), raised
-    assert True in world.allgather(fails and double.recover())  # others may have heard before
+    assert True in world.allgather(
+        fails and double.recover()
+    )  # others may have heard before
     comm.finalize()
-    with on_nodes(nodes[: world.size], "flat") as comm:  # it was for this communicator alone
+    with on_nodes(
+        nodes[: world.size], "flat"
+    ) as comm:  # it was for this communicator alone
         if call != "work":
             gpus.assert_mean(comm)
 

@@ -25,7 +25,9 @@ def on_two_ranks(test):
 @pytest.mark.gpu
 def test_a_machine_with_gpus_is_well():
     command = [sys.executable, "-m", "chainermn_tools", "doctor", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=LIMIT_SECONDS
+    )
     found = {one["name"]: one for one in json.loads(done.stdout)["findings"]}
     bad = [
         found[name]
@@ -36,7 +38,9 @@ def test_a_machine_with_gpus_is_well():
 
 
 @on_two_ranks
-@pytest.mark.parametrize("name", NAMES + [pytest.param(n, marks=pytest.mark.full) for n in OTHERS])
+@pytest.mark.parametrize(
+    "name", NAMES + [pytest.param(n, marks=pytest.mark.full) for n in OTHERS]
+)
 def test_every_communicator_is_right_on_gpus(world, gpu, monkeypatch, name):
     monkeypatch.setattr(rank_tests, "COUNT", 10_000)
     monkeypatch.setattr(rank_tests, "GPU_GRADIENTS", SMALL)

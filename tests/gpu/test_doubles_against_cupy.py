@@ -100,7 +100,9 @@ def signature(function: Callable[..., Any]) -> Signature:
     except ValueError:
         pass
     # name(type name=default, ...); where the source has its own line of it, that one.
-    lines = [line for line in function.__doc__.splitlines() if re.match(r"[\w.]+\(", line)]
+    lines = [
+        line for line in function.__doc__.splitlines() if re.match(r"[\w.]+\(", line)
+    ]
     inside = re.search(r"\((.*?)\)( ->|$)", lines[-1].replace("\\", "")).group(1)
     kind, parameters = Parameter.POSITIONAL_OR_KEYWORD, []
     for text in filter(None, map(str.strip, inside.split(","))):
@@ -122,7 +124,11 @@ def differences(double: Signature, real: Signature) -> Iterator[str]:
     theirs = list(real.parameters.values())
     for index, mine in enumerate(double.parameters.values()):
         by_name = mine.kind is Parameter.KEYWORD_ONLY
-        other = real.parameters.get(mine.name) if by_name else dict(enumerate(theirs)).get(index)
+        other = (
+            real.parameters.get(mine.name)
+            if by_name
+            else dict(enumerate(theirs)).get(index)
+        )
         if other is None or other.name != mine.name:
             yield f"takes {mine}, and there is {other}"
         elif mine.default is not Parameter.empty and mine.default != other.default:
@@ -171,16 +177,24 @@ def test_the_double_offers_nothing_that_cupy_lacks(real, double):
 def test_the_doubles_signatures_are_cupys(real, double):
     paths = {*members(double), "cupy.RawModule().get_function()"}
     paths -= {"cupy.ndarray", "cupy.cuda.nccl.NcclError"}
-    compared = {path: signature(at(double, path)) for path in paths if callable(at(double, path))}
+    compared = {
+        path: signature(at(double, path))
+        for path in paths
+        if callable(at(double, path))
+    }
     assert len(compared) > 30
     for path, found in compared.items():
         assert not list(differences(found, signature(at(real, path)))), path
 
 
 def test_the_doubles_constants_are_cupys(real, double):
-    paths = [path for path in members(double) if re.search(r"NCCL_|\.memcpy\w*To", path)]
+    paths = [
+        path for path in members(double) if re.search(r"NCCL_|\.memcpy\w*To", path)
+    ]
     assert len(paths) == 8
-    assert {path: at(double, path) for path in paths} == {path: at(real, path) for path in paths}
+    assert {path: at(double, path) for path in paths} == {
+        path: at(real, path) for path in paths
+    }
 
 
 def test_nccl_itself_answers_as_the_double_does(real, double):
@@ -198,7 +212,9 @@ def test_without_a_driver_cupy_raises_what_the_double_does(real):
 
     if gpus.why_none() is None:
         pytest.skip("there is a driver")
-    with pytest.raises(RuntimeError, match=r"cudaErrorInsufficientDriver|cudaErrorNoDevice"):
+    with pytest.raises(
+        RuntimeError, match=r"cudaErrorInsufficientDriver|cudaErrorNoDevice"
+    ):
         cupy.cuda.runtime.getDeviceCount()
 
 

@@ -10,7 +10,12 @@ from itertools import product
 import numpy as np
 import pytest
 
-from chainermn_comm import CommunicationError, PeerError, RankMismatchError, create_communicator
+from chainermn_comm import (
+    CommunicationError,
+    PeerError,
+    RankMismatchError,
+    create_communicator,
+)
 from tests.support import gpus
 from tests.support.gpus import NCCL, assert_mean, have_one_each, mean_of, put
 from tests.support.models import Model, Param
@@ -37,9 +42,15 @@ def grads(first: object, rank: int, dtype: str = "f4") -> Model:
 
 # What rank 0 has where the others have float32 on a GPU, and what is told of it.
 DISAGREEMENTS = {
-    "none": (lambda: None, r"/w float32 \(3,\).*no gradient|no gradient.*/w float32 \(3,\)"),
+    "none": (
+        lambda: None,
+        r"/w float32 \(3,\).*no gradient|no gradient.*/w float32 \(3,\)",
+    ),
     "dtype": (lambda: put(np.ones(3)), r"/w float64 \(3,\).*/w float32 \(3,\)"),
-    "place": (lambda: np.ones(3, "f4"), r"/w float32 \(3,\) on rank 0; .* \(3,\) on a GPU on rank"),
+    "place": (
+        lambda: np.ones(3, "f4"),
+        r"/w float32 \(3,\) on rank 0; .* \(3,\) on a GPU on rank",
+    ),
 }
 
 
@@ -54,7 +65,9 @@ def test_ranks_that_disagree_are_told_and_go_on(world, one_each, what):
 
 def test_gradients_missing_on_all_ranks_stay_so_and_integers_are_told(world, gpu):
     with create_communicator("flat") as comm:
-        model = Model(w=Param(put(np.zeros(2)), None), v=Param(put(np.zeros(1)), put(np.ones(1))))
+        model = Model(
+            w=Param(put(np.zeros(2)), None), v=Param(put(np.zeros(1)), put(np.ones(1)))
+        )
         comm.allreduce_grad(model)
         assert model["w"].grad is None
         with pytest.raises(TypeError, match="/w has dtype int32"):
@@ -64,14 +77,20 @@ def test_gradients_missing_on_all_ranks_stay_so_and_integers_are_told(world, gpu
 def test_pure_nccl_refuses_numpy_gradients(world, one_each):
     with create_communicator("pure_nccl") as comm:
         for _ in range(2):
-            with pytest.raises(ValueError, match=r"pure_nccl.*NumPy arrays.*to_gpu.*hierarchical"):
+            with pytest.raises(
+                ValueError, match=r"pure_nccl.*NumPy arrays.*to_gpu.*hierarchical"
+            ):
                 comm.allreduce_grad(Model(w=Param(np.ones(2), np.ones(2))))
         assert_mean(comm)
 
 
 # All names check before they make an algorithm.
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in ALGORITHMS[1:3] else pytest.mark.full) for n in NCCL]
+    "name",
+    [
+        pytest.param(n, marks=() if n in ALGORITHMS[1:3] else pytest.mark.full)
+        for n in NCCL
+    ],
 )
 def test_ranks_on_one_device_are_told_by_each_name_and_others_serve(world, gpu, name):
     with create_communicator(name) as comm:
@@ -150,14 +169,20 @@ def raises_in_this_call_or_the_next(comm, told: str) -> None:
     gpus.wait_for_failure(comm)
     assert re.search(f"{told}|NCCL", found or error_of(comm))
     for _ in range(2):
-        with pytest.raises(CommunicationError, match=f"interrupted on this rank .*({told}|NCCL)"):
+        with pytest.raises(
+            CommunicationError, match=f"interrupted on this rank .*({told}|NCCL)"
+        ):
             means(comm)
 
 
 @pytest.mark.parametrize(
-    ("name", "kernel"), list(product(ALGORITHMS[1:], ("pack", "unpack"))), indirect=["name"]
+    ("name", "kernel"),
+    list(product(ALGORITHMS[1:], ("pack", "unpack"))),
+    indirect=["name"],
 )
-def test_a_kernel_that_fails_is_raised_and_a_new_communicator_serves(world, gpu, name, kernel):
+def test_a_kernel_that_fails_is_raised_and_a_new_communicator_serves(
+    world, gpu, name, kernel
+):
     gpu.delay, told = 40, "cudaErrorIllegalAddress"
     with create_communicator(name) as comm:
         means(comm)
@@ -175,7 +200,9 @@ def test_a_mean_that_is_interrupted_leaves_a_communicator_that_says_so(world, on
         interrupted = gpus.failing("pack", "Ctrl-C", KeyboardInterrupt)
         with interrupted, pytest.raises(KeyboardInterrupt):
             means(comm)
-        with pytest.raises(CommunicationError, match=r"interrupted on this rank .*KeyboardInterr"):
+        with pytest.raises(
+            CommunicationError, match=r"interrupted on this rank .*KeyboardInterr"
+        ):
             assert_mean(comm)
 
 
@@ -184,7 +211,9 @@ def test_a_mean_that_is_interrupted_leaves_a_communicator_that_says_so(world, on
     [
         ("pure_nccl", "nccl_fails", True),
         *[
-            pytest.param("hierarchical", how, by_nccl, marks=pytest.mark.sizes(4 - by_nccl, 4))
+            pytest.param(
+                "hierarchical", how, by_nccl, marks=pytest.mark.sizes(4 - by_nccl, 4)
+            )
             for how in ("nccl_fails", "group_fails")
             for by_nccl in (False, True)
         ],
@@ -215,7 +244,9 @@ def test_pure_nccl_says_why_it_cannot(world, double, monkeypatch, why):
     odd, (what, value) = world.rank == world.size - 1, WHY_NOT[why]
     if odd:
         monkeypatch.setattr(double if what in vars(double) else nccl, what, value)
-    with pytest.raises(ValueError if odd else PeerError, match=f"{why}.*on CPUs use one of: dum"):
+    with pytest.raises(
+        ValueError if odd else PeerError, match=f"{why}.*on CPUs use one of: dum"
+    ):
         create_communicator("pure_nccl")
 
 
@@ -228,7 +259,9 @@ def test_bfloat16_needs_no_name_for_it_in_cupy(world, one_each, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["flat", "pure_nccl"])
-def test_a_block_left_by_an_exception_frees_the_gpu_and_waits_for_nobody(world, double, name):
+def test_a_block_left_by_an_exception_frees_the_gpu_and_waits_for_nobody(
+    world, double, name
+):
     with create_communicator(name) as other:
         comm = create_communicator(name)
         for each in (comm, other):

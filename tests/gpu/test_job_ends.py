@@ -63,7 +63,10 @@ CASES = [
     ("pure_nccl", "getAsyncError", "00", "finalize"),
     ("pure_nccl", "work", "00", "leave"),
     ("hierarchical", "getAsyncError", "01", "go on"),
-    *[("hierarchical", where, "01", "verb") for where in ("allReduce", "broadcast", "work")],
+    *[
+        ("hierarchical", where, "01", "verb")
+        for where in ("allReduce", "broadcast", "work")
+    ],
     ("pure_nccl", "getAsyncError", "00", "verb"),
 ]
 
@@ -73,7 +76,13 @@ def test_an_error_on_one_rank_ends_the_job_with_its_words(case):
     job = run_text(RANKS, SCRIPT, *case, seconds=60.0)
     assert job.out.count("BEGIN") == RANKS, job
     assert job.returncode == 1, job
-    assert re.search(rf"rank {FAILING} of {RANKS}: uncaught CommunicationError", job.err), job
-    doing = "NCCL, moving arrays between" if case[-1] == "verb" else "averaging gradients on"
+    assert re.search(
+        rf"rank {FAILING} of {RANKS}: uncaught CommunicationError", job.err
+    ), job
+    doing = (
+        "NCCL, moving arrays between"
+        if case[-1] == "verb"
+        else "averaging gradients on"
+    )
     told = rf"rank {FAILING}: {doing} GPUs failed: .*(cudaError|NCCL_ERROR)"
     assert re.search(told, job.err), job

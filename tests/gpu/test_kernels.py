@@ -70,14 +70,23 @@ def compiled(tmp_path_factory):
     def run(name, first, blocks, table, wire, size, divisor=1.0):
         function = getattr(library, f"run_{name}")
         unsigned, pointer, i64 = ctypes.c_uint, ctypes.c_void_p, ctypes.c_int64
-        function.argtypes = [unsigned, unsigned, pointer, i64, pointer, i64, ctypes.c_double]
+        function.argtypes = [
+            unsigned,
+            unsigned,
+            pointer,
+            i64,
+            pointer,
+            i64,
+            ctypes.c_double,
+        ]
         function(first, blocks, table.ctypes.data, len(table) - 1, wire, size, divisor)
 
     return run
 
 
 needs_compiler = pytest.mark.skipif(
-    shutil.which("g++") is None, reason="compiles the kernels as C++, and there is no g++"
+    shutil.which("g++") is None,
+    reason="compiles the kernels as C++, and there is no g++",
 )
 
 
@@ -88,7 +97,9 @@ def memory(address: int, nbytes: int) -> np.ndarray:
 def interesting(rng, size: int, dtype: str) -> np.ndarray:
     """Numbers of all magnitudes: too large or too small for the narrow ones, and no numbers."""
     with np.errstate(over="ignore"):
-        values = (rng.standard_normal(size) * 10.0 ** rng.integers(-9, 9, size)).astype(dtype)
+        values = (rng.standard_normal(size) * 10.0 ** rng.integers(-9, 9, size)).astype(
+            dtype
+        )
     for special in (np.inf, np.nan, -0.0):
         values[rng.random(size) < 0.02] = special
     return values
@@ -96,28 +107,43 @@ def interesting(rng, size: int, dtype: str) -> np.ndarray:
 
 def table_of(grads: list[np.ndarray]) -> np.ndarray:
     ends = np.cumsum([0] + [grad.size for grad in grads])
-    rows = [(begin, g.ctypes.data, g.itemsize) for begin, g in zip(ends[:-1], grads, strict=True)]
+    rows = [
+        (begin, g.ctypes.data, g.itemsize)
+        for begin, g in zip(ends[:-1], grads, strict=True)
+    ]
     return np.array([*rows, (ends[-1], 0, 0)], np.int64)
 
 
-def check(compiled, letter: str, sizes: list[int], dtypes: list[str], offset: int, grid: int):
+def check(
+    compiled, letter: str, sizes: list[int], dtypes: list[str], offset: int, grid: int
+):
     rng = np.random.default_rng([*sizes, offset])
-    pairs = zip(sizes, dtypes, strict=True)  # each array is aligned to its own size and no more
+    pairs = zip(
+        sizes, dtypes, strict=True
+    )  # each array is aligned to its own size and no more
     grads = [interesting(rng, size + offset, dtype)[offset:] for size, dtype in pairs]
     table, total = table_of(grads), sum(sizes)
     blocks = min(-(-total // kernels.TILE), grid)
-    mine, expected = (np.full(total + offset + 1, 7, WIRE_DTYPES[letter]) for _ in range(2))
-    place, other = (wire.ctypes.data + offset * wire.itemsize for wire in (mine, expected))
+    mine, expected = (
+        np.full(total + offset + 1, 7, WIRE_DTYPES[letter]) for _ in range(2)
+    )
+    place, other = (
+        wire.ctypes.data + offset * wire.itemsize for wire in (mine, expected)
+    )
     compiled(f"pack_{letter}", 0, blocks, table, place, total, 3.0)
     if total:
-        run_kernel(f"pack_{letter}", memory, table.ctypes.data, len(grads), other, total, 3.0)
+        run_kernel(
+            f"pack_{letter}", memory, table.ctypes.data, len(grads), other, total, 3.0
+        )
     np.testing.assert_array_equal(mine, expected)
     for grad in grads:
         grad[...] = 0
     compiled(f"unpack_{letter}", 0, blocks, table, place, total)
     got = [grad.copy() for grad in grads]
     if total:
-        run_kernel(f"unpack_{letter}", memory, table.ctypes.data, len(grads), other, total, 1.0)
+        run_kernel(
+            f"unpack_{letter}", memory, table.ctypes.data, len(grads), other, total, 1.0
+        )
     for one, two in zip(got, grads, strict=True):
         np.testing.assert_array_equal(one, two)
 
@@ -128,9 +154,13 @@ ARRAYS = st.lists(st.tuples(ANY_SIZE, st.sampled_from(FLOATS)), max_size=40)
 
 @needs_compiler
 @settings(max_examples=60)
-@given(st.sampled_from(sorted(WIRE_DTYPES)), ARRAYS, st.integers(0, 3), st.integers(1, 4))
+@given(
+    st.sampled_from(sorted(WIRE_DTYPES)), ARRAYS, st.integers(0, 3), st.integers(1, 4)
+)
 def test_any_mix_of_arrays(compiled, letter, arrays, offset, grid):
-    check(compiled, letter, [n for n, _ in arrays], [d for _, d in arrays], offset, grid)
+    check(
+        compiled, letter, [n for n, _ in arrays], [d for _, d in arrays], offset, grid
+    )
 
 
 @needs_compiler
@@ -166,11 +196,16 @@ def test_offsets_beyond_32_bits(compiled, letter):
     """The last tile of a chunk of more than 2^33 elements, of which no other is touched."""
     tiles = (1 << 33) // kernels.TILE + 3
     size, tail = tiles * kernels.TILE, 100
-    wire, grad = np.zeros(kernels.TILE, WIRE_DTYPES[letter]), np.arange(kernels.TILE, dtype="f4")
+    wire, grad = (
+        np.zeros(kernels.TILE, WIRE_DTYPES[letter]),
+        np.arange(kernels.TILE, dtype="f4"),
+    )
     last = np.arange(tail, dtype="f8")
     far = size - kernels.TILE
     offset_too = (5, grad.ctypes.data - (far - 5) * 4, 4)
-    table = np.array([(0, 0, 8), offset_too, (size - tail, last.ctypes.data, 8), (size, 0, 0)])
+    table = np.array(
+        [(0, 0, 8), offset_too, (size - tail, last.ctypes.data, 8), (size, 0, 0)]
+    )
     start = wire.ctypes.data - far * wire.itemsize
     compiled(f"pack_{letter}", tiles - 1, tiles, table, start, size, 2.0)
     expected = np.concatenate([grad[:-tail], last]) / 2
@@ -200,7 +235,9 @@ def test_pack_and_unpack_do_what_numpy_does(gpu, wire, chunk_bytes):
         keep.append((table, buffer))
         count = len(chunk.segments)
         kernels.launch("pack", chunk.dtype, table, count, buffer, chunk.size, 3)
-        pieces = [cast(arrays[i][start:stop], wire, 3.0) for i, start, stop in chunk.segments]
+        pieces = [
+            cast(arrays[i][start:stop], wire, 3.0) for i, start, stop in chunk.segments
+        ]
         packed = np.concatenate(pieces)
         np.testing.assert_array_equal(gpus.to_host(buffer).view(wire), packed)
         kernels.launch("unpack", chunk.dtype, table, count, buffer, chunk.size)

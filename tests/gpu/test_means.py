@@ -25,7 +25,9 @@ pytestmark = pytest.mark.world
 # array are alike, since NCCL's sums of others are worse than the bound: the manual says so.
 MODELS = models([(20_001,), (70, 60)], 40, DTYPES[:3], (0,))
 # By default a name runs on as few ranks as tell something of it: two leaders on two nodes take 4.
-RANKS = dict(naive=2, single_node=2, flat=3, hierarchical=3, non_cuda_aware=3, two_dimensional=4)
+RANKS = dict(
+    naive=2, single_node=2, flat=3, hierarchical=3, non_cuda_aware=3, two_dimensional=4
+)
 BY_NODES = ("hierarchical", "two_dimensional", "non_cuda_aware")
 
 
@@ -63,11 +65,15 @@ def on_two_nodes(world, name: str, uneven: bool = False, **how):
 def run(comm, entries, zero_fill) -> list:
     arrays = gradients(entries, comm.rank)
     # Those that are one array in host memory are one on the device, too.
-    there = {id(a): put(a, entry.layout) for entry, a in zip(entries, arrays, strict=True)}
+    there = {
+        id(a): put(a, entry.layout) for entry, a in zip(entries, arrays, strict=True)
+    }
     model = Model()
     for index, (entry, array) in enumerate(zip(entries, arrays, strict=True)):
         grad = there[id(array)] if has(entry, comm.rank, zero_fill) else None
-        model.params[f"p{index:03}"] = Param(put(np.zeros(entry.shape, entry.dtype)), grad)
+        model.params[f"p{index:03}"] = Param(
+            put(np.zeros(entry.shape, entry.dtype)), grad
+        )
     comm.multi_node_mean_grad(model, zero_fill)
     grads = [param.grad for param in model.params.values()]
     assert all(grad is None or gpus.on_gpu(grad) for grad in grads)
@@ -90,12 +96,16 @@ def check_models(world, name: str, examples: int) -> None:
         @given(MODELS, st.sampled_from(list(comms)), wires, st.booleans())
         def check(entries, case, wire, zero_fill):
             comm = comms[case]
-            check_model(comm, lambda: run(comm, entries, zero_fill), entries, wire, zero_fill)
+            check_model(
+                comm, lambda: run(comm, entries, zero_fill), entries, wire, zero_fill
+            )
 
         check()
 
 
-@pytest.mark.parametrize("at_length", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "at_length", [False, pytest.param(True, marks=pytest.mark.full)]
+)
 @ALL
 def test_any_model_over_any_topology(world, gpu, name, at_length):
     # The names with fewer examples take the algorithms of others.
@@ -113,7 +123,10 @@ def test_any_model_through_mpi_between_nodes(world, double, name):
 
 @pytest.mark.parametrize(
     "gpu",
-    [pytest.param("double", marks=pytest.mark.full), pytest.param("device", marks=pytest.mark.gpu)],
+    [
+        pytest.param("double", marks=pytest.mark.full),
+        pytest.param("device", marks=pytest.mark.gpu),
+    ],
     indirect=True,
 )
 @pytest.mark.parametrize("wire", [None, "float16"])
@@ -136,7 +149,9 @@ def whole(rank: int, size: int) -> np.ndarray:
 def test_staged_means_have_the_bits_of_cpus(world, gpu, name):
     with create_communicator(name) as comm, create_communicator("flat") as on_cpus:
         for dtype in GPU_DTYPES:
-            mine = np.random.default_rng(world.rank).standard_normal(70_001).astype(dtype)
+            mine = (
+                np.random.default_rng(world.rank).standard_normal(70_001).astype(dtype)
+            )
             model = with_grads(w=mine.copy())
             on_cpus.allreduce_grad(model)
             np.testing.assert_array_equal(mean_of(comm, mine), model["w"].grad)
@@ -174,7 +189,9 @@ def test_each_name_makes_the_nccl_calls_that_it_promises(world, double, name):
         assert {*double.calls} - {*kernels} == NCCL_CALLS[name] - (
             set() if leads else {"allReduce"}
         )
-        assert kernels[:1] + kernels[-1:] == (["pack_f", "unpack_f"] if NCCL_CALLS[name] else [])
+        assert kernels[:1] + kernels[-1:] == (
+            ["pack_f", "unpack_f"] if NCCL_CALLS[name] else []
+        )
     assert (double.calls[-1:] == ["destroy"]) == bool(NCCL_CALLS[name])
 
 
@@ -182,9 +199,14 @@ def test_each_name_makes_the_nccl_calls_that_it_promises(world, double, name):
 @ALL
 def test_gradients_travel_as_bfloat16(world, gpu, name, uneven):
     with on_two_nodes(world, name, uneven, allreduce_grad_dtype="bfloat16") as comm:
-        drawn = [np.random.default_rng(rank).standard_normal(5000) for rank in range(world.size)]
+        drawn = [
+            np.random.default_rng(rank).standard_normal(5000)
+            for rank in range(world.size)
+        ]
         # On the host what is as wide as the wire's numbers isn't cast.
-        by_host = name in STAGED or (name == "non_cuda_aware" and comm.inter_size == comm.size)
+        by_host = name in STAGED or (
+            name == "non_cuda_aware" and comm.inter_size == comm.size
+        )
         dtypes = GPU_DTYPES[by_host:]
         every = [[values.astype(dtype) for dtype in dtypes] for values in drawn]
         means = means_of(comm, every[world.rank])
@@ -200,7 +222,9 @@ def test_gradients_travel_as_bfloat16(world, gpu, name, uneven):
 
 
 def test_values_are_divided_before_nccl_sums_them(world, one_each):
-    large = np.finfo("float16").max * np.float16(0.99)  # the last bits of the range may be lost
+    large = np.finfo("float16").max * np.float16(
+        0.99
+    )  # the last bits of the range may be lost
     with create_communicator("pure_nccl", allreduce_grad_dtype="float16") as comm:
         mean = mean_of(comm, np.array([large, 1], "float16"))
     np.testing.assert_allclose(mean, [large, 1], rtol=4 * np.finfo("float16").eps)
@@ -254,7 +278,8 @@ def test_planned_buckets_come_after_their_gradients_on_another_stream(world, gpu
         grads = [put(np.zeros_like(host)) for host in hosts]
         pinned = [gpus.pinned(host.nbytes) for host in hosts]
         a, b, c = (
-            Param(put(np.zeros_like(host)), grad) for host, grad in zip(hosts, grads, strict=True)
+            Param(put(np.zeros_like(host)), grad)
+            for host, grad in zip(hosts, grads, strict=True)
         )
         c.grad = None if comm.rank == 0 else grads[2]
         reducer = comm.make_reducer(True, "allreduce_grad", channel)
@@ -262,7 +287,9 @@ def test_planned_buckets_come_after_their_gradients_on_another_stream(world, gpu
         for bucket in (Model(a=a, c=c), Model(b=b)):
             for host, memory, grad in zip(hosts, pinned, grads, strict=True):
                 memory[...] = host.view(np.uint8)
-                gpus.copy_to_device(memory, grad, null)  # which the null stream does late
+                gpus.copy_to_device(
+                    memory, grad, null
+                )  # which the null stream does late
             reducer.add(bucket, planned=True)
         stream = cupy.cuda.Stream(non_blocking=True)
         with stream:
@@ -278,7 +305,9 @@ def test_planned_buckets_come_after_their_gradients_on_another_stream(world, gpu
         average = (comm.size - 1) / 2
         np.testing.assert_allclose(means[0], average + 5, rtol=1e-6)
         np.testing.assert_allclose(means[1], average + 700, rtol=1e-6)
-        np.testing.assert_allclose(means[2], average + 9 * (comm.size - 1) / comm.size, rtol=1e-6)
+        np.testing.assert_allclose(
+            means[2], average + 9 * (comm.size - 1) / comm.size, rtol=1e-6
+        )
         assert [gpus.to_host(grad)[0] for grad in grads] == [host[0] for host in hosts]
 
 
@@ -307,7 +336,9 @@ def test_a_gradient_is_averaged_in_place_or_replaced(world, one_each):
 
 
 @pytest.mark.sizes(2, 3, 4)
-def test_new_gradients_lie_on_their_parameters_device_whichever_is_current(world, double):
+def test_new_gradients_lie_on_their_parameters_device_whichever_is_current(
+    world, double
+):
     import cupy
 
     double.count = 2
@@ -350,7 +381,9 @@ def test_device_memory_is_a_few_chunks(world, one_each):
 MIB_LEFT = 64
 LENGTHS = [
     pytest.param(3, marks=pytest.mark.ranks(2)),
-    pytest.param(500, marks=[pytest.mark.full, pytest.mark.sizes(1, 2)]),  # more take minutes
+    pytest.param(
+        500, marks=[pytest.mark.full, pytest.mark.sizes(1, 2)]
+    ),  # more take minutes
 ]
 
 
@@ -396,6 +429,8 @@ def test_numpy_gradients_need_no_cupy(world, monkeypatch):
     with create_communicator("hierarchical") as comm:
         model = with_grads(w=np.full(2, world.rank, "f4"))
         comm.allreduce_grad(model)
-        np.testing.assert_array_equal(model["w"].grad, np.full(2, (world.size - 1) / 2, "f4"))
+        np.testing.assert_array_equal(
+            model["w"].grad, np.full(2, (world.size - 1) / 2, "f4")
+        )
         with pytest.raises(ValueError, match=r"CuPy can't be imported.*use one of"):
             create_communicator("pure_nccl")

@@ -44,7 +44,10 @@ def test_there_and_back(comm, dtype):
 
 def test_a_chain_list_goes_to_and_fro(comm):
     rng = np.random.default_rng(0)
-    links = [L.Linear(4, 4, initialW=rng.standard_normal((4, 4)).astype("f")) for _ in range(3)]
+    links = [
+        L.Linear(4, 4, initialW=rng.standard_normal((4, 4)).astype("f"))
+        for _ in range(3)
+    ]
     x = rng.standard_normal((5, 4)).astype("f")
     alone = chainer.Sequential(*links).copy(mode="copy")
     alone.cleargrads()
@@ -73,7 +76,9 @@ def test_the_second_derivative_crosses_ranks(comm):
         x = Variable(cupy.ones(3, "f"))
         (gx,) = chainer.grad([send(x, comm, 1)], [x], enable_double_backprop=True)
         F.sum(gx**2).backward()
-        np.testing.assert_allclose(x.grad.get(), [36, 36, 36], rtol=1e-5)  # of (3 x^2)^2
+        np.testing.assert_allclose(
+            x.grad.get(), [36, 36, 36], rtol=1e-5
+        )  # of (3 x^2)^2
     else:
         hold = Variable(np.zeros(0, "f"))
         y = recv(comm, 0, delegate_variable=hold)

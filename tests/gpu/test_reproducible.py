@@ -19,7 +19,9 @@ def arrays(rank: int) -> list[np.ndarray]:
     random = np.random.default_rng(rank)
     shapes = ((700,), (3, 5), (), (0,), (20_001,))
     return [
-        np.asarray(random.standard_normal(shape) * 10.0 ** random.integers(-3, 3), dtype)
+        np.asarray(
+            random.standard_normal(shape) * 10.0 ** random.integers(-3, 3), dtype
+        )
         for shape, dtype in product(shapes, ("f4", "f8", "f2"))
     ]
 

@@ -16,7 +16,9 @@ pytestmark = [pytest.mark.world, pytest.mark.ranks(3)]
 WIRES = {"float16": (10, -24), "bfloat16": (7, -133)}
 NAMES = ("pure_nccl", "hierarchical", "two_dimensional")
 INPUTS = st.tuples(
-    st.integers(0, 2**31), st.sampled_from([1, 7, 5000]), st.sampled_from([0, -12, -20, 10])
+    st.integers(0, 2**31),
+    st.sampled_from([1, 7, 5000]),
+    st.sampled_from([0, -12, -20, 10]),
 )
 
 

@@ -21,7 +21,14 @@ NODES = {
     "two_dimensional": (0, 0, 1, 1),
 }
 CHUNK_BYTES = 1 << 12
-ONE_TIME = ("malloc", "hostAlloc", "compile", "eventCreate", "streamCreate", "commInitRank")
+ONE_TIME = (
+    "malloc",
+    "hostAlloc",
+    "compile",
+    "eventCreate",
+    "streamCreate",
+    "commInitRank",
+)
 
 
 def models(world) -> Model:
@@ -39,7 +46,9 @@ def make(world, name: str, wire: str | None = None):
 
 @pytest.mark.parametrize("wire", [None, "float16"])
 @pytest.mark.parametrize("name", NODES)
-def test_a_step_neither_waits_nor_allocates_nor_compiles(world, double, monkeypatch, name, wire):
+def test_a_step_neither_waits_nor_allocates_nor_compiles(
+    world, double, monkeypatch, name, wire
+):
     model, steps = models(world), 3
     with make(world, name, wire) as comm:
         for _ in range(3):
@@ -81,7 +90,9 @@ def test_nccl_never_waits_for_an_unpack(world, double, name, wire):
     unpacks = [piece for piece in line if piece.name.startswith("unpack")]
     assert len(unpacks) > 8 if wire else len(unpacks) == 1
     assert ticks_waited(line, NCCL, "unpack") == 0
-    if wire:  # an unpack begins when its chunk's sum has ended, not when the next one's has
+    if (
+        wire
+    ):  # an unpack begins when its chunk's sum has ended, not when the next one's has
         sums = [piece for piece in line if piece.name.startswith(NCCL)]
         each = len(sums) // len(unpacks)
         ends = [piece.end for piece in sums[each - 1 :: each]]
@@ -97,7 +108,9 @@ def test_the_time_line_shows_when_nccl_does_wait(world, double):
         assert ticks_waited(double.timeline, NCCL, "unpack") > 0
 
 
-def test_without_threads_in_mpi_each_call_waits_and_raises_itself(world, double, monkeypatch):
+def test_without_threads_in_mpi_each_call_waits_and_raises_itself(
+    world, double, monkeypatch
+):
     has_thread, model = gpus.without_thread(monkeypatch), models(world)
     with make(world, "pure_nccl") as comm:
         for _ in range(2):
@@ -106,7 +119,11 @@ def test_without_threads_in_mpi_each_call_waits_and_raises_itself(world, double,
         assert not has_thread()
         if world.rank == 1:
             double.plant("allReduce", after=2)
-        told = "cudaErrorMemoryAllocation" if world.rank == 1 else "NCCL_ERROR_REMOTE_ERROR"
+        told = (
+            "cudaErrorMemoryAllocation"
+            if world.rank == 1
+            else "NCCL_ERROR_REMOTE_ERROR"
+        )
         with pytest.raises(CommunicationError, match=told):
             comm.allreduce_grad(model)
 

@@ -41,7 +41,9 @@ def network() -> chainer.Chain:
     random = np.random.default_rng(0)
 
     def linear(n_in: int, n_out: int) -> L.Linear:
-        return L.Linear(n_in, n_out, initialW=random.standard_normal((n_out, n_in)).astype("f4"))
+        return L.Linear(
+            n_in, n_out, initialW=random.standard_normal((n_out, n_in)).astype("f4")
+        )
 
     return L.Classifier(chainer.Sequential(linear(6, 40), F.relu, linear(40, 3)))
 
@@ -59,7 +61,10 @@ def batches(number: int, ranks: int) -> list[tuple[np.ndarray, np.ndarray]]:
     random = np.random.default_rng(1)
     rows = ROWS * ranks
     return [
-        (random.standard_normal((rows, 6)).astype("f4"), random.integers(0, 3, rows).astype("i4"))
+        (
+            random.standard_normal((rows, 6)).astype("f4"),
+            random.integers(0, 3, rows).astype("i4"),
+        )
         for _ in range(number)
     ]
 
@@ -107,7 +112,9 @@ def test_drift_on_a_device_is_noticed(comm, what, kind):
         optimizer.update(model, *mine(comm, data[0]))
     weights = model.predictor[0].W
     if comm.rank == comm.size - 1:
-        (weights.array if what == "parameter" else weights.update_rule.state["m"])[3, 2] += 1
+        (weights.array if what == "parameter" else weights.update_rule.state["m"])[
+            3, 2
+        ] += 1
 
     def go_on():
         for batch in data:

@@ -122,7 +122,9 @@ def test_an_error_is_raised_on_all_ranks(comm, double, verb, call, on_last):
 
 @pytest.mark.parametrize("call", [*BOTH_WAYS, OUT])
 @pytest.mark.parametrize("with_metadata", [False, True])
-def test_a_sender_that_fails_raises_and_sends_nothing(comm, double, call, with_metadata):
+def test_a_sender_that_fails_raises_and_sends_nothing(
+    comm, double, call, with_metadata
+):
     if comm.rank == 0:
         array = strided()
         double.plant(call, ILLEGAL_ADDRESS)
@@ -137,7 +139,9 @@ def test_a_sender_that_fails_raises_and_sends_nothing(comm, double, call, with_m
 
 
 @pytest.mark.parametrize("call", [*BOTH_WAYS, BACK])
-def test_a_receiver_that_fails_raises_alone_and_gets_the_next_message(comm, double, call):
+def test_a_receiver_that_fails_raises_alone_and_gets_the_next_message(
+    comm, double, call
+):
     if comm.rank == 0:
         for size in (3, 5000, 3):
             comm.send(gpus.put(np.ones(size)), dest=1)
@@ -154,7 +158,9 @@ def test_a_receiver_that_fails_raises_alone_and_gets_the_next_message(comm, doub
 def test_a_rank_without_a_gpu_is_told_on_all_ranks(comm, double):
     array = strided() if comm.rank == 0 else None
     double.count = 0 if comm.rank == comm.size - 1 else 1
-    with pytest.raises(CommunicationError, match=f"rank {comm.size - 1}: .*CUDA finds no device"):
+    with pytest.raises(
+        CommunicationError, match=f"rank {comm.size - 1}: .*CUDA finds no device"
+    ):
         comm.bcast(array)
     double.count = 1
     comm.bcast(array)

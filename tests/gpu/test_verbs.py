@@ -21,13 +21,17 @@ pytestmark = [pytest.mark.world, pytest.mark.ranks(1, 2, 3, 4)]
 
 BY_NCCL = ("hierarchical", "two_dimensional", "pure_nccl")
 CASES = [
-    *product(["no GPU"], ["here"], ["naive", "flat", "hierarchical", "two_dimensional"]),
+    *product(
+        ["no GPU"], ["here"], ["naive", "flat", "hierarchical", "two_dimensional"]
+    ),
     ("double", "here and there", "naive"),
     *product(["double"], ["here and there", "there and here"], ["hierarchical"]),
     *product(["double"], ["there"], ["naive", *BY_NCCL]),
     *(
         pytest.param("device", where, name, marks=pytest.mark.gpu)
-        for where, name in product(["here and there", "there"], ["naive", "hierarchical"])
+        for where, name in product(
+            ["here and there", "there"], ["naive", "hierarchical"]
+        )
     ),
 ]
 # The other names and topologies take the same ways through memory.

@@ -35,7 +35,9 @@ def raises(comm) -> None:
 
 @pytest.mark.sizes(3, 4)
 @pytest.mark.parametrize("name", ["hierarchical", "two_dimensional"])
-def test_communicators_whose_work_is_behind_one_another_are_aborted_at_once(world, double, name):
+def test_communicators_whose_work_is_behind_one_another_are_aborted_at_once(
+    world, double, name
+):
     with on_nodes((0, 0, 1, 1)[: world.size], name) as comm:
         gpus.assert_mean(comm)
         gpus.settle(world, comm)
@@ -57,7 +59,9 @@ def test_what_fails_after_the_last_call_is_raised_by_finalize(world, double):
         gpus.finalize_or_hear(comm)
 
 
-def test_what_fails_between_calls_is_printed_at_once_and_raised_by_the_next(world, double, capsys):
+def test_what_fails_between_calls_is_printed_at_once_and_raised_by_the_next(
+    world, double, capsys
+):
     comm = on_nodes([0] * world.size, "pure_nccl")
     gpus.assert_mean(comm)
     gpus.settle(world, comm)
@@ -77,8 +81,13 @@ def test_tables_of_many_calls_are_made_once(world, double):
     with on_nodes([0] * world.size, "pure_nccl") as comm:
         models = []
         for number in range(20):
-            grads = [gpus.put(np.full(5 + number, world.rank, dtype)) for dtype in ("f4", "f8")]
-            models.append(Model(**{f"p{i}": Param(grad, grad) for i, grad in enumerate(grads)}))
+            grads = [
+                gpus.put(np.full(5 + number, world.rank, dtype))
+                for dtype in ("f4", "f8")
+            ]
+            models.append(
+                Model(**{f"p{i}": Param(grad, grad) for i, grad in enumerate(grads)})
+            )
         for step in range(3):
             if step == 2:
                 double.made.clear()

@@ -19,7 +19,11 @@ def comm(request: pytest.FixtureRequest) -> Iterator:
     from chainermn_comm import create_communicator
 
     plain = request.param == "third party"
-    with PlainCommunicator(MPI.COMM_WORLD) if plain else create_communicator("naive") as made:
+    with (
+        PlainCommunicator(MPI.COMM_WORLD)
+        if plain
+        else create_communicator("naive") as made
+    ):
         yield made
 
 

@@ -48,10 +48,14 @@ ONCE = [*zip(SHARDS, [*FORMS, "images"], strict=True)]
 class Both:
     """The link on this rank's part, and Chainer's on the whole batch, from the same numbers."""
 
-    def __init__(self, comm: Any, random: Any, shards: str, form: str, dtype: Any, **options: Any):
+    def __init__(
+        self, comm: Any, random: Any, shards: str, form: str, dtype: Any, **options: Any
+    ):
         shape, size, axis = FORMS[form]
         counts = SHARDS[shards][: comm.size]
-        counts = counts if any(counts) else (2,)  # Chainer's own fails with nothing at all
+        counts = (
+            counts if any(counts) else (2,)
+        )  # Chainer's own fails with nothing at all
         ends = np.cumsum(counts)
         self.mine = slice(ends[comm.rank] - counts[comm.rank], ends[comm.rank])
         self.comm, self.dtype = comm, dtype
@@ -75,7 +79,9 @@ class Both:
     def close(self, actual: Any, desired: Any) -> None:
         """Equal but for rounding, of the largest values too: sums contain them."""
         tolerance = TOLERANCE[self.dtype] * max(1, np.abs(desired).max(initial=0))
-        np.testing.assert_allclose(actual, desired, rtol=TOLERANCE[self.dtype], atol=tolerance)
+        np.testing.assert_allclose(
+            actual, desired, rtol=TOLERANCE[self.dtype], atol=tolerance
+        )
 
     def check_cubes(self, call: Any = lambda link, x: link(x)) -> None:
         """Values, and the gradients of the inputs by a sum of cubes."""
@@ -87,7 +93,9 @@ class Both:
         self.close(mine.grad, x.grad[self.mine])
 
 
-@pytest.mark.filterwarnings("ignore:A batch with no more than one sample")  # Chainer's own link
+@pytest.mark.filterwarnings(
+    "ignore:A batch with no more than one sample"
+)  # Chainer's own link
 @pytest.mark.parametrize(("shards", "form", "dtype"), COMBINATIONS)
 def test_parts_give_what_the_whole_batch_gives(comm, random, shards, form, dtype):
     both = Both(comm, random, shards, form, dtype)
@@ -149,17 +157,25 @@ def test_second_derivatives_where_ranks_go_on_from_different_gradients(comm, ran
     rows = [slice(a, b) for a, b in itertools.pairwise(starts)]
     # In one process, the gamma of rank 0 has to be told from the others'.
     gammas = [Variable(both.alone.gamma.array.copy()) for _ in rows]
-    hat = (y - F.broadcast_to(both.alone.beta, y.shape)) / F.broadcast_to(both.alone.gamma, y.shape)
+    hat = (y - F.broadcast_to(both.alone.beta, y.shape)) / F.broadcast_to(
+        both.alone.gamma, y.shape
+    )
     losses = []
     for rank, row in enumerate(rows):
         z = hat[row] * F.broadcast_to(gammas[rank], hat[row].shape)
-        losses.append(part(z + F.broadcast_to(both.alone.beta, z.shape), both.weights[row], rank))
-    gx, ggamma = chainer.grad([sum(losses)], [x, gammas[0]], enable_double_backprop=True)
+        losses.append(
+            part(z + F.broadcast_to(both.alone.beta, z.shape), both.weights[row], rank)
+        )
+    gx, ggamma = chainer.grad(
+        [sum(losses)], [x, gammas[0]], enable_double_backprop=True
+    )
     (F.sum(ggamma * v) + F.sum(F.sin(gx[starts[1] :]))).backward()
 
     mine = Variable(both.part)
     loss = part(both.link(mine), both.weights[both.mine], comm.rank)
-    gx, ggamma = chainer.grad([loss], [mine, both.link.gamma], enable_double_backprop=True)
+    gx, ggamma = chainer.grad(
+        [loss], [mine, both.link.gamma], enable_double_backprop=True
+    )
     (F.sum(ggamma * v) if comm.rank == 0 else F.sum(F.sin(gx))).backward()
     both.close(mine.grad, x.grad[both.mine])
 
@@ -169,7 +185,9 @@ def test_running_statistics_are_the_same_bits_on_all_ranks(comm, random):
     both = Both(comm, random, "uneven", "images", np.float32)
     for _ in range(3):
         both.link(both.part * np.float32(random.standard_normal()))
-    stats = comm.allgather_obj((both.link.avg_mean.tobytes(), both.link.avg_var.tobytes()))
+    stats = comm.allgather_obj(
+        (both.link.avg_mean.tobytes(), both.link.avg_var.tobytes())
+    )
     assert len(set(stats)) == 1
 
 
@@ -187,7 +205,9 @@ def test_a_batch_that_is_empty_on_all_ranks_changes_nothing(comm):
 
 def test_large_means_keep_their_digits(comm, random):
     """Sums of squares would lose all of them: 1e4 squared is 1e8, the variance is 1e-4."""
-    data = (10_000 + 0.01 * random.standard_normal((8 * comm.size, 2))).astype(np.float32)
+    data = (10_000 + 0.01 * random.standard_normal((8 * comm.size, 2))).astype(
+        np.float32
+    )
     link = MultiNodeBatchNormalization(2, comm, eps=1e-12)
     y = link(data[8 * comm.rank : 8 * comm.rank + 8])
     wide = data.astype(np.float64)
@@ -217,7 +237,10 @@ def test_float16_throughout_is_computed_in_float32(comm, random):
 def test_parameters_may_be_left_out(comm, random, use_gamma, use_beta):
     used = {"use_gamma": use_gamma, "use_beta": use_beta}
     both = Both(comm, random, "uneven", "vectors", np.float64, **used)
-    assert (both.link.gamma is None, both.link.beta is None) == (not use_gamma, not use_beta)
+    assert (both.link.gamma is None, both.link.beta is None) == (
+        not use_gamma,
+        not use_beta,
+    )
     both.check_cubes()
 
 
@@ -267,7 +290,9 @@ def test_two_layers_and_ranks_that_only_connect_them(comm, random):
     x, mine = Variable(both.data), Variable(both.part)
     y, z = both.alone(both.alone(x)), both.link(both.link(mine))
     F.sum(y[: SHARDS["even"][0]] ** 3).backward()
-    (F.sum(z**3) if comm.rank == 0 else pseudo_connect(z, Variable(np.zeros(())))).backward()
+    (
+        F.sum(z**3) if comm.rank == 0 else pseudo_connect(z, Variable(np.zeros(())))
+    ).backward()
     both.close(mine.grad, x.grad[both.mine])
 
 
@@ -292,7 +317,9 @@ def test_snapshots_fit_the_link_of_one_process(comm, random, tmp_path):
     fresh = MultiNodeBatchNormalization(3, comm)
     chainer.serializers.load_npz(file, fresh)
     with chainer.using_config("train", False):
-        np.testing.assert_array_equal(fresh(both.data).array, both.link(both.data).array)
+        np.testing.assert_array_equal(
+            fresh(both.data).array, both.link(both.data).array
+        )
 
 
 def test_a_wrong_input_on_one_rank_raises_on_all(comm):
@@ -305,7 +332,9 @@ def test_a_wrong_input_on_one_rank_raises_on_all(comm):
         (np.ones(3, "f"), ValueError, r"x of shape \(3,\)"),
         (np.ones((), "f"), ValueError, r"x of shape \(\)"),
     ):
-        with pytest.raises(error if comm.rank == 0 else PeerError, match=text) as raised:
+        with pytest.raises(
+            error if comm.rank == 0 else PeerError, match=text
+        ) as raised:
             link(wrong if comm.rank == 0 else np.ones((2, 3), "f"))
         assert "rank 0" in str(raised.value)
         np.testing.assert_array_equal(link.avg_var, np.ones(3))
@@ -331,16 +360,23 @@ def test_a_backend_is_one_of_three(comm):
         return link(np.ones((2, 3), "f"))
 
     assert normalized("auto").shape == normalized("mpi").shape == (2, 3)
-    for wrong, text in (("gloo", "auto, mpi, nccl, got 'gloo'"), ("nccl", "needs inputs on a GPU")):
+    for wrong, text in (
+        ("gloo", "auto, mpi, nccl, got 'gloo'"),
+        ("nccl", "needs inputs on a GPU"),
+    ):
         with pytest.raises(ValueError, match=text):
             normalized(wrong)
     with pytest.raises(TypeError, match="comm must be a communicator"):
         MultiNodeBatchNormalization(3, None)
 
 
-@pytest.mark.parametrize("dtype", [None, np.float16, np.float32, np.float64, chainer.mixed16])
+@pytest.mark.parametrize(
+    "dtype", [None, np.float16, np.float32, np.float64, chainer.mixed16]
+)
 @pytest.mark.parametrize("setting", [np.float16, np.float64, chainer.mixed16])
-def test_dtypes_of_parameters_and_statistics_are_those_of_chainers_own_link(comm, dtype, setting):
+def test_dtypes_of_parameters_and_statistics_are_those_of_chainers_own_link(
+    comm, dtype, setting
+):
     with chainer.using_config("dtype", setting):
         links = (
             MultiNodeBatchNormalization(3, comm, dtype=dtype),
@@ -363,7 +399,9 @@ def test_a_rank_alone_in_no_backprop_mode_gets_the_value(comm, random):
         y = link(x)
     assert (y.creator is None) == (comm.rank == 0)
     if comm.rank != 0:
-        with pytest.raises(RankMismatchError, match=r"backward of Multi.*ranks \[0\] don't build"):
+        with pytest.raises(
+            RankMismatchError, match=r"backward of Multi.*ranks \[0\] don't build"
+        ):
             F.sum(y).backward()
 
 
@@ -385,7 +423,9 @@ def test_one_channel_without_an_axis(comm, random):
 
 def test_a_wrong_first_input_leaves_a_lazy_link_as_it_was(comm):
     link = MultiNodeBatchNormalization(None, comm, axis=(0, 2, 3))
-    with pytest.raises(ValueError, match=f"rank {comm.rank}: x of shape .* doesn't have channels"):
+    with pytest.raises(
+        ValueError, match=f"rank {comm.rank}: x of shape .* doesn't have channels"
+    ):
         link(np.ones((4, 3), "f"))
     assert link.avg_mean is None
     assert link(np.ones((4, 3, 2, 2), "f")).shape == (4, 3, 2, 2)
@@ -410,10 +450,19 @@ def test_forward_and_backward_take_one_exchange_each(comm, random, monkeypatch):
 
     def counted(name: str) -> Any:
         call = getattr(comm, name)
-        return lambda *arguments, **options: called.append(name) or call(*arguments, **options)
+        return lambda *arguments, **options: (
+            called.append(name) or call(*arguments, **options)
+        )
 
     link = MultiNodeBatchNormalization(3, comm)
-    for name in ("handshake", "allreduce", "alltoall", "bcast", "gather", "multi_node_mean"):
+    for name in (
+        "handshake",
+        "allreduce",
+        "alltoall",
+        "bcast",
+        "gather",
+        "multi_node_mean",
+    ):
         monkeypatch.setattr(comm, name, counted(name))
     y = link(Variable(random.standard_normal((4, 3)).astype("f")))
     assert called.count("handshake") == 1

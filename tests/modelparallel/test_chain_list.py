@@ -35,14 +35,20 @@ def check(comm, graph: list[Part]) -> None:
     for link in reference:
         link.cleargrads()
     sum(map(graphs.loss_of, expected.values())).backward()
-    mine = [link for part, link in zip(graph, reference, strict=True) if part.rank == comm.rank]
+    mine = [
+        link
+        for part, link in zip(graph, reference, strict=True)
+        if part.rank == comm.rank
+    ]
     if not mine:
         return
     model = model_of(comm, graph)
     model.cleargrads()
     found = model(graphs.model_input())
     if comm.rank in expected:
-        for y, x in zip(graphs.flat(found), graphs.flat(expected[comm.rank]), strict=True):
+        for y, x in zip(
+            graphs.flat(found), graphs.flat(expected[comm.rank]), strict=True
+        ):
             np.testing.assert_allclose(y.array, x.array, rtol=1e-12, atol=1e-12)
         graphs.loss_of(found).backward()
     else:
@@ -57,15 +63,35 @@ SIMPLE = [Part(0, None, 1), Part(1, 0, None)]
 SPLIT = [Part(0, None, 1), Part(1, 0, 0), Part(0, 1, None)]
 TUPLES = [Part(0, None, 1, gives=2), Part(1, 0, None)]
 CONNECTED = [Part(3, None, 0), Part(0, 3, 1), Part(1, 0, None)]
-NON_CONNECTED = [Part(3, None, 0), Part(0, 3, 1), Part(1, 0, 0), Part(0, 1, 2), Part(2, 0, None)]
-NON_CONNECTED_2 = [Part(1, None, 0), Part(0, 1, None), Part(0, None, 1), Part(1, 0, None)]
-BRANCHES = [Part(0, None, [1, 2]), Part(1, 0, 3), Part(2, 0, 3), Part(3, [1, 2], 0), Part(0, 3)]
+NON_CONNECTED = [
+    Part(3, None, 0),
+    Part(0, 3, 1),
+    Part(1, 0, 0),
+    Part(0, 1, 2),
+    Part(2, 0, None),
+]
+NON_CONNECTED_2 = [
+    Part(1, None, 0),
+    Part(0, 1, None),
+    Part(0, None, 1),
+    Part(1, 0, None),
+]
+BRANCHES = [
+    Part(0, None, [1, 2]),
+    Part(1, 0, 3),
+    Part(2, 0, 3),
+    Part(3, [1, 2], 0),
+    Part(0, 3),
+]
 UNUSED = [Part(0, None, 1), Part(1, 0, 0, uses_input=False), Part(0, 1, None)]
 OWN = [Part(0, None, [0, 1]), Part(0, 0, 1), Part(1, [0, 0], None)]
 DUPLICATES = {
     "shallow": copy.copy,
     "deep": copy.deepcopy,
-    **{mode: lambda model, mode=mode: model.copy(mode) for mode in ("share", "copy", "init")},
+    **{
+        mode: lambda model, mode=mode: model.copy(mode)
+        for mode in ("share", "copy", "init")
+    },
 }
 
 
@@ -120,7 +146,11 @@ def test_a_copy_works_beside_the_original(comm, how):
     outputs = [each(np.ones((1, 2), "f")) for each in (model, twin)]
     for output in reversed(outputs):
         (graphs.loss_of(output) if comm.rank == 0 else output).backward()
-    assert all(np.isfinite(param.grad).all() for each in (model, twin) for param in each.params())
+    assert all(
+        np.isfinite(param.grad).all()
+        for each in (model, twin)
+        for param in each.params()
+    )
 
 
 @pytest.mark.sizes(2)
@@ -139,7 +169,9 @@ def test_wrong_components_are_refused_by_name(comm):
     ):
         with pytest.raises(error, match=mine + text):
             model.add_link(link, **route)
-    with pytest.raises(TypeError, match=f"{mine}a component must be a chainer.Link, not str"):
+    with pytest.raises(
+        TypeError, match=f"{mine}a component must be a chainer.Link, not str"
+    ):
         model.add_link("link")
     with pytest.raises(ValueError, match=f"{mine}add each component with add_link"):
         model()
@@ -178,7 +210,12 @@ def test_it_talks_to_ranks_that_use_the_functions_alone(comm):
 @pytest.mark.sizes(1, 2)
 @pytest.mark.parametrize(
     ("returned", "text"),
-    [(None, "NoneType"), ((), "an empty one"), ({"y": 1}, "dict"), ((np.ones(1), 2.0), "float")],
+    [
+        (None, "NoneType"),
+        ((), "an empty one"),
+        ({"y": 1}, "dict"),
+        ((np.ones(1), 2.0), "float"),
+    ],
 )
 def test_what_cannot_be_sent_is_told_by_the_name_of_its_component(comm, returned, text):
     model = MultiNodeChainList(comm)
@@ -191,7 +228,8 @@ def test_what_cannot_be_sent_is_told_by_the_name_of_its_component(comm, returned
 
 @pytest.mark.sizes(2)
 @pytest.mark.parametrize(
-    "returned", [None, 2.0, np.ones(1), "text", (), {"a": np.ones(1), "b": [None, 2]}, (1, (2, 3))]
+    "returned",
+    [None, 2.0, np.ones(1), "text", (), {"a": np.ones(1), "b": [None, 2]}, (1, (2, 3))],
 )
 def test_the_output_may_be_anything(comm, returned):
     """As of a component that is evaluated, in a script for older versions."""
@@ -221,7 +259,9 @@ def test_variables_within_the_output_lead_back_to_other_ranks(comm, ranks):
             np.testing.assert_array_equal(x.grad, np.full(2, 6 * times))
     else:
         pair = namedtuple("pair", "mine others")
-        give = chainer.Sequential(lambda x: {"loss": pair([F.sum(w)], F.sum(x)), "n": np.ones(1)})
+        give = chainer.Sequential(
+            lambda x: {"loss": pair([F.sum(w)], F.sum(x)), "n": np.ones(1)}
+        )
         model.add_link(give, rank_in=ranks([0]))
         model()["loss"].others.backward()
         found = model()

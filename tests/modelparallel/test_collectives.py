@@ -49,7 +49,9 @@ ONE = np.ones(1)
 SHAPES = {
     "one": lambda size, rank: [(2, 3)],
     "uneven": lambda size, rank: [((), (0, 2), (3,), (2, 1, 2))[rank]],
-    "one for each": lambda size, rank: [((2,), (0, 3), (), (1, 2))[i] for i in range(size)],
+    "one for each": lambda size, rank: [
+        ((2,), (0, 3), (), (1, 2))[i] for i in range(size)
+    ],
     "uneven for each": lambda size, rank: [(rank + 1, i) for i in range(size)],
 }
 
@@ -69,7 +71,10 @@ CALLS: dict[str, tuple[str, Callable[..., Any]]] = {
     "gather": ("uneven", lambda c, x: gather(c, x[0])),
     "gather to last": ("uneven", lambda c, x: gather(c, x[0], root=c.size - 1)),
     "scatter": ("uneven for each", lambda c, x: [scatter(c, x)]),
-    "scatter from last": ("one for each", lambda c, x: [scatter(c, tuple(x), root=c.size - 1)]),
+    "scatter from last": (
+        "one for each",
+        lambda c, x: [scatter(c, tuple(x), root=c.size - 1)],
+    ),
     "alltoall": ("uneven for each", alltoall),
     "allgather": ("uneven", lambda c, x: allgather(c, x[0])),
     "allreduce": ("one", lambda c, x: [allreduce(c, x[0])]),
@@ -110,7 +115,9 @@ def close(actual: Any, desired: Any, dtype: Any) -> None:
         assert actual is None or not actual.any()
         return
     assert actual.dtype == desired.dtype
-    np.testing.assert_allclose(actual, desired, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    np.testing.assert_allclose(
+        actual, desired, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]
+    )
 
 
 def differentiate(loss: Variable, xs: list[Variable], order: int) -> None:
@@ -120,10 +127,15 @@ def differentiate(loss: Variable, xs: list[Variable], order: int) -> None:
     loss.backward()
 
 
-def check(comm: Any, random: Any, name: str, dtype: Any = np.float32, order: int = 1) -> None:
+def check(
+    comm: Any, random: Any, name: str, dtype: Any = np.float32, order: int = 1
+) -> None:
     shapes, call = CALLS[name]
     rows = [SHAPES[shapes](comm.size, rank) for rank in range(comm.size)]
-    arrays = [[np.asarray(random.standard_normal(shape), dtype) for shape in row] for row in rows]
+    arrays = [
+        [np.asarray(random.standard_normal(shape), dtype) for shape in row]
+        for row in rows
+    ]
     every = [[Variable(array.copy()) for array in row] for row in arrays]
     expected = ALONE[name](every)
     losses = [loss_of(ys, rank, dtype) for rank, ys in enumerate(expected)]
@@ -140,7 +152,8 @@ def check(comm: Any, random: Any, name: str, dtype: Any = np.float32, order: int
 
 
 @pytest.mark.parametrize(
-    *pairwise(comm=["naive", "third party"], name=CALLS, dtype=TOLERANCE).args, indirect=["comm"]
+    *pairwise(comm=["naive", "third party"], name=CALLS, dtype=TOLERANCE).args,
+    indirect=["comm"],
 )
 def test_values_and_gradients_equal_one_process(comm, random, name, dtype):
     check(comm, random, name, dtype)
@@ -169,7 +182,9 @@ def test_every_communicator_and_its_groups_carry_every_function(communicator, ra
         for comm in (whole, group):
             for name in CALLS:
                 check(comm, random, name)
-            check_normalization(comm, random.standard_normal((comm.size, 3, 4)).astype("f"))
+            check_normalization(
+                comm, random.standard_normal((comm.size, 3, 4)).astype("f")
+            )
         # Rank 0 of the whole is the last of its group: to and fro, through both.
         x.cleargrad()
         y, last = F.sin(x), group.size - 1
@@ -200,15 +215,29 @@ def check_normalization(comm: Any, batches: np.ndarray) -> None:
 def test_what_moves_arrays_keeps_their_bits(comm):
     """NaNs, infinities and negative zeros included, in any memory order."""
     x = np.array([[np.nan, -0.0, np.inf], [1e-8, 65504, -1]], np.float16)
-    for array in (x, np.asfortranarray(x), x[:, ::2], x.T, np.broadcast_to(x[0], (4, 3))):
-        found = (bcast(comm, array), *allgather(comm, array), *alltoall(comm, [array] * comm.size))
+    for array in (
+        x,
+        np.asfortranarray(x),
+        x[:, ::2],
+        x.T,
+        np.broadcast_to(x[0], (4, 3)),
+    ):
+        found = (
+            bcast(comm, array),
+            *allgather(comm, array),
+            *alltoall(comm, [array] * comm.size),
+        )
         for y in found:
             assert y.dtype == array.dtype
-            np.testing.assert_array_equal(y.array.view(np.uint16), array.copy().view(np.uint16))
+            np.testing.assert_array_equal(
+                y.array.view(np.uint16), array.copy().view(np.uint16)
+            )
 
 
 @OURS
-@pytest.mark.parametrize(("dtype", "large"), [(np.float16, 2048), (ml_dtypes.bfloat16, 256)])
+@pytest.mark.parametrize(
+    ("dtype", "large"), [(np.float16, 2048), (ml_dtypes.bfloat16, 256)]
+)
 def test_16_bit_numbers_are_summed_in_float32(comm, dtype, large):
     """Ones that would each get lost beside the large number."""
     values = [large, 1, 1, 1][: comm.size]
@@ -241,7 +270,9 @@ def test_gather_gives_none_off_root_unless_backward_starts_there(comm):
         found = gather(comm, Variable(np.ones(2)))
     assert (found is None) == (comm.rank != 0)
     # One rank's gradient is enough, since backward is then collective.
-    found = gather(comm, Variable(np.ones(2)) if comm.rank == comm.size - 1 else np.ones(2))
+    found = gather(
+        comm, Variable(np.ones(2)) if comm.rank == comm.size - 1 else np.ones(2)
+    )
     if comm.rank == 0:
         assert isinstance(found, tuple)
         F.sum(sum(found) * 3).backward()
@@ -266,7 +297,9 @@ def test_results_that_are_unused_count_as_having_zeros_or_are_connected(comm):
     xs = [Variable(np.full(2, 1.0 + i)) for i in range(comm.size)]
     F.sum(alltoall(comm, xs)[0] * (comm.rank + 1)).backward()
     for i, x in enumerate(xs):
-        np.testing.assert_array_equal(x.grad, np.full(2, i + 1 if comm.rank == 0 else 0))
+        np.testing.assert_array_equal(
+            x.grad, np.full(2, i + 1 if comm.rank == 0 else 0)
+        )
     x, w = Variable(np.ones(2)), Variable(np.array(5.0))
     y = allreduce(comm, x)
     (F.sum(y * 2) if comm.rank == 0 else pseudo_connect(y, w * 3)).backward()
@@ -305,13 +338,20 @@ WRONG = [
     (allreduce, (ONE, "max"), ValueError, 'must be "sum" or "mean"'),
     (allreduce, (np.ones(1, int), "mean"), TypeError, "taken of floats, got int64"),
     (allgather, (np.array([None]),), TypeError, "Python objects"),
-    (allgather, (chainer.Parameter(name="W"),), ValueError, "x is a parameter that is not init"),
+    (
+        allgather,
+        (chainer.Parameter(name="W"),),
+        ValueError,
+        "x is a parameter that is not init",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("function", "wrong", "error", "text"), WRONG)
 def test_a_wrong_argument_on_one_rank_raises_on_all(comm, function, wrong, error, text):
-    right = [ONE] * comm.size if function in (scatter, alltoall, reduce_scatter) else ONE
+    right = (
+        [ONE] * comm.size if function in (scatter, alltoall, reduce_scatter) else ONE
+    )
     with pytest.raises(error if comm.rank == 0 else PeerError, match=text) as raised:
         function(comm, *(wrong if comm.rank == 0 else (right,)))
     assert "rank 0" in str(raised.value)
@@ -331,7 +371,9 @@ def test_a_wrong_argument_does_not_outlive_the_error(comm, function):
 
 def usable(comm: Any) -> None:
     """The communicator still works, and nothing is left over on it."""
-    assert [y.array.item() for y in allgather(comm, np.array(comm.rank))] == list(range(comm.size))
+    assert [y.array.item() for y in allgather(comm, np.array(comm.rank))] == list(
+        range(comm.size)
+    )
 
 
 def test_what_is_no_communicator_is_told():
@@ -347,8 +389,16 @@ MISMATCHES = [
         lambda c: allgather(c, ONE),
         r"operation: (.*: )?bcast on rank 0; (.*: )?allgather on ranks? 1.*same order",
     ),
-    (lambda c: bcast(c, ONE), lambda c: bcast(c, ONE, 1), "root: 0 on rank 0; 1 on ranks? 1"),
-    (lambda c: allreduce(c, ONE), lambda c: allreduce(c, ONE, "mean"), "op: sum on rank 0; mean"),
+    (
+        lambda c: bcast(c, ONE),
+        lambda c: bcast(c, ONE, 1),
+        "root: 0 on rank 0; 1 on ranks? 1",
+    ),
+    (
+        lambda c: allreduce(c, ONE),
+        lambda c: allreduce(c, ONE, "mean"),
+        "op: sum on rank 0; mean",
+    ),
     (
         lambda c: allreduce(c, ONE),
         lambda c: allreduce(c, np.ones(2)),
@@ -376,7 +426,9 @@ def test_calls_that_differ_raise_on_all(comm, first, others, text):
 def test_backward_in_different_orders_raises_on_all(comm):
     """The gradients would have the right shape, and be the wrong ones."""
     losses = [F.sum(allreduce(comm, Variable(np.ones(2)))) for _ in range(2)]
-    with pytest.raises(RankMismatchError, match=r"call: .*same order on all ranks.*pseudo_connect"):
+    with pytest.raises(
+        RankMismatchError, match=r"call: .*same order on all ranks.*pseudo_connect"
+    ):
         losses[comm.rank == 0].backward()
     usable(comm)
 
@@ -440,7 +492,9 @@ def test_rows_of_one_variable_or_array_are_as_good_as_a_list(comm, random, made)
     if made is Variable:
         sum(F.sum(y * (comm.rank + 1)) for y in alltoall(comm, mine)).backward()
         np.testing.assert_array_equal(mine.grad[:, 0], np.arange(comm.size) + 1)
-        F.sum(scatter(comm, whole if comm.rank == 0 else None) * (comm.rank + 1)).backward()
+        F.sum(
+            scatter(comm, whole if comm.rank == 0 else None) * (comm.rank + 1)
+        ).backward()
         if comm.rank == 0:
             np.testing.assert_array_equal(whole.grad[:, 0], np.arange(comm.size) + 1)
 

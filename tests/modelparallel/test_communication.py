@@ -62,7 +62,9 @@ def test_hooks_see_forward_and_backward(comm):
         F.sum(allreduce(comm, x)).backward()
     names = [name for name, _ in seen.call_history]
     assert names[:2] == ["CollectiveFunction", "Sum"]
-    assert names.count("CollectiveFunction") == 3  # forward, backward, and what that calls
+    assert (
+        names.count("CollectiveFunction") == 3
+    )  # forward, backward, and what that calls
     y, seen = allreduce(comm, x), TimerHook()  # a hook of one function
     y.creator.add_hook(seen)
     F.sum(y).backward()
@@ -77,7 +79,10 @@ def test_debug_mode_finds_nans(comm):
 @pytest.mark.parametrize("looked_at", [False, True])
 def test_the_graph_is_the_same_whether_or_not_somebody_looks_on(comm, looked_at):
     """Where nobody does, it is built without Chainer's checks."""
-    x, unused = Variable(np.ones((3, 2), "f")), Variable(np.ones(1), requires_grad=False)
+    x, unused = (
+        Variable(np.ones((3, 2), "f")),
+        Variable(np.ones(1), requires_grad=False),
+    )
     with TimerHook() if looked_at else chainer.using_config("debug", False):
         y = allreduce(comm, F.identity(x))
         z = allreduce(comm, unused)
@@ -117,17 +122,24 @@ def test_a_wrapper_of_a_communicator_is_one(comm):
     elif here == 1:
         F.sum(recv(wrapper, 0) ** 2).backward()
     total = allreduce(wrapper, x)
-    np.testing.assert_array_equal(total.array, sum(np.arange(3.0) + r for r in range(comm.size)))
+    np.testing.assert_array_equal(
+        total.array, sum(np.arange(3.0) + r for r in range(comm.size))
+    )
     F.sum(total).backward()
 
     everything = np.arange(6 * comm.size, dtype=np.float32).reshape(-1, 2) ** 2
     alone, part = L.BatchNormalization(2), slice(3 * here, 3 * here + 3)
     expected = alone(everything).array[part]
-    for norm in MultiNodeBatchNormalization(2, wrapper), create_mnbn_model(alone, wrapper):
+    for norm in (
+        MultiNodeBatchNormalization(2, wrapper),
+        create_mnbn_model(alone, wrapper),
+    ):
         np.testing.assert_allclose(norm(everything[part]).array, expected, atol=1e-5)
 
     model = MultiNodeChainList(wrapper)
-    model.add_link(Double(), here - 1 if here else None, here + 1 if here < last else None)
+    model.add_link(
+        Double(), here - 1 if here else None, here + 1 if here < last else None
+    )
     result = model(*[np.ones(2, np.float32)] * (here == 0))
     if here == last:
         np.testing.assert_array_equal(result.array, np.full(2, 2.0**comm.size))

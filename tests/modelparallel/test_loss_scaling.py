@@ -15,7 +15,11 @@ import pytest
 from chainer.optimizers import SGD
 
 from chainermn_comm import PeerError, RankMismatchError
-from chainermn_modelparallel import ColumnParallelLinear, MultiNodeChainList, share_loss_scale
+from chainermn_modelparallel import (
+    ColumnParallelLinear,
+    MultiNodeChainList,
+    share_loss_scale,
+)
 from chainermn_train import create_multi_node_optimizer
 from tests.support.third_party import WITH_THIRD_PARTY
 
@@ -60,7 +64,10 @@ def chain(comm: Any, parts: int) -> tuple[MultiNodeChainList, Any, list[Scale]]:
     """One component a rank; the last one's gradients are 64 times larger than the others'."""
     model, here = MultiNodeChainList(comm), comm.rank
     links = [Scale(1) for _ in range(parts - 1)] + [Scale(1 / 64)]
-    rank_in, rank_out = here - 1 if here else None, here + 1 if here + 1 < parts else None
+    rank_in, rank_out = (
+        here - 1 if here else None,
+        here + 1 if here + 1 < parts else None,
+    )
     model.add_link(copy.deepcopy(links[here]), rank_in, rank_out)
     x = np.full((2, 3), 64, np.float16)
     return model, lambda: loss_of(model(x)), links
@@ -81,7 +88,11 @@ def placed(comm: Any, copies: int = 1, wrapped: bool = False) -> Case:
     whole = chainer.Sequential(*links)
     x = np.full((2, 3), 64, np.float16)
     return Case(
-        optimizer.setup(model), lossfun, whole, lambda: F.sum(whole(x)), lambda: links[here].w.array
+        optimizer.setup(model),
+        lossfun,
+        whole,
+        lambda: F.sum(whole(x)),
+        lambda: links[here].w.array,
     )
 
 
@@ -127,13 +138,18 @@ def test_updates_are_those_of_one_process(comm, kind):
     optimizer.add_hook(lambda _: own.append(bool(np.isfinite(param.grad).all())), "own")
     seen, expected = [], []
     for _ in range(UPDATES):
-        for each, rows, loss in ((optimizer, seen, lossfun), (alone, expected, lossfun_of_whole)):
+        for each, rows, loss in (
+            (optimizer, seen, lossfun),
+            (alone, expected, lossfun_of_whole),
+        ):
             each.update(loss)
             rows.append((each.t, each._loss_scale, each.is_safe_to_update()))
     assert comm.allgather_obj(seen) == [expected] * comm.size
     np.testing.assert_allclose(param.array, part(), rtol=1e-3)
     assert 2 <= sum(not is_safe for *_, is_safe in seen) < UPDATES // 2
-    overflows = {row for row in zip(*comm.allgather_obj(own), strict=True) if not all(row)}
+    overflows = {
+        row for row in zip(*comm.allgather_obj(own), strict=True) if not all(row)
+    }
     assert any(any(row) for row in overflows)  # on some ranks, and not on others
 
 
@@ -146,7 +162,9 @@ def test_all_ranks_get_rank_0s_scale(comm):
     if comm.rank == 0:
         case.optimizer.loss_scaling()  # back to 1, as after a resume of this rank alone
     before = case.optimizer.t
-    with pytest.raises(RankMismatchError, match=r"call share_loss_scale again.*: 1\.0 on rank 0; "):
+    with pytest.raises(
+        RankMismatchError, match=r"call share_loss_scale again.*: 1\.0 on rank 0; "
+    ):
         case.optimizer.update(case.lossfun)
     assert case.optimizer.t == before
     share_loss_scale(case.optimizer, comm)
@@ -244,7 +262,9 @@ def test_errors_of_one_rank_are_raised_on_all(comm, spoil, error, text):
 
 
 def test_a_communicator_is_needed(comm):
-    with pytest.raises(TypeError, match="communicator must be a communicator, got NoneType"):
+    with pytest.raises(
+        TypeError, match="communicator must be a communicator, got NoneType"
+    ):
         share_loss_scale(SGD(), None)
 
 

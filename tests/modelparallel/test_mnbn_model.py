@@ -48,7 +48,9 @@ class NamedSequential(Sequential):
 
 def model() -> Sequential:
     dropout = functools.partial(F.dropout, ratio=0.0)
-    inner = Sequential(L.BatchNormalization(axis=0), lambda x: F.relu(x), dropout, Block())
+    inner = Sequential(
+        L.BatchNormalization(axis=0), lambda x: F.relu(x), dropout, Block()
+    )
     blocks = Blocks(Block(), L.BatchNormalization(4), inner)
     return NamedSequential(Block(), F.tanh, blocks, L.Linear(4, 2))
 
@@ -70,13 +72,21 @@ def test_every_batch_normalization_is_converted_and_nothing_else(comm):
     for link in converted.links():
         if isinstance(link, MultiNodeBatchNormalization):
             assert (link.comm, link.communication_backend) == (comm, "auto")
-    assert (converted[0].bn.decay, converted[0].bn.eps, converted[0].slope) == (0.7, 1e-3, 0.5)
-    assert [layer for layer in converted if not isinstance(layer, chainer.Link)] == [F.tanh]
+    assert (converted[0].bn.decay, converted[0].bn.eps, converted[0].slope) == (
+        0.7,
+        1e-3,
+        0.5,
+    )
+    assert [layer for layer in converted if not isinstance(layer, chainer.Link)] == [
+        F.tanh
+    ]
 
 
 def test_values_are_kept_and_not_shared(comm, random):
     original = model()
-    original(random.standard_normal((3, 5)).astype("f"))  # initialises, moves running statistics
+    original(
+        random.standard_normal((3, 5)).astype("f")
+    )  # initialises, moves running statistics
     original[0].counter += 1
     converted = create_mnbn_model(original, comm)
     theirs, ours = dict(original.namedparams()), dict(converted.namedparams())
@@ -95,7 +105,9 @@ def test_values_are_kept_and_not_shared(comm, random):
 
 
 def test_the_copy_trains_as_one_process_on_the_whole_batch(comm, random):
-    original = Sequential(L.Linear(3, 4), L.BatchNormalization(4), F.relu, L.Linear(4, 1))
+    original = Sequential(
+        L.Linear(3, 4), L.BatchNormalization(4), F.relu, L.Linear(4, 1)
+    )
     data = random.standard_normal((2 * comm.size, 3)).astype("f")
     start = comm.bcast_obj([param.array for param in original.params()])
     for param, array in zip(original.params(), start, strict=True):
@@ -142,7 +154,9 @@ def test_hooks_and_update_rules_are_kept(comm):
 
 
 def test_a_batch_normalization_itself_and_one_already_converted(comm):
-    converted = create_mnbn_model(L.BatchNormalization(3), comm, communication_backend="mpi")
+    converted = create_mnbn_model(
+        L.BatchNormalization(3), comm, communication_backend="mpi"
+    )
     assert type(converted) is MultiNodeBatchNormalization
     assert converted.communication_backend == "mpi"
     again = create_mnbn_model(Sequential(converted, L.BatchNormalization(3)), comm)
@@ -154,7 +168,9 @@ def test_a_batch_normalization_itself_and_one_already_converted(comm):
 
 def test_subclasses_are_left_with_a_warning(comm):
     model = chainer.Chain(a=L.BatchNormalization(3), b=L.BatchRenormalization(3))
-    with pytest.warns(UserWarning, match="leaves /b as it is: BatchRenormalization is a subclass"):
+    with pytest.warns(
+        UserWarning, match="leaves /b as it is: BatchRenormalization is a subclass"
+    ):
         converted = create_mnbn_model(model, comm)
     assert type(converted.b) is L.BatchRenormalization
     create_mnbn_model(chainer.Chain(a=converted.a), comm)  # warns of nothing
@@ -179,7 +195,11 @@ def test_subclasses_that_only_construct_are_converted(comm):
         converted = create_mnbn_model(model, comm)
     assert len(warned) == 1
     assert type(converted.a) is MultiNodeBatchNormalization
-    assert (converted.a.decay, converted.a.eps, converted.a.remark) == (0.7, 1e-3, "mine")
+    assert (converted.a.decay, converted.a.eps, converted.a.remark) == (
+        0.7,
+        1e-3,
+        "mine",
+    )
     assert converted.a.comm is comm
     assert type(converted.b) is Doubled
 
@@ -189,7 +209,9 @@ def test_snapshots_go_both_ways(comm, random, tmp_path):
     original(random.standard_normal((3, 5)).astype("f"))
     converted = create_mnbn_model(model(), comm)
     converted(random.standard_normal((2, 5)).astype("f"))
-    for number, (source, target) in enumerate([(original, converted), (converted, original)]):
+    for number, (source, target) in enumerate(
+        [(original, converted), (converted, original)]
+    ):
         source[0].bn.avg_mean += number
         chainer.serializers.save_npz(tmp_path / f"{number}.npz", source)
         chainer.serializers.load_npz(tmp_path / f"{number}.npz", target)

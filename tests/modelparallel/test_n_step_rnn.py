@@ -46,7 +46,9 @@ def loss_of(outputs: Any) -> Any:
 
 
 @pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize(("kind", "own"), [*((kind, False) for kind in KINDS), (L.NStepLSTM, True)])
+@pytest.mark.parametrize(
+    ("kind", "own"), [*((kind, False) for kind in KINDS), (L.NStepLSTM, True)]
+)
 def test_states_and_their_gradients_cross_ranks(comm, kind, own):
     """A chain over all ranks: each starts from the states that the one before ended with.
 
@@ -61,7 +63,10 @@ def test_states_and_their_gradients_cross_ranks(comm, kind, own):
     (loss_of([*states, ys]) + (sum(losses[:-1]) if own else 0)).backward()
 
     last = comm.rank == comm.size - 1
-    rank_in, rank_out = comm.rank - 1 if comm.rank else None, None if last else comm.rank + 1
+    rank_in, rank_out = (
+        comm.rank - 1 if comm.rank else None,
+        None if last else comm.rank + 1,
+    )
     mine = rnn_of(kind, comm.rank)
     link = create_multi_node_n_step_rnn(mine, comm, rank_in=rank_in, rank_out=rank_out)
     given = [] if comm.rank else first_states(mine)
@@ -118,7 +123,9 @@ def test_other_kinds_of_states_are_refused_by_name(comm):
         link = create_multi_node_n_step_rnn(rnn_of(L.NStepLSTM, 0), comm, rank_in=0)
         with pytest.raises(TypeError, match="rank 1: the states come from rank 0"):
             link(None, None, sequences(0))
-        with pytest.raises(ValueError, match=r"rank 1: NStepLSTM has 2 state.* rank 0 sent 1"):
+        with pytest.raises(
+            ValueError, match=r"rank 1: NStepLSTM has 2 state.* rank 0 sent 1"
+        ):
             link(sequences(0))
 
 

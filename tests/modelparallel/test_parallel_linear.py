@@ -32,7 +32,9 @@ def both(kind: type, comm: Any, nobias: bool = False) -> tuple[Any, Any]:
     np.random.seed(7)
     link = kind(7, 5, comm, nobias=nobias, initial_bias=chainer.initializers.Normal())
     np.random.seed(7)
-    return link, L.Linear(7, 5, nobias=nobias, initial_bias=chainer.initializers.Normal())
+    return link, L.Linear(
+        7, 5, nobias=nobias, initial_bias=chainer.initializers.Normal()
+    )
 
 
 def part(comm: Any, size: int) -> slice:
@@ -48,7 +50,9 @@ def part_of_weights(kind: type, comm: Any) -> tuple[slice, slice]:
 
 @pytest.mark.parametrize("nobias", [False, True])
 @EACH
-def test_values_and_gradients_are_those_of_one_process(comm, random, kind, nobias, dtype):
+def test_values_and_gradients_are_those_of_one_process(
+    comm, random, kind, nobias, dtype
+):
     link, alone = both(kind, comm, nobias)
     rows = part_of_weights(kind, comm)
     np.testing.assert_array_equal(link.W.array, alone.W.array[rows])
@@ -64,7 +68,9 @@ def test_values_and_gradients_are_those_of_one_process(comm, random, kind, nobia
         assert actual.dtype == desired.dtype
         tolerance = TOLERANCE[dtype]
         scale = max(1, np.abs(desired).max())
-        np.testing.assert_allclose(actual, desired, rtol=tolerance, atol=tolerance * scale)
+        np.testing.assert_allclose(
+            actual, desired, rtol=tolerance, atol=tolerance * scale
+        )
 
     with chainer.no_backprop_mode():
         close(link(data).array, alone(data).array)
@@ -106,7 +112,9 @@ def test_a_pair_is_differentiated_twice_as_in_one_process(comm, random, gathered
             (second.W, alone[1].W, (every, rows)),
             (second.b, alone[1].b, every),
         ):
-            np.testing.assert_allclose(actual.grad, desired.grad[its], rtol=1e-11, atol=1e-11)
+            np.testing.assert_allclose(
+                actual.grad, desired.grad[its], rtol=1e-11, atol=1e-11
+            )
 
 
 @EACH
@@ -117,7 +125,13 @@ def test_copies_and_snapshots_hold_a_ranks_own_part(comm, random, tmp_path, kind
     chainer.serializers.load_npz(file, fresh)
     taken_over = kind(7, 5, comm, initialW=alone.W.array, initial_bias=alone.b.array)
     x = random.standard_normal((2, 7)).astype("f")
-    for each in (fresh, taken_over, copy.deepcopy(link), link.copy("copy"), link.copy("share")):
+    for each in (
+        fresh,
+        taken_over,
+        copy.deepcopy(link),
+        link.copy("copy"),
+        link.copy("share"),
+    ):
         assert each.comm is comm
         np.testing.assert_array_equal(each(x).array, link(x).array)
     np.random.seed(11)
@@ -133,7 +147,11 @@ def test_a_wrong_input_on_one_rank_raises_on_all(comm, kind):
     good = np.ones((2, 7), "f")
     for wrong, error, text in (
         (None, TypeError, "got NoneType"),
-        (np.ones((2, 6), "f"), ValueError, r"matrix of 7 columns of float32, got float32 \(2, 6\)"),
+        (
+            np.ones((2, 6), "f"),
+            ValueError,
+            r"matrix of 7 columns of float32, got float32 \(2, 6\)",
+        ),
         (np.ones((2, 7), "d"), ValueError, "got float64"),
         (np.ones(7, "f"), ValueError, r"got float32 \(7,\)"),
         (chainer.Parameter(), ValueError, "got a parameter that is not initialised"),
@@ -150,7 +168,9 @@ def test_a_wrong_input_on_one_rank_raises_on_all(comm, kind):
 @EACH
 def test_batches_that_differ_raise_on_all(comm, kind):
     link, _ = both(kind, comm)
-    with pytest.raises(RankMismatchError, match=r"float32 \(2, 7\) on rank 0; float32 \(3, 7\)"):
+    with pytest.raises(
+        RankMismatchError, match=r"float32 \(2, 7\) on rank 0; float32 \(3, 7\)"
+    ):
         link(np.ones((2 if comm.rank == 0 else 3, 7), "f"))
 
 

@@ -77,7 +77,9 @@ def test_no_delegate_gives_what_an_empty_one_does():
     F.sum(y**2).backward()
     np.testing.assert_array_equal(x.grad, [2.0, 4.0])
     x = Variable(np.array(3.0))
-    (gx,) = chainer.grad([pseudo_connect(None, x) ** 3], [x], enable_double_backprop=True)
+    (gx,) = chainer.grad(
+        [pseudo_connect(None, x) ** 3], [x], enable_double_backprop=True
+    )
     gx.backward()
     assert x.grad == 18
     with chainer.no_backprop_mode():

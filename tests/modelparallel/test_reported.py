@@ -99,7 +99,11 @@ def gather_all(comm):
 
 @pytest.mark.parametrize(
     ("drop", "next_call"),
-    [(drop_a_recv, there_and_back), (drop_a_recv, gather_all), (train_on_data, there_and_back)],
+    [
+        (drop_a_recv, there_and_back),
+        (drop_a_recv, gather_all),
+        (train_on_data, there_and_back),
+    ],
 )
 def test_what_was_received_and_dropped_is_told_to_both(comm, drop, next_call):
     """The sender waits for its gradients; the receiver's next call tells it that none come."""
@@ -159,7 +163,9 @@ def test_nor_can_what_its_later_components_receive(comm):
         F.sum(model()).backward(enable_double_backprop=True)
 
 
-@pytest.mark.parametrize("delegate", [None, Variable(np.zeros(0, "f"), requires_grad=False)])
+@pytest.mark.parametrize(
+    "delegate", [None, Variable(np.zeros(0, "f"), requires_grad=False)]
+)
 def test_a_recv_that_has_no_delegate_to_go_on_from_says_so(comm, delegate):
     """It needn't depend on anything there: a second backward would wait for its part in vain."""
     if comm.rank == 0:

@@ -29,13 +29,17 @@ from tests.support.graphs import Component, Part
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3)]
 
 
-def run(comm: Any, graph: list[Part], links: list[Component], hold: Variable) -> Variable:
+def run(
+    comm: Any, graph: list[Part], links: list[Component], hold: Variable
+) -> Variable:
     """This rank's part of a graph, by `send` and `recv` alone: its loss."""
     thread, loss, own = hold, Variable(np.zeros(())), deque()
     for part, link in zip(graph, links, strict=True):
         if part.rank != comm.rank:
             continue
-        arguments: list[Any] = [] if part.rank_in is not None else [graphs.model_input()]
+        arguments: list[Any] = (
+            [] if part.rank_in is not None else [graphs.model_input()]
+        )
         for rank in graphs.listed(part.rank_in):
             if rank == comm.rank:
                 arguments.append(own.popleft())
@@ -56,7 +60,10 @@ def run(comm: Any, graph: list[Part], links: list[Component], hold: Variable) ->
 
 
 def penalty(gradients: list[Any]) -> Any:
-    return sum((F.sum(F.sin(g)) for g in gradients if g is not None), start=Variable(np.zeros(())))
+    return sum(
+        (F.sum(F.sin(g)) for g in gradients if g is not None),
+        start=Variable(np.zeros(())),
+    )
 
 
 def check(comm: Any, graph: list[Part]) -> None:
@@ -68,7 +75,9 @@ def check(comm: Any, graph: list[Part]) -> None:
     penalty(chainer.grad([total], weights, enable_double_backprop=True)).backward()
 
     links, hold = graphs.components(graph), Variable(np.zeros(0, "f"))
-    mine = [link for part, link in zip(graph, links, strict=True) if part.rank == comm.rank]
+    mine = [
+        link for part, link in zip(graph, links, strict=True) if part.rank == comm.rank
+    ]
     for link in mine:
         link.cleargrads()
     loss = run(comm, graph, links, hold)
@@ -77,7 +86,9 @@ def check(comm: Any, graph: list[Part]) -> None:
     pseudo_connect(again, penalty(gradients)).backward()
     for link, reference in zip(links, alone, strict=True):
         if link in mine:
-            gradients = [0 if each.w.grad is None else each.w.grad for each in (link, reference)]
+            gradients = [
+                0 if each.w.grad is None else each.w.grad for each in (link, reference)
+            ]
             np.testing.assert_allclose(*gradients, rtol=1e-10, atol=1e-10)
 
 
@@ -102,7 +113,9 @@ def test_third_derivatives_cross_ranks(comm):
     if comm.rank == 0:
         x = Variable(np.array([1.5]))
         found = [y.array.item() for y in differentiate(send(x, comm, 1), x)]
-        np.testing.assert_allclose(found, [5 * 1.5**4, 20 * 1.5**3, 60 * 1.5**2], rtol=1e-12)
+        np.testing.assert_allclose(
+            found, [5 * 1.5**4, 20 * 1.5**3, 60 * 1.5**2], rtol=1e-12
+        )
     elif comm.rank == 1:
         hold = Variable(np.zeros(0, "f"))
         differentiate(F.sum(recv(comm, 0, delegate_variable=hold) ** 5), hold)
@@ -132,7 +145,9 @@ def test_third_derivatives_of_a_sum_over_ranks(comm):
     x = Variable(np.array([1.5 + comm.rank]))
     n, total = comm.size, sum(1.5 + rank for rank in range(comm.size))
     y = F.sum(allreduce(comm, x) ** 4)
-    for order, expected in enumerate((4 * total**3, 12 * total**2, 24 * total), start=1):
+    for order, expected in enumerate(
+        (4 * total**3, 12 * total**2, 24 * total), start=1
+    ):
         (y,) = chainer.grad([y], [x], enable_double_backprop=True)
         np.testing.assert_allclose(y.array, [n**order * expected], rtol=1e-12)
 

@@ -30,7 +30,9 @@ LAYOUTS = {
     "read-only": lambda r: np.broadcast_to(r.standard_normal((4,)), (3, 4)),
     "0-d": lambda r: np.array(r.standard_normal()),
     "empty": lambda r: np.zeros((0, 3)),
-    "large": lambda r: r.standard_normal((300, 400)),  # MPI waits for the receiver with these
+    "large": lambda r: r.standard_normal(
+        (300, 400)
+    ),  # MPI waits for the receiver with these
 }
 
 
@@ -41,7 +43,8 @@ def equal(actual, desired):
 
 
 @pytest.mark.parametrize(
-    *pairwise(comm=["naive", "third party"], layout=LAYOUTS, dtype=FLOATS).args, indirect=["comm"]
+    *pairwise(comm=["naive", "third party"], layout=LAYOUTS, dtype=FLOATS).args,
+    indirect=["comm"],
 )
 def test_any_float_array_goes_there_and_its_gradient_back(comm, random, dtype, layout):
     data = LAYOUTS[layout](random).astype(dtype, copy=False)
@@ -64,7 +67,10 @@ def test_any_float_array_goes_there_and_its_gradient_back(comm, random, dtype, l
 def test_training_step_after_step_through_all_ranks_equals_one_process(comm, random):
     """Twenty updates, by Adam, of a model of which each rank has a layer."""
     with chainer.using_config("dtype", np.float64):
-        layers = [L.Linear(3, 3, initialW=random.standard_normal((3, 3))) for _ in range(comm.size)]
+        layers = [
+            L.Linear(3, 3, initialW=random.standard_normal((3, 3)))
+            for _ in range(comm.size)
+        ]
     layer, last = layers[comm.rank], comm.rank == comm.size - 1
     alone = chainer.ChainList(*[each.copy(mode="copy") for each in layers])
     optimizers = [chainer.optimizers.Adam(0.1).setup(model) for model in (alone, layer)]
@@ -73,7 +79,10 @@ def test_training_step_after_step_through_all_ranks_equals_one_process(comm, ran
         for each in alone:
             h = F.tanh(each(h))
         mine = F.tanh(layer(recv(comm, comm.rank - 1) if comm.rank else x))
-        losses = F.sum(h * h), F.sum(mine * mine) if last else send(mine, comm, comm.rank + 1)
+        losses = (
+            F.sum(h * h),
+            F.sum(mine * mine) if last else send(mine, comm, comm.rank + 1),
+        )
         for optimizer, loss in zip(optimizers, losses, strict=True):
             optimizer.target.cleargrads()
             loss.backward()
@@ -101,7 +110,9 @@ def test_tuples_of_different_shapes_and_dtypes(comm, random):
         assert isinstance(ys, tuple)
         for y, array in zip(ys, data, strict=True):
             equal(y.array, array)
-        chainer.backward(ys, [Variable(np.full_like(a, n + 1)) for n, a in enumerate(data)])
+        chainer.backward(
+            ys, [Variable(np.full_like(a, n + 1)) for n, a in enumerate(data)]
+        )
 
 
 @pytest.mark.sizes(2)
@@ -149,7 +160,9 @@ def test_an_unused_output_does_not_leave_the_rank_before_waiting(comm):
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("tags", [(0, 0), (3, 9)])
 @WITH_THIRD_PARTY
-def test_gradients_find_their_send_in_whatever_order_they_come(comm, random, first, tags):
+def test_gradients_find_their_send_in_whatever_order_they_come(
+    comm, random, first, tags
+):
     """Both sends are alike, so a gradient given to the wrong one would not be noticed."""
     # Large enough for MPI to wait for the receiver: a wait in the wrong order would hang.
     data = random.standard_normal((2, 300, 300)).astype("f")
@@ -176,7 +189,9 @@ def test_several_sends_are_connected_by_pseudo_connect(comm, random):
         loss = pseudo_connect(second, F.sum(xs[2] ** 2))
         assert loss.array == np.sum(data[2] ** 2)
         loss.backward()
-        for x, expected in zip(xs, (np.full(4, 2.0), 18 * data[1], 2 * data[2]), strict=True):
+        for x, expected in zip(
+            xs, (np.full(4, 2.0), 18 * data[1], 2 * data[2]), strict=True
+        ):
             np.testing.assert_allclose(x.grad, expected, rtol=1e-12)
         xs = [Variable(array) for array in data[:2]]
         pseudo_connect(*[send(x, comm, 1) for x in xs]).backward()
@@ -196,7 +211,9 @@ def test_integers_arrive_and_have_no_gradient(comm):
     if comm.rank == 0:
         send(labels, comm, 1)
         x = Variable(np.ones((3, 3), "f"))
-        send((x, Variable(labels), Variable(np.array([True, False]))), comm, 1).backward()
+        send(
+            (x, Variable(labels), Variable(np.array([True, False]))), comm, 1
+        ).backward()
         assert x.grad.any()
         send(Variable(labels), comm, 1).backward()
     elif comm.rank == 1:
@@ -238,7 +255,9 @@ def test_no_backprop_mode_sends_no_gradients(comm):
     elif comm.rank == 1:
         assert not recv(comm, 0).requires_grad
         with chainer.no_backprop_mode():
-            F.sum(recv(comm, 0, delegate_variable=Variable(np.zeros(2, "f")))).backward()
+            F.sum(
+                recv(comm, 0, delegate_variable=Variable(np.zeros(2, "f")))
+            ).backward()
     nothing_is_left(comm)
 
 
@@ -378,7 +397,12 @@ WRONG = [
     ("rank", True, TypeError, "rank must be an integer, got bool"),
     ("tag", -1, ValueError, "tag must be 0 or more"),
     ("tag", 0.5, TypeError, "tag must be an integer, got float"),
-    ("tag", True, TypeError, "tag must be an integer, got bool"),  # as a force_tuple too far
+    (
+        "tag",
+        True,
+        TypeError,
+        "tag must be an integer, got bool",
+    ),  # as a force_tuple too far
 ]
 
 

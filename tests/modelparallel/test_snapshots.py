@@ -52,7 +52,10 @@ def rnn(comm: Any) -> chainer.Link:
         (lambda comm: MultiNodeBatchNormalization(3, comm), BN),
         (lambda comm: MultiNodeBatchNormalization(3, comm, use_gamma=False), BN[:-1]),
         (chain_list, ["predictor/0/l1/W", "predictor/0/l1/b", "predictor/1/W"]),
-        (converted, ["a/0/W", "a/0/b", *(f"a/1/{n}" for n in BN), *(f"b/{n}" for n in BN)]),
+        (
+            converted,
+            ["a/0/W", "a/0/b", *(f"a/1/{n}" for n in BN), *(f"b/{n}" for n in BN)],
+        ),
         (rnn, [f"actual_rnn/0/{name}" for name in ("b0", "b1", "w0", "w1")]),
     ],
 )

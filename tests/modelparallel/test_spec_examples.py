@@ -156,7 +156,11 @@ def inputs(units: int) -> np.ndarray:
 
 
 def check(
-    comm: Any, units: int, parts: list[chainer.Link], *models: tuple[Any, list[int]], start: int = 0
+    comm: Any,
+    units: int,
+    parts: list[chainer.Link],
+    *models: tuple[Any, list[int]],
+    start: int = 0,
 ) -> None:
     """Each rank's model has copies of some of the parts, which make the whole one after another.
 
@@ -173,7 +177,9 @@ def check(
         check_rank(model, [parts[number] for number in numbers], given, y)
 
 
-def check_rank(model: Any, parts: list[chainer.Link], given: list[Any], y: Variable) -> None:
+def check_rank(
+    model: Any, parts: list[chainer.Link], given: list[Any], y: Variable
+) -> None:
     """With the weights of the parts, the model gives `y` or a delegate, and their gradients."""
     mine = [(model[i], part) for i, part in enumerate(parts)]
     for link, part in mine:
@@ -185,16 +191,28 @@ def check_rank(model: Any, parts: list[chainer.Link], given: list[Any], y: Varia
         found = loss_of(found)
     found.backward()
     for link, part in mine:
-        for (name, param), expected in zip(link.namedparams(), part.params(), strict=True):
-            assert np.all(np.isfinite(param.grad)), f"{name} has the NaN that it began with"
-            np.testing.assert_allclose(param.grad, expected.grad, rtol=1e-12, atol=1e-12)
+        for (name, param), expected in zip(
+            link.namedparams(), part.params(), strict=True
+        ):
+            assert np.all(np.isfinite(param.grad)), (
+                f"{name} has the NaN that it began with"
+            )
+            np.testing.assert_allclose(
+                param.grad, expected.grad, rtol=1e-12, atol=1e-12
+            )
 
 
 def test_basic_usage(comm):
     def peer() -> Variable:
         return recv(comm, rank=0)
 
-    check(comm, 6, [SimpleModelSub(6, 5, 4)], (SimpleModel(comm, 6, 5, 4), [0]), (peer, []))
+    check(
+        comm,
+        6,
+        [SimpleModelSub(6, 5, 4)],
+        (SimpleModel(comm, 6, 5, 4), [0]),
+        (peer, []),
+    )
 
 
 def test_split_mlp_on_two_processes(comm):

@@ -38,7 +38,9 @@ def check_every_module():
         except Exception:
             failed[name] = traceback.format_exc()
 
-    modules = pkgutil.walk_packages(chainer.__path__, "chainer.", onerror=lambda name: None)
+    modules = pkgutil.walk_packages(
+        chainer.__path__, "chainer.", onerror=lambda name: None
+    )
     for _, name, _ in modules:
         import_one(name)
     left = failed.keys() - NEED_OLD_PROTOBUF
@@ -52,7 +54,11 @@ def check_environment_check_names_a_conflict():
     from chainer import _environment_check
 
     seen = []
-    for package, specifier in (("six", ">=1.0"), ("six", ">=999"), ("no-such-package", ">=1")):
+    for package, specifier in (
+        ("six", ">=1.0"),
+        ("six", ">=999"),
+        ("no-such-package", ">=1"),
+    ):
         row = {"name": "X", "packages": [package], "specifier": specifier, "help": ""}
         vars(vars(chainer)["_version"])["_optional_dependencies"][:] = [row]
         with warnings.catch_warnings(record=True) as caught:
@@ -164,7 +170,10 @@ def check_concat_examples():
 def check_concat_examples_without_deprecation():
     from chainer.dataset import concat_examples
 
-    assert concat_examples([np.arange(1), np.arange(2)], padding=0).tolist() == [[0, 0], [0, 1]]
+    assert concat_examples([np.arange(1), np.arange(2)], padding=0).tolist() == [
+        [0, 0],
+        [0, 1],
+    ]
 
 
 def check_debug_print():
@@ -182,7 +191,9 @@ def check_fix_without_deprecation():
 def check_multiprocess_iterator_without_deprecation():
     from chainer.iterators import MultiprocessIterator
 
-    with MultiprocessIterator(list(range(4)), 2, n_processes=1, shared_mem=100) as iterator:
+    with MultiprocessIterator(
+        list(range(4)), 2, n_processes=1, shared_mem=100
+    ) as iterator:
         assert sorted(iterator.next() + iterator.next()) == [0, 1, 2, 3]
 
 
@@ -194,7 +205,9 @@ def check_multiprocess_iterator_saved_without_an_order():
     from chainer.serializers import load_npz, save_npz
 
     def make():
-        return MultiprocessIterator(np.arange(7), 3, shuffle=False, n_processes=1, shared_mem=100)
+        return MultiprocessIterator(
+            np.arange(7), 3, shuffle=False, n_processes=1, shared_mem=100
+        )
 
     with make() as first, make() as second:
         assert list(first.next()) == [0, 1, 2]
@@ -225,7 +238,10 @@ def check_repaired_modules_are_not_cached():
         assert repaired == any(row.since.is_broken() for row in rows), name
         *parents, module = name.split(".")[1:]
         cache = f"{module}.{sys.implementation.cache_tag}.pyc"
-        assert not (repaired and cache in os.listdir(os.path.join(folder, *parents, "__pycache__")))
+        assert not (
+            repaired
+            and cache in os.listdir(os.path.join(folder, *parents, "__pycache__"))
+        )
     with open(reporter.__file__) as file:
         body: Any = ast.parse(file.read()).body
     serialize = body[-1].body[-1]  # the last method of the last class, DictSummary
@@ -246,8 +262,12 @@ def main():
 
 def outcome(name):
     with warnings.catch_warnings():
-        warnings.simplefilter("error" if name.endswith("without_deprecation") else "ignore")
-        warnings.filterwarnings("ignore", message=".*multi-threaded.*fork")  # Python 3.12's own
+        warnings.simplefilter(
+            "error" if name.endswith("without_deprecation") else "ignore"
+        )
+        warnings.filterwarnings(
+            "ignore", message=".*multi-threaded.*fork"
+        )  # Python 3.12's own
         try:
             globals()[f"check_{name}"]()
         except BaseException:  # SystemExit too: it is one check that failed

@@ -20,16 +20,24 @@ CONSTRAINTS = str(ROOT / "build-constraints.txt")
 SECONDS = 300  # ends what hangs; a slow index takes tens of seconds
 
 
-def run(*command: str | Path, env: dict[str, str] | None = None, ok: bool = True, **how) -> str:
+def run(
+    *command: str | Path, env: dict[str, str] | None = None, ok: bool = True, **how
+) -> str:
     """Run a command to its end and return what it printed; `ok`: it must succeed."""
     ours = ("CHAINERMN_", "PYTHON", "VIRTUAL_ENV")  # would reach into the environment
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(ours)
+    }
     settings = {"UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1"}
-    settings |= dict.fromkeys(("UV_BUILD_CONSTRAINT", "PIP_BUILD_CONSTRAINT"), CONSTRAINTS)
+    settings |= dict.fromkeys(
+        ("UV_BUILD_CONSTRAINT", "PIP_BUILD_CONSTRAINT"), CONSTRAINTS
+    )
     how |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "timeout": SECONDS}
     variables = {**inherited, **settings, **(env or {})}
     done = subprocess.run([*map(str, command)], env=variables, text=True, **how)
-    assert (done.returncode == 0) is ok, f"{command} returned {done.returncode}:\n{done.stdout}"
+    assert (done.returncode == 0) is ok, (
+        f"{command} returned {done.returncode}:\n{done.stdout}"
+    )
     return done.stdout
 
 
@@ -62,14 +70,19 @@ class Environment:
         """Run Python, on so many ranks, as the function `run` does."""
         work = self.folder / "work"
         work.mkdir(exist_ok=True)
-        launcher = (self.folder / "bin" / "mpiexec", "-n", str(ranks)) if ranks > 1 else ()
+        launcher = (
+            (self.folder / "bin" / "mpiexec", "-n", str(ranks)) if ranks > 1 else ()
+        )
         return run(*launcher, self.python, *arguments, cwd=work, **how)
 
 
 def ends_first(values: list[Any], ids: Callable[[Any], str]) -> list[Any]:
     """Cases of them all: the first and the last value are in the default tier."""
     marks = {value: pytest.mark.full for value in values[1:-1]}
-    return [pytest.param(value, id=ids(value), marks=marks.get(value, ())) for value in values]
+    return [
+        pytest.param(value, id=ids(value), marks=marks.get(value, ()))
+        for value in values
+    ]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -87,16 +100,29 @@ def pytest_report_collectionfinish(items: list[pytest.Item]) -> list[str]:
     if not any(Path(__file__).parent in item.path.parents for item in items):
         return []
     found = ", ".join(sorted(found_interpreters()))
-    return [f"packaging: tested on Python {found}, the ones found of {', '.join(PYTHONS)}"]
+    return [
+        f"packaging: tested on Python {found}, the ones found of {', '.join(PYTHONS)}"
+    ]
 
 
 @pytest.fixture(scope="session")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The five distributions, each built as sdist and from that as wheel: name to wheel."""
     folder = tmp_path_factory.mktemp("dist")
-    run(find_uv_bin(), "build", "-q", "--no-sources", "--all-packages", "-o", folder, ROOT)
+    run(
+        find_uv_bin(),
+        "build",
+        "-q",
+        "--no-sources",
+        "--all-packages",
+        "-o",
+        folder,
+        ROOT,
+    )
     assert len(list(folder.glob("*.tar.gz"))) == 5
-    return {file.name.split("-")[0].replace("_", "-"): file for file in folder.glob("*.whl")}
+    return {
+        file.name.split("-")[0].replace("_", "-"): file for file in folder.glob("*.whl")
+    }
 
 
 @pytest.fixture(scope="session")
@@ -109,7 +135,9 @@ def find_links(wheels: dict[str, Path]) -> tuple[str | Path, ...]:
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Environment]:
     """Makes an environment: `environment()` or `environment(python)`, or a copy `of` one."""
 
-    def make(python: str | Path = sys.executable, of: Environment | None = None) -> Environment:
+    def make(
+        python: str | Path = sys.executable, of: Environment | None = None
+    ) -> Environment:
         folder = tmp_path_factory.mktemp("env")
         if of is None:
             run(find_uv_bin(), "venv", "-q", "--python", python, folder)
@@ -125,7 +153,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Envir
 def everything(environment, wheels, find_links) -> Environment:
     """All five distributions as wheels, by name, Chainer, and an MPI; not to be changed."""
     env = environment()
-    env.install(f"chainermn[mpich]=={wheels['chainermn'].name.split('-')[1]}", *find_links)
+    env.install(
+        f"chainermn[mpich]=={wheels['chainermn'].name.split('-')[1]}", *find_links
+    )
     return env
 
 

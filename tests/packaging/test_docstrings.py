@@ -9,11 +9,18 @@ from typing import Any
 
 from chainermn_comm import create_communicator
 
-PACKAGES = ("chainermn_comm", "chainermn_train", "chainermn_modelparallel", "chainermn_tools")
+PACKAGES = (
+    "chainermn_comm",
+    "chainermn_train",
+    "chainermn_modelparallel",
+    "chainermn_tools",
+)
 # What the packages don't export themselves.
 MODULES = ("chainermn_train.extensions", "chainermn.global_except_hook")
 # Methods of Python's or Chainer's, which say themselves what they are.
-INHERITED = re.compile(r"__\w+__|forward|backward|serialize|initialize|finalize|trigger")
+INHERITED = re.compile(
+    r"__\w+__|forward|backward|serialize|initialize|finalize|trigger"
+)
 
 
 def public() -> Iterator[tuple[str, Any]]:
@@ -35,7 +42,9 @@ def with_members(path: str, kind: type) -> Iterator[tuple[str, Any]]:
     yield path, kind
     if not issubclass(kind, Exception):
         for name, member in inspect.getmembers(kind):
-            function = getattr(member, "fget", member)  # a property's, or a method itself
+            function = getattr(
+                member, "fget", member
+            )  # a property's, or a method itself
             ours = (getattr(function, "__module__", None) or "").startswith("chainermn")
             if ours and inspect.isroutine(function) and not name.startswith("_"):
                 yield f"{path}.{name}", member
@@ -64,7 +73,9 @@ def arguments(name: str) -> list[str]:
     except (TypeError, ValueError):  # a property; a class of C
         return []
     known = ("self", "cls", "args", "kwargs")
-    return [each for each in parameters if each not in known and not each.startswith("_")]
+    return [
+        each for each in parameters if each not in known and not each.startswith("_")
+    ]
 
 
 def test_each_public_name_has_a_docstring() -> None:
@@ -89,8 +100,12 @@ LOCAL += r"|extensions.*\.finalize|(Trigger|Aggregator)\.serialize|render"
 # What involves one other rank.
 PEER = r"(send|recv)(_obj|_with_metadata)?"
 # What neither checks arguments nor communicates, besides properties.
-UNCHECKED = r"Error|Topology|_rank|_size|\.(restrict|aggregate|calc_local|copy|on_error)|_hook"
-UNCHECKED += r"|create_empty_dataset|extensions.*\.(finalize|serialize)|Iterator\.finalize"
+UNCHECKED = (
+    r"Error|Topology|_rank|_size|\.(restrict|aggregate|calc_local|copy|on_error)|_hook"
+)
+UNCHECKED += (
+    r"|create_empty_dataset|extensions.*\.(finalize|serialize)|Iterator\.finalize"
+)
 UNCHECKED += r"|Checkpointer\.(initialize|get_stats)|render|collect"
 
 
@@ -101,14 +116,20 @@ def names_but(exceptions: str) -> list[str]:
 def test_what_all_ranks_must_call_says_so() -> None:
     names = names_but(f"{LOCAL}|Communicator\\w*\\.{PEER}")
     assert len(names) > 50
-    assert not [name for name in names if "collective" not in documentation(name).lower()]
+    assert not [
+        name for name in names if "collective" not in documentation(name).lower()
+    ]
 
 
 def test_what_is_raised_is_said() -> None:
-    names = [name for name in names_but(UNCHECKED) if not isinstance(named()[name], property)]
+    names = [
+        name for name in names_but(UNCHECKED) if not isinstance(named()[name], property)
+    ]
     names += ["chainermn_comm.CommunicatorBase.intra_size"]
     assert len(names) > 50
-    silent = [name for name in names if not re.search(r"\b[Rr]aise", documentation(name))]
+    silent = [
+        name for name in names if not re.search(r"\b[Rr]aise", documentation(name))
+    ]
     assert not [name for name in silent if not says_for_all(name)]
 
 
@@ -118,4 +139,7 @@ def says_for_all(name: str) -> bool:
         said = inspect.getdoc(named()["chainermn_comm.CommunicatorBase"]) or ""
     else:
         said = inspect.getmodule(named()[name]).__doc__ or ""  # type: ignore[union-attr]
-    return all(error in said for error in ("TypeError", "ValueError", "PeerError", "MismatchError"))
+    return all(
+        error in said
+        for error in ("TypeError", "ValueError", "PeerError", "MismatchError")
+    )

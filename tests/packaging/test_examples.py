@@ -13,7 +13,14 @@ READMES = sorted((ROOT / "examples").glob("*/README.md"))
 SMALL = {
     "make_images.py": ("--train", "20", "--val", "5"),
     "train_seq2seq.py": ("--epoch", "1", "--examples", "200", "--tests", "10"),
-    "train_seq2seq_model_parallel.py": ("--epoch", "1", "--examples", "200", "--tests", "10"),
+    "train_seq2seq_model_parallel.py": (
+        "--epoch",
+        "1",
+        "--examples",
+        "200",
+        "--tests",
+        "10",
+    ),
 }
 
 
@@ -25,7 +32,9 @@ def commands(readme: str) -> list[list[str]]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("readme", READMES, ids=lambda readme: readme.parent.name)
-def test_an_example_runs_in_a_fresh_environment_as_its_readme_says(readme, environment, everything):
+def test_an_example_runs_in_a_fresh_environment_as_its_readme_says(
+    readme, environment, everything
+):
     env = environment(of=everything)
     shutil.copytree(readme.parent, env.folder / "work")
     jobs = 0
@@ -39,7 +48,9 @@ def test_an_example_runs_in_a_fresh_environment_as_its_readme_says(readme, envir
             jobs += 1
         assert command[0] == "python"
         script, *arguments = command[1:]
-        out = env.run(script, *arguments, *SMALL.get(script, ("--epoch", "1")), ranks=ranks)
+        out = env.run(
+            script, *arguments, *SMALL.get(script, ("--epoch", "1")), ranks=ranks
+        )
         assert "Warning" not in out
     assert jobs
     assert (env.folder / "work" / "result" / "log").is_file()

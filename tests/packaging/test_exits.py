@@ -38,7 +38,9 @@ def job_on(environment_on):
         numpy = dict(combinations[1:] + combinations[:1])[python]
         env = environment_on(python, numpy)
         ours = ("CHAINERMN_", "PYTHON", "VIRTUAL_ENV")
-        variables = {name: x for name, x in os.environ.items() if not name.startswith(ours)}
+        variables = {
+            name: x for name, x in os.environ.items() if not name.startswith(ours)
+        }
         command = [env.folder / "bin" / "mpiexec", "-n", "2", env.python, path]
         return run_command([str(part) for part in command], variables, SECONDS)
 
@@ -47,7 +49,10 @@ def job_on(environment_on):
 
 @pytest.mark.parametrize(
     "end",
-    [pytest.param(end, marks=() if end == "SystemExit" else pytest.mark.full) for end in FAILURES],
+    [
+        pytest.param(end, marks=() if end == "SystemExit" else pytest.mark.full)
+        for end in FAILURES
+    ],
 )
 def test_a_failing_rank_ends_the_job(python, end, job_on, tmp_path):
     statement, code, words = FAILURES[end]

@@ -44,16 +44,30 @@ def bare(environment, needs):
 
 def install(installer, env, *what):
     if installer == "pip":
-        isolated = "--no-build-isolation" not in what  # which pip allows no constraint for
-        command = ["-m", "pip", "install", "-q", "--no-deps", "--force-reinstall", *what]
+        isolated = (
+            "--no-build-isolation" not in what
+        )  # which pip allows no constraint for
+        command = [
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--no-deps",
+            "--force-reinstall",
+            *what,
+        ]
         env.run(*command, env=None if isolated else {"PIP_BUILD_CONSTRAINT": ""})
     else:
         env.install("--no-deps", "--reinstall", *what)
 
 
-@pytest.mark.parametrize("installer", ["pip", pytest.param("uv", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "installer", ["pip", pytest.param("uv", marks=pytest.mark.full)]
+)
 def test_ours_is_found_in_any_order_of_installation(installer, bare, wheels):
-    install(installer, bare, "chainer")  # pip compiles its modules: those caches are stale
+    install(
+        installer, bare, "chainer"
+    )  # pip compiles its modules: those caches are stale
     install(installer, bare, *wheels.values())
     assert is_ours(bare.run("-c", WHOSE))
     install(installer, bare, "chainer")
@@ -69,7 +83,9 @@ def test_editable_installs_work(installer, bare):
     install(installer, bare, "chainer")
     sources = [part for source in EDITABLE for part in ("-e", str(source))]
     install(installer, bare, "--no-build-isolation", *sources)
-    assert bare.run("-I", "-c", WHOSE).strip() == str(ROOT / "src/chainermn_facade/__init__.py")
+    assert bare.run("-I", "-c", WHOSE).strip() == str(
+        ROOT / "src/chainermn_facade/__init__.py"
+    )
 
 
 def test_subprocesses_find_ours(everything, tmp_path):
@@ -79,7 +95,9 @@ def test_subprocesses_find_ours(everything, tmp_path):
         assert is_ours(everything.run("-I", script, method)), method
 
 
-def test_without_the_meta_package_chainermn_is_chainers(environment, everything, wheels):
+def test_without_the_meta_package_chainermn_is_chainers(
+    environment, everything, wheels
+):
     env = environment(of=everything)
     env.uninstall("chainermn")
     assert not is_ours(env.run("-c", WHOSE))
@@ -104,7 +122,10 @@ def test_target_folder_is_served_by_import_of_chainermn_comm(bare, wheels, tmp_p
     bare.run("-c", f"import sys; assert not ({finder})", env=path)
     bare.run("-c", f"import sys, chainermn_comm; assert {finder}", env=path)
     assert is_ours(bare.run("-c", f"import chainermn_comm; {WHOSE}", env=path))
-    for name in ("chainermn_train", "chainermn_modelparallel"):  # may come before Chainer, too
+    for name in (
+        "chainermn_train",
+        "chainermn_modelparallel",
+    ):  # may come before Chainer, too
         bare.run("-c", f"import {name}, chainer; chainer.Variable", env=path)
 
 
@@ -114,7 +135,9 @@ def test_an_interpreter_that_imports_neither_pays_almost_nothing(everything):
     with_us = set(json.loads(everything.run("-I", "-c", asked)))
     text = (everything.site_packages / "_chainermn_startup" / "__init__.py").read_text()
     assert len(text.splitlines()) <= 60
-    files = [everything.site_packages / f"chainermn.{suffix}" for suffix in ("pth", "start")]
+    files = [
+        everything.site_packages / f"chainermn.{suffix}" for suffix in ("pth", "start")
+    ]
     for file in files:  # which of them counts follows from the Python
         file.rename(f"{file}.away")
     # From Python 3.15 on, `site` imports modules of its own where there is a start-up file at all.
@@ -128,7 +151,9 @@ def test_an_interpreter_that_imports_neither_pays_almost_nothing(everything):
             Path(f"{file}.away").rename(file)
     assert with_us - without == {"_chainermn_startup"}
     unrelated = "import json, argparse, importlib.metadata, sys;"
-    everything.run("-c", f"{unrelated} assert '_chainermn_startup.repairs' not in sys.modules")
+    everything.run(
+        "-c", f"{unrelated} assert '_chainermn_startup.repairs' not in sys.modules"
+    )
 
 
 def test_start_file_names_what_the_pth_file_calls(everything):
@@ -165,8 +190,15 @@ def test_type_checkers_see_ours(everything, tmp_path):
     done = commands.run(*mypy, "--config-file=", "script.py", cwd=tmp_path)
     told = done.stdout
     assert 'Revealed type is "chainermn_comm.' in told, told + done.stderr
-    assert told.count('Revealed type is "int"') + told.count('"builtins.int"') == 1, told
-    assert told.count('Revealed type is "str"') + told.count('"builtins.str"') == 1, told
+    assert told.count('Revealed type is "int"') + told.count('"builtins.int"') == 1, (
+        told
+    )
+    assert told.count('Revealed type is "str"') + told.count('"builtins.str"') == 1, (
+        told
+    )
     assert 'Module has no attribute "no_such_name"' in told
-    assert 'Unexpected keyword argument "no_such_argument" for "create_communicator"' in told
+    assert (
+        'Unexpected keyword argument "no_such_argument" for "create_communicator"'
+        in told
+    )
     assert told.count("error:") == 2, told

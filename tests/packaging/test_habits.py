@@ -30,7 +30,12 @@ def jobs() -> Iterator[tuple[str, dict[str, Any]]]:
 
 def commands(workflow: str = "") -> str:
     """All that the jobs of a workflow, or of all of them, run."""
-    steps = [step for name, job in jobs() if workflow in name for step in job.get("steps", [])]
+    steps = [
+        step
+        for name, job in jobs()
+        if workflow in name
+        for step in job.get("steps", [])
+    ]
     return "\n".join(step["run"] for step in steps if "run" in step)
 
 
@@ -47,7 +52,9 @@ def test_all_supported_pythons_are_tested_and_no_other_is_named():
     assert {more["mpi"] for more in matrix["include"]} == {"openmpi"}
     named = {more["python"] for more in matrix["include"]}
     for _, job in jobs():
-        named |= {step.get("with", {}).get("python-version") for step in job.get("steps", [])}
+        named |= {
+            step.get("with", {}).get("python-version") for step in job.get("steps", [])
+        }
     assert named - {None, "${{ matrix.python }}"} <= set(PYTHONS)
 
 
@@ -55,7 +62,9 @@ def test_tests_are_those_of_the_submissions():
     """What `.ci/run` makes; `make` and installers know all that a workflow names."""
     submission = MAKE.findall((ROOT / ".ci" / "run").read_text())
     assert set(MAKE.findall(commands("tests "))) == set(submission)
-    targets = re.findall(r"^([\w-]+)(?: [\w-]+)*:", (ROOT / "Makefile").read_text(), re.M)
+    targets = re.findall(
+        r"^([\w-]+)(?: [\w-]+)*:", (ROOT / "Makefile").read_text(), re.M
+    )
     assert set(MAKE.findall(commands())) <= set(targets)
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
     assert set(re.findall(r"--group ([\w-]+)", commands())) <= set(groups)
@@ -63,10 +72,14 @@ def test_tests_are_those_of_the_submissions():
 
 def test_each_job_ends_and_may_do_little():
     for path in WORKFLOWS:
-        assert read(f".github/workflows/{path.name}")["permissions"] == {"contents": "read"}
+        assert read(f".github/workflows/{path.name}")["permissions"] == {
+            "contents": "read"
+        }
     rights = {name: job["permissions"] for name, job in jobs() if "permissions" in job}
     assert rights == {"release publish": {"id-token": "write"}}
-    endless = [name for name, job in jobs() if not {"timeout-minutes", "uses"} & job.keys()]
+    endless = [
+        name for name, job in jobs() if not {"timeout-minutes", "uses"} & job.keys()
+    ]
     assert endless == []
 
 

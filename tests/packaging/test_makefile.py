@@ -15,9 +15,17 @@ NEWER = 2_000_000_000  # a time after that of every file copied
 @pytest.fixture
 def repository(tmp_path):
     """What the Makefile's set-up looks at, without an environment."""
-    for file in (ROOT / "Makefile", ROOT / "pyproject.toml", ROOT / "build-constraints.txt"):
+    for file in (
+        ROOT / "Makefile",
+        ROOT / "pyproject.toml",
+        ROOT / "build-constraints.txt",
+    ):
         shutil.copy(file, tmp_path)
-    for name in ["packages/one/pyproject.toml", "hatch_build.py", "src/chainermn_facade/_table.py"]:
+    for name in [
+        "packages/one/pyproject.toml",
+        "hatch_build.py",
+        "src/chainermn_facade/_table.py",
+    ]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     return tmp_path
@@ -35,7 +43,10 @@ def would_do(folder, *arguments):
 
 
 def make_environment(folder):
-    assert run(sys.executable, "-m", "venv", "--without-pip", folder / ".venv").returncode == 0
+    assert (
+        run(sys.executable, "-m", "venv", "--without-pip", folder / ".venv").returncode
+        == 0
+    )
     (folder / ".venv" / ".ready").touch()
     os.utime(folder / ".venv" / ".ready", (NEWER, NEWER))
 
@@ -54,10 +65,19 @@ def test_the_environment_is_made_once(repository):
 
 
 def test_another_interpreter_makes_it_anew(repository):
-    other = program(repository / "other python", "#!/bin/sh\necho 3.99 /opt/other python\n")
+    other = program(
+        repository / "other python", "#!/bin/sh\necho 3.99 /opt/other python\n"
+    )
     make_environment(repository)
     (command,) = would_do(repository, f"PYTHON='{other}'")
-    assert command.split() == ['"/opt/other', 'python"', "-m", "venv", "--clear", ".venv"]
+    assert command.split() == [
+        '"/opt/other',
+        'python"',
+        "-m",
+        "venv",
+        "--clear",
+        ".venv",
+    ]
 
 
 def test_an_environment_whose_interpreter_is_gone_is_made_anew(repository):
@@ -79,11 +99,18 @@ def test_an_environment_whose_interpreter_is_gone_is_made_anew(repository):
         ("EPOCHS=two", "EPOCHS must be a whole number, 1 or more; got 'two'"),
     ],
 )
-def test_a_wrong_variable_is_named_before_anything_is_installed(repository, variable, said):
+def test_a_wrong_variable_is_named_before_anything_is_installed(
+    repository, variable, said
+):
     old = program(repository / "old", "#!/bin/sh\necho 3.10 /opt/old\n")
-    variables = variable.format(old=old), *([] if "PYTHON" in variable else [f"PYTHON={old}"])
+    variables = (
+        variable.format(old=old),
+        *([] if "PYTHON" in variable else [f"PYTHON={old}"]),
+    )
     done = make(repository, "train", *variables)
-    assert (done.returncode, said.format(old=old) in done.stderr) == (2, True), done.stderr
+    assert (done.returncode, said.format(old=old) in done.stderr) == (2, True), (
+        done.stderr
+    )
     assert not (repository / ".venv").exists()
 
 
@@ -94,9 +121,14 @@ def test_the_full_tier_is_all_there_is(repository):
         python = f"{repository}/.venv{mpi}/bin/python"
         assert f"{python} -m tests.chaos" in done.stdout
         assert (
-            f"{repository}/.venv{mpi}/bin/mpiexec -n $n {python} -m pytest --world" in done.stdout
+            f"{repository}/.venv{mpi}/bin/mpiexec -n $n {python} -m pytest --world"
+            in done.stdout
         )
     assert done.stdout.count("for n in 1 2 3 4; do") == 2
     assert "for version in 3.11 3.15" in done.stdout
-    for words in ("--full -m alone", ".venv-second", "tests/gpu/test_doubles_against_cupy.py"):
+    for words in (
+        "--full -m alone",
+        ".venv-second",
+        "tests/gpu/test_doubles_against_cupy.py",
+    ):
         assert words in done.stdout

@@ -118,7 +118,9 @@ def test_importing_a_module_leaves_the_function_of_that_name():
 
 
 def test_nothing_else_is_found():
-    with pytest.raises(ModuleNotFoundError, match=r"chainermn\.communicators\.fast_communicator"):
+    with pytest.raises(
+        ModuleNotFoundError, match=r"chainermn\.communicators\.fast_communicator"
+    ):
         importlib.import_module("chainermn.communicators.fast_communicator")
     with pytest.raises(ModuleNotFoundError, match=r"chainermn\.kernels"):
         importlib.import_module("chainermn.kernels")
@@ -130,13 +132,24 @@ def test_type_checkers_see_them_all(tmp_path):
         for name in names.split():
             lines += [f"from chainermn.{path} import {name} as x{len(lines)}"]
             lines += [f"reveal_type(x{len(lines) - 1})"]
-    lines += [f"reveal_type(chainermn.nccl.{name})" for name in ("_available", "get_version")]
+    lines += [
+        f"reveal_type(chainermn.nccl.{name})" for name in ("_available", "get_version")
+    ]
     (tmp_path / "script.py").write_text("\n".join(lines) + "\n")
     done = commands.run(
-        sys.executable, "-m", "mypy", "--strict", "--config-file=", "script.py", cwd=tmp_path
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--config-file=",
+        "script.py",
+        cwd=tmp_path,
     )
     assert "error:" not in done.stdout, done.stdout
-    assert done.stdout.count("Revealed type") == sum(map(len, map(str.split, PATHS.values()))) + 2
+    assert (
+        done.stdout.count("Revealed type")
+        == sum(map(len, map(str.split, PATHS.values()))) + 2
+    )
     assert 'Revealed type is "Any"' not in done.stdout, done.stdout
 
 
@@ -159,7 +172,9 @@ def test_nccl_is_that_of_cupy_where_there_is_one(tmp_path):
         "assert (nccl.get_version(), nccl.get_build_version()) == (22703, 22702)\n"
         "assert (nccl.NCCL_SUM, nccl.NCCL_FLOAT) == (0, 7)\n"
     )
-    script = script.replace("from chainermn import nccl", "import chainermn.nccl as nccl")
+    script = script.replace(
+        "from chainermn import nccl", "import chainermn.nccl as nccl"
+    )
     assert runs(script)
 
 

@@ -12,7 +12,10 @@ from tests.support.scripts import ROOT, imported
 
 SCRIPT = ROOT / "scripts" / "release.py"
 UNRELEASED = "## {} (not released yet)\n\n- Something changed.\n\n"
-FOLDERS = (".", *(f"packages/chainermn-{p}" for p in ("comm", "train", "modelparallel", "tools")))
+FOLDERS = (
+    ".",
+    *(f"packages/chainermn-{p}" for p in ("comm", "train", "modelparallel", "tools")),
+)
 # What the README's lines leave out.
 BEFORE = """\
 import numpy as np
@@ -45,7 +48,9 @@ def tree(tmp_path):
     for folder in FOLDERS:
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / folder / "pyproject.toml", tmp_path / folder)
-    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n" + UNRELEASED.format("7.8.9"))
+    (tmp_path / "CHANGELOG.md").write_text(
+        "# Changelog\n\n" + UNRELEASED.format("7.8.9")
+    )
     return tmp_path
 
 
@@ -81,14 +86,19 @@ def test_a_second_release_needs_to_say_what_changed(script, tree):
     (tree / "CHANGELOG.md").write_text(UNRELEASED.format("7.9") + released)
     script.release(tree, "7.9.0", "2030-02-03")
     log = (tree / "CHANGELOG.md").read_text()
-    assert re.findall(r"^## .*", log, re.M) == ["## 7.9.0 (2030-02-03)", "## 7.8.9 (2030-01-02)"]
+    assert re.findall(r"^## .*", log, re.M) == [
+        "## 7.9.0 (2030-02-03)",
+        "## 7.8.9 (2030-01-02)",
+    ]
 
 
 BAD = "chainermn-train/pyproject.toml"
 WRONG = (("1.0", "three numbers"), ("v7.8.9", "three"), ("0.0.1", "later than"))
 
 
-@pytest.mark.parametrize(("version", "told"), [*WRONG, ("7.8.9", f"{BAD}: has no line")])
+@pytest.mark.parametrize(
+    ("version", "told"), [*WRONG, ("7.8.9", f"{BAD}: has no line")]
+)
 def test_what_can_not_be_released_changes_nothing(script, tree, version, told):
     if BAD in told:
         (tree / "packages" / BAD).write_text("[project]\n")

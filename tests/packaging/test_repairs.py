@@ -65,7 +65,10 @@ def test_every_row_names_what_fails_without_it():
 
 
 # Those that imports need, each alone; the others together, and in the full tier each alone, too.
-ALONE = [pytest.param([row], marks=() if NEEDED_FOR[row] == "import" else full) for row in ROWS]
+ALONE = [
+    pytest.param([row], marks=() if NEEDED_FOR[row] == "import" else full)
+    for row in ROWS
+]
 TOGETHER = [row for row in ROWS if NEEDED_FOR[row] != "import"]
 
 
@@ -86,7 +89,9 @@ def test_repairs_keep_line_numbers_and_say_why():
     for row in TABLE:
         assert row.why, row.module
         assert row.since.words, row.module
-        assert all(old.count("\n") == new.count("\n") for old, new in row.changes), row.module
+        assert all(old.count("\n") == new.count("\n") for old, new in row.changes), (
+            row.module
+        )
 
 
 def test_nothing_is_repaired_where_nothing_is_broken(monkeypatch):
@@ -106,16 +111,23 @@ def test_source_that_does_not_match_is_left_alone_with_a_warning(newest, tmp_pat
     other = tmp_path / "chainer"
     shutil.copytree(newest.site_packages / "chainer", other)
     module = other / "iterators" / "multiprocess_iterator.py"
-    module.write_text(module.read_text().replace("thread.setDaemon(True)", "pass  # another"))
+    module.write_text(
+        module.read_text().replace("thread.setDaemon(True)", "pass  # another")
+    )
     asked = (
         "import chainer, inspect; from chainer.iterators import multiprocess_iterator as m;"
         f"assert m.__file__ == {str(module)!r}; print(type(m.__loader__).__name__)"
     )
     path = {"PYTHONPATH": str(tmp_path)}
     told = newest.run("-c", asked, env=path)
-    assert "RuntimeWarning: chainer.iterators.multiprocess_iterator is not as in Chainer" in told
+    assert (
+        "RuntimeWarning: chainer.iterators.multiprocess_iterator is not as in Chainer"
+        in told
+    )
     assert told.count("RuntimeWarning") == 1
-    newest.run("-W", "error::RuntimeWarning", "-c", "import chainer", env=path, ok=False)
+    newest.run(
+        "-W", "error::RuntimeWarning", "-c", "import chainer", env=path, ok=False
+    )
 
 
 def test_opting_out_leaves_chainer_alone(newest):

@@ -37,9 +37,15 @@ class Documented:
         actual_optimizer, communicator, double_buffering=False, zero_fill=True
     ): ...
     def create_multi_node_evaluator(actual_evaluator, communicator): ...
-    def create_multi_node_checkpointer(name, comm, cp_interval=5, gc_interval=5, path=None): ...
-    def create_multi_node_checkpoint(name, comm, cp_interval=5, gc_interval=5, path=None): ...
-    def scatter_dataset(dataset, comm, root=0, shuffle=False, seed=None, max_buf_len=268435456): ...
+    def create_multi_node_checkpointer(
+        name, comm, cp_interval=5, gc_interval=5, path=None
+    ): ...
+    def create_multi_node_checkpoint(
+        name, comm, cp_interval=5, gc_interval=5, path=None
+    ): ...
+    def scatter_dataset(
+        dataset, comm, root=0, shuffle=False, seed=None, max_buf_len=268435456
+    ): ...
     def scatter_index(n_total_samples, comm): ...
     def create_empty_dataset(dataset): ...
 
@@ -93,7 +99,9 @@ class Documented:
 
     class functions:
         def send(x, communicator, rank, tag=0): ...
-        def recv(communicator, rank, delegate_variable=None, tag=0, force_tuple=False): ...
+        def recv(
+            communicator, rank, delegate_variable=None, tag=0, force_tuple=False
+        ): ...
         def pseudo_connect(delegate_variable, *actual_variables): ...
         def bcast(comm, x, root=0): ...
         def gather(comm, x, root=0): ...
@@ -108,7 +116,9 @@ class Documented:
         def add_hook(): ...
 
     class iterators:
-        def create_multi_node_iterator(actual_iterator, communicator, rank_master=0): ...
+        def create_multi_node_iterator(
+            actual_iterator, communicator, rank_master=0
+        ): ...
         def create_synchronized_iterator(actual_iterator, communicator): ...
         # Ours, for the tip in spec/ on MultiprocessIterator, and for resuming with one.
         def use_forkserver(): ...
@@ -134,7 +144,9 @@ class Documented:
         def RowParallelLinear(in_size, out_size, comm): ...
 
 
-def callables(documented: Any = Documented, path: str = "") -> Iterator[tuple[str, Any]]:
+def callables(
+    documented: Any = Documented, path: str = ""
+) -> Iterator[tuple[str, Any]]:
     for name, each in vars(documented).items():
         if inspect.isfunction(each) and name != "__init__":
             yield path + name, each
@@ -146,7 +158,9 @@ def callables(documented: Any = Documented, path: str = "") -> Iterator[tuple[st
 
 @pytest.mark.parametrize(("path", "documented"), list(callables()))
 def test_parameters_are_those_documented(path, documented):
-    parameters = list(inspect.signature(attrgetter(path)(chainermn)).parameters.values())
+    parameters = list(
+        inspect.signature(attrgetter(path)(chainermn)).parameters.values()
+    )
     expected = list(inspect.signature(documented).parameters.values())
     assert len(parameters) >= len(expected)
     for theirs, ours in zip(expected, parameters, strict=False):
@@ -175,7 +189,9 @@ def test_module_is_reached_from_the_package_and_exports_what_it_says(name):
 
 def test_the_package_bears_its_name_and_the_version_of_its_distribution():
     assert chainermn.__name__ == "chainermn"
-    assert not [module for module in sys.modules if module.startswith("chainermn_facade")]
+    assert not [
+        module for module in sys.modules if module.startswith("chainermn_facade")
+    ]
     assert chainermn.__version__ == metadata.version("chainermn")
 
 
@@ -186,7 +202,9 @@ def comm():
         yield comm
 
 
-NAMES = "naive flat hierarchical two_dimensional single_node non_cuda_aware dummy pure_nccl"
+NAMES = (
+    "naive flat hierarchical two_dimensional single_node non_cuda_aware dummy pure_nccl"
+)
 
 
 @pytest.mark.parametrize("name", NAMES.split())
@@ -195,13 +213,18 @@ def test_communicator_is_known_by_name(name, comm):
     with contextlib.ExitStack() as stack:
         if name == "pure_nccl" and not chainer.backends.cuda.available:
             stack.enter_context(pytest.raises(ValueError, match="GPU"))
-        assert stack.enter_context(chainermn.create_communicator(name)).size == comm.size
+        assert (
+            stack.enter_context(chainermn.create_communicator(name)).size == comm.size
+        )
 
 
 def test_checkpointer_has_the_methods_documented(comm, tmp_path):
     made = chainermn.create_multi_node_checkpointer("run", comm, path=str(tmp_path))
     maybe_load, save = inspect.signature(made.maybe_load), inspect.signature(made.save)
-    assert maybe_load.bind("trainer", "optimizer").arguments.keys() >= {"trainer", "optimizer"}
+    assert maybe_load.bind("trainer", "optimizer").arguments.keys() >= {
+        "trainer",
+        "optimizer",
+    }
     assert maybe_load.bind("trainer").arguments.keys() == {"trainer"}
     assert save.bind("target", iteration=1).arguments.keys() == {"target", "iteration"}
     assert save.bind("target").arguments.keys() == {"target"}

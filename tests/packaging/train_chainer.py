@@ -32,7 +32,9 @@ def make_iterator(name, data, **how):
     if name == "multithread":
         return iterators.MultithreadIterator(data, BATCH, n_threads=2, **how)
     multiprocessing.set_start_method(name, force=True)
-    return iterators.MultiprocessIterator(data, BATCH, n_processes=1, shared_mem=10_000, **how)
+    return iterators.MultiprocessIterator(
+        data, BATCH, n_processes=1, shared_mem=10_000, **how
+    )
 
 
 def make_trainer(name, out, epochs):
@@ -68,7 +70,9 @@ def train_and_resume(name, out):
 
 
 def main():
-    warnings.filterwarnings("ignore", message=".*multi-threaded.*fork")  # Python 3.12's own
+    warnings.filterwarnings(
+        "ignore", message=".*multi-threaded.*fork"
+    )  # Python 3.12's own
     found = {}
     for name in ("serial", "multithread", "fork", "forkserver", "spawn"):
         with tempfile.TemporaryDirectory() as out:

@@ -104,7 +104,9 @@ FAULTS = {
         *("script", of_beta("there is no .*train me.py"), "rsync"),
         lambda at: at.hidden(at.folder),
     ),
-    "too few tasks": Fault("scheduler", "grants 4 tasks.*8 ranks don't fit", "-n 8", words="-n 8"),
+    "too few tasks": Fault(
+        "scheduler", "grants 4 tasks.*8 ranks don't fit", "-n 8", words="-n 8"
+    ),
     "hosts of nobody": Fault(
         *("scheduler", "not gamma", "alpha,beta"),
         words="--hosts alpha,gamma",
@@ -122,7 +124,9 @@ FAULTS = {
         options=("--no-kill",),
         before="touch ready; until [ -e go ]; do sleep 0.1; done",
     ),
-    "an end that is near": Fault("scheduler", "ends in \\d+ s", "--time", options=("--time=3",)),
+    "an end that is near": Fault(
+        "scheduler", "ends in \\d+ s", "--time", options=("--time=3",)
+    ),
 }
 
 
@@ -166,7 +170,9 @@ def test_a_fault_is_named_alone(at, name):
     fault = FAULTS[name]
     with fault.plant(at):
         status, found = examine(at, fault)
-    assert {name: one["found"] for name, one in found.items() if one["fix"]}.keys() == {fault.check}
+    assert {name: one["found"] for name, one in found.items() if one["fix"]}.keys() == {
+        fault.check
+    }
     finding = found[fault.check]
     assert status == {"failed": 1, "warning": 3}[finding["status"]]
     assert re.search(fault.found, finding["found"], re.DOTALL), finding

@@ -101,14 +101,18 @@ def test_a_warned_job_saves_is_requeued_and_ends_as_if_undisturbed(slurm, tmp_pa
 def test_a_cancelled_job_leaves_nothing_and_no_half_checkpoint(slurm, tmp_path, start):
     """Its last checkpoint is whole: another job goes on from there."""
     out = tmp_path / "run"
-    job = slurm.submit(f"{STARTS[start]} {elastic_words(tmp_path, out, FOREVER)}", *FOUR)
+    job = slurm.submit(
+        f"{STARTS[start]} {elastic_words(tmp_path, out, FOREVER)}", *FOUR
+    )
     job.await_output("SAVED 20\n")
     job.cancel()
     assert job.wait() == "CANCELLED"
     assert_nothing_left(slurm)
     saved = max(int(each) for each in re.findall(r"^SAVED (\d+)", job.output(), re.M))
     assert [path.name for path in out.rglob("*") if ".tmp" in path.name] == []
-    again = slurm.submit(f"{STARTS[start]} {elastic_words(tmp_path, out, saved + 20)}", *FOUR)
+    again = slurm.submit(
+        f"{STARTS[start]} {elastic_words(tmp_path, out, saved + 20)}", *FOUR
+    )
     assert again.wait() == "COMPLETED", again.output()
     begin = int(re.findall(r"^BEGIN (\d+)", again.output(), re.M)[0])
     assert begin >= saved, again.output()
@@ -142,9 +146,12 @@ def test_a_job_whose_node_went_down_is_requeued_and_goes_on(slurm, tmp_path):
     begins = [int(each) for each in re.findall(r"^BEGIN (\d+)", job.output(), re.M)]
     assert len(begins) == 2
     assert begins[1] >= 20
-    once = jobs.run(1, ELASTIC, elastic.digits(tmp_path), tmp_path / "one", QUICK, "at once", -1, 0)
+    once = jobs.run(
+        1, ELASTIC, elastic.digits(tmp_path), tmp_path / "one", QUICK, "at once", -1, 0
+    )
     ends = [
-        json.loads(re.findall(r"^END (.*)$", each, re.M)[0]) for each in (job.output(), once.out)
+        json.loads(re.findall(r"^END (.*)$", each, re.M)[0])
+        for each in (job.output(), once.out)
     ]
     np.testing.assert_allclose(ends[0][0], ends[1][0], rtol=0, atol=1e-10)
     assert_nothing_left(slurm)

@@ -17,11 +17,19 @@ SCRIPTS = [one.text for one in blocks("docs/clusters.md") if "#SBATCH" in one.te
 
 @pytest.mark.parametrize("text", SCRIPTS, ids=["launch", "requeue", "array"])
 def test_a_script_of_the_page_runs(slurm, text):
-    here = text.replace("/path/.venv", sys.prefix).replace("train.py", f"{MNIST} --epoch 3")
+    here = text.replace("/path/.venv", sys.prefix).replace(
+        "train.py", f"{MNIST} --epoch 3"
+    )
     # No partition here gives a day.
-    here = here.replace("--mpi=pmi2", f"--mpi={PMI}").replace("--time=24:00", "--time=00:30")
+    here = here.replace("--mpi=pmi2", f"--mpi={PMI}").replace(
+        "--time=24:00", "--time=00:30"
+    )
     here = here.removeprefix("#!/bin/bash\n")
-    words = [word for line in re.findall(r"^#SBATCH (.*)$", here, re.M) for word in line.split()]
+    words = [
+        word
+        for line in re.findall(r"^#SBATCH (.*)$", here, re.M)
+        for word in line.split()
+    ]
     job = slurm.submit(here, *words)
     assert job.wait() == "COMPLETED", job.output()
     assert set(job.states()) == {"COMPLETED"}

@@ -33,7 +33,9 @@ def script(tmp_path_factory) -> Path:
 
 
 def test_ranks_that_srun_starts_find_one_another_on_two_nodes(slurm, script):
-    job = slurm.run("srun", f"--mpi={PMI}", *FOUR, sys.executable, script, environment=SRUN)
+    job = slurm.run(
+        "srun", f"--mpi={PMI}", *FOUR, sys.executable, script, environment=SRUN
+    )
     assert job.returncode == 0, job
     expected = [f"RANK {rank} of 4 on node {rank // 2} of 2" for rank in range(4)]
     assert sorted(job.out.splitlines()) == expected, job
@@ -45,13 +47,17 @@ def test_ranks_that_srun_starts_find_one_another_on_two_nodes(slurm, script):
 @pytest.mark.full
 def test_the_pmi_of_another_mpi_lets_no_rank_train_alone(slurm, script):
     """The wheel of MPICH speaks PMI 2 and no PMIx, and that of Open MPI the other way round."""
-    job = slurm.run("srun", f"--mpi={OTHER_PMI}", *FOUR, sys.executable, script, environment=SRUN)
+    job = slurm.run(
+        "srun", f"--mpi={OTHER_PMI}", *FOUR, sys.executable, script, environment=SRUN
+    )
     assert job.returncode != 0, job
     assert "RANK" not in job.out
 
 
 @pytest.mark.full
-def test_in_a_shell_of_several_tasks_a_process_is_alone_and_launch_starts_all(slurm, script):
+def test_in_a_shell_of_several_tasks_a_process_is_alone_and_launch_starts_all(
+    slurm, script
+):
     """Its step holds the cores; what its shell starts is none of its tasks."""
     run = f"{sys.executable} {script}"
     does = f"{run}; srun --overlap -n 2 --mpi=none {run}; {STARTS['launch']} {script}"

@@ -13,8 +13,12 @@ def alike(one: Any, other: Any) -> bool:
     if isinstance(one, (tuple, list)):
         return len(one) == len(other) and all(map(alike, one, other))
     if isinstance(one, dict):
-        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(
+            alike(one[key], other[key]) for key in one
+        )
     if isinstance(one, np.ndarray):
         bits = np.ndarray.tolist if one.dtype == object else np.ndarray.tobytes
-        return (one.dtype, one.shape) == (other.dtype, other.shape) and bits(one) == bits(other)
+        return (one.dtype, one.shape) == (other.dtype, other.shape) and bits(
+            one
+        ) == bits(other)
     return bool(one == other)

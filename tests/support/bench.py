@@ -12,19 +12,45 @@ def report(ranks: int = 2, **changes: object) -> dict[str, object]:
     """One of which everything is known."""
     rows = []
     for size in (1024 * 4**power for power in range(10)):
-        for name, operation in (("flat", "mean_grad"), ("flat", "bcast"), (None, "memcpy")):
+        for name, operation in (
+            ("flat", "mean_grad"),
+            ("flat", "bcast"),
+            (None, "memcpy"),
+        ):
             seconds = 1e-5 + size / (5e9 if operation == "memcpy" else 1e9)
             algbw = size / seconds / 1e9
-            row = {"communicator": name, "operation": operation, "size": size, "bytes": size}
+            row = {
+                "communicator": name,
+                "operation": operation,
+                "size": size,
+                "bytes": size,
+            }
             row |= {"correct": True, "seconds": seconds, "algbw": algbw}
             rows.append({**row, "busbw": algbw * (ranks > 1)})
-    known = {"ranks": ranks, "nodes": 1, "hosts": ["here"] * ranks, "cores": 2, "mpi": "MPICH 5"}
-    return {**known, "correct": True, "checks": [], "results": rows, "skipped": [], **changes}
+    known = {
+        "ranks": ranks,
+        "nodes": 1,
+        "hosts": ["here"] * ranks,
+        "cores": 2,
+        "mpi": "MPICH 5",
+    }
+    return {
+        **known,
+        "correct": True,
+        "checks": [],
+        "results": rows,
+        "skipped": [],
+        **changes,
+    }
 
 
 def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time few calls."""
-    for name, value in (("MAX_ROUNDS", 4), ("BATCH_SECONDS", 1e-4), ("WARM_UP_CALLS", 2)):
+    for name, value in (
+        ("MAX_ROUNDS", 4),
+        ("BATCH_SECONDS", 1e-4),
+        ("WARM_UP_CALLS", 2),
+    ):
         monkeypatch.setattr(timing, name, value)
 
 

@@ -61,7 +61,9 @@ def generation(comm, *iterations: Any) -> set[str]:
     return {f"run.{rank}.{each}" for rank in range(comm.size) for each in iterations}
 
 
-def run_until(trainer, iteration: int, error: type[BaseException] = InterruptedError) -> None:
+def run_until(
+    trainer, iteration: int, error: type[BaseException] = InterruptedError
+) -> None:
     """End training as a failing script does, after all other extensions."""
 
     @training.make_extension(priority=-1000)

@@ -37,10 +37,16 @@ def install() -> None:
     for checker in (RaisesExc, RaisesGroup, WarningsChecker):
         checker.__exit__ = _counted(checker.__exit__)  # type: ignore[method-assign]
     for name in ("array_equal", "allclose", "array_less", "equal", "array_max_ulp"):
-        setattr(np.testing, f"assert_{name}", _counted(getattr(np.testing, f"assert_{name}")))
+        setattr(
+            np.testing,
+            f"assert_{name}",
+            _counted(getattr(np.testing, f"assert_{name}")),
+        )
     # pytest's hook for passed assertions describes each, which takes a fifth of a world's time, and
     # keeps the test's locals alive. Modules rewritten like this are cached under another name.
-    rewrite.AssertionRewriter.visit_Assert = _counting(rewrite.AssertionRewriter.visit_Assert)
+    rewrite.AssertionRewriter.visit_Assert = _counting(
+        rewrite.AssertionRewriter.visit_Assert
+    )
     rewrite.PYC_TAIL = f"-counted{rewrite.PYC_TAIL}"
 
 
@@ -55,7 +61,9 @@ def _counted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _counting(visit: Callable[[Any, ast.Assert], list[ast.stmt]]) -> Any:
     def visit_assert(self: Any, node: ast.Assert) -> list[ast.stmt]:
-        if str(self.module_path).endswith("_double.py"):  # what a double takes for granted
+        if str(self.module_path).endswith(
+            "_double.py"
+        ):  # what a double takes for granted
             return visit(self, node)
         statement = ast.parse(COUNT_ONE).body[0]
         for each in ast.walk(statement):
@@ -69,7 +77,9 @@ def require(report: pytest.TestReport, checked: int) -> None:
     """Turn a passed test that checked nothing into a failed one."""
     if report.when == "call" and report.passed and not checked:
         report.outcome = "failed"
-        report.longrepr = "nothing was checked: no assert, pytest.raises or the like was reached"
+        report.longrepr = (
+            "nothing was checked: no assert, pytest.raises or the like was reached"
+        )
 
 
 class Plugin:
@@ -84,7 +94,9 @@ class Plugin:
         _count = 0
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    def pytest_runtest_makereport(
+        self,
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if not self._world:
             require(report, _count)

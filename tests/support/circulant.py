@@ -30,7 +30,9 @@ def by_circulant() -> AbstractContextManager[object]:
 
 def no_sums_by_messages() -> AbstractContextManager[object]:
     """Meanwhile, a sum that goes from rank to rank by messages fails."""
-    return mock.patch.object(pairwise.PairwiseAllreduce, "allreduce", side_effect=AssertionError)
+    return mock.patch.object(
+        pairwise.PairwiseAllreduce, "allreduce", side_effect=AssertionError
+    )
 
 
 def group_of(comm: Any, chunk_bytes: int | None = None) -> Any:
@@ -56,7 +58,10 @@ def main() -> NoReturn:
     for name in ALGORITHMS:
         for larger in (0, 300_000):
             with on_nodes(range(WORLD.size), name) as comm:
-                wrong += [f"rank {WORLD.rank}: {one}" for one in wrong_means(comm, None, larger)]
+                wrong += [
+                    f"rank {WORLD.rank}: {one}"
+                    for one in wrong_means(comm, None, larger)
+                ]
             means += CALLS + 1
     report(wrong, means)
 

@@ -26,14 +26,23 @@ def environment(**variables: str) -> dict[str, str]:
         for name, text in os.environ.items()
         if not name.startswith("CHAINERMN_") and not name.endswith("_NUM_THREADS")
     }
-    return {**found, "PATH": f"{BIN}:{found['PATH']}", "PYTHONUNBUFFERED": "", **variables}
+    return {
+        **found,
+        "PATH": f"{BIN}:{found['PATH']}",
+        "PYTHONUNBUFFERED": "",
+        **variables,
+    }
 
 
-def run(*words: object, cwd: Path | None = None, seconds: float = SECONDS, **env: str) -> Done:
+def run(
+    *words: object, cwd: Path | None = None, seconds: float = SECONDS, **env: str
+) -> Done:
     """Run a command line to its end, with these variables."""
     how: Any = {"env": environment(**env), "stdin": subprocess.DEVNULL, "cwd": cwd}
     command = [*map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, **how)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=seconds, **how
+    )
 
 
 def chainermn(*arguments: object, **variables: str) -> Done:
@@ -54,9 +63,13 @@ def start(*arguments: object, **how: Any) -> subprocess.Popen[str]:
         signal.signal(signal.SIGINT, before)
 
 
-def invoke(*arguments: object, stdin: str | bytes = "", **variables: str | None) -> Result:
+def invoke(
+    *arguments: object, stdin: str | bytes = "", **variables: str | None
+) -> Result:
     """Call `chainermn` in this process, for what it says of its arguments."""
-    return CliRunner().invoke(commands, [*map(str, arguments)], input=stdin, env=variables)
+    return CliRunner().invoke(
+        commands, [*map(str, arguments)], input=stdin, env=variables
+    )
 
 
 def program(path: Path, text: str) -> Path:

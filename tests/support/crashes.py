@@ -25,7 +25,9 @@ def crashes(folder: Path) -> Iterator[set[State]]:
     lock = folder.with_name(folder.name + ".lock")
 
     def look() -> None:
-        states.add(tuple((path.name, path.read_bytes()) for path in sorted(folder.iterdir())))
+        states.add(
+            tuple((path.name, path.read_bytes()) for path in sorted(folder.iterdir()))
+        )
 
     def recording(change: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:

@@ -60,7 +60,9 @@ class CudaDevice:
 class ndarray:
     """An array on the device: a view of an allocation that NumPy doesn't take for an array."""
 
-    def __init__(self, gpu: Gpu, memory: Allocation, host: np.ndarray, device: int) -> None:
+    def __init__(
+        self, gpu: Gpu, memory: Allocation, host: np.ndarray, device: int
+    ) -> None:
         self._gpu, self._memory, self._host = gpu, memory, host
         self.device = CudaDevice(gpu, device)
 
@@ -114,7 +116,9 @@ class ndarray:
         made = Allocation(self._gpu, self.nbytes)
         fortran = self._host.flags.f_contiguous and not self._host.flags.c_contiguous
         kept = "F" if order == "K" and fortran else "C"
-        host = made.bytes[: self.nbytes].view(self.dtype).reshape(self.shape, order=kept)
+        host = (
+            made.bytes[: self.nbytes].view(self.dtype).reshape(self.shape, order=kept)
+        )
         found = ndarray(self._gpu, made, host, self.device.id)
         self._later("copy", lambda: np.copyto(host, self._host))
         return found
@@ -127,7 +131,9 @@ class ndarray:
         self._gpu.put(current_stream(self._gpu), name, run)
 
     def _like(self, host: np.ndarray) -> ndarray:
-        assert host.size == 0 or np.shares_memory(host, self._host), "CuPy would copy here"
+        assert host.size == 0 or np.shares_memory(host, self._host), (
+            "CuPy would copy here"
+        )
         return ndarray(self._gpu, self._memory, host, self.device.id)
 
 
@@ -137,11 +143,16 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
     Stream(gpu, next(numbers))  # the null stream
 
     def empty(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
-        shape, dtype = (shape,) if isinstance(shape, int) else tuple(shape), np.dtype(dtype)
+        shape, dtype = (
+            (shape,) if isinstance(shape, int) else tuple(shape),
+            np.dtype(dtype),
+        )
         nbytes = int(np.prod(shape)) * dtype.itemsize
         memory = Allocation(gpu, nbytes)
         flat = memory.bytes[:nbytes].view(dtype)
-        return ndarray(gpu, memory, flat.reshape(shape, order=order), gpu.current_device)
+        return ndarray(
+            gpu, memory, flat.reshape(shape, order=order), gpu.current_device
+        )
 
     def asarray(a: np.ndarray) -> ndarray:
         order = "F" if a.flags.f_contiguous and not a.flags.c_contiguous else "C"
@@ -179,12 +190,19 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
 
     def device_count() -> int:
         if gpu.count < 0:
-            raise RuntimeError("cudaErrorInsufficientDriver: CUDA driver version is insufficient")
+            raise RuntimeError(
+                "cudaErrorInsufficientDriver: CUDA driver version is insufficient"
+            )
         return gpu.count
 
     def properties(device: int) -> dict[str, Any]:
         assert 0 <= device < gpu.count
-        return {"name": b"Double", "totalGlobalMem": MEMORY_BYTES, "major": 7, "minor": 0}
+        return {
+            "name": b"Double",
+            "totalGlobalMem": MEMORY_BYTES,
+            "major": 7,
+            "minor": 0,
+        }
 
     class RawModule:
         def __init__(self, code: str, *, options: tuple[str, ...] = ()) -> None:
@@ -193,18 +211,24 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
         def get_function(self, name: str) -> Callable[..., None]:
             gpu.reach("compile")
 
-            def launch(grid: tuple[int], block: tuple[int], args: tuple[Any, ...]) -> None:
+            def launch(
+                grid: tuple[int], block: tuple[int], args: tuple[Any, ...]
+            ) -> None:
                 assert grid[0] > 0, "CUDA refuses a launch without blocks"
                 gpu.reach("launchKernel")
                 table, count, buffer, size, divisor = args
                 gpu.calls.append(name)
                 if name.startswith("pack"):
                     letter = name.removeprefix("pack_")
-                    gpu.packed.append(int(size) * np.dtype(WIRE_DTYPES[letter]).itemsize)
+                    gpu.packed.append(
+                        int(size) * np.dtype(WIRE_DTYPES[letter]).itemsize
+                    )
                 rows, wire = table.data.ptr, buffer.data.ptr
 
                 def work() -> bool:
-                    run_kernel(name, gpu.bytes_at, rows, int(count), wire, int(size), divisor)
+                    run_kernel(
+                        name, gpu.bytes_at, rows, int(count), wire, int(size), divisor
+                    )
                     return True
 
                 gpu.put(current_stream(gpu), name, work)
@@ -229,7 +253,9 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
     cuda.Device = lambda device=None: CudaDevice(gpu, device)
     cuda.Stream = lambda *, non_blocking=False: Stream(gpu, next(numbers))
     cuda.Event = lambda *, disable_timing=False: Event(gpu)
-    cuda.get_elapsed_time = lambda start_event, end_event: 1e3 * (end_event.time - start_event.time)
+    cuda.get_elapsed_time = lambda start_event, end_event: (
+        1e3 * (end_event.time - start_event.time)
+    )
     cuda.get_current_stream = lambda: current_stream(gpu)
     cuda.alloc_pinned_memory = lambda size: allocate_pinned(gpu, size)
     cupy.cuda, cupy.ndarray, cupy.RawModule = cuda, ndarray, RawModule

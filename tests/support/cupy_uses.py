@@ -39,21 +39,29 @@ class _Reader(ast.NodeVisitor):
         """The path of what an expression gives, if it begins at CuPy."""
         if isinstance(node, ast.Attribute):
             inner = self.path(node.value)
-            return self.known.get(ast.unparse(node)) if inner is None else f"{inner}.{node.attr}"
+            return (
+                self.known.get(ast.unparse(node))
+                if inner is None
+                else f"{inner}.{node.attr}"
+            )
         if isinstance(node, ast.Call):
             inner = self.path(node.func)
             name = ast.unparse(node.func).removeprefix("devices.").removeprefix("self.")
             if inner is not None:
                 return f"{inner}()"
             # What is given a function to call may return what that makes.
-            made = [self.path(arg.body) for arg in node.args if isinstance(arg, ast.Lambda)]
+            made = [
+                self.path(arg.body) for arg in node.args if isinstance(arg, ast.Lambda)
+            ]
             return self.returns.get(name) or next(filter(None, made), None)
         if isinstance(node, ast.IfExp):  # CuPy or NumPy
             return self.path(node.body) or self.path(node.orelse)
         return self.known.get(node.id) if isinstance(node, ast.Name) else None
 
     def visit_Import(self, node: ast.Import) -> None:
-        self.known |= {a.asname or a.name: a.name for a in node.names if a.name == "cupy"}
+        self.known |= {
+            a.asname or a.name: a.name for a in node.names if a.name == "cupy"
+        }
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         if (node.module or "").split(".")[0] == "cupy":
@@ -71,7 +79,9 @@ class _Reader(ast.NodeVisitor):
                 and (path := self.path(inner.value)) is not None
             ):
                 self.returns[node.name] = path
-        ours = {name: path for name, path in self.known.items() if name.startswith("self.")}
+        ours = {
+            name: path for name, path in self.known.items() if name.startswith("self.")
+        }
         self.known = before | ours
 
     def visit_Assign(self, node: ast.Assign | ast.AnnAssign) -> None:
@@ -106,7 +116,10 @@ class _Reader(ast.NodeVisitor):
             keywords = tuple(keyword.arg or "**" for keyword in node.keywords)
             place = f"{self.file.name}:{node.lineno}"
             self.uses.calls.add(Call(path, len(node.args), keywords, place))
-        if ast.unparse(node.func) == "hasattr" and (path := self.path(node.args[0])) is not None:
+        if (
+            ast.unparse(node.func) == "hasattr"
+            and (path := self.path(node.args[0])) is not None
+        ):
             self.uses.names.add(f"{path}.{ast.literal_eval(node.args[1])}")
 
 
@@ -117,6 +130,8 @@ def uses() -> Uses:
     files = [file for file in every if re.search("devices|cupy", file.read_text())]
     for file in sorted(files, key=lambda file: file.name != "devices.py"):
         own = returns if file.name == "devices.py" else dict(returns)
-        for _ in range(3):  # functions are used before they are read, and use such themselves
+        for _ in range(
+            3
+        ):  # functions are used before they are read, and use such themselves
             _Reader(found, file, own).visit(ast.parse(file.read_text()))
     return found

@@ -57,9 +57,13 @@ class Gpu:
         self.bus_id = f"0000:{rank:02x}:00.0"
         self.delay = 3  # a piece of work is put off up to so many times
         self.version = 22203  # NCCL's
-        self.nccl_fails = False  # work of NCCL never ends, and it says that there is an error
+        self.nccl_fails = (
+            False  # work of NCCL never ends, and it says that there is an error
+        )
         self.nccl_works_for: Any = None  # the communicator whose work has begun
-        self.group_fails = False  # breaks a rule: a group's operations are lost, and it says so
+        self.group_fails = (
+            False  # breaks a rule: a group's operations are lost, and it says so
+        )
         self.ignores_events = False  # breaks a rule: streams don't wait for events
         self.init_hangs = False  # the making of an NCCL communicator doesn't return
         self.closed = False  # nobody uses it any more: what hangs ends
@@ -67,13 +71,19 @@ class Gpu:
         self.memory: dict[int, int] = {}  # device allocations: address and bytes
         self.pinned: dict[int, int] = {}
         self.streams: list[Stream] = []
-        self.events: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()
+        self.events: weakref.WeakValueDictionary[int, Event] = (
+            weakref.WeakValueDictionary()
+        )
         self.calls: list[str] = []  # NCCL's operations, and kernels by name
         self.made: list[str] = []  # every call that can fail, in this order
         self.copied_to_host = 0  # bytes
         self.packed: list[int] = []  # bytes of each chunk
-        self.host_waits = 0  # times that a thread of the user's asked again for what wasn't done
-        self.ticks: dict[str, int] = {}  # that work takes, by the name's beginning; 1 by default
+        self.host_waits = (
+            0  # times that a thread of the user's asked again for what wasn't done
+        )
+        self.ticks: dict[
+            str, int
+        ] = {}  # that work takes, by the name's beginning; 1 by default
         self.timeline: list[Piece] = []
         self.status = 0  # CUDA's error of queued work, which all later calls get, too
         self.lock = threading.RLock()
@@ -83,7 +93,9 @@ class Gpu:
 
     # What fails.
 
-    def plant(self, call: str, error: Exception | int = OUT_OF_MEMORY, after: int = 0) -> None:
+    def plant(
+        self, call: str, error: Exception | int = OUT_OF_MEMORY, after: int = 0
+    ) -> None:
         """Let a call fail once it was made so many times more; of queued work `"work"`."""
         error = CUDARuntimeError(error) if isinstance(error, int) else error
         self._planted[call] = after, error
@@ -128,7 +140,10 @@ class Gpu:
         if event.happened == event.recorded:
             return 0
         self._local.asked = event
-        if asked is event and threading.current_thread().name != "chainermn-gpu-watcher":
+        if (
+            asked is event
+            and threading.current_thread().name != "chainermn-gpu-watcher"
+        ):
             self.host_waits += 1
         return NOT_READY
 
@@ -192,7 +207,9 @@ class Gpu:
                 return work()
 
             stream.queue.append(later)
-            ticks = next((n for key, n in self.ticks.items() if name.startswith(key)), 1)
+            ticks = next(
+                (n for key, n in self.ticks.items() if name.startswith(key)), 1
+            )
             start, after = stream.moment
             piece = Piece(name, stream.ptr, start, start + ticks, after)
             stream.moment = piece.end, piece
@@ -204,7 +221,10 @@ class Gpu:
     def bytes_at(self, address: int, nbytes: int, pinned: bool = False) -> np.ndarray:
         """Memory that must have been allocated, and still be."""
         known, kind = (self.pinned, "pinned") if pinned else (self.memory, "device")
-        inside = [start <= address <= start + size - nbytes for start, size in known.copy().items()]
+        inside = [
+            start <= address <= start + size - nbytes
+            for start, size in known.copy().items()
+        ]
         assert any(inside), f"{nbytes} bytes at {address:#x} are no {kind} memory"
         return np.frombuffer((ctypes.c_char * nbytes).from_address(address), np.uint8)
 
@@ -246,7 +266,9 @@ class Stream:
         self.gpu.reach("streamWaitEvent")
         with self.gpu.lock:
             version = event.recorded
-            self.queue.append(lambda: self.gpu.ignores_events or event.happened >= version)
+            self.queue.append(
+                lambda: self.gpu.ignores_events or event.happened >= version
+            )
             self.moment = max(self.moment, event.moment, key=lambda moment: moment[0])
 
     def synchronize(self) -> None:

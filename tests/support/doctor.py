@@ -109,7 +109,9 @@ class Machine:
         """What the check of a name finds; see `ask`."""
         return self.ask(name, **given)[name]
 
-    def ask(self, *names: str, seconds: float = SECONDS, **given: Any) -> dict[str, CheckResult]:
+    def ask(
+        self, *names: str, seconds: float = SECONDS, **given: Any
+    ) -> dict[str, CheckResult]:
         """What checks of these names find, side by side and whatever others would.
 
         `given` are ranks, hosts, hostfile and script as a user names them, and what `plant` takes.
@@ -117,7 +119,9 @@ class Machine:
         asked = {name: given.pop(name) for name in ASKED & given.keys()}
         self.plant(**given)
         checks = tuple(dataclasses.replace(CHECKS[name], needs=()) for name in names)
-        found = doctor.run_checks([Stage("", "", checks, 1.0)], self.context(seconds, **asked))
+        found = doctor.run_checks(
+            [Stage("", "", checks, 1.0)], self.context(seconds, **asked)
+        )
         return {one.name: one for one in found}
 
     def hostfile(self, text: str, vendor: str | None) -> CheckResult:
@@ -146,12 +150,17 @@ class Machine:
             return CliRunner().invoke(command, list(map(str, arguments)))
 
     def context(
-        self, seconds: float = SECONDS, hosts: str | Sequence[str] | None = None, **asked: Any
+        self,
+        seconds: float = SECONDS,
+        hosts: str | Sequence[str] | None = None,
+        **asked: Any,
     ) -> Context:
         """What checks are given, for so many seconds."""
         hosts = self._hosts if hosts is None else hosts
         named = (
-            parse_host_list(hosts) if isinstance(hosts, str) else [Host(one, None) for one in hosts]
+            parse_host_list(hosts)
+            if isinstance(hosts, str)
+            else [Host(one, None) for one in hosts]
         )
         deadline = time.monotonic() + seconds
         return Context(
@@ -171,7 +180,11 @@ class Machine:
             "connections": cluster.CONNECTIONS_TIME,
             "job": placement.JOB_TIME,
         }
-        return context.time_for(*times[part]) if part in times else context.program_timeout()
+        return (
+            context.time_for(*times[part])
+            if part in times
+            else context.program_timeout()
+        )
 
     # What is planted as the system would tell it
 
@@ -219,7 +232,13 @@ class Machine:
 
     def shared_memory(self, total: int, free: int, **files: int) -> None:
         """/dev/shm of so many MiB, with files of so many bytes."""
-        self.returns(**{"os.statvfs": SimpleNamespace(f_frsize=MIB, f_blocks=total, f_bavail=free)})
+        self.returns(
+            **{
+                "os.statvfs": SimpleNamespace(
+                    f_frsize=MIB, f_blocks=total, f_bavail=free
+                )
+            }
+        )
         (self.folder / "shm").mkdir()
         for name, nbytes in files.items():
             (self.folder / "shm" / name).write_bytes(b"x" * nbytes)
@@ -229,7 +248,9 @@ class Machine:
         """So many cores, and so many processes that want them."""
         self._patch.setattr(threads, "tightest_cgroup", lambda: None)
         allowed = set(range(usable))
-        self.returns(**{"os.sched_getaffinity": allowed, "os.getloadavg": (load, 0.0, 0.0)})
+        self.returns(
+            **{"os.sched_getaffinity": allowed, "os.getloadavg": (load, 0.0, 0.0)}
+        )
 
     def gpu_files(self, *names: str) -> None:
         """What the driver shows of GPUs: files of /dev, and folders of its own below /proc."""
@@ -248,14 +269,24 @@ class Machine:
             (software.find_library, library),
             (software.find_launcher, *(launcher or [library])),
         ):
-            shown = {"standard": "4.1", "description": ["what it says"], "path": "/opt/bin/mpiexec"}
+            shown = {
+                "standard": "4.1",
+                "description": ["what it says"],
+                "path": "/opt/bin/mpiexec",
+            }
             known = {"vendor": vendor, "version": vendor and "5.0.2", **shown}
-            self._facts[fact] = _gives(vendor if isinstance(vendor, Exception) else known)
+            self._facts[fact] = _gives(
+                vendor if isinstance(vendor, Exception) else known
+            )
 
     def packages(self, **versions: str | None) -> None:
         """The versions of distributions; all others are missing. With one of CuPy is its module."""
         known = dict.fromkeys(
-            (*packages.OUR_PACKAGES, *packages.OTHER_PACKAGES, *packages.PACKAGE_FAMILIES)
+            (
+                *packages.OUR_PACKAGES,
+                *packages.OTHER_PACKAGES,
+                *packages.PACKAGE_FAMILIES,
+            )
         )
         self._facts[software.installed_versions] = _gives({**known, **versions})
         if any(name.startswith("cupy-") for name in versions):
@@ -297,14 +328,18 @@ class Machine:
         Each process here reports what it found in each step, None for the one that it is at. Ranks
         on hosts report what is `said`; with `began` that they have started on a host.
         """
-        events = [jobs.Event(rank, "started", {"pid": rank}) for rank in range(len(found))]
+        events = [
+            jobs.Event(rank, "started", {"pid": rank}) for rank in range(len(found))
+        ]
         for rank, steps in enumerate(found):
             done = [(step, one) for step, one in steps.items() if one is not None]
             events += [_event(rank, step=step, result=one) for step, one in done]
         for one in said:
             started = jobs.Event(0, "started", {"host": one.get("began")})
             events.append(started if "began" in one else _event(0, **one))
-        output = jobs.JobOutput(status or 0, status is None, None, events, stdout=out, stderr=err)
+        output = jobs.JobOutput(
+            status or 0, status is None, None, events, stdout=out, stderr=err
+        )
 
         def run_job(args: Sequence[str], *more: Any, **options: Any) -> jobs.JobOutput:
             self.started.append(list(args))
@@ -320,7 +355,9 @@ class Machine:
 
     # Hosts
 
-    def replies(self, here: Mapping[str, Any] = {}, **said: Mapping[str, Any] | str) -> None:
+    def replies(
+        self, here: Mapping[str, Any] = {}, **said: Mapping[str, Any] | str
+    ) -> None:
         """Hosts that were asked; each is as it should be but for the facts that are given.
 
         `reached` is what came of connecting to others. One that gives a word gave no answer, for a
@@ -353,7 +390,9 @@ def each_row(table: Mapping[str, Sequence[tuple[Any, ...]]]) -> pytest.MarkDecor
     """Tries rows of checks: status, parts of what was found and of its fix, what is planted."""
     rows = [(check, *row) for check, of_check in table.items() for row in of_check]
     names = ("check", "status", "said", "fix", "given")
-    return pytest.mark.parametrize(names, rows, ids=[f"{row[0]}: {row[1]}" for row in rows])
+    return pytest.mark.parametrize(
+        names, rows, ids=[f"{row[0]}: {row[1]}" for row in rows]
+    )
 
 
 def write_program(path: Path, script: str) -> Path:
@@ -361,7 +400,9 @@ def write_program(path: Path, script: str) -> Path:
     return commands.program(path, f"#!/bin/sh\n{script}\n")
 
 
-def canned(name: str, answer: CheckResult | BaseException | None = None, *needs: str) -> Check:
+def canned(
+    name: str, answer: CheckResult | BaseException | None = None, *needs: str
+) -> Check:
     """A check that gives this answer, or raises it; all is well without one."""
     return Check(name, f"{name}?", _gives(ok("") if answer is None else answer), needs)
 
@@ -373,10 +414,18 @@ def content(stage: Stage, results: Mapping[str, CheckResult] = {}) -> Stage:
     return dataclasses.replace(stage, checks=checks)
 
 
-def run_checks(*stages: Sequence[Check], seconds: float = SECONDS) -> dict[str, CheckResult]:
+def run_checks(
+    *stages: Sequence[Check], seconds: float = SECONDS
+) -> dict[str, CheckResult]:
     """What checks of one's own find, in stages one after another, of which each gets half."""
-    made = [Stage(f"stage {n}", "", tuple(one), 0.5) for n, one in enumerate(stages, start=1)]
-    return {one.name: one for one in doctor.run_checks(made, Context(time.monotonic() + seconds))}
+    made = [
+        Stage(f"stage {n}", "", tuple(one), 0.5)
+        for n, one in enumerate(stages, start=1)
+    ]
+    return {
+        one.name: one
+        for one in doctor.run_checks(made, Context(time.monotonic() + seconds))
+    }
 
 
 def said_by(shell: str, python: str, script: str, folder: str) -> dict[str, Any]:
@@ -391,7 +440,11 @@ def said_by(shell: str, python: str, script: str, folder: str) -> dict[str, Any]
         timeout=SECONDS,
         check=False,
     )
-    (answer,) = [line for line in done.stdout.split(b"\n") if line.startswith(agent.MARK.encode())]
+    (answer,) = [
+        line
+        for line in done.stdout.split(b"\n")
+        if line.startswith(agent.MARK.encode())
+    ]
     said: dict[str, Any] = json.loads(answer[len(agent.MARK) :])
     return said
 
@@ -423,7 +476,9 @@ def _event(rank: int, **fields: Any) -> jobs.Event:
 
 def _reply(name: str, said: Mapping[str, Any] | str) -> cluster.HostReply:
     if isinstance(said, str):
-        return cluster.HostReply(None, ssh.SSHFailure(said, "it fails", "try host1", "it said so"))
+        return cluster.HostReply(
+            None, ssh.SSHFailure(said, "it fails", "try host1", "it said so")
+        )
     if "no_python" in said:
         return cluster.HostReply(None, no_python=said["no_python"])
     found = {**FACTS, "hostname": name, "machine": name, **said}

@@ -73,7 +73,9 @@ class Hosts:
             yield self
 
     @contextlib.contextmanager
-    def undone(self, host: str, do: Sequence[object], undo: Sequence[object]) -> Iterator[None]:
+    def undone(
+        self, host: str, do: Sequence[object], undo: Sequence[object]
+    ) -> Iterator[None]:
         """Run a command on a host, and another at the end."""
         self.cluster.run(host, *do)
         try:
@@ -130,10 +132,21 @@ class Hosts:
             "PYTHONPATH",
             *(f"{name}={text}" for name, text in variables.items()),
         ]
-        command = [*self.cluster.on(self.cluster.hosts[0]), *setting, sys.executable, *words]
-        how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+        command = [
+            *self.cluster.on(self.cluster.hosts[0]),
+            *setting,
+            sys.executable,
+            *words,
+        ]
+        how: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL,
+            "capture_output": True,
+            "text": True,
+        }
         done = subprocess.run(command, timeout=SECONDS, **how)
         found = json.loads(done.stdout) if done.stdout else {}
         if not found:
             raise RuntimeError(done.stderr)
-        return done.returncode, {finding["name"]: finding for finding in found["findings"]}
+        return done.returncode, {
+            finding["name"]: finding for finding in found["findings"]
+        }

@@ -18,7 +18,16 @@ from hypothesis.extra import numpy as hnp
 DTYPES = ("float16", "float32", "float64", "bfloat16")
 # By so many powers of ten an array's numbers differ from its exponent, up and down.
 SPREADS = (0, 0, 2, 6, 25)
-LAYOUTS = ("C", "F", "reversed", "read-only", "strided", "stride 0", "shared", "overlapping")
+LAYOUTS = (
+    "C",
+    "F",
+    "reversed",
+    "read-only",
+    "strided",
+    "stride 0",
+    "shared",
+    "overlapping",
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +37,9 @@ class Entry:
     shape: tuple[int, ...]
     dtype: str
     layout: str
-    missing: frozenset[int]  # ranks that have none, where missing ones are filled with zeros
+    missing: frozenset[
+        int
+    ]  # ranks that have none, where missing ones are filled with zeros
     exponent: int  # powers of ten, like spread
     spread: int = 0
     nowhere: bool = False  # no rank has one
@@ -63,7 +74,10 @@ def models(
     )
     # Missing on different ranks, so that arrays in the same memory get different means.
     twins = st.builds(
-        lambda entry, layout, missing: [entry, replace(entry, layout=layout, missing=missing)],
+        lambda entry, layout, missing: [
+            entry,
+            replace(entry, layout=layout, missing=missing),
+        ],
         entries(small | st.sampled_from([*huge, (4096,)])),
         st.sampled_from(["shared", "overlapping"]),
         st.frozensets(st.integers(0, 3), max_size=3),
@@ -73,9 +87,14 @@ def models(
 
 def _gradient(entry: Entry, index: int, rank: int) -> np.ndarray:
     rng = np.random.default_rng([index, rank, *entry.shape])
-    values, largest = rng.standard_normal(entry.shape), float(ml_dtypes.finfo(entry.dtype).max)
+    values, largest = (
+        rng.standard_normal(entry.shape),
+        float(ml_dtypes.finfo(entry.dtype).max),
+    )
     powers = entry.exponent + entry.spread * rng.uniform(-1, 1, entry.shape)
-    array = np.asarray(np.clip(values * 10.0**powers, -largest, largest)).astype(entry.dtype)
+    array = np.asarray(np.clip(values * 10.0**powers, -largest, largest)).astype(
+        entry.dtype
+    )
     if entry.layout == "F" and array.ndim:
         return np.asfortranarray(array)
     if entry.layout == "reversed" and array.ndim:
@@ -100,7 +119,9 @@ def gradients(entries: Sequence[Entry], rank: int) -> list[np.ndarray]:
                 array = before
             if entry.layout == "overlapping" and before.size >= array.size:
                 first = int(before.size > array.size)
-                array = before.reshape(-1)[first : first + array.size].reshape(array.shape)
+                array = before.reshape(-1)[first : first + array.size].reshape(
+                    array.shape
+                )
         found.append(array)
     return found
 
@@ -130,7 +151,9 @@ def _wrong(size, entries, grads, wire, zero_fill) -> list[str]:
         # Of a mean that its dtypes don't hold nothing is said.
         holds = np.abs(mean) + bound <= min(float(info.max) for info in infos)
         alike = grad.dtype == entry.dtype and grad.shape == entry.shape
-        if not alike or not np.all(np.abs(grad.astype("f8") - mean)[holds] <= bound[holds]):
+        if not alike or not np.all(
+            np.abs(grad.astype("f8") - mean)[holds] <= bound[holds]
+        ):
             found.append(f"{index}: {entry}: {grad!r}, and the mean is {mean}")
     return found
 

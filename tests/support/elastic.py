@@ -55,23 +55,31 @@ def main() -> None:
     with chainer.using_config("dtype", np.dtype("f8")):
         np.random.seed(0)
         model = L.Classifier(
-            chainer.Sequential(L.Linear(64, 20), chainer.functions.tanh, L.Linear(20, 10))
+            chainer.Sequential(
+                L.Linear(64, 20), chainer.functions.tanh, L.Linear(20, 10)
+            )
         )
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.5), comm).setup(model)
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.5), comm).setup(
+        model
+    )
     sampler = DistributedOrderSampler(comm, 1)
     batch = GLOBAL_BATCH // comm.size
     iterator = chainer.iterators.SerialIterator(data, batch, order_sampler=sampler)
     updater = training.StandardUpdater(iterator, optimizer)
     trainer = training.Trainer(updater, (int(stop), "iteration"), out=out)
     is_background = background == "background"
-    checkpointer = create_multi_node_checkpointer("run", comm, 1, 1, background=is_background)
+    checkpointer = create_multi_node_checkpointer(
+        "run", comm, 1, 1, background=is_background
+    )
     trainer.extend(checkpointer, trigger=(INTERVAL, "iteration"))
 
     @training.make_extension(trigger=(1, "iteration"), priority=-250)
     def tell(trainer: training.Trainer) -> None:
         time.sleep(PAUSE)
         # What was saved before is complete when the next save has begun.
-        last = updater.iteration - updater.iteration % INTERVAL - INTERVAL * is_background
+        last = (
+            updater.iteration - updater.iteration % INTERVAL - INTERVAL * is_background
+        )
         if comm.rank == 0 and last > 0:
             say(f"SAVED {last}")
 
@@ -87,7 +95,9 @@ def main() -> None:
     if comm.rank == 0:
         with chainer.using_config("train", False):
             model(x, labels)
-        weights = [param.array.ravel().tolist() for _, param in sorted(model.namedparams())]
+        weights = [
+            param.array.ravel().tolist() for _, param in sorted(model.namedparams())
+        ]
         flat = np.concatenate([np.ravel(each) for each in weights]).tolist()
         say(f"END {json.dumps([flat, float(model.accuracy.array)])}")
 

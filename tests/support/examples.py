@@ -66,13 +66,18 @@ def log_of(out: Path) -> list[dict[str, Any]]:
 def same_bits(actual: Path, expected: Path) -> None:
     """Assert that two saved models have the same numbers, but for the time it took."""
     # Chainer writes None as an object.
-    with np.load(actual, allow_pickle=True) as one, np.load(expected, allow_pickle=True) as other:
+    with (
+        np.load(actual, allow_pickle=True) as one,
+        np.load(expected, allow_pickle=True) as other,
+    ):
         assert set(one.files) == set(other.files)
         keys = [key for key in one.files if "elapsed_time" not in key]
         numbers = [key for key in keys if other[key].dtype.kind in "fiub"]
         assert numbers
         for key in numbers:
-            np.testing.assert_array_equal(one[key], other[key], err_msg=f"{actual.name}: {key}")
+            np.testing.assert_array_equal(
+                one[key], other[key], err_msg=f"{actual.name}: {key}"
+            )
 
 
 def shapes(path: Path) -> dict[str, tuple[int, ...]]:

@@ -17,7 +17,9 @@ from tests.support.training import parameter_bits, state_of
 class Kind:
     """An exchange: how it is asked for, and what it promises."""
 
-    arguments: dict[str, Any] = field(default_factory=dict)  # of `create_multi_node_optimizer`
+    arguments: dict[str, Any] = field(
+        default_factory=dict
+    )  # of `create_multi_node_optimizer`
     delay: int = 0  # steps from that which takes gradients to that which uses them
     # Of a mean on one node that is taken at once: barriers between what ranks write to its memory
     # and what they read there, beside an update's one agreement, which serves as one.
@@ -37,7 +39,9 @@ KINDS = {
 HIERARCHICAL = pytest.mark.parametrize("comm", ["hierarchical"], indirect=True)
 
 
-def exchanging(kind: str, comm: Any, actual: Any, model: chainer.Link, steps: int = 1) -> Any:
+def exchanging(
+    kind: str, comm: Any, actual: Any, model: chainer.Link, steps: int = 1
+) -> Any:
     """A multi-node optimizer of that kind."""
     arguments = {**KINDS[kind].arguments, "accumulate_steps": steps}
     return create_multi_node_optimizer(actual, comm, **arguments).setup(model)
@@ -46,8 +50,14 @@ def exchanging(kind: str, comm: Any, actual: Any, model: chainer.Link, steps: in
 def states(optimizer: Any) -> dict[str, bytes | None]:
     """The bits of the parameters, and of what Chainer's optimizer saves: counts and moments."""
     found = state_of(optimizer.actual_optimizer)
-    kept = {key: None if it is None else np.asarray(it).tobytes() for key, it in found.items()}
-    return {**parameter_bits(optimizer.target), **{f"state of {key}": kept[key] for key in kept}}
+    kept = {
+        key: None if it is None else np.asarray(it).tobytes()
+        for key, it in found.items()
+    }
+    return {
+        **parameter_bits(optimizer.target),
+        **{f"state of {key}": kept[key] for key in kept},
+    }
 
 
 class OneProcess:
@@ -64,7 +74,9 @@ class OneProcess:
         loss = self._model(*batch)
         self._model.cleargrads()
         loss.backward(loss_scale=self._optimizer._loss_scale)
-        self._group.append({name: param.grad for name, param in self._model.namedparams()})
+        self._group.append(
+            {name: param.grad for name, param in self._model.namedparams()}
+        )
         if len(self._group) == self._steps:
             self._end_group()
             if len(self._waiting) > self._delay:

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from chainermn_tools.explain import ErrorRule, Verdict, VerdictFinder, load_rules, search
+from chainermn_tools.explain import (
+    ErrorRule,
+    Verdict,
+    VerdictFinder,
+    load_rules,
+    search,
+)
 from tests.support.jobs import Job
 
 __all__ = ["VerdictFinder"]

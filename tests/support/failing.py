@@ -44,7 +44,9 @@ ADD_HOOK = "from chainermn_comm.faults import abort; abort.add_hook()\n"
 ALONE = """from chainermn_comm import create_communicator
 create_communicator("naive", world.Split(world.rank == world.size - 1))
 """
-COMMUNICATOR = "from chainermn_comm import create_communicator; create_communicator('naive')\n"
+COMMUNICATOR = (
+    "from chainermn_comm import create_communicator; create_communicator('naive')\n"
+)
 
 
 def text(
@@ -100,7 +102,9 @@ def check_last_words(job: Job, *lines: str) -> None:
     words = [line for line in job.err.splitlines() if line.strip()]
     position = -1
     for line in lines:
-        later = [i for i, word in enumerate(words) if i > position and word.startswith(line)]
+        later = [
+            i for i, word in enumerate(words) if i > position and word.startswith(line)
+        ]
         assert later, f"{line!r} is missing\n{job}"
         position = later[-1]
     rest = "\n".join(words[position + 1 :])
@@ -111,6 +115,9 @@ def check_last_words(job: Job, *lines: str) -> None:
 RAISE = "raise ValueError('failure!')"
 TRACEBACK = (
     *("Traceback", "ValueError: failure!"),
-    *("ChainerMN: rank {} of 2: uncaught ValueError, ending the job", "Next step: read the trace"),
+    *(
+        "ChainerMN: rank {} of 2: uncaught ValueError, ending the job",
+        "Next step: read the trace",
+    ),
 )
 EXIT_3 = ("ChainerMN: rank {} of 2: sys.exit(3)", "Next step: ")

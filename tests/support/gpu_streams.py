@@ -35,7 +35,9 @@ class Streams:
         self.main: list[str] = []
         self.thread: list[str] = []
         self.event, self.stream = mock.MagicMock(), mock.MagicMock()
-        self.query = mock.Mock(side_effect=self.recording("stream done"), return_value=0)
+        self.query = mock.Mock(
+            side_effect=self.recording("stream done"), return_value=0
+        )
         self.event.record.side_effect = self.recording("recorded")
         self.stream.__enter__.side_effect = self.recording("stream entered")
         self.stream.wait_event.side_effect = self.recording("stream waits for event")

@@ -55,7 +55,9 @@ def real(world: Any) -> Iterator[Real]:
         if world.size > count:
             patch.setenv("NCCL_HOSTID", f"rank {world.rank}")
             patch.setenv("NCCL_SOCKET_IFNAME", "lo")
-            patch.setattr(devices, "bus_id", lambda: f"{own_bus_id()} of rank {world.rank}")
+            patch.setattr(
+                devices, "bus_id", lambda: f"{own_bus_id()} of rank {world.rank}"
+            )
         yield Real(world.size > count)
 
 
@@ -114,7 +116,9 @@ def mean_of(comm: CommunicatorBase, array: np.ndarray) -> np.ndarray:
 def assert_mean(comm: CommunicatorBase, size: int = 1000) -> None:
     """Assert that gradients of 0, 1, ... by rank have the right mean (collective)."""
     mean = mean_of(comm, np.full(size, comm.rank, "f4"))
-    np.testing.assert_allclose(mean, np.full(size, (comm.size - 1) / 2, "f4"), rtol=1e-6)
+    np.testing.assert_allclose(
+        mean, np.full(size, (comm.size - 1) / 2, "f4"), rtol=1e-6
+    )
 
 
 def settle(world: Any, comm: CommunicatorBase) -> None:
@@ -162,7 +166,9 @@ def on_one_device(gpu: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def failing(place: str, message: str, error: type[BaseException] = RuntimeError) -> Iterator[None]:
+def failing(
+    place: str, message: str, error: type[BaseException] = RuntimeError
+) -> Iterator[None]:
     """Let a `stream`, `pinned memory` or the kernel `pack` or `unpack` fail on this rank."""
 
     def fail(kernel: Any = None, *args: Any) -> None:
@@ -171,9 +177,10 @@ def failing(place: str, message: str, error: type[BaseException] = RuntimeError)
         raise error(message)
 
     launch = kernels.launch
-    where, name = {"stream": (devices, "new_stream"), "pinned memory": (devices, "pinned")}.get(
-        place, (kernels, "launch")
-    )
+    where, name = {
+        "stream": (devices, "new_stream"),
+        "pinned memory": (devices, "pinned"),
+    }.get(place, (kernels, "launch"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(where, name, fail)
         yield

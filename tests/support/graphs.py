@@ -46,8 +46,12 @@ class Component(chainer.Chain):
         for weight, argument in enumerate(flat(arguments), start=1):
             total = total + weight * argument
         if not self.uses_input:
-            total = total.array * 0 + 1 if isinstance(total, Variable) else total * 0 + 1
-        outputs = tuple(F.tanh(F.matmul(F.broadcast_to(total, (2, UNITS)), w)) for w in self.w)
+            total = (
+                total.array * 0 + 1 if isinstance(total, Variable) else total * 0 + 1
+            )
+        outputs = tuple(
+            F.tanh(F.matmul(F.broadcast_to(total, (2, UNITS)), w)) for w in self.w
+        )
         return outputs if len(outputs) > 1 else outputs[0]
 
 
@@ -78,7 +82,9 @@ def in_one_process(graph: list[Part], links: list[Component]) -> dict[int, Any]:
     for part, link in zip(graph, links, strict=True):
         arguments: Any = (model_input(),)
         if part.rank_in is not None:
-            arguments = tuple(waiting[r, part.rank].popleft() for r in listed(part.rank_in))
+            arguments = tuple(
+                waiting[r, part.rank].popleft() for r in listed(part.rank_in)
+            )
         returned = link(*arguments)
         for dest in listed(part.rank_out):
             waiting.setdefault((part.rank, dest), deque()).append(returned)
@@ -92,7 +98,9 @@ def in_one_process(graph: list[Part], links: list[Component]) -> dict[int, Any]:
 def graphs(draw, size: int) -> list[Part]:
     """Components in an order in which they can run; messages are received as they were sent."""
     graph: list[Part] = []
-    waiting: list[dict[int, int]] = [{} for _ in range(size)]  # at each rank: how many from whom
+    waiting: list[dict[int, int]] = [
+        {} for _ in range(size)
+    ]  # at each rank: how many from whom
     for _ in range(draw(st.integers(1, 7))):
         rank = draw(st.integers(0, size - 1))
         senders = [r for r, count in waiting[rank].items() for _ in range(count)]

@@ -41,14 +41,20 @@ def found_combinations() -> list[tuple[str, str]]:
         (python, numpy)
         for python in PYTHONS
         for numpy in (OLDEST_NUMPY, "numpy>=2")
-        if python in found_interpreters() and (numpy != OLDEST_NUMPY or python in WITH_OLDEST_NUMPY)
+        if python in found_interpreters()
+        and (numpy != OLDEST_NUMPY or python in WITH_OLDEST_NUMPY)
     ]
 
 
 def _runs(python: str) -> bool:
     """Whether it does: a shim of pyenv's may stand on PATH for a version not chosen."""
     try:
-        return subprocess.run([python, "-c", ""], capture_output=True, timeout=60).returncode == 0
+        return (
+            subprocess.run(
+                [python, "-c", ""], capture_output=True, timeout=60
+            ).returncode
+            == 0
+        )
     except OSError:
         return False
 
@@ -67,10 +73,14 @@ def main(version: str, *command: str) -> int:
             [*command[:-1], command[-1] + found_interpreters()[version]]
         ).returncode
     if version not in unstable.PYTHONS or unstable.why_not():
-        sys.exit(f"Python {version} was not found, and {unstable.why_not() or 'Debian lacks it'}")
+        sys.exit(
+            f"Python {version} was not found, and {unstable.why_not() or 'Debian lacks it'}"
+        )
     return unstable.run(*command[:-1], f"{command[-1]}python{version}")
 
 
 if __name__ == "__main__":
     before = sys.argv[1 : sys.argv.index("--")]
-    sys.exit(main(before[0] if before else other(), *sys.argv[sys.argv.index("--") + 1 :]))
+    sys.exit(
+        main(before[0] if before else other(), *sys.argv[sys.argv.index("--") + 1 :])
+    )

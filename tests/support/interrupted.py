@@ -20,7 +20,9 @@ OURS = "/chainermn_comm/"
 LARGE = collectives.SMALL_BYTES // 8 + 1  # numbers that travel by themselves
 MEAN_NAMES = ("flat", "hierarchical")
 STEADY_CALLS = 3
-UNTOUCHED = 2  # calls before the first that is interrupted: later ones find more in caches
+UNTOUCHED = (
+    2  # calls before the first that is interrupted: later ones find more in caches
+)
 
 
 # What a handler may raise: an error of the system, or of another communicator.
@@ -93,7 +95,10 @@ def same(expected: Any) -> Callable[[Any], None]:
 def table(comm: Any) -> dict[str, tuple[Callable[[], Any], Callable[[Any], None]]]:
     """By name, what is called, and what checks the result."""
     rank, size = comm.rank, comm.size
-    own, rows = np.full(LARGE, rank + 1.0), [np.full(LARGE, it + 1.0) for it in range(size)]
+    own, rows = (
+        np.full(LARGE, rank + 1.0),
+        [np.full(LARGE, it + 1.0) for it in range(size)],
+    )
     root = size - 1
     total, ranks = np.full(LARGE, size * (size + 1) / 2), list(range(size))
 
@@ -108,7 +113,9 @@ def table(comm: Any) -> dict[str, tuple[Callable[[], Any], Callable[[Any], None]
         return [param.data for _, param in model.namedparams()]
 
     def save() -> Any:
-        return comm.handshake("save", (("step", 3), ("of", [1])), payload=bytes([rank]) * 99)
+        return comm.handshake(
+            "save", (("step", 3), ("of", [1])), payload=bytes([rank]) * 99
+        )
 
     return {
         "allreduce": (lambda: comm.allreduce(own), same(total)),
@@ -130,13 +137,17 @@ def table(comm: Any) -> dict[str, tuple[Callable[[], Any], Callable[[Any], None]
     }
 
 
-def mean(comm: Any, present: bool = True) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+def mean(
+    comm: Any, present: bool = True
+) -> tuple[Callable[[], Any], Callable[[Any], None]]:
     """Return what takes means of gradients, of which one may be missing here, and a check."""
     sums = np.full(LARGE, (comm.size + 1) / 2)
     without_first = (sums * comm.size - 1) / comm.size
 
     def make() -> Any:
-        model = with_grads(v=np.full(LARGE, comm.rank + 1.0), w=np.full(LARGE, comm.rank + 1.0))
+        model = with_grads(
+            v=np.full(LARGE, comm.rank + 1.0), w=np.full(LARGE, comm.rank + 1.0)
+        )
         if not present and comm.rank == 0:
             model["w"].grad = None
         comm.multi_node_mean_grad(model, zero_fill=not present)
@@ -164,7 +175,10 @@ def prepare(name: str, comm: Any) -> Call:
     if what == "finalize":
         make, check = comm.finalize, same(None)
     elif what == "split":
-        make, check = (lambda: comm.split(0, 0)), lambda made: same(comm.size)(made.allreduce(1))
+        make, check = (
+            (lambda: comm.split(0, 0)),
+            lambda made: same(comm.size)(made.allreduce(1)),
+        )
     elif what == "allreduce_grad":
         make, check = mean(comm, present=how != "zeros")
     else:
@@ -210,7 +224,9 @@ def run(base: str, name: str, odd: int, path: Path, places: list[float]) -> None
     for number, place in enumerate([-1.0] * UNTOUCHED + places, 1 - UNTOUCHED):
         call = prepare(name, comm)
         begin = call.number()
-        at = 1 + int(place * before if place < 1 else before + (place - 1) * (count - before))
+        at = 1 + int(
+            place * before if place < 1 else before + (place - 1) * (count - before)
+        )
         bytecodes = Bytecodes(lambda: call.number() > begin, at if number > 0 else 0)  # noqa: B023
         world.Barrier()
         error: BaseException | None = None
@@ -231,7 +247,9 @@ def run(base: str, name: str, odd: int, path: Path, places: list[float]) -> None
                 error, result = None, call.make()
         errors = world.allgather(repr(error))
         # A rank for which the call was over when it raised doesn't have the new communicator.
-        if error is None and (errors[odd] == "None" or not hasattr(result, "allreduce")):
+        if error is None and (
+            errors[odd] == "None" or not hasattr(result, "allreduce")
+        ):
             call.check(result)
         others = {errors[rank] for rank in range(world.size) if rank != odd}
         assert len({it.split("(")[0] for it in others}) == 1, errors
@@ -246,7 +264,11 @@ def check_in_step(comm: Any, world: Any) -> None:
     """All ranks have made the same calls, and further ones are right."""
     counts = world.allgather(comm._group.handshake._calls)
     assert len(set(counts)) == 1, counts
-    for make, check in (mean(comm), table(comm)["allreduce"], table(comm)["gather_obj"]):
+    for make, check in (
+        mean(comm),
+        table(comm)["allreduce"],
+        table(comm)["gather_obj"],
+    ):
         check(make())
 
 

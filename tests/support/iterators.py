@@ -16,7 +16,9 @@ def threads(dataset: Any, batch_size: int = 3, **options: Any) -> MultithreadIte
     return MultithreadIterator(dataset, batch_size, n_threads=2, **options)
 
 
-def processes(dataset: Any, batch_size: int = 3, **options: Any) -> MultiprocessIterator:
+def processes(
+    dataset: Any, batch_size: int = 3, **options: Any
+) -> MultiprocessIterator:
     return MultiprocessIterator(dataset, batch_size, n_processes=1, **options)
 
 

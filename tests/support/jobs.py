@@ -72,7 +72,9 @@ def run(
     Scripts begin with PRELUDE. Ranks can import this package, `tests`.
     """
     command = [str(MPIEXEC), "-n", str(ranks), sys.executable, *map(str, arguments)]
-    return run_command(command, variables(environment), seconds, cwd=cwd, meanwhile=meanwhile)
+    return run_command(
+        command, variables(environment), seconds, cwd=cwd, meanwhile=meanwhile
+    )
 
 
 # For the monitors of several hosts to say, after the launcher has ended, which rank died first.
@@ -89,14 +91,24 @@ def run_text(ranks: int, text: str, *arguments: object, **how: Any) -> Job:
 
 def on_open_mpi() -> bool:
     """Whether the ranks of `run` are Open MPI's."""
-    return "Open MPI" in run_command([str(MPIEXEC), "--version"], variables(), SECONDS).out
+    return (
+        "Open MPI" in run_command([str(MPIEXEC), "--version"], variables(), SECONDS).out
+    )
 
 
 def variables(environment: dict[str, str] | None = None) -> dict[str, str]:
     """This process's environment without settings of ours, and with those given."""
-    found = {name: value for name, value in os.environ.items() if not name.startswith("CHAINERMN_")}
+    found = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("CHAINERMN_")
+    }
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    ours = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "", "PYTHONPATH": os.pathsep.join(paths)}
+    ours = {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "",
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
     ours["PATH"] = os.pathsep.join([str(MPIEXEC.parent), os.environ["PATH"]])
     return found | ours | (environment or {})
 
@@ -137,7 +149,9 @@ def run_command(
 
         deadline = time.monotonic() + seconds
         try:
-            while (returncode := process.poll()) is None and time.monotonic() < deadline:
+            while (
+                returncode := process.poll()
+            ) is None and time.monotonic() < deadline:
                 if meanwhile is not None:
                     meanwhile(process.pid, said)
                 time.sleep(LOOK_SECONDS)
@@ -152,7 +166,9 @@ def run_command(
 
 def _text(file: IO[bytes]) -> str:
     """All of it; the processes that write to it share its position, which stays as it is."""
-    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(
+        errors="replace"
+    )
 
 
 def end(process: subprocess.Popen[bytes], elsewhere: list[psutil.Process]) -> None:
@@ -177,5 +193,7 @@ def _catches(pid: int, number: int) -> bool:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return False
-    caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt"))
+    caught = next(
+        int(line.split()[1], 16) for line in lines if line.startswith("SigCgt")
+    )
     return bool(caught >> (number - 1) & 1)

@@ -47,13 +47,17 @@ def run_kernel(
 ) -> None:
     """Run the kernel of that name on memory that ``bytes_at`` gives for (address, bytes)."""
     operation, _, letter = name.partition("_")
-    wire = bytes_at(buffer, size * np.dtype(WIRE_DTYPES[letter]).itemsize).view(WIRE_DTYPES[letter])
+    wire = bytes_at(buffer, size * np.dtype(WIRE_DTYPES[letter]).itemsize).view(
+        WIRE_DTYPES[letter]
+    )
     rows = bytes_at(table, (count + 1) * 24).view(np.int64).reshape(-1, 3)
     assert rows[0, 0] == 0
     assert rows[count, 0] == size
     for (begin, address, itemsize), end in zip(rows[:count], rows[1:, 0], strict=True):
         if end > begin:
-            grad = bytes_at(int(address), int((end - begin) * itemsize)).view(f"f{itemsize}")
+            grad = bytes_at(int(address), int((end - begin) * itemsize)).view(
+                f"f{itemsize}"
+            )
             if operation == "pack":
                 wire[begin:end] = cast(grad, wire.dtype, divisor)
             else:

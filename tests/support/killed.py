@@ -130,7 +130,9 @@ class Model(chainer.Chain):
 
     def forward(self, x, y):
         h = chainer.functions.dropout(self.norm(self.hidden(x)), 0.3)
-        loss = chainer.functions.mean_squared_error(self.out(h), y) * (1 + random.random())
+        loss = chainer.functions.mean_squared_error(self.out(h), y) * (
+            1 + random.random()
+        )
         chainer.report({"loss": loss}, self)
         return loss
 
@@ -146,7 +148,9 @@ def make_trainer(comm, out, stop, model=None, iterate=shuffled):
     x = np.random.uniform(size=(10, 4)).astype("f4")
     dataset = chainer.datasets.TupleDataset(x, x.sum(axis=1, keepdims=True))
     optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(), comm)
-    updater = training.StandardUpdater(iterate(dataset), optimizer.setup(model or Model()))
+    updater = training.StandardUpdater(
+        iterate(dataset), optimizer.setup(model or Model())
+    )
     trainer = training.Trainer(updater, (stop, "iteration"), out=str(out))
     trainer.extend(extensions.ExponentialShift("alpha", 0.9), trigger=(2, "iteration"))
     if comm.rank == 0:
@@ -156,7 +160,10 @@ def make_trainer(comm, out, stop, model=None, iterate=shuffled):
 
 def digest(updater) -> str:
     """Of parameters, statistics, the optimizer's and the iterator's state, and generators."""
-    state = {**state_dict(updater), "random": np.array([random.random(), np.random.uniform()])}
+    state = {
+        **state_dict(updater),
+        "random": np.array([random.random(), np.random.uniform()]),
+    }
     found = hashlib.sha256()
     for name, array in sorted(state.items()):
         found.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
@@ -168,7 +175,9 @@ def main() -> None:
     comm = create_communicator(options["communicator"])
     trainer = make_trainer(comm, options["out"], options["stop"])
     background = options["background"]
-    checkpointer = create_multi_node_checkpointer("run", comm, 1, 1, background=background)
+    checkpointer = create_multi_node_checkpointer(
+        "run", comm, 1, 1, background=background
+    )
     trainer.extend(checkpointer, trigger=(INTERVAL, "iteration"))
     if options["again"]:
         save_again = training.make_extension(priority=-201)(

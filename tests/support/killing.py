@@ -12,7 +12,11 @@ from tests.support.jobs import run
 
 
 def kill_when(
-    condition: Callable[[], object], script: Path, *arguments: object, cwd: Path, seconds: float
+    condition: Callable[[], object],
+    script: Path,
+    *arguments: object,
+    cwd: Path,
+    seconds: float,
 ) -> None:
     """Kill the last of two ranks as soon as the condition holds, and wait for the job's end.
 

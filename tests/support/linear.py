@@ -36,13 +36,17 @@ class ScaledMean(chainer.Chain):
             self.w = chainer.Parameter(np.ones((), np.float32))
 
     def __call__(self, x):
-        loss = chainer.functions.mean(x * chainer.functions.broadcast_to(self.w, x.shape))
+        loss = chainer.functions.mean(
+            x * chainer.functions.broadcast_to(self.w, x.shape)
+        )
         chainer.report({"loss": loss}, self)
         return loss
 
 
 def sgd(comm, model, **kwds):
-    return create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.5), comm, **kwds).setup(model)
+    return create_multi_node_optimizer(
+        chainer.optimizers.SGD(lr=0.5), comm, **kwds
+    ).setup(model)
 
 
 def bad_batch(x=None):

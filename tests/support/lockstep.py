@@ -24,7 +24,9 @@ class Enough(BaseException):
 def chosen_seed(default: int | None = None) -> int:
     """Return CHAINERMN_TEST_SEED, if it is set, or the default, or another one each time."""
     given = os.environ.get("CHAINERMN_TEST_SEED")
-    return int(given) if given else time.time_ns() % 2**32 if default is None else default
+    return (
+        int(given) if given else time.time_ns() % 2**32 if default is None else default
+    )
 
 
 class Lockstep:
@@ -63,7 +65,9 @@ class Lockstep:
 
     def begin(self, *args: Any) -> list[Any]:
         """Begin a sequence: call the actors' method of this name (rank 0)."""
-        late = self.failure and time.monotonic() - self._first_failure > SHRINKING_SECONDS
+        late = (
+            self.failure and time.monotonic() - self._first_failure > SHRINKING_SECONDS
+        )
         if late:
             raise Enough
         self.sequence = []

@@ -71,10 +71,14 @@ def _gradients(rank: int, call: int, larger: int) -> dict[str, np.ndarray]:
 
 def _is_mean(grad: np.ndarray, terms: list[np.ndarray], wire: str | None) -> bool:
     """Whether this is the float64 mean, but for a few roundings in the narrowest type."""
-    narrow = min(wire or grad.dtype, grad.dtype, key=lambda dtype: np.finfo(dtype).nmant)
+    narrow = min(
+        wire or grad.dtype, grad.dtype, key=lambda dtype: np.finfo(dtype).nmant
+    )
     wide = [term.astype("f8") for term in terms]
     scale = sum(map(np.abs, wide)) / len(wide)
-    bound = 4 * float(np.finfo(narrow).eps) * scale + float(np.finfo(narrow).smallest_subnormal)
+    bound = 4 * float(np.finfo(narrow).eps) * scale + float(
+        np.finfo(narrow).smallest_subnormal
+    )
     return bool(np.all(np.abs(grad.astype("f8") - sum(wide) / len(wide)) <= bound))
 
 
@@ -87,7 +91,9 @@ def wrong_means(comm: CommunicatorBase, wire: str | None, larger: int) -> list[s
         comm.allreduce_grad(model)
         grads = {key: param.grad for key, param in model.params.items()}
         found.append(grads)
-        digests.append(hashlib.sha1(b"".join(g.tobytes() for g in grads.values())).digest())
+        digests.append(
+            hashlib.sha1(b"".join(g.tobytes() for g in grads.values())).digest()
+        )
     views = comm.allgather_obj(digests)
     if any(view != views[0] for view in views):
         wrong.append("other bits on another rank")
@@ -117,7 +123,9 @@ if __name__ == "__main__":
     wrong, means = [], 0
     for chunk_bytes, name, nodes in runs(WORLD.size):
         os.environ[CHUNK_VARIABLE] = chunk_bytes
-        wires = ("float16", None, "float64") if chunk_bytes else (None,)  # others aren't pairwise
+        wires = (
+            ("float16", None, "float64") if chunk_bytes else (None,)
+        )  # others aren't pairwise
         wire = wires[means // (CALLS + 1) % len(wires)]
         with on_nodes(nodes, name, allreduce_grad_dtype=wire) as comm:
             found = wrong_means(comm, wire, LARGER[chunk_bytes])

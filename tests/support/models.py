@@ -31,7 +31,9 @@ class Model:
 
 def with_grads(**grads: Any) -> Model:
     """A model with these gradients, and parameters of zeros like them."""
-    return Model(**{name: Param(np.zeros(np.shape(g), g.dtype), g) for name, g in grads.items()})
+    return Model(
+        **{name: Param(np.zeros(np.shape(g), g.dtype), g) for name, g in grads.items()}
+    )
 
 
 def check_mean(comm: Any, size: int = 9, calls: int = 1) -> None:

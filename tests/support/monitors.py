@@ -27,7 +27,9 @@ SILENCE = 20.0
 CUT = OSError(errno.ETIMEDOUT, "the link is cut")
 
 
-def star_of(number: int, listener: socket.socket, names: Sequence[str]) -> dict[str, Any]:
+def star_of(
+    number: int, listener: socket.socket, names: Sequence[str]
+) -> dict[str, Any]:
     """What a monitor is told of the star."""
     endpoints = [listener.getsockname()[:2]] if number else []
     known = list(names[:1] if number else names)
@@ -50,7 +52,9 @@ def cut(spoke: Star) -> None:
 def close(spoke: Star) -> None:
     """Close what a spoke has open."""
     for one in (*spoke.links.values(), *spoke._strangers):
-        with contextlib.suppress(KeyError, ValueError):  # its own thread has been faster
+        with contextlib.suppress(
+            KeyError, ValueError
+        ):  # its own thread has been faster
             spoke._lose(one)
 
 
@@ -67,7 +71,11 @@ class Links:
         self.hub = Star(self.selector, self.listener, star, silence, take)
         self.spokes = [
             Star(
-                self.selector, None, star_of(n, self.listener, self.names), silence, self.answer(n)
+                self.selector,
+                None,
+                star_of(n, self.listener, self.names),
+                silence,
+                self.answer(n),
             )
             for n in range(1, size)
         ]
@@ -136,7 +144,9 @@ class SimulatedRank:
     def read(self, now: float) -> Rank:
         doing = COLLECTIVE if self.waits else IDLE
         about = 0, NOBODY, NOBODY, "allreduce"
-        call = Call((0, 1), self.world, self.size, doing, now - self.since, self.call, *about)
+        call = Call(
+            (0, 1), self.world, self.size, doing, now - self.since, self.call, *about
+        )
         return Rank(self.world, f"host{self.world}", self.pid, RUNNING, (call,))
 
 
@@ -147,7 +157,9 @@ class Simulation:
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
         self._pipe = os.pipe()
         names = [f"rank {number} on host{number}" for number in range(size)]
-        self.ranks = [SimulatedRank(n, size, os.dup(self._pipe[0])) for n in range(size)]
+        self.ranks = [
+            SimulatedRank(n, size, os.dup(self._pipe[0])) for n in range(size)
+        ]
         # What the monitors of which machines print, and those that end their ranks.
         self.printed: list[tuple[int, str]] = []
         self.ended: set[int] = set()
@@ -159,12 +171,22 @@ class Simulation:
         ]
         self._threads = [
             threading.Thread(target=self._drive, args=(monitors,), daemon=True)
-            for monitors in (self.monitors[:1], *(self.monitors[n::8] for n in range(1, 9)))
+            for monitors in (
+                self.monitors[:1],
+                *(self.monitors[n::8] for n in range(1, 9)),
+            )
         ]
 
-    def _monitor(self, number: int, star: dict[str, Any], timeout: dict[str, Any]) -> Monitor:
+    def _monitor(
+        self, number: int, star: dict[str, Any], timeout: dict[str, Any]
+    ) -> Monitor:
         listener = None if number else os.dup(self.listener.fileno())
-        config = {"timeout": timeout, "launch": None, "listener": listener, "star": star}
+        config = {
+            "timeout": timeout,
+            "launch": None,
+            "listener": listener,
+            "star": star,
+        }
         made = Monitor(config, [self.ranks[number]])  # type: ignore[list-item]
         made.tick = 0.0
         printed = lambda text, event=(): self.printed.append((number, text))  # noqa: E731
@@ -196,7 +218,11 @@ class Simulation:
 
     def until(self, is_done: Callable[[], bool], seconds: float) -> bool:
         deadline = time.monotonic() + seconds
-        while not (done := is_done()) and time.monotonic() < deadline and not self.failures:
+        while (
+            not (done := is_done())
+            and time.monotonic() < deadline
+            and not self.failures
+        ):
             time.sleep(0.05)
         assert not self.failures, self.failures
         return done

@@ -22,16 +22,25 @@ if TYPE_CHECKING:
 
 # By NCCL's numbers, dtypes and the constants' names; the last is of the bits of bfloat16.
 INTEGERS = "int8", "uint8", "int32", "uint32", "int64", "uint64"
-DTYPES = dict(enumerate(map(np.dtype, (*INTEGERS, "float16", "float32", "float64", "uint16"))))
-NAMES = [*(dtype.name.upper() for dtype in DTYPES.values() if dtype != np.uint16), "BFLOAT16"]
+DTYPES = dict(
+    enumerate(map(np.dtype, (*INTEGERS, "float16", "float32", "float64", "uint16")))
+)
+NAMES = [
+    *(dtype.name.upper() for dtype in DTYPES.values() if dtype != np.uint16),
+    "BFLOAT16",
+]
 BIRTHS = 30_000  # the tag of the messages by which ranks find each other
-GONE = BIRTHS  # on a communicator of NCCL's: that of its end, which the other ranks notice
+GONE = (
+    BIRTHS  # on a communicator of NCCL's: that of its end, which the other ranks notice
+)
 TRANSFERS = GONE + 1  # on such a one: the first tag of what is sent between two ranks
 ID_BYTES = 128
 POLL_SECONDS = 1e-3
 ABORT_SECONDS = 5.0  # after which an abort that waits is taken for one that never ends
 SENT: list[MPI.Request] = []  # by communicators that were aborted
-NUMBERS = itertools.count()  # of the communicators of this process, over all its doubles
+NUMBERS = (
+    itertools.count()
+)  # of the communicators of this process, over all its doubles
 
 
 class NcclError(RuntimeError):
@@ -63,7 +72,11 @@ class Launch:
     """Operations that run as one: all is read before anything is written, in any order."""
 
     def __init__(self, communicator: Any, operations: list[Any], number: int) -> None:
-        self.communicator, self.operations, self.number = communicator, operations, number
+        self.communicator, self.operations, self.number = (
+            communicator,
+            operations,
+            number,
+        )
         self.requests: list[MPI.Request] | None = None
         self.receives: list[MPI.Request] = []
         self.cancelled = False
@@ -90,9 +103,16 @@ class Launch:
 
     def start(self) -> tuple[list[MPI.Request], list[MPI.Request]]:
         gpu, comm = self.communicator.gpu, self.communicator.mpi
-        read = [gpu.bytes_at(operation.send, operation.nbytes) for operation in self.operations]
+        read = [
+            gpu.bytes_at(operation.send, operation.nbytes)
+            for operation in self.operations
+        ]
         # Ranks that call different operations must not get away with it: the name goes ahead.
-        names = " ".join(operation.name for operation in self.operations).ljust(200).encode()[:200]
+        names = (
+            " ".join(operation.name for operation in self.operations)
+            .ljust(200)
+            .encode()[:200]
+        )
         mine = np.concatenate([np.frombuffer(names, np.uint8), *read])
         self.rows = [np.empty_like(mine) for _ in range(comm.size)]
         self.rows[comm.rank] = mine
@@ -107,7 +127,9 @@ class Launch:
         todo = list(zip(self.operations, places, strict=False))
         self.communicator.gpu.random.shuffle(todo)
         for operation, start in todo:
-            operation.write([row[start : start + operation.nbytes] for row in self.rows])
+            operation.write(
+                [row[start : start + operation.nbytes] for row in self.rows]
+            )
 
     def cancel(self) -> None:
         """End what was begun; a send can't be cancelled, and keeps its buffer to the job's end."""
@@ -143,7 +165,9 @@ class Exchange(Launch):
 def make_nccl(gpu: Gpu) -> ModuleType:
     """The module of that device."""
     world = MPI.COMM_WORLD
-    mine = threading.local()  # `group`: what the thread's open group holds; None without one
+    mine = (
+        threading.local()
+    )  # `group`: what the thread's open group holds; None without one
 
     def put(communicator: Any, stream: int, operation: Operation | Transfer) -> None:
         gpu.reach(operation.name.split()[0])
@@ -166,7 +190,9 @@ def make_nccl(gpu: Gpu) -> ModuleType:
             gpu.put(gpu.stream_at(stream), operations[0].name, work)
 
     def group_start() -> None:
-        assert getattr(mine, "group", None) is None, "groups of one thread don't nest here"
+        assert getattr(mine, "group", None) is None, (
+            "groups of one thread don't nest here"
+        )
         gpu.reach("groupStart")
         mine.group, mine.aborted = [], []
 
@@ -180,7 +206,9 @@ def make_nccl(gpu: Gpu) -> ModuleType:
             raise NcclError("NCCL_ERROR_INVALID_USAGE: group")
         if not calls:
             return
-        assert len({(id(communicator), stream) for communicator, stream, _ in calls}) == 1
+        assert (
+            len({(id(communicator), stream) for communicator, stream, _ in calls}) == 1
+        )
         launch(calls[0][0], calls[0][1], [operation for _, _, operation in calls])
 
     def total(rows: list[np.ndarray], kind: int, op: int) -> np.ndarray:
@@ -246,7 +274,11 @@ def make_nccl(gpu: Gpu) -> ModuleType:
                     gpu.bytes_at(recvbuf, found.nbytes)[...] = found
 
             nbytes = count * DTYPES[datatype].itemsize
-            put(self, stream, Operation(f"{name} {count} {datatype}", sendbuf, nbytes, write))
+            put(
+                self,
+                stream,
+                Operation(f"{name} {count} {datatype}", sendbuf, nbytes, write),
+            )
 
         def allReduce(self, sendbuf, recvbuf, count, datatype, op, stream):
             result = functools.partial(total, kind=datatype, op=op)
@@ -254,38 +286,66 @@ def make_nccl(gpu: Gpu) -> ModuleType:
 
         def reduce(self, sendbuf, recvbuf, count, datatype, op, root, stream):
             none = np.empty(0, np.uint8)
-            assert (recvbuf != 0) == (self.mpi.rank == root), "NULL where nothing is received"
+            assert (recvbuf != 0) == (self.mpi.rank == root), (
+                "NULL where nothing is received"
+            )
 
             def result(rows: list[np.ndarray]) -> np.ndarray:
                 return total(rows, datatype, op) if self.mpi.rank == root else none
 
-            self._put(f"reduce {root}", stream, sendbuf, count, recvbuf, datatype, result)
+            self._put(
+                f"reduce {root}", stream, sendbuf, count, recvbuf, datatype, result
+            )
 
         def reduceScatter(self, sendbuf, recvbuf, recvcount, datatype, op, stream):
             def result(rows: list[np.ndarray]) -> np.ndarray:
-                return total([np.split(row, size)[self.mpi.rank] for row in rows], datatype, op)
+                return total(
+                    [np.split(row, size)[self.mpi.rank] for row in rows], datatype, op
+                )
 
             size = self.mpi.size
-            self._put("reduceScatter", stream, sendbuf, recvcount * size, recvbuf, datatype, result)
+            self._put(
+                "reduceScatter",
+                stream,
+                sendbuf,
+                recvcount * size,
+                recvbuf,
+                datatype,
+                result,
+            )
 
         def allGather(self, sendbuf, recvbuf, count, datatype, stream):
-            self._put("allGather", stream, sendbuf, count, recvbuf, datatype, np.concatenate)
+            self._put(
+                "allGather", stream, sendbuf, count, recvbuf, datatype, np.concatenate
+            )
 
         def broadcast(self, sendbuff, recvbuff, count, datatype, root, stream):
             found = operator.itemgetter(root)
-            self._put(f"broadcast {root}", stream, sendbuff, count, recvbuff, datatype, found)
+            self._put(
+                f"broadcast {root}", stream, sendbuff, count, recvbuff, datatype, found
+            )
 
         def send(self, sendbuf, count, datatype, peer, stream):
-            self._transfer("send", sendbuf, count * DTYPES[datatype].itemsize, peer, stream)
+            self._transfer(
+                "send", sendbuf, count * DTYPES[datatype].itemsize, peer, stream
+            )
 
         def recv(self, recvbuf, count, datatype, peer, stream):
-            self._transfer("recv", recvbuf, count * DTYPES[datatype].itemsize, peer, stream)
+            self._transfer(
+                "recv", recvbuf, count * DTYPES[datatype].itemsize, peer, stream
+            )
 
-        def _transfer(self, name: str, at: int, nbytes: int, peer: int, stream: int) -> None:
+        def _transfer(
+            self, name: str, at: int, nbytes: int, peer: int, stream: int
+        ) -> None:
             assert not self.aborted, "it was aborted"
-            assert getattr(mine, "group", None) is not None, "alone it may wait for ever"
+            assert getattr(mine, "group", None) is not None, (
+                "alone it may wait for ever"
+            )
             assert peer != self.mpi.rank, "ours stays where it is"
-            number = self.transfers[name, peer] = self.transfers.get((name, peer), 0) + 1
+            number = self.transfers[name, peer] = (
+                self.transfers.get((name, peer), 0) + 1
+            )
             tag = TRANSFERS + number % 1000
             put(self, stream, Transfer(name, at, nbytes, peer, tag))
 
@@ -298,7 +358,9 @@ def make_nccl(gpu: Gpu) -> ModuleType:
             with gpu.lock:
                 gpu.calls.append("abort")
                 self.aborted = True
-                others = [rank for rank in range(self.mpi.size) if rank != self.mpi.rank]
+                others = [
+                    rank for rank in range(self.mpi.size) if rank != self.mpi.rank
+                ]
                 SENT.extend(self.mpi.isend(None, rank, GONE) for rank in others)
                 for work in self.pending:
                     work.cancel()

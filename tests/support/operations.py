@@ -47,13 +47,18 @@ def alltoall(comm: Any, n: int, root: int) -> None:
 
 
 def objects(comm: Any, n: int, root: int) -> None:
-    assert comm.allgather_obj((comm.rank, "x" * n)) == [(r, "x" * n) for r in range(comm.size)]
+    assert comm.allgather_obj((comm.rank, "x" * n)) == [
+        (r, "x" * n) for r in range(comm.size)
+    ]
     assert comm.bcast_obj(comm.rank, root=root) == root
 
 
 def ring(comm: Any, n: int, root: int) -> None:
     """Each to the next; the last one receives first, so that no send waits for ever."""
-    mine, after, before = rows(comm, n)[comm.rank], *((comm.rank + d) % comm.size for d in (1, -1))
+    mine, after, before = (
+        rows(comm, n)[comm.rank],
+        *((comm.rank + d) % comm.size for d in (1, -1)),
+    )
     if comm.rank < comm.size - 1:
         comm.send(mine, after)
     got = comm.recv(before)

@@ -52,7 +52,9 @@ class Outcome(NamedTuple):
     text: str
     warned: str
     t: int
-    state: dict[str, bytes | None]  # parameters, update rules' state and t, t, epoch, loss scale
+    state: dict[
+        str, bytes | None
+    ]  # parameters, update rules' state and t, t, epoch, loss scale
     persistent: bytes
 
 
@@ -107,7 +109,9 @@ class OneRank:
 
     def begin(self, config: Config, seed: int) -> Outcome:
         self._config, self._scale = config, config.scaling
-        self._optimizer = self._made({"first": (seed, self._rank), "second": (seed, self._rank, 1)})
+        self._optimizer = self._made(
+            {"first": (seed, self._rank), "second": (seed, self._rank, 1)}
+        )
         return self._outcome()
 
     def end(self) -> Outcome:
@@ -148,7 +152,9 @@ class OneRank:
         return self._outcome(update, where if fails else "")
 
     def flush(self, failing: tuple[int, ...] = (), where: str = "") -> Outcome:
-        return self._outcome(self._optimizer.flush, where if self._rank in failing else "")
+        return self._outcome(
+            self._optimizer.flush, where if self._rank in failing else ""
+        )
 
     def synchronize(self) -> Outcome:
         return self._outcome(self._optimizer.synchronize)
@@ -169,7 +175,12 @@ class OneRank:
             names = sorted(part.name for part in self._model.children())
             self._set_up(
                 self._optimizer,
-                Tiny({name: (seed, self._rank, place) for place, name in enumerate(names)}),
+                Tiny(
+                    {
+                        name: (seed, self._rank, place)
+                        for place, name in enumerate(names)
+                    }
+                ),
             )
         return self._outcome()
 
@@ -183,7 +194,9 @@ class OneRank:
         old = self._optimizer
         if self._rank in ranks:
             self._optimizer = copy.deepcopy(old)
-        return self._outcome(old.finalize if len(ranks) == self._comm.size else lambda: None)
+        return self._outcome(
+            old.finalize if len(ranks) == self._comm.size else lambda: None
+        )
 
     def save_and_load(self, ranks: tuple[int, ...], assume: bool) -> Outcome:
         """Go on with a new model and optimizer, into which these ranks load."""
@@ -223,7 +236,9 @@ class OneRank:
                 for array in (param.update_rule.state or {}).values():
                     _flip_a_bit(array)
             else:
-                _flip_a_bit(self._model.second.s.array if what == "0-d" else param.array)
+                _flip_a_bit(
+                    self._model.second.s.array if what == "0-d" else param.array
+                )
         return self._outcome()
 
     def _made(self, seeds: dict[str, tuple[int, ...]]) -> Any:
@@ -248,7 +263,9 @@ class OneRank:
             optimizer.add_hook(WeightDecay(1e-3))
             optimizer.add_hook(GradientClipping(0.5))
 
-    def _outcome(self, call: Callable[[], Any] = lambda: None, where: str = "") -> Outcome:
+    def _outcome(
+        self, call: Callable[[], Any] = lambda: None, where: str = ""
+    ) -> Outcome:
         error, text = "", ""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -261,12 +278,21 @@ class OneRank:
                     kinds = [name for kind, name in ERRORS if isinstance(raised, kind)]
                     error, text = [*kinds, type(raised).__name__][0], str(raised)
         texts = [f"{each.category.__name__}: {each.message}" for each in caught]
-        warned = [each for each in texts if not any(known in each for known in OF_OVERFLOWS)]
+        warned = [
+            each for each in texts if not any(known in each for known in OF_OVERFLOWS)
+        ]
         optimizer = self._optimizer
-        scale = optimizer._loss_scale and float(optimizer._loss_scale)  # Chainer's least is int
+        scale = optimizer._loss_scale and float(
+            optimizer._loss_scale
+        )  # Chainer's least is int
         state = {**states(optimizer), "loss scale": repr(scale).encode()}
         return Outcome(
-            error, text, "\n".join(warned), optimizer.t, state, self._model.seen.tobytes()
+            error,
+            text,
+            "\n".join(warned),
+            optimizer.t,
+            state,
+            self._model.seen.tobytes(),
         )
 
     @contextmanager

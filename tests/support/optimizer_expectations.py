@@ -129,7 +129,12 @@ class Situation:
     def ended(self) -> Situation:
         """Nothing is accumulated, nor in flight."""
         return replace(
-            self, calls=0, overflows=False, in_flight=False, flight_overflows=False, keeps=False
+            self,
+            calls=0,
+            overflows=False,
+            in_flight=False,
+            flight_overflows=False,
+            keeps=False,
         )
 
     def shared(self) -> list[Situation]:
@@ -150,7 +155,9 @@ class Situation:
         in_loss = failing if where in ("forward", "backward") else NONE
         if self.is_local:
             then = replace(
-                self, calls=self.calls + 1, overflows=self.overflows or bool(overflowing - in_loss)
+                self,
+                calls=self.calls + 1,
+                overflows=self.overflows or bool(overflowing - in_loss),
             )
             return [Prediction(then, self._errors(in_loss))]
         if self.differ:
@@ -165,22 +172,33 @@ class Situation:
             each
             for before_loss in possible
             for situation in ([self] if self.prepared else [self, now])
-            for each in situation._agreed(before_loss, overflowing, failing, in_loss, where)
+            for each in situation._agreed(
+                before_loss, overflowing, failing, in_loss, where
+            )
         ]
 
     def _agreed(
-        self, before_loss: bool, overflowing: Ranks, failing: Ranks, in_loss: Ranks, where: str
+        self,
+        before_loss: bool,
+        overflowing: Ranks,
+        failing: Ranks,
+        in_loss: Ranks,
+        where: str,
     ) -> list[Prediction]:
         """Predict a collective update."""
         if in_loss:
             return self._failing_loss(in_loss, before_loss and bool(self.reasons))
         if self.reasons and not before_loss:
-            return [Prediction(then, self._errors(), "rank 0's") for then in self.shared()]
+            return [
+                Prediction(then, self._errors(), "rank 0's") for then in self.shared()
+            ]
         if self.reasons:
             return [
                 counted
                 for then in self.shared()
-                for counted in then._count("rank 0's", bool(overflowing), failing, where)
+                for counted in then._count(
+                    "rank 0's", bool(overflowing), failing, where
+                )
             ]
         if self.drifted and self.on_drift == "raise":
             errors = self._errors(self.everybody, MISMATCH)
@@ -216,7 +234,9 @@ class Situation:
     def synchronize(self) -> list[Prediction]:
         return [Prediction(self.shared()[0], self._errors(), "rank 0's")]
 
-    def nothing(self, then: Situation | None = None, state: str = "any") -> list[Prediction]:
+    def nothing(
+        self, then: Situation | None = None, state: str = "any"
+    ) -> list[Prediction]:
         """Predict what does not communicate."""
         return [Prediction(then or self, self._errors(), state)]
 
@@ -232,7 +252,9 @@ class Situation:
         shared = [Prediction(then, errors, "rank 0's") for then in self.shared()]
         return [Prediction(self, errors), *shared]
 
-    def _count(self, state: str, overflows: bool, failing: Ranks, where: str) -> list[Prediction]:
+    def _count(
+        self, state: str, overflows: bool, failing: Ranks, where: str
+    ) -> list[Prediction]:
         """Predict an update whose gradients count; it may complete the group and step."""
         overflows = overflows or self.overflows
         if self.calls + 1 < self.steps:
@@ -248,14 +270,20 @@ class Situation:
         return [then._step([used], failing, where)]
 
     def _flush_shared(self, state: str, failing: Ranks, where: str) -> Prediction:
-        overflows = [self.flight_overflows] * self.in_flight + [self.overflows] * (self.calls > 0)
+        overflows = [self.flight_overflows] * self.in_flight + [self.overflows] * (
+            self.calls > 0
+        )
         then = replace(self.ended(), prepared=self.prepared or not self.changed)
         if not overflows:
             return Prediction(then, self._errors(), state)
         return then._step(overflows, failing, where, others=(FINE, PEER))
 
     def _step(
-        self, overflows: list[bool], failing: Ranks, where: str, others: tuple[str, ...] = (FINE,)
+        self,
+        overflows: list[bool],
+        failing: Ranks,
+        where: str,
+        others: tuple[str, ...] = (FINE,),
     ) -> Prediction:
         """Predict steps, one for each element; those that overflow call no update rule."""
         if where == "rule" and all(overflows):
@@ -263,7 +291,8 @@ class Situation:
         if failing:
             then = replace(self, apart=failing, keeps=False)
             errors = tuple(
-                frozenset({PLANTED} if rank in failing else others) for rank in range(self.size)
+                frozenset({PLANTED} if rank in failing else others)
+                for rank in range(self.size)
             )
             return Prediction(then, errors, "any")
         ignored = self.drifted and self.on_drift == "ignore"
@@ -278,7 +307,10 @@ class Situation:
     def _errors(
         self, failing: Ranks = NONE, error: str = PLANTED, others: str = FINE
     ) -> tuple[frozenset[str], ...]:
-        return tuple(frozenset({error if rank in failing else others}) for rank in range(self.size))
+        return tuple(
+            frozenset({error if rank in failing else others})
+            for rank in range(self.size)
+        )
 
 
 def judge(
@@ -296,5 +328,9 @@ def judge(
                 why.append(f"if it was {situation}: {reason}")
             else:
                 left[each.then] = None
-    texts = [f"rank {rank}: {each.error}: {each.text}" for rank, each in enumerate(after)]
-    return list(left), "\n".join([*why, *(each for each in texts if not each.endswith(": : "))])
+    texts = [
+        f"rank {rank}: {each.error}: {each.text}" for rank, each in enumerate(after)
+    ]
+    return list(left), "\n".join(
+        [*why, *(each for each in texts if not each.endswith(": : "))]
+    )

@@ -21,7 +21,13 @@ from chainermn_train.optimizers import overlapped_exchange
 from tests.support.exchanges import KINDS
 from tests.support.lockstep import Lockstep
 from tests.support.optimizer_commands import OPTIMIZERS, Config, OneRank
-from tests.support.optimizer_expectations import NONE, Prediction, Ranks, Situation, judge
+from tests.support.optimizer_expectations import (
+    NONE,
+    Prediction,
+    Ranks,
+    Situation,
+    judge,
+)
 
 COMMANDS = 15  # at most, in a sequence
 BUCKET_BYTES = 8  # of overlap: each parameter goes by itself
@@ -70,7 +76,9 @@ def quiet(machine: OptimizerMachine) -> bool:
 
 def may_change_on_one(machine: OptimizerMachine) -> bool:
     """Whether it can still be said if all ranks know of a change, whichever one changes."""
-    return all(not each.apart or each.apart == each.everybody for each in machine.situations)
+    return all(
+        not each.apart or each.apart == each.everybody for each in machine.situations
+    )
 
 
 def between_groups(machine: OptimizerMachine) -> bool:
@@ -94,7 +102,12 @@ class OptimizerMachine(RuleBasedStateMachine):
         on_drift=st.sampled_from(["raise", "raise", "synchronize", "ignore"]),
     )
     def begin(
-        self, steps: int, scaling: float | str | None, hooks: bool, optimizer: str, on_drift: str
+        self,
+        steps: int,
+        scaling: float | str | None,
+        hooks: bool,
+        optimizer: str,
+        on_drift: str,
     ) -> None:
         self.config = Config(self._kind, steps, scaling, hooks, optimizer, on_drift)
         self._last = self._lockstep.begin(self.config, 1)
@@ -110,7 +123,11 @@ class OptimizerMachine(RuleBasedStateMachine):
         finally:
             if self.situations:
                 outcomes = self._lockstep.command("end")
-        if self.situations and not self._failed and any(each.error for each in outcomes):
+        if (
+            self.situations
+            and not self._failed
+            and any(each.error for each in outcomes)
+        ):
             self._fail(f"finalize() raised {outcomes}")
 
     # Updates.
@@ -132,7 +149,11 @@ class OptimizerMachine(RuleBasedStateMachine):
         for _ in range(count):
             self._update(overflowing=self._ranks(ranks))
 
-    @rule(ranks=RANKS, where=st.sampled_from(["forward", "backward"]), within=st.booleans())
+    @rule(
+        ranks=RANKS,
+        where=st.sampled_from(["forward", "backward"]),
+        within=st.booleans(),
+    )
     def fail_in_loss(self, ranks: int | None, where: str, within: bool) -> None:
         """In the next update, or in the next one within a group."""
         if within:
@@ -140,7 +161,12 @@ class OptimizerMachine(RuleBasedStateMachine):
         self._update(failing=self._ranks(ranks), where=where)
 
     @precondition(quiet)
-    @rule(ranks=RANKS, where=st.sampled_from(IN_A_STEP), overflowing=RANKS, count=st.integers(0, 1))
+    @rule(
+        ranks=RANKS,
+        where=st.sampled_from(IN_A_STEP),
+        overflowing=RANKS,
+        count=st.integers(0, 1),
+    )
     def fail_in_step(
         self, ranks: int | None, where: str, overflowing: int | None, count: int
     ) -> None:
@@ -164,7 +190,10 @@ class OptimizerMachine(RuleBasedStateMachine):
     def fail_in_flush(self, ranks: int | None, where: str) -> None:
         failing = self._ranks(ranks)
         self._do(
-            lambda each: each.flush(failing, where), "flush", failing=tuple(failing), where=where
+            lambda each: each.flush(failing, where),
+            "flush",
+            failing=tuple(failing),
+            where=where,
         )
 
     # Parameters that change.
@@ -182,7 +211,9 @@ class OptimizerMachine(RuleBasedStateMachine):
         calls=st.lists(st.sampled_from(["update", "flush"]), max_size=2),
         seed=NUMBERS,
     )
-    def add_a_link(self, ahead: int | None, replacing: Any, calls: list[str], seed: int) -> None:
+    def add_a_link(
+        self, ahead: int | None, replacing: Any, calls: list[str], seed: int
+    ) -> None:
         """On all ranks, of which one may replace another; or on one, and then on the others."""
         name = f"added{len(self.links)}"
         self.links.append(name)
@@ -247,7 +278,9 @@ class OptimizerMachine(RuleBasedStateMachine):
             return
         some = next(iter(self._ranks(rank)))
         self._do(lambda each: each.nothing(), "disturb", some, what)
-        if any(each.state != self._last[0].state for each in self._last):  # it has momenta
+        if any(
+            each.state != self._last[0].state for each in self._last
+        ):  # it has momenta
             self._expect_in_update(DRIFTS[what])
             self.synchronize()
 
@@ -287,7 +320,9 @@ class OptimizerMachine(RuleBasedStateMachine):
 
         def predict(each: Situation) -> list[Prediction]:
             if ranks is None:
-                return each.nothing(each.copied() if assume else each.loaded(), state="own")
+                return each.nothing(
+                    each.copied() if assume else each.loaded(), state="own"
+                )
             return each.nothing(each.change(each.everybody).ended().copied())
 
         self._do(predict, "save_and_load", tuple(self._ranks(ranks)), assume)
@@ -310,13 +345,18 @@ class OptimizerMachine(RuleBasedStateMachine):
 
     def _update(self, **kwds: Any) -> None:
         self._number += 1
-        given = {key: tuple(it) if isinstance(it, frozenset) else it for key, it in kwds.items()}
+        given = {
+            key: tuple(it) if isinstance(it, frozenset) else it
+            for key, it in kwds.items()
+        }
         given = {key: it for key, it in given.items() if it != ()}
         if self._unused:
             given["unused"] = tuple(self._unused)
         self._do(lambda each: each.update(**kwds), "update", self._number, **given)
 
-    def _replace(self, ranks: Ranks, name: str, seed: int, differ: bool | None = None) -> None:
+    def _replace(
+        self, ranks: Ranks, name: str, seed: int, differ: bool | None = None
+    ) -> None:
         self._do(
             lambda each: each.nothing(each.change(ranks, differ)),
             "replace",

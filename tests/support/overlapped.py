@@ -16,7 +16,11 @@ from chainermn_train import create_multi_node_optimizer
 from chainermn_train.optimizers import overlapped_exchange
 from tests.support.training import parameter_bits, same_everywhere
 
-BATCH, WIDTH, CLASSES = 3, 260, 3  # a layer of WIDTH by WIDTH has more than BUCKET_BYTES
+BATCH, WIDTH, CLASSES = (
+    3,
+    260,
+    3,
+)  # a layer of WIDTH by WIDTH has more than BUCKET_BYTES
 BUCKET_BYTES = 1 << 18
 
 
@@ -65,7 +69,11 @@ def sending(comm: Any) -> Iterator[list[str]]:
 
 
 def batch(rank: int, number: int) -> Any:
-    return np.random.RandomState((rank, number)).uniform(-1, 1, (BATCH, WIDTH)).astype("f4")
+    return (
+        np.random.RandomState((rank, number))
+        .uniform(-1, 1, (BATCH, WIDTH))
+        .astype("f4")
+    )
 
 
 class Twins:
@@ -84,11 +92,15 @@ class Twins:
         for overlap in True, False:
             np.random.seed(comm.rank)
             model = make()
-            optimizer = create_multi_node_optimizer(actual(), comm, overlap=overlap, **arguments)
+            optimizer = create_multi_node_optimizer(
+                actual(), comm, overlap=overlap, **arguments
+            )
             self.models.append(model)
             self.optimizers.append(optimizer.setup(model))
 
-    def update(self, count: int = 1, loss: Any = None, without_loss: bool = False) -> None:
+    def update(
+        self, count: int = 1, loss: Any = None, without_loss: bool = False
+    ) -> None:
         """Both do; `loss` is called with a model and its batch."""
         for _ in range(count):
             self.number += 1

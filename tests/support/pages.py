@@ -53,4 +53,6 @@ class Page(HTMLParser):
     @property
     def root(self) -> dict[str, str | None]:
         """The attributes that begin with ``data-``."""
-        return {name: value for name, value in self.attributes if name.startswith("data-")}
+        return {
+            name: value for name, value in self.attributes if name.startswith("data-")
+        }

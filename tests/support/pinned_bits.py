@@ -63,14 +63,17 @@ def found(size: int) -> Iterator[tuple[str, str]]:
                 with on_nodes(nodes, name, allreduce_grad_dtype=wire) as comm:
                     specs = list(enumerate(zip(SHAPES, DTYPES, strict=True)))
                     grads = [numbers(10 * comm.rank + i, *spec) for i, spec in specs]
-                    params = {f"p{i}": Param(np.zeros_like(g), g) for i, g in enumerate(grads)}
+                    params = {
+                        f"p{i}": Param(np.zeros_like(g), g) for i, g in enumerate(grads)
+                    }
                     model = Model(**params)
                     comm.multi_node_mean_grad(model)
                     means = [param.grad for param in model.params.values()]
                     yield f"{name} {''.join(map(str, nodes))} {wire}", _digest(means)
                     if wire is None:
                         sums = [
-                            comm.allreduce(numbers(comm.rank, (70_001,), dtype)) for dtype in SUMMED
+                            comm.allreduce(numbers(comm.rank, (70_001,), dtype))
+                            for dtype in SUMMED
                         ]
                         yield f"{name} {''.join(map(str, nodes))} sums", _digest(sums)
 
@@ -83,7 +86,9 @@ def main() -> None:
     if MPI.COMM_WORLD.rank == 0:
         known = json.loads(FILE.read_text()) if FILE.exists() else {}
         FILE.parent.mkdir(exist_ok=True)
-        FILE.write_text(json.dumps({**known, str(size): bits}, indent=0, sort_keys=True) + "\n")
+        FILE.write_text(
+            json.dumps({**known, str(size): bits}, indent=0, sort_keys=True) + "\n"
+        )
 
 
 if __name__ == "__main__":

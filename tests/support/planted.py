@@ -57,14 +57,18 @@ def delay_second_handshakes(seconds: float) -> None:
     ProcessGroup.run_or_raise = late  # type: ignore[method-assign]
 
 
-def interrupted_while_ranks_compare(error: BaseException) -> AbstractContextManager[object]:
+def interrupted_while_ranks_compare(
+    error: BaseException,
+) -> AbstractContextManager[object]:
     """Meanwhile a signal's handler raises it here just before ranks raise that they differ."""
     from chainermn_comm.messaging import handshake
 
     return mock.patch.object(handshake, "raise_mismatch", side_effect=error)
 
 
-def interrupted_in_handshakes(kind: type[BaseException]) -> AbstractContextManager[object]:
+def interrupted_in_handshakes(
+    kind: type[BaseException],
+) -> AbstractContextManager[object]:
     """Meanwhile a signal's handler raises it here in each handshake."""
     from chainermn_comm.messaging.handshake import Handshake
 

@@ -18,7 +18,14 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped]
 
 from tests.support import commands
-from tests.support.jobs import MPIEXEC, Job, Meanwhile, on_open_mpi, run_command, variables
+from tests.support.jobs import (
+    MPIEXEC,
+    Job,
+    Meanwhile,
+    on_open_mpi,
+    run_command,
+    variables,
+)
 from tests.support.processes import soon
 from tests.support.virtual_hosts import Cluster, missing
 
@@ -29,7 +36,10 @@ PROGRAMS = {
     "srun": "slurm-client",
     "munged": "munge",
 }
-PACKAGES = ("libpmix-dev", "slurm-wlm-basic-plugins")  # srun looks for PMIx by a link of it
+PACKAGES = (
+    "libpmix-dev",
+    "slurm-wlm-basic-plugins",
+)  # srun looks for PMIx by a link of it
 NODES = ("alpha", "beta")
 # How Slurm is to start ranks of this MPI.
 PMI = "pmix" if on_open_mpi() else "pmi2"
@@ -95,7 +105,9 @@ def lacking() -> str:
     programs = [name for name in PROGRAMS if not shutil.which(name, path=_path())]
     if programs:
         packages = sorted({*PACKAGES, *(PROGRAMS[name] for name in programs)})
-        return f"no {', '.join(programs)} (Debian: apt-get install {' '.join(packages)})"
+        return (
+            f"no {', '.join(programs)} (Debian: apt-get install {' '.join(packages)})"
+        )
     return missing()
 
 
@@ -147,7 +159,9 @@ class Slurm:
         kept = {"munged", "slurmctld", "slurmscriptd"}
 
         def others() -> list[psutil.Process]:
-            return [one for one, name in self.processes(node).items() if name not in kept]
+            return [
+                one for one, name in self.processes(node).items() if name not in kept
+            ]
 
         for process in others():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -161,12 +175,18 @@ class Slurm:
 
         def are_so() -> bool:
             nonlocal said
-            with contextlib.suppress(subprocess.CalledProcessError):  # the controller starts
-                said = self.client("sinfo", "-h", "-N", "-o", "%N %T", "-n", ",".join(nodes))
+            with contextlib.suppress(
+                subprocess.CalledProcessError
+            ):  # the controller starts
+                said = self.client(
+                    "sinfo", "-h", "-N", "-o", "%N %T", "-n", ",".join(nodes)
+                )
             return said.split()[1::2] == [state] * len(nodes)
 
         if not soon(are_so, SECONDS, LOOK_SECONDS):
-            logs = "\n".join(path.read_text()[-3000:] for path in self.folder.glob("*.log"))
+            logs = "\n".join(
+                path.read_text()[-3000:] for path in self.folder.glob("*.log")
+            )
             raise RuntimeError(f"nodes should be {state}, and are: {said}\n{logs}")
 
     @property
@@ -187,7 +207,9 @@ class Slurm:
         self.cluster.run(node, "mkdir", "-p", "-m", "755", "/run/munge")
         key, own = f"--key-file={self.folder}/munge.key", self.folder / f"munge-{node}"
         files = [f"--{kind}-file={own}.{kind}" for kind in ("log", "pid", "seed")]
-        self.start(node, "munged", "--foreground", "--force", key, f"--socket={socket}", *files)
+        self.start(
+            node, "munged", "--foreground", "--force", key, f"--socket={socket}", *files
+        )
         assert soon(lambda: self.succeeds(node, "test", "-S", socket))
 
     def succeeds(self, node: str, *command: object) -> bool:
@@ -227,12 +249,18 @@ class Slurm:
         set_here = {
             "SLURM_CONF": str(self.conf),
             "UCX_TLS": "tcp,self",  # else it finds out that the nodes are one machine
-            "PATH": os.pathsep.join([str(MPIEXEC.parent), os.environ["PATH"], "/usr/sbin"]),
+            "PATH": os.pathsep.join(
+                [str(MPIEXEC.parent), os.environ["PATH"], "/usr/sbin"]
+            ),
             "OMPI_MCA_pml": "ob1",
             "OMPI_MCA_btl": "self,sm,tcp",
         }
         found = variables({**set_here, **(environment or {})})
-        return {name: value for name, value in found.items() if not name.startswith("SLURM_JOB")}
+        return {
+            name: value
+            for name, value in found.items()
+            if not name.startswith("SLURM_JOB")
+        }
 
     def submit(
         self, text: str, *options: object, environment: dict[str, str] | None = None
@@ -244,13 +272,19 @@ class Slurm:
         script = commands.program(folder / "job.sh", f"#!/bin/bash\n{text}\n")
         # %a of a job that is no array is 4294967294.
         kind = "%a" if any("--array" in str(one) for one in options) else "0"
-        output = (f"--output={folder}/out.{kind}", "--open-mode=append", f"--chdir={folder}")
+        output = (
+            f"--output={folder}/out.{kind}",
+            "--open-mode=append",
+            f"--chdir={folder}",
+        )
         words = ("sbatch", "--parsable", *output, *options, script)
         said = self.run(*words, environment=environment)
         assert said.returncode == 0, said
         return Submitted(self, said.out.strip(), folder)
 
-    def batch(self, text: str, *options: object, **how: dict[str, str]) -> tuple[str, str]:
+    def batch(
+        self, text: str, *options: object, **how: dict[str, str]
+    ) -> tuple[str, str]:
         """Submit a script and wait for its end: its state, as Slurm calls it, and what it said."""
         job = self.submit(text, *options, **how)
         return job.wait(), job.output()
@@ -271,7 +305,10 @@ class Slurm:
         found = []
         for process in self.cluster.processes():
             with contextlib.suppress(psutil.Error):
-                if process.name() not in DAEMONS and process.status() != psutil.STATUS_ZOMBIE:
+                if (
+                    process.name() not in DAEMONS
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
                     found.append(process)
         return found
 
@@ -300,7 +337,9 @@ class Slurm:
         """Meanwhile what the node's daemon starts may use this much, by a control group."""
         group = CGROUPS / f"chainermn-{self.cluster.inits[node]}"
         group.mkdir()
-        (daemon,) = [one for one, name in self.processes(node).items() if name == "slurmd"]
+        (daemon,) = [
+            one for one, name in self.processes(node).items() if name == "slurmd"
+        ]
         try:
             (group / "memory.limit_in_bytes").write_text(str(nbytes))
             (group / "cgroup.procs").write_text(str(daemon.pid))
@@ -354,7 +393,11 @@ class Submitted:
 
     def await_output(self, text: str) -> None:
         """Wait until it has printed this; an end of the wait is a failure."""
-        if not soon(lambda: text in self.output() or self.state() in ENDED, SECONDS, LOOK_SECONDS):
+        if not soon(
+            lambda: text in self.output() or self.state() in ENDED,
+            SECONDS,
+            LOOK_SECONDS,
+        ):
             raise RuntimeError(f"{text!r} didn't come: {self.state()}\n{self.output()}")
         assert text in self.output(), self.output()
 

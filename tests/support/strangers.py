@@ -73,10 +73,13 @@ def share_of_a_core(cluster: Cluster) -> float:
     address = cluster.run(first, "hostname", "-I").split()[0]
     words = address, f"{hubs_port(cluster)}", f"{CONNECTIONS}", f"{SECONDS}"
     connecting = subprocess.Popen(
-        [*cluster.on(second), sys.executable, "-c", CONNECT, *words], stdout=subprocess.PIPE
+        [*cluster.on(second), sys.executable, "-c", CONNECT, *words],
+        stdout=subprocess.PIPE,
     )
     making = [
-        subprocess.Popen([*cluster.on(host), sys.executable, "-c", MAKE_FILES, f"{SECONDS}"])
+        subprocess.Popen(
+            [*cluster.on(host), sys.executable, "-c", MAKE_FILES, f"{SECONDS}"]
+        )
         for host in cluster.hosts
     ]
     assert connecting.stdout is not None

@@ -16,7 +16,15 @@ from chainermn_comm.named_communicators import CLASSES
 
 # Names in small letters, without what says how arrays lie or that the call returns at once.
 BARRIERS = {"barrier"}
-COLLECTIVES = {"bcast", "gather", "scatter", "allgather", "allreduce", "reduce", "alltoall"}
+COLLECTIVES = {
+    "bcast",
+    "gather",
+    "scatter",
+    "allgather",
+    "allreduce",
+    "reduce",
+    "alltoall",
+}
 MESSAGES = {"send", "recv", "sendrecv"}
 # A collective call that sends so much carries gradients; an agreement's entry has 128 bytes.
 DATA_BYTES = 1000
@@ -64,7 +72,9 @@ def written_down(
         return call
 
     known = BARRIERS | COLLECTIVES | MESSAGES
-    methods = {each: writing(each) for each in dir(MPI.Intracomm) if _plain(each) in known}
+    methods = {
+        each: writing(each) for each in dir(MPI.Intracomm) if _plain(each) in known
+    }
     double = type("Double", (MPI.Intracomm,), methods)
     topology = None if nodes is None else Topology.of(nodes)
     with (
@@ -75,7 +85,12 @@ def written_down(
 
 
 def _plain(name: str) -> str:
-    return name.lower().removeprefix("i").replace("gatherv", "gather").replace("toallv", "toall")
+    return (
+        name.lower()
+        .removeprefix("i")
+        .replace("gatherv", "gather")
+        .replace("toallv", "toall")
+    )
 
 
 def _nbytes(sent: Any = None) -> int:

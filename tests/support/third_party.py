@@ -11,7 +11,9 @@ import pytest
 from chainermn_comm import CommunicatorBase
 
 # For tests of model parallelism whose `comm` says something of a third party's, too: by default.
-WITH_THIRD_PARTY = pytest.mark.parametrize("comm", ["naive", "third party"], indirect=True)
+WITH_THIRD_PARTY = pytest.mark.parametrize(
+    "comm", ["naive", "third party"], indirect=True
+)
 
 
 class PlainCommunicator(CommunicatorBase):
@@ -63,18 +65,24 @@ class PlainCommunicator(CommunicatorBase):
     def allreduce_grad(self, model):
         for _, param in sorted(model.namedparams()):
             if param.grad is not None:
-                param.grad = np.asarray(self.allreduce(param.grad) / self.size, param.grad.dtype)
+                param.grad = np.asarray(
+                    self.allreduce(param.grad) / self.size, param.grad.dtype
+                )
 
 
 class WatchedCommunicator(PlainCommunicator):
     """Calls `on_mean` with the model before each mean of gradients, also where it was split."""
 
-    def __init__(self, mpi: Any, on_mean: Callable[[Any], None] = lambda model: None) -> None:
+    def __init__(
+        self, mpi: Any, on_mean: Callable[[Any], None] = lambda model: None
+    ) -> None:
         super().__init__(mpi)
         self.on_mean = on_mean
 
     def split(self, color, key):
-        return WatchedCommunicator(self.mpi.Split(color, key), lambda model: self.on_mean(model))
+        return WatchedCommunicator(
+            self.mpi.Split(color, key), lambda model: self.on_mean(model)
+        )
 
     def multi_node_mean_grad(self, model, zero_fill=False):
         self.on_mean(model)

@@ -104,7 +104,9 @@ class CountedComm:
         everyone = self._exchanged((color, key))
         mine = [
             rank
-            for (_, _, rank) in sorted((c, k, r) for r, (c, k) in enumerate(everyone) if c == color)
+            for (_, _, rank) in sorted(
+                (c, k, r) for r, (c, k) in enumerate(everyone) if c == color
+            )
         ]
         group = None
         if color != MPI.UNDEFINED and mine[0] == self.rank:
@@ -116,7 +118,9 @@ class CountedComm:
         return CountedComm(groups[mine[0]], mine.index(self.rank), self._ranks_per_node)
 
     def Split_type(self, _: int) -> CountedComm:
-        node: CountedComm = self.Split(self._group.world[self.rank] // self._ranks_per_node)
+        node: CountedComm = self.Split(
+            self._group.world[self.rank] // self._ranks_per_node
+        )
         return node
 
     def Free(self) -> None:

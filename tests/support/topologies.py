@@ -12,14 +12,23 @@ from chainermn_comm import CommunicatorBase, Topology
 from chainermn_comm.allreduce import BACKENDS
 
 # All that give a mean on CPUs.
-NAMES = ("naive", "flat", "hierarchical", "two_dimensional", "single_node", "non_cuda_aware")
+NAMES = (
+    "naive",
+    "flat",
+    "hierarchical",
+    "two_dimensional",
+    "single_node",
+    "non_cuda_aware",
+)
 # On one node there are no more algorithms than these; the other names take the last.
 ALGORITHMS = ("naive", "flat", "hierarchical")
 
 
 # Node of each rank, by the number of ranks: one node, one node a rank, uneven, interleaved.
 class _Imposed(dict[int, list[tuple[int, ...]]]):
-    def __missing__(self, size: int) -> list[tuple[int, ...]]:  # on a machine of many GPUs
+    def __missing__(
+        self, size: int
+    ) -> list[tuple[int, ...]]:  # on a machine of many GPUs
         return [(0,) * size, tuple(rank * 2 // size for rank in range(size))]
 
 
@@ -27,7 +36,8 @@ IMPOSED = _Imposed(
     {
         size: [tuple(map(int, nodes)) for nodes in every.split()]
         for size, every in enumerate(
-            ["0", "00 01", "000 001 012 010", "0000 0011 0001 0122 0101 0110 0123"], start=1
+            ["0", "00 01", "000 001 012 010", "0000 0011 0001 0122 0101 0110 0123"],
+            start=1,
         )
     }
 )
@@ -46,9 +56,15 @@ def on_nodes(
 
 def telling(name: str, size: int) -> list[tuple[int, ...]]:
     """The imposed topologies that say something new of a communicator's algorithm on CPUs."""
-    if name in ("naive", "flat", "single_node"):  # nodes make no difference, or there is one
+    if name in (
+        "naive",
+        "flat",
+        "single_node",
+    ):  # nodes make no difference, or there is one
         return IMPOSED[size][:1]
-    if name == "two_dimensional":  # elsewhere one rank of a node exchanges: that is `hierarchical`
+    if (
+        name == "two_dimensional"
+    ):  # elsewhere one rank of a node exchanges: that is `hierarchical`
         return [n for n in IMPOSED[size] if len(set(n)) > 1 < min(map(n.count, n))]
     return IMPOSED[size]
 
@@ -61,7 +77,10 @@ def over_nodes(*names: str, least: int = 2) -> Any:
     cases = []
     for name, size in product(names, range(least, 1 + max(IMPOSED))):
         for nodes in telling(name, size):
-            marks = [pytest.mark.sizes(size), *([] if nodes in CHOSEN else [pytest.mark.full])]
+            marks = [
+                pytest.mark.sizes(size),
+                *([] if nodes in CHOSEN else [pytest.mark.full]),
+            ]
             where = "".join(map(str, nodes))
             cases.append(pytest.param(name, nodes, marks=marks, id=f"{name}-{where}"))
     return pytest.mark.parametrize(("name", "nodes"), cases)
@@ -69,7 +88,10 @@ def over_nodes(*names: str, least: int = 2) -> Any:
 
 def by_name(*chosen: str) -> list[Any]:
     """Names of communicators for a test's parameter; in the default tier only those chosen."""
-    return [pytest.param(name, marks=() if name in chosen else pytest.mark.full) for name in NAMES]
+    return [
+        pytest.param(name, marks=() if name in chosen else pytest.mark.full)
+        for name in NAMES
+    ]
 
 
 def host_backend(group: Any) -> Any:

@@ -19,11 +19,19 @@ RUN = "20261120T120000-abcdef"
 class Made:
     """A trace file in the making; times in microseconds of the rank's own clock."""
 
-    def __init__(self, folder: Path, rank: int, ranks: int, run: str = RUN, **about: Any) -> None:
+    def __init__(
+        self, folder: Path, rank: int, ranks: int, run: str = RUN, **about: Any
+    ) -> None:
         folder.mkdir(exist_ok=True)
         self.path = folder / f"{run}.rank{rank}.json"
         self.rank, self.run = rank, run
-        known = {"host": "here", "process": 1, "began": 0.0, "clock": "one", "zero": 0.0}
+        known = {
+            "host": "here",
+            "process": 1,
+            "began": 0.0,
+            "clock": "one",
+            "zero": 0.0,
+        }
         said = {"schema": 1, "run": run, "rank": rank, "ranks": ranks, **known, **about}
         self.lines = ["["]
         self.metadata("chainermn", **said)
@@ -88,7 +96,9 @@ def summarized(folder: Path) -> dict[str, Any]:
 def tables(folder: Path) -> tuple[dict, dict, list]:
     """What is shown: rows by operation, rows by rank, and rows of who was late."""
     found = summarized(folder)
-    operations = {row["operation"]: SimpleNamespace(**row) for row in found["operations"]}
+    operations = {
+        row["operation"]: SimpleNamespace(**row) for row in found["operations"]
+    }
     ranks = {row["rank"]: SimpleNamespace(**row) for row in found["ranks"]}
     return operations, ranks, [SimpleNamespace(**row) for row in found["late_ranks"]]
 
@@ -103,7 +113,10 @@ def shown(folder: Path, **console: Any) -> str:
 def write_many(folder: Path, ranks: int, calls: int) -> None:
     """A trace of many collective calls, counted on all ranks; rank 5 is often late."""
     rng = np.random.default_rng(1)
-    made = [Made(folder, rank, ranks).communicator("0.1", [*range(ranks)]) for rank in range(ranks)]
+    made = [
+        Made(folder, rank, ranks).communicator("0.1", [*range(ranks)])
+        for rank in range(ranks)
+    ]
     ready = np.zeros(ranks)
     for number in range(calls // ranks):
         start = ready + rng.exponential(800, ranks)

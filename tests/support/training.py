@@ -28,7 +28,8 @@ def parameter_bits(model: chainer.Link) -> dict[str, bytes]:
     """The bits of the parameters, and of the float32 ones beside them."""
     found = {name: array.tobytes() for name, array in parameters(model).items()}
     return found | {
-        f"{name} in float32": array.tobytes() for name, array in float32_parameters(model).items()
+        f"{name} in float32": array.tobytes()
+        for name, array in float32_parameters(model).items()
     }
 
 
@@ -75,7 +76,9 @@ def trainer_over(
     return training.Trainer(updater, stop, out=str(out))
 
 
-def logged(trainer: training.Trainer, trigger: Any = (1, "iteration")) -> list[dict[str, Any]]:
+def logged(
+    trainer: training.Trainer, trigger: Any = (1, "iteration")
+) -> list[dict[str, Any]]:
     """Run it; what a LogReport wrote down."""
     log = extensions.LogReport(trigger=trigger)
     trainer.extend(log)

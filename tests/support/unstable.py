@@ -42,7 +42,13 @@ def make() -> None:
     packages = ",".join(PACKAGES)
     # It says what it does, line by line: no part of a test's output.
     subprocess.run(
-        ["debootstrap", "--variant=minbase", f"--include={packages}", "sid", str(FOLDER)],
+        [
+            "debootstrap",
+            "--variant=minbase",
+            f"--include={packages}",
+            "sid",
+            str(FOLDER),
+        ],
         check=True,
         stdout=sys.stderr,
     )
@@ -67,10 +73,24 @@ def run(*command: str) -> int:
         lines.append(f"mount --rbind {shlex.quote(place)} {shlex.quote(str(target))}")
     # Not `chroot` alone, which `nsenter` leaves: tests of several hosts enter their hosts' mounts.
     inside = f"umount -l /mnt && cd {shlex.quote(str(ROOT))} && {shlex.join(command)}"
-    lines += [f"cd {folder}", "pivot_root . mnt", f"exec chroot . sh -c {shlex.quote(inside)}"]
+    lines += [
+        f"cd {folder}",
+        "pivot_root . mnt",
+        f"exec chroot . sh -c {shlex.quote(inside)}",
+    ]
     # Make's own settings of the caller, such as the jobs that it shares, are of no use there.
-    env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    own = ["unshare", "--mount", "--propagation", "private", "bash", "-c", "\n".join(lines)]
+    env = {
+        name: value for name, value in os.environ.items() if not name.startswith("MAKE")
+    }
+    own = [
+        "unshare",
+        "--mount",
+        "--propagation",
+        "private",
+        "bash",
+        "-c",
+        "\n".join(lines),
+    ]
     return subprocess.run(own, env=env | {"PATH": PATH}).returncode
 
 

@@ -38,7 +38,10 @@ def send(comm: Any, of: Callable, put: Callable) -> Outcome:
 
 def bcast(comm: Any, of: Callable, put: Callable) -> Outcome:
     roots = range(comm.size)
-    found = [comm.bcast(put(root) if comm.rank == root else "ignored", root=root) for root in roots]
+    found = [
+        comm.bcast(put(root) if comm.rank == root else "ignored", root=root)
+        for root in roots
+    ]
     return found, [(root, of(root)) for root in roots]
 
 
@@ -53,13 +56,18 @@ def gather(comm: Any, of: Callable, put: Callable) -> Outcome:
 
 def scatter(comm: Any, of: Callable, put: Callable) -> Outcome:
     ranks = range(comm.size)
-    given = [[put(root + to) for to in ranks] if comm.rank == root else None for root in ranks]
+    given = [
+        [put(root + to) for to in ranks] if comm.rank == root else None
+        for root in ranks
+    ]
     found = [comm.scatter(given[root], root=root) for root in ranks]
     return found, [(root, of(root + comm.rank)) for root in ranks]
 
 
 def allgather(comm: Any, of: Callable, put: Callable) -> Outcome:
-    return comm.allgather(put(comm.rank)), [(rank, of(rank)) for rank in range(comm.size)]
+    return comm.allgather(put(comm.rank)), [
+        (rank, of(rank)) for rank in range(comm.size)
+    ]
 
 
 def alltoall(comm: Any, of: Callable, put: Callable) -> Outcome:
@@ -87,7 +95,10 @@ def reduce_scatter(comm: Any, of: Callable, put: Callable, op: str = "sum") -> O
         comm.reduce_scatter([put(me + 2 * to) for to in ranks], op),
         comm.reduce_scatter([(put(me + 2 * to), put(me)) for to in ranks], op),
     ]
-    one, other = reduced(of, [rank + 2 * me for rank in ranks], op), reduced(of, ranks, op)
+    one, other = (
+        reduced(of, [rank + 2 * me for rank in ranks], op),
+        reduced(of, ranks, op),
+    )
     return found, [(me, one), (me, (one, other))]
 
 
@@ -119,7 +130,9 @@ def reduced(of: Callable, numbers: Any, op: str) -> np.ndarray:
 
 def mean(comm: Any, of: Callable) -> np.ndarray:
     dtype = of(0).dtype  # 16 bits are summed in 32
-    total = reduced(lambda n: of(n).astype(np.result_type(dtype, "f4")), range(comm.size), "sum")
+    total = reduced(
+        lambda n: of(n).astype(np.result_type(dtype, "f4")), range(comm.size), "sum"
+    )
     return np.asarray(total / comm.size).astype(dtype)
 
 
@@ -130,7 +143,10 @@ REDUCTIONS = {
     for op in OPERATIONS
 }
 MEANS: tuple[Callable, ...] = (multi_node_mean, multi_node_mean_into)
-FLOATS, INTEGERS = ["float32", "float64"], ["int8", "uint8", "int32", "uint32", "int64", "uint64"]
+FLOATS, INTEGERS = (
+    ["float32", "float64"],
+    ["int8", "uint8", "int32", "uint32", "int64", "uint64"],
+)
 
 
 def all_of(dtype: str) -> dict[str, tuple[Callable, bool]]:
@@ -157,7 +173,9 @@ def check(
     for dtype, layout in samples:
         verbs = all_of(dtype)
         if len(set(there)) > 1:
-            verbs.pop("allreduce_grad", None)  # which wants a model on GPUs everywhere or nowhere
+            verbs.pop(
+                "allreduce_grad", None
+            )  # which wants a model on GPUs everywhere or nowhere
         for name, (verb, by_nccl) in verbs.items():
             try:
                 with on_a_stream() if there[comm.rank] else nullcontext():
@@ -217,13 +235,17 @@ def check_one(
     return copied
 
 
-def check_array(array: Any, expected: np.ndarray, is_there: bool, is_close: bool = False) -> None:
+def check_array(
+    array: Any, expected: np.ndarray, is_there: bool, is_close: bool = False
+) -> None:
     """Also that it is on the current device; gradients there, divided first, are close."""
     assert gpus.on_gpu(array) == is_there
     on_host = gpus.to_host(array) if is_there else array
     if is_there and is_close:
         assert on_host.dtype == expected.dtype
-        np.testing.assert_allclose(on_host, expected, rtol=2 * np.finfo(expected.dtype).eps)
+        np.testing.assert_allclose(
+            on_host, expected, rtol=2 * np.finfo(expected.dtype).eps
+        )
     else:
         same(on_host, expected)
     if is_there:

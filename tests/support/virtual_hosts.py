@@ -85,9 +85,18 @@ def missing() -> str:
     programs = [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]
     if programs:
         packages = sorted({PROGRAMS[name] for name in programs})
-        return f"no {', '.join(programs)} (Debian: apt-get install {' '.join(packages)})"
+        return (
+            f"no {', '.join(programs)} (Debian: apt-get install {' '.join(packages)})"
+        )
     tried = subprocess.run(
-        ["unshare", *NAMESPACES, "--fork", "sh", "-c", "ip link add bridge type bridge"],
+        [
+            "unshare",
+            *NAMESPACES,
+            "--fork",
+            "sh",
+            "-c",
+            "ip link add bridge type bridge",
+        ],
         capture_output=True,
         text=True,
         timeout=COMMAND_SECONDS,
@@ -120,7 +129,9 @@ class Cluster:
                 self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX))
             )
             self._write_files()
-            switch = self._start("unshare", "--net", "sh", "-c", SWITCH, str(self.folder))
+            switch = self._start(
+                "unshare", "--net", "sh", "-c", SWITCH, str(self.folder)
+            )
             self._await((self.folder / "ready").stat)
             for number, host in enumerate(hosts, start=1):
                 self._add(host, number, switch)
@@ -154,7 +165,9 @@ class Cluster:
     def limit(self, rate: str | None) -> None:
         """Shape what every host sends to a rate such as "1gbit"; None for no limit."""
         for host in self.hosts:
-            with contextlib.suppress(subprocess.CalledProcessError):  # there may be none
+            with contextlib.suppress(
+                subprocess.CalledProcessError
+            ):  # there may be none
                 self.run(host, "tc", "qdisc", "del", "dev", DEVICE, "root")
             if rate is not None:
                 shape = f"tbf rate {rate} burst 256kb latency 50ms".split()
@@ -163,7 +176,9 @@ class Cluster:
     @contextlib.contextmanager
     def shm(self, host: str, size: str) -> Iterator[None]:
         """Meanwhile a new and empty /dev/shm on the host, that holds so much, such as "4m"."""
-        self.run(host, "mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", "/dev/shm")
+        self.run(
+            host, "mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", "/dev/shm"
+        )
         try:
             yield
         finally:
@@ -204,7 +219,11 @@ class Cluster:
         mpiexec = self._mpiexec(ranks, passed, alternating)
         command = [*self.on(next(iter(ranks))), *mpiexec, *map(str, arguments)]
         return run_command(
-            command, variables(environment), seconds, self.processes, meanwhile=meanwhile
+            command,
+            variables(environment),
+            seconds,
+            self.processes,
+            meanwhile=meanwhile,
         )
 
     def launch(
@@ -232,7 +251,9 @@ class Cluster:
             command, variables(set_here), seconds, self.processes, meanwhile=meanwhile
         )
 
-    def _mpiexec(self, ranks: dict[str, int], passed: list[str], alternating: bool) -> list[str]:
+    def _mpiexec(
+        self, ranks: dict[str, int], passed: list[str], alternating: bool
+    ) -> list[str]:
         """The words before the arguments of ``python``; Open MPI passes on what is `passed`."""
         total = sum(ranks.values())
         if on_open_mpi():
@@ -250,7 +271,13 @@ class Cluster:
                 raise ValueError(f"MPICH deals in turn, so it can't do {ranks}")
         hosts = [host if alternating else f"{host}:{n}" for host, n in ranks.items()]
         return [
-            *(str(MPIEXEC), "-launcher", "ssh", "-launcher-exec", str(self.folder / "ssh")),
+            *(
+                str(MPIEXEC),
+                "-launcher",
+                "ssh",
+                "-launcher-exec",
+                str(self.folder / "ssh"),
+            ),
             # UCX would find out that the hosts are one machine, and bypass the network.
             *("-genv", "UCX_TLS", "tcp,self"),
             *("-hosts", ",".join(hosts), "-n", str(total), sys.executable),
@@ -262,9 +289,16 @@ class Cluster:
 
     def _write_files(self) -> None:
         for key in ("user", "hostkey"):
-            _output("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / key)
-        rows = [f"{_address(number)} {host}" for number, host in enumerate(self.hosts, start=1)]
-        (self.folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *rows, ""]))
+            _output(
+                "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / key
+            )
+        rows = [
+            f"{_address(number)} {host}"
+            for number, host in enumerate(self.hosts, start=1)
+        ]
+        (self.folder / "hosts").write_text(
+            "\n".join(["127.0.0.1 localhost", *rows, ""])
+        )
         wrapper = self.folder / "ssh"
         wrapper.write_text(SSH.format(folder=self.folder))
         wrapper.chmod(0o700)
@@ -289,7 +323,14 @@ class Cluster:
         """Start a host and plug it into the bridge."""
         options = (*NAMESPACES, "--mount-proc", "--propagation", "private", "--fork")
         outer = self._start(
-            "unshare", *options, "--kill-child=KILL", "sh", "-c", HOST, host, str(self.folder)
+            "unshare",
+            *options,
+            "--kill-child=KILL",
+            "sh",
+            "-c",
+            HOST,
+            host,
+            str(self.folder),
         )
         init = self._await(lambda: psutil.Process(outer).children()[0].pid)
         self.inits[host] = init

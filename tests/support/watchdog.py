@@ -26,7 +26,15 @@ from chainermn_comm.watchdog.status_region import (
 )
 from chainermn_comm.watchdog.timeout import Timeout
 
-__all__ = ["COLLECTIVE", "FINALIZE", "MESSAGE", "NOBODY", "WORLD", "Call", "MonitoredRank"]
+__all__ = [
+    "COLLECTIVE",
+    "FINALIZE",
+    "MESSAGE",
+    "NOBODY",
+    "WORLD",
+    "Call",
+    "MonitoredRank",
+]
 
 
 def birth(pid: int) -> int:

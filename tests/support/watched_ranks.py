@@ -47,7 +47,9 @@ def outside(rank: int, sequence: int = 4, **options: Any) -> Call:
     return call(rank, IDLE, sequence, **options)
 
 
-def receiving(rank: int, source: int, tag: int = 0, sequence: int = 4, **options: Any) -> Call:
+def receiving(
+    rank: int, source: int, tag: int = 0, sequence: int = 4, **options: Any
+) -> Call:
     return call(rank, MESSAGE, sequence, source, tag, "recv", **options)
 
 
@@ -58,7 +60,9 @@ def sending(rank: int, dest: int, tag: int = 0, sequence: int = 4) -> Call:
 ENDED = call(0, COLLECTIVE, 0, operation=FINALIZE, of=WORLD, size=1)
 
 
-def ranks(*calls: Call | tuple[Call, ...], states: dict[int, str] | None = None) -> list[Rank]:
+def ranks(
+    *calls: Call | tuple[Call, ...], states: dict[int, str] | None = None
+) -> list[Rank]:
     """Ranks from 0 on that are in these calls, and run unless it is said otherwise."""
     return [
         Rank(

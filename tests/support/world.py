@@ -32,7 +32,9 @@ TEMPORARY = "PYTEST_DEBUG_TEMPROOT"
 DEFAULT_SIZES, FULL_SIZES = (2, 3), (1, 2, 3, 4)
 # Of a test with more cases than this, the default tier runs each on one of its numbers.
 FEW_CASES = 6
-ALL_FOR_WORLDS = re.compile(r"^pytestmark = (\[[^]]*|)pytest\.mark\.world\b", re.MULTILINE)
+ALL_FOR_WORLDS = re.compile(
+    r"^pytestmark = (\[[^]]*|)pytest\.mark\.world\b", re.MULTILINE
+)
 
 
 def possible_sizes(item: pytest.Item) -> set[int]:
@@ -52,17 +54,22 @@ def sizes_of(items: list[pytest.Item], full: bool) -> dict[pytest.Item, Sequence
         return found
     functions: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("gpu") is None:  # those are skipped where there is none
+        if (
+            item.get_closest_marker("gpu") is None
+        ):  # those are skipped where there is none
             functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for cases in functions.values():
         if len(cases) <= FEW_CASES or cases[0].get_closest_marker("ranks"):
             continue
-        done: set[tuple[str, int]] = set()  # a value, and a number of ranks that it was on
+        done: set[tuple[str, int]] = (
+            set()
+        )  # a value, and a number of ranks that it was on
         taken: Counter[int] = Counter()
         for item in cases:
             values = item.name.partition("[")[2].rstrip("]").split("-")
             size = max(
-                found[item], key=lambda n: (sum((v, n) not in done for v in values), -taken[n])
+                found[item],
+                key=lambda n: (sum((v, n) not in done for v in values), -taken[n]),
             )
             done |= {(value, size) for value in values}
             taken[size] += 1
@@ -75,14 +82,20 @@ def _sizes_of(item: pytest.Item, full: bool) -> Sequence[int]:
     possible = sizes.args if sizes else FULL_SIZES
     if full:
         return possible
-    return [n for n in (ranks.args if ranks else DEFAULT_SIZES) if n in possible] or possible
+    return [
+        n for n in (ranks.args if ranks else DEFAULT_SIZES) if n in possible
+    ] or possible
 
 
 @functools.cache
 def only_elsewhere(path: Path, world: bool) -> bool:
     """Whether a file's text says that all its tests are for worlds, or in a world, that none is."""
     text = path.read_text()
-    return not re.search(r"\bmark\.world\b", text) if world else bool(ALL_FOR_WORLDS.search(text))
+    return (
+        not re.search(r"\bmark\.world\b", text)
+        if world
+        else bool(ALL_FOR_WORLDS.search(text))
+    )
 
 
 class World:
@@ -94,7 +107,9 @@ class World:
         self.comm = MPI.COMM_WORLD.Dup()
         self.size = self.comm.size
         self.stderr = os.dup(2)  # capturing is suspended while plugins are configured
-        if self.comm.rank:  # pytest's reporter is about to take sys.stdout; rank 0's is enough
+        if (
+            self.comm.rank
+        ):  # pytest's reporter is about to take sys.stdout; rank 0's is enough
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         # At its end pytest clears all but the last three runs' temporary folders. Of four ranks one
         # clears another's, and the link to it; who then finds that link gone ends in an error.
@@ -117,7 +132,9 @@ class World:
     def _end_if_late(self, done: threading.Event) -> None:
         if done.wait(TEST_SECONDS):
             return
-        title = f"\n--- rank {self.comm.rank}: {TEST_SECONDS:g} s are over, its stacks:\n"
+        title = (
+            f"\n--- rank {self.comm.rank}: {TEST_SECONDS:g} s are over, its stacks:\n"
+        )
         os.write(self.stderr, title.encode())
         faulthandler.dump_traceback(self.stderr, all_threads=True)
         time.sleep(GRACE_SECONDS)
@@ -130,7 +147,9 @@ class World:
         report = yield
         mine = report.longreprtext if report.failed else None
         if mine is not None:  # said at once, since the others may never come to agree
-            text = f"\n--- rank {self.comm.rank}: {item.nodeid} ({report.when}):\n{mine}\n"
+            text = (
+                f"\n--- rank {self.comm.rank}: {item.nodeid} ({report.when}):\n{mine}\n"
+            )
             os.write(self.stderr, text.encode())
         views = self.comm.allgather((mine, checks.count()))
         failing = [rank for rank, (failure, _) in enumerate(views) if failure]

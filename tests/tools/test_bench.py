@@ -27,7 +27,10 @@ def refused(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--communicator", "flatt"], "no communicator 'flatt' to measure; use naive, flat,"),
+        (
+            ["--communicator", "flatt"],
+            "no communicator 'flatt' to measure; use naive, flat,",
+        ),
         (["--communicator", "dummy"], "no communicator 'dummy'"),
         (["--max-size", "1X"], "'1X' is no size"),
         (["--max-size", "512"], "less than the smallest"),
@@ -63,7 +66,13 @@ def test_the_status_says_whether_all_was_right(monkeypatch):
 
 @pytest.mark.parametrize(
     ("written", "largest"),
-    [("1024", 1 << 10), ("64k", 1 << 16), ("16MB", 1 << 24), ("1 GiB", 1 << 30), ("4T", 1 << 42)],
+    [
+        ("1024", 1 << 10),
+        ("64k", 1 << 16),
+        ("16MB", 1 << 24),
+        ("1 GiB", 1 << 30),
+        ("4T", 1 << 42),
+    ],
 )
 def test_sizes_are_read(written, largest):
     assert sizes_to_measure(written)[-1] == largest
@@ -73,7 +82,9 @@ def test_the_units_are_powers_of_1024():
     assert sizes_to_measure("2T")[-1] == 1 << 40
 
 
-@pytest.mark.parametrize("written", ["", "K", "-1K", "1.5M", "1X", "1e6", "9" * 30, "1K;id"])
+@pytest.mark.parametrize(
+    "written", ["", "K", "-1K", "1.5M", "1X", "1e6", "9" * 30, "1K;id"]
+)
 def test_what_is_no_size_is_refused(written):
     with pytest.raises(click.UsageError, match="is no size"):
         sizes_to_measure(written)

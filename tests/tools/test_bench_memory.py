@@ -19,7 +19,12 @@ def test_memory_is_what_the_cgroups_leave(tmp_path, monkeypatch):
     none = cgroup(tmp_path / "no", "memory.max", "memory.current", "max")
     free = {"available_bytes": 1 << 40}
     monkeypatch.setattr(memory, "memory", lambda: free)
-    for folders, expected in (((two,), 450), ((two, one), 250), ((none,), 1 << 40), ((), 1 << 40)):
+    for folders, expected in (
+        ((two,), 450),
+        ((two, one), 250),
+        ((none,), 1 << 40),
+        ((), 1 << 40),
+    ):
         monkeypatch.setattr(memory, "cgroup_folders", lambda _, found=folders: found)
         assert memory.available_bytes(2) == int(memory.SHARE * expected / 2)
     free["available_bytes"] = 10

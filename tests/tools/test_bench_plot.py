@@ -26,7 +26,10 @@ def test_picture_has_a_line_for_each_way(tmp_path, ranks, monkeypatch):
     assert min(image.shape[:2]) > 500
     gradients, arrays = drawn[0].axes
     for axes, names in ((gradients, {"flat"}), (arrays, {"bcast"})):
-        assert {line.get_label() for line in axes.lines} == {*names, "copy in own memory"}
+        assert {line.get_label() for line in axes.lines} == {
+            *names,
+            "copy in own memory",
+        }
         assert axes.get_xscale() == axes.get_yscale() == "log"
         assert all(len(line.get_xdata()) == 10 for line in axes.lines)
         assert axes.get_legend() is not None

@@ -21,7 +21,9 @@ def _short(monkeypatch):
 
 def measure(world, names=("flat",), **changes):
     said: list[str] = []
-    report = runner.measure(world, list(names), **{**QUICK, **changes, "log": said.append})
+    report = runner.measure(
+        world, list(names), **{**QUICK, **changes, "log": said.append}
+    )
     assert bool(said) == (world.rank == 0)
     return report
 
@@ -34,13 +36,22 @@ def test_all_is_measured_and_the_numbers_fit(world):
     assert report["nodes"] == 1
     assert [entry["communicator"] for entry in report["skipped"]] == ["pure_nccl"]
     operations = [name for name in OPERATIONS if world.size > 1 or name != "send"]
-    rows = {(r["communicator"], r["operation"], r["size"]): r for r in report["results"]}
-    once: list[tuple[str | None, str]] = [("flat", "mean_grad"), ("hierarchical", "mean_grad")]
-    once += [("flat", name) for name in operations] + [(None, name) for name in runner.BASELINES]
+    rows = {
+        (r["communicator"], r["operation"], r["size"]): r for r in report["results"]
+    }
+    once: list[tuple[str | None, str]] = [
+        ("flat", "mean_grad"),
+        ("hierarchical", "mean_grad"),
+    ]
+    once += [("flat", name) for name in operations] + [
+        (None, name) for name in runner.BASELINES
+    ]
     assert rows.keys() == {(*one, size) for one in once for size in QUICK["sizes"]}
     checked = {(row["communicator"], row["operation"]) for row in report["checks"]}
     wanted = ["mean_grad", *operations]
-    assert checked == {(name, one) for name in ("flat", "hierarchical") for one in wanted}
+    assert checked == {
+        (name, one) for name in ("flat", "hierarchical") for one in wanted
+    }
     kinds = {**runner.OPERATIONS, **runner.BASELINES}
     for row in rows.values():
         assert row["size"] - 4 * world.size < row["bytes"] <= row["size"]
@@ -60,7 +71,9 @@ def spoil(monkeypatch):
         def spoilt(name, comm):
             made = make(name, comm)
             if name == "naive":
-                setattr(made, method, functools.partial(by, made, getattr(made, method)))
+                setattr(
+                    made, method, functools.partial(by, made, getattr(made, method))
+                )
             return made
 
         monkeypatch.setattr(runner, "create_communicator", spoilt)
@@ -81,12 +94,18 @@ def test_wrong_values_are_found_on_any_rank_before_and_after(world, spoil, after
     spoil("multi_node_mean_grad", wrong)
     report = measure(world, ["naive", "flat"])
     assert report["correct"] is False
-    rows = {(row["communicator"], row["operation"], row["size"]): row for row in report["results"]}
+    rows = {
+        (row["communicator"], row["operation"], row["size"]): row
+        for row in report["results"]
+    }
     assert rows["naive", "mean_grad", 1024]["correct"] is False
     assert ("seconds" in rows["naive", "mean_grad", 1024]) == (after > 0)
     assert ("naive", "mean_grad", 4096) not in rows  # not tried again
     assert rows["flat", "mean_grad", 4096]["correct"] is True
-    checks = {(row["communicator"], row["operation"]): row["correct"] for row in report["checks"]}
+    checks = {
+        (row["communicator"], row["operation"]): row["correct"]
+        for row in report["checks"]
+    }
     assert checks["naive", "mean_grad"] is (after > 0)
 
 
@@ -97,7 +116,9 @@ def test_what_a_communicator_raises_is_told_and_the_others_go_on(world, spoil):
     spoil("bcast", fail)
     report = measure(world, ["naive"])
     assert report["correct"] is False
-    assert {row["operation"] for row in report["results"] if not row["correct"]} == {"bcast"}
+    assert {row["operation"] for row in report["results"] if not row["correct"]} == {
+        "bcast"
+    }
     row = next(row for row in report["checks"] if row["operation"] == "bcast")
     assert row["problem"] == "rank 0: RuntimeError: broken on 0"
 
@@ -108,12 +129,17 @@ def test_what_does_not_fit_into_any_ranks_memory_is_skipped(world, monkeypatch):
     report = measure(world, sizes=[1024, 4096, 16384])
     assert {row["size"] for row in report["results"]} == {1024}
     assert [entry["bytes"] for entry in report["skipped"]] == [4096, 16384]
-    assert all(f"rank {world.size - 1}" in entry["reason"] for entry in report["skipped"])
+    assert all(
+        f"rank {world.size - 1}" in entry["reason"] for entry in report["skipped"]
+    )
     assert report["correct"] is True
 
 
 def test_without_time_or_a_communicator_nothing_is_measured(world):
-    for report in (late := measure(world, seconds=1e-6), none := measure(world, ["pure_nccl"])):
+    for report in (
+        late := measure(world, seconds=1e-6),
+        none := measure(world, ["pure_nccl"]),
+    ):
         assert report["results"] == []
         assert report["correct"] is False
     assert [entry["bytes"] for entry in late["skipped"]] == QUICK["sizes"]

@@ -19,11 +19,24 @@ def shown(found: dict[str, object], **console: Any) -> str:
 @pytest.mark.parametrize("width", [40, 60, 80, 130, 250])
 def test_tables_fit_the_terminal_and_leave_nothing_out(width):
     table = shown(report(), width=width, force_terminal=True, color_system=None)
-    lines = [line for line in table.splitlines() if line.startswith(("flat", "bcast", "copy"))]
+    lines = [
+        line
+        for line in table.splitlines()
+        if line.startswith(("flat", "bcast", "copy"))
+    ]
     for name in ("flat", "bcast", "copy"):
         assert 1 <= sum(line.startswith(name) for line in lines) <= 10 // (width // 40)
     assert all(len(line) <= width for line in lines)
-    for size in ("1 KiB", "4 KiB", "16 KiB", "64 KiB", "256 KiB", "1 MiB", "64 MiB", "256 MiB"):
+    for size in (
+        "1 KiB",
+        "4 KiB",
+        "16 KiB",
+        "64 KiB",
+        "256 KiB",
+        "1 MiB",
+        "64 MiB",
+        "256 MiB",
+    ):
         assert size in table
     assert table.count("268 ms") == 2
     assert "…" not in table
@@ -50,8 +63,16 @@ def test_what_went_wrong_is_said():
     ]
     table = shown(report(results=bad, correct=False, skipped=skipped))
     for words in (
-        *("flat, mean_grad of 1 KiB: wrong values", "flat, bcast of 1 KiB: rank 1: ValueError: no"),
-        *("WRONG", "FAILED", "skipped pure_nccl: [red]no GPU", "skipped single_node: two nodes"),
+        *(
+            "flat, mean_grad of 1 KiB: wrong values",
+            "flat, bcast of 1 KiB: rank 1: ValueError: no",
+        ),
+        *(
+            "WRONG",
+            "FAILED",
+            "skipped pure_nccl: [red]no GPU",
+            "skipped single_node: two nodes",
+        ),
         *("skipped flat: two nodes", "skipped 1 KiB: no time"),
         *("skipped 1 GiB to 16 GiB: no memory", "Not all is right."),
     ):

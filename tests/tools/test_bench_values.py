@@ -19,7 +19,9 @@ def test_right_values_are_right(size):
     assert values.matches_pattern(
         sum(filled(size, rank) for rank in range(3)), size, times=3, plus=3
     )
-    assert values.matches_pattern(np.mean([filled(size, r) for r in range(3)], 0), size, plus=1)
+    assert values.matches_pattern(
+        np.mean([filled(size, r) for r in range(3)], 0), size, plus=1
+    )
 
 
 def test_wrong_values_are_wrong():
@@ -31,7 +33,16 @@ def test_wrong_values_are_wrong():
     late[65536:131072] = right[:65536]  # a chunk of the one before
     nan = right.copy()
     nan[7] = np.nan
-    wrong = [one, swapped, late, nan, right[:-1], right.astype("f8"), list(right[:3]), None]
+    wrong = [
+        one,
+        swapped,
+        late,
+        nan,
+        right[:-1],
+        right.astype("f8"),
+        list(right[:3]),
+        None,
+    ]
     assert not any(values.matches_pattern(array, size) for array in wrong)
     assert not values.matches_pattern(right, size, plus=1)
     assert not values.matches_pattern(filled(size, 1), size)

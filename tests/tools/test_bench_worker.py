@@ -29,7 +29,11 @@ def job_of(tmp_path, monkeypatch):
         ("import time; time.sleep(10_000)", 2.0, "did not end within 2 s", 124),
         ("", 100.0, "result of rank 0 did not arrive", 1),
         pytest.param(
-            "raise ValueError('no luck')", 100.0, "ValueError: no luck", 1, marks=pytest.mark.full
+            "raise ValueError('no luck')",
+            100.0,
+            "ValueError: no luck",
+            1,
+            marks=pytest.mark.full,
         ),
     ],
 )

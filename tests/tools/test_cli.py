@@ -8,7 +8,15 @@ import click
 import pytest
 
 from chainermn_tools.cli import COMMANDS, commands
-from tests.support.commands import BIN, SECONDS, chainermn, environment, invoke, run, start
+from tests.support.commands import (
+    BIN,
+    SECONDS,
+    chainermn,
+    environment,
+    invoke,
+    run,
+    start,
+)
 from tests.support.pairwise import tiered
 from tests.support.scripts import ROOT
 
@@ -41,7 +49,11 @@ def test_an_unknown_command_is_a_usage_error():
 
 @pytest.mark.parametrize(
     ("argument", "unbuffered"),
-    tiered([("--help", ""), ("explain", "1")], ("--help", "explain", "--version"), ("", "1")),
+    tiered(
+        [("--help", ""), ("explain", "1")],
+        ("--help", "explain", "--version"),
+        ("", "1"),
+    ),
 )
 def test_a_full_disk_is_said_without_a_traceback(argument, unbuffered):
     variables = environment(PYTHONUNBUFFERED=unbuffered)
@@ -49,7 +61,9 @@ def test_a_full_disk_is_said_without_a_traceback(argument, unbuffered):
         command = start(argument, stdout=full, stderr=subprocess.PIPE, env=variables)
     said = command.communicate(timeout=SECONDS)[1]
     assert command.returncode == 74
-    assert said == "chainermn: the output could not be written: No space left on device\n"
+    assert (
+        said == "chainermn: the output could not be written: No space left on device\n"
+    )
 
 
 def test_a_full_disk_for_errors_too_changes_no_more_than_the_status():
@@ -75,6 +89,9 @@ def test_the_help_of_every_command_has_an_example_and_names_the_manual(name):
 def test_shells_get_completions_as_the_readme_says(shell):
     readme = (ROOT / "packages/chainermn-tools/README.md").read_text()
     assert f"_CHAINERMN_COMPLETE={shell}_source chainermn" in readme
-    words = {"COMP_WORDS": "chainermn re", "COMP_CWORD": "re" if shell == "fish" else "1"}
+    words = {
+        "COMP_WORDS": "chainermn re",
+        "COMP_CWORD": "re" if shell == "fish" else "1",
+    }
     done = chainermn(_CHAINERMN_COMPLETE=f"{shell}_complete", **words)
     assert "report" in done.stdout, done.stderr

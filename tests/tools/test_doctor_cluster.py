@@ -67,7 +67,9 @@ def test_what_ssh_says_is_told_apart(machine):
         (machine.folder / host).write_text(said)
     ssh = f'while [ $# -gt 2 ]; do shift; done; cat "{machine.folder}/$1" >&2; exit 255'
     kinds = {}
-    for one in machine.ask(*OF_LOGINS, hosts=list(hosts), mpi="MPICH", ssh=ssh).values():
+    for one in machine.ask(
+        *OF_LOGINS, hosts=list(hosts), mpi="MPICH", ssh=ssh
+    ).values():
         assert one.status == "failed"
         assert "debug1" not in one.message
         assert "OpenSSH_" not in one.message
@@ -94,23 +96,40 @@ def test_each_trouble_of_a_login_fails_one_check_with_a_fix(machine, kind):
     ("vendor", "variables", "words"),
     [
         ("MPICH", {}, ["ssh", "-T"]),
-        ("MPICH", {"HYDRA_LAUNCHER_EXEC": "{}/my tools/ssh"}, ["{}/my tools/ssh", "-T"]),
+        (
+            "MPICH",
+            {"HYDRA_LAUNCHER_EXEC": "{}/my tools/ssh"},
+            ["{}/my tools/ssh", "-T"],
+        ),
         ("MPICH", {"OMPI_MCA_plm_rsh_agent": "rsh"}, ["ssh", "-T"]),
-        ("Open MPI", {"PRTE_MCA_plm_ssh_agent": "ssh -p 22 : rsh"}, ["ssh", "-p", "22", "-T"]),
-        ("Open MPI", {"OMPI_MCA_plm_rsh_agent": "'{}/my tools/ssh'"}, ["{}/my tools/ssh", "-T"]),
+        (
+            "Open MPI",
+            {"PRTE_MCA_plm_ssh_agent": "ssh -p 22 : rsh"},
+            ["ssh", "-p", "22", "-T"],
+        ),
+        (
+            "Open MPI",
+            {"OMPI_MCA_plm_rsh_agent": "'{}/my tools/ssh'"},
+            ["{}/my tools/ssh", "-T"],
+        ),
         (None, {}, ["ssh", "-T"]),
     ],
 )
 def test_ssh_is_that_of_mpiexec(machine, vendor, variables, words):
     folder = str(machine.folder)
-    recording = f'for word in "$0" "$@"; do printf "%s\\n" "$word"; done > {folder}/words'
+    recording = (
+        f'for word in "$0" "$@"; do printf "%s\\n" "$word"; done > {folder}/words'
+    )
     machine.quick_here()
     machine.program("ssh", recording)
     write_program(machine.folder / "my tools" / "ssh", recording)
     machine.plant(**{name: value.format(folder) for name, value in variables.items()})
     machine.look("ssh", hosts="a", mpi=vendor)
     ssh, *rest = (machine.folder / "words").read_text().split("\n")
-    assert ssh == words[0].format(folder) or (words[0], ssh) == ("ssh", f"{folder}/bin/ssh")
+    assert ssh == words[0].format(folder) or (words[0], ssh) == (
+        "ssh",
+        f"{folder}/bin/ssh",
+    )
     assert rest[: len(words) - 1] == words[1:]
 
 
@@ -129,13 +148,18 @@ def test_a_machine_that_cannot_ask_itself_says_so(says, monkeypatch):
 HANGS = "trap '' TERM; echo $$ > {}/pid; while :; do sleep 1; done"
 # A line without an end, and no answer.
 FLOODS = (
-    "head -c 3000000 /dev/zero | tr '\\0' y; head -c 300000 /dev/zero | tr '\\0' z >&2; sleep 600"
+    "head -c 3000000 /dev/zero | tr '\\0' y; "
+    "head -c 300000 /dev/zero | tr '\\0' z >&2; sleep 600"
 )
 BABBLES = "printf 'chainermn-doctor:no JSON\\n'; echo oh >&2"
 
 
 def test_hosts_that_hang_flood_or_babble_hold_up_no_other(machine):
-    scripts = {"hangs": HANGS.format(machine.folder), "floods": FLOODS, "babbles": BABBLES}
+    scripts = {
+        "hangs": HANGS.format(machine.folder),
+        "floods": FLOODS,
+        "babbles": BABBLES,
+    }
     for host, script in {**scripts, "well": 'exec sh -c "$2"'}.items():
         (machine.folder / host).write_text(script)
     ssh = f'while [ $# -gt 2 ]; do shift; done; f="{machine.folder}/$1"; exec sh "$f" "$1" "$2"'
@@ -148,7 +172,8 @@ def test_hosts_that_hang_flood_or_babble_hold_up_no_other(machine):
 
 
 @pytest.mark.parametrize(
-    ("status", "said"), [(127, "there is no {}"), (9, "{} doesn't run (exit status 9): oh no")]
+    ("status", "said"),
+    [(127, "there is no {}"), (9, "{} doesn't run (exit status 9): oh no")],
 )
 def test_a_python_that_is_missing_or_broken_is_named(machine, status, said):
     machine.quick_here()
@@ -163,9 +188,12 @@ def test_not_all_hosts_are_logged_in_to_at_the_same_time(machine):
     machine.quick_here()
     folder = machine.folder / "running"
     folder.mkdir()
-    count = f"mkdir {folder}/$$; ls {folder} | wc -l >> {machine.folder}/counts; sleep 0.3"
+    count = (
+        f"mkdir {folder}/$$; ls {folder} | wc -l >> {machine.folder}/counts; sleep 0.3"
+    )
     ssh = (
-        f"{count}; rmdir {folder}/$$; echo ssh: connect to host b: Connection refused >&2; exit 255"
+        f"{count}; rmdir {folder}/$$; "
+        "echo ssh: connect to host b: Connection refused >&2; exit 255"
     )
     hosts = [f"h{number}" for number in range(3 * MAX_LOGINS)]
     found = machine.look("ssh", hosts=hosts, seconds=120, mpi="MPICH", ssh=ssh)
@@ -173,7 +201,9 @@ def test_not_all_hosts_are_logged_in_to_at_the_same_time(machine):
     counts = [int(line) for line in (machine.folder / "counts").read_text().split()]
     assert len(counts) == len(hosts)
     assert 1 < max(counts) <= MAX_LOGINS
-    found = machine.look("ssh", hosts=hosts, seconds=12, mpi="MPICH", ssh="exec sleep 600")
+    found = machine.look(
+        "ssh", hosts=hosts, seconds=12, mpi="MPICH", ssh="exec sleep 600"
+    )
     assert found.details["hosts"] == dict.fromkeys(hosts, "no answer")
 
 
@@ -232,13 +262,18 @@ FAIL = "connections fail, at ports that the kernel chose:"
 
 
 def of(
-    a: Mapping[str, Any] = {}, b: Mapping[str, Any] = {}, here: Mapping[str, Any] = {}, **more: Any
+    a: Mapping[str, Any] = {},
+    b: Mapping[str, Any] = {},
+    here: Mapping[str, Any] = {},
+    **more: Any,
 ) -> dict[str, Any]:
     """Two hosts and this machine, with the facts in which each differs."""
     return {"replies": {"a": a, "b": b, "here": here}, **more}
 
 
-def mpiexecs(same: str | None, first: str | None = None, hangs: bool = False) -> dict[str, Any]:
+def mpiexecs(
+    same: str | None, first: str | None = None, hangs: bool = False
+) -> dict[str, Any]:
     """What a host's mpiexec says that has this machine's path, and the first one on PATH."""
     at = {"path": "/opt/bin/mpiexec", "text": same, "hangs": hangs}
     said = {} if same is None else {"same path": at}
@@ -247,8 +282,13 @@ def mpiexecs(same: str | None, first: str | None = None, hangs: bool = False) ->
     return of(b={"mpiexec": said})
 
 
-def variables(here: dict[str, str], there: dict[str, str], vendor: str = "MPICH") -> dict[str, Any]:
-    return {"replies": {"here": {"variables": here}, "b": {"variables": there}}, "mpi": vendor}
+def variables(
+    here: dict[str, str], there: dict[str, str], vendor: str = "MPICH"
+) -> dict[str, Any]:
+    return {
+        "replies": {"here": {"variables": here}, "b": {"variables": there}},
+        "mpi": vendor,
+    }
 
 
 def memory(free: int, total: int, machine: str = "here") -> dict[str, Any]:
@@ -266,7 +306,11 @@ STALLED = {"problem": "a short message arrives, and a long one stalls"}
 
 
 def reaching(**reached: Any) -> dict[str, Any]:
-    return {"reached": {HERE if name == "here" else name: one for name, one in reached.items()}}
+    return {
+        "reached": {
+            HERE if name == "here" else name: one for name, one in reached.items()
+        }
+    }
 
 
 A, B = reaching(b=GOOD, here=GOOD), reaching(a=GOOD, here=GOOD)
@@ -285,7 +329,12 @@ TABLE = {
         ("ok", "", "", of(b=OTHER)),
         ("failed", "b: there is no /opt/bin/mpiexec", "", mpiexecs(None)),
         ("ok", "", "", mpiexecs(HYDRA)),
-        ("failed", "/opt/bin/mpiexec is Open MPI 4.1 and not MPICH", "", mpiexecs("Open MPI 4.1")),
+        (
+            "failed",
+            "/opt/bin/mpiexec is Open MPI 4.1 and not MPICH",
+            "",
+            mpiexecs("Open MPI 4.1"),
+        ),
         ("failed", "that says 'no sense'", "", mpiexecs("no\nsense")),
         ("failed", "that says nothing", "", mpiexecs("")),
         (
@@ -294,13 +343,23 @@ TABLE = {
             "--timeout",
             mpiexecs("", hangs=True),
         ),
-        ("failed", "leads to /usr/bin/mpiexec, Open MPI 4.1", "", mpiexecs(HYDRA, "Open MPI 4.1")),
+        (
+            "failed",
+            "leads to /usr/bin/mpiexec, Open MPI 4.1",
+            "",
+            mpiexecs(HYDRA, "Open MPI 4.1"),
+        ),
     ],
     "script": [
         ("ok", "", "", script(digest="1234")),
         ("failed", "b: there is no /home/me/train.py", "rsync", script(there=False)),
         ("failed", "is not the one of this machine", "rsync", script(digest="5678")),
-        ("failed", "read: Permission denied", "rsync", script(problem="Permission denied")),
+        (
+            "failed",
+            "read: Permission denied",
+            "rsync",
+            script(problem="Permission denied"),
+        ),
         ("skipped", "", "", of()),
     ],
     "hosts_variables": [
@@ -313,10 +372,20 @@ TABLE = {
         ("ok", "", "", variables({}, {PATHS: "/x"})),
         ("warning", "NCCL_DEBUG", "", variables({}, {"NCCL_DEBUG": "INFO"})),
         ("ok", "", "", variables({"NCCL_DEBUG": "WARN"}, {"NCCL_DEBUG": "INFO"})),
-        ("ok", "", "", variables({"NCCL_DEBUG": "WARN"}, {"NCCL_DEBUG": "INFO"}, "Open MPI")),
+        (
+            "ok",
+            "",
+            "",
+            variables({"NCCL_DEBUG": "WARN"}, {"NCCL_DEBUG": "INFO"}, "Open MPI"),
+        ),
         ("warning", FI, "", variables({FI: "tcp"}, {FI: "psm"}, "Open MPI")),
         ("ok", "", "", variables({"OMP_NUM_THREADS": "1"}, {})),
-        ("ok", "", "", variables({}, {"CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_ID": "1"})),
+        (
+            "ok",
+            "",
+            "",
+            variables({}, {"CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_ID": "1"}),
+        ),
     ],
     "hosts_shared_memory": [
         ("ok", "512 MiB", "", memory(512, 512)),
@@ -329,7 +398,12 @@ TABLE = {
     ],
     "connections": [
         ("ok", "all 4 connections", "", of(A, B)),
-        ("failed", f"1 of 4 {FAIL} b to a: timed", "", of(A, reaching(a=BAD, here=GOOD))),
+        (
+            "failed",
+            f"1 of 4 {FAIL} b to a: timed",
+            "",
+            of(A, reaching(a=BAD, here=GOOD)),
+        ),
         (
             "failed",
             f"1 of 4 {FAIL} b to this machine: timed",
@@ -341,7 +415,12 @@ TABLE = {
         ("skipped", "", "", of()),  # ssh told no address
         ("skipped", "", "", {"replies": {"a": {}, "here": {"machine": "a"}}}),
         # The size of packets, if it may be all of it; else a firewall.
-        ("failed", "", "mtu 1500   # on a and b", of(reaching(b=STALLED), reaching(a=GOOD))),
+        (
+            "failed",
+            "",
+            "mtu 1500   # on a and b",
+            of(reaching(b=STALLED), reaching(a=GOOD)),
+        ),
         ("failed", "", "ufw", of(reaching(b=STALLED), reaching(a=BAD))),
     ],
     "slots": [
@@ -423,7 +502,10 @@ def test_the_right_spelling_is_what_the_other_mpi_reads(tmp_path_factory, named)
     open_mpi = [f"{name} slots={slots}" for name, slots in named.items()]
     with pytest.MonkeyPatch.context() as patch:
         machine = Machine(patch, tmp_path_factory.getbasetemp())
-        for wrong, right, vendor in ((open_mpi, mpich, "MPICH"), (mpich, open_mpi, "Open MPI")):
+        for wrong, right, vendor in (
+            (open_mpi, mpich, "MPICH"),
+            (mpich, open_mpi, "Open MPI"),
+        ):
             found = machine.hostfile("\n".join(wrong), vendor)
             assert list(found.details["lines"].values()) == right
             assert machine.hostfile("\n".join(right), vendor).status == "ok"

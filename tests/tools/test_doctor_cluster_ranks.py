@@ -8,12 +8,20 @@ from tests.support.doctor import COMMUNICATORS, each_row
 
 BEGAN = ({"began": "a"}, {"began": "b"})
 BOTH = (*BEGAN, {"hosts": ["a", "b"]})
-PAIR: dict[str, Any] = {"pair": ["a", "b"], "correct": True, "seconds": 0.004, "bytes": 4_000_000}
+PAIR: dict[str, Any] = {
+    "pair": ["a", "b"],
+    "correct": True,
+    "seconds": 0.004,
+    "bytes": 4_000_000,
+}
 NAMES = [name for name in COMMUNICATORS if name != "single_node"]
 
 
 def of(name: str, **found: Any) -> dict[str, Any]:
-    return {"communicator": name, "found": {"problem": None, "correct": True, "wrong": [], **found}}
+    return {
+        "communicator": name,
+        "found": {"problem": None, "correct": True, "wrong": [], **found},
+    }
 
 
 WELL = [of(name) for name in NAMES if name != "pure_nccl"]
@@ -33,7 +41,12 @@ def exchanged(*said: dict[str, Any], **ended: Any):
 TABLE = {
     "placement": [
         ("ok", "1 rank on a and 1 rank on b", "", job(*BOTH)),
-        ("failed", "2 ranks on a, and should be on", "", job(*BEGAN, {"hosts": ["a", "a"]})),
+        (
+            "failed",
+            "2 ranks on a, and should be on",
+            "",
+            job(*BEGAN, {"hosts": ["a", "a"]}),
+        ),
         ("failed", "MPI hangs while it starts", "", job(*BEGAN, status=None)),
         ("failed", "no rank began on b", "", job(BEGAN[0], status=None)),
         ("failed", "no rank began on a and b", "", job(status=None)),
@@ -57,12 +70,21 @@ TABLE = {
     ],
     "hosts_communicators": [
         (
-            *("failed", "the communicator 'hierarchical' doesn't come to its end within"),
+            *(
+                "failed",
+                "the communicator 'hierarchical' doesn't come to its end within",
+            ),
             *("--timeout", exchanged(PAIR, *WELL[:2], status=None)),
         ),
         (
-            *("failed", "communicator 'flat' doesn't come to its end, and the job ended with "),
-            *("report", exchanged(PAIR, WELL[0], status=139, err="Segmentation fault\n")),
+            *(
+                "failed",
+                "communicator 'flat' doesn't come to its end, and the job ended with ",
+            ),
+            *(
+                "report",
+                exchanged(PAIR, WELL[0], status=139, err="Segmentation fault\n"),
+            ),
         ),
         (
             *("failed", "the ranks don't come to their end", "--timeout"),
@@ -87,7 +109,9 @@ def test_what_ranks_on_hosts_said_is_judged(says, check, status, said, fix, give
 
 def test_communicators_over_hosts_that_are_right_are_listed(says):
     found = says("hosts_communicators", "ok", **exchanged(PAIR, *WELL))
-    assert found.details["communicators"] == [name for name in NAMES if name != "pure_nccl"]
+    assert found.details["communicators"] == [
+        name for name in NAMES if name != "pure_nccl"
+    ]
 
 
 def test_every_two_hosts_are_tried_and_of_many_neighbours(machine, says):

@@ -47,9 +47,17 @@ def test_all_is_well_where_nothing_is_wrong():
     assert found["bad"] == []
     assert set(found) - {"by_name", "bad"} == documented_keys("## JSON", "A finding:")
     assert (found["schema"], found["well"], found["status"]) == (3, True, "ok")
-    assert found["asked"] == {"ranks": None, "hosts": [], "hostfile": None, "script": None}
+    assert found["asked"] == {
+        "ranks": None,
+        "hosts": [],
+        "hostfile": None,
+        "script": None,
+    }
     assert found["seconds"] > 0
-    assert [one["name"] for one in found["findings"]] == [*STAGES["here"], *STAGES["live"]]
+    assert [one["name"] for one in found["findings"]] == [
+        *STAGES["here"],
+        *STAGES["live"],
+    ]
     for one in found["findings"]:
         assert set(one) == documented_keys("A finding:", "## The checks")
         assert one["name"] in STAGES[one["layer"]]
@@ -80,8 +88,14 @@ if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "1":
     ("fault", "said"),
     [
         ("import time; time.sleep(3600)", "0 of 2 ranks came through it within"),
-        ("os.kill(os.getpid(), 11)", "0 of 2 ranks came through it; then the job ended"),
-        ("raise MemoryError('planted')", "0 of 2 ranks came through it; then the job ended"),
+        (
+            "os.kill(os.getpid(), 11)",
+            "0 of 2 ranks came through it; then the job ended",
+        ),
+        (
+            "raise MemoryError('planted')",
+            "0 of 2 ranks came through it; then the job ended",
+        ),
     ],
     ids=["hang", "crash", "raise"],
 )
@@ -114,7 +128,9 @@ def left_over(text: str) -> list[int]:
 )
 def test_a_signal_ends_all_that_was_started(tmp_path, number):
     pids = tmp_path / "pids"
-    hang = f"setsid sh -c 'echo $$ >> {pids}; sleep 3600' &\necho $$ >> {pids}; sleep 3600"
+    hang = (
+        f"setsid sh -c 'echo $$ >> {pids}; sleep 3600' &\necho $$ >> {pids}; sleep 3600"
+    )
     script = f'#!/bin/sh\n[ "$1" = --version ] || exit 1\n{hang}\n'
     path = commands.with_program(tmp_path, "mpiexec", script)
     how = {"stdout": subprocess.PIPE, "env": commands.environment(PATH=path)}
@@ -134,7 +150,10 @@ def test_what_is_on_standard_input_is_left_to_others(tmp_path):
     ours, theirs = os.pipe()
     os.write(theirs, b"host\n")  # and it stays open
     process = commands.start(
-        "doctor", stdin=ours, stdout=subprocess.DEVNULL, env=commands.environment(PATH=path)
+        "doctor",
+        stdin=ours,
+        stdout=subprocess.DEVNULL,
+        env=commands.environment(PATH=path),
     )
     assert process.wait(LIMIT_SECONDS) in (0, 1, 3)
     assert (tmp_path / "read").read_text() == ""
@@ -161,7 +180,9 @@ def test_what_is_on_standard_input_is_left_to_others(tmp_path):
         (["-n", "0"], "0"),
     ],
 )
-def test_wrong_command_lines_are_refused_before_anything_is_started(machine, arguments, said):
+def test_wrong_command_lines_are_refused_before_anything_is_started(
+    machine, arguments, said
+):
     done = machine.command(*arguments)
     assert (done.exit_code, said in done.output) == (2, True)
 
@@ -179,7 +200,9 @@ def asked_of(*arguments: object) -> tuple[int, dict]:
     """The exit status, and what the checks are asked for."""
     with pytest.MonkeyPatch.context() as patch:
         done = Machine(patch, Path()).command("--json", *arguments)
-    return done.exit_code, json.loads(done.output)["asked"] if done.exit_code == 0 else {}
+    return done.exit_code, json.loads(done.output)[
+        "asked"
+    ] if done.exit_code == 0 else {}
 
 
 @settings(max_examples=50)
@@ -223,7 +246,11 @@ PLANTED = {
 
 def prose(text: str) -> list[str]:
     """The lines that are wrapped; a fix isn't, so that it can be copied."""
-    return [line for line in text.splitlines() if "fix:" not in line and "left out" not in line]
+    return [
+        line
+        for line in text.splitlines()
+        if "fix:" not in line and "left out" not in line
+    ]
 
 
 def test_plain_text_has_a_line_for_each_thing(machine):
@@ -232,10 +259,15 @@ def test_plain_text_has_a_line_for_each_thing(machine):
     assert done.exit_code == 1
     assert lines[0] == "This machine"
     assert re.fullmatch("  ok       python  +what was found", lines[1])
-    bad = next(number for number, line in enumerate(lines) if line.startswith("  FAILED"))
+    bad = next(
+        number for number, line in enumerate(lines) if line.startswith("  FAILED")
+    )
     assert re.fullmatch("  FAILED   mpiexec  +Is there an mpiexec .*", lines[bad])
     assert lines[bad + 1 : bad + 3] == [f"    {SAID}", f"    fix: {FIX}"]
-    assert any(re.fullmatch("  -        scheduler  +nothing to look at", line) for line in lines)
+    assert any(
+        re.fullmatch("  -        scheduler  +nothing to look at", line)
+        for line in lines
+    )
     assert "    1 check was left out, since 'mpiexec' failed" in lines
     assert "Ranks on this machine" in lines
     assert lines[-2:] == [
@@ -249,7 +281,10 @@ def test_plain_text_has_a_line_for_each_thing(machine):
 @pytest.mark.parametrize("colours", [True, False])
 def test_terminals_get_lines_that_fit_and_colours_if_wanted(machine, width, colours):
     machine.plant(
-        FORCE_COLOR="1", COLUMNS=str(width), TERM="xterm", NO_COLOR=None if colours else "1"
+        FORCE_COLOR="1",
+        COLUMNS=str(width),
+        TERM="xterm",
+        NO_COLOR=None if colours else "1",
     )
     printed = machine.command(**PLANTED).output
     assert ("\x1b[1;31m" in printed) == colours
@@ -274,7 +309,11 @@ def test_all_well_and_what_is_worst_are_said(machine):
     ):
         done = machine.command("--json", *arguments, **planted)
         found = json.loads(done.output)
-        assert (done.exit_code, found["status"], found["well"]) == (status, worst, worst == "ok")
+        assert (done.exit_code, found["status"], found["well"]) == (
+            status,
+            worst,
+            worst == "ok",
+        )
 
 
 def test_a_report_holds_findings_and_environment_without_secrets(machine):
@@ -282,7 +321,9 @@ def test_a_report_holds_findings_and_environment_without_secrets(machine):
     machine.program("mpiexec", 'echo "no licence found"; exit 7')
     done = machine.command("--report", mpiexec=failed("it fails", "mend it"))
     assert done.exit_code == 1
-    assert done.output.startswith("<details><summary>chainermn doctor: Not all is well; failed: ")
+    assert done.output.startswith(
+        "<details><summary>chainermn doctor: Not all is well; failed: "
+    )
     assert done.output.rstrip().endswith("</details>")
     assert "\npackages\n" in done.output, "what chainermn env prints"
     assert "no licence found" in done.output

@@ -17,11 +17,17 @@ from tests.support.doctor import Machine, Unavailable, each_row
 PIP = f"{sys.executable} -m pip install"
 VERSION = version("chainermn-comm")  # others that are installed need it
 MPIEXEC = "/opt/bin/mpiexec"
-FACADE, BUNDLED = "/x/chainermn_facade/__init__.py", "/x/site-packages/chainermn/__init__.py"
+FACADE, BUNDLED = (
+    "/x/chainermn_facade/__init__.py",
+    "/x/site-packages/chainermn/__init__.py",
+)
 OLD_NUMPY = {"installed": {"numpy": "1.20.3"}}
 CUPYS = {"installed": {"cupy-cuda12x": "13.6.0", "cupy-cuda13x": "14.0.0"}}
 NO_RESOURCES = Unavailable("ModuleNotFoundError: No module named 'pkg_resources'")
-NO_CHAINER = {"packages": {"chainer": "7.8.1"}, "children": {"chainer_version": NO_RESOURCES}}
+NO_CHAINER = {
+    "packages": {"chainer": "7.8.1"},
+    "children": {"chainer_version": NO_RESOURCES},
+}
 NO_MPI = Unavailable("RuntimeError: cannot load MPI library")
 READ_ONLY = OSError(errno.EROFS, "Read-only file system")
 UNWRITABLE = {"returns": {"os.posix_fallocate": READ_ONLY}}
@@ -53,14 +59,30 @@ def wanted(finder: str) -> dict[str, Any]:
     return {**imports(BUNDLED, finder, "2.0.0"), "CHAINERMN_USE_BUNDLED": "1"}
 
 
-def gpus(smi=f"echo '{GPU}'", cupy="13.6.0", devices=2, nccl="2.22.3", files=(), **more: Any):
+def gpus(
+    smi=f"echo '{GPU}'", cupy="13.6.0", devices=2, nccl="2.22.3", files=(), **more: Any
+):
     """GPUs: nvidia-smi (None for no such program), CuPy's version, what it and NCCL say, files."""
-    seen = {"cuda": "12.4", "devices": [{}] * devices} if isinstance(devices, int) else devices
-    oldest = {} if nccl == OLD else {"oldest_nccl": [2, 4]}  # else the communicators' is asked for
-    there = {"PATH": "/usr/bin:/bin"} if smi is None else {"program": ("nvidia-smi", smi)}
+    seen = (
+        {"cuda": "12.4", "devices": [{}] * devices}
+        if isinstance(devices, int)
+        else devices
+    )
+    oldest = (
+        {} if nccl == OLD else {"oldest_nccl": [2, 4]}
+    )  # else the communicators' is asked for
+    there = (
+        {"PATH": "/usr/bin:/bin"} if smi is None else {"program": ("nvidia-smi", smi)}
+    )
     children = {"gpu_devices": seen, "nccl_version": nccl, **oldest}
     packages = {} if cupy is None else {"cupy-cuda12x": cupy}
-    return {**there, "packages": packages, "children": children, "gpu_files": files, **more}
+    return {
+        **there,
+        "packages": packages,
+        "children": children,
+        "gpu_files": files,
+        **more,
+    }
 
 
 TABLE = {
@@ -70,18 +92,33 @@ TABLE = {
         ("warning", "", "use Python 3.11 to 3.15", dict(version=(3, 16, 0))),
         ("warning", "free-threaded", "", dict(returns={"sysconfig.get_config_var": 1})),
         ("failed", "Darwin", "", dict(returns={"platform.system": "Darwin"})),
-        ("failed", "PyPy", "", dict(returns={"platform.python_implementation": "PyPy"})),
+        (
+            "failed",
+            "PyPy",
+            "",
+            dict(returns={"platform.python_implementation": "PyPy"}),
+        ),
     ],
     "packages": [
         ("ok", f"chainermn-comm {VERSION}", "", {}),
         ("failed", "needs numpy>=1.26, not 1.20.3", f"{PIP} 'numpy>=1.26'", OLD_NUMPY),
         # Not from the index, which has another chainermn.
-        ("failed", "chainermn-comm", "together", dict(installed={"chainermn-comm": "1.9"})),
+        (
+            "failed",
+            "chainermn-comm",
+            "together",
+            dict(installed={"chainermn-comm": "1.9"}),
+        ),
         ("warning", "", "pip uninstall -y cupy-cuda12x cupy-cuda13x", CUPYS),
     ],
     "import_chainermn": [
         ("ok", FACADE, "", imports(FACADE, "registered", "2.0.0")),
-        ("failed", ".pth", "import chainermn_comm", imports(BUNDLED, "not registered", "2.0.0")),
+        (
+            "failed",
+            ".pth",
+            "import chainermn_comm",
+            imports(BUNDLED, "not registered", "2.0.0"),
+        ),
         ("failed", BUNDLED, "install", imports(BUNDLED, "registered", "2.0.0")),
         ("failed", BUNDLED, "install", imports(BUNDLED, "registered", None)),
         ("failed", BUNDLED, "install", imports(BUNDLED, "registered", "1.3.1")),
@@ -90,15 +127,30 @@ TABLE = {
         ("warning", "", "unset CHAINERMN_USE_BUNDLED", wanted("not registered")),
     ],
     "import_chainer": [
-        ("failed", "pkg_resources", "setuptools<82", NO_CHAINER),  # as `chainermn explain` says
-        ("failed", "", "unset CHAINERMN_NO_COMPAT", dict(NO_CHAINER, CHAINERMN_NO_COMPAT="1")),
+        (
+            "failed",
+            "pkg_resources",
+            "setuptools<82",
+            NO_CHAINER,
+        ),  # as `chainermn explain` says
+        (
+            "failed",
+            "",
+            "unset CHAINERMN_NO_COMPAT",
+            dict(NO_CHAINER, CHAINERMN_NO_COMPAT="1"),
+        ),
     ],
     "mpi4py": [("failed", "cannot load", "pip install mpich", dict(mpi=NO_MPI))],
     "mpiexec": [("warning", "what it says", "", dict(mpi=("MPICH", None)))],
     "mpi_match": [
         ("ok", "MPICH", "", {}),
         ("skipped", "", "", dict(mpi=("MPICH", None))),
-        ("failed", f"MPICH but {MPIEXEC} is Open MPI's", "PATH", dict(mpi=("MPICH", "Open MPI"))),
+        (
+            "failed",
+            f"MPICH but {MPIEXEC} is Open MPI's",
+            "PATH",
+            dict(mpi=("MPICH", "Open MPI")),
+        ),
     ],
     "gpus": [
         ("ok", "2: ", "", gpus(f"echo '{GPU}\n{GPU}'", files=("nvidia0", "nvidia1"))),
@@ -114,15 +166,30 @@ TABLE = {
     "cupy": [
         ("skipped", "no NVIDIA GPU", "", gpus(None)),
         ("warning", "not installed", "'cupy-cuda12x[ctk]'", gpus(cupy=None)),
-        ("warning", "not installed", "'cupy-cuda13x[ctk]'", gpus(f"echo '{NEW_GPU}'", cupy=None)),
+        (
+            "warning",
+            "not installed",
+            "'cupy-cuda13x[ctk]'",
+            gpus(f"echo '{NEW_GPU}'", cupy=None),
+        ),
         ("failed", "libcublas", "", gpus(devices=BROKEN)),
         ("failed", "sees no GPU", "nvidia-smi -L", gpus(devices=0)),
-        ("warning", "hides", "unset CUDA_VISIBLE_DEVICES", gpus(CUDA_VISIBLE_DEVICES="-1")),
+        (
+            "warning",
+            "hides",
+            "unset CUDA_VISIBLE_DEVICES",
+            gpus(CUDA_VISIBLE_DEVICES="-1"),
+        ),
         ("ok", "sees 2 GPUs", "", gpus()),
     ],
     "nccl": [
         ("ok", "2.22.3", "", gpus()),
-        ("failed", "too old; 2.10 is the oldest", f"{PIP} -U nvidia-nccl-cu12", gpus(nccl=OLD)),
+        (
+            "failed",
+            "too old; 2.10 is the oldest",
+            f"{PIP} -U nvidia-nccl-cu12",
+            gpus(nccl=OLD),
+        ),
         ("warning", "absent", f"{PIP} -U nvidia-nccl-cu12", gpus(nccl="absent")),
     ],
     "visible_gpus": [
@@ -141,13 +208,43 @@ TABLE = {
         ("failed", "3 MiB of 64 MiB", "ls -l", dict(shared_memory=(64, 3))),
         ("failed", "22 MiB of 64 MiB", "ls -l", dict(shared_memory=(64, 22))),
         ("failed", "8 MiB of 8 MiB", "--shm-size", dict(shared_memory=(8, 8))),
-        ("warning", "60 MiB of 64 MiB", "--shm-size", dict(shared_memory=(64, 60), ranks=8)),
-        ("failed", "60 MiB of 64 MiB", "--shm-size", dict(shared_memory=(64, 60), ranks=16)),
-        ("warning", "30 MiB of 64 MiB", "--shm-size", dict(shared_memory=(64, 30), ranks=2)),
-        ("ok", "24000 MiB of 24105 MiB", "", dict(shared_memory=(24105, 24000), ranks=64)),
+        (
+            "warning",
+            "60 MiB of 64 MiB",
+            "--shm-size",
+            dict(shared_memory=(64, 60), ranks=8),
+        ),
+        (
+            "failed",
+            "60 MiB of 64 MiB",
+            "--shm-size",
+            dict(shared_memory=(64, 60), ranks=16),
+        ),
+        (
+            "warning",
+            "30 MiB of 64 MiB",
+            "--shm-size",
+            dict(shared_memory=(64, 30), ranks=2),
+        ),
+        (
+            "ok",
+            "24000 MiB of 24105 MiB",
+            "",
+            dict(shared_memory=(24105, 24000), ranks=64),
+        ),
         ("ok", "22 MiB of 64 MiB", "", dict(shared_memory=(64, 22), mpi="Open MPI")),
-        ("warning", "10 MiB of", "--shm-size", dict(shared_memory=(64, 10), mpi="Open MPI")),
-        ("failed", "3 MiB of 64 MiB", "ls -l", dict(shared_memory=(64, 3), mpi="Open MPI")),
+        (
+            "warning",
+            "10 MiB of",
+            "--shm-size",
+            dict(shared_memory=(64, 10), mpi="Open MPI"),
+        ),
+        (
+            "failed",
+            "3 MiB of 64 MiB",
+            "ls -l",
+            dict(shared_memory=(64, 3), mpi="Open MPI"),
+        ),
         ("failed", "22 MiB of 64 MiB", "ls -l", dict(shared_memory=(64, 22), mpi=None)),
         ("failed", "0 MiB of 64 MiB", "ls -lS", dict(shared_memory=FULL)),
         ("failed", "Read-only", "", dict(returns={"os.statvfs": READ_ONLY})),
@@ -158,9 +255,24 @@ TABLE = {
         ("ok", "8 of", "", dict(cores=8)),
         ("warning", "4 of", "start at most 4 ranks", dict(cores=4, ranks=8)),
         ("ok", "8 of", "", dict(cores=8, ranks=4, OMP_NUM_THREADS="2")),
-        ("warning", "8", "export OMP_NUM_THREADS=2", dict(cores=8, ranks=4, OMP_NUM_THREADS="4")),
-        ("warning", "8 of", "export MKL_NUM_THREADS=8", dict(cores=8, MKL_NUM_THREADS="16")),
-        ("warning", "8", "export OMP_NUM_THREADS=1", dict(cores=8, ranks=8, OMP_NUM_THREADS="3,2")),
+        (
+            "warning",
+            "8",
+            "export OMP_NUM_THREADS=2",
+            dict(cores=8, ranks=4, OMP_NUM_THREADS="4"),
+        ),
+        (
+            "warning",
+            "8 of",
+            "export MKL_NUM_THREADS=8",
+            dict(cores=8, MKL_NUM_THREADS="16"),
+        ),
+        (
+            "warning",
+            "8",
+            "export OMP_NUM_THREADS=1",
+            dict(cores=8, ranks=8, OMP_NUM_THREADS="3,2"),
+        ),
         ("ok", "8 of", "", dict(cores=8, ranks=8, OMP_NUM_THREADS="all")),
     ],
     "scheduler": [
@@ -197,17 +309,39 @@ def test_each_need_is_judged_as_it_is_written_and_others_are_not(machine):
     """Directly or not, in circles, in every spelling; what can't be read isn't judged."""
     needs = [
         *("b>=2", "b (>=2.1)", "b[extra]>=2.2", "b>=2.3; python_version >= '3.10'"),
-        *("B>=2.4 ; extra == 'x'", "b>=2.5; python_version < '3.10'", "b @ file:///b", "b>=1"),
-        *("left-pad>=3 ; extra == 'x'", "odd>=3", "after~=2.0", "before>=2.0", "new~=2.0"),
+        *(
+            "B>=2.4 ; extra == 'x'",
+            "b>=2.5; python_version < '3.10'",
+            "b @ file:///b",
+            "b>=1",
+        ),
+        *(
+            "left-pad>=3 ; extra == 'x'",
+            "odd>=3",
+            "after~=2.0",
+            "before>=2.0",
+            "new~=2.0",
+        ),
         *("indirect", "nonsense >> 3"),
     ]
-    others = {"b": "1.0", "odd": "unknown", "after": "2.9.1", "new": "3.0", "before": "2.1.0rc1"}
+    others = {
+        "b": "1.0",
+        "odd": "unknown",
+        "after": "2.9.1",
+        "new": "3.0",
+        "before": "2.1.0rc1",
+    }
     indirect = ("1", "chainermn-comm", "left-pad>=2")
-    machine.installed(**{"chainermn-comm": (VERSION, *needs), **others, "indirect": indirect})
+    machine.installed(
+        **{"chainermn-comm": (VERSION, *needs), **others, "indirect": indirect}
+    )
     found = machine.look("packages")
     assert found.status == "failed"
     assert found.message.split("; ") == [
-        *(f"chainermn-comm needs b>=2{minor}, not 1.0" for minor in ("", ".1", ".2", ".3")),
+        *(
+            f"chainermn-comm needs b>=2{minor}, not 1.0"
+            for minor in ("", ".1", ".2", ".3")
+        ),
         "chainermn-comm needs new~=2.0, not 3.0",
         "indirect needs left-pad>=2, which is missing",
     ]
@@ -218,7 +352,9 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 @settings(max_examples=20)
 @drawn(texts, texts)
-def test_nonsense_in_metadata_is_no_error_of_the_doctor(tmp_path_factory, version, requirement):
+def test_nonsense_in_metadata_is_no_error_of_the_doctor(
+    tmp_path_factory, version, requirement
+):
     with pytest.MonkeyPatch.context() as patch:
         machine = Machine(patch, tmp_path_factory.mktemp("nonsense"))
         machine.installed(**{"chainermn-comm": (version, requirement)})
@@ -226,9 +362,14 @@ def test_nonsense_in_metadata_is_no_error_of_the_doctor(tmp_path_factory, versio
         assert "the check itself failed" not in found.message
 
 
-def test_an_mpiexec_that_is_missing_or_does_not_even_say_its_version_is_named(machine, tmp_path):
+def test_an_mpiexec_that_is_missing_or_does_not_even_say_its_version_is_named(
+    machine, tmp_path
+):
     found = machine.look("mpiexec", program=("mpiexec", "sleep 3600"), seconds=4)
-    assert (found.status, "mpiexec did not end within" in found.message) == ("failed", True)
+    assert (found.status, "mpiexec did not end within" in found.message) == (
+        "failed",
+        True,
+    )
     found = machine.look("mpiexec", PATH=str(tmp_path))
     assert (found.status, "no mpiexec on PATH" in found.message) == ("failed", True)
     assert found.hint.startswith("export PATH=") or "pip install mpich" in found.hint
@@ -247,10 +388,14 @@ def test_an_mpiexec_that_is_missing_or_does_not_even_say_its_version_is_named(ma
         (4, "localhost:4", 4, 4),
     ],
 )
-def test_as_many_ranks_are_started_as_this_machine_is_to_run(says, ranks, hosts, here, started):
+def test_as_many_ranks_are_started_as_this_machine_is_to_run(
+    says, ranks, hosts, here, started
+):
     """Where hosts are to run them, as can meet and have cores here."""
     asked = {"ranks": ranks, "hosts": hosts, "returns": {"socket.gethostname": "a"}}
-    status, said = ("warning", f"for {here} ranks: they take turns") if here else ("ok", "")
+    status, said = (
+        ("warning", f"for {here} ranks: they take turns") if here else ("ok", "")
+    )
     says("cores", status, said, cores=1, **asked)
     said = f"0 of {started} ranks came up"
     says("ranks_start", "failed", said, cores=4, job={"status": 1}, **asked)

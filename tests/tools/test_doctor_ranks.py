@@ -52,7 +52,11 @@ def judge(machine):
 
 
 def test_every_communicator_and_step_has_its_check():
-    assert {f"communicator_{name}" for name in COMMUNICATORS} < set(STEPS) <= {*STAGES["live"]}
+    assert (
+        {f"communicator_{name}" for name in COMMUNICATORS}
+        < set(STEPS)
+        <= {*STAGES["live"]}
+    )
 
 
 def test_a_good_job_is_well(judge):
@@ -73,7 +77,14 @@ ROOT = "mpiexec has detected an attempt to run as root.\nat your own risk.\n"
     ("reported", "status", "err", "name", "said", "fix"),
     [
         ((), None, "", START, "mpiexec hangs", "getent"),
-        ((BEGUN, BEGUN), None, "", START, "0 of 2 ranks came through MPI_Init", "0 and 1"),
+        (
+            (BEGUN, BEGUN),
+            None,
+            "",
+            START,
+            "0 of 2 ranks came through MPI_Init",
+            "0 and 1",
+        ),
         ((reports(0), BEGUN), None, "", START, "1 of 2 ranks came through", "0 and 1"),
         ((), 1, ROOT, START, "attempt to run as root", "ordinary user"),
         ((), 0, "", START, "said: nothing", "0 and 1"),
@@ -88,9 +99,20 @@ ROOT = "mpiexec has detected an attempt to run as root.\nat your own risk.\n"
         ),
         ((reports(0, ALLGATHER), reports(1)), None, "", ALLGATHER, "hangs", "UCX_TLS"),
     ],
-    ids=["hangs", "init hangs", "one hangs", "root", "silent", "one missing", "alone", "stuck"],
+    ids=[
+        "hangs",
+        "init hangs",
+        "one hangs",
+        "root",
+        "silent",
+        "one missing",
+        "alone",
+        "stuck",
+    ],
 )
-def test_ranks_that_do_not_come_up_or_meet_are_named(judge, reported, status, err, name, said, fix):
+def test_ranks_that_do_not_come_up_or_meet_are_named(
+    judge, reported, status, err, name, said, fix
+):
     found, bad = judge(*reported, status=status, err=err)
     assert bad == [name]
     assert said in found[name].message
@@ -103,9 +125,14 @@ def test_ranks_that_do_not_come_up_or_meet_are_named(judge, reported, status, er
 @pytest.mark.parametrize("step", STEPS[3:])
 def test_a_rank_that_dies_is_named_by_what_it_was_at(judge, step):
     error = "Segmentation fault (signal 11)"
-    found, bad = judge(reports(0, step), reports(1, step), status=139, err=f"{error}\n=====\n")
+    found, bad = judge(
+        reports(0, step), reports(1, step), status=139, err=f"{error}\n=====\n"
+    )
     assert bad == [step]
-    assert "0 of 2 ranks came through it; then the job ended with status 139" in found[step].message
+    assert (
+        "0 of 2 ranks came through it; then the job ended with status 139"
+        in found[step].message
+    )
     assert error in found[step].message
     assert found[step].hint
 
@@ -119,12 +146,16 @@ def test_what_a_rank_reported_before_it_was_killed_counts(judge):
 def test_a_rank_that_hangs_is_named_by_what_it_is_at(judge):
     found, bad = judge(reports(0, FLAT), reports(1), status=None)
     assert bad == [FLAT]
-    assert found[FLAT].message.startswith("it hangs: 1 of 2 ranks came through it within ")
+    assert found[FLAT].message.startswith(
+        "it hangs: 1 of 2 ranks came through it within "
+    )
     assert found["communicator_naive"].status == "ok"
     assert found["communicator_dummy"].status == "skipped"
 
 
-@pytest.mark.parametrize(("cores", "load", "said"), [(1, 0, "1 cores"), (2, 2.5, "more to do")])
+@pytest.mark.parametrize(
+    ("cores", "load", "said"), [(1, 0, "1 cores"), (2, 2.5, "more to do")]
+)
 def test_what_hangs_may_just_be_slow_with_few_cores_or_on_a_busy_machine(
     judge, machine, cores, load, said
 ):
@@ -167,7 +198,9 @@ def test_lower_thread_levels_are_warned_of_unless_asked_for(judge, machine):
     assert judge(*funneled)[1] == []
 
 
-@pytest.mark.parametrize(("status", "bad"), [(0, []), (3, [END]), (None, [END])], ids=str)
+@pytest.mark.parametrize(
+    ("status", "bad"), [(0, []), (3, [END]), (None, [END])], ids=str
+)
 def test_a_bad_end_is_named(judge, status, bad):
     assert judge(*both(), status=status)[1] == bad
 
@@ -179,5 +212,7 @@ for i in $(seq $n); do "$@" & done; wait"""
 
 
 def test_an_mpiexec_whose_ranks_are_alone_is_named(machine, says):
-    said = f"each of the 2 ranks says that it is rank 0 of 1: {machine.mpiexec(MPIEXEC)} "
+    said = (
+        f"each of the 2 ranks says that it is rank 0 of 1: {machine.mpiexec(MPIEXEC)} "
+    )
     says("ranks_meet", "failed", said, "PATH")

@@ -17,7 +17,9 @@ def exchange(world, *pairs: tuple[str, str]) -> list[Any]:
     """What all ranks said (collective)."""
     said: list[dict] = []
     hosts = [f"host{rank}" for rank in range(world.size)]
-    rank_tests.exchange_messages(world, hosts, pairs, lambda **record: said.append(record))
+    rank_tests.exchange_messages(
+        world, hosts, pairs, lambda **record: said.append(record)
+    )
     return [one for every in world.allgather(said) for one in every]
 
 

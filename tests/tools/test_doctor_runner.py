@@ -26,8 +26,15 @@ LIMIT_SECONDS = 60  # ends a test that hangs
 
 
 def test_each_check_has_a_result_in_its_order():
-    answers = [ok("a", n=1), warning("b", "mend b"), failed("c", "mend c"), skipped("d")]
-    checks = [canned(name, answer) for name, answer in zip("wxyz", answers, strict=True)]
+    answers = [
+        ok("a", n=1),
+        warning("b", "mend b"),
+        failed("c", "mend c"),
+        skipped("d"),
+    ]
+    checks = [
+        canned(name, answer) for name, answer in zip("wxyz", answers, strict=True)
+    ]
     found = list(run_checks(checks[:2], checks[2:]).values())
     assert [tuple(vars(one).values()) for one in found] == [
         ("ok", "a", None, {"n": 1}, None, "w", "w?", "stage 1"),
@@ -42,7 +49,9 @@ def test_a_check_that_hangs_is_named_and_the_others_go_on():
 
     hangs = Check("hangs", "?", lambda _: over.wait(LIMIT_SECONDS) and ok("at last"))
     after = [canned("b", None, "hangs"), canned("bb", None, "b"), canned("c")]
-    found = run_checks([hangs, *after], [canned("d"), canned("e", None, "bb")], seconds=16)
+    found = run_checks(
+        [hangs, *after], [canned("d"), canned("e", None, "bb")], seconds=16
+    )
     over.set()
     assert {name for name, one in found.items() if one.status == "ok"} == {"c", "d"}
     assert found["hangs"].message == "no answer within 8 s"
@@ -73,7 +82,10 @@ def test_a_program_that_takes_too_long_may_just_need_more_time():
     # It calls a function of a module that is found from anywhere.
     slow = Check("slow", "?", lambda _: call_in_subprocess(signal.pause, 0.5))
     found = run_checks([slow])["slow"]
-    assert (found.status, found.message) == ("failed", "python did not end within 0.5 s")
+    assert (found.status, found.message) == (
+        "failed",
+        "python did not end within 0.5 s",
+    )
     assert "--timeout" in found.hint
 
 

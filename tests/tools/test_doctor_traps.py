@@ -16,9 +16,39 @@ from hypothesis import strategies as st
 from tests.support.doctor import Machine, said_by
 
 TRAPS = [
-    *("a b", "'", '"', ";touch trap", "$(touch trap)", "`touch trap`", "-oProxyCommand=touch trap"),
-    *("-l", "--", "#", "\n", "a\ntouch trap\n", "\\", "\\'; touch trap; '", "%h", "!!", "~", "*"),
-    *("&touch trap", "|touch trap", ">trap", "a\n", "$HOME", "é", "\x7f", "\t", "{a,b}"),
+    *(
+        "a b",
+        "'",
+        '"',
+        ";touch trap",
+        "$(touch trap)",
+        "`touch trap`",
+        "-oProxyCommand=touch trap",
+    ),
+    *(
+        "-l",
+        "--",
+        "#",
+        "\n",
+        "a\ntouch trap\n",
+        "\\",
+        "\\'; touch trap; '",
+        "%h",
+        "!!",
+        "~",
+        "*",
+    ),
+    *(
+        "&touch trap",
+        "|touch trap",
+        ">trap",
+        "a\n",
+        "$HOME",
+        "é",
+        "\x7f",
+        "\t",
+        "{a,b}",
+    ),
     "x'\n\"$(id)",
 ]
 texts = st.one_of(
@@ -28,7 +58,8 @@ texts = st.one_of(
 )
 # What can be the name of a file, of bytes that may be no text.
 file_names = st.one_of(
-    texts.map(lambda text: text.encode(errors="ignore")), st.binary(min_size=1, max_size=30)
+    texts.map(lambda text: text.encode(errors="ignore")),
+    st.binary(min_size=1, max_size=30),
 ).map(lambda name: os.fsdecode(name.replace(b"/", b"_").replace(b"\0", b"_")[:200]))
 # As sshd starts what ssh was told: by the login shell, whichever that is.
 SHELLS = {
@@ -43,13 +74,22 @@ SHELLS = {
 @given(name=file_names, python=file_names)
 def test_a_path_reaches_a_host_whole_and_runs_nothing(shell, name, python):
     assume(name not in ("", ".", "..") and python not in ("", ".", ".."))
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as elsewhere:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory() as elsewhere,
+    ):
         script = os.path.join(folder, name)
         Path(script).write_text("")
         said = said_by(shell, os.path.join(elsewhere, python), script, elsewhere)
-        assert said in ({"status": 127}, {"status": 126})  # there is none, or it is a folder
+        assert said in (
+            {"status": 127},
+            {"status": 126},
+        )  # there is none, or it is a folder
         for path, there in ((script, True), (script + "?", False)):
-            assert said_by(shell, sys.executable, path, elsewhere)["script"]["there"] == there
+            assert (
+                said_by(shell, sys.executable, path, elsewhere)["script"]["there"]
+                == there
+            )
         assert os.listdir(elsewhere) == []
         assert os.listdir(folder) == [name]
 
@@ -57,8 +97,13 @@ def test_a_path_reaches_a_host_whole_and_runs_nothing(shell, name, python):
 @settings(max_examples=5)
 @given(name=file_names)
 def test_a_path_reaches_python_whole(name):
-    assume(name not in ("", ".", "..") and "\n" not in name)  # a path of Python's is a line
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as elsewhere:
+    assume(
+        name not in ("", ".", "..") and "\n" not in name
+    )  # a path of Python's is a line
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory() as elsewhere,
+    ):
         # Also of the interpreter.
         interpreter = os.path.join(elsewhere, name)
         os.symlink(sys.executable, interpreter)
@@ -93,7 +138,13 @@ def test_nothing_that_a_user_writes_becomes_an_option_or_code(script):
         os.mkdir(f"{folder}/current")
         patch.chdir(f"{folder}/current")
         for host, named in (("a", "script"), ("b-1.c", script or "script")):
-            machine.look("ssh", hosts=host, script=named, mpi="MPICH", ssh=RECORDING.format(folder))
+            machine.look(
+                "ssh",
+                hosts=host,
+                script=named,
+                mpi="MPICH",
+                ssh=RECORDING.format(folder),
+            )
         assert os.listdir() == []
         sent = {path.read_text() for path in Path(folder).glob("words.*")}
     assert len(sent) == 2

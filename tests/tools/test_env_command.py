@@ -29,7 +29,9 @@ def test_json_holds_every_section_and_real_values():
     found = report(OMP_NUM_THREADS="1", SLURM_JWT="eyJ-secret", SLURM_JOB_ID="12")
     assert " ".join(found) == f"schema {SECTIONS}"
     assert found["schema"] == 2
-    python, packages, imports, mpi, topology, machine = (found[s] for s in SECTIONS.split()[:6])
+    python, packages, imports, mpi, topology, machine = (
+        found[s] for s in SECTIONS.split()[:6]
+    )
     assert (python["version"], python["prefix"]) == (sys.version.split()[0], sys.prefix)
     for name in ("numpy", "chainermn-comm", "rich"):
         assert packages[name] == metadata.version(name)
@@ -43,17 +45,23 @@ def test_json_holds_every_section_and_real_values():
     assert topology["thread_level"] == "multiple"
     assert machine["cores"]["usable"] <= len(os.sched_getaffinity(0))
     assert machine["memory"]["total_bytes"] > 2**28
-    assert machine["limits"]["open_files"] == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert (
+        machine["limits"]["open_files"] == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    )
     assert "lo" in machine["interfaces"]
     shown = {"OMP_NUM_THREADS": "1", "SLURM_JWT": "(hidden)", "SLURM_JOB_ID": "12"}
     assert found["variables"].items() >= shown.items()
     # A probe that fails on every machine would be a bug; but GPUs may be missing.
-    assert '"unavailable":' not in json.dumps({**found, "gpus": None, "variables": None})
+    assert '"unavailable":' not in json.dumps(
+        {**found, "gpus": None, "variables": None}
+    )
 
 
 def test_text_without_a_terminal_is_plain_and_never_folds():
     long = "x" * 300
-    done = chainermn("env", CHAINERMN_SOMETHING=long, COLUMNS="20", TERM="xterm-256color")
+    done = chainermn(
+        "env", CHAINERMN_SOMETHING=long, COLUMNS="20", TERM="xterm-256color"
+    )
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout
     assert long in done.stdout
@@ -88,7 +96,8 @@ def test_an_mpiexec_that_hangs_ends_by_timeout_with_its_children(tmp_path):
     text = f"#!/bin/sh\nsleep 10000 & echo $! >> {pids}\nwait\n"
     path = with_program(tmp_path, "mpiexec", text)
     code = (
-        "import json; from chainermn_tools import collect; print(json.dumps(collect(seconds=10)))"
+        "import json; from chainermn_tools import collect; "
+        "print(json.dumps(collect(seconds=10)))"
     )
     done = run(sys.executable, "-c", code, PATH=path)
     assert done.returncode == 0, done.stderr
@@ -103,7 +112,9 @@ def test_an_mpiexec_that_hangs_ends_by_timeout_with_its_children(tmp_path):
     assert all(map(is_gone, sleepers)), "a process outlived the command that started it"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=full)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=full)]
+)
 def test_a_signal_ends_all_that_was_started(tmp_path, number):
     pids = tmp_path / "pids"
     text = f"#!/bin/sh\necho $$ >> {pids}\nexec sleep 10000\n"
@@ -137,7 +148,9 @@ def test_an_mpiexec_of_another_mpi_is_noticed(tmp_path):
     ("code", "reason"),
     [
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
-        pytest.param("raise ImportError('libmpi.so.12: none')", "libmpi.so.12: none", marks=full),
+        pytest.param(
+            "raise ImportError('libmpi.so.12: none')", "libmpi.so.12: none", marks=full
+        ),
         pytest.param("raise SystemExit(0)", "gave no answer", marks=full),
     ],
 )
@@ -164,13 +177,19 @@ def test_gpus_are_reported_through_cupy(tmp_path):
     program(tmp_path / "cupy" / "__init__.py", "from . import cuda\n")
     found = report(PYTHONPATH=str(tmp_path))["gpus"]
     one = {"name": "H200", "memory_bytes": 2**37, "compute_capability": "9.0"}
-    assert found["cupy"] == {"driver's cuda": "12.8", "cuda": "12.4", "devices": [one, one]}
+    assert found["cupy"] == {
+        "driver's cuda": "12.8",
+        "cuda": "12.4",
+        "devices": [one, one],
+    }
     assert found["nccl"] == "2.22.3"
 
 
 def test_a_broken_numpy_is_reported_and_chainer_not_imported(tmp_path):
     program(tmp_path / "numpy" / "__init__.py", "raise ImportError('no BLAS here')")
-    chainer = program(tmp_path / "chainer" / "__init__.py", "raise SystemExit('imported chainer')")
+    chainer = program(
+        tmp_path / "chainer" / "__init__.py", "raise SystemExit('imported chainer')"
+    )
     found = report(PYTHONPATH=str(tmp_path), CHAINERMN_NO_COMPAT="1")
     assert found["imports"]["chainer"] == str(chainer)
     assert "no BLAS here" in found["blas"]["unavailable"]
@@ -179,12 +198,16 @@ def test_a_broken_numpy_is_reported_and_chainer_not_imported(tmp_path):
 
 
 def test_the_current_folder_is_not_imported_from(tmp_path, monkeypatch):
-    program(tmp_path / "numpy.py", "raise SystemExit('imported from the current folder')")
+    program(
+        tmp_path / "numpy.py", "raise SystemExit('imported from the current folder')"
+    )
     monkeypatch.chdir(tmp_path)
     assert report()["blas"]["numpy_built_with"]
 
 
-@pytest.mark.parametrize("arguments", [("--json",), pytest.param((), marks=full)], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [("--json",), pytest.param((), marks=full)], ids=" ".join
+)
 def test_under_mpiexec_rank_0_reports_all_ranks_once(arguments):
     done = run(BIN / "mpiexec", "-n", 3, *commands.MODULE, "env", *arguments)
     assert done.returncode == 0, done.stderr

@@ -23,12 +23,17 @@ def test_the_tightest_memory_limit_of_nested_cgroups_counts(monkeypatch, tmp_pat
 def test_version_1_of_cgroups_is_read(monkeypatch, tmp_path):
     write(tmp_path / "memory" / "memory.limit_in_bytes", f"{2**63 - 4096}\n")
     lines = "4:cpu,cpuacct:/docker\n3:memory:/\n0::/\n"
-    assert limit(monkeypatch, list(machine.cgroup_folders("memory", lines, tmp_path))) is None
+    assert (
+        limit(monkeypatch, list(machine.cgroup_folders("memory", lines, tmp_path)))
+        is None
+    )
 
 
 def test_no_limit_is_none(monkeypatch):
     infinite = machine.resource.RLIM_INFINITY
-    monkeypatch.setattr(machine.resource, "getrlimit", lambda kind: (infinite, infinite))
+    monkeypatch.setattr(
+        machine.resource, "getrlimit", lambda kind: (infinite, infinite)
+    )
     assert set(machine.limits().values()) == {None}
 
 

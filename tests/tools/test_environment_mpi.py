@@ -19,7 +19,10 @@ from chainermn_tools.environment import mpi
     ],
 )
 def test_library_and_launcher_are_compared(library, launcher, fits):
-    sides = [{"vendor": v, "version": n, "path": "/opt/mpiexec"} for v, n in (library, launcher)]
+    sides = [
+        {"vendor": v, "version": n, "path": "/opt/mpiexec"}
+        for v, n in (library, launcher)
+    ]
     reason = mpi.mpi_mismatch(*sides)
     assert (reason is None) == fits
     assert fits or "/opt/mpiexec" in str(reason)

@@ -8,13 +8,20 @@ from chainermn_tools.environment import packages
 def test_missing_packages_are_none(monkeypatch):
     monkeypatch.setattr(packages.metadata, "distributions", lambda: iter(()))
     found = packages.package_versions()
-    assert {"chainermn", "chainermn-comm", "chainer", "numpy", "cupy", "mpi4py"} <= set(found)
+    assert {"chainermn", "chainermn-comm", "chainer", "numpy", "cupy", "mpi4py"} <= set(
+        found
+    )
     assert set(found.values()) == {None}
 
 
 def test_members_of_a_family_are_named(monkeypatch):
     # The second NumPy is hidden by the one before it; an interrupted installation left the last.
-    there = [("cupy_cuda12x", "13.6.0"), ("NumPy", "2.4.6"), ("numpy", "1.0"), (None, None)]
+    there = [
+        ("cupy_cuda12x", "13.6.0"),
+        ("NumPy", "2.4.6"),
+        ("numpy", "1.0"),
+        (None, None),
+    ]
     installed = [SimpleNamespace(metadata={"Name": n, "Version": v}) for n, v in there]
     monkeypatch.setattr(packages.metadata, "distributions", lambda: iter(installed))
     found = packages.package_versions()

@@ -13,12 +13,17 @@ def test_text_says_what_is_unavailable_at_any_depth():
         "memory": {"total_bytes": 3 * 2**30, "small_bytes": 2**20, "limit_bytes": None},
         "gpus": {"driver": {"unavailable": "no driver"}, "devices": [], "match": False},
         "topology": {"unavailable": "no mpiexec"},
-        "launcher": {"description": ["very", "long"], "ranks": [{"rank": 0}, {"rank": 1}]},
+        "launcher": {
+            "description": ["very", "long"],
+            "ranks": [{"rank": 0}, {"rank": 1}],
+        },
     }
     file = io.StringIO()
     report.render(found, Console(file=file))
     lines = [" ".join(line.split()) for line in file.getvalue().splitlines()]
     sizes = {"total 3 GiB", "small 1 MiB", "limit none"}
     gpus = {"driver unavailable: no driver", "devices none", "match no"}
-    assert sizes | gpus | {"unavailable: no mpiexec", "ranks rank 0", "rank 1"} <= set(lines)
+    assert sizes | gpus | {"unavailable: no mpiexec", "ranks rank 0", "rank 1"} <= set(
+        lines
+    )
     assert "very" not in file.getvalue()

@@ -73,21 +73,32 @@ def test_names_are_unique_and_every_row_is_complete():
 
 # What a launcher, a terminal or Windows makes of a line.
 PASSED = (
-    *("[1] {}\n", "[1,0]<stderr>: {}\n", "\x1b[31m{}\x1b[0m\n", "50%|#####     |\r{}\n"),
+    *(
+        "[1] {}\n",
+        "[1,0]<stderr>: {}\n",
+        "\x1b[31m{}\x1b[0m\n",
+        "50%|#####     |\r{}\n",
+    ),
     *("2026-11-20 13:00:01 host0 {}\r\n", "{}\r"),
 )
 
 
 @pytest.mark.parametrize("row", RULES, ids=lambda row: row.name)
-def test_row_is_recognised_first_on_its_real_lines_however_they_were_passed(row: ErrorRule):
+def test_row_is_recognised_first_on_its_real_lines_however_they_were_passed(
+    row: ErrorRule,
+):
     found = names("\n".join(row.examples))
     assert found[0] == row.name
     # What else its lines show says less.
-    assert all(BY_NAME[name].kind in (Kind.AMBIGUOUS, Kind.SECONDARY) for name in found[1:])
+    assert all(
+        BY_NAME[name].kind in (Kind.AMBIGUOUS, Kind.SECONDARY) for name in found[1:]
+    )
     for sign in row.literals:
         meant = [line for line in row.examples if sign in line]
         assert meant, sign
-        assert any(row.pattern is None or row.pattern.search(line) for line in meant), sign
+        assert any(row.pattern is None or row.pattern.search(line) for line in meant), (
+            sign
+        )
     for passed in PASSED:
         text = HEALTHY + "".join(map(passed.format, row.examples)) + HEALTHY
         assert names(text)[0] == row.name, passed
@@ -142,7 +153,10 @@ You can install the library by:
   $ pip install "nvidia-nccl-cu12>=2.18.1,<3"
 """,
     ),
-    ("check_cuda_aware_failed", "a.out: t.c:24: main: Assertion `err == cudaSuccess' failed.\n"),
+    (
+        "check_cuda_aware_failed",
+        "a.out: t.c:24: main: Assertion `err == cudaSuccess' failed.\n",
+    ),
     (
         "ssh_host_key",
         """\
@@ -151,9 +165,15 @@ ECDSA key fingerprint is SHA256:haGUMcCeC5A8lGh1lpjpWL5dF4xCglZArhhxxxxxxxx.
 Are you sure you want to continue connecting (yes/no)?
 """,
     ),
-    ("ssh_host_key", "The authenticity of host 'host01 (192.0.2.1)' can't be established.\n"),
+    (
+        "ssh_host_key",
+        "The authenticity of host 'host01 (192.0.2.1)' can't be established.\n",
+    ),
     ("ssh_host_key", "Are you sure you want to continue connecting (yes/no)? "),
-    ("ssh_host_key", "Are you sure you want to continue connecting (yes/no/[fingerprint])? "),
+    (
+        "ssh_host_key",
+        "Are you sure you want to continue connecting (yes/no/[fingerprint])? ",
+    ),
     ("ssh_host_key", "Host key verification failed.\n"),
     ("ssh_permission_denied", "user@host01's password: "),
     (
@@ -172,7 +192,10 @@ ChainerMN: Uncaught exception was detected on rank 0. \n\
     ),
     ("old_hook_failed", "Sorry, we failed to stop MPI, this MPI process may hang.\n"),
     # MPICH 5.0.2 and Open MPI 5.0.11, started as the documents say for the other.
-    ("hydra_unknown_option", "[mpiexec@host] match_arg (args.c:166): unrecognized argument x\n"),
+    (
+        "hydra_unknown_option",
+        "[mpiexec@host] match_arg (args.c:166): unrecognized argument x\n",
+    ),
     (
         "hydra_hostfile_of_open_mpi",
         "[mpiexec@vm] HYDU_process_mfile_token (a.c:301): token cpu not supported at this time\n",
@@ -231,13 +254,19 @@ def words_of_ours(line: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "row", [row for row in RULES if "chainermn" in row.component], ids=lambda row: row.name
+    "row",
+    [row for row in RULES if "chainermn" in row.component],
+    ids=lambda row: row.name,
 )
 def test_rows_of_ours_have_the_texts_that_our_packages_print(row: ErrorRule):
-    meant = [line for line in row.examples if row.pattern is None or row.pattern.search(line)]
+    meant = [
+        line for line in row.examples if row.pattern is None or row.pattern.search(line)
+    ]
     printed = {word for line in meant for word in words_of_ours(line)}
     pattern = row.pattern.pattern if row.pattern else ""
-    plain = re.sub(r"\\.|\w\?", " ", pattern)  # without `\d` and the like, and what may be absent
+    plain = re.sub(
+        r"\\.|\w\?", " ", pattern
+    )  # without `\d` and the like, and what may be absent
     assert set(re.findall(r"\w+", " ".join((*row.literals, plain)))) <= printed
 
 
@@ -253,10 +282,16 @@ WORDS = [word for line in HEALTHY.splitlines() for word in line.split()]
 
 
 @settings(max_examples=50)
-@given(st.lists(st.lists(st.sampled_from(WORDS) | st.text(max_size=8), max_size=12), max_size=12))
+@given(
+    st.lists(
+        st.lists(st.sampled_from(WORDS) | st.text(max_size=8), max_size=12), max_size=12
+    )
+)
 def test_words_of_healthy_logs_in_any_order_show_nothing(lines):
     # Two rows count "rank 0 of 1" or "host0 0" lines, which such words can well make.
-    found = names("\n".join(" ".join(line) for line in lines).encode("utf8", "surrogatepass"))
+    found = names(
+        "\n".join(" ".join(line) for line in lines).encode("utf8", "surrogatepass")
+    )
     assert set(found) <= {"mpiexec_of_another_mpi", "every_rank_prints_0"}
 
 
@@ -280,13 +315,18 @@ def on_terminal(width: int, **how) -> list[str]:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=width, **how)
     text = "\n".join(line for row in RULES for line in row.examples).encode()
-    verdict = explain.Verdict(7, "is gone, " + "last seen " * 9, 1, "host0", "a stack\n  of frames")
+    verdict = explain.Verdict(
+        7, "is gone, " + "last seen " * 9, 1, "host0", "a stack\n  of frames"
+    )
     explain.render(explain.search(io.BytesIO(text)), verdict, console)
     return file.getvalue().splitlines()
 
 
 def test_a_terminal_gets_whole_commands_wrapped_sentences_and_colours_if_it_likes():
-    fixes = {f"    {fix}" for row in RULES for fix in row.fix} | {"    a stack", "      of frames"}
+    fixes = {f"    {fix}" for row in RULES for fix in row.fix} | {
+        "    a stack",
+        "      of frames",
+    }
     lines = on_terminal(40, no_color=True, color_system=None)
     assert fixes <= set(lines)
     assert max(len(line) for line in lines if line not in fixes) <= 40
@@ -305,7 +345,10 @@ def test_exit_status_says_whether_something_was_recognised(tmp_path):
     healthy = commands.invoke("explain", stdin=HEALTHY)
     assert healthy.exit_code == 1
     assert "Nothing" in healthy.output
-    assert commands.invoke("explain", "-", stdin="Host key verification failed.").exit_code == 0
+    assert (
+        commands.invoke("explain", "-", stdin="Host key verification failed.").exit_code
+        == 0
+    )
     for unreadable in (tmp_path / "not there", tmp_path):
         refused = commands.invoke("explain", unreadable)
         assert refused.exit_code == 2
@@ -335,13 +378,16 @@ def test_a_rank_that_really_fails_is_explained():
     assert shown == sorted(shown)
     verdict = verdict_on(job)
     assert verdict.rank == 1
-    assert "RankMismatchError: allreduce on rank 1: ranks disagree on array" in verdict.how
+    assert (
+        "RankMismatchError: allreduce on rank 1: ranks disagree on array" in verdict.how
+    )
     assert verdict.traceback.splitlines()[-1] == verdict.how
 
 
 def test_open_mpis_own_report_names_the_rank_where_nobody_else_does():
     said = (
-        "prterun noticed that process rank 1 with PID 3738 on node vm exited on\nsignal 11 (Seg).\n"
+        "prterun noticed that process rank 1 with PID 3738 on node vm exited on\n"
+        "signal 11 (Seg).\n"
     )
     verdict = verdict_on("Fatal Python error: Segmentation fault\n" + said)
     assert (verdict.rank, verdict.host) == (1, "vm")
@@ -350,7 +396,11 @@ def test_open_mpis_own_report_names_the_rank_where_nobody_else_does():
 
 
 def trace(error: str, tag: str = "") -> str:
-    lines = ("Traceback (most recent call last):", '  File "a.py", line 1, in <module>', error)
+    lines = (
+        "Traceback (most recent call last):",
+        '  File "a.py", line 1, in <module>',
+        error,
+    )
     return "".join(f"{tag}{line}\n" for line in lines)
 
 
@@ -359,7 +409,8 @@ WENT_ON = trace("OSError: retried") + "".join(f"epoch {n}\n" for n in range(5))
 REAL = trace("ValueError: real")
 SRUN = "srun: error: n1: task 1: Exited with exit code 1\n"
 TIME_LIMIT = (
-    "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-20T13:00:01 DUE TO TIME LIMIT ***\n"
+    "slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2026-11-20T13:00:01 "
+    "DUE TO TIME LIMIT ***\n"
 )
 OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId=1.0.\n"
 
@@ -385,9 +436,9 @@ KILLED = """
 ===================================================================================
 YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)
 """
-SEGFAULT = "Fatal Python error: Segmentation fault\n" + KILLED.replace("9\n", "11\n").replace(
-    "Killed (signal 9)", "Segmentation fault (signal 11)"
-)
+SEGFAULT = "Fatal Python error: Segmentation fault\n" + KILLED.replace(
+    "9\n", "11\n"
+).replace("Killed (signal 9)", "Segmentation fault (signal 11)")
 TERMINATED = KILLED.replace("Killed (signal 9)", "Terminated (signal 15)")
 ABORT = (
     "Abort(1) on node 1 (rank 1 in comm 0): "
@@ -399,7 +450,11 @@ ABORT = (
     ("log", "how", "shown"),
     [
         (RETRIED + KILLED, "ended by signal 9 (Killed)", False),
-        (RETRIED.removesuffix("epoch 1\n") + KILLED, "ended by signal 9 (Killed)", False),
+        (
+            RETRIED.removesuffix("epoch 1\n") + KILLED,
+            "ended by signal 9 (Killed)",
+            False,
+        ),
         (RETRIED + SEGFAULT, "Fatal Python error: Segmentation fault", False),
         (WENT_ON + KILLED, "ended by signal 9 (Killed)", False),
         (KILLED, "ended by signal 9 (Killed)", False),
@@ -414,13 +469,16 @@ ABORT = (
         (
             "Exception in main training loop: real\nTraceback (most recent call last):\n"
             '  File "trainer.py", line 343, in run\n    update()\n'
-            "Will finalize trainer extensions and updater before reraising the exception.\n" + REAL,
+            "Will finalize trainer extensions and updater before reraising the exception.\n"
+            + REAL,
             "ValueError: real",
             True,
         ),
     ],
 )
-def test_a_signal_that_mpiexec_names_is_the_end_and_no_traceback_that_was_caught(log, how, shown):
+def test_a_signal_that_mpiexec_names_is_the_end_and_no_traceback_that_was_caught(
+    log, how, shown
+):
     verdict = verdict_on(log)
     assert (verdict.how, bool(verdict.traceback)) == (how, shown)
 
@@ -455,7 +513,9 @@ def test_mpis_own_line_names_the_rank_that_ended_the_job():
 
 
 CHAIN = "\nDuring handling of the above exception, another exception occurred:\n\n"
-NOISY = "".join(f"{line}[0] noise\n" for line in trace("E: x", "[1] ").splitlines(keepends=True))
+NOISY = "".join(
+    f"{line}[0] noise\n" for line in trace("E: x", "[1] ").splitlines(keepends=True)
+)
 
 
 @pytest.mark.parametrize(
@@ -467,7 +527,10 @@ NOISY = "".join(f"{line}[0] noise\n" for line in trace("E: x", "[1] ").splitline
         (REAL + trace("ConnectionError: gone") + SRUN, "ValueError: real"),
         (trace("chainermn_comm.errors.PeerError: x") + REAL + SRUN, "ValueError: real"),
         (trace("KeyError: 1") + CHAIN + REAL, "ValueError: real"),
-        (REAL + trace("KeyError: 1") + CHAIN + trace("E: x") + SRUN, "ValueError: real"),
+        (
+            REAL + trace("KeyError: 1") + CHAIN + trace("E: x") + SRUN,
+            "ValueError: real",
+        ),
         (NOISY + SRUN, "E: x"),
         (NOISY.replace("[0] noise", "0: noise").replace("[1]", "1:") + SRUN, "E: x"),
     ],

@@ -21,10 +21,16 @@ OUTSIDE = ("is in no call for ", "read its stack, the first")
 SAID = {
     "exception": ("RuntimeError: planted", "read the traceback"),
     "sys.exit": (r"sys\.exit\(3\)", "read what that rank printed before"),
-    "os._exit": (r"os\._exit\(3\) before MPI was finalized", "end the rank by sys.exit()"),
+    "os._exit": (
+        r"os\._exit\(3\) before MPI was finalized",
+        "end the rank by sys.exit()",
+    ),
     "SIGTERM": ("a signal warned of the end", "start the job again"),
     "SIGKILL": (r"(is )?gone, last seen in|ended by signal 9", "dmesg"),
-    "SIGSEGV": (r"Fatal Python error: Segmentation fault|SIGSEGV", "read the stack after 'Fatal"),
+    "SIGSEGV": (
+        r"Fatal Python error: Segmentation fault|SIGSEGV",
+        "read the stack after 'Fatal",
+    ),
     "memory": ("MemoryError", "use fewer ranks"),
     "SIGSTOP": ("is stopped", "kill -CONT"),
     "loop": OUTSIDE,
@@ -34,20 +40,32 @@ SAID = {
     "shape": DISAGREE,
     "disk": ("No space left on device", "df -h"),
     "link": ("(nothing was heard of|could not be asked; ).* on beta", "ping that host"),
-    "ctrl_c": ("^ended by Ctrl-C$|: ended by Ctrl-C$", "nothing is wrong; start the job again"),
-    "typo": ("unknown communicator 'hierarchicl'; use one of: dummy, flat", "read the traceback"),
+    "ctrl_c": (
+        "^ended by Ctrl-C$|: ended by Ctrl-C$",
+        "nothing is wrong; start the job again",
+    ),
+    "typo": (
+        "unknown communicator 'hierarchicl'; use one of: dummy, flat",
+        "read the traceback",
+    ),
     "odd": (r"ranks disagree on array: .*; float64 \(4,\) on rank 3\b", DISAGREE[1]),
 }
 LOGS = sorted(FOLDER.glob("*.log"))
 # All ranks, or a host, and no single rank.
 OF_NO_RANK = ("SIGTERM", "link", "ctrl_c")
-VICTIMS = {"typo": r"\d", "odd": "3", "disk": r"\d"}  # any, where it is the same for all
+VICTIMS = {
+    "typo": r"\d",
+    "odd": "3",
+    "disk": r"\d",
+}  # any, where it is the same for all
 LAST_LINES = 10
 
 
 def test_each_fault_has_a_log_by_each_launcher():
     assert {*SAID} - {*JOBS} == {*CASES} == {*KINDS}
-    names = {f"{kind}.{launcher}.log" for kind in KINDS for launcher in ("launch", "mpiexec")}
+    names = {
+        f"{kind}.{launcher}.log" for kind in KINDS for launcher in ("launch", "mpiexec")
+    }
     names |= {f"{kind}.launch.log" for kind in JOBS}
     assert {path.name for path in LOGS} == names - {"link.mpiexec.log"}
 
@@ -74,7 +92,9 @@ def test_explain_names_the_rank_the_cause_and_the_next_step(path: Path):
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in LOGS if path.name != "SIGTERM.mpiexec.log"],  # where nobody has failed
+    [
+        path for path in LOGS if path.name != "SIGTERM.mpiexec.log"
+    ],  # where nobody has failed
     ids=lambda path: path.stem,
 )
 def test_a_user_reads_last_which_rank_failed_how_and_what_to_do_once(path: Path):

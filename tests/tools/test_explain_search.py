@@ -14,7 +14,10 @@ module = importlib.import_module("chainermn_tools.explain.search")
 
 
 def test_a_message_across_blocks_is_found_once_with_its_line(monkeypatch):
-    text = b"".join(b"line %d\n" % n for n in range(40)) + b"Host key verification failed.\n" * 2
+    text = (
+        b"".join(b"line %d\n" % n for n in range(40))
+        + b"Host key verification failed.\n" * 2
+    )
     for size in (1, 2, 3, 7, 8, 9, 20, 29, 30, 31, 58, 59, 60, 61, 300, 1000):
         monkeypatch.setattr(module, "BLOCK_BYTES", size)
         monkeypatch.setattr(module, "OVERLAP_BYTES", 40)
@@ -39,7 +42,9 @@ FAILURES = b"Host key verification failed." + b"." * 500 + b"\n"
 @pytest.mark.parametrize("piece", [b"\0\xff", b"main/loss 0.1\n", FAILURES])
 def test_a_long_log_takes_little_memory(piece, monkeypatch):
     monkeypatch.setattr(module, "BLOCK_BYTES", 1 << 16)
-    log = io.BytesIO(piece * ((2 << 20) // len(piece)))  # so many bytes without a newline, or lines
+    log = io.BytesIO(
+        piece * ((2 << 20) // len(piece))
+    )  # so many bytes without a newline, or lines
     tracemalloc.start()
     module.search(log)
     peak = tracemalloc.get_traced_memory()[1]
@@ -60,7 +65,9 @@ def test_patterns_see_no_more_of_a_line_than_messages_have(monkeypatch):
     line = b"ChainerMN: likely culprit: rank 1 (process 1 on " * 20_000
     assert module.search(io.BytesIO(line + b"\n" + line), [row]) == []
     assert 0 < longest <= 2 * module.AROUND_BYTES
-    log = io.BytesIO(line[:9600] + b"host) is gone. Host key verification failed.")  # in one line
+    log = io.BytesIO(
+        line[:9600] + b"host) is gone. Host key verification failed."
+    )  # in one line
     finder = VerdictFinder()
     (found,) = module.search(log, finder=finder)
     assert found.rule.name == "ssh_host_key"

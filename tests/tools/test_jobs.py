@@ -18,7 +18,9 @@ LONG = 3600.0
 
 
 def test_a_program_says_how_it_ended_and_no_shell_reads_its_words():
-    code = "import sys; print(sys.argv[1], sys.stdin.read(), flush=True); sys.exit('so')"
+    code = (
+        "import sys; print(sys.argv[1], sys.stdin.read(), flush=True); sys.exit('so')"
+    )
     words = [sys.executable, "-c", code, "; echo $HOME 'x'"]
     done = jobs.run(words, LIMIT_SECONDS)
     assert (done.returncode, done.stdout) == (1, "; echo $HOME 'x' \nso\n")
@@ -44,7 +46,9 @@ def test_what_a_program_leaves_behind_ends_with_it():
     assert is_gone(int(ended.stdout))
 
 
-def test_the_folder_of_an_mpiexec_that_was_killed_goes_and_no_other(tmp_path, monkeypatch):
+def test_the_folder_of_an_mpiexec_that_was_killed_goes_and_no_other(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     script = f"trap '' TERM; mkdir -p {tmp_path}/ompi.$$/0 {tmp_path}/ompi.other; sleep {LONG}"
     assert jobs.run(["sh", "-c", script], 1).returncode is None
@@ -56,7 +60,9 @@ def test_at_the_end_no_program_is_left_and_none_is_started(tmp_path, monkeypatch
     outcomes = []
 
     def work():
-        outcomes.append(jobs.run(["sh", "-c", f"touch {tmp_path}/begun; sleep {LONG}"], LONG))
+        outcomes.append(
+            jobs.run(["sh", "-c", f"touch {tmp_path}/begun; sleep {LONG}"], LONG)
+        )
         try:
             jobs.run(["true"], LONG)
         except OSError as problem:
@@ -109,9 +115,13 @@ def test_of_endless_output_the_beginning_and_the_end_are_kept(monkeypatch):
     assert len(found) == 2000
 
 
-def test_an_orphan_that_cannot_be_found_and_goes_on_writing_is_not_waited_for(monkeypatch):
+def test_an_orphan_that_cannot_be_found_and_goes_on_writing_is_not_waited_for(
+    monkeypatch,
+):
     monkeypatch.setattr(jobs.supervisor, "MAX_LINGER_SECONDS", 0.3)
     endless = "while :; do echo more; sleep 0.01; done"
     found = jobs.run(["sh", "-c", f'env -i sh -c "{endless}" & echo $!'], LIMIT_SECONDS)
     assert found.returncode == 0
-    assert soon(lambda: is_gone(int(found.stdout.split()[0])))  # nobody reads what it writes
+    assert soon(
+        lambda: is_gone(int(found.stdout.split()[0]))
+    )  # nobody reads what it writes

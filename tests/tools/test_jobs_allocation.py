@@ -24,7 +24,9 @@ def test_slurms_list_of_nodes(text, names):
     st.lists(
         st.tuples(
             st.from_regex(r"[a-z][a-z-]*", fullmatch=True),
-            st.lists(st.tuples(st.integers(0, 200), st.integers(0, 9), st.integers(1, 5))),
+            st.lists(
+                st.tuples(st.integers(0, 200), st.integers(0, 9), st.integers(1, 5))
+            ),
         ),
         min_size=1,
     )
@@ -35,7 +37,9 @@ def test_any_list_of_nodes_names_each_in_its_order(entries):
     for word, ranges in entries:
         listed = [f"{a:0{width}}-{a + more}" for a, more, width in ranges]
         texts.append(word + (f"[{','.join(listed)}]" if ranges else ""))
-        numbers = [f"{n:0{width}}" for a, more, width in ranges for n in range(a, a + more + 1)]
+        numbers = [
+            f"{n:0{width}}" for a, more, width in ranges for n in range(a, a + more + 1)
+        ]
         names += [word + number for number in numbers] if ranges else [word]
     assert expand_nodes(",".join(texts)) == names
 
@@ -60,7 +64,10 @@ def test_slurm_gives_its_tasks_if_their_number_was_asked_for():
     found = find_allocation(SLURM | {"SLURM_NTASKS": "10"})
     assert found == ("Slurm", (Host("n1", 4), Host("n2", 4), Host("n3", 2)))
     # Else they are what fits, such as the cores.
-    assert find_allocation(SLURM) == ("Slurm", tuple(Host(f"n{it}", None) for it in "123"))
+    assert find_allocation(SLURM) == (
+        "Slurm",
+        tuple(Host(f"n{it}", None) for it in "123"),
+    )
 
 
 def test_other_schedulers_say_it_in_files_and_pairs(tmp_path):
@@ -70,7 +77,10 @@ def test_other_schedulers_say_it_in_files_and_pairs(tmp_path):
     assert find_allocation({"PBS_NODEFILE": str(file)}) == ("PBS", expected)
     pairs = {"LSB_MCPU_HOSTS": "a.lab 2 b.lab 1 "}
     assert find_allocation(pairs) == ("LSF", expected)
-    assert find_allocation({"LSB_DJOB_RANKFILE": str(file), **pairs}) == ("LSF", expected)
+    assert find_allocation({"LSB_DJOB_RANKFILE": str(file), **pairs}) == (
+        "LSF",
+        expected,
+    )
     file.write_text("a.lab 2 all.q@a.lab UNDEFINED\nb.lab 1 all.q@b.lab <NULL>\n")
     assert find_allocation({"PE_HOSTFILE": str(file)}) == ("SGE", expected)
     file.write_text("a.lab\t2\tall.q@a.lab\tUNDEFINED\nb.lab \t 1\n")
@@ -90,7 +100,9 @@ def test_other_schedulers_say_it_in_files_and_pairs(tmp_path):
     ],
 )
 def test_what_cannot_be_read_is_named(variables):
-    with pytest.raises(ValueError, match=f"{next(iter(variables))} can't be read: .*--hosts"):
+    with pytest.raises(
+        ValueError, match=f"{next(iter(variables))} can't be read: .*--hosts"
+    ):
         find_allocation(variables)
 
 

@@ -20,7 +20,10 @@ contents = st.dictionaries(
 def fields(events):
     """What was sent: the ranks, and what isn't the same in all events."""
     return [
-        (event.rank, {k: v for k, v in event.fields.items() if k not in ("version", "rank")})
+        (
+            event.rank,
+            {k: v for k, v in event.fields.items() if k not in ("version", "rank")},
+        )
         for event in events
     ]
 
@@ -40,7 +43,9 @@ def test_events_are_taken_out_wherever_the_stream_is_cut(said, last, data):
     while piece := stream.read(data.draw(st.integers(1, 40))):
         got += decoder.feed(piece)
     got += decoder.close()
-    assert fields(found) == [(number, {"event": "e", **record}) for _, number, record in said]
+    assert fields(found) == [
+        (number, {"event": "e", **record}) for _, number, record in said
+    ]
     assert got == shown
 
 
@@ -57,11 +62,15 @@ def test_the_tag_of_an_event_goes_with_it(tag):
     assert events.normalize_tags(shown, tag == b" 3: ") == b"[3] before\n[3] after\n"
     # A tag that comes before the rest of its line waits for it.
     pieces = tag, line + tag, b"after\n" + tag
-    assert b"".join(map(decoder.feed, pieces)) + decoder.close() == tag + b"after\n" + tag
+    assert (
+        b"".join(map(decoder.feed, pieces)) + decoder.close() == tag + b"after\n" + tag
+    )
 
 
 def test_each_ranks_lines_go_to_its_file_and_an_unfinished_one_is_left(tmp_path):
-    left = events.write_logs(tmp_path, b"[0] a\n[12] b: [3]\nof nobody\n[0] \xff\n[0] c")
+    left = events.write_logs(
+        tmp_path, b"[0] a\n[12] b: [3]\nof nobody\n[0] \xff\n[0] c"
+    )
     assert left == b"[0] c"
     assert events.write_logs(tmp_path, left + b"\n") == b""
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {

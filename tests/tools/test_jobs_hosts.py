@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from chainermn_tools.jobs import hosts
 from chainermn_tools.jobs.hosts import Host
 
-any_word = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
+any_word = st.text(
+    st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20
+)
 
 
 def test_hosts_of_a_list():
@@ -34,7 +36,19 @@ def test_hostfiles_of_both_mpis_say_the_same():
 @pytest.mark.parametrize(
     "text",
     [
-        *("", ",", "a,", "a b", "-oProxyCommand=x", "a;b", "a:", "a:0", "a:-1", "a:x", "a:9999999"),
+        *(
+            "",
+            ",",
+            "a,",
+            "a b",
+            "-oProxyCommand=x",
+            "a;b",
+            "a:",
+            "a:0",
+            "a:-1",
+            "a:x",
+            "a:9999999",
+        ),
         *("'a'", "a$(x)", "a\nb", "host slots=", "a:2 slots=2", "ä", "a@b:c", "."),
     ],
 )

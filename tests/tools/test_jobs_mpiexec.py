@@ -14,11 +14,30 @@ from chainermn_tools.jobs import mpiexec
 
 MPICH = {"path": "/opt/mpi ch/bin/mpiexec", "vendor": "MPICH", "version": "5.0.2"}
 OPEN_MPI = {"path": "/opt/ompi/bin/mpiexec", "vendor": "Open MPI", "version": "5.0.11"}
-NASTY = ["", " ", "a b", "'", '"', ";", "$(touch x)", "`touch x`", "*", "-n", "#", "\n", "\\", ":"]
-any_word = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
+NASTY = [
+    "",
+    " ",
+    "a b",
+    "'",
+    '"',
+    ";",
+    "$(touch x)",
+    "`touch x`",
+    "*",
+    "-n",
+    "#",
+    "\n",
+    "\\",
+    ":",
+]
+any_word = st.text(
+    st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20
+)
 
 
-def words_of(launcher, *arguments, hosts=None, prefix=False, threads=1, script="train.py"):
+def words_of(
+    launcher, *arguments, hosts=None, prefix=False, threads=1, script="train.py"
+):
     names = ["PATH", "PYTHONPATH", "CHAINERMN_LAUNCH", "OMP_NUM_THREADS", "HOME"]
     return mpiexec.mpiexec_command(
         launcher,
@@ -44,7 +63,12 @@ def test_command_line_of_open_mpi(monkeypatch):
     ranks = ["-n", "2", sys.executable, "-m", "chainermn_tools.rank", "train.py"]
     assert words_of(OPEN_MPI) == [OPEN_MPI["path"], *ranks]
     monkeypatch.setattr(mpiexec, "available_cores", lambda: {"usable": 1})
-    assert words_of(OPEN_MPI) == [OPEN_MPI["path"], "--map-by", "slot:OVERSUBSCRIBE", *ranks]
+    assert words_of(OPEN_MPI) == [
+        OPEN_MPI["path"],
+        "--map-by",
+        "slot:OVERSUBSCRIBE",
+        *ranks,
+    ]
     words = words_of(OPEN_MPI, hosts={"a": 2}, prefix=True, threads=4)
     passed = [words[at + 1] for at, word in enumerate(words) if word == "-x"]
     assert passed == ["CHAINERMN_LAUNCH", "OMP_NUM_THREADS", "PYTHONPATH"]
@@ -57,11 +81,18 @@ def test_command_line_of_open_mpi(monkeypatch):
 
 def test_command_line_of_slurms_srun_places_each_rank(monkeypatch):
     monkeypatch.setattr(mpiexec.shutil, "which", lambda name: f"/usr/bin/{name}")
-    words = words_of(mpiexec.find_srun("MPICH"), "x", hosts={"b": 2, "a": 1}, prefix=True)
+    words = words_of(
+        mpiexec.find_srun("MPICH"), "x", hosts={"b": 2, "a": 1}, prefix=True
+    )
     assert words[:2] == ["/usr/bin/srun", "--mpi=pmi2"]
     assert "--export=ALL,MPIR_CVAR_CH4_NETMOD=ofi" in words
     assert not [word for word in words if "kill-on-bad-exit" in word]
-    assert {"--distribution=arbitrary", "--nodes=2", "--nodelist=b,b,a", "--label"} < set(words)
+    assert {
+        "--distribution=arbitrary",
+        "--nodes=2",
+        "--nodelist=b,b,a",
+        "--label",
+    } < set(words)
     assert words[-4:] == ["-m", "chainermn_tools.rank", "train.py", "x"]
     words = words_of(mpiexec.find_srun("Open MPI"), hosts={"a": 1})
     assert {"--mpi=pmix", "--export=ALL"} <= set(words)
@@ -69,7 +100,12 @@ def test_command_line_of_slurms_srun_places_each_rank(monkeypatch):
 
 def test_pythons_options_come_first_and_a_users_variables_go_to_all_hosts():
     words = mpiexec.mpiexec_command(
-        OPEN_MPI, 1, ["-m", "train"], flags=["-W", "error"], hosts={"a": 1}, passed=["HOME"]
+        OPEN_MPI,
+        1,
+        ["-m", "train"],
+        flags=["-W", "error"],
+        hosts={"a": 1},
+        passed=["HOME"],
     )
     assert words[-6:] == ["-W", "error", "-m", "chainermn_tools.rank", "-m", "train"]
     assert [words[at + 1] for at, word in enumerate(words) if word == "-x"] == [
@@ -79,8 +115,12 @@ def test_pythons_options_come_first_and_a_users_variables_go_to_all_hosts():
 
 
 @settings(max_examples=200)
-@given(any_word, st.lists(any_word | st.sampled_from(NASTY) | st.from_regex(r"\A\\*:\Z")))
-def test_script_and_arguments_stay_single_words_and_no_colon_ends_the_program(script, arguments):
+@given(
+    any_word, st.lists(any_word | st.sampled_from(NASTY) | st.from_regex(r"\A\\*:\Z"))
+)
+def test_script_and_arguments_stay_single_words_and_no_colon_ends_the_program(
+    script, arguments
+):
     for launcher in (MPICH, OPEN_MPI):
         words = words_of(launcher, *arguments, script=script)
         mine = words[words.index(mpiexec.rank.__name__) + 1 :]
@@ -108,9 +148,17 @@ HYDRA = "HYDRA build details:\n    Version:                                 4.2.
     ("printed", "vendor", "version"),
     [
         (HYDRA, "MPICH", "4.2.0"),
-        ("mpiexec (OpenRTE) 4.1.6\n\nReport bugs to http://www.open-mpi.org/", "Open MPI", "4.1.6"),
+        (
+            "mpiexec (OpenRTE) 4.1.6\n\nReport bugs to http://www.open-mpi.org/",
+            "Open MPI",
+            "4.1.6",
+        ),
         ("mpiexec (Open MPI) 5.0.11\n", "Open MPI", "5.0.11"),
-        ("Intel(R) MPI Library for Linux* OS, Version 2021.10 Build 2023", "Intel MPI", "2021.10"),
+        (
+            "Intel(R) MPI Library for Linux* OS, Version 2021.10 Build 2023",
+            "Intel MPI",
+            "2021.10",
+        ),
         (f"{HYDRA} Configure options: --prefix=/opt/mvapich2", "MVAPICH", "4.2.0"),
         ("prterun (PRRTE) 3.0.5", "Open MPI", "3.0.5"),
         ("slurm launcher", None, None),

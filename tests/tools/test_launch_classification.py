@@ -12,7 +12,9 @@ STARTED = [Event(r, "started", {"pid": 100 + r, "host": f"h{r}"}) for r in range
 
 
 def output(*events, status=0, lost=(), tail=""):
-    return JobOutput(status=status, events=[*STARTED, *events], lost=list(lost), tail=tail.encode())
+    return JobOutput(
+        status=status, events=[*STARTED, *events], lost=list(lost), tail=tail.encode()
+    )
 
 
 def finished(rank, size=2):
@@ -40,12 +42,24 @@ def test_a_job_succeeds_when_mpiexec_says_so_and_no_rank_reports_a_failure():
     success = classification.JobResult(True, 0)
     assert classification.classify(output(finished(1), finished(0)), 2) == success
     # No MPI in the script; a lost event; and a log of another job that a rank printed.
-    assert classification.classify(output(finished(1, None), finished(0, None)), 2) == success
+    assert (
+        classification.classify(output(finished(1, None), finished(0, None)), 2)
+        == success
+    )
     assert classification.classify(output(finished(0)), 2) == success
-    assert classification.classify(output(finished(0), lost=[KILLED, PRTE_CODE]), 2) == success
-    silent = event(0, "host_lost", host="h1", reason="h1 has not answered", ends_job=False)
-    assert classification.classify(output(silent, finished(0), finished(1)), 2) == success
-    assert not classification.classify(output(finished(1), finished(0), status=1), 2).success
+    assert (
+        classification.classify(output(finished(0), lost=[KILLED, PRTE_CODE]), 2)
+        == success
+    )
+    silent = event(
+        0, "host_lost", host="h1", reason="h1 has not answered", ends_job=False
+    )
+    assert (
+        classification.classify(output(silent, finished(0), finished(1)), 2) == success
+    )
+    assert not classification.classify(
+        output(finished(1), finished(0), status=1), 2
+    ).success
 
 
 @pytest.mark.parametrize(
@@ -53,18 +67,50 @@ def test_a_job_succeeds_when_mpiexec_says_so_and_no_rank_reports_a_failure():
     [
         (output(finished(0), status=1), 1, "rank 1 of 2 ended without saying goodbye"),
         (output(status=1), 1, "ranks 0, 1 of 2 ended without"),
-        (output(event(1, "exited", what="os._exit(0)", status=0)), 1, "rank 1 on h1 .*_exit.0"),
-        (output(failed(1, "ValueError: x", 3), status=3), 3, "rank 1 on h1 failed first: ValueE"),
-        (output(failed(0, "PeerError", 1, True), failed(1, "E: x", 4)), 4, "rank 1 on h1"),
-        (output(failed(0, "PeerError", 1, True)), 1, "rank 0 on h0 failed first: PeerError"),
+        (
+            output(event(1, "exited", what="os._exit(0)", status=0)),
+            1,
+            "rank 1 on h1 .*_exit.0",
+        ),
+        (
+            output(failed(1, "ValueError: x", 3), status=3),
+            3,
+            "rank 1 on h1 failed first: ValueE",
+        ),
+        (
+            output(failed(0, "PeerError", 1, True), failed(1, "E: x", 4)),
+            4,
+            "rank 1 on h1",
+        ),
+        (
+            output(failed(0, "PeerError", 1, True)),
+            1,
+            "rank 0 on h0 failed first: PeerError",
+        ),
         (output(lost=[KILLED], status=9), 137, "rank 1 on h1 .*SIGKILL"),
         (output(lost=[CODE_5], status=5), 5, "rank 1 on h1 failed first: exit st"),
         (output(lost=[OTHERS], status=1), 1, "without saying goodbye"),
         (output(lost=[PRTE_OTHERS], status=1), 1, "without saying goodbye"),
-        (output(lost=[PRTE], status=137), 137, "rank 1 on h1 failed first: ended by signal 9"),
-        (output(lost=[PRTE_CODE], status=5), 5, "rank 1 on h1 failed first: exit status 5"),
-        (output(failed(0, "PeerError", 1, True), lost=[PRTE], status=1), 137, "rank 1 on h1"),
-        (output(failed(0, "E: x", 7), lost=[PRTE], status=1), 7, "rank 0 on h0 failed first: E: x"),
+        (
+            output(lost=[PRTE], status=137),
+            137,
+            "rank 1 on h1 failed first: ended by signal 9",
+        ),
+        (
+            output(lost=[PRTE_CODE], status=5),
+            5,
+            "rank 1 on h1 failed first: exit status 5",
+        ),
+        (
+            output(failed(0, "PeerError", 1, True), lost=[PRTE], status=1),
+            137,
+            "rank 1 on h1",
+        ),
+        (
+            output(failed(0, "E: x", 7), lost=[PRTE], status=1),
+            7,
+            "rank 0 on h0 failed first: E: x",
+        ),
     ],
 )
 def test_the_first_rank_that_failed_is_named(one, status, text):
@@ -76,19 +122,30 @@ def test_the_first_rank_that_failed_is_named(one, status, text):
 @pytest.mark.parametrize(
     ("said", "text"),
     [
-        (event(0, "watchdog_abort", reason="likely culprit: rank 1 (pro"), "likely culprit: rank"),
-        (event(0, "watchdog_abort", reason="h1 has not answered"), "h1 has not answered"),
+        (
+            event(0, "watchdog_abort", reason="likely culprit: rank 1 (pro"),
+            "likely culprit: rank",
+        ),
+        (
+            event(0, "watchdog_abort", reason="h1 has not answered"),
+            "h1 has not answered",
+        ),
     ],
 )
 def test_of_ranks_that_the_watchdog_ends_none_is_blamed_for_that(said, text):
     lost = LostProcess(100, None, "h0", code=15)
     found = classification.classify(output(said, lost=[lost], status=15), 2)
-    assert (found.success, found.status) == (False, 124)  # and not 15, of an innocent rank
+    assert (found.success, found.status) == (
+        False,
+        124,
+    )  # and not 15, of an innocent rank
     assert found.message.startswith(f"the watchdog ended the job: {text}")
     assert found.message.count("\nNext step: ") == 1
 
 
-SEEN = event(0, "rank_lost", lost=1, pid=101, host="h1", how="is gone, last seen in allreduce")
+SEEN = event(
+    0, "rank_lost", lost=1, pid=101, host="h1", how="is gone, last seen in allreduce"
+)
 LEFT = event(1, "aborted", what="os._exit(3) before MPI was finalized", status=3)
 
 
@@ -120,7 +177,9 @@ def test_where_no_rank_began_it_is_told_why_if_known_and_starting_again_is_no_us
     assert found.message == "no rank began; what mpiexec printed above says why"
     said = b"ssh: Could not resolve hostname far: Name or service not known\nLaunch proxy failed.\n"
     found = classification.classify(JobOutput(status=255, tail=said), 2)
-    assert "no rank began. A host was named that this one doesn't know." in found.message
+    assert (
+        "no rank began. A host was named that this one doesn't know." in found.message
+    )
     assert "\n    getent hosts" in found.message
 
 
@@ -130,14 +189,28 @@ LONE = [finished(0, 1), finished(1, 1)]
 @pytest.mark.parametrize(
     ("message", "step"),
     [
-        (classification.classify(JobOutput(status=255), 2).message, "mend what mpiexec says"),
-        (classification.classify(output(*LONE), 2).message, "take the mpiexec of mpi4py's"),
-        (classification.classify(output(finished(0), status=1), 2).message, "read what that rank"),
         (
-            classification.classify(output(finished(0), finished(1), status=1), 2).message,
+            classification.classify(JobOutput(status=255), 2).message,
             "mend what mpiexec says",
         ),
-        (classification.of_signal(1).message, "start it by the scheduler, tmux or nohup"),
+        (
+            classification.classify(output(*LONE), 2).message,
+            "take the mpiexec of mpi4py's",
+        ),
+        (
+            classification.classify(output(finished(0), status=1), 2).message,
+            "read what that rank",
+        ),
+        (
+            classification.classify(
+                output(finished(0), finished(1), status=1), 2
+            ).message,
+            "mend what mpiexec says",
+        ),
+        (
+            classification.of_signal(1).message,
+            "start it by the scheduler, tmux or nohup",
+        ),
         (classification.of_signal(2).message, "nothing is wrong"),
         (classification.of_signal(10).message, "find who sent it"),
         (classification.of_signal(15).message, "find who sent it"),
@@ -150,7 +223,11 @@ LONE = [finished(0, 1), finished(1, 1)]
     ],
 )
 def test_each_verdict_has_its_own_next_step_in_explain_too(message, step):
-    log = message if message.startswith("RuntimeError") else f"chainermn launch: {message}\n"
+    log = (
+        message
+        if message.startswith("RuntimeError")
+        else f"chainermn launch: {message}\n"
+    )
     if log == message:
         log = f'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n{message}\n'
     verdict = verdict_on(log)

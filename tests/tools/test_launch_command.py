@@ -47,11 +47,30 @@ def test_script_runs_as_python_would_run_it_whatever_its_name_and_arguments(tmp_
     folder = tmp_path / "a folder; with 'quotes' \" and $(touch trap)"
     name = script(folder, SHOW, "my script;.py")
     script(folder, "VALUE = 7\n", "beside.py")
-    arguments = ["", " ", "a b", "'", '"', ";", "$(touch trap)", "`id`", "*", "-n", ":", "\\:", "é"]
+    arguments = [
+        "",
+        " ",
+        "a b",
+        "'",
+        '"',
+        ";",
+        "$(touch trap)",
+        "`id`",
+        "*",
+        "-n",
+        ":",
+        "\\:",
+        "é",
+    ]
     done = launch("-n", 2, name, *arguments)
     assert done.returncode == 0, done.stderr
     for argv, file, threads, module, value in json.loads(done.stdout):
-        assert [argv, file, module, value] == [[str(name), *arguments], str(name), "__main__", 7]
+        assert [argv, file, module, value] == [
+            [str(name), *arguments],
+            str(name),
+            "__main__",
+            7,
+        ]
         assert int(threads) >= 1
     assert not list(tmp_path.rglob("trap"))
     # The line that is printed can be pasted, and does the same.
@@ -73,7 +92,16 @@ def test_pythons_options_and_a_module_are_handed_on(tmp_path):
     name = script(tmp_path / "package", text, "train.py")
     script(tmp_path / "package", "", "beside.py")
     found = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
-    words = ["-W", "ignore::ImportWarning", "-Xdev", "-m", "package.train", "-m", "--", "x"]
+    words = [
+        "-W",
+        "ignore::ImportWarning",
+        "-Xdev",
+        "-m",
+        "package.train",
+        "-m",
+        "--",
+        "x",
+    ]
     done = launch("-n", 2, "--", *words, PYTHONPATH=found)
     assert done.returncode == 0, done.stderr
     argv = [str(name), "-m", "--", "x"]
@@ -84,7 +112,9 @@ def test_pythons_options_and_a_module_are_handed_on(tmp_path):
 
 
 def test_a_dry_run_writes_nothing(tmp_path):
-    done = launch("-n", 1, "--dry-run", "--log-dir", tmp_path / "logs", script(tmp_path, ""))
+    done = launch(
+        "-n", 1, "--dry-run", "--log-dir", tmp_path / "logs", script(tmp_path, "")
+    )
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "logs").exists()
 
@@ -117,9 +147,13 @@ def test_what_happened_is_one_object_and_output_stays_out_of_it(tmp_path):
 
 
 def test_a_job_that_takes_too_long_is_ended(tmp_path):
-    done = launch("-n", 1, "--timeout", 2, script(tmp_path, "import time; time.sleep(1000)"))
+    done = launch(
+        "-n", 1, "--timeout", 2, script(tmp_path, "import time; time.sleep(1000)")
+    )
     assert done.returncode == 124
-    assert "the job did not end within 2 s\nNext step: give --timeout more" in done.stderr
+    assert (
+        "the job did not end within 2 s\nNext step: give --timeout more" in done.stderr
+    )
 
 
 ASKS = """\
@@ -210,7 +244,9 @@ comm.bcast_obj(1)
     [
         pytest.param("raise", 1, "ValueError: bad ", marks=full),
         pytest.param("exit", 3, "sys.exit(3)", marks=full),
-        pytest.param("import", 1, "ModuleNotFoundError: No module named 'a_module", marks=full),
+        pytest.param(
+            "import", 1, "ModuleNotFoundError: No module named 'a_module", marks=full
+        ),
         ("array", 1, "TypeError: rank 1: expected an array"),
     ],
 )
@@ -252,7 +288,9 @@ KILLED = "rank 0 on .* failed first: ended by signal 9"
     ("how", "status", "what"),
     [("kill", 137, KILLED), pytest.param("finalized", 1, LEFT, marks=full)],
 )
-def test_a_rank_that_ends_before_its_script_makes_a_bad_job(tmp_path, how, status, what):
+def test_a_rank_that_ends_before_its_script_makes_a_bad_job(
+    tmp_path, how, status, what
+):
     done = launch("-n", 2, script(tmp_path, DIES), how)
     assert done.returncode == status
     assert re.search(what, done.stderr), done.stderr
@@ -315,10 +353,16 @@ if comm.rank == 0:
 def test_a_job_starts_again_from_its_last_checkpoint(tmp_path, failing):
     steps = tmp_path / "steps"
     steps.mkdir()
-    done = launch("-n", 2, "--max-restarts", 2, script(tmp_path, RESUMES), steps, *failing)
+    done = launch(
+        "-n", 2, "--max-restarts", 2, script(tmp_path, RESUMES), steps, *failing
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"went on from {failing[-1] + 1}\n"
-    said = [line for line in done.stderr.splitlines() if line.startswith("chainermn launch: ")]
+    said = [
+        line
+        for line in done.stderr.splitlines()
+        if line.startswith("chainermn launch: ")
+    ]
     words = "chainermn launch: starting again with 2 ranks"
     again = [f"{words}, {n} of 2" for n in range(1, 1 + len(failing))]
     assert [line for line in said if "starting again" in line] == again
@@ -328,7 +372,9 @@ def test_a_job_starts_again_from_its_last_checkpoint(tmp_path, failing):
 
 def test_restarts_come_to_an_end_and_the_users_choice_of_threads_stays(tmp_path):
     text = "import os, sys; print(os.environ.get('OMP_NUM_THREADS')); sys.exit(4)"
-    done = launch("-n", 1, "--max-restarts", 1, script(tmp_path, text), MKL_NUM_THREADS="5")
+    done = launch(
+        "-n", 1, "--max-restarts", 1, script(tmp_path, text), MKL_NUM_THREADS="5"
+    )
     assert done.returncode == 4
     assert done.stdout == "None\n" * 2
 
@@ -360,7 +406,11 @@ os.rename(folder / f".{MPI.COMM_WORLD.rank}", folder / str(MPI.COMM_WORLD.rank))
 
 @pytest.mark.parametrize(
     ("number", "arguments"),
-    tiered([(signal.SIGINT, ("stubborn",))], (signal.SIGINT, signal.SIGTERM), ((), ("stubborn",))),
+    tiered(
+        [(signal.SIGINT, ("stubborn",))],
+        (signal.SIGINT, signal.SIGTERM),
+        ((), ("stubborn",)),
+    ),
 )
 def test_ctrl_c_ends_everything(tmp_path, number, arguments):
     code, said, started = signalled(tmp_path, number, *arguments)
@@ -377,7 +427,11 @@ def test_ctrl_c_ends_everything(tmp_path, number, arguments):
 @pytest.mark.parametrize("handles", [False, True])
 def test_a_warning_reaches_a_script_as_the_signal_that_came(tmp_path, handles):
     """It ends one that doesn't handle it, at once; and one that does ends as it wishes."""
-    own = "signal.signal(signal.SIGTERM, lambda *_: sys.exit('as I wish'))\n" if handles else ""
+    own = (
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit('as I wish'))\n"
+        if handles
+        else ""
+    )
     text = CHILDLESS + own + "time.sleep(10_000)\n"
     code, said, started = signalled(tmp_path, signal.SIGTERM, text=text, seconds=15)
     assert code == 128 + signal.SIGTERM
@@ -405,20 +459,37 @@ def test_a_kill_ends_the_ranks_too(tmp_path):
 
 
 def signalled(
-    folder: Path, number: int, *arguments: str, text: str = WAITS, seconds: float = commands.SECONDS
+    folder: Path,
+    number: int,
+    *arguments: str,
+    text: str = WAITS,
+    seconds: float = commands.SECONDS,
 ) -> tuple[int, str, list[int]]:
     """Signal a launch whose ranks run: its end, what it said, and each rank's process and child."""
     pids = folder / "pids"
     pids.mkdir()
     process = commands.start(
-        *("launch", "-n", 2, "--max-restarts", 5, script(folder, text), pids, *arguments),
+        *(
+            "launch",
+            "-n",
+            2,
+            "--max-restarts",
+            5,
+            script(folder, text),
+            pids,
+            *arguments,
+        ),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
     try:
-        assert soon(lambda: process.poll() is not None or {"0", "1"} <= set(os.listdir(pids)))
+        assert soon(
+            lambda: process.poll() is not None or {"0", "1"} <= set(os.listdir(pids))
+        )
         assert process.poll() is None
-        started = [int(pid) for one in pids.iterdir() for pid in one.read_text().split()]
+        started = [
+            int(pid) for one in pids.iterdir() for pid in one.read_text().split()
+        ]
         process.send_signal(number)
         said = process.communicate(timeout=seconds)[1]
     finally:
@@ -438,14 +509,18 @@ def start(rank):
 """
 
 
-def launch_by(mpiexec: str, folder: Path, text: str, *arguments: object) -> commands.Done:
+def launch_by(
+    mpiexec: str, folder: Path, text: str, *arguments: object
+) -> commands.Done:
     """Launch a script of this text by a stand-in for mpiexec, which ends so."""
     path = commands.with_program(folder, "mpiexec", STANDS_IN + mpiexec)
     return launch(*arguments, script(folder, text), PATH=path)
 
 
 def test_an_mpiexec_of_another_mpi_is_noticed(tmp_path):
-    mpiexec = "started = start(0), start(1)\nsys.exit(max(one.wait() for one in started))\n"
+    mpiexec = (
+        "started = start(0), start(1)\nsys.exit(max(one.wait() for one in started))\n"
+    )
     text = "from mpi4py import MPI\n"
     done = launch_by(mpiexec, tmp_path, text, "-n", 2, "--max-restarts", 3)
     assert done.returncode == 1
@@ -471,7 +546,9 @@ def test_hosts_reach_mpiexec_as_one_word_with_their_ranks(tmp_path):
     """What a stand-in for mpiexec is given; real hosts are in tests/cluster."""
     hostfile = tmp_path / "my hosts"
     hostfile.write_text("node0 slots=2\nnode1:2\n")
-    done = launch_by("print(json.dumps(sys.argv[1:]))", tmp_path, "", "--hostfile", hostfile)
+    done = launch_by(
+        "print(json.dumps(sys.argv[1:]))", tmp_path, "", "--hostfile", hostfile
+    )
     assert json.loads(done.stdout)[:4] == ["-hosts", "node0:2,node1:2", "-n", "4"]
     assert done.returncode == 2
     assert "no rank began" in done.stderr
@@ -551,9 +628,18 @@ def test_in_slurm_srun_starts_the_ranks_where_mpiexec_cannot(tmp_path):
         (("-n", "1", "--", "-cpass"), "name a script, or a module after -m"),
         (("-n", "1", "--", "--", "SCRIPT"), "after -m and a blank, not '-- "),
         (("-n", "1", "--env", "A B=3", "SCRIPT"), "--env A B=3: write NAME=VALUE"),
-        (("-n", "1", "--env", "CHAINERMN_GRACE=3", "SCRIPT"), "--grace takes the seconds"),
-        (("-n", "1", "--env", "CHAINERMN_RESTARTS=3", "SCRIPT"), "launch itself sets that"),
-        (("-n", "1", "--env", "NOT_SET_HERE", "SCRIPT"), "--env NOT_SET_HERE: write NAME=VALUE"),
+        (
+            ("-n", "1", "--env", "CHAINERMN_GRACE=3", "SCRIPT"),
+            "--grace takes the seconds",
+        ),
+        (
+            ("-n", "1", "--env", "CHAINERMN_RESTARTS=3", "SCRIPT"),
+            "launch itself sets that",
+        ),
+        (
+            ("-n", "1", "--env", "NOT_SET_HERE", "SCRIPT"),
+            "--env NOT_SET_HERE: write NAME=VALUE",
+        ),
         (("-n", "1", "--timeout", "nan", "SCRIPT"), "nan is no number of seconds"),
         (("-n", "1", "--log-dir", "SCRIPT", "SCRIPT"), "'--log-dir'"),
     ],

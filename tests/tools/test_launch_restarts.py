@@ -25,7 +25,9 @@ def started(monkeypatch):
 
     def run_job(*_, **__):
         failed = {"what": "of rank 0", "status": 1, "secondary": False, "traceback": ""}
-        return JobOutput(status=1, events=[Event(0, "started", {}), Event(0, "failed", failed)])
+        return JobOutput(
+            status=1, events=[Event(0, "started", {}), Event(0, "failed", failed)]
+        )
 
     monkeypatch.setattr(restarts.jobs, "mpiexec_command", mpiexec_command)
     monkeypatch.setattr(restarts.jobs, "run_job", run_job)
@@ -35,7 +37,9 @@ def started(monkeypatch):
 def let_answer(monkeypatch, *those):
     """Let these hosts answer, before each start in turn, which comes without a pause."""
     turns = iter(those)
-    monkeypatch.setattr(restarts, "answering", lambda _, hosts: [h for h in hosts if h in now])
+    monkeypatch.setattr(
+        restarts, "answering", lambda _, hosts: [h for h in hosts if h in now]
+    )
     now: set[str] = set()
 
     def pause(*_):
@@ -51,14 +55,21 @@ def test_hosts_that_come_back_are_used(monkeypatch, started):
     options = {"hosts": KNOWN, "max_restarts": 4, "min_ranks": 2}
     result, _ = restarts.run_script(LAUNCHER, 5, ["train.py"], said.append, **options)
     assert not result.success
-    assert started == [KNOWN, {"alpha": 2}, {"beta": 2, "gamma": 1}, KNOWN]  # gamma is too few
+    assert started == [
+        KNOWN,
+        {"alpha": 2},
+        {"beta": 2, "gamma": 1},
+        KNOWN,
+    ]  # gamma is too few
     assert "hosts that answer have 1 ranks, less than 2" in said
     assert "starting again with 5 ranks, 4 of 4" in said
 
 
 def test_without_min_ranks_no_host_is_asked(monkeypatch, started):
     let_answer(monkeypatch, [], [])
-    restarts.run_script(LAUNCHER, 5, ["train.py"], lambda _: None, hosts=KNOWN, max_restarts=2)
+    restarts.run_script(
+        LAUNCHER, 5, ["train.py"], lambda _: None, hosts=KNOWN, max_restarts=2
+    )
     assert started == [KNOWN] * 3
 
 

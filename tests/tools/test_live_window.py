@@ -48,7 +48,11 @@ def words(*calls, **how):
         (
             (receiving(0, 2), outside(1), outside(2)),
             {1: STOPPED, 2: GONE},
-            ["waiting 7 s in recv for 2", "stopped 7 s after bcast", "gone 7 s after bcast"],
+            [
+                "waiting 7 s in recv for 2",
+                "stopped 7 s after bcast",
+                "gone 7 s after bcast",
+            ],
         ),
         (((), ENDED), {}, ["computing", "ended 7 s in MPI_Finalize for 0"]),
         # Of the third one nothing is known.
@@ -61,7 +65,10 @@ def test_what_a_rank_does_is_in_words(calls, states, expected):
 
 def readings(*moments):
     """Readings a second apart, of all ranks' calls."""
-    return [window.read(job_of(ranks(*calls)), float(at)) for at, calls in enumerate(moments)]
+    return [
+        window.read(job_of(ranks(*calls)), float(at))
+        for at, calls in enumerate(moments)
+    ]
 
 
 def updating(rank, sequence, is_inside=False, **how):
@@ -91,7 +98,9 @@ def counting(*counts):
     """What a rank is seen to count a second, given its updates and examples in each reading."""
     (rank,) = ranks(outside(0, size=1))
     moments = (job_of([replace(rank, updates=it[0], examples=it[1])]) for it in counts)
-    found = window.summary([window.read(graph, float(at)) for at, graph in enumerate(moments)])
+    found = window.summary(
+        [window.read(graph, float(at)) for at, graph in enumerate(moments)]
+    )
     return [found["ranks"][0][f"{what}_per_second"] for what in ("steps", "examples")]
 
 
@@ -106,8 +115,14 @@ def test_ranks_are_sorted_by_number_or_the_largest_first():
     late = tuple(updating(rank, 5 - (rank == 1), rank != 1) for rank in range(3))
     found = readings(late)
     assert [it["rank"] for it in window.summary(found)["ranks"]] == [0, 1, 2]
-    assert [it["rank"] for it in window.summary(found, "waited_for")["ranks"]] == [1, 0, 2]
-    assert [it["rank"] for it in window.summary(found, "steps_per_second")["ranks"]] == [0, 1, 2]
+    assert [it["rank"] for it in window.summary(found, "waited_for")["ranks"]] == [
+        1,
+        0,
+        2,
+    ]
+    assert [
+        it["rank"] for it in window.summary(found, "steps_per_second")["ranks"]
+    ] == [0, 1, 2]
 
 
 def test_memory_is_known_of_ranks_on_this_host(monkeypatch):
@@ -121,7 +136,9 @@ def test_memory_is_known_of_ranks_on_this_host(monkeypatch):
     assert found["memory_bytes"] > 1 << 20
 
 
-def test_readings_are_apart_by_what_they_cost_and_a_summary_comes_every_two_seconds(monkeypatch):
+def test_readings_are_apart_by_what_they_cost_and_a_summary_comes_every_two_seconds(
+    monkeypatch,
+):
     now, pauses = [0.0], []
 
     def ask(*_):
@@ -142,7 +159,9 @@ def test_readings_are_apart_by_what_they_cost_and_a_summary_comes_every_two_seco
     assert len(pauses) == 8
 
 
-def test_an_answer_that_takes_long_lets_nobody_wait_for_longer_than_a_summary(monkeypatch):
+def test_an_answer_that_takes_long_lets_nobody_wait_for_longer_than_a_summary(
+    monkeypatch,
+):
     now, pauses = [0.0], []
 
     def ask(*_):

@@ -18,12 +18,19 @@ from tests.support.traces import Made, write_many, write_two
 
 EVIL = '</script><script>document.documentElement.dataset.evil="yes"</script><b>&amp;\x1b"\'<!--'
 LOG = [
-    {"main/loss": 2.5 / n, "validation/main/loss": 3 / n, "lr": 1e-5, "iteration": 10 * n}
+    {
+        "main/loss": 2.5 / n,
+        "validation/main/loss": 3 / n,
+        "lr": 1e-5,
+        "iteration": 10 * n,
+    }
     for n in range(1, 6)
 ]
 
 
-def result(folder: Path, log: Any = LOG, traced: bool = True, **environment: Any) -> Path:
+def result(
+    folder: Path, log: Any = LOG, traced: bool = True, **environment: Any
+) -> Path:
     """A folder as a trainer leaves it, with a trace and an environment in it."""
     folder.mkdir(exist_ok=True)
     (folder / "log").write_text(json.dumps(log))
@@ -61,8 +68,13 @@ def test_a_page_has_all_parts_and_needs_no_network(tmp_path):
     assert str(tmp_path / "result" / "env.json") in page.sections["environment"]
     assert not {"src", "href", "action"} & {name for name, _ in page.attributes}
     loads = re.findall(r"https?://[^\s\"']*|url\(|@import|fetch\(", file.read_text())
-    assert {*loads} == {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xhtml"}  # names
-    (policy,) = [value for name, value in page.attributes if value and "default-src" in value]
+    assert {*loads} == {
+        "http://www.w3.org/2000/svg",
+        "http://www.w3.org/1999/xhtml",
+    }  # names
+    (policy,) = [
+        value for name, value in page.attributes if value and "default-src" in value
+    ]
     assert policy.startswith("default-src 'none'")
     assert page.data["timeline"]["complete"]
     assert [chart["name"] for chart in page.data["curves"]["charts"]] == ["loss", "lr"]
@@ -136,7 +148,10 @@ def test_without_a_file_the_environment_is_that_of_this_machine(tmp_path):
 
 def test_a_run_without_calls_is_shown(tmp_path):
     Made(tmp_path / "trace", 0, 1).write()
-    assert invoke("trace", tmp_path / "trace", "--html", tmp_path / "page.html").exit_code == 0
+    assert (
+        invoke("trace", tmp_path / "trace", "--html", tmp_path / "page.html").exit_code
+        == 0
+    )
     page = Page(opened(tmp_path / "page.html"))
     assert page.root == {"data-drawn": "yes", "data-rank": "0"}
 
@@ -185,17 +200,24 @@ def test_wrong_arguments_are_named(tmp_path):
     folder = result(tmp_path / "one", traced=False)
     other = result(tmp_path / "two", traced=False)
     assert "are both a log of LogReport: give one of them" in refused(folder, other)
-    assert "can't be written" in refused(folder, "--output", tmp_path / "nowhere" / "x.html")
+    assert "can't be written" in refused(
+        folder, "--output", tmp_path / "nowhere" / "x.html"
+    )
     write_two(tmp_path / "traces")
     said = refused(tmp_path / "traces", "--html", tmp_path, command="trace")
     assert "can't be written: Is a directory" in said
 
 
-@pytest.mark.parametrize("calls", [40_000, pytest.param(1_000_000, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "calls", [40_000, pytest.param(1_000_000, marks=pytest.mark.full)]
+)
 def test_a_long_trace_makes_a_page_that_a_browser_can_open(tmp_path, calls):
     """Time-outs of the browser, and the page's size, don't grow with the trace."""
     write_many(tmp_path / "trace", ranks=8, calls=calls)
-    assert invoke("trace", tmp_path / "trace", "--html", tmp_path / "page.html").exit_code == 0
+    assert (
+        invoke("trace", tmp_path / "trace", "--html", tmp_path / "page.html").exit_code
+        == 0
+    )
     file = tmp_path / "page.html"
     assert file.stat().st_size < 2_000_000
     found = Page(file.read_text()).data["timeline"]

@@ -92,7 +92,9 @@ def test_version_1_of_cgroups_is_read(monkeypatch, tmp_path):
     assert threads.available_cores()["cgroup"] == 1.5
 
 
-def test_a_quota_counts_as_the_lower_number_of_cores_and_as_one_at_least(monkeypatch, tmp_path):
+def test_a_quota_counts_as_the_lower_number_of_cores_and_as_one_at_least(
+    monkeypatch, tmp_path
+):
     """As the ranks count them when they limit the BLAS's threads."""
     limit(monkeypatch, "0::/\n", tmp_path)
     for quota, usable in ((0.2, 1), (2.9, 2)):

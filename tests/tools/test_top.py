@@ -45,7 +45,9 @@ def test_a_rank_that_hangs_is_shown_while_it_does(case):
         assert other["operation"] in operations, found
         assert other["memory_bytes"] > 1 << 20
     expected = KINDS[case.kind].said if case.kind != "SIGSTOP" else "no stacks came"
-    block = next(it for it in stacks.split("\n\nrank ") if f"process {rank['pid']}:" in it)
+    block = next(
+        it for it in stacks.split("\n\nrank ") if f"process {rank['pid']}:" in it
+    )
     assert expected in f"{block}\n", stacks
 
 
@@ -63,7 +65,9 @@ def test_a_job_that_trains_is_shown_by_any_of_its_numbers():
     assert [it["rank"] for it in first["ranks"]] == [0, 1, 2]
     assert all(1 < it["steps_per_second"] < 20.5 for it in first["ranks"]), first
     # Each step has four; the two counts are read at once.
-    assert all(it["examples_per_second"] == 4 * it["steps_per_second"] for it in first["ranks"])
+    assert all(
+        it["examples_per_second"] == 4 * it["steps_per_second"] for it in first["ranks"]
+    )
     assert first["unseen"] == []
     assert first["ranks"][0]["waiting"] > first["ranks"][1]["waiting"]
     assert shown.returncode == 0, shown
@@ -108,7 +112,10 @@ def test_the_end_of_the_job_ends_it():
         return launcher, commands.start("top", launcher, **how), ours, theirs
 
     launcher, command, *files = while_running(look, last=100)
-    assert command.communicate(timeout=commands.SECONDS)[1] == f"Error: job {launcher} has ended\n"
+    assert (
+        command.communicate(timeout=commands.SECONDS)[1]
+        == f"Error: job {launcher} has ended\n"
+    )
     assert command.returncode == 1
     for file in files:
         os.close(file)
@@ -134,13 +141,18 @@ def test_a_monitor_that_is_stopped_is_named(monkeypatch):
 def test_without_such_a_job_it_says_where_to_look(command):
     done = commands.invoke(command, 1)
     assert done.exit_code == 2
-    assert "no such jobs of yours here; its ranks may not have a communicator yet" in done.stderr
+    assert (
+        "no such jobs of yours here; its ranks may not have a communicator yet"
+        in done.stderr
+    )
 
 
 @pytest.mark.full
 def test_several_jobs_are_listed():
     def outer(first):
-        return first, while_running(lambda second: (second, commands.chainermn("stacks")))
+        return first, while_running(
+            lambda second: (second, commands.chainermn("stacks"))
+        )
 
     first, (second, done) = while_running(outer)
     assert done.returncode == 2

@@ -7,7 +7,16 @@ import sys
 import pytest
 
 from tests.support.commands import invoke
-from tests.support.traces import RUN, Made, calls, matched, shown, summarized, tables, write_two
+from tests.support.traces import (
+    RUN,
+    Made,
+    calls,
+    matched,
+    shown,
+    summarized,
+    tables,
+    write_two,
+)
 
 
 def refused(*arguments: object) -> str:
@@ -35,18 +44,26 @@ def test_who_waited_for_whom(tmp_path):
     total = operations["allreduce"]
     assert (total.calls, total.bytes, total.raised) == (4, 3200, 1)
     seconds = total.total_seconds, total.median_seconds, total.longest_seconds
-    assert (*seconds, total.waiting_seconds) == pytest.approx((140e-6, 35e-6, 50e-6, 40e-6))
+    assert (*seconds, total.waiting_seconds) == pytest.approx(
+        (140e-6, 35e-6, 50e-6, 40e-6)
+    )
     assert total.gb_per_second == pytest.approx(3200 / 100e-6 / 1e9)
     assert operations["recv"].bytes == 64  # the receiver didn't know; the sender did
-    assert [ranks[r].others_waited_seconds * 1e6 for r in (0, 1)] == pytest.approx([10, 50])
+    assert [ranks[r].others_waited_seconds * 1e6 for r in (0, 1)] == pytest.approx(
+        [10, 50]
+    )
     assert [ranks[r].came_last for r in (0, 1)] == [1, 1]
     (late,) = stragglers
     assert (late.rank, late.came_last, late.calls) == (1, 1, 2)
-    assert (late.others_waited_seconds, late.in_all_seconds) == pytest.approx((30e-6, 40e-6))
+    assert (late.others_waited_seconds, late.in_all_seconds) == pytest.approx(
+        (30e-6, 40e-6)
+    )
 
 
 def test_messages_are_matched_in_order_by_pair_and_tag(tmp_path):
-    first = Made(tmp_path, 0, 2).communicator("0.1", [1, 0])  # the communicator turns ranks round
+    first = Made(tmp_path, 0, 2).communicator(
+        "0.1", [1, 0]
+    )  # the communicator turns ranks round
     first.call("send", 0, 1, peer=0, tag=1).call("send", 10, 60, peer=0, tag=2)
     first.call("send_obj", 70, 71, peer=0, tag=1).write()
     second = Made(tmp_path, 1, 2).communicator("0.1", [1, 0])
@@ -120,7 +137,9 @@ def test_groups_of_ranks_that_met_later_are_one_run(tmp_path):
         own = f"20261120T12000{rank // 2}-aaaaaa"
         pair = [rank // 2 * 2, rank // 2 * 2 + 1]
         made = Made(tmp_path, rank, 4, run=own).communicator(f"{pair[0]}.1", pair)
-        made.communicator("0.2", [0, 1, 2, 3], "20261120T120000-aaaaaa").call("a", 0, 1).write()
+        made.communicator("0.2", [0, 1, 2, 3], "20261120T120000-aaaaaa").call(
+            "a", 0, 1
+        ).write()
     Made(tmp_path, 0, 1, run="20261119T120000-aaaaaa").call("a", 0, 1).write()
     run = matched(tmp_path)[0]
     assert list(run.ranks) == [0, 1, 2, 3]
@@ -143,7 +162,11 @@ def test_other_files_are_left_alone(tmp_path):
     (tmp_path / f"{RUN}.rank9.json").mkdir()
     run, _, _ = matched(tmp_path)
     assert list(run.ranks) == [0, 1]
-    said = [warning for warning in run.warnings if "doesn't begin as a trace does" in warning]
+    said = [
+        warning
+        for warning in run.warnings
+        if "doesn't begin as a trace does" in warning
+    ]
     assert len(said) == 2
 
 
@@ -166,8 +189,16 @@ def test_merged_file_has_all_ranks_in_the_order_of_time(tmp_path):
     assert len(written) == 6
     assert [call["ts"] for call in written] == sorted(call["ts"] for call in written)
     assert {event["pid"] for event in events} == {0, 1}
-    assert [event["name"] for event in events if event["ph"] == "M"] == ["process_name"] * 2
-    said = {"communicator": "0.1", "bytes": 800, "sequence": 1, "waited": 30, "waited_for": 1}
+    assert [event["name"] for event in events if event["ph"] == "M"] == [
+        "process_name"
+    ] * 2
+    said = {
+        "communicator": "0.1",
+        "bytes": 800,
+        "sequence": 1,
+        "waited": 30,
+        "waited_for": 1,
+    }
     assert written[0]["args"] == said
 
 
@@ -191,7 +222,11 @@ def test_json_has_what_the_tables_show_with_units_in_its_keys(tmp_path):
     assert done.exit_code == 0, done.output
     found = json.loads(done.output)
     assert found == {**summarized(tmp_path), "clock_error_seconds": 0.0}
-    assert (found["schema"], found["calls"], found["seconds"]) == (1, 6, pytest.approx(252e-6))
+    assert (found["schema"], found["calls"], found["seconds"]) == (
+        1,
+        6,
+        pytest.approx(252e-6),
+    )
     assert found["hosts"] == ["here"]
     assert [row["number"] for row in found["longest_waits"]] == [1, 2]
     assert found["warnings"] == ["allreduce raised in 1 call"]
@@ -212,9 +247,21 @@ def test_tables_fit_the_terminal(tmp_path, width):
     write_two(tmp_path, host="a-host-with-a-long-name.of.a.cluster.example.org[red]")
     said = shown(tmp_path, width=width, force_terminal=True, color_system=None)
     assert "Others wait most for rank 1" in said
-    tables = [line.rstrip() for line in said.splitlines() if line.startswith(("  ", "all", "op"))]
+    tables = [
+        line.rstrip()
+        for line in said.splitlines()
+        if line.startswith(("  ", "all", "op"))
+    ]
     assert max(map(len, tables)) <= width
-    for word in ("operation", "median", "longest", "waiting", "GB/s", "others waited", "allreduce"):
+    for word in (
+        "operation",
+        "median",
+        "longest",
+        "waiting",
+        "GB/s",
+        "others waited",
+        "allreduce",
+    ):
         assert word in said, "no word is broken"
     if width >= 60:
         assert "a-host-with-a-long-name.of.a.cluster.example.org[red]" in said
@@ -223,7 +270,9 @@ def test_tables_fit_the_terminal(tmp_path, width):
 def test_a_run_without_calls_or_of_one_rank_is_shown(tmp_path):
     Made(tmp_path, 0, 1).write()
     assert "0 calls" in shown(tmp_path)
-    Made(tmp_path, 0, 1).communicator("0.1", [0]).call("bcast", 0, 5, sequence=1).write()
+    Made(tmp_path, 0, 1).communicator("0.1", [0]).call(
+        "bcast", 0, 5, sequence=1
+    ).write()
     assert "No rank was waited for." in shown(tmp_path)
 
 
@@ -240,7 +289,9 @@ def test_what_files_hold_cannot_control_a_terminal(tmp_path):
     bell = "\x1b]0;gotcha\x07\x1b[2J"
     made = Made(tmp_path / "one", 0, 2, run=f"run{bell}", host=f"host{bell}")
     made.communicator(f"0.1{bell}", [0, 1])
-    made.call(f"bcast{bell}", 0, 1, error=f"Error{bell}", communicator=f"0.1{bell}").write()
+    made.call(
+        f"bcast{bell}", 0, 1, error=f"Error{bell}", communicator=f"0.1{bell}"
+    ).write()
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / f"run{bell}.rank0.json").write_text("[")
     for folder, status in (("one", 0), ("none", 2)):

@@ -15,8 +15,14 @@ MOST_OF_A_CALL, MOST_OF_AN_EVENT = 150, 250
 @pytest.mark.parametrize(
     ("make", "most"),
     [
-        (lambda made, n: made.call(f"bcast{n % 9}", n, n + 1, sequence=n, root=0), MOST_OF_A_CALL),
-        (lambda made, n: made.metadata("thread_name", name=f"worker {n}"), MOST_OF_AN_EVENT),
+        (
+            lambda made, n: made.call(f"bcast{n % 9}", n, n + 1, sequence=n, root=0),
+            MOST_OF_A_CALL,
+        ),
+        (
+            lambda made, n: made.metadata("thread_name", name=f"worker {n}"),
+            MOST_OF_AN_EVENT,
+        ),
     ],
     ids=["calls", "events of others"],
 )

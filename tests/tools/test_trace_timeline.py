@@ -23,7 +23,8 @@ def test_bins_and_calls_say_what_the_ranks_did(tmp_path, monkeypatch):
     assert found["length"] == 252
     first = found["lines"][0]
     waiting, inside = (
-        np.frombuffer(b64decode(first[name]), np.uint8) for name in ("waiting", "inside")
+        np.frombuffer(b64decode(first[name]), np.uint8)
+        for name in ("waiting", "inside")
     )
     assert [np.flatnonzero(np.diff(each)).tolist() for each in (waiting, inside)] == [
         [29, 199, 219],
@@ -36,7 +37,9 @@ def test_bins_and_calls_say_what_the_ranks_did(tmp_path, monkeypatch):
     assert [found["names"][n] for n in found["calls"]["name"]][-1] == "recv"
 
 
-def test_of_many_calls_the_longest_are_shown_and_those_of_the_longest_waits(tmp_path, monkeypatch):
+def test_of_many_calls_the_longest_are_shown_and_those_of_the_longest_waits(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(timeline, "MOST_CALLS", 1)
     monkeypatch.setattr(timeline, "MOST_RANKS", 1)
     write_two(tmp_path)

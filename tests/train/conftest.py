@@ -21,7 +21,11 @@ SIX = np.arange(6, dtype=np.float32)
 
 
 def make(name: str, world: Any) -> CommunicatorBase:
-    return PlainCommunicator(world.Dup()) if name == "plain" else create_communicator(name, world)
+    return (
+        PlainCommunicator(world.Dup())
+        if name == "plain"
+        else create_communicator(name, world)
+    )
 
 
 # The default communicator, and on 3 ranks a third party's too; the full tier has all on all sizes.
@@ -85,7 +89,9 @@ def trainer_for(tmp_path):
 
     def make(comm, stop, *extensions, model=None, examples=SIX):
         optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.01), comm)
-        trainer = trainer_over(examples, 2, optimizer.setup(model or ScaledMean()), stop, tmp_path)
+        trainer = trainer_over(
+            examples, 2, optimizer.setup(model or ScaledMean()), stop, tmp_path
+        )
         for extension in extensions:
             trainer.extend(extension)
         return trainer

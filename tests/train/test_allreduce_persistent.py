@@ -38,7 +38,9 @@ class Holder(chainer.Link):
 
 
 def examples(comm, count=8):
-    return np.random.RandomState(comm.rank).rand(count, 3).astype(np.float32) + comm.rank
+    return (
+        np.random.RandomState(comm.rank).rand(count, 3).astype(np.float32) + comm.rank
+    )
 
 
 def test_in_a_trainer_an_evaluator_sees_the_means(comm, trainer_for):
@@ -46,20 +48,28 @@ def test_in_a_trainer_an_evaluator_sees_the_means(comm, trainer_for):
     own, seen = [], []
 
     def looking(name, at, priority):
-        look = lambda _: at.append((model.norm.avg_mean.copy(), model.norm.avg_var.copy()))  # noqa: E731
+        def look(_):
+            at.append((model.norm.avg_mean.copy(), model.norm.avg_var.copy()))
+
         trainer.extend(look, name=name, trigger=(1, "epoch"), priority=priority)
 
     average = AllreducePersistent(model, comm)
-    trainer = trainer_for(comm, (2, "epoch"), average, model=model, examples=examples(comm))
+    trainer = trainer_for(
+        comm, (2, "epoch"), average, model=model, examples=examples(comm)
+    )
     looking("evaluator", seen, training.PRIORITY_WRITER)
     looking("before", own, training.PRIORITY_WRITER + 2)
     trainer.run()
     assert len(own) == len(seen) == 2
-    everyones = np.array(comm.allgather_obj(own))  # rank, epoch, mean or variance, channel
+    everyones = np.array(
+        comm.allgather_obj(own)
+    )  # rank, epoch, mean or variance, channel
     np.testing.assert_allclose(seen, everyones.mean(axis=0), rtol=1e-6)
     if comm.size > 1:
         assert not np.allclose(own, seen)
-    np.testing.assert_array_equal(comm.allgather_obj(seen), [seen] * comm.size)  # the same bits
+    np.testing.assert_array_equal(
+        comm.allgather_obj(seen), [seen] * comm.size
+    )  # the same bits
     assert model.norm.N == 0
 
 
@@ -73,12 +83,16 @@ def test_floats_of_every_width_are_averaged_in_place(comm, dtype):
     zero = np.array(comm.rank, dtype)
     values = {"array": array, "large": large, "zero": zero, "frozen": frozen}
     more = {"scalar": dtype(comm.rank), "none": np.empty(0, dtype)}
-    model = chainer.Chain(a=Holder(**values, **more, transposed=columns + dtype(comm.rank)))
+    model = chainer.Chain(
+        a=Holder(**values, **more, transposed=columns + dtype(comm.rank))
+    )
     AllreducePersistent(model, comm)()
     assert model.a.array is array
     assert array.dtype == dtype
     np.testing.assert_array_equal(array, np.full((2, 3), 1000 * mean, dtype))
-    np.testing.assert_array_equal(large, np.full(2, 60000, dtype))  # the sum is none in float16
+    np.testing.assert_array_equal(
+        large, np.full(2, 60000, dtype)
+    )  # the sum is none in float16
     np.testing.assert_array_equal(model.a.zero, np.array(mean, dtype))
     assert (type(model.a.scalar), model.a.scalar) == (dtype, mean)
     np.testing.assert_array_equal(model.a.frozen, np.full(2, mean, dtype))
@@ -86,7 +100,11 @@ def test_floats_of_every_width_are_averaged_in_place(comm, dtype):
 
 
 def test_what_is_no_float_is_left_alone(comm):
-    values = {"count": comm.rank, "counts": np.full(2, comm.rank), "z": np.full(2, 1j * comm.rank)}
+    values = {
+        "count": comm.rank,
+        "counts": np.full(2, comm.rank),
+        "z": np.full(2, 1j * comm.rank),
+    }
     model = Holder(**values, text=str(comm.rank), nothing=None, number=float(comm.rank))
     AllreducePersistent(model, comm)()
     assert (type(model.number), model.number) == (float, (comm.size - 1) / 2)
@@ -103,7 +121,9 @@ def test_a_rank_that_has_had_no_examples_gets_the_mean_of_the_others(comm):
         model(examples(comm))
     mine = None if comm.rank == 0 else model.norm.avg_mean.copy()
     AllreducePersistent(model, comm)()
-    expected = np.mean([each for each in comm.allgather_obj(mine) if each is not None], axis=0)
+    expected = np.mean(
+        [each for each in comm.allgather_obj(mine) if each is not None], axis=0
+    )
     np.testing.assert_allclose(model.norm.avg_mean, expected, rtol=1e-6)
     same = comm.allgather_obj(model.norm.avg_mean)
     np.testing.assert_array_equal(same, [model.norm.avg_mean] * comm.size)
@@ -113,7 +133,10 @@ def test_a_rank_that_has_had_no_examples_gets_the_mean_of_the_others(comm):
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (np.zeros(3, np.float32), r"'/b' .*float32 of shape \(2,\) on rank 0, .*\(3,\) on rank 1"),
+        (
+            np.zeros(3, np.float32),
+            r"'/b' .*float32 of shape \(2,\) on rank 0, .*\(3,\) on rank 1",
+        ),
         (np.zeros(2, np.float64), r"'/b' .*float32 .* on rank 0, float64 .* on rank 1"),
         (7, r"'/b' .* int on rank 1"),
         (np.zeros(2, np.int32), r"'/b' .* int32 on rank 1"),
@@ -126,7 +149,9 @@ def test_values_that_differ_are_named_on_all_ranks(comm, value, text):
         model.add_persistent("b", value if comm.rank == 1 else np.ones(2, np.float32))
     with pytest.raises(RankMismatchError, match=text):
         AllreducePersistent(model, comm)()
-    np.testing.assert_array_equal(model.a, np.ones(2, np.float32) * comm.rank)  # as it was
+    np.testing.assert_array_equal(
+        model.a, np.ones(2, np.float32) * comm.rank
+    )  # as it was
 
 
 def test_what_is_no_model_is_named(naive):

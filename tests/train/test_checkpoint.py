@@ -16,7 +16,14 @@ from chainer.iterators import (
 )
 from chainer.serializers import load_npz
 
-from tests.support.checkpoints import bits, files, generation, make_trainer, noisy, run_until
+from tests.support.checkpoints import (
+    bits,
+    files,
+    generation,
+    make_trainer,
+    noisy,
+    run_until,
+)
 from tests.support.killed import shuffled
 
 # Nothing here can tell whether files have reached the disk, which takes most of the time.
@@ -47,9 +54,15 @@ def in_order_by_workers(dataset):
         pytest.param(False, in_order_by_workers, marks=pytest.mark.ranks(2)),
     ],
 )
-def test_resume_ends_with_the_bits_of_an_uninterrupted_run(comm, folder, background, iterate):
-    every = 2 if iterate is by_threads else 0  # its order may be drawn anew as it is saved
-    whole, expected, _ = make_trainer(comm, folder / "whole", every=every, iterate=iterate)
+def test_resume_ends_with_the_bits_of_an_uninterrupted_run(
+    comm, folder, background, iterate
+):
+    every = (
+        2 if iterate is by_threads else 0
+    )  # its order may be drawn anew as it is saved
+    whole, expected, _ = make_trainer(
+        comm, folder / "whole", every=every, iterate=iterate
+    )
     whole.run()
 
     def make(seed=None):
@@ -70,7 +83,10 @@ def test_resume_ends_with_the_bits_of_an_uninterrupted_run(comm, folder, backgro
     assert bits(model) == bits(expected)
     assert files(comm, folder / "run") == set()  # cleaned up after success
     if comm.rank == 0:
-        assert [e["iteration"] for e in trainer.get_extension("LogReport").log] == [4, 8]
+        assert [e["iteration"] for e in trainer.get_extension("LogReport").log] == [
+            4,
+            8,
+        ]
 
 
 def test_keeps_cp_interval_and_collects_each_gc_interval(comm, folder):
@@ -85,7 +101,16 @@ def test_keeps_cp_interval_and_collects_each_gc_interval(comm, folder):
 
     trainer.extend(look, name="look")
     run_until(trainer, 9)
-    expected = [(1,), (1, 2), (1, 2, 3), (1, 2, 3, 4), (4, 5), (4, 5, 6), (4, 5, 6, 7), (7, 8)]
+    expected = [
+        (1,),
+        (1, 2),
+        (1, 2, 3),
+        (1, 2, 3, 4),
+        (4, 5),
+        (4, 5, 6),
+        (4, 5, 6, 7),
+        (7, 8),
+    ]
     assert kept[:8] == [generation(comm, *each) for each in expected]
 
 
@@ -93,14 +118,18 @@ def test_each_rank_with_a_folder_of_its_own(comm, tmp_path):
     """As on nodes without a shared file system."""
     trainer, *_ = make_trainer(comm, tmp_path)
     run_until(trainer, 5)
-    assert files(comm, tmp_path) == {f"run.{comm.rank}.{iteration}" for iteration in (2, 4)}
+    assert files(comm, tmp_path) == {
+        f"run.{comm.rank}.{iteration}" for iteration in (2, 4)
+    }
     if comm.rank == comm.size - 1:
         (tmp_path / f"run.{comm.rank}.4").unlink()
     resumed, _, checkpointer = make_trainer(comm, tmp_path)
     assert checkpointer.maybe_load(resumed) == 2
 
 
-def test_extension_may_have_any_name_and_chainers_own_loader_takes_the_model_out(naive, folder):
+def test_extension_may_have_any_name_and_chainers_own_loader_takes_the_model_out(
+    naive, folder
+):
     trainer, model, checkpointer = make_trainer(naive, folder, every=0)
     for every in 2, 5:
         trainer.extend(checkpointer, name="checkpoints", trigger=(every, "iteration"))
@@ -109,11 +138,15 @@ def test_extension_may_have_any_name_and_chainers_own_loader_takes_the_model_out
     assert files(naive, folder) == generation(naive, 2, 4, 5, 6)
     alone = noisy(50)
     for rank in range(naive.size):  # each file has some of its arrays
-        load_npz(folder / f"run.{rank}.6", alone, path="updater/model:main/", strict=False)
+        load_npz(
+            folder / f"run.{rank}.6", alone, path="updater/model:main/", strict=False
+        )
     assert bits(alone) == bits(model)
 
 
-def test_by_default_its_name_is_the_run_s_and_it_saves_at_every_iteration(naive, folder):
+def test_by_default_its_name_is_the_run_s_and_it_saves_at_every_iteration(
+    naive, folder
+):
     """As in Chainer 7."""
     trainer, _, checkpointer = make_trainer(naive, folder, every=0)
     trainer.extend(checkpointer)

@@ -38,7 +38,9 @@ class Both(chainer.Link):
 
 
 def test_model_with_children_called_as_what_a_trainer_has(naive, folder):
-    model = chainer.Chain(out=L.Linear(2, 3), updater=L.Linear(2, 3), iteration=L.Linear(2, 3))
+    model = chainer.Chain(
+        out=L.Linear(2, 3), updater=L.Linear(2, 3), iteration=L.Linear(2, 3)
+    )
     make_checkpointer(naive, folder).save(model)
     expected = bits(model)
     model.out.W.array[:] = 0
@@ -110,7 +112,9 @@ def test_broadcast_is_spared_where_parameters_are_equal(comm, folder, monkeypatc
 
     def make(seed):
         model = noisy(seed)
-        optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(model)
+        optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(
+            model
+        )
         return model, optimizer, Both(model, optimizer)
 
     model, optimizer, both = make(comm.rank)
@@ -139,7 +143,9 @@ def test_broadcast_is_spared_where_parameters_are_equal(comm, folder, monkeypatc
 def test_lazy_links_are_loaded_initialised(naive, folder):
     def make():
         model = chainer.Sequential(L.Linear(None, 3))
-        optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(), naive).setup(model)
+        optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(), naive).setup(
+            model
+        )
         return model, optimizer, Both(model, optimizer)
 
     def update(model, optimizer):
@@ -161,7 +167,9 @@ def test_lazy_links_are_loaded_initialised(naive, folder):
 def test_the_optimizer_itself(naive, folder):
     """Which has names of its own beside Chainer's."""
     first, resumed = (
-        create_multi_node_optimizer(chainer.optimizers.Adam(), naive, True, accumulate_steps=2)
+        create_multi_node_optimizer(
+            chainer.optimizers.Adam(), naive, True, accumulate_steps=2
+        )
         for _ in range(2)
     )
     for each in first, resumed:
@@ -185,7 +193,9 @@ def test_maybe_load_from_another_folder_this_time(naive, folder):
 
 def test_several_runs_in_one_folder(naive, folder):
     names = ("run.0", "run.commit", "r.n", "räksmörgås [1]*", "run")
-    checkpointers = [create_multi_node_checkpointer(n, naive, path=folder) for n in names]
+    checkpointers = [
+        create_multi_node_checkpointer(n, naive, path=folder) for n in names
+    ]
     for number, checkpointer in enumerate(checkpointers):
         checkpointer.save(link(number, 0), 5)
     for number, name in enumerate(names):

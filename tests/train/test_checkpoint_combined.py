@@ -19,7 +19,9 @@ STOP, INTERVAL = 11, 2
 
 def make(comm, out, double_buffering, steps, scaling, dtype, background):
     np.random.seed(comm.rank)
-    x = np.random.uniform(size=(10 + comm.rank, 4)).astype("f2" if dtype != "f4" else "f4")
+    x = np.random.uniform(size=(10 + comm.rank, 4)).astype(
+        "f2" if dtype != "f4" else "f4"
+    )
     dataset = chainer.datasets.TupleDataset(x, x.sum(axis=1, keepdims=True))
     iterator = chainer.iterators.SerialIterator(dataset, 3)
     inner = chainer.optimizers.Adam()
@@ -28,9 +30,13 @@ def make(comm, out, double_buffering, steps, scaling, dtype, background):
     if scaling:
         inner.loss_scaling(interval=3)
     with chainer.using_config("dtype", np.dtype(dtype)):
-        model = L.Classifier(L.Linear(4, 1), lossfun=chainer.functions.mean_squared_error)
+        model = L.Classifier(
+            L.Linear(4, 1), lossfun=chainer.functions.mean_squared_error
+        )
     model.compute_accuracy = False
-    optimizer = create_multi_node_optimizer(inner, comm, double_buffering, accumulate_steps=steps)
+    optimizer = create_multi_node_optimizer(
+        inner, comm, double_buffering, accumulate_steps=steps
+    )
     updater = training.StandardUpdater(iterator, optimizer.setup(model))
     trainer = training.Trainer(updater, (STOP, "iteration"), out=str(out))
     checkpointer = make_checkpointer(comm, background=background)

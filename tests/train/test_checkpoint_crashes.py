@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.checkpoints import files, generation, link, make_checkpointer, on_rank_0
+from tests.support.checkpoints import (
+    files,
+    generation,
+    link,
+    make_checkpointer,
+    on_rank_0,
+)
 from tests.support.crashes import State, crashes
 
 # On two ranks: each of some fifty crashes is an own resume.
-pytestmark = [pytest.mark.world, pytest.mark.ranks(2), pytest.mark.usefixtures("unsynced")]
+pytestmark = [
+    pytest.mark.world,
+    pytest.mark.ranks(2),
+    pytest.mark.usefixtures("unsynced"),
+]
 
 
 def complete(state: State, size: int) -> list[int]:
@@ -32,10 +42,14 @@ def complete(state: State, size: int) -> list[int]:
         pytest.param(True, [0, 0.5], 1, marks=pytest.mark.full),
     ],
 )
-def test_goes_on_after_a_crash_at_any_change_of_the_files(naive, folder, background, values, kept):
+def test_goes_on_after_a_crash_at_any_change_of_the_files(
+    naive, folder, background, values, kept
+):
     options = {"cp_interval": 1, "gc_interval": 1, "background": background}
     with crashes(folder / "run") as found:
-        checkpointer = make_checkpointer(naive, folder / "run", **options | {"cp_interval": kept})
+        checkpointer = make_checkpointer(
+            naive, folder / "run", **options | {"cp_interval": kept}
+        )
         for iteration in (3, 6):
             for value in values:
                 checkpointer.save(link(iteration + value, naive.rank), iteration)
@@ -55,7 +69,9 @@ def test_goes_on_after_a_crash_at_any_change_of_the_files(naive, folder, backgro
         if begin is None:
             assert loaded == [[0, -1]] * naive.size
         else:
-            allowed = [[[begin + v, rank] for rank in range(naive.size)] for v in values]
+            allowed = [
+                [[begin + v, rank] for rank in range(naive.size)] for v in values
+            ]
             assert loaded in allowed
         resumed.save(target, 9)
         resumed.flush()

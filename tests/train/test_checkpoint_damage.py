@@ -40,7 +40,9 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize(("of", "how"), [*(("last", how) for how in DAMAGES), ("0", "middle byte")])
+@pytest.mark.parametrize(
+    ("of", "how"), [*(("last", how) for how in DAMAGES), ("0", "middle byte")]
+)
 def test_damaged_newest_file_makes_the_resume_fall_back(naive, folder, capfd, of, how):
     saved(naive, folder, 10, 20, 30)
     of = str(naive.size - 1) if of == "last" else of
@@ -145,7 +147,11 @@ def test_files_of_others_that_have_the_same_name_stay(naive, folder, capfd):
 
 def test_another_model_or_precision_is_told_on_all_ranks(naive, folder):
     saved(naive, folder, 10)
-    longer, more, half = link(1, 2, 3) if naive.rank == 0 else link(0, 0), link(0, 0), link(0, 0)
+    longer, more, half = (
+        link(1, 2, 3) if naive.rank == 0 else link(0, 0),
+        link(0, 0),
+        link(0, 0),
+    )
     more.add_persistent("more", 1)
     half.values = half.values.astype("f2")
     for other, words in [
@@ -178,7 +184,9 @@ def test_pickle_in_a_file_is_not_loaded(naive, folder):
     path = folder / f"run.{naive.rank}.1"
     with np.load(path) as npz:
         arrays = dict(npz)
-    trap = {name: np.array([Awkward()], dtype=object) for name in arrays if "values" in name}
+    trap = {
+        name: np.array([Awkward()], dtype=object) for name in arrays if "values" in name
+    }
     with path.open("wb") as file:
         np.savez(file, **{**arrays, **trap})
     naive.allgather_obj(None)

@@ -44,7 +44,9 @@ def fail_at(patch, name, after=False):
 def test_iterations_that_differ_or_go_back(naive, folder):
     checkpointer = make_checkpointer(naive, folder)
     checkpointer.save(link(1, 1), 10)
-    with pytest.raises(ValueError, match=r"iteration 9 would never be used.*maybe_load"):
+    with pytest.raises(
+        ValueError, match=r"iteration 9 would never be used.*maybe_load"
+    ):
         checkpointer.save(link(1, 1), 9)
     saved(naive, folder / "before", 10)
     with pytest.raises(ValueError, match="call maybe_load"):
@@ -66,14 +68,18 @@ def test_a_trainer_that_goes_back_is_told(naive, folder):
     trainer.updater.iteration = 6
     checkpointer.save(trainer)
     trainer.updater.iteration = 3
-    with pytest.raises(ValueError, match=r"iteration 3 would never be used.*maybe_load"):
+    with pytest.raises(
+        ValueError, match=r"iteration 3 would never be used.*maybe_load"
+    ):
         checkpointer.save(trainer)
     assert files(naive, folder) == generation(naive, 6)
 
 
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("after", [False, True])
-def test_failed_rename_keeps_the_only_one_there_is(naive, folder, monkeypatch, background, after):
+def test_failed_rename_keeps_the_only_one_there_is(
+    naive, folder, monkeypatch, background, after
+):
     options = {"cp_interval": 1, "gc_interval": 1, "background": background}
     checkpointer = make_checkpointer(naive, folder, **options)
     save_and_flush(checkpointer, 5)
@@ -92,7 +98,9 @@ def test_arguments_that_differ_between_ranks(naive, folder):
     name = f"run{min(naive.rank, 1)}"
     for call in "maybe_load", "save":
         checkpointer = create_multi_node_checkpointer(name, naive, path=folder)
-        with pytest.raises(ValueError, match="disagree on name: run0 on rank 0; run1 on rank"):
+        with pytest.raises(
+            ValueError, match="disagree on name: run0 on rank 0; run1 on rank"
+        ):
             getattr(checkpointer, call)(link(0, 0))
     assert files(naive, folder) == set()
 
@@ -109,15 +117,21 @@ def test_wrong_arguments(naive, folder):
         ({"path": 3}, TypeError, "int"),
     ]:
         with pytest.raises(error, match=words):
-            create_multi_node_checkpointer(**{"name": "run", "comm": naive, **arguments})
+            create_multi_node_checkpointer(
+                **{"name": "run", "comm": naive, **arguments}
+            )
     for target in None, 3, "model":
-        with pytest.raises((TypeError, RuntimeError), match=f"not {type(target).__name__}"):
+        with pytest.raises(
+            (TypeError, RuntimeError), match=f"not {type(target).__name__}"
+        ):
             make_checkpointer(naive, folder).maybe_load(target)
 
 
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("function", ["fsync", "replace"])
-def test_disk_error_is_raised_on_all(comm, folder, monkeypatch, tmp_path, background, function):
+def test_disk_error_is_raised_on_all(
+    comm, folder, monkeypatch, tmp_path, background, function
+):
     last = comm.size - 1
     path = tmp_path if comm.rank == last else folder
     checkpointer = make_checkpointer(comm, path, background=background)
@@ -139,8 +153,13 @@ def test_disk_error_is_raised_on_all(comm, folder, monkeypatch, tmp_path, backgr
     assert loaded(comm, path) == [3, 3]
 
 
-def test_a_save_after_one_that_failed_in_the_background_is_complete(naive, folder, monkeypatch):
-    checkpointer, failed = make_checkpointer(naive, folder, background=True), threading.Event()
+def test_a_save_after_one_that_failed_in_the_background_is_complete(
+    naive, folder, monkeypatch
+):
+    checkpointer, failed = (
+        make_checkpointer(naive, folder, background=True),
+        threading.Event(),
+    )
     save_and_flush(checkpointer, 1)
     naive.allgather_obj(None)
 
@@ -172,7 +191,9 @@ def test_what_fails_on_one_rank_while_others_count_the_save_keeps_it(naive, fold
         return rows
 
     handshake = naive.handshake
-    with mock.patch.object(naive, "handshake", counted):  # which leaves nothing on the instance
+    with mock.patch.object(
+        naive, "handshake", counted
+    ):  # which leaves nothing on the instance
         make_checkpointer(naive, folder / "other").save(link(1, 1), 1)
         if naive.rank == last:  # by the last one all know that it is written
             most, calls[:] = len(calls), []
@@ -231,14 +252,18 @@ def test_copies_and_pickles_are_refused(naive, folder):
     checkpointer = make_checkpointer(naive, folder)
     save_and_flush(checkpointer, 1)
     for twin in (copy.copy, copy.deepcopy, pickle.dumps):
-        with pytest.raises(TypeError, match="can't be copied or pickled: it holds a communicator"):
+        with pytest.raises(
+            TypeError, match="can't be copied or pickled: it holds a communicator"
+        ):
             twin(checkpointer)
 
 
 @pytest.mark.parametrize("resumable", [False, True])
 @pytest.mark.parametrize("first", ["save", "maybe_load"])
 def test_shuffling_ahead_of_time_is_warned_of_once(naive, folder, resumable, first):
-    order = {"order_sampler": ResumableOrderSampler(1)} if resumable else {"shuffle": True}
+    order = (
+        {"order_sampler": ResumableOrderSampler(1)} if resumable else {"shuffle": True}
+    )
     trainer, *_ = make_trainer(
         naive, folder, iterate=lambda dataset: MultiprocessIterator(dataset, 4, **order)
     )
@@ -247,5 +272,9 @@ def test_shuffling_ahead_of_time_is_warned_of_once(naive, folder, resumable, fir
         warnings.simplefilter("always")
         getattr(checkpointer, first)(trainer.updater)
         checkpointer.save(trainer.updater)
-    said = [str(each.message) for each in caught if "ResumableOrderSampler" in str(each.message)]
+    said = [
+        str(each.message)
+        for each in caught
+        if "ResumableOrderSampler" in str(each.message)
+    ]
     assert len(said) == (naive.rank == 0 and not resumable)

@@ -26,7 +26,9 @@ def test_no_byte_that_is_flipped_changes_in_silence_what_is_read(tmp_path):
     whole, refused = path.read_bytes(), 0
     expected = [f"{each}" for each in (read_head(path), read_shard(path))]
     for position in range(len(whole)):
-        path.write_bytes(whole[:position] + bytes([whole[position] ^ 8]) + whole[position + 1 :])
+        path.write_bytes(
+            whole[:position] + bytes([whole[position] ^ 8]) + whole[position + 1 :]
+        )
         try:
             found = [f"{each}" for each in (read_head(path), read_shard(path))]
         except DamagedError:

@@ -25,7 +25,14 @@ from chainermn_train import (
     create_multi_node_optimizer,
     create_synchronized_iterator,
 )
-from tests.support.checkpoints import bits, files, link, make_checkpointer, on_rank_0, run_until
+from tests.support.checkpoints import (
+    bits,
+    files,
+    link,
+    make_checkpointer,
+    on_rank_0,
+    run_until,
+)
 
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("unsynced")]
 EXAMPLES, GLOBAL_BATCH = 1740, 60  # of digits: epochs of 29 iterations
@@ -38,15 +45,21 @@ def train(comm, size, out, seen, stop, begin, iterate=SerialIterator):
     weights = None
     if comm.rank < size:
         x, y = [array[:EXAMPLES] for array in load_digits(return_X_y=True)]
-        dataset = chainer.datasets.TupleDataset(np.arange(EXAMPLES), x / 16, y.astype("i4"))
+        dataset = chainer.datasets.TupleDataset(
+            np.arange(EXAMPLES), x / 16, y.astype("i4")
+        )
         sampler = DistributedOrderSampler(part, 5)
         iterator = iterate(dataset, GLOBAL_BATCH // size, order_sampler=sampler)
         with chainer.using_config("dtype", np.dtype("f8")):
             np.random.seed(0)
             model = L.Classifier(
-                chainer.Sequential(L.Linear(64, 20), chainer.functions.tanh, L.Linear(20, 10))
+                chainer.Sequential(
+                    L.Linear(64, 20), chainer.functions.tanh, L.Linear(20, 10)
+                )
             )
-        optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), part).setup(model)
+        optimizer = create_multi_node_optimizer(
+            chainer.optimizers.SGD(0.1), part
+        ).setup(model)
 
         def loss(numbers, x, y):
             seen.extend(numbers.tolist())
@@ -84,7 +97,10 @@ def test_parameters_follow_one_process_and_each_example_is_seen_once_an_epoch(
     counts = sum(naive.allgather_obj(Counter(seen)), Counter())
     # Two epochs, and 14 iterations of the third.
     third = (72 - 2 * 29) * GLOBAL_BATCH
-    assert sorted(Counter(counts.values()).items()) == [(2, EXAMPLES - third), (3, third)]
+    assert sorted(Counter(counts.values()).items()) == [
+        (2, EXAMPLES - third),
+        (3, third),
+    ]
 
 
 @pytest.mark.sizes(2, 3, 4)
@@ -96,9 +112,15 @@ def test_what_is_the_same_is_saved_once(naive, folder):
     make_checkpointer(naive, folder).save(target)
     sizes = [path.stat().st_size for path in sorted(folder.glob("run.*.1"))]
     assert len(sizes) == naive.size
-    assert sum(sizes) < target.big.nbytes + naive.size * 80_000  # random generators, as text
+    assert (
+        sum(sizes) < target.big.nbytes + naive.size * 80_000
+    )  # random generators, as text
     assert max(sizes) < min(sizes) + 20_000
-    target.big, target.small, target.own = np.zeros(300_000), np.zeros(3, int), np.zeros(2, int)
+    target.big, target.small, target.own = (
+        np.zeros(300_000),
+        np.zeros(3, int),
+        np.zeros(2, int),
+    )
     assert make_checkpointer(naive, folder).maybe_load(target) == 1
     np.testing.assert_array_equal(target.big, np.arange(300_000))
     assert target.own.tolist() == [naive.rank] * 2
@@ -107,8 +129,14 @@ def test_what_is_the_same_is_saved_once(naive, folder):
 def command(*arguments):
     words = [sys.executable, "-m", "chainermn_train.checkpoint", *map(str, arguments)]
     # It is no rank.
-    env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, env=env)
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(LAUNCHERS)
+    }
+    return subprocess.run(
+        words, capture_output=True, text=True, timeout=60, check=False, env=env
+    )
 
 
 @pytest.mark.sizes(2, 3, 4)
@@ -134,7 +162,10 @@ def test_what_was_the_same_at_the_last_save_and_is_not_now_is_each_rank_s(
         np.testing.assert_array_equal(target.first, expected[0])
         np.testing.assert_array_equal(target.second, expected[1])
         naive.allgather_obj(None)
-    sizes = [sum(path.stat().st_size for path in folder.glob(f"run.*.{it}")) for it in range(1, 5)]
+    sizes = [
+        sum(path.stat().st_size for path in folder.glob(f"run.*.{it}"))
+        for it in range(1, 5)
+    ]
     rest = naive.size * 80_000  # the random generators, as text
     copies = [naive.size + 1, 2, naive.size + 1]
     for size, count in zip(sizes, copies, strict=False):
@@ -199,9 +230,13 @@ def test_others_begin_anew_and_it_is_said(naive, folder, capfd):
     def make(comm):
         dataset = np.zeros((24 // comm.size, 1), "f4")
         model = chainer.Sequential(L.Linear(1, 1))
-        optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(model)
+        optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(
+            model
+        )
         iterator = SerialIterator(dataset, 2)
-        return training.StandardUpdater(iterator, optimizer, loss_func=lambda x: model(x)[0, 0])
+        return training.StandardUpdater(
+            iterator, optimizer, loss_func=lambda x: model(x)[0, 0]
+        )
 
     updater, detail = make(naive), 6 * naive.size / 24
     for _ in range(3):
@@ -279,7 +314,9 @@ def test_a_checkpoint_of_version_2_0(naive, folder):
     assert files(naive, folder) == before | {"run.0.11", "run.1.11"}
     on_rank_0(naive, lambda: (folder / "run.1.10").write_bytes(b"damaged"))
     on_rank_0(naive, lambda: [path.unlink() for path in folder.glob("run.*.11")])
-    with pytest.raises(RuntimeError, match=r"no checkpoint of version 2.0 of 'run' .* is complete"):
+    with pytest.raises(
+        RuntimeError, match=r"no checkpoint of version 2.0 of 'run' .* is complete"
+    ):
         make_checkpointer(naive, folder).maybe_load(target)
 
 
@@ -292,7 +329,9 @@ def test_a_checkpoint_of_version_2_0_goes_on_with_other_ranks(naive, folder, cap
     assert checkpointer.maybe_load(target) == 10
     assert target.values.tolist() == [10, naive.rank % 2]
     said = capfd.readouterr().err
-    assert ("a checkpoint of version 2.0 is loaded; training" in said) == (naive.rank == 0)
+    assert ("a checkpoint of version 2.0 is loaded; training" in said) == (
+        naive.rank == 0
+    )
     checkpointer.save(target, 11)
     checkpointer.finalize()
     assert not files(naive, folder)  # else the next run would begin with it
@@ -348,14 +387,18 @@ def test_ranks_that_saw_different_numbers_go_on_behind_the_last_one(naive, folde
 
 
 @pytest.mark.usefixtures("forkserver")
-@pytest.mark.parametrize("kind", [SerialIterator, MultithreadIterator, MultiprocessIterator])
+@pytest.mark.parametrize(
+    "kind", [SerialIterator, MultithreadIterator, MultiprocessIterator]
+)
 def test_the_same_number_of_ranks_goes_on_with_the_same_order(naive, folder, kind):
     def make():
         sampler = DistributedOrderSampler(naive, 3)
         options = {"n_processes": 1} if kind is MultiprocessIterator else {}
         iterator = kind(np.arange(20.0), 3, order_sampler=sampler, **options)
         model = chainer.Sequential(L.Linear(1, 1))
-        optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), naive).setup(model)
+        optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), naive).setup(
+            model
+        )
         return training.StandardUpdater(iterator, optimizer)
 
     first, second = make(), make()
@@ -365,7 +408,8 @@ def test_the_same_number_of_ranks_goes_on_with_the_same_order(naive, folder, kin
     make_checkpointer(naive, folder).save(first, 1)
     make_checkpointer(naive, folder).maybe_load(second)
     batches = [
-        [list(next(each.get_iterator("main"))) for _ in range(9)] for each in (first, second)
+        [list(next(each.get_iterator("main"))) for _ in range(9)]
+        for each in (first, second)
     ]
     assert batches[0] == batches[1]
     for each in first, second:

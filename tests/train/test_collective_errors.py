@@ -52,11 +52,15 @@ class Interrupts:
 
 
 def iterator(count):
-    return SerialIterator(np.ones((count, 3), np.float32), 1, repeat=False, shuffle=False)
+    return SerialIterator(
+        np.ones((count, 3), np.float32), 1, repeat=False, shuffle=False
+    )
 
 
 def by_evaluator(comm, fail):
-    evaluator = extensions.Evaluator(iterator(2), L.Linear(3, 1), eval_func=lambda _: fail())
+    evaluator = extensions.Evaluator(
+        iterator(2), L.Linear(3, 1), eval_func=lambda _: fail()
+    )
     create_multi_node_evaluator(evaluator, comm)()
 
 
@@ -92,7 +96,9 @@ by_aggregate = partial(by_metric, which="fail_together")
 
 
 def by_trigger(comm, fail):
-    stop = MultiNodeEarlyStoppingTrigger(comm, lambda _: False, max_trigger=lambda _: fail())
+    stop = MultiNodeEarlyStoppingTrigger(
+        comm, lambda _: False, max_trigger=lambda _: fail()
+    )
     stop(type("Trainer", (), {"observation": {}})())
 
 
@@ -126,7 +132,9 @@ def test_an_interrupt_of_one_rank_is_told_to_all(comm, way, error):
         if comm.rank == last:
             raise error("planted")
 
-    with pytest.raises(error if comm.rank == last else PeerError, match="planted") as raised:
+    with pytest.raises(
+        error if comm.rank == last else PeerError, match="planted"
+    ) as raised:
         way(comm, fail)
     if comm.rank != last:
         assert f"rank {last}: {error.__name__}: planted" in str(raised.value)
@@ -138,8 +146,12 @@ def test_an_interrupt_in_combining_observations_is_told_to_all(comm):
         raise KeyboardInterrupt("planted")
 
     aggregator = ObservationAggregator(comm, "x", aggregator=interrupted)
-    trainer = SimpleNamespace(observation={"x": 1.0}, updater=SimpleNamespace(iteration=1))
-    with pytest.raises(KeyboardInterrupt if comm.rank == 0 else PeerError, match="planted"):
+    trainer = SimpleNamespace(
+        observation={"x": 1.0}, updater=SimpleNamespace(iteration=1)
+    )
+    with pytest.raises(
+        KeyboardInterrupt if comm.rank == 0 else PeerError, match="planted"
+    ):
         aggregator(trainer)
     assert comm.allreduce_obj(1) == comm.size
 
@@ -149,7 +161,9 @@ def test_an_interrupt_in_combining_observations_is_told_to_all(comm):
 def test_an_interrupt_in_pickling_a_part_is_told_to_all(comm, as_example):
     kind = SystemExit if as_example else KeyboardInterrupt
     error = kind("planted")
-    examples = [*range(comm.size - 1), Interrupts(error)] if as_example else Interrupts(error)
+    examples = (
+        [*range(comm.size - 1), Interrupts(error)] if as_example else Interrupts(error)
+    )
     with pytest.raises(kind if comm.rank == 0 else PeerError, match="planted"):
         scatter_dataset(examples if comm.rank == 0 else None, comm)
     with pytest.raises(kind if comm.rank == 0 else PeerError, match="planted"):
@@ -165,8 +179,12 @@ def test_an_error_is_told_where_the_other_ranks_call_another_method(naive, tell)
     def fail():
         raise ValueError("planted")
 
-    with pytest.raises(PeerError if naive.rank else ValueError, match="planted") as raised:
-        naive.alltoall(tuple(range(naive.size))) if naive.rank else tell(naive, "test", fail)
+    with pytest.raises(
+        PeerError if naive.rank else ValueError, match="planted"
+    ) as raised:
+        naive.alltoall(tuple(range(naive.size))) if naive.rank else tell(
+            naive, "test", fail
+        )
     assert not naive.rank or "rank 0: ValueError: planted" in str(raised.value)
     assert naive.allreduce_obj(1) == naive.size
 
@@ -176,7 +194,9 @@ def test_values_that_are_too_large_for_a_handshake_arrive(comm):
     last, sizes = comm.size - 1, (3, 1 << 20)
     mine = bytes(sizes[comm.rank == last])
     found = allgather_checked(comm, "test", lambda: mine)
-    assert [len(each) for each in found] == [sizes[rank == last] for rank in range(comm.size)]
+    assert [len(each) for each in found] == [
+        sizes[rank == last] for rank in range(comm.size)
+    ]
     for size in sizes:
         assert bcast_checked(comm, "test", lambda: bytes(size), last) == bytes(size)  # noqa: B023
 
@@ -192,7 +212,9 @@ def test_the_cause_is_named_where_the_others_are_in_a_call_of_their_losses(naive
 
     optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), naive)
     optimizer.setup(L.Linear(3, 1, initialW=1)).assume_synchronized()
-    with pytest.raises(PeerError if naive.rank else ValueError, match="planted") as raised:
+    with pytest.raises(
+        PeerError if naive.rank else ValueError, match="planted"
+    ) as raised:
         optimizer.update(loss)
     assert not naive.rank or "rank 0: ValueError: planted" in str(raised.value)
     assert naive.allreduce_obj(1) == naive.size
@@ -202,11 +224,16 @@ def test_the_cause_is_named_where_the_others_are_in_a_call_of_their_losses(naive
 def test_epochs_of_different_lengths_are_told(naive, trainer_for):
     """Rank 0 evaluates at the end of its epoch, and the others go on with theirs."""
     model = L.Classifier(L.Linear(3, 2))
-    x, t = np.ones((4 + 4 * naive.rank, 3), np.float32), np.zeros(4 + 4 * naive.rank, np.int32)
+    x, t = (
+        np.ones((4 + 4 * naive.rank, 3), np.float32),
+        np.zeros(4 + 4 * naive.rank, np.int32),
+    )
     examples = chainer.datasets.TupleDataset(x, t)
     batches = SerialIterator(examples, 2, repeat=False, shuffle=False)
     evaluator = create_multi_node_evaluator(extensions.Evaluator(batches, model), naive)
-    trainer = trainer_for(naive, (2, "epoch"), evaluator, model=model, examples=examples)
+    trainer = trainer_for(
+        naive, (2, "epoch"), evaluator, model=model, examples=examples
+    )
     where = "optimizer" if naive.rank else "evaluator"
     words = rf"This rank is in a multi-node {where}\..*equally often.*force_equal_length=False"
     with pytest.raises(RankMismatchError, match=words):

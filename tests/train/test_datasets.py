@@ -22,7 +22,12 @@ from chainer.datasets import (
 from chainer.iterators import SerialIterator
 
 from chainermn_comm import PeerError
-from chainermn_train import DataSizeError, create_empty_dataset, scatter_dataset, scatter_index
+from chainermn_train import (
+    DataSizeError,
+    create_empty_dataset,
+    scatter_dataset,
+    scatter_index,
+)
 from tests.support.pickles import Awkward
 
 pytestmark = pytest.mark.world
@@ -48,8 +53,12 @@ KINDS = {
     "array": lambda n: np.arange(3 * n, dtype=np.float32).reshape(n, 3),
     "list": lambda n: [f"example {i}" for i in range(n)],
     "tuple data set": lambda n: TupleDataset(np.arange(n) / 2, list(range(n))),
-    "dict data set": lambda n: DictDataset(x=np.arange(n), t=np.arange(n, dtype=np.int8)),
-    "sub data set": lambda n: SubDataset(np.arange(n + 4), 2, n + 2, np.arange(n + 4)[::-1]),
+    "dict data set": lambda n: DictDataset(
+        x=np.arange(n), t=np.arange(n, dtype=np.int8)
+    ),
+    "sub data set": lambda n: SubDataset(
+        np.arange(n + 4), 2, n + 2, np.arange(n + 4)[::-1]
+    ),
     "dict of all indices": lambda n: {i: f"example {i}" for i in range(n)},
     "computed": Squares,
     "range": range,
@@ -71,7 +80,9 @@ def at(comm, rank, dataset):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_example_goes_to_exactly_one_rank_unless_lengths_are_made_equal(naive, kind):
+def test_each_example_goes_to_exactly_one_rank_unless_lengths_are_made_equal(
+    naive, kind
+):
     for count in 0, 1, 3 * naive.size + 1:
         whole = KINDS[kind](count)
         part = scatter_dataset(at(naive, 0, whole), naive, force_equal_length=False)
@@ -94,7 +105,9 @@ def test_a_seed_gives_ranks_the_examples_that_chainer_7_gave_them(naive):
         3: ([3, 4], [1, 0], [2]),
         4: ([3, 4], [1], [0], [2]),
     }[naive.size]
-    part = scatter_dataset(range(5), naive, shuffle=True, seed=3, force_equal_length=False)
+    part = scatter_dataset(
+        range(5), naive, shuffle=True, seed=3, force_equal_length=False
+    )
     assert examples(part) == parts[naive.rank]
     ends = np.cumsum([0, *map(len, parts)]).tolist()
     found = scatter_index(5, naive, force_equal_length=False)
@@ -136,7 +149,9 @@ CHANGED = {  # each has the examples of X, which `row` finds
 def test_examples_can_be_changed_in_place_and_no_other_ranks_change(naive, kind):
     """Each rank has the same four examples."""
     whole, row = CHANGED[kind]
-    part = scatter_dataset(at(naive, 0, ConcatenatedDataset(*[whole] * naive.size)), naive)
+    part = scatter_dataset(
+        at(naive, 0, ConcatenatedDataset(*[whole] * naive.size)), naive
+    )
     example = row(part[0])
     example += 1 + naive.rank
     row(part[1:3][0])[:] = -naive.rank
@@ -205,7 +220,11 @@ def test_a_rank_receives_its_own_examples_only(world, plain_communicator, shuffl
 @pytest.mark.sizes(2, 3, 4)
 def test_a_users_message_on_its_way_arrives_unharmed(comm):
     """Under any tag: 23719 was the library's own once."""
-    whole, last, tags = TupleDataset(np.arange(9), list(range(9))), comm.size - 1, (23719, 0)
+    whole, last, tags = (
+        TupleDataset(np.arange(9), list(range(9))),
+        comm.size - 1,
+        (23719, 0),
+    )
     if comm.rank == 0:
         for tag in tags:
             comm.send(np.array([float(tag)]), last, tag)
@@ -230,7 +249,9 @@ def test_a_seed_gives_the_same_subsets_always(naive):
 def test_every_example_is_given_in_random_order(naive):
     def scattered():
         whole = at(naive, 0, np.arange(100))
-        return everything(naive, scatter_dataset(whole, naive, 0, True, force_equal_length=False))
+        return everything(
+            naive, scatter_dataset(whole, naive, 0, True, force_equal_length=False)
+        )
 
     first, second = scattered(), scattered()
     assert sorted(first) == sorted(second) == list(range(100))
@@ -243,7 +264,9 @@ def test_scatter_index_gives_the_ranges_that_scatter_dataset_gives(comm, equal):
     for count in 0, 1, 10, 13:
         n = count if comm.rank == 0 else -1  # ignored
         begin, end = scatter_index(n, comm, force_equal_length=equal)
-        part = scatter_dataset(at(comm, 0, range(count)), comm, force_equal_length=equal)
+        part = scatter_dataset(
+            at(comm, 0, range(count)), comm, force_equal_length=equal
+        )
         assert list(range(begin, end)) == examples(part)
 
 
@@ -270,9 +293,17 @@ def test_a_wrong_argument_on_one_rank_is_an_error_on_all(comm):
     last = comm.size - 1
     for wrong, error, text in [
         ({"seed": -1}, ValueError, "seed must be from 0 to 4294967295, not -1"),
-        ({"seed": 2**32}, ValueError, "seed must be from 0 to 4294967295, not 4294967296"),
+        (
+            {"seed": 2**32},
+            ValueError,
+            "seed must be from 0 to 4294967295, not 4294967296",
+        ),
         ({"seed": 0.5}, TypeError, "seed must be an integer, not 0.5"),
-        ({"max_buf_len": 2147483648}, ValueError, "max_buf_len must be from 1 to 2147483647"),
+        (
+            {"max_buf_len": 2147483648},
+            ValueError,
+            "max_buf_len must be from 1 to 2147483647",
+        ),
         ({"max_buf_len": 0}, ValueError, "max_buf_len must be from 1"),
         ({"root": 99}, ValueError, "root must be from 0"),
         ({"root": -1}, ValueError, "root must be from 0"),
@@ -284,7 +315,12 @@ def test_a_wrong_argument_on_one_rank_is_an_error_on_all(comm):
 
 def test_a_root_without_examples_or_their_number_is_told_on_all(comm):
     for scatter, given, error, text in [
-        (scatter_dataset, None, ValueError, "rank 0 is the root, so its data set must not be None"),
+        (
+            scatter_dataset,
+            None,
+            ValueError,
+            "rank 0 is the root, so its data set must not be None",
+        ),
         (scatter_dataset, iter([]), TypeError, "list_iterator has none"),
         (scatter_dataset, {1, 2}, TypeError, "those of this set have not"),
         (scatter_dataset, {"a": 1, "b": 2}, TypeError, "those of this dict have not"),
@@ -292,13 +328,17 @@ def test_a_root_without_examples_or_their_number_is_told_on_all(comm):
         (scatter_index, -1, ValueError, "n_total_samples must be at least 0"),
         (scatter_index, "9", TypeError, "not '9'"),
     ]:
-        fails_everywhere(comm, 0, error, text, scatter, given if comm.rank == 0 else range(3))
+        fails_everywhere(
+            comm, 0, error, text, scatter, given if comm.rank == 0 else range(3)
+        )
 
 
 @pytest.mark.sizes(2, 3, 4)
 def test_ranks_that_name_different_roots_are_told(comm):
     for scatter, given in (scatter_dataset, range(9)), (scatter_index, 9):
-        with pytest.raises(ValueError, match="disagree on root: 0 on rank 0; 1 on rank"):
+        with pytest.raises(
+            ValueError, match="disagree on root: 0 on rank 0; 1 on rank"
+        ):
             scatter(given, comm, root=min(1, comm.rank))
 
 
@@ -313,7 +353,12 @@ class Unreadable(list):
 def test_a_part_that_cannot_be_pickled_or_unpickled_is_an_error_on_all(comm):
     last = comm.size - 1
     for culprit, error, text, whole in [
-        (0, ValueError, "does not travel", [*range(last), Awkward("there")]),  # others got theirs
+        (
+            0,
+            ValueError,
+            "does not travel",
+            [*range(last), Awkward("there")],
+        ),  # others got theirs
         (0, OSError, "disk failure", Unreadable([1, 2])),
         (last, ValueError, "does not arrive", [*range(last), Awkward("here")]),
     ]:

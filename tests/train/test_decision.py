@@ -6,7 +6,12 @@ from itertools import product
 
 import pytest
 
-from chainermn_train.optimizers.decision import Decision, Report, decide, keeps_gradients
+from chainermn_train.optimizers.decision import (
+    Decision,
+    Report,
+    decide,
+    keeps_gradients,
+)
 
 SIZE = 3
 NONE_SOME_ALL = (0, 1, SIZE)
@@ -42,7 +47,9 @@ def expected(total: Report, is_last: bool) -> Decision:
 def test_every_combination_of_reports_has_its_row(is_last, drifted, uneven):
     seen = set()
     for counts in product(NONE_SOME_ALL, repeat=len(COUNTED)):
-        total = Report(**dict(zip(COUNTED, counts, strict=True)), drifted=drifted, uneven=uneven)
+        total = Report(
+            **dict(zip(COUNTED, counts, strict=True)), drifted=drifted, uneven=uneven
+        )
         decision = decide(total, SIZE, is_last)
         if decision is not expected(total, is_last):
             pytest.fail(f"{decision} for {total}")
@@ -53,7 +60,10 @@ def test_every_combination_of_reports_has_its_row(is_last, drifted, uneven):
     elif drifted:
         assert seen == always | {Decision.COMPARE_STATE}
     else:
-        unseen = {Decision.COMPARE_STATE, Decision.STEP if not is_last else Decision.ADD}
+        unseen = {
+            Decision.COMPARE_STATE,
+            Decision.STEP if not is_last else Decision.ADD,
+        }
         assert seen == set(Decision) - unseen
 
 
@@ -98,7 +108,9 @@ ROWS = {
 def test_what_is_done_where(row):
     counts, decision = ROWS[row]
     is_last = counts.get("is_last", True)
-    total = Report(**{name: count for name, count in counts.items() if name != "is_last"})
+    total = Report(
+        **{name: count for name, count in counts.items() if name != "is_last"}
+    )
     assert decide(total, SIZE, is_last) is decision
 
 

@@ -17,7 +17,14 @@ import pytest
 
 from chainermn_comm import RankMismatchError, create_communicator
 from tests.support.gpu_streams import Device, Streams
-from tests.support.stale import WIDTH, TanhNet, batch_of, buffered, hooked_adam, stale_loop
+from tests.support.stale import (
+    WIDTH,
+    TanhNet,
+    batch_of,
+    buffered,
+    hooked_adam,
+    stale_loop,
+)
 from tests.support.third_party import WatchedCommunicator
 from tests.support.training import parameter_bits, state_of
 
@@ -102,7 +109,9 @@ def test_the_wire_dtype_is_that_which_the_communicator_has_by_then(world):
 
 def addresses(model):
     named = model.namedparams()
-    return {name: param.grad.ctypes.data for name, param in named if param.grad is not None}
+    return {
+        name: param.grad.ctypes.data for name, param in named if param.grad is not None
+    }
 
 
 @pytest.mark.parametrize("with_loss", [False, True])
@@ -179,7 +188,9 @@ def test_nothing_is_left_behind(world):
     sent: list[weakref.ref] = []
 
     def watch(grads):
-        sent.extend(weakref.ref(p.grad) for _, p in grads.namedparams() if p.grad is not None)
+        sent.extend(
+            weakref.ref(p.grad) for _, p in grads.namedparams() if p.grad is not None
+        )
 
     for comm in create_communicator("hierarchical"), WatchedCommunicator(world, watch):
         model = TanhNet(0)
@@ -243,7 +254,9 @@ def test_an_error_in_flight_is_raised_by_flush_and_by_serialize(world):
     assert optimizer.t == 1
 
 
-def test_a_rank_without_gradients_makes_its_channel_for_the_others_gpu(world, monkeypatch):
+def test_a_rank_without_gradients_makes_its_channel_for_the_others_gpu(
+    world, monkeypatch
+):
     """Else it would send chunks of another size than they do."""
     model, channels = TanhNet(0), []
     with create_communicator("naive", world) as comm:
@@ -290,4 +303,6 @@ def test_on_a_gpu_the_exchange_comes_after_the_gradients_on_a_stream_of_its_own(
     ]
     streams.stream.wait_event.assert_called_once_with(streams.event)
     streams.make_stream.assert_called_once_with(non_blocking=True)
-    assert Device in {type(call.args[0]) for call in streams.using_device.call_args_list}
+    assert Device in {
+        type(call.args[0]) for call in streams.using_device.call_args_list
+    }

@@ -50,7 +50,9 @@ def batch(rank, number):
 def trained(comm, kind, updates=3, **how):
     model = Net(comm.rank)
     arguments = {**KINDS[kind].arguments, **how}
-    optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(), comm, **arguments)
+    optimizer = create_multi_node_optimizer(
+        chainer.optimizers.Adam(), comm, **arguments
+    )
     optimizer.setup(model)
     update(comm, optimizer, updates)
     return model, optimizer
@@ -68,8 +70,14 @@ def flip(array):
 
 
 DISTURBED = {
-    "parameter": (lambda model: flip(model.first.W.array), "value of parameter /first/W"),
-    "0-d parameter": (lambda model: flip(model.scale.array), "value of parameter /scale"),
+    "parameter": (
+        lambda model: flip(model.first.W.array),
+        "value of parameter /first/W",
+    ),
+    "0-d parameter": (
+        lambda model: flip(model.scale.array),
+        "value of parameter /scale",
+    ),
     "momentum": (
         lambda model: flip(model.last.W.update_rule.state["m"]),
         "m of parameter /last/W",
@@ -78,7 +86,10 @@ DISTURBED = {
         lambda model: flip(model.first.b.update_rule.state["v"]),
         "v of parameter /first/b",
     ),
-    "count": (lambda model: setattr(model.last.b.update_rule, "t", 7), "updates of /last/b"),
+    "count": (
+        lambda model: setattr(model.last.b.update_rule, "t", 7),
+        "updates of /last/b",
+    ),
 }
 
 
@@ -86,10 +97,15 @@ DISTURBED = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("what", DISTURBED)
 @pytest.mark.parametrize("where", [0, -1])
-def test_what_differs_is_named_within_a_turn_until_it_is_mended(comm, kind, what, where):
+def test_what_differs_is_named_within_a_turn_until_it_is_mended(
+    comm, kind, what, where
+):
     disturb, name = DISTURBED[what]
     model, optimizer = trained(comm, kind, updates=0)
-    for param in (model.last.W, model.first.b):  # else values that moments move may differ first
+    for param in (
+        model.last.W,
+        model.first.b,
+    ):  # else values that moments move may differ first
         param.update_rule.hyperparam.alpha = 0
     update(comm, optimizer, TURN + 5)
     t = optimizer.t
@@ -101,7 +117,9 @@ def test_what_differs_is_named_within_a_turn_until_it_is_mended(comm, kind, what
     assert "synchronize()" in str(raised.value)
     assert f"on rank {where % comm.size}" in str(raised.value)
     before = states(optimizer)
-    with pytest.raises(RankMismatchError, match=name):  # nothing is lost, nobody goes on
+    with pytest.raises(
+        RankMismatchError, match=name
+    ):  # nothing is lost, nobody goes on
         update(comm, optimizer, 1)
     assert before == states(optimizer)
     optimizer.synchronize()
@@ -145,7 +163,9 @@ def test_a_copy_on_one_rank_begins_a_turn_of_its_own(comm, kind, updates):
 @HIERARCHICAL
 def test_settings_are_compared_after_a_synchronization_that_came_first(comm):
     model = Net(comm.rank)
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1 * (1 + comm.rank)), comm)
+    optimizer = create_multi_node_optimizer(
+        chainer.optimizers.SGD(0.1 * (1 + comm.rank)), comm
+    )
     optimizer.setup(model)
     optimizer.synchronize()
     with pytest.raises(RankMismatchError, match="hyperparameters"):
@@ -158,7 +178,9 @@ def test_another_count_of_steps_is_named_at_once(comm, kind):
     _, optimizer = trained(comm, kind)
     t = optimizer.t
     optimizer.t = t + (comm.rank == 1)
-    with pytest.raises(RankMismatchError, match=rf"disagree on t: {t} on .*{t + 1} on rank 1"):
+    with pytest.raises(
+        RankMismatchError, match=rf"disagree on t: {t} on .*{t + 1} on rank 1"
+    ):
         update(comm, optimizer, 1)
     optimizer.synchronize()
     update(comm, optimizer, 1)
@@ -192,9 +214,9 @@ def test_it_is_mended_from_rank_0_where_that_was_asked_for(comm, kind):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         update(comm, optimizer, 1)
-    assert [str(each.message).partition(": ")[0] for each in told] == ["update on rank 0"] * (
-        comm.rank == 0
-    )
+    assert [str(each.message).partition(": ")[0] for each in told] == [
+        "update on rank 0"
+    ] * (comm.rank == 0)
     assert optimizer.t == t  # nobody steps
     np.testing.assert_array_equal(model.first.W.array, kept)
     update(comm, optimizer, TURN)
@@ -232,7 +254,10 @@ def test_dummy_exchanges_nothing_so_that_nothing_is_compared():
     with create_communicator("dummy") as comm:
         _, optimizer = trained(comm, "synchronous", updates=2 * TURN)
         assert optimizer.t == 2 * TURN
-        assert len({state["/first/W"] for state in comm.allgather_obj(states(optimizer))}) > 1
+        assert (
+            len({state["/first/W"] for state in comm.allgather_obj(states(optimizer))})
+            > 1
+        )
 
 
 @HIERARCHICAL
@@ -264,7 +289,10 @@ def test_an_unknown_wish_is_named(naive):
 @HIERARCHICAL
 @pytest.mark.parametrize(
     "updates",
-    [pytest.param(300, marks=pytest.mark.ranks(2)), pytest.param(10_000, marks=pytest.mark.full)],
+    [
+        pytest.param(300, marks=pytest.mark.ranks(2)),
+        pytest.param(10_000, marks=pytest.mark.full),
+    ],
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_else_is_taken_for_drift(comm, kind, updates):
@@ -316,7 +344,10 @@ class Twin:
         self.model = Net(0)
         self.optimizer = chainer.optimizers.SGD().setup(self.model)
         self.arrays = {id(p): p.array.view(DeviceArray) for p in self.model.params()}
-        self.params, self.detector = drift.ParameterSet(self.model), drift.DriftDetector()
+        self.params, self.detector = (
+            drift.ParameterSet(self.model),
+            drift.DriftDetector(),
+        )
 
     def checksum(self, monkeypatch):
         with monkeypatch.context() as patch:
@@ -342,7 +373,10 @@ def test_from_gpus_slices_come_while_the_step_computes(monkeypatch, waits, distu
         assert one.checksum(monkeypatch) == other.checksum(monkeypatch)
     assert waits
     disturb(other.model)
-    found = [one.checksum(monkeypatch) == other.checksum(monkeypatch) for _ in range(turn + 1)]
+    found = [
+        one.checksum(monkeypatch) == other.checksum(monkeypatch)
+        for _ in range(turn + 1)
+    ]
     assert not all(found)
 
 
@@ -352,7 +386,9 @@ def test_moments_are_in_the_turn_that_goes_on_after_the_first_step():
     for _ in range(2):
         model = Net(0)
         optimizer = chainer.optimizers.Adam().setup(model)
-        twins.append((model, optimizer, drift.ParameterSet(model), drift.DriftDetector()))
+        twins.append(
+            (model, optimizer, drift.ParameterSet(model), drift.DriftDetector())
+        )
 
     def checksums():
         found = []

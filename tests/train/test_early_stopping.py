@@ -21,7 +21,9 @@ EarlyStopping = partial(MultiNodeEarlyStoppingTrigger, monitor="score")
 def reporting(values):
     """An extension that observes those of these values by iteration as 'score'."""
 
-    @training.make_extension(trigger=(1, "iteration"), priority=training.PRIORITY_WRITER)
+    @training.make_extension(
+        trigger=(1, "iteration"), priority=training.PRIORITY_WRITER
+    )
     def report(trainer):
         if trainer.updater.iteration in values:
             chainer.report({"score": values[trainer.updater.iteration]})
@@ -43,17 +45,28 @@ def ended(comm, trainer):
 @pytest.fixture
 def stopped_at(comm, trainer_for):
     """The iteration at which a training with this trigger stops; three are an epoch."""
-    return lambda trigger, values: ended(comm, trainer_for(comm, trigger, reporting(values)))
+    return lambda trigger, values: ended(
+        comm, trainer_for(comm, trigger, reporting(values))
+    )
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
-def test_it_stops_where_one_process_that_observes_the_mean_would(comm, stopped_at, mode):
+def test_it_stops_where_one_process_that_observes_the_mean_would(
+    comm, stopped_at, mode
+):
     """Each rank alone would stop somewhere else, or not at all."""
     values = np.random.RandomState(1).rand(comm.size, 30) * 0.1
     values += np.abs(np.arange(30) - 8) / 8
     values[:, ::7] += 3  # a bad iteration now and then
-    values = (values + np.arange(comm.size)[:, np.newaxis]) * (1 if mode == "min" else -1)
-    how = {"monitor": "score", "patience": 2, "mode": mode, "max_trigger": (10, "epoch")}
+    values = (values + np.arange(comm.size)[:, np.newaxis]) * (
+        1 if mode == "min" else -1
+    )
+    how = {
+        "monitor": "score",
+        "patience": 2,
+        "mode": mode,
+        "max_trigger": (10, "epoch"),
+    }
     expected = stopped_at(EarlyStoppingTrigger(**how), from_one(values.mean(axis=0)))
     assert 9 <= expected < 30
     trigger = MultiNodeEarlyStoppingTrigger(comm, **how)
@@ -70,7 +83,9 @@ def test_the_mean_that_is_compared_is_in_the_observation(comm, trainer_for, suff
 
     def stop(trainer):
         ends = trigger(trainer)
-        seen.append({k: v for k, v in trainer.observation.items() if k.startswith("score")})
+        seen.append(
+            {k: v for k, v in trainer.observation.items() if k.startswith("score")}
+        )
         return ends
 
     stop.get_training_length = trigger.get_training_length
@@ -94,7 +109,10 @@ def test_a_rank_that_observes_nothing_counts_nothing(comm, stopped_at):
 def test_each_value_counts_as_much(comm, stopped_at):
     limit = (comm.size + 1, "iteration")
     trigger = EarlyStopping(comm, (comm.size, "iteration"), max_trigger=limit)
-    assert stopped_at(trigger, from_one([comm.rank + 1.0] * (comm.rank + 1))) == comm.size + 1
+    assert (
+        stopped_at(trigger, from_one([comm.rank + 1.0] * (comm.rank + 1)))
+        == comm.size + 1
+    )
     counts = range(1, comm.size + 1)
     assert trigger.best == pytest.approx(sum(n * n for n in counts) / sum(counts))
 
@@ -105,37 +123,56 @@ def test_one_rank_s_last_iteration_is_that_of_all(comm, stopped_at):
     assert stopped_at(EarlyStopping(comm, max_trigger=limit), from_one([1.0] * 50)) == 4
 
 
-def test_ranks_whose_epochs_end_at_different_iterations_check_together(comm, trainer_for):
+def test_ranks_whose_epochs_end_at_different_iterations_check_together(
+    comm, trainer_for
+):
     trigger = EarlyStopping(comm, patience=1, max_trigger=(30, "iteration"))
     values = from_one([5.0, 4.0, 3.0, 2.0, 1.0] + [9.0] * 30)
     mine = np.arange(2 + 4 * (comm.rank % 2), dtype=np.float32)
     # Rank 0 has an epoch in each iteration; the first that's no better is the sixth.
-    assert ended(comm, trainer_for(comm, trigger, reporting(values), examples=mine)) == 6
+    assert (
+        ended(comm, trainer_for(comm, trigger, reporting(values), examples=mine)) == 6
+    )
 
 
-def test_nothing_observed_anywhere_warns_on_rank_0_and_goes_on(comm, stopped_at, recwarn):
-    trigger = MultiNodeEarlyStoppingTrigger(comm, monitor="scoer", max_trigger=(2, "epoch"))
+def test_nothing_observed_anywhere_warns_on_rank_0_and_goes_on(
+    comm, stopped_at, recwarn
+):
+    trigger = MultiNodeEarlyStoppingTrigger(
+        comm, monitor="scoer", max_trigger=(2, "epoch")
+    )
     assert stopped_at(trigger, from_one([1.0] * 6)) == 6
-    told = [str(warning.message) for warning in recwarn if "scoer" in str(warning.message)]
+    told = [
+        str(warning.message) for warning in recwarn if "scoer" in str(warning.message)
+    ]
     assert told == (["scoer is not in observation"] if comm.rank == 0 else [])
 
 
 @pytest.mark.parametrize("at", [4, 6, 9])
-def test_a_resumed_training_stops_where_an_uninterrupted_one_does(comm, trainer_for, tmp_path, at):
+def test_a_resumed_training_stops_where_an_uninterrupted_one_does(
+    comm, trainer_for, tmp_path, at
+):
     """In the middle of an epoch, and at its end, where the trigger is asked after the snapshot."""
     values = [3.5, 3.0, 2.5, 2.5, 2.0, 1.5, 1.0, 1.0, 9.0, 2.5, 2.5, 2.5] + [3.5] * 18
 
     def build():
         trigger = EarlyStopping(comm, patience=2, max_trigger=(10, "epoch"))
-        return trainer_for(comm, trigger, reporting(from_one(np.array(values) + comm.rank)))
+        return trainer_for(
+            comm, trigger, reporting(from_one(np.array(values) + comm.rank))
+        )
 
     whole, resumed = build(), build()
-    whole.extend(extensions.snapshot(filename="at_{.updater.iteration}"), trigger=(at, "iteration"))
+    whole.extend(
+        extensions.snapshot(filename="at_{.updater.iteration}"),
+        trigger=(at, "iteration"),
+    )
     assert ended(comm, whole) == 12
     chainer.serializers.load_npz(tmp_path / f"at_{at}", resumed, strict=False)
     assert resumed.updater.iteration == at
     assert ended(comm, resumed) == 12
-    assert resumed.stop_trigger.best == whole.stop_trigger.best == 2 + (comm.size - 1) / 2
+    assert (
+        resumed.stop_trigger.best == whole.stop_trigger.best == 2 + (comm.size - 1) / 2
+    )
 
 
 def test_variables_are_taken_and_rank_0_says_that_it_stops(comm, stopped_at, capsys):

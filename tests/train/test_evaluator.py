@@ -51,7 +51,8 @@ def multi_node(evaluator, comm):
 
 
 @pytest.mark.parametrize(
-    "batches_of_rank", [lambda rank: 2, lambda rank: rank, lambda rank: 3 - rank, lambda rank: 0]
+    "batches_of_rank",
+    [lambda rank: 2, lambda rank: rank, lambda rank: 3 - rank, lambda rank: 0],
 )
 def test_the_result_equals_that_of_one_process(comm, batches_of_rank):
     """Where ranks have equally many examples, and where they don't; some or all may have none."""
@@ -78,7 +79,9 @@ def test_it_is_still_an_instance_of_its_class(naive):
     assert isinstance(wrapped, Mine)
     assert type(wrapped).__name__ == "Mine"
     assert (wrapped.default_name, wrapped.trigger) == ("mine", (3, "iteration"))
-    assert not isinstance(Mine(iterator([]), Model()), type(wrapped))  # the class is untouched
+    assert not isinstance(
+        Mine(iterator([]), Model()), type(wrapped)
+    )  # the class is untouched
 
 
 def test_a_custom_evaluate_is_averaged(comm):
@@ -91,7 +94,12 @@ def test_a_custom_evaluate_is_averaged(comm):
             observation: dict[str, float] = {}
             with reporter.report_scope(observation):
                 reporter.report({"score": comm.rank}, self.get_target("main"))
-            return {**result, **observation, "raw": np.float32(comm.rank), "pair": np.ones(2)}
+            return {
+                **result,
+                **observation,
+                "raw": np.float32(comm.rank),
+                "pair": np.ones(2),
+            }
 
     mine = np.full(BATCH, comm.rank, np.float32)
     result = multi_node(Custom(iterator(mine), Model()), comm)()
@@ -131,7 +139,9 @@ def test_means_have_the_types_of_the_values(comm):
 
 
 def test_an_evaluator_that_iterates_by_itself_counts_ranks_equally(comm):
-    assert returning({"score": float(comm.rank)}, comm) == {"score": (comm.size - 1) / 2}
+    assert returning({"score": float(comm.rank)}, comm) == {
+        "score": (comm.size - 1) / 2
+    }
 
 
 def test_anything_with_evaluate_becomes_multi_node(comm, trainer_for):
@@ -141,7 +151,9 @@ def test_anything_with_evaluate_becomes_multi_node(comm, trainer_for):
         trigger = (1, "epoch")
 
         def __call__(self, trainer):
-            chainer.report({f"{self.name}/{key}": each for key, each in self.evaluate().items()})
+            chainer.report(
+                {f"{self.name}/{key}": each for key, each in self.evaluate().items()}
+            )
 
         def evaluate(self):
             return {"score": float(comm.rank)}
@@ -193,7 +205,9 @@ class NoWeakReferences:
 
 OF_ANY_CLASS = {
     "mock": lambda score: mock.MagicMock(evaluate=lambda: {"score": score}),
-    "mock of a mock": lambda score: mock.Mock(**{"evaluate.return_value": {"score": score}}),
+    "mock of a mock": lambda score: mock.Mock(
+        **{"evaluate.return_value": {"score": score}}
+    ),
     "mock of a class": lambda score: mock.MagicMock(
         spec=extensions.Evaluator, evaluate=lambda: {"score": score}
     ),
@@ -220,7 +234,9 @@ def test_an_object_without_a_dict_is_told(naive):
         def evaluate(self):
             return {"score": 1.0}
 
-    with pytest.raises(TypeError, match=r"Bare can't become .*__slots__ and no __dict__"):
+    with pytest.raises(
+        TypeError, match=r"Bare can't become .*__slots__ and no __dict__"
+    ):
         create_multi_node_evaluator(Bare(), naive)
 
 
@@ -241,10 +257,14 @@ def test_results_without_a_mean_are_told_on_all_ranks(comm):
 
 @pytest.mark.sizes(2, 3, 4)
 def test_what_differs_between_ranks_is_told_on_all_of_them(comm):
-    with pytest.raises(ValueError, match=r"'pair' .*\(2,\) on rank 0, \(3,\) on rank 1"):
+    with pytest.raises(
+        ValueError, match=r"'pair' .*\(2,\) on rank 0, \(3,\) on rank 1"
+    ):
         returning({"fine": 1.0, "pair": np.ones(3 if comm.rank == 1 else 2)}, comm)
     with pytest.raises(ValueError, match=r"no data set on ranks \[1\]"):
-        returning({"score": 0.0}, comm, None if comm.rank == 1 else iterator(count_up(0, 5)))
+        returning(
+            {"score": 0.0}, comm, None if comm.rank == 1 else iterator(count_up(0, 5))
+        )
 
 
 def test_the_main_iterator_of_several_weighs(comm):
@@ -261,11 +281,17 @@ def test_it_runs_in_a_trainer_under_its_name_again_and_again(comm, trainer_for):
     mine, everything = share(comm, lambda rank: rank + 1)
     trainer = trainer_for(comm, (2, "epoch"), model=model)
     trainer.extend(multi_node(extensions.Evaluator(iterator(mine), model), comm))
-    trainer.extend(multi_node(extensions.Evaluator(iterator(mine + 1), model), comm), name="test")
+    trainer.extend(
+        multi_node(extensions.Evaluator(iterator(mine + 1), model), comm), name="test"
+    )
     first, last = logged(trainer, (1, "epoch"))
     weight = float(model.w.array)
-    np.testing.assert_allclose(last["validation/main/loss"], everything.mean() * weight, rtol=1e-5)
-    np.testing.assert_allclose(last["test/main/loss"], (everything + 1).mean() * weight, rtol=1e-5)
+    np.testing.assert_allclose(
+        last["validation/main/loss"], everything.mean() * weight, rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        last["test/main/loss"], (everything + 1).mean() * weight, rtol=1e-5
+    )
     assert first["validation/main/loss"] != last["validation/main/loss"]
     values = comm.allgather_obj(last["validation/main/loss"])
     assert values == [last["validation/main/loss"]] * comm.size

@@ -65,7 +65,10 @@ class Normalized(chainer.Chain):
         super().__init__()
         with self.init_scope():
             # A bias would have no gradient but rounding errors, which Adam makes large.
-            self.first, self.last = L.Linear(WIDTH, 5, nobias=True), L.Linear(5, CLASSES)
+            self.first, self.last = (
+                L.Linear(WIDTH, 5, nobias=True),
+                L.Linear(5, CLASSES),
+            )
             if comm is None:
                 self.norm = L.BatchNormalization(5)
             else:
@@ -119,7 +122,9 @@ CONDITIONS = {"each": (1, None), "of three": (3, None), "scaled": (1, 64.0)}
 
 def batch(rank, number):
     random = np.random.RandomState((rank, number))
-    return random.uniform(-1, 1, (BATCH, WIDTH)), random.randint(0, CLASSES, BATCH).astype("i4")
+    return random.uniform(-1, 1, (BATCH, WIDTH)), random.randint(
+        0, CLASSES, BATCH
+    ).astype("i4")
 
 
 def joint(comm, *numbers):
@@ -145,12 +150,18 @@ def prepare(optimizer, scale, hooks=True):
 @pairwise(kind=KINDS, model=MODELS, optimizer=OPTIMIZERS, condition=CONDITIONS)
 def test_ranks_train_as_one_process_does(comm, kind, model, optimizer, condition):
     """And have the same bits after every update, whatever the paths to a parameter."""
-    (steps, scale), make, is_lazy = CONDITIONS[condition], MODELS[model], model == "lazy"
+    (steps, scale), make, is_lazy = (
+        CONDITIONS[condition],
+        MODELS[model],
+        model == "lazy",
+    )
     # A third party's zeros for what no rank uses are scaled, and one process's are not.
     hooks = not (scale and model == "uneven" and isinstance(comm, PlainCommunicator))
     mine = seeded(comm.rank, make, *([comm] if model == "normalized" else []))
     expected = seeded(0, make)
-    many = prepare(exchanging(kind, comm, OPTIMIZERS[optimizer](), mine, steps), scale, hooks)
+    many = prepare(
+        exchanging(kind, comm, OPTIMIZERS[optimizer](), mine, steps), scale, hooks
+    )
     actual = prepare(OPTIMIZERS[optimizer]().setup(expected), scale, hooks)
     single = OneProcess(kind, actual, steps)
     if is_lazy:  # each rank draws weights, rank 0's are taken, and nobody steps
@@ -215,19 +226,27 @@ def test_gradients_of_what_is_not_updated_are_not_sent(comm, kind, steps, monkey
         add = owner.add
 
         def noting(self, bucket, planned=False, add=add):
-            sent.update(name for name, each in bucket.namedparams() if each.grad is not None)
+            sent.update(
+                name for name, each in bucket.namedparams() if each.grad is not None
+            )
             add(self, bucket, planned)
 
         monkeypatch.setattr(owner, "add", noting)
     mine, expected = seeded(comm.rank, Uneven), seeded(0, Uneven)
-    many = prepare(exchanging(kind, comm, chainer.optimizers.SGD(0.2), mine, steps), None, False)
+    many = prepare(
+        exchanging(kind, comm, chainer.optimizers.SGD(0.2), mine, steps), None, False
+    )
     single = OneProcess(kind, chainer.optimizers.SGD(0.2).setup(expected), steps)
     for number in range(12 * steps):
         if number in (4 * steps, 8 * steps):
             many.flush()
             single.flush()
             for model in mine, expected:
-                (model.twice.disable_update if number == 4 * steps else model.twice.enable_update)()
+                (
+                    model.twice.disable_update
+                    if number == 4 * steps
+                    else model.twice.enable_update
+                )()
             sent.clear()
         many.update(mine, *batch(comm.rank, number))
         single.update(*joint(comm, number))
@@ -264,13 +283,17 @@ def test_parameters_hold_gradients_after_every_update(comm, kind, steps, model):
 @HIERARCHICAL
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("steps", [1, 3])
-def test_statistics_of_gradients_are_reported_from_the_first_update_on(comm, kind, steps, tmp_path):
+def test_statistics_of_gradients_are_reported_from_the_first_update_on(
+    comm, kind, steps, tmp_path
+):
     model = Model(comm.rank)
     many = exchanging(kind, comm, chainer.optimizers.SGD(lr=0.1), model, steps)
     examples = X.astype(float) + comm.rank
     trainer = trainer_over(examples, 2, many, (7, "iteration"), tmp_path)
     each = (1, "iteration")
-    trainer.extend(ParameterStatistics(model, {"mean": np.mean}, trigger=each), trigger=each)
+    trainer.extend(
+        ParameterStatistics(model, {"mean": np.mean}, trigger=each), trigger=each
+    )
     rows = logged(trainer)
     assert len(rows) == 7
     for row in rows:
@@ -307,7 +330,9 @@ def test_a_scale_that_all_ranks_change_makes_no_difference(comm, kind, steps):
 @HIERARCHICAL
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("where", [0, -1])
-def test_a_scale_that_one_rank_changes_is_named_and_only_that_update_is_lost(comm, kind, where):
+def test_a_scale_that_one_rank_changes_is_named_and_only_that_update_is_lost(
+    comm, kind, where
+):
     changing = where % comm.size
     mine, expected = seeded(comm.rank, Recurrent), seeded(0, Recurrent)
     many = exchanging(kind, comm, OPTIMIZERS["momentum"](), mine)

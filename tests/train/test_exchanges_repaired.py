@@ -35,7 +35,9 @@ class FailingHooks:
         optimizer.add_hook(partial(self.pass_by, WHERE[0]), name=WHERE[0])
         rule = model.second.b.update_rule  # others come before it, and others after it
         rule.add_hook(partial(self.pass_by, WHERE[1]), name=WHERE[1])
-        optimizer.add_hook(partial(self.pass_by, WHERE[2]), name=WHERE[2], timing="post")
+        optimizer.add_hook(
+            partial(self.pass_by, WHERE[2]), name=WHERE[2], timing="post"
+        )
 
     def pass_by(self, place, *_):
         if self.fail_at == place:
@@ -48,7 +50,9 @@ class Trained:
 
     def __init__(self, comm, kind, steps):
         self.comm, self.model, self.number = comm, net(comm.rank), 0
-        self.optimizer = exchanging(kind, comm, chainer.optimizers.Adam(0.01), self.model, steps)
+        self.optimizer = exchanging(
+            kind, comm, chainer.optimizers.Adam(0.01), self.model, steps
+        )
         self.seen = []
 
     def update(self, count=1):
@@ -101,7 +105,9 @@ def test_after_a_hook_has_failed_on_one_rank_all_have_rank_0s_state(
 
 @pytest.mark.sizes(2, 3, 4)
 @pairwise(kind=KINDS, steps=[1, 2], where=WHERE)
-def test_after_hooks_have_failed_on_all_ranks_they_have_rank_0s_state(comm, kind, steps, where):
+def test_after_hooks_have_failed_on_all_ranks_they_have_rank_0s_state(
+    comm, kind, steps, where
+):
     """All hear of it after backward: others may communicate in their losses by then."""
     job = Trained(comm, kind, steps)
     hooks = FailingHooks(job.optimizer, job.model)
@@ -120,7 +126,9 @@ def test_after_hooks_have_failed_on_all_ranks_they_have_rank_0s_state(comm, kind
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("steps", "left"), [(1, 0), (2, 0), (2, 1)])
 @pytest.mark.parametrize("failing", [0, -1])
-def test_a_hook_that_fails_in_a_flush_leaves_ranks_in_step(comm, kind, steps, left, failing):
+def test_a_hook_that_fails_in_a_flush_leaves_ranks_in_step(
+    comm, kind, steps, left, failing
+):
     """A group that is left is used all the same; the first update after it is lost."""
     job = Trained(comm, kind, steps)
     hooks = FailingHooks(job.optimizer, job.model)
@@ -142,7 +150,9 @@ def test_a_hook_that_fails_in_a_flush_leaves_ranks_in_step(comm, kind, steps, le
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("failing", [0, -1])
-def test_a_dynamic_loss_scale_is_rank_0s_after_a_hook_has_failed(comm, kind, where, failing):
+def test_a_dynamic_loss_scale_is_rank_0s_after_a_hook_has_failed(
+    comm, kind, where, failing
+):
     """And no more than one update is lost."""
     job = Trained(comm, kind, steps=1)
     job.optimizer.loss_scaling(interval=1)
@@ -216,18 +226,26 @@ def test_a_layer_that_one_rank_alone_uses_first_gets_values_on_all(comm, kind, u
     assert optimizer.t == t
     assert model.late.W.shape == (3, 4)
     for number in range(UPDATES):
-        optimizer.update(model, batch(comm.rank, number), is_late=number % comm.size == comm.rank)
+        optimizer.update(
+            model, batch(comm.rank, number), is_late=number % comm.size == comm.rank
+        )
         assert comm.allgather_obj(states(optimizer)) == [states(optimizer)] * comm.size
     optimizer.flush()
     assert optimizer.t == t + UPDATES
-    assert all(value != states(optimizer)[key] for key, value in found.items() if "late/W" in key)
+    assert all(
+        value != states(optimizer)[key]
+        for key, value in found.items()
+        if "late/W" in key
+    )
     optimizer.finalize()
 
 
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("changing", [0, -1])
-def test_gradients_of_parameters_that_one_rank_replaced_move_no_others(comm, kind, changing):
+def test_gradients_of_parameters_that_one_rank_replaced_move_no_others(
+    comm, kind, changing
+):
     """Those of the update before, of a group of two, and of that in which it is noticed."""
     model, seen = net(0), []
     optimizer = exchanging(kind, comm, chainer.optimizers.SGD(0.1), model, steps=2)
@@ -238,5 +256,7 @@ def test_gradients_of_parameters_that_one_rank_replaced_move_no_others(comm, kin
         if factor == 64 and comm.rank == changing % comm.size:
             replace_second(model, optimizer)
     optimizer.flush()
-    assert comm.allgather_obj(seen) == [[[1] * 3]] * comm.size  # of the last update alone
+    assert (
+        comm.allgather_obj(seen) == [[[1] * 3]] * comm.size
+    )  # of the last update alone
     optimizer.finalize()

@@ -34,7 +34,9 @@ assert (model.w.array == -2 * (comm.size - 1) / 2).all()
     [
         ("raise ValueError('planted')", "0"),
         pytest.param("sys.exit(3)", "0", marks=pytest.mark.full),
-        pytest.param("if comm.rank: raise ValueError('planted')", "1", marks=pytest.mark.full),
+        pytest.param(
+            "if comm.rank: raise ValueError('planted')", "1", marks=pytest.mark.full
+        ),
     ],
 )
 def test_ranks_that_fail_end_the_job(how, hook):
@@ -50,7 +52,9 @@ def test_a_job_may_end_with_gradients_in_flight(level, warnings):
     """Without threads in MPI they are as stale, and each rank says so once."""
     job = run_text(2, f"import mpi4py; mpi4py.rc.thread_level = {level!r}\n" + SCRIPT)
     assert job.returncode == 0, job
-    assert job.err.count("RuntimeWarning: this MPI was not started with") == warnings, job
+    assert job.err.count("RuntimeWarning: this MPI was not started with") == warnings, (
+        job
+    )
     assert warnings or job.err == "", job
 
 

@@ -23,12 +23,18 @@ MAKE = {
     "create_multi_node_evaluator": lambda comm: create_multi_node_evaluator(
         Evaluator(SerialIterator([], 1, repeat=False), ScaledMean()), comm
     ),
-    "create_multi_node_optimizer": lambda comm: create_multi_node_optimizer(SGD(), comm),
-    "AllreducePersistent": lambda comm: extensions.AllreducePersistent(ScaledMean(), comm),
+    "create_multi_node_optimizer": lambda comm: create_multi_node_optimizer(
+        SGD(), comm
+    ),
+    "AllreducePersistent": lambda comm: extensions.AllreducePersistent(
+        ScaledMean(), comm
+    ),
     "GenericMultiNodeEvaluator": lambda comm: extensions.GenericMultiNodeEvaluator(
         comm, SerialIterator([], 1, repeat=False), ScaledMean()
     ),
-    "MultiNodeEarlyStoppingTrigger": lambda comm: extensions.MultiNodeEarlyStoppingTrigger(comm),
+    "MultiNodeEarlyStoppingTrigger": lambda comm: (
+        extensions.MultiNodeEarlyStoppingTrigger(comm)
+    ),
     "ObservationAggregator": lambda comm: extensions.ObservationAggregator(comm, "x"),
     "ThroughputReport": lambda comm: extensions.ThroughputReport(comm),
     "on_rank": lambda comm: extensions.on_rank(lambda trainer: None, comm),

@@ -78,7 +78,9 @@ def raised(fails, kind=PlantedError):
 @pytest.mark.parametrize("overflows", [False, True])
 @pytest.mark.filterwarnings("ignore:Non finite number found in param.grad")
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-def test_a_hook_fails_on_a_rank_beside_a_loss_that_communicates(comm, kind, timing, overflows):
+def test_a_hook_fails_on_a_rank_beside_a_loss_that_communicates(
+    comm, kind, timing, overflows
+):
     """The others are in batch normalization then, in the next update, and know no new scale."""
     model = Net(comm.rank, MultiNodeBatchNormalization(4, comm))
     optimizer = exchanging(kind, comm, chainer.optimizers.MomentumSGD(), model)
@@ -190,7 +192,9 @@ def test_a_thread_that_cannot_be_started_makes_no_difference(comm, kind):
         update(optimizer, comm.rank, 3)
         with pytest.MonkeyPatch.context() as patch:
             if comm.rank == 1 and not can_start:
-                patch.setattr(threading.Thread, "start", mock.Mock(side_effect=none_left))
+                patch.setattr(
+                    threading.Thread, "start", mock.Mock(side_effect=none_left)
+                )
             update(optimizer, comm.rank, 2)
         optimizer.flush()
         ends.append(states(optimizer))
@@ -214,7 +218,11 @@ def test_a_rank_goes_on_with_another_optimizer_than_before(comm, kind, who, how)
     optimizer = exchanging(kind, comm, chainer.optimizers.SGD(0.1), Net(comm.rank))
     update(optimizer, comm.rank, 4)
     if comm.rank == who:
-        optimizer = copy.deepcopy(optimizer) if how == "a copy" else other(comm, optimizer, kind)
+        optimizer = (
+            copy.deepcopy(optimizer)
+            if how == "a copy"
+            else other(comm, optimizer, kind)
+        )
     update(optimizer, comm.rank, 4)
     assert_alike(comm, optimizer)
     assert_trains_on(comm, optimizer)
@@ -224,7 +232,9 @@ def test_a_rank_goes_on_with_another_optimizer_than_before(comm, kind, who, how)
 @pytest.mark.parametrize("steps", [1, 2])
 def test_ranks_that_resume_from_different_moments_have_rank_0s_state(comm, kind, steps):
     """With its gradients in flight, and its loss scale for those of a group."""
-    optimizer = exchanging(kind, comm, chainer.optimizers.SGD(0.1), Net(comm.rank), steps)
+    optimizer = exchanging(
+        kind, comm, chainer.optimizers.SGD(0.1), Net(comm.rank), steps
+    )
     optimizer.loss_scaling(interval=1)
     update(optimizer, comm.rank, 4 * steps + (steps > 1))
     twins = [other(comm, optimizer, kind, steps)]
@@ -244,7 +254,9 @@ def test_ranks_that_resume_from_different_moments_have_rank_0s_state(comm, kind,
 @pytest.mark.parametrize("scaling", ["static", "dynamic"])
 def test_a_scale_that_a_loss_changes_on_one_rank_is_named(comm, kind, scaling):
     arguments = {**KINDS[kind].arguments, "on_drift": "ignore"}
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), comm, **arguments)
+    optimizer = create_multi_node_optimizer(
+        chainer.optimizers.SGD(0.1), comm, **arguments
+    )
     optimizer.setup(Net(comm.rank))
     optimizer.set_loss_scale(8.0) if scaling == "static" else optimizer.loss_scaling()
     update(optimizer, comm.rank, 4)
@@ -264,7 +276,9 @@ def test_a_scale_that_a_loss_changes_on_one_rank_is_named(comm, kind, scaling):
 @of_each_kind
 def test_adding_up_fails_on_a_rank(comm, kind, steps):
     """All begin anew then."""
-    optimizer = exchanging(kind, comm, chainer.optimizers.SGD(0.1), Net(comm.rank), steps)
+    optimizer = exchanging(
+        kind, comm, chainer.optimizers.SGD(0.1), Net(comm.rank), steps
+    )
     update(optimizer, comm.rank, 2 * steps + steps - 2)
     with pytest.MonkeyPatch.context() as patch:
         if comm.rank == 1:

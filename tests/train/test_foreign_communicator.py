@@ -118,7 +118,9 @@ def test_a_double_is_asked_for_what_older_versions_asked_for(kind, zero_fill):
 def test_a_double_serves_with_losses_too(kind, how):
     """The first update steps then, since parameters are there before the loss is computed."""
     comm, model = DOUBLES[kind](), L.Linear(3, 2)
-    optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(), comm, **how).setup(model)
+    optimizer = create_multi_node_optimizer(
+        chainer.optimizers.Adam(), comm, **how
+    ).setup(model)
     for _ in range(3):
         optimizer.update(lambda: F.sum(model(THREE)))
     assert optimizer.t == 3 - ("double_buffering" in how)
@@ -189,7 +191,9 @@ def test_an_optimizer_that_is_a_mock_is_told_to_step():
     assert actual.update.mock_calls == [mock.call(None)]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in DOUBLES if kind != "mock of several"])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in DOUBLES if kind != "mock of several"]
+)
 def test_everything_else_of_one_rank_needs_nobody(kind, tmp_path):
     comm, model = DOUBLES[kind](), L.Linear(3, 2)
     part = scatter_dataset(np.arange(6), comm)
@@ -246,15 +250,28 @@ def test_a_wrapper_of_a_communicator_is_one(comm, how):
         reference.update(other, X + comm.rank)
     assert parameter_bits(model) == parameter_bits(other)
     assert wrapper.means == 4 // how.get("accumulate_steps", 1)
-    part = scatter_dataset(np.arange(2 * comm.size) if comm.rank == 0 else None, wrapper)
+    part = scatter_dataset(
+        np.arange(2 * comm.size) if comm.rank == 0 else None, wrapper
+    )
     assert part[:] == [2 * comm.rank, 2 * comm.rank + 1]
 
 
 @pytest.mark.parametrize(
-    "wrong", [None, "naive", CommunicatorBase, Double, object(), {"bcast_data": 1}, L.Linear(2, 2)]
+    "wrong",
+    [
+        None,
+        "naive",
+        CommunicatorBase,
+        Double,
+        object(),
+        {"bcast_data": 1},
+        L.Linear(2, 2),
+    ],
 )
 def test_anything_else_is_refused(wrong):
-    with pytest.raises(TypeError, match="create_multi_node_optimizer needs a communicator"):
+    with pytest.raises(
+        TypeError, match="create_multi_node_optimizer needs a communicator"
+    ):
         create_multi_node_optimizer(chainer.optimizers.SGD(), wrong)
     with pytest.raises(TypeError, match=r"scatter_dataset.*needs a communicator"):
         scatter_dataset([1], wrong)

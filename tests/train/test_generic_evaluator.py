@@ -32,7 +32,9 @@ def iterator(examples, batch=2):
 
 def evaluator(comm, count, calc_local, aggregate=list, **how):
     """One over so many examples, with these two parts."""
-    made = GenericMultiNodeEvaluator(comm, iterator(examples(comm, count)), ScaledMean(), **how)
+    made = GenericMultiNodeEvaluator(
+        comm, iterator(examples(comm, count)), ScaledMean(), **how
+    )
     made.calc_local, made.aggregate = calc_local, aggregate
     return made
 
@@ -71,9 +73,15 @@ def test_in_a_trainer_all_ranks_log_the_result(comm, trainer_for):
     trainer = trainer_for(comm, (2, "epoch"), model=model)
     for how in {}, {"name": "again"}:
         trainer.extend(evaluator(comm, len(mine), lambda x: x, median_of), **how)
-    words = {"text": "no number", "nothing": None, "variable": chainer.Variable(np.ones(()))}
+    words = {
+        "text": "no number",
+        "nothing": None,
+        "variable": chainer.Variable(np.ones(())),
+    }
     trainer.extend(evaluator(comm, 1, lambda x: x, lambda _: words), name="words")
-    trainer.extend(GenericMultiNodeEvaluator(comm, iterator(mine), model), name="outputs")
+    trainer.extend(
+        GenericMultiNodeEvaluator(comm, iterator(mine), model), name="outputs"
+    )
     for values, name, priority in (before, "before", 1000), (seen, "seen", 1):
         record = lambda t, to=values: to.append(float(t.observation["main/loss"].array))  # noqa: E731
         trainer.extend(record, name=name, priority=priority)
@@ -87,7 +95,9 @@ def test_in_a_trainer_all_ranks_log_the_result(comm, trainer_for):
 
 
 def test_outputs_come_batch_by_batch_in_rank_order(comm):
-    result = evaluator(comm, 2 * comm.rank + 1, lambda x: (comm.rank, x.tolist())).evaluate()
+    result = evaluator(
+        comm, 2 * comm.rank + 1, lambda x: (comm.rank, x.tolist())
+    ).evaluate()
     assert result == [
         (rank, (np.arange(2 * rank + 1) + 100.0 * rank)[2 * i : 2 * i + 2].tolist())
         for i in range(comm.size)
@@ -101,7 +111,12 @@ def test_outputs_may_be_of_any_kind(comm):
 
     def kinds(x):
         v = chainer.Variable(x)
-        return {"v": [v, (v, None)], "p": Pair(v, "text"), "none": None, 3: np.float16(1)}
+        return {
+            "v": [v, (v, None)],
+            "p": Pair(v, "text"),
+            "none": None,
+            3: np.float16(1),
+        }
 
     def check(results, kind):
         assert type(results) is list
@@ -112,7 +127,11 @@ def test_outputs_may_be_of_any_kind(comm):
                 assert type(value) is kind
                 assert value.dtype == np.float32
                 np.testing.assert_array_equal(to_cpu(value), np.arange(2) + 100 * rank)
-            assert (each["p"].second, each["none"], each[3]) == ("text", None, np.float16(1))
+            assert (each["p"].second, each["none"], each[3]) == (
+                "text",
+                None,
+                np.float16(1),
+            )
         return results
 
     made = evaluator(comm, 2, kinds, lambda results: check(results, chainer.Variable))
@@ -143,7 +162,9 @@ def test_the_progress_hook_sees_the_root_s_batches(comm, root):
     def fails(batch):
         raise ZeroDivisionError("no luck")
 
-    with pytest.raises(ZeroDivisionError if comm.rank == root else PeerError, match="no luck"):
+    with pytest.raises(
+        ZeroDivisionError if comm.rank == root else PeerError, match="no luck"
+    ):
         evaluator(comm, 3, lambda x: None, root=root, progress_hook=fails)(None)
     comm.allgather_obj(None)
 
@@ -171,16 +192,26 @@ def test_by_default_the_target_s_outputs_are_listed(comm):
     pairs = TupleDataset(examples(comm, 2), examples(comm, 2))
     plus = lambda x, y: (x + y).tolist()  # noqa: E731
     got = GenericMultiNodeEvaluator(comm, iterator(pairs, 1), plus).evaluate()
-    assert sorted(got) == sorted([200.0 * r + 2 * i] for r in range(comm.size) for i in range(2))
+    assert sorted(got) == sorted(
+        [200.0 * r + 2 * i] for r in range(comm.size) for i in range(2)
+    )
     dicts = [{"a": np.float32(comm.rank)}]
-    got = GenericMultiNodeEvaluator(comm, iterator(dicts), lambda a: a.tolist()).evaluate()
+    got = GenericMultiNodeEvaluator(
+        comm, iterator(dicts), lambda a: a.tolist()
+    ).evaluate()
     assert got == [[float(rank)] for rank in range(comm.size)]
-    got = GenericMultiNodeEvaluator(comm, iterator(examples(comm, 3), 3), ScaledMean()).evaluate()
+    got = GenericMultiNodeEvaluator(
+        comm, iterator(examples(comm, 3), 3), ScaledMean()
+    ).evaluate()
     assert got == [1 + 100.0 * rank for rank in range(comm.size)]
-    threads = MultithreadIterator(list(examples(comm, 3)), 2, repeat=False, shuffle=False)
+    threads = MultithreadIterator(
+        list(examples(comm, 3)), 2, repeat=False, shuffle=False
+    )
     add = lambda batch, device: (float(sum(batch)),)  # noqa: E731
     made = GenericMultiNodeEvaluator(comm, threads, lambda x: x, converter=add)
-    expected = [1.0 + 200 * r for r in range(comm.size)] + [2.0 + 100 * r for r in range(comm.size)]
+    expected = [1.0 + 200 * r for r in range(comm.size)] + [
+        2.0 + 100 * r for r in range(comm.size)
+    ]
     assert made.evaluate() == made.evaluate() == expected
     made.finalize()
 
@@ -212,7 +243,9 @@ def test_an_error_in_a_later_batch_is_raised_on_all(comm):
         if comm.rank == last and x[0] % 100 == 4:
             raise ZeroDivisionError("no luck")
 
-    with pytest.raises(ZeroDivisionError if comm.rank == last else PeerError, match="no luck"):
+    with pytest.raises(
+        ZeroDivisionError if comm.rank == last else PeerError, match="no luck"
+    ):
         evaluator(comm, 8, fails)()
     comm.allgather_obj(None)  # the ranks are in step
 
@@ -227,7 +260,9 @@ def test_an_aggregate_that_fails_keeps_nobody_waiting(comm):
         return "no error"
 
     made = evaluator(comm, 6, lambda x: 1, aggregate)
-    with pytest.raises(ZeroDivisionError if comm.rank == 0 else PeerError, match="no luck"):
+    with pytest.raises(
+        ZeroDivisionError if comm.rank == 0 else PeerError, match="no luck"
+    ):
         made()
     assert made.evaluate() == "no error"
     comm.allgather_obj(None)
@@ -239,8 +274,12 @@ def test_what_can_not_be_sent_is_told_on_all_ranks(comm):
             return int, ("x",)  # fails where it is unpickled
 
     for call in (
-        evaluator(comm, 4, lambda x: (lambda: None) if comm.rank == comm.size - 1 else 1),
-        evaluator(comm, 4, lambda x: 1, lambda results: (each for each in results)).evaluate,
+        evaluator(
+            comm, 4, lambda x: (lambda: None) if comm.rank == comm.size - 1 else 1
+        ),
+        evaluator(
+            comm, 4, lambda x: 1, lambda results: (each for each in results)
+        ).evaluate,
         evaluator(comm, 4, lambda x: Loads()),
     ):
         with pytest.raises(Exception, match=r"pickle|local object|invalid literal"):
@@ -250,7 +289,9 @@ def test_what_can_not_be_sent_is_told_on_all_ranks(comm):
 
 @pytest.mark.sizes(2, 3, 4)
 def test_roots_that_differ_are_told_on_all_ranks(comm):
-    with pytest.raises(RankMismatchError, match="disagree on root: 0 on rank 0; 1 on rank"):
+    with pytest.raises(
+        RankMismatchError, match="disagree on root: 0 on rank 0; 1 on rank"
+    ):
         evaluator(comm, 4, without_graphs, root=min(comm.rank, 1))()
 
 
@@ -259,7 +300,11 @@ def test_wrong_arguments_are_named(naive):
         ({"target": "model"}, TypeError, r"target must be .* not str"),
         ({"iterator": [1, 2]}, TypeError, "iterator must be an iterator, not list"),
         ({"iterator": SerialIterator([1], 1)}, ValueError, "repeat=False"),
-        ({"root": naive.size}, ValueError, f"root must be from 0 to .*, not {naive.size}"),
+        (
+            {"root": naive.size},
+            ValueError,
+            f"root must be from 0 to .*, not {naive.size}",
+        ),
         ({"root": None}, TypeError, "root must be an integer, not None"),
         ({"progress_hook": 3}, TypeError, "progress_hook must be a function, not int"),
     ):

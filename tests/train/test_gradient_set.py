@@ -29,7 +29,9 @@ momentum = partial(chainer.optimizers.MomentumSGD, lr=0.5)
 
 
 def accumulating(comm, model, steps, make=momentum):
-    return create_multi_node_optimizer(make(), comm, accumulate_steps=steps).setup(model)
+    return create_multi_node_optimizer(make(), comm, accumulate_steps=steps).setup(
+        model
+    )
 
 
 def large_steps(model, size, *groups):
@@ -58,7 +60,9 @@ def test_it_equals_the_large_batch_a_partial_last_group_included(comm, dtype):
 
 
 @pytest.mark.sizes(2, 3, 4)
-def test_a_last_group_with_more_updates_on_some_ranks_counts_each_once(comm, double_precision):
+def test_a_last_group_with_more_updates_on_some_ranks_counts_each_once(
+    comm, double_precision
+):
     """Rank r has r + 1 updates left."""
     model, expected = net(0), net(0)
     optimizer = accumulating(comm, model, 6)
@@ -76,7 +80,9 @@ def test_sixteen_bit_gradients_are_added_in_float32(naive):
     """Their sum would be infinite, their mean is not."""
     with chainer.using_config("dtype", np.dtype("float16")):
         model = net(0)
-        optimizer = accumulating(naive, model, 4, lambda: chainer.optimizers.SGD(lr=2.0**-10))
+        optimizer = accumulating(
+            naive, model, 4, lambda: chainer.optimizers.SGD(lr=2.0**-10)
+        )
         optimizer.assume_synchronized()
         model.first.b.array[...] = 0
         for _ in range(4):
@@ -138,7 +144,9 @@ def test_sums_that_belong_elsewhere_are_refused(naive):
         state[name] = np.asarray(naive.size + 1)
         other = accumulating(naive, net(0), 4)
         if updates < 4:
-            with pytest.raises(ValueError, match=f"rank {naive.rank} of {naive.size + 1} added"):
+            with pytest.raises(
+                ValueError, match=f"rank {naive.rank} of {naive.size + 1} added"
+            ):
                 load_state(other, state)
         else:  # after a step there is nothing that belongs to a rank
             load_state(other, state)

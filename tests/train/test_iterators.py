@@ -17,7 +17,12 @@ from chainer.dataset import Iterator
 from chainer.datasets import DictDataset, TransformDataset, TupleDataset
 from chainer.iterators import SerialIterator, ShuffleOrderSampler
 from chainer.optimizers import SGD
-from chainer.serializers import DictionarySerializer, NpzDeserializer, load_npz, save_npz
+from chainer.serializers import (
+    DictionarySerializer,
+    NpzDeserializer,
+    load_npz,
+    save_npz,
+)
 from chainer.training import extensions
 
 from chainermn_comm import PeerError, RankMismatchError
@@ -37,13 +42,21 @@ from tests.support.training import logged
 
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("forkserver")]
 
-POSITION = ["epoch", "is_new_epoch", "epoch_detail", "previous_epoch_detail", "current_position"]
+POSITION = [
+    "epoch",
+    "is_new_epoch",
+    "epoch_detail",
+    "previous_epoch_detail",
+    "current_position",
+]
 PROPERTIES = [*POSITION, "repeat", "batch_size"]
 
 
 def of_master(comm, iterator, master=0):
     """A multi-node iterator, of `iterator` at the master and of nothing elsewhere."""
-    return create_multi_node_iterator(iterator if comm.rank == master else None, comm, master)
+    return create_multi_node_iterator(
+        iterator if comm.rank == master else None, comm, master
+    )
 
 
 def on_all_ranks(comm, value):
@@ -62,7 +75,11 @@ EXAMPLES = [
     *([np.arange(4).astype(dtype) for _ in range(3)] for dtype in DTYPES),
     [np.ones((n, 2), np.float16) for n in (1, 0, 5)],  # several shapes
     [np.array(1.5), np.float32(2.5), np.int8(3)],  # 0-d
-    [np.arange(6.0).reshape(2, 3).T, np.arange(9)[::2], np.broadcast_to(1.0, (2, 2))],  # layouts
+    [
+        np.arange(6.0).reshape(2, 3).T,
+        np.arange(9)[::2],
+        np.broadcast_to(1.0, (2, 2)),
+    ],  # layouts
     [(np.ones(n, "f4"), np.int32(n)) for n in (2, 3, 4)],
     [np.zeros(2, [("a", "i4"), ("b", "f8", 2)])],
     [{"x": (np.ones(2), [np.zeros(1), {"y": "text"}]), "n": None, "m": ()}],
@@ -90,9 +107,14 @@ def test_epochs_go_by_as_those_of_the_actual_iterator(comm, kind, shuffle):
         seeded = ShuffleOrderSampler(np.random.RandomState(1))
         return {"order_sampler": seeded} if shuffle else {"shuffle": False}
 
-    iterator, expected = of_master(comm, kind(np.arange(7), **order())), serial(range(7), **order())
+    iterator, expected = (
+        of_master(comm, kind(np.arange(7), **order())),
+        serial(range(7), **order()),
+    )
     for _ in range(6):
-        assert properties(comm, iterator) == {n: getattr(expected, n) for n in PROPERTIES}
+        assert properties(comm, iterator) == {
+            n: getattr(expected, n) for n in PROPERTIES
+        }
         assert np.array_equal(on_all_ranks(comm, iterator.next()), next(expected))
     assert iterator.epoch == 2
     assert iterator.__class__.__name__ == "MultiNodeIterator"
@@ -115,7 +137,9 @@ def test_it_stops_on_all_ranks_and_starts_again_after_reset(comm, kind):
 
 @every_kind
 @pytest.mark.parametrize("repeat", [True, False])
-def test_it_resumes_in_the_middle_of_an_epoch_from_any_ranks_file(comm, kind, repeat, tmp_path):
+def test_it_resumes_in_the_middle_of_an_epoch_from_any_ranks_file(
+    comm, kind, repeat, tmp_path
+):
     master = comm.size - 1
 
     def make():
@@ -142,11 +166,15 @@ def test_it_resumes_in_the_middle_of_an_epoch_from_any_ranks_file(comm, kind, re
 
 @pytest.mark.parametrize("kind", [serial, threads])
 def test_an_error_in_making_a_batch_is_raised_on_all_ranks(comm, kind):
-    pictures = TransformDataset([0, 1, 2, "no such picture"], {0: 0, 1: 1, 2: 2}.__getitem__)
+    pictures = TransformDataset(
+        [0, 1, 2, "no such picture"], {0: 0, 1: 1, 2: 2}.__getitem__
+    )
     iterator = of_master(comm, kind(pictures, 2, repeat=False, shuffle=False))
     assert next(iterator) == [0, 1]
     expected = KeyError if comm.rank == 0 else PeerError
-    text = "no such picture" if comm.rank == 0 else "rank 0: KeyError: 'no such picture'"
+    text = (
+        "no such picture" if comm.rank == 0 else "rank 0: KeyError: 'no such picture'"
+    )
     with pytest.raises(expected, match=text):
         next(iterator)
     properties(comm, iterator)
@@ -162,7 +190,9 @@ def test_an_error_in_a_worker_process_is_raised_on_all_ranks(naive):
     assert [next(iterator), next(iterator)] == [[1.0, 2.0], [3.0, 4.0]]
     expected = RuntimeError if naive.rank == 0 else PeerError
     for _ in range(2):
-        with pytest.raises(expected, match="an example raised an error in a worker process"):
+        with pytest.raises(
+            expected, match="an example raised an error in a worker process"
+        ):
             next(iterator)
     iterator.finalize()
     with pytest.raises(AttributeError if naive.rank == 0 else PeerError):
@@ -206,16 +236,22 @@ def test_ranks_that_name_different_masters_or_call_different_methods_are_told(co
     with pytest.raises(ValueError, match="disagree on rank_master: 0 on rank"):
         create_multi_node_iterator(serial([1]), comm, int(comm.rank == 1))
     iterator = of_master(comm, serial([1, 2, 3, 4], 1, shuffle=False))
-    with pytest.raises(RankMismatchError, match=r"disagree on method: .*reset on rank 1"):
+    with pytest.raises(
+        RankMismatchError, match=r"disagree on method: .*reset on rank 1"
+    ):
         iterator.reset() if comm.rank == 1 else next(iterator)
     assert on_all_ranks(comm, next(iterator)) == [2]
     text = "serialize, saving on rank.* 0.*; serialize, loading on rank 1"
     with pytest.raises(RankMismatchError, match=text):
-        iterator.serialize(NpzDeserializer({}) if comm.rank == 1 else DictionarySerializer())
+        iterator.serialize(
+            NpzDeserializer({}) if comm.rank == 1 else DictionarySerializer()
+        )
     assert on_all_ranks(comm, next(iterator)) == [3]
 
 
-@pytest.mark.parametrize("create", [create_multi_node_iterator, create_synchronized_iterator])
+@pytest.mark.parametrize(
+    "create", [create_multi_node_iterator, create_synchronized_iterator]
+)
 def test_attributes_are_forwarded_both_ways(comm, create):
     own = serial(np.arange(6), 2, shuffle=False)
     iterator = create(own, comm)
@@ -239,7 +275,9 @@ def test_attributes_are_forwarded_both_ways(comm, create):
 @pytest.mark.sizes(2, 3, 4)
 def test_a_rank_without_the_examples_knows_how_many_there_are(comm):
     for own in (None, serial([()] * 2)):
-        iterator = create_multi_node_iterator(serial([5, 6, 7]) if comm.rank == 0 else own, comm)
+        iterator = create_multi_node_iterator(
+            serial([5, 6, 7]) if comm.rank == 0 else own, comm
+        )
         assert len(iterator.dataset) == 3
         if comm.rank:
             with pytest.raises(RuntimeError, match="the examples are on rank 0"):
@@ -256,9 +294,13 @@ def test_a_rank_without_the_examples_knows_how_many_there_are(comm):
 def test_an_empty_data_set_and_an_empty_file(comm):
     iterator = of_master(comm, serial([], repeat=False, shuffle=False))
     assert len(iterator.dataset) == 0
-    with pytest.raises(ZeroDivisionError if comm.rank == 0 else PeerError):  # as Chainer's own
+    with pytest.raises(
+        ZeroDivisionError if comm.rank == 0 else PeerError
+    ):  # as Chainer's own
         next(iterator)
-    with pytest.raises(KeyError if comm.rank == 0 else PeerError, match="current_position"):
+    with pytest.raises(
+        KeyError if comm.rank == 0 else PeerError, match="current_position"
+    ):
         iterator.serialize(NpzDeserializer({}))
 
 
@@ -270,7 +312,9 @@ all_run_or_abort = create_synchronized_iterator
 SHARES = master_shares, all_run_or_abort
 
 
-@pytest.mark.parametrize(("share", "shuffle"), [(master_shares, False), (all_run_or_abort, True)])
+@pytest.mark.parametrize(
+    ("share", "shuffle"), [(master_shares, False), (all_run_or_abort, True)]
+)
 def test_copies_go_on_by_themselves_and_pickles_are_refused(comm, share, shuffle):
     iterator = share(serial(np.arange(25), shuffle=shuffle), comm)
     next(iterator)
@@ -318,7 +362,9 @@ def regression(named=False):
     tiered([(master_shares, True), (all_run_or_abort, False)], SHARES, (True, False)),
 )
 @every_kind
-def test_weights_and_evaluations_are_those_of_one_process(comm, kind, share, named, tmp_path):
+def test_weights_and_evaluations_are_those_of_one_process(
+    comm, kind, share, named, tmp_path
+):
     """All ranks see the same batches, so the mean of their gradients is that of each."""
 
     def train(first, kind, share, wrap, wrap_evaluator):
@@ -329,7 +375,9 @@ def test_weights_and_evaluations_are_those_of_one_process(comm, kind, share, nam
         trainer = training.Trainer(updater, (2, "epoch"), out=str(tmp_path))
         test = share(serial(dataset, 4, repeat=False, shuffle=False), comm)
         trainer.extend(wrap_evaluator(extensions.Evaluator(test, model), comm))
-        losses = [entry["validation/main/loss"] for entry in logged(trainer, (1, "epoch"))]
+        losses = [
+            entry["validation/main/loss"] for entry in logged(trainer, (1, "epoch"))
+        ]
         return model.predictor.W.array, losses
 
     wrappers = create_multi_node_optimizer, create_multi_node_evaluator
@@ -340,7 +388,9 @@ def test_weights_and_evaluations_are_those_of_one_process(comm, kind, share, nam
         return thing
 
     # The master's order is that of its own iterator; the one in step is drawn anew.
-    first, own = (comm.size - 1, itself) if share is master_shares else (comm.rank, share)
+    first, own = (
+        (comm.size - 1, itself) if share is master_shares else (comm.rank, share)
+    )
     alone = train(first, serial, own, itself, itself)
     np.testing.assert_allclose(weights, alone[0], rtol=1e-5)
     np.testing.assert_allclose(losses, alone[1], rtol=1e-5)
@@ -350,7 +400,11 @@ def test_weights_and_evaluations_are_those_of_one_process(comm, kind, share, nam
 # An interval before the end of an epoch, and one after it.
 @pytest.mark.parametrize(
     ("share", "interval"),
-    tiered([(master_shares, 3), (all_run_or_abort, 2)], [master_shares, all_run_or_abort], [3, 2]),
+    tiered(
+        [(master_shares, 3), (all_run_or_abort, 2)],
+        [master_shares, all_run_or_abort],
+        [3, 2],
+    ),
 )
 @every_kind
 @pytest.mark.usefixtures("unsynced")
@@ -363,9 +417,13 @@ def test_a_checkpointed_run_ends_with_the_bits_of_an_uninterrupted_one(
         """A trainer for 8 iterations of 4 of 10 examples, where it begins, and its model."""
         np.random.seed(comm.rank)
         model, dataset = regression()
-        optimizer = create_multi_node_optimizer(chainer.optimizers.MomentumSGD(0.1), comm)
+        optimizer = create_multi_node_optimizer(
+            chainer.optimizers.MomentumSGD(0.1), comm
+        )
         # A thread draws ahead from NumPy's generator, whatever of that has been saved.
-        sampler = {"order_sampler": ResumableOrderSampler()} if kind is processes else {}
+        sampler = (
+            {"order_sampler": ResumableOrderSampler()} if kind is processes else {}
+        )
         iterator = share(kind(dataset, 4, **sampler), comm)
         updater = training.StandardUpdater(iterator, optimizer.setup(model))
         trainer = training.Trainer(updater, (8, "iteration"), out=str(out))

@@ -69,7 +69,9 @@ def test_ranks_may_use_different_classes_and_their_generators_stay_run_or_abort(
 def test_the_order_comes_from_rank_0s_generator(comm):
     def order(seed):
         sampler = ShuffleOrderSampler(np.random.RandomState(seed + comm.rank))
-        iterator = create_synchronized_iterator(serial(np.arange(N), order_sampler=sampler), comm)
+        iterator = create_synchronized_iterator(
+            serial(np.arange(N), order_sampler=sampler), comm
+        )
         return the_same_on_all_ranks(comm, epoch(iterator))
 
     assert order(7) == order(7)
@@ -107,12 +109,16 @@ def test_states_that_differ_are_told_when_they_are_loaded(comm, tmp_path):
         load_npz(path, wrapped)
     error = KeyError if comm.rank == 1 else PeerError
     with np.load(path) as file, pytest.raises(error, match="current_position"):
-        wrapped.serialize(chainer.serializers.NpzDeserializer({} if comm.rank == 1 else file))
+        wrapped.serialize(
+            chainer.serializers.NpzDeserializer({} if comm.rank == 1 else file)
+        )
 
 
 @every_kind
 def test_without_repeat_it_ends_at_the_same_time(comm, kind):
-    with create_synchronized_iterator(kind(np.arange(5), repeat=False), comm) as iterator:
+    with create_synchronized_iterator(
+        kind(np.arange(5), repeat=False), comm
+    ) as iterator:
         first = the_same_on_all_ranks(comm, [integers(batch) for batch in iterator])
         assert list(map(len, first)) == [3, 2]
         with pytest.raises(StopIteration):
@@ -124,7 +130,9 @@ def test_without_repeat_it_ends_at_the_same_time(comm, kind):
 
 @every_kind
 def test_without_shuffle_it_goes_by_the_index(comm, kind):
-    with create_synchronized_iterator(kind(np.arange(6), 4, shuffle=False), comm) as iterator:
+    with create_synchronized_iterator(
+        kind(np.arange(6), 4, shuffle=False), comm
+    ) as iterator:
         found = [integers(next(iterator)) for _ in range(3)]
         assert found == [[0, 1, 2, 3], [4, 5, 0, 1], [2, 3, 4, 5]]
         iterator.reset()
@@ -132,12 +140,18 @@ def test_without_shuffle_it_goes_by_the_index(comm, kind):
 
 
 def test_tiny_data_sets(naive):
-    iterator = create_synchronized_iterator(serial(np.arange(0), 3, repeat=False), naive)
+    iterator = create_synchronized_iterator(
+        serial(np.arange(0), 3, repeat=False), naive
+    )
     with pytest.raises(ZeroDivisionError):  # as Chainer's own
         next(iterator)
     for n in (1, 2):
-        iterator = create_synchronized_iterator(serial(np.arange(n), 3, repeat=False), naive)
-        assert sorted(the_same_on_all_ranks(naive, integers(next(iterator)))) == list(range(n))
+        iterator = create_synchronized_iterator(
+            serial(np.arange(n), 3, repeat=False), naive
+        )
+        assert sorted(the_same_on_all_ranks(naive, integers(next(iterator)))) == list(
+            range(n)
+        )
 
 
 @pytest.mark.sizes(2, 3, 4)
@@ -157,7 +171,9 @@ def test_ranks_that_differ_are_told_so(comm):
 def test_an_order_sampler_of_the_user_s_own_is_replaced_with_a_warning(comm):
     """As in Chainer 7, which didn't warn."""
     iterator = serial(np.arange(N), order_sampler=lambda order, _: np.arange(N))
-    warned = pytest.warns(RuntimeWarning, match="shuffles, and doesn't use function, its order")
+    warned = pytest.warns(
+        RuntimeWarning, match="shuffles, and doesn't use function, its order"
+    )
     with warned if comm.rank == 0 else contextlib.nullcontext():
         iterator = create_synchronized_iterator(iterator, comm)
     order = the_same_on_all_ranks(comm, epoch(iterator))
@@ -168,9 +184,17 @@ def test_bad_arguments_are_told_on_all_ranks(comm):
     last = comm.size - 1
     error = TypeError if comm.rank == last else PeerError
     for bad in (None, [1, 2], np.arange(3), chainer.dataset.Iterator()):
-        with pytest.raises(error, match="needs a SerialIterator, MultiprocessIterator or Multi"):
-            create_synchronized_iterator(bad if comm.rank == last else serial([1]), comm)
+        with pytest.raises(
+            error, match="needs a SerialIterator, MultiprocessIterator or Multi"
+        ):
+            create_synchronized_iterator(
+                bad if comm.rank == last else serial([1]), comm
+            )
     ended = processes([1, 2])
     ended.finalize()
-    with pytest.raises(NotImplementedError if comm.rank == last else PeerError, match="finalized"):
-        create_synchronized_iterator(ended if comm.rank == last else serial([1, 2]), comm)
+    with pytest.raises(
+        NotImplementedError if comm.rank == last else PeerError, match="finalized"
+    ):
+        create_synchronized_iterator(
+            ended if comm.rank == last else serial([1, 2]), comm
+        )

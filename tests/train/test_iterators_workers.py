@@ -55,7 +55,9 @@ if __name__ == "__main__":
 def launch(folder: Path, text: str) -> Job:
     script = folder / "script.py"
     script.write_text(text)
-    job = run(2, script, environment={"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "1"}, seconds=300)
+    job = run(
+        2, script, environment={"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "1"}, seconds=300
+    )
     assert job.returncode == 0, job
     return job
 
@@ -68,10 +70,14 @@ def test_one_line_keeps_workers_from_being_forked_and_from_mpi(tmp_path):
 
 
 def test_a_fork_is_warned_of_once_on_one_rank(tmp_path):
-    job = launch(tmp_path, SCRIPT.format(first="multiprocessing.set_start_method('fork')"))
+    job = launch(
+        tmp_path, SCRIPT.format(first="multiprocessing.set_start_method('fork')")
+    )
     rows = sorted(job.out.splitlines())
     assert rows == [f"{rank} [('fork', True)]" for rank in (0, 1)]
-    assert job.err.count("RuntimeWarning: MultiprocessIterator is about to fork") == 1, job
+    assert (
+        job.err.count("RuntimeWarning: MultiprocessIterator is about to fork") == 1
+    ), job
     where = next(line for line in job.err.splitlines() if "about to fork" in line)
     assert "script.py" in where, "the warning must point at the user's line"
     assert "use_forkserver()" in job.err
@@ -115,7 +121,9 @@ def test_a_fork_by_a_plain_iterator_is_warned_of_once_but_no_program(tmp_path):
 def test_too_late_is_told(method):
     multiprocessing.set_start_method(method, force=True)
     try:
-        with pytest.raises(RuntimeError, match=f"by {method!r} already; call it first of all"):
+        with pytest.raises(
+            RuntimeError, match=f"by {method!r} already; call it first of all"
+        ):
             use_forkserver()
     finally:
         multiprocessing.set_start_method(None, force=True)

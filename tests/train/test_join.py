@@ -21,7 +21,11 @@ class Model(chainer.Chain):
         super().__init__()
         np.random.seed(seed)
         with self.init_scope():
-            self.first, self.unused, self.last = L.Linear(3, 4), L.Linear(3, 1), L.Linear(4, 1)
+            self.first, self.unused, self.last = (
+                L.Linear(3, 4),
+                L.Linear(3, 1),
+                L.Linear(4, 1),
+            )
 
     def __call__(self, x):
         y = self.last(chainer.functions.tanh(self.first(x)))
@@ -102,8 +106,12 @@ def test_an_error_in_using_what_is_left_keeps_checkpoints(comm, tmp_path):
     assert (tmp_path / f"run.{comm.rank}.3").exists()
 
 
-@pytest.mark.parametrize(("kind", "steps"), [("double buffering", 1), ("synchronous", 4)])
-def test_a_trainer_within_uses_what_is_left_once_all_have_left(comm, kind, steps, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "steps"), [("double buffering", 1), ("synchronous", 4)]
+)
+def test_a_trainer_within_uses_what_is_left_once_all_have_left(
+    comm, kind, steps, tmp_path
+):
     model = Model(0)
     optimizer = exchanging(kind, comm, chainer.optimizers.SGD(), model, steps)
     examples = chainer.datasets.TupleDataset(np.ones((6, 3)))
@@ -117,7 +125,9 @@ def test_a_trainer_within_uses_what_is_left_once_all_have_left(comm, kind, steps
     optimizer.finalize()
 
 
-@pytest.mark.parametrize(("kind", "steps"), [("double buffering", 1), ("synchronous", 4)])
+@pytest.mark.parametrize(
+    ("kind", "steps"), [("double buffering", 1), ("synchronous", 4)]
+)
 def test_a_trainer_that_has_run_uses_what_is_left(comm, kind, steps, tmp_path):
     model = Model(0)
     optimizer = exchanging(kind, comm, chainer.optimizers.SGD(), model, steps)

@@ -17,7 +17,9 @@ SIZES = (1, 2, 3, 4)
 
 def run(ranks, out, background, victim=-1, seconds=0.0):
     digits = elastic.digits(out.parent)
-    return jobs.run(ranks, elastic.__file__, digits, out, STOP, background, victim, seconds)
+    return jobs.run(
+        ranks, elastic.__file__, digits, out, STOP, background, victim, seconds
+    )
 
 
 def end_of(done):
@@ -29,9 +31,13 @@ def end_of(done):
 FULL = pytest.mark.full
 
 
-@pytest.mark.parametrize("background", ["background", pytest.param("at once", marks=FULL)])
+@pytest.mark.parametrize(
+    "background", ["background", pytest.param("at once", marks=FULL)]
+)
 @pytest.mark.parametrize("moments", [2, pytest.param(100, marks=FULL)])
-def test_killed_at_random_moments_and_resumed_by_other_ranks(tmp_path, background, moments):
+def test_killed_at_random_moments_and_resumed_by_other_ranks(
+    tmp_path, background, moments
+):
     draw = random.Random(f"{background} {moments}")
     weights, accuracy = end_of(run(1, tmp_path / "whole", background))
     out, reached, again = tmp_path / "run", 0, 0
@@ -43,7 +49,9 @@ def test_killed_at_random_moments_and_resumed_by_other_ranks(tmp_path, backgroun
         assert int(begin) >= reached, (number, size, killed)
         saved = [int(each) for each in re.findall(r"^SAVED (\d+)", killed.out, re.M)]
         reached = max([int(begin), *saved])
-        if killed.returncode == 0:  # it was done before: another run, with other moments
+        if (
+            killed.returncode == 0
+        ):  # it was done before: another run, with other moments
             out, reached, again = tmp_path / f"run {number}", 0, again + 1
             found = end_of(killed)
             np.testing.assert_allclose(found[0], weights, rtol=0, atol=1e-10)

@@ -75,7 +75,9 @@ class Kind:
     def digests(self, done: jobs.Job) -> dict[str, str]:
         """What each rank ended with."""
         assert done.returncode == 0, done
-        lines = [line.split() for line in done.out.splitlines() if line.startswith("END ")]
+        lines = [
+            line.split() for line in done.out.splitlines() if line.startswith("END ")
+        ]
         found = {rank: digest for _, rank, digest in lines}
         assert len(found) == self.ranks, done
         return found
@@ -118,7 +120,9 @@ def check_chain(out: Path, chain: Chain, kind: Kind) -> dict[str, str]:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if name in ("writing", "a step and a collective") else FULL)
+        pytest.param(
+            name, marks=() if name in ("writing", "a step and a collective") else FULL
+        )
         for name in CHAINS
     ],
 )

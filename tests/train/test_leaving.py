@@ -69,7 +69,9 @@ class Sender:
         self.looks = 0  # until the next one
 
     def __call__(self, launcher, said):
-        pids = {int(r): int(pid) for r, pid in re.findall(r"RUNS (\d+) (\d+)", said()[0])}
+        pids = {
+            int(r): int(pid) for r, pid in re.findall(r"RUNS (\d+) (\d+)", said()[0])
+        }
         self.looks -= 1
         if len(pids) == self.ranks and self.numbers and self.looks < 0:
             os.kill(self.to(pids, launcher), self.numbers.pop(0))
@@ -98,8 +100,12 @@ def test_all_ranks_save_and_leave_and_the_job_goes_on(tmp_path, number, kind):
     assert done.returncode == 75, done
     assert done.out.count("BEGIN None") == 2
     assert "END" not in done.out
-    (iteration,) = re.findall(r"saved iteration (\d+), and all ranks leave with.* 75", done.err)
-    assert {path.name for path in tmp_path.iterdir()} == {f"run.{r}.{iteration}" for r in (0, 1)}
+    (iteration,) = re.findall(
+        r"saved iteration (\d+), and all ranks leave with.* 75", done.err
+    )
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"run.{r}.{iteration}" for r in (0, 1)
+    }
     again = train(tmp_path, int(iteration) + 5, kind=kind)
     assert again.returncode == 0, again
     assert again.out.count(f"BEGIN {iteration} ") == 2
@@ -153,7 +159,8 @@ def test_a_second_signal_at_once_is_the_same_one(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "text", ["0", *(pytest.param(text, marks=pytest.mark.full) for text in ("soon", "-3"))]
+    "text",
+    ["0", *(pytest.param(text, marks=pytest.mark.full) for text in ("soon", "-3"))],
 )
 def test_a_grace_that_is_no_time_is_told(tmp_path, text):
     done = train(tmp_path, environment={"CHAINERMN_GRACE": text})
@@ -174,7 +181,9 @@ def test_a_warning_after_training_ends_no_rank(tmp_path, launcher):
     start = start if launcher == "launch" else [jobs.MPIEXEC, "-n", 2, sys.executable]
 
     def warn(_, said):
-        for _, pid in re.findall(r"RUNS (\d+) (\d+)", said()[0] if "END" in said()[0] else ""):
+        for _, pid in re.findall(
+            r"RUNS (\d+) (\d+)", said()[0] if "END" in said()[0] else ""
+        ):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGUSR1)
 
@@ -189,7 +198,16 @@ def test_launch_passes_the_signal_on(tmp_path):
     (tmp_path / "train.py").write_text(jobs.PRELUDE + OWN + TRAIN)
     out = tmp_path / "out"
     options = [tmp_path / "train.py", out, 100_000, "", "multi-node"]
-    command = [sys.executable, "-m", "chainermn_tools", "launch", "--max-restarts", 3, "-n", 2]
+    command = [
+        sys.executable,
+        "-m",
+        "chainermn_tools",
+        "launch",
+        "--max-restarts",
+        3,
+        "-n",
+        2,
+    ]
     command += ["--grace", 600]
     done = jobs.run_command(
         [*map(str, [*command, *options])],

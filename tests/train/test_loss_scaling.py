@@ -78,7 +78,9 @@ def test_overflow_on_one_rank_makes_all_skip_the_step(comm, mixed, kind, where):
         spoilt = number in (6, 9) and comm.rank == bad
         before, scale, t = parameter_bits(model), optimizer._loss_scale, optimizer.t
         with np.errstate(all="ignore"):
-            optimizer.update(overflow if spoilt else model, half_batch(comm.rank, number))
+            optimizer.update(
+                overflow if spoilt else model, half_batch(comm.rank, number)
+            )
         if optimizer.t > t and optimizer._loss_scale < scale:
             skipped += 1
             assert optimizer._loss_scale == scale / 2
@@ -91,7 +93,9 @@ def test_overflow_on_one_rank_makes_all_skip_the_step(comm, mixed, kind, where):
     assert all(np.isfinite(param.array).all() for param in model.params())
 
 
-def test_a_scale_that_has_once_been_too_large_grows_slowly_after_a_snapshot_too(comm, mixed):
+def test_a_scale_that_has_once_been_too_large_grows_slowly_after_a_snapshot_too(
+    comm, mixed
+):
     def overflow(x):
         return model(x) * np.float16(60000) * np.float16(60000)
 
@@ -132,17 +136,23 @@ def test_small_steps_are_kept_in_float32(comm, mixed, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_that_scale_differently_are_told(comm, mixed, kind):
     model = half_net(0)
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), comm, **KINDS[kind])
+    optimizer = create_multi_node_optimizer(
+        chainer.optimizers.SGD(), comm, **KINDS[kind]
+    )
     optimizer.setup(model)
     optimizer.set_loss_scale(8.0 if comm.rank else 4.0)
-    with pytest.raises(RankMismatchError, match=r"loss_scaling.*: 4\.0 on rank 0; 8\.0 on rank"):
+    with pytest.raises(
+        RankMismatchError, match=r"loss_scaling.*: 4\.0 on rank 0; 8\.0 on rank"
+    ):
         optimizer.update(model, half_batch(0))
     optimizer.set_loss_scale(8.0)
     for number in range(2):
         optimizer.update(model, half_batch(number))
     if comm.rank == comm.size - 1:
         optimizer.loss_scaling()
-    with pytest.raises(RankMismatchError, match=f"dynamic, now 1.0 on rank {comm.size - 1}"):
+    with pytest.raises(
+        RankMismatchError, match=f"dynamic, now 1.0 on rank {comm.size - 1}"
+    ):
         optimizer.update(model, half_batch(0))
 
 
@@ -194,4 +204,6 @@ def test_loss_scale_is_undone_where_a_rank_has_no_gradient(comm, steps):
         optimizer.update(lambda: F.sum(mine.b) + F.sum(mine.W))
         assert same_everywhere(comm, model)
     mean = (comm.size - 1) / comm.size
-    np.testing.assert_allclose(model.more.W.array, before - 2 * 0.5 * mean, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        model.more.W.array, before - 2 * 0.5 * mean, rtol=0, atol=1e-5
+    )

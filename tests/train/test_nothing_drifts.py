@@ -34,7 +34,9 @@ RANKS = {"rank 0": 0, "the last rank": -1, "all ranks": None}
 
 
 def tiny(*seed):
-    return Tiny({name: (*seed, place) for place, name in enumerate(["first", "second"])})
+    return Tiny(
+        {name: (*seed, place) for place, name in enumerate(["first", "second"])}
+    )
 
 
 def batch(rank, number):
@@ -69,7 +71,9 @@ class Job:
         """Ranks don't use the second link if they are among `unused`."""
         for _ in range(count):
             self.number += 1
-            self.optimizer.update(self.loss, batch(self.comm.rank, self.number), unused, factor)
+            self.optimizer.update(
+                self.loss, batch(self.comm.rank, self.number), unused, factor
+            )
 
     def loss(self, x, unused, factor):
         leaves_out = unused is None or (unused != () and self.is_among(unused))
@@ -96,7 +100,11 @@ class Job:
             self.optimizer.flush()
             after = self.assert_alike()
             assert self.optimizer.t == t + 1
-            moved = {key for key in after if key.startswith("/") and after[key] != before[key]}
+            moved = {
+                key
+                for key in after
+                if key.startswith("/") and after[key] != before[key]
+            }
             assert moved == {name for name, _ in self.model.namedparams()}
         self.optimizer.finalize()
 
@@ -138,7 +146,9 @@ def test_a_scale_that_is_set_within_a_group_is_undone_where_a_rank_has_no_gradie
         ends.append(parameters(job.model))
         job.assert_trains_on()
     for name, array in ends[0].items():
-        np.testing.assert_allclose(ends[1][name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(
+            ends[1][name], array, rtol=1e-5, atol=1e-6, err_msg=name
+        )
 
 
 # Links that change.
@@ -255,7 +265,9 @@ def test_a_hook_that_fails_in_a_step_that_overflows_costs_one_update(
 
 
 @pairwise(kind=KINDS, steps=[1, 2, 3], left=[0, 1], scaling=[None, "dynamic"])
-def test_another_model_is_trained_as_by_a_new_optimizer(comm, kind, steps, left, scaling):
+def test_another_model_is_trained_as_by_a_new_optimizer(
+    comm, kind, steps, left, scaling
+):
     """No group nor flight of the one before is left."""
     job = Job(comm, kind, steps)
     job.update(2 * steps + left * (steps - 1))

@@ -29,7 +29,9 @@ class Model(ScaledMean):
 def train(comm, trainer_for):
     """Makes a trainer; rank r's examples are 10 r to 10 r + 5."""
     examples = np.arange(6, dtype=np.float32) + 10 * comm.rank
-    return lambda stop, *more: trainer_for(comm, stop, *more, model=Model(), examples=examples)
+    return lambda stop, *more: trainer_for(
+        comm, stop, *more, model=Model(), examples=examples
+    )
 
 
 def observed(aggregator, iteration=1, **observation):
@@ -48,14 +50,18 @@ def test_every_rank_logs_the_mean_of_all_ranks(comm, train):
     log = logged(trainer)
     means = [start + 0.5 + 10 * (comm.size - 1) / 2 for start in (0, 2, 4, 0, 2, 4)]
     np.testing.assert_allclose([entry["main/mean"] for entry in log], means, rtol=1e-12)
-    own = comm.allgather_obj([entry["main/loss"] for entry in log])  # under its own name
+    own = comm.allgather_obj(
+        [entry["main/loss"] for entry in log]
+    )  # under its own name
     np.testing.assert_allclose([entry["loss"] for entry in log], np.mean(own, axis=0))
     mine = [entry["main/mean"] for entry in log]
     assert seen == mine
     assert comm.allgather_obj(mine) == [mine] * comm.size  # the same bits
 
 
-def test_values_are_kept_until_the_trigger_fires_and_then_reduced_in_any_way(comm, train):
+def test_values_are_kept_until_the_trigger_fires_and_then_reduced_in_any_way(
+    comm, train
+):
     calls = []
 
     def largest(values):
@@ -66,7 +72,9 @@ def test_values_are_kept_until_the_trigger_fires_and_then_reduced_in_any_way(com
     log = logged(train((2, "epoch"), ObservationAggregator(comm, "main/mean", **how)))
     found = [entry.get("main/mean") for entry in log]
     assert found == [None, None, 4.5 + 10 * (comm.size - 1)] * 2
-    values = [[start + 0.5 + 10 * rank for start in (0, 2, 4)] for rank in range(comm.size)]
+    values = [
+        [start + 0.5 + 10 * rank for start in (0, 2, 4)] for rank in range(comm.size)
+    ]
     assert calls == ([values, values] if comm.rank == 0 else [])
 
 
@@ -82,14 +90,19 @@ def test_the_mean_is_over_values_and_reaches_ranks_that_observed_none(comm):
 def test_arrays_are_combined_and_kept_as_they_were_observed(comm, tmp_path):
     """In a snapshot, too."""
     array = np.array([1, 2], np.int8) * (comm.rank + 1)
-    one, other = (ObservationAggregator(comm, "x", comm_trigger=(2, "iteration")) for _ in range(2))
+    one, other = (
+        ObservationAggregator(comm, "x", comm_trigger=(2, "iteration"))
+        for _ in range(2)
+    )
     observed(one, x=array)
     array += 100
     observed(other, x=5.0)  # forgotten
     chainer.serializers.save_npz(tmp_path / "state.npz", one)
     chainer.serializers.load_npz(tmp_path / "state.npz", other)
     mean = (comm.size + 1) / 2
-    np.testing.assert_array_equal(observed(one, 2, x=array)["x"], [mean + 50, 2 * mean + 50])
+    np.testing.assert_array_equal(
+        observed(one, 2, x=array)["x"], [mean + 50, 2 * mean + 50]
+    )
     np.testing.assert_array_equal(observed(other, 2)["x"], [mean, 2 * mean])
 
 
@@ -123,7 +136,11 @@ def test_the_mean_of_variables_is_a_variable(comm):
     aggregator = ObservationAggregator(comm, "x")
     found = observed(aggregator, x=chainer.functions.identity(x))["x"]
     assert type(found) is chainer.Variable
-    assert (found.dtype, found.creator, found.requires_grad) == (np.float32, None, False)
+    assert (found.dtype, found.creator, found.requires_grad) == (
+        np.float32,
+        None,
+        False,
+    )
     assert found.array == np.float32((comm.size - 1) / 2)
 
 
@@ -141,12 +158,18 @@ def test_an_aggregator_gets_values_as_they_were_observed(comm):
     (numbers, dicts, arrays) = ([value for (value,) in ranks] for ranks in calls)
     assert {type(each) for each in numbers} == {np.float32}
     assert dicts == [{"a": [1]}] * comm.size
-    assert {(type(each), each.dtype) for each in arrays} == {(np.ndarray, np.dtype("f4"))}
+    assert {(type(each), each.dtype) for each in arrays} == {
+        (np.ndarray, np.dtype("f4"))
+    }
 
 
-def test_a_resumed_training_reports_what_an_uninterrupted_one_does(comm, train, tmp_path):
+def test_a_resumed_training_reports_what_an_uninterrupted_one_does(
+    comm, train, tmp_path
+):
     def build(stop):
-        aggregator = ObservationAggregator(comm, "main/loss", comm_trigger=(4, "iteration"))
+        aggregator = ObservationAggregator(
+            comm, "main/loss", comm_trigger=(4, "iteration")
+        )
         return train((stop, "iteration"), aggregator)
 
     expected = [entry.get("main/loss") for entry in logged(build(8))]
@@ -160,9 +183,13 @@ def test_a_resumed_training_reports_what_an_uninterrupted_one_does(comm, train, 
 
 def test_what_is_no_number_on_one_rank_is_told_on_all(comm):
     aggregator, last = ObservationAggregator(comm, "x"), comm.size - 1
-    with pytest.raises(TypeError if comm.rank == last else PeerError, match="'x' as str"):
+    with pytest.raises(
+        TypeError if comm.rank == last else PeerError, match="'x' as str"
+    ):
         observed(aggregator, x="one" if comm.rank == last else 1.0)
-    assert observed(aggregator, 2, x=1.0) == {"x": 1.0}  # what could not be sent is gone
+    assert observed(aggregator, 2, x=1.0) == {
+        "x": 1.0
+    }  # what could not be sent is gone
 
 
 def test_an_aggregator_is_a_function(naive):

@@ -59,7 +59,13 @@ def test_it_runs_on_that_rank_as_it_would_by_itself(comm, trainer_for, last):
     trainer = trainer_for(comm, (6, "iteration"), on_rank(recorder, comm, rank), fails)
     with pytest.raises(ZeroDivisionError):
         trainer.run(show_loop_exception_msg=False)
-    calls = ["initialize", (2, "recorder"), (4, "recorder"), ZeroDivisionError, "finalize"]
+    calls = [
+        "initialize",
+        (2, "recorder"),
+        (4, "recorder"),
+        ZeroDivisionError,
+        "finalize",
+    ]
     assert recorder.calls == (calls if comm.rank == rank else [])
 
 
@@ -67,9 +73,15 @@ def test_name_trigger_and_priority_are_its_own(naive, trainer_for):
     one, other, named, order = Recorder(), Recorder(), Recorder(), []
     for recorder in one, other, named:
         recorder.calls = order
-    trainer = trainer_for(naive, (4, "iteration"), on_rank(one, naive), on_rank(other, naive))
-    trainer.extend(lambda t: order.append((t.updater.iteration, "all")), priority=100, name="all")
-    trainer.extend(on_rank(named, naive), name="mine", trigger=(4, "iteration"), priority=5)
+    trainer = trainer_for(
+        naive, (4, "iteration"), on_rank(one, naive), on_rank(other, naive)
+    )
+    trainer.extend(
+        lambda t: order.append((t.updater.iteration, "all")), priority=100, name="all"
+    )
+    trainer.extend(
+        on_rank(named, naive), name="mine", trigger=(4, "iteration"), priority=5
+    )
     assert trainer.get_extension("recorder_1").actual.name == "recorder_1"
     trainer.run()
     expected = [(iteration, "all") for iteration in (1, 2, 3, 4)]
@@ -99,7 +111,9 @@ def test_functions_serve_plain_or_decorated(naive, trainer_for):
     calls = []
 
     @training.make_extension(
-        trigger=(2, "iteration"), default_name="named", initializer=lambda t: calls.append("start")
+        trigger=(2, "iteration"),
+        default_name="named",
+        initializer=lambda t: calls.append("start"),
     )
     def decorated(trainer):
         calls.append("decorated")
@@ -114,7 +128,9 @@ def test_functions_serve_plain_or_decorated(naive, trainer_for):
     assert calls == (expected if naive.rank == 0 else [])
 
 
-def test_reports_are_written_once_and_by_the_rank_chosen(comm, trainer_for, tmp_path, capsys):
+def test_reports_are_written_once_and_by_the_rank_chosen(
+    comm, trainer_for, tmp_path, capsys
+):
     report = extensions.PrintReport(["epoch", "main/loss"], out=sys.stdout)
     log = extensions.LogReport()
     trainer_for(comm, (2, "epoch"), on_rank(log, comm), on_rank(report, comm)).run()
@@ -138,19 +154,27 @@ def test_a_snapshot_of_its_rank_resumes_all_ranks(comm, trainer_for, tmp_path):
 
     build(2)[0].run()
     assert (tmp_path / "at_2").exists() == (comm.rank == 0)
-    content = comm.bcast_obj((tmp_path / "at_2").read_bytes() if comm.rank == 0 else None)
+    content = comm.bcast_obj(
+        (tmp_path / "at_2").read_bytes() if comm.rank == 0 else None
+    )
     (tmp_path / "copy.npz").write_bytes(content)
     trainer, recorder, log = build(4)
     chainer.serializers.load_npz(tmp_path / "copy.npz", trainer)
     trainer.run()
     assert trainer.updater.iteration == 4
     assert recorder.state == (4 if comm.rank == 0 else 0)
-    assert [entry["iteration"] for entry in log.log] == ([1, 2, 3, 4] if comm.rank == 0 else [])
+    assert [entry["iteration"] for entry in log.log] == (
+        [1, 2, 3, 4] if comm.rank == 0 else []
+    )
 
 
 def test_copies_and_pickles_are_as_good(naive):
     wrapped = on_rank(Recorder(), naive)
-    for twin in copy.copy(wrapped), copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped)):
+    for twin in (
+        copy.copy(wrapped),
+        copy.deepcopy(wrapped),
+        pickle.loads(pickle.dumps(wrapped)),
+    ):
         twin.initialize(None)
         assert twin.calls == (["initialize"] if naive.rank == 0 else [])
         wrapped.calls.clear()
@@ -161,7 +185,9 @@ def test_wrong_arguments_are_named(naive):
     evaluator = extensions.Evaluator(iterator, ScaledMean())
     persistent = AllreducePersistent(ScaledMean(), naive)
     for collective in create_multi_node_evaluator(evaluator, naive), persistent:
-        with pytest.raises(TypeError, match="communicates, so it has to run on all ranks"):
+        with pytest.raises(
+            TypeError, match="communicates, so it has to run on all ranks"
+        ):
             on_rank(collective, naive)
     with pytest.raises(TypeError, match="needs an extension, not str"):
         on_rank("LogReport", naive)

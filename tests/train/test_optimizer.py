@@ -37,7 +37,9 @@ def test_attributes_are_those_of_the_actual_optimizer(naive):
     assert actual.epoch == 1
     assert optimizer.actual_optimizer is actual
     assert optimizer.communicator is naive
-    assert {"alpha", "hyperparam", "target", "communicator", "update"} <= set(dir(optimizer))
+    assert {"alpha", "hyperparam", "target", "communicator", "update"} <= set(
+        dir(optimizer)
+    )
     optimizer.note = 1
     del optimizer.note
     assert not hasattr(actual, "note")
@@ -63,7 +65,9 @@ def test_hooks_see_the_mean_gradient_and_can_be_removed(comm):
     assert [seen[0][0], seen[1]] == [optimizer.actual_optimizer, "after"]
     mean = (comm.size - 1) / 2
     np.testing.assert_array_equal(seen[0][1], np.full(2, mean, np.float32))
-    np.testing.assert_allclose(model.main.b.array, before["/main/b"] - 0.5 * mean, rtol=1e-6)
+    np.testing.assert_allclose(
+        model.main.b.array, before["/main/b"] - 0.5 * mean, rtol=1e-6
+    )
     np.testing.assert_array_equal(model.main.W.array, before["/main/W"])
     optimizer.remove_hook("see")
     optimizer.remove_hook("after")
@@ -187,7 +191,9 @@ def test_a_link_that_is_not_used_yet_does_not_hinder_training(comm):
     for _ in range(2):  # the first is lost: not all are initialised
         optimizer.update(model, X)
     assert optimizer.t == 1
-    assert same_everywhere(comm, Model(comm.rank)) == (comm.size == 1)  # the check can fail
+    assert same_everywhere(comm, Model(comm.rank)) == (
+        comm.size == 1
+    )  # the check can fail
     mine = model.main.W.array.tobytes()
     assert comm.allgather_obj(mine) == [mine] * comm.size
     model.more = model.unused  # now it is used, on all ranks at the same time
@@ -244,7 +250,9 @@ def test_an_optimizer_without_a_model_is_an_error_on_all_ranks(comm):
     if comm.rank != last:
         optimizer.setup(model)
     error = RuntimeError if comm.rank == last else PeerError
-    with pytest.raises(error, match=re.escape("call its `setup(model)` first")) as raised:
+    with pytest.raises(
+        error, match=re.escape("call its `setup(model)` first")
+    ) as raised:
         optimizer.update(model, X)
     assert comm.rank == last or f"rank {last}" in str(raised.value)
     optimizer.setup(model)

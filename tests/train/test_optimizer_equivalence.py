@@ -30,14 +30,18 @@ def classifier(seed, lazy=False):
     """A small network; lazy weights follow from the random state when they are first used."""
     np.random.seed(seed)
     inputs = (None, None) if lazy else (6, 12)
-    return L.Classifier(chainer.Sequential(L.Linear(inputs[0], 12), F.tanh, L.Linear(inputs[1], 4)))
+    return L.Classifier(
+        chainer.Sequential(L.Linear(inputs[0], 12), F.tanh, L.Linear(inputs[1], 4))
+    )
 
 
 def batches(ranks, count):
     """`count` batches of BATCH examples for each of `ranks`."""
     random, size = np.random.RandomState(7), ranks * BATCH
     x = random.uniform(-1, 1, (count, size, 6)).astype(chainer.config.dtype)
-    return list(zip(x, random.randint(0, 4, (count, size)).astype(np.int32), strict=True))
+    return list(
+        zip(x, random.randint(0, 4, (count, size)).astype(np.int32), strict=True)
+    )
 
 
 def add_hooks(optimizer):
@@ -46,7 +50,9 @@ def add_hooks(optimizer):
 
 
 def norm_of_gradients(model):
-    return np.sqrt(sum(np.sum(np.square(param.grad, dtype=float)) for param in model.params()))
+    return np.sqrt(
+        sum(np.sum(np.square(param.grad, dtype=float)) for param in model.params())
+    )
 
 
 def assert_equal(model, expected, tolerance, comm):
@@ -87,7 +93,9 @@ def test_a_rank_without_examples_gets_the_parameters_and_counts_as_zeros(comm, w
     idle = without % comm.size
     with chainer.using_config("dtype", np.dtype(np.float64)):
         model = classifier(seed=comm.rank, lazy=True)
-        optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(), comm).setup(model)
+        optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(), comm).setup(
+            model
+        )
         expected, single = model.copy(), chainer.optimizers.Adam()
         begin = BATCH * (comm.rank - (comm.rank > idle))
         for x, t in batches(comm.size - 1, 5):
@@ -116,7 +124,9 @@ def test_a_lazy_batch_normalization_does_not_begin_anew_where_examples_come_late
     """Chainer's makes its parameters anew when it makes its statistics; rank 0 may have some."""
     norm = L.BatchNormalization(axis=0)
     model = L.Classifier(chainer.Sequential(norm, L.Linear(6, 4)))
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.5), naive).setup(model)
+    optimizer = create_multi_node_optimizer(
+        chainer.optimizers.SGD(lr=0.5), naive
+    ).setup(model)
     if gamma != 1:
         if naive.rank == 0:
             norm(np.ones((2, 6), np.float32))

@@ -21,7 +21,9 @@ pytestmark = pytest.mark.world
 
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("where", ["loss", "backward"])
-def test_a_failing_loss_is_an_error_on_all_ranks_and_the_batch_can_be_skipped(comm, where, lazy):
+def test_a_failing_loss_is_an_error_on_all_ranks_and_the_batch_can_be_skipped(
+    comm, where, lazy
+):
     model, last = Model(comm.rank, None if lazy else 3), comm.size - 1
     optimizer = sgd(comm, model)
 
@@ -36,14 +38,18 @@ def test_a_failing_loss_is_an_error_on_all_ranks_and_the_batch_can_be_skipped(co
         error = FloatingPointError if comm.rank == last else PeerError
         with pytest.raises(error, match="bad batch") as raised:
             optimizer.update(loss if comm.rank == last else model, X)
-        assert comm.rank == last or f"rank {last}: FloatingPointError: bad" in str(raised.value)
+        assert comm.rank == last or f"rank {last}: FloatingPointError: bad" in str(
+            raised.value
+        )
         assert optimizer.t == before[0]
         assert parameter_bits(model) == before[1] or not skipped
         assert comm.allgather_obj(skipped) == [skipped] * comm.size  # still in step
         for _ in range(2):
             optimizer.update(model, X)
         assert same_everywhere(comm, model)
-    lost = lazy and where == "loss"  # else all are initialised when an update first succeeds
+    lost = (
+        lazy and where == "loss"
+    )  # else all are initialised when an update first succeeds
     assert optimizer.t == 4 - lost
 
 
@@ -52,7 +58,9 @@ def test_a_failing_loss_where_another_rank_has_its_gradients_already(comm):
     model = Model(0)
     optimizer = sgd(comm, model)
     optimizer.update(model, X)
-    with pytest.raises(FloatingPointError if comm.rank == 0 else PeerError, match="bad batch"):
+    with pytest.raises(
+        FloatingPointError if comm.rank == 0 else PeerError, match="bad batch"
+    ):
         optimizer.update(*((bad_batch, X) if comm.rank == 0 else ()))
     optimizer.update(model, X)
     assert optimizer.t == 2
@@ -87,7 +95,10 @@ def test_an_error_that_has_no_text_is_told_all_the_same(comm):
     model, last = Model(0), comm.size - 1
     optimizer = sgd(comm, model)
     named = AlreadyNamed(f"rank {comm.rank}: bad")
-    for error, text in (NoText(), "NoText"), (named, f"rank {last}: AlreadyNamed: bad$"):
+    for error, text in (
+        (NoText(), "NoText"),
+        (named, f"rank {last}: AlreadyNamed: bad$"),
+    ):
         with pytest.raises(type(error) if comm.rank == last else PeerError) as raised:
             optimizer.update(*((fail, error) if comm.rank == last else (model, X)))
         assert comm.rank == last or re.search(text, str(raised.value))
@@ -97,7 +108,9 @@ def test_an_error_that_has_no_text_is_told_all_the_same(comm):
 
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize("timing", ["pre", "post"])
-def test_ranks_have_the_same_parameters_again_after_a_hook_has_failed_on_one(comm, timing):
+def test_ranks_have_the_same_parameters_again_after_a_hook_has_failed_on_one(
+    comm, timing
+):
     def fail(_):
         if comm.rank == 0 and optimizer.t >= 1 and not failed:
             failed.append(True)
@@ -129,7 +142,11 @@ UPDATES = [(3, 6, 4), (3, 2, 4), (2, 4, 5), (1, 1, 2)]
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize(
     ("setting", "lazy"),
-    tiered([(setting, number % 2) for number, setting in enumerate(SETTINGS)], SETTINGS, [0, 1]),
+    tiered(
+        [(setting, number % 2) for number, setting in enumerate(SETTINGS)],
+        SETTINGS,
+        [0, 1],
+    ),
 )
 def test_settings_that_differ_are_named_at_the_first_update(comm, setting, lazy):
     name, *values = setting
@@ -148,13 +165,19 @@ def test_settings_that_differ_are_named_at_the_first_update(comm, setting, lazy)
 @pytest.mark.parametrize(
     ("kind", "rate", "text"),
     [
-        ("MomentumSGD", 0.5, "disagree on optimizer: SGD on ranks? 0.*; MomentumSGD on rank 1"),
+        (
+            "MomentumSGD",
+            0.5,
+            "disagree on optimizer: SGD on ranks? 0.*; MomentumSGD on rank 1",
+        ),
         ("SGD", 0.25, "hyperparameters: lr=0.5 on ranks? 0.*; lr=0.25 on rank 1"),
     ],
 )
 def test_optimizers_that_differ_are_named_at_the_first_update(comm, kind, rate, text):
     kind, rate = (kind, rate) if comm.rank == 1 else ("SGD", 0.5)
-    optimizer = create_multi_node_optimizer(getattr(chainer.optimizers, kind)(rate), comm)
+    optimizer = create_multi_node_optimizer(
+        getattr(chainer.optimizers, kind)(rate), comm
+    )
     optimizer.setup(Model(0))
     with pytest.raises(RankMismatchError, match=text):
         optimizer.update(optimizer.target, X)
@@ -164,12 +187,18 @@ def test_optimizers_that_differ_are_named_at_the_first_update(comm, kind, rate, 
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize(
     ("updates", "double_buffering"),
-    tiered([(updates, number % 2) for number, updates in enumerate(UPDATES)], UPDATES, [0, 1]),
+    tiered(
+        [(updates, number % 2) for number, updates in enumerate(UPDATES)],
+        UPDATES,
+        [0, 1],
+    ),
 )
 def test_ranks_out_of_step_at_a_flush_are_told_why(comm, updates, double_buffering):
     model = Model(0)
     steps, *updates = updates
-    optimizer = sgd(comm, model, accumulate_steps=steps, double_buffering=double_buffering)
+    optimizer = sgd(
+        comm, model, accumulate_steps=steps, double_buffering=double_buffering
+    )
     mine = updates[comm.rank == 1]
     more = mine == max(updates)
 
@@ -178,10 +207,14 @@ def test_ranks_out_of_step_at_a_flush_are_told_why(comm, updates, double_bufferi
             optimizer.update(model, X)
         optimizer.flush()
 
-    with pytest.raises(RankMismatchError, match=r"disagree on call: .* equally often") as raised:
+    with pytest.raises(
+        RankMismatchError, match=r"disagree on call: .* equally often"
+    ) as raised:
         call()
     told = re.findall(r"(\w+)\(\) on ranks? ([\d, ]+)", str(raised.value))
-    methods = {int(rank): method for method, ranks in told for rank in ranks.split(", ")}
+    methods = {
+        int(rank): method for method, ranks in told for rank in ranks.split(", ")
+    }
     assert len(methods) == comm.size
     assert sorted(methods.values()).count("flush") in (1, comm.size - 1)
     assert (methods[comm.rank] == "update") == more

@@ -24,7 +24,9 @@ def stderr(request):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_stay_alike_whatever_happens(world, comm, stderr, kind):
-    failure = play(world, comm, stderr, kind, chosen_seed(world.size), SEQUENCES[world.size])
+    failure = play(
+        world, comm, stderr, kind, chosen_seed(world.size), SEQUENCES[world.size]
+    )
     assert not failure, failure
 
 

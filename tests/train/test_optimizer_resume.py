@@ -53,8 +53,12 @@ def test_resumed_training_gives_the_bits_of_uninterrupted_training(
     def run(seed, resume=None):
         model = TanhNet(seed, WIDTH, 16)
         optimizer = optimizer_of(comm, model, precision, **kwds)
-        examples = np.concatenate([batch_of(comm.rank, n, width=WIDTH) for n in range(3)])
-        trainer = trainer_over(examples, BATCH, optimizer, (UPDATES, "iteration"), tmp_path)
+        examples = np.concatenate(
+            [batch_of(comm.rank, n, width=WIDTH) for n in range(3)]
+        )
+        trainer = trainer_over(
+            examples, BATCH, optimizer, (UPDATES, "iteration"), tmp_path
+        )
         if resume is None:
             snapshot = extensions.snapshot(filename="snapshot_{.updater.iteration}")
             moments = triggers.ManualScheduleTrigger([1, 5, 6, UPDATES], "iteration")
@@ -84,7 +88,9 @@ def test_snapshots_of_other_kinds_are_loaded_or_refused(naive):
     for number in range(3):
         optimizer.update(model, batch_of(0, number))
     snapshot = state_of(optimizer)
-    assert all(np.asarray(value).dtype != object for value in snapshot.values())  # no pickles
+    assert all(
+        np.asarray(value).dtype != object for value in snapshot.values()
+    )  # no pickles
     plain = hooked_adam(TanhNet(0))
     load_state(plain, snapshot)
     assert plain.t == 2
@@ -101,7 +107,10 @@ def test_snapshots_of_other_kinds_are_loaded_or_refused(naive):
 
 
 def save(path, thing):
-    formats = {".npz": chainer.serializers.save_npz, ".h5": chainer.serializers.save_hdf5}
+    formats = {
+        ".npz": chainer.serializers.save_npz,
+        ".h5": chainer.serializers.save_hdf5,
+    }
     formats[path.suffix](path, thing)
 
 
@@ -117,7 +126,9 @@ def load(path, thing, strict):
 
 @pytest.mark.parametrize("suffix", [".npz", ".h5"])
 @pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize("kind", ["plain", "synchronous", "double_buffering", "accumulating"])
+@pytest.mark.parametrize(
+    "kind", ["plain", "synchronous", "double_buffering", "accumulating"]
+)
 def test_snapshots_of_chainers_own_optimizer_are_loaded_and_load_there(
     naive, tmp_path, suffix, strict, kind
 ):
@@ -133,7 +144,9 @@ def test_snapshots_of_chainers_own_optimizer_are_loaded_and_load_there(
         if kind != "plain":
             optimizer = create_multi_node_optimizer(optimizer, naive, **kwds)
         examples = np.concatenate([batch_of(0, number) for number in range(3)])
-        trainer = trainer_over(examples, BATCH, optimizer, (updates, "iteration"), tmp_path)
+        trainer = trainer_over(
+            examples, BATCH, optimizer, (updates, "iteration"), tmp_path
+        )
         trainer.run()
         return model, optimizer, trainer
 

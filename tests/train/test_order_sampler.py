@@ -29,7 +29,9 @@ def test_seeds():
         with pytest.raises(ValueError, match=r"\w"):
             ResumableOrderSampler(bad)
     for bad in 1.7, "x", [1, 2.5], [], [[1, 2]], {1}, True:
-        with pytest.raises(TypeError, match="must be an integer, several of them, or None") as e:
+        with pytest.raises(
+            TypeError, match="must be an integer, several of them, or None"
+        ) as e:
             ResumableOrderSampler(bad)
         assert repr(bad) in str(e.value)
 
@@ -51,7 +53,9 @@ def test_every_order_but_that_of_the_indices_is_about_as_likely():
 def test_orders_of_an_iterator_differ_between_epochs_resets_and_seeds():
     found = []
     for seed in (1, 2):
-        iterator = SerialIterator(np.arange(9), 1, order_sampler=ResumableOrderSampler(seed))
+        iterator = SerialIterator(
+            np.arange(9), 1, order_sampler=ResumableOrderSampler(seed)
+        )
         for _ in range(3):
             found += orders(iterator, 3)
             iterator.reset()
@@ -63,7 +67,9 @@ def test_orders_of_an_iterator_differ_between_epochs_resets_and_seeds():
 @pytest.mark.parametrize("position", [0, 4, 8, 9, 10])
 def test_an_iterator_goes_on_from_what_it_saved(kind, position, tmp_path):
     """With the batches of one that never saved, too."""
-    first, third = (kind(np.arange(9), 1, order_sampler=ResumableOrderSampler(7)) for _ in range(2))
+    first, third = (
+        kind(np.arange(9), 1, order_sampler=ResumableOrderSampler(7)) for _ in range(2)
+    )
     for _ in range(position):
         assert next(first) == next(third)
     save_npz(tmp_path / "state.npz", first)

@@ -24,9 +24,8 @@ pytestmark = pytest.mark.world
 
 UPDATES = 10
 NODES = {3: (0, 0, 1), 4: (0, 0, 1, 1)}
-UNTIL_PLANNED = (
-    2  # updates: the first gives all ranks rank 0's weights if there is no loss function
-)
+# Updates: the first gives all ranks rank 0's weights if there is no loss function.
+UNTIL_PLANNED = 2
 
 
 def make_communicator(nodes, world):
@@ -36,7 +35,8 @@ def make_communicator(nodes, world):
 @pytest.fixture(
     scope="module",
     params=[  # memory that ranks share, and the stream of messages
-        pytest.param(nodes, marks=pytest.mark.ranks(2)) for nodes in ("one node", "a node a rank")
+        pytest.param(nodes, marks=pytest.mark.ranks(2))
+        for nodes in ("one node", "a node a rank")
     ],
 )
 def comm(request):
@@ -62,7 +62,9 @@ class Mixed(chainer.Chain):
         with self.init_scope():
             self.first = L.Linear(WIDTH, WIDTH)
             self.scale = chainer.Parameter(np.ones((), np.float16))
-            self.second = L.Linear(WIDTH, WIDTH, initialW=chainer.initializers.Normal(dtype="f8"))
+            self.second = L.Linear(
+                WIDTH, WIDTH, initialW=chainer.initializers.Normal(dtype="f8")
+            )
             self.second.b.array = self.second.b.array.astype("f8")
             self.third = L.Linear(WIDTH, WIDTH)
 
@@ -186,27 +188,35 @@ class Mark(chainer.FunctionNode):
 
 
 def marked(x, told):
-    return Mark(told).apply((x if isinstance(x, chainer.Variable) else chainer.Variable(x),))[0]
+    return Mark(told).apply(
+        (x if isinstance(x, chainer.Variable) else chainer.Variable(x),)
+    )[0]
 
 
 @pytest.mark.sizes(2, 3, 4)
 def test_gradients_leave_before_backward_ends(comm):
     """Those of the last layers have left when backward comes to the first one, and not before."""
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), comm, overlap=True)
+    optimizer = create_multi_node_optimizer(
+        chainer.optimizers.SGD(0.1), comm, overlap=True
+    )
     model = Deep()
     optimizer.setup(model)
     with sending(comm) as events:
 
         def loss(x):
             h = F.tanh(model.first(marked(x, lambda: events.append("at the input"))))
-            h = F.tanh(model.second(marked(h, lambda: events.append("below the second"))))
+            h = F.tanh(
+                model.second(marked(h, lambda: events.append("below the second")))
+            )
             h = marked(h, lambda: events.append("above the second"))
             return F.mean(model.last(F.tanh(model.third(h))) ** 2)
 
         for number in range(UNTIL_PLANNED + 1):
             events.clear()
             optimizer.update(loss, batch(comm.rank, number))
-    middle, low, end = map(events.index, ["above the second", "below the second", "at the input"])
+    middle, low, end = map(
+        events.index, ["above the second", "below the second", "at the input"]
+    )
     assert 1 <= events[:middle].count("planned") < events[:low].count("planned")
     assert events[:low].count("planned") < events[:end].count("planned")
     assert "after backward" not in events
@@ -214,12 +224,18 @@ def test_gradients_leave_before_backward_ends(comm):
 
 
 @pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize(("overlap", "expected"), [(None, None), (True, True), (False, False)])
-def test_by_default_it_is_on_where_ranks_sit_on_several_machines(comm, overlap, expected):
+@pytest.mark.parametrize(
+    ("overlap", "expected"), [(None, None), (True, True), (False, False)]
+)
+def test_by_default_it_is_on_where_ranks_sit_on_several_machines(
+    comm, overlap, expected
+):
     arguments = {} if overlap is None else {"overlap": overlap}
     if expected is None:
         expected = comm.inter_size > 1
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), comm, **arguments)
+    optimizer = create_multi_node_optimizer(
+        chainer.optimizers.SGD(0.1), comm, **arguments
+    )
     model = Deep()
     optimizer.setup(model)
     with sending(comm) as events:
@@ -233,7 +249,9 @@ def test_by_default_it_is_on_where_ranks_sit_on_several_machines(comm, overlap, 
 def test_by_default_it_is_on_where_parameters_are_on_gpus(comm, overlap, expected):
     model = Deep()
     with parameters_on_gpus(), sending(comm) as events:
-        optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), comm, overlap=overlap)
+        optimizer = create_multi_node_optimizer(
+            chainer.optimizers.SGD(0.1), comm, overlap=overlap
+        )
         optimizer.setup(model)
         for number in range(4):
             optimizer.update(model, batch(comm.rank, number))
@@ -244,7 +262,9 @@ def test_by_default_it_is_on_where_parameters_are_on_gpus(comm, overlap, expecte
 def test_on_a_gpu_the_thread_has_a_stream_of_its_own(comm):
     """A double of CuPy's streams writes down who does what in which order."""
     streams = Streams()
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), comm, overlap=True)
+    optimizer = create_multi_node_optimizer(
+        chainer.optimizers.SGD(0.1), comm, overlap=True
+    )
     twin = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), comm, overlap=False)
     models = Deep(), Deep()
     models[1].copyparams(models[0])
@@ -342,7 +362,9 @@ def test_without_a_loss_function_it_trains_as_ever(comm, before):
     twins = Twins(comm)
     twins.update(before)
     if not before:
-        twins.each(lambda _, optimizer: optimizer.update())  # gives all rank 0's weights
+        twins.each(
+            lambda _, optimizer: optimizer.update()
+        )  # gives all rank 0's weights
     twins.update(3, without_loss=True)
     twins.update(3)
     twins.update(3, without_loss=comm.rank == 0)
@@ -445,7 +467,9 @@ def test_after_a_failure_on_one_rank_training_goes_on(comm, place, failing):
             until(events, twins)
             before = [parameter_bits(model) for model in twins.models]
             for _ in range(2):
-                for model, optimizer in zip(twins.models, twins.optimizers, strict=True):
+                for model, optimizer in zip(
+                    twins.models, twins.optimizers, strict=True
+                ):
                     with pytest.raises(PlantedError if fails else PeerError):
                         optimizer.update(loss, model, batch(comm.rank, 0))
             assert before == [parameter_bits(model) for model in twins.models]
@@ -456,7 +480,9 @@ def test_after_a_failure_on_one_rank_training_goes_on(comm, place, failing):
 
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize("failing", [0, -1])
-def test_a_bucket_that_can_not_be_handed_in_is_an_error_on_all(comm, monkeypatch, failing):
+def test_a_bucket_that_can_not_be_handed_in_is_an_error_on_all(
+    comm, monkeypatch, failing
+):
     twins, kind = Twins(comm), type(comm.make_reducer())
     with sending(comm) as events:
         until(events, twins)
@@ -505,7 +531,9 @@ def test_a_function_whose_backward_failed_can_compute_again(comm, failing):
 
     fails = comm.rank == failing % comm.size
     for model, optimizer in zip(twins.models, twins.optimizers, strict=True):
-        failing_update = partial(optimizer.update, partial(loss, model) if fails else model)
+        failing_update = partial(
+            optimizer.update, partial(loss, model) if fails else model
+        )
         with (
             pytest.MonkeyPatch.context() as patch,
             pytest.raises(PlantedError if fails else PeerError),
@@ -543,7 +571,11 @@ ELSEWHERE = {
     "flush": (elsewhere_flush, None, RankMismatchError),
     "fail": (elsewhere_fail, None, PeerError),
     "call while others fail": (elsewhere_call, planted_loss, (PlantedError, PeerError)),
-    "flush while others fail": (elsewhere_flush, planted_loss, (PlantedError, PeerError)),
+    "flush while others fail": (
+        elsewhere_flush,
+        planted_loss,
+        (PlantedError, PeerError),
+    ),
 }
 
 
@@ -558,8 +590,12 @@ def test_ranks_that_call_different_things_raise_and_go_on(comm, what, where):
         for count in 1, 2:
             until(events, twins)
             for _ in range(count):
-                for model, optimizer in zip(twins.models, twins.optimizers, strict=True):
-                    update = partial(optimizer.update, partial(loss, model) if loss else model)
+                for model, optimizer in zip(
+                    twins.models, twins.optimizers, strict=True
+                ):
+                    update = partial(
+                        optimizer.update, partial(loss, model) if loss else model
+                    )
                     with pytest.raises(errors):
                         action(comm, optimizer) if here else update(batch(0, 0))
         until(events, twins)
@@ -575,7 +611,9 @@ def test_after_a_mismatch_ranks_may_also_flush_or_finalize(comm, where, then):
     twins.update(3)
     for model, optimizer in zip(twins.models, twins.optimizers, strict=True):
         with pytest.raises(RankMismatchError):
-            elsewhere_call(comm, optimizer) if here else optimizer.update(model, batch(0, 0))
+            elsewhere_call(comm, optimizer) if here else optimizer.update(
+                model, batch(0, 0)
+            )
     twins.each(lambda _, optimizer: getattr(optimizer, then)())
     twins.update(3)
     twins.finalize()
@@ -721,7 +759,9 @@ def test_overlap_and_double_buffering_exclude_each_other(comm):
 @pytest.mark.parametrize("others", [False, None])
 def test_ranks_that_were_told_different_things_are_named(comm, where, others):
     overlap = True if comm.rank == where % comm.size else others
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), comm, overlap=overlap)
+    optimizer = create_multi_node_optimizer(
+        chainer.optimizers.SGD(), comm, overlap=overlap
+    )
     model = Deep()
     optimizer.setup(model)
     for _ in range(2):

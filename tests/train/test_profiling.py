@@ -24,7 +24,11 @@ def test_on_a_gpu_only_some_steps_wait_for_kernels(clock_time):
         with clock.step(), profiling.region("waiting"):
             clock_time.sleep(1)
     assert len(waits) == 2 * 4  # before and after a step, and its collective
-    assert clock.times.steps == clock.times.seconds == profiling.STEPS_PER_SAMPLE_ON_GPU + 1
+    assert (
+        clock.times.steps
+        == clock.times.seconds
+        == profiling.STEPS_PER_SAMPLE_ON_GPU + 1
+    )
     assert clock.times.waiting == clock.times.sampled == 2
 
 
@@ -32,7 +36,10 @@ def test_what_another_thread_sends_is_no_part_of_the_step(clock_time):
     clock = profiling.StepClock()
 
     def send():
-        with profiling.region("communication"), profiling.region("waiting"):  # counts once
+        with (
+            profiling.region("communication"),
+            profiling.region("waiting"),
+        ):  # counts once
             clock_time.sleep(1)
 
     with clock.step():

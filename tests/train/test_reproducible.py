@@ -20,8 +20,17 @@ from tests.support.topologies import on_nodes
 pytestmark = [pytest.mark.world, pytest.mark.sizes(4)]
 
 PLACES = [
-    *(("flat", "0000"), ("single_node", "0000"), ("hierarchical", "0011"), ("naive", "0123")),
-    *(("two_dimensional", "0101"), ("hierarchical", "0001"), ("non_cuda_aware", "0111")),
+    *(
+        ("flat", "0000"),
+        ("single_node", "0000"),
+        ("hierarchical", "0011"),
+        ("naive", "0123"),
+    ),
+    *(
+        ("two_dimensional", "0101"),
+        ("hierarchical", "0001"),
+        ("non_cuda_aware", "0111"),
+    ),
 ]
 UPDATES, WIDTH, CLASSES = 6, 40, 3
 
@@ -46,7 +55,9 @@ class Model(chainer.Chain):
 
 def batch(rank, number):
     random = np.random.RandomState((rank, number))
-    x = random.standard_normal((5 + rank, WIDTH)) * 10.0 ** random.uniform(-12, 2, WIDTH)
+    x = random.standard_normal((5 + rank, WIDTH)) * 10.0 ** random.uniform(
+        -12, 2, WIDTH
+    )
     return x.astype("f4"), random.randint(0, CLASSES, len(x)).astype("i4")
 
 
@@ -54,7 +65,9 @@ def trained(comm, kind, steps):
     """The bits of all that training leaves behind, and of what an evaluator reports."""
     np.random.seed(7)
     model = Model(comm)
-    optimizer = exchanging(kind, comm, chainer.optimizers.Adam(alpha=0.01), model, steps)
+    optimizer = exchanging(
+        kind, comm, chainer.optimizers.Adam(alpha=0.01), model, steps
+    )
     optimizer.add_hook(WeightDecay(1e-3))
     optimizer.add_hook(GradientClipping(0.05))
     for number in range(UPDATES):
@@ -65,7 +78,9 @@ def trained(comm, kind, steps):
     found = states(optimizer)
     found |= {name: np.asarray(value).tobytes() for name, value in statistics(model)}
     x, t = batch(comm.rank, UPDATES)
-    iterator = SerialIterator(list(zip(x, t, strict=True)), 4, repeat=False, shuffle=False)
+    iterator = SerialIterator(
+        list(zip(x, t, strict=True)), 4, repeat=False, shuffle=False
+    )
     result = create_multi_node_evaluator(Evaluator(iterator, model), comm)()
     return found | {name: np.asarray(value).tobytes() for name, value in result.items()}
 

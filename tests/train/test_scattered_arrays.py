@@ -58,7 +58,9 @@ KINDS = {
     "no width": lambda n: np.zeros(n, "S0"),
     "long rows": lambda n: np.arange(n * 140_000, dtype=np.int64).reshape(n, 140_000),
     "many dimensions": lambda n: np.arange(n * 24, dtype=np.int8).reshape(n, 2, 3, 4),
-    "columns": lambda n: TupleDataset(np.arange(n, dtype=np.int8), rows(n), list(range(n))),
+    "columns": lambda n: TupleDataset(
+        np.arange(n, dtype=np.int8), rows(n), list(range(n))
+    ),
     "first column empty": lambda n: TupleDataset(np.zeros((n, 0)), np.arange(n)),
     "last column empty": lambda n: TupleDataset(np.ones((n, 8)), np.zeros((n, 0))),
     "names": lambda n: DictDataset(x=rows(n), t=np.arange(n)),
@@ -74,7 +76,11 @@ def at(comm, rank, dataset):
 
 def right(comm, part, whole, shuffle=False, seed=0):
     """Whether this rank has exactly its examples of the whole."""
-    order = np.random.RandomState(seed).permutation(len(whole)) if shuffle else range(len(whole))
+    order = (
+        np.random.RandomState(seed).permutation(len(whole))
+        if shuffle
+        else range(len(whole))
+    )
     begin = len(whole) * comm.rank // comm.size
     mine = [whole[int(i)] for i in order[begin : begin + -(-len(whole) // comm.size)]]
     return len(part) == len(mine) and all(map(alike, part, mine))
@@ -102,7 +108,9 @@ def test_they_arrive_from_any_root_on_any_communicator(comm):
 def test_pieces_are_no_longer_than_max_buf_len(world, plain_communicator, limit):
     class Limited(plain_communicator):  # type: ignore[valid-type,misc]
         def send(self, data, dest, tag):
-            assert data.nbytes <= max(limit, 16)  # 16: the message that says how many follow
+            assert data.nbytes <= max(
+                limit, 16
+            )  # 16: the message that says how many follow
             super().send(data, dest, tag)
 
         def bcast(self, data, max_buf_len=None, root=0):
@@ -114,11 +122,15 @@ def test_pieces_are_no_longer_than_max_buf_len(world, plain_communicator, limit)
 
     comm = Limited(world)
     whole = TupleDataset(rows(99), Unsplittable(99))
-    assert all(arrives(comm, whole, each, 5, max_buf_len=limit) for each in (False, True))
+    assert all(
+        arrives(comm, whole, each, 5, max_buf_len=limit) for each in (False, True)
+    )
 
 
 def test_long_and_memory_mapped_arrays_come_in_several_blocks(naive, tmp_path):
-    whole = np.arange(1 << 20, dtype=np.int64).reshape(-1, 2048)  # 8 MiB, and blocks of 1 MiB
+    whole = np.arange(1 << 20, dtype=np.int64).reshape(
+        -1, 2048
+    )  # 8 MiB, and blocks of 1 MiB
     mapped = np.memmap(tmp_path / "data", np.int64, "w+", shape=whole.shape)
     mapped[:] = whole
     for source, shuffle in itertools.product((whole, mapped), (False, True)):
@@ -136,20 +148,26 @@ def test_a_part_can_be_scattered_again(naive):
 def pss():
     gc.collect()
     with open("/proc/self/smaps_rollup") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
+        return next(
+            int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:")
+        )
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_node_holds_one_copy(naive, shuffle):
     nbytes = 30_000_000
     whole = at(naive, 0, np.ones((nbytes // 5000, 1250), np.float32))
-    scatter_dataset(at(naive, 0, rows(3)), naive)  # what the first call allocates for good
+    scatter_dataset(
+        at(naive, 0, rows(3)), naive
+    )  # what the first call allocates for good
     naive.allgather_obj(None)
     before = pss()
     naive.allgather_obj(None)
     part = scatter_dataset(whole, naive, shuffle=shuffle)
     part[0][:] = 1  # takes this page only
-    assert sum(example.sum() for example in part) == 1250 * len(part)  # every page of it
+    assert sum(example.sum() for example in part) == 1250 * len(
+        part
+    )  # every page of it
     naive.allgather_obj(None)
     after = pss()
     assert sum(naive.allgather_obj(after - before)) <= 1.5 * nbytes
@@ -158,7 +176,9 @@ def test_a_node_holds_one_copy(naive, shuffle):
 def test_columns_that_are_one_array_are_stored_once(naive):
     """As of an autoencoder, whose input is the target."""
     whole = rows(1000)
-    part = scatter_dataset(at(naive, 0, TupleDataset(whole, whole)), naive, shuffle=True)
+    part = scatter_dataset(
+        at(naive, 0, TupleDataset(whole, whole)), naive, shuffle=True
+    )
     x, t = part[3]
     assert np.shares_memory(x, t)
 
@@ -184,7 +204,9 @@ def test_memory_is_kept_for_as_long_as_the_data_set_and_no_longer(world, naive):
         communicator.finalize()
         pickle.dumps(part)  # puts the root's own into a file too
         new = [path for number, path in open_files().items() if number not in before]
-        kept = [path for path in new if path.startswith(("/dev/shm", tempfile.gettempdir()))]
+        kept = [
+            path for path in new if path.startswith(("/dev/shm", tempfile.gettempdir()))
+        ]
         assert kept
         assert all(path.endswith("(deleted)") for path in kept)
         assert right(naive, part, whole)
@@ -201,7 +223,9 @@ def test_memory_is_kept_for_as_long_as_the_data_set_and_no_longer(world, naive):
 def test_without_room_in_memory_a_temporary_folder_serves(naive, monkeypatch, folder):
     space = os.statvfs
     full = SimpleNamespace(f_bavail=0, f_frsize=4096)
-    monkeypatch.setattr(os, "statvfs", lambda path: full if path == "/dev/shm" else space(path))
+    monkeypatch.setattr(
+        os, "statvfs", lambda path: full if path == "/dev/shm" else space(path)
+    )
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     whole = rows(10_000)
     part = scatter_dataset(at(naive, 0, whole), naive)
@@ -229,9 +253,15 @@ def test_without_room_anywhere_all_ranks_are_told(comm):
 
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize("fails", ["writing the first row", "writing later", "reading"])
-def test_rows_that_cannot_be_written_or_read_are_an_error_on_all(comm, monkeypatch, fails):
+def test_rows_that_cannot_be_written_or_read_are_an_error_on_all(
+    comm, monkeypatch, fails
+):
     culprit = 0 if fails == "reading" else 1
-    written, pwrite, whole = [], os.pwrite, TupleDataset(rows(100), rows(100, np.float64))
+    written, pwrite, whole = (
+        [],
+        os.pwrite,
+        TupleDataset(rows(100), rows(100, np.float64)),
+    )
 
     def fail(*_, **__):
         raise OSError(errno.EIO, "the disk is broken")
@@ -247,7 +277,9 @@ def test_rows_that_cannot_be_written_or_read_are_an_error_on_all(comm, monkeypat
         if comm.rank == culprit:
             name = "numpy.ascontiguousarray" if fails == "reading" else "os.pwrite"
             patch.setattr(name, fail if fails == "reading" else fail_later)
-        with pytest.raises(OSError if comm.rank == culprit else PeerError, match="disk is broken"):
+        with pytest.raises(
+            OSError if comm.rank == culprit else PeerError, match="disk is broken"
+        ):
             scatter_dataset(at(comm, 0, whole), comm, shuffle=True)
     assert arrives(comm, whole)
 
@@ -256,7 +288,9 @@ def test_rows_that_cannot_be_written_or_read_are_an_error_on_all(comm, monkeypat
 def test_objects_that_fail_beside_arrays_are_an_error_on_all(comm):
     last = comm.size - 1
     whole = TupleDataset(rows(comm.size), [*range(last), Awkward()])
-    with pytest.raises(ValueError if comm.rank == last else PeerError, match="does not arrive"):
+    with pytest.raises(
+        ValueError if comm.rank == last else PeerError, match="does not arrive"
+    ):
         scatter_dataset(at(comm, 0, whole), comm)
     whole = TupleDataset(rows(comm.size), [*range(last), lambda: None])
     expected = (AttributeError, pickle.PicklingError) if comm.rank == 0 else PeerError
@@ -344,17 +378,25 @@ def test_what_was_written_is_in_a_pickle_of_it(naive):
 @pytest.mark.usefixtures("forkserver")
 @pytest.mark.filterwarnings("ignore:.* about to fork")
 @pytest.mark.parametrize(
-    "method", ["forkserver", *(pytest.param(m, marks=pytest.mark.full) for m in ("fork", "spawn"))]
+    "method",
+    [
+        "forkserver",
+        *(pytest.param(m, marks=pytest.mark.full) for m in ("fork", "spawn")),
+    ],
 )
 def test_workers_read_the_same_memory(naive, monkeypatch, method):
-    monkeypatch.setenv("MPI4PY_RC_INITIALIZE", "0")  # workers that import mpi4py don't start MPI
+    monkeypatch.setenv(
+        "MPI4PY_RC_INITIALIZE", "0"
+    )  # workers that import mpi4py don't start MPI
     multiprocessing.set_start_method(method, force=True)
     whole = rows(60)
     part = scatter_dataset(at(naive, 0, whole), naive)
     part[-1][:] = 3  # which the workers see
     pickle.dumps(part)  # puts the root's own into a file too
     before = [example.copy() for example in part]
-    iterator = MultiprocessIterator(Reporting(part), 5, repeat=False, shuffle=False, n_processes=1)
+    iterator = MultiprocessIterator(
+        Reporting(part), 5, repeat=False, shuffle=False, n_processes=1
+    )
     examples = [example for batch in iterator for example in batch]
     iterator.finalize()
     assert all(map(alike, [example for example, _, _ in examples], before))

@@ -151,12 +151,16 @@ def play(comm, seed, double_buffering, steps, scaling):
             optimizer = restored(comm, optimizer, scaling, **kwds)
         else:
             some = set(draw.sample(range(comm.size), draw.randint(1, comm.size)))
-            failing, lacking = (some if move == each else set() for each in ("fail", "lack"))
+            failing, lacking = (
+                some if move == each else set() for each in ("fail", "lack")
+            )
             update(comm, optimizer, number, failing, lacking, expected.is_collective)
             expected.update(number, failing, lacking)
         told = f"seed {seed}, {kwds}, loss scale {scaling}: {moves[: number + 1]}"
         assert optimizer.t == expected.t, told
-        np.testing.assert_allclose(optimizer.target.p.array, expected.p, rtol=1e-9, err_msg=told)
+        np.testing.assert_allclose(
+            optimizer.target.p.array, expected.p, rtol=1e-9, err_msg=told
+        )
     optimizer.flush()
     expected.flush()
     np.testing.assert_allclose(optimizer.target.p.array, expected.p, rtol=1e-9)

@@ -26,7 +26,9 @@ def test_all_ranks_have_all_examples_and_a_machine_one_copy(comm, last):
     root = comm.size - 1 if last else 0
     shared = share_dataset(make() if comm.rank == root else None, comm, root)
     assert len(shared) == 100
-    assert all(alike(found, expected) for found, expected in zip(shared, make(), strict=True))
+    assert all(
+        alike(found, expected) for found, expected in zip(shared, make(), strict=True)
+    )
     places = comm.allgather_obj((comm.inter_rank, lies_in(shared[0][0])))
     assert len(set(places)) == len({node for node, _ in places})
     shared[3][0][:] = comm.rank  # stays here

@@ -26,7 +26,16 @@ pytestmark = pytest.mark.world
 
 
 def make(
-    comm, out, stop=4, sets=(0,), *, examples=6, shuffle=False, sampler=None, log=True, **options
+    comm,
+    out,
+    stop=4,
+    sets=(0,),
+    *,
+    examples=6,
+    shuffle=False,
+    sampler=None,
+    log=True,
+    **options,
 ):
     """A trainer whose state is the same on all ranks, its model, and its snapshots if any.
 
@@ -36,7 +45,9 @@ def make(
     np.random.seed(comm.rank)
     model = L.Classifier(L.Linear(2, 1), lossfun=chainer.functions.mean_squared_error)
     model.compute_accuracy = False
-    optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(), comm).setup(model)
+    optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(), comm).setup(
+        model
+    )
     dataset = chainer.datasets.TupleDataset(x, x[:, :1])
     iterator = chainer.iterators.SerialIterator(
         dataset, 2, shuffle=None if sampler else shuffle, order_sampler=sampler
@@ -47,7 +58,9 @@ def make(
         trainer.extend(extensions.LogReport(trigger=(1, "iteration")))
     if sets is None:
         return trainer, model, None
-    snapshot = multi_node_snapshot(comm, extensions.snapshot(autoload=True, **options), sets)
+    snapshot = multi_node_snapshot(
+        comm, extensions.snapshot(autoload=True, **options), sets
+    )
     trainer.extend(snapshot, trigger=(2, "iteration"))
     return trainer, model, snapshot
 
@@ -64,7 +77,9 @@ def names(*numbers: str) -> set[str]:
 
 def of_two_sets(comm, *iterations: int) -> set[str]:
     """What ranks leave whose first one has a state of its own."""
-    return names(*(f"{each}.{s}" for each in iterations for s in range(min(comm.size, 2))))
+    return names(
+        *(f"{each}.{s}" for each in iterations for s in range(min(comm.size, 2)))
+    )
 
 
 def test_resumed_training_ends_with_the_bits_of_uninterrupted_training(comm, folder):
@@ -102,7 +117,9 @@ def test_each_set_has_the_state_of_its_first_rank(naive, folder, sets, first, su
     target = chainer.Link()
     target.add_persistent("value", np.array([naive.rank * 10], "f8"))
     target.add_persistent("nothing", None)
-    trainer, _, snapshot = make(naive, folder, 2, iter(sets), target=target)  # any iterable
+    trainer, _, snapshot = make(
+        naive, folder, 2, iter(sets), target=target
+    )  # any iterable
     trainer.run()
     assert files(naive, folder) == names(*(f"2{each}" for each in suffixes))
     target.value[:], target.nothing = -1, 1
@@ -119,7 +136,11 @@ def test_fewer_and_more_ranks_go_on(naive, folder):
         part, weights = naive.split(int(naive.rank < size), naive.rank), None
         if naive.rank < size:
             trainer, model = run(part, out, stop)
-            assert len(trainer.get_extension("LogReport").log) == stop if part.rank == 0 else True
+            assert (
+                len(trainer.get_extension("LogReport").log) == stop
+                if part.rank == 0
+                else True
+            )
             weights = [param.array for _, param in sorted(model.namedparams())]
         part.finalize()
         naive.allgather_obj(None)
@@ -179,7 +200,9 @@ def test_newest_that_all_sets_have_is_loaded(naive, folder, capfd):
 @pytest.mark.sizes(2, 3, 4)
 def test_sets_without_a_snapshot_are_told(naive, folder):
     run(naive, folder, 4)
-    on_rank_0(naive, lambda: [path.unlink() for path in folder.glob("snapshot_iter_*.1")])
+    on_rank_0(
+        naive, lambda: [path.unlink() for path in folder.glob("snapshot_iter_*.1")]
+    )
     with pytest.raises(RuntimeError, match="of 2 files those of ranks 1 are missing"):
         run(naive, folder)
 
@@ -199,7 +222,9 @@ DAMAGES = {
 @pytest.mark.parametrize(
     ("of", "how"), [*(("last", how) for how in DAMAGES), ("first", "truncated")]
 )
-def test_damaged_newest_snapshot_is_passed_over_by_all_ranks(naive, folder, capfd, how, of):
+def test_damaged_newest_snapshot_is_passed_over_by_all_ranks(
+    naive, folder, capfd, how, of
+):
     run(naive, folder, 6)
     path = folder / f"snapshot_iter_6.{0 if of == 'first' else min(naive.size - 1, 1)}"
     on_rank_0(naive, lambda: DAMAGES[how](path))
@@ -234,9 +259,17 @@ def test_snapshot_of_one_process_is_not_unpickled(naive, folder, capfd):
     assert ("snapshot_iter_2.0 not touched" in said) == (naive.rank == 0)
 
 
-@pytest.mark.parametrize("writer", ["ThreadWriter", "ThreadQueueWriter", "SimpleWriter"])
+@pytest.mark.parametrize(
+    "writer", ["ThreadWriter", "ThreadQueueWriter", "SimpleWriter"]
+)
 def test_writers_and_n_retains(naive, folder, writer):
-    run(naive, folder, 8, writer=getattr(extensions.snapshot_writers, writer)(), n_retains=2)
+    run(
+        naive,
+        folder,
+        8,
+        writer=getattr(extensions.snapshot_writers, writer)(),
+        n_retains=2,
+    )
     found, kept = files(naive, folder), of_two_sets(naive, 6, 8)
     assert found == kept if writer == "SimpleWriter" else found >= kept
     trainer, _ = run(naive, folder, 10)
@@ -264,7 +297,13 @@ def test_error_of_a_writer_is_raised_on_all_ranks(naive, folder):
 def test_wrong_arguments(naive):
     snapshot = extensions.snapshot()
     for comm, extension, sets, error, words in [
-        (naive, snapshot, [99], ValueError, rf"\[99\] must name .* ranks 0 to {naive.size - 1}$"),
+        (
+            naive,
+            snapshot,
+            [99],
+            ValueError,
+            rf"\[99\] must name .* ranks 0 to {naive.size - 1}$",
+        ),
         (naive, snapshot, [-1], ValueError, "must name"),
         (naive, snapshot, [[]], ValueError, "must name"),
         (naive, snapshot, [0, [0]], ValueError, "named twice"),
@@ -304,11 +343,15 @@ def test_sets_that_differ_between_ranks(naive, folder):
 
 @pytest.mark.parametrize("sets", [[], [0]])
 @pytest.mark.parametrize("fewer_on", ["all", "last"])
-def test_another_division_of_the_data_is_told_on_all_ranks(naive, folder, sets, fewer_on):
+def test_another_division_of_the_data_is_told_on_all_ranks(
+    naive, folder, sets, fewer_on
+):
     """Without shuffling, an iterator's state would seem to fit any number of examples."""
     run(naive, folder, 2, sets, examples=8)
     here = 4 if fewer_on == "all" or naive.rank == naive.size - 1 else 8
-    with pytest.raises((ValueError, RuntimeError), match=r"'main' has 4 examples.* had 8 there"):
+    with pytest.raises(
+        (ValueError, RuntimeError), match=r"'main' has 4 examples.* had 8 there"
+    ):
         run(naive, folder, 4, sets, examples=here)
     run(naive, folder, 4, sets, examples=8)
 

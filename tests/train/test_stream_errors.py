@@ -24,7 +24,12 @@ CASES = [
     (kind, call, update, after)
     for kind, calls in {
         "overlap": ["eventCreate", "eventRecord", "streamWaitEvent"],
-        "double_buffering": ["eventCreate", "eventRecord", "eventQuery", "streamWaitEvent"],
+        "double_buffering": [
+            "eventCreate",
+            "eventRecord",
+            "eventQuery",
+            "streamWaitEvent",
+        ],
     }.items()
     for call, update, after in [
         ("streamCreate", FIRST, 0),
@@ -53,7 +58,9 @@ def error_of(call: Callable[[], None]) -> CommunicationError | None:
 def test_the_host_waits_for_no_gpu_while_gradients_travel_beside_backward(world, gpu):
     with create_communicator("naive") as comm:
         model = Deep()
-        optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), comm, overlap=True)
+        optimizer = create_multi_node_optimizer(
+            chainer.optimizers.SGD(0.1), comm, overlap=True
+        )
         optimizer.setup(model)
         for number in range(STEADY):
             optimizer.update(model, batch(comm.rank, number))

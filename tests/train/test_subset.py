@@ -67,10 +67,16 @@ DIVISIBLE = {
     "tuple data set": lambda: TupleDataset(array(), list(array())),
     "dict data set": lambda: DictDataset(a=array(), b=np.arange(N)),
     "sub data set": lambda: SubDataset(array(2 * N), 7, 7 + N),
-    "random sub data set": lambda: split_dataset_random(TupleDataset(array(2 * N)), N, 0)[1],
-    "concatenated": lambda: ConcatenatedDataset(array()[:13], list(array()[13:14]), array()[14:]),
+    "random sub data set": lambda: split_dataset_random(
+        TupleDataset(array(2 * N)), N, 0
+    )[1],
+    "concatenated": lambda: ConcatenatedDataset(
+        array()[:13], list(array()[13:14]), array()[14:]
+    ),
     "transformed": lambda: TransformDataset(array(), double),
-    "nested": lambda: TransformDataset(SubDataset(ConcatenatedDataset(array()), 0, N), double),
+    "nested": lambda: TransformDataset(
+        SubDataset(ConcatenatedDataset(array()), 0, N), double
+    ),
     "a subclass": lambda: NamedTuples("x", array(), range(N)),
     "another subclass": lambda: Doubled(array()),
 }
@@ -86,10 +92,14 @@ def test_the_part_has_the_examples_in_order_and_not_the_others(kind):
         for position, index in enumerate(chosen):
             assert alike(part[position], whole[index]), chosen
     part = take(whole, np.array([1, 20]))
-    assert kind == "unsplittable" or len(pickle.dumps(part)) < 0.2 * len(pickle.dumps(whole))
+    assert kind == "unsplittable" or len(pickle.dumps(part)) < 0.2 * len(
+        pickle.dumps(whole)
+    )
 
 
-def test_arrays_are_taken_as_arrays_of_their_own_and_mapped_ones_are_not_read_whole(tmp_path):
+def test_arrays_are_taken_as_arrays_of_their_own_and_mapped_ones_are_not_read_whole(
+    tmp_path,
+):
     whole = array()
     mapped = np.memmap(tmp_path / "data", np.int16, "w+", shape=(N, 2))
     mapped[:] = np.arange(N)[:, None]
@@ -124,15 +134,21 @@ def overriding(base, **methods):
     return type("Overriding", (base,), methods)
 
 
-REVERSED = overriding(TupleDataset, __getitem__=lambda self, i: self._datasets[0][-1 - i])
+REVERSED = overriding(
+    TupleDataset, __getitem__=lambda self, i: self._datasets[0][-1 - i]
+)
 
 
 @pytest.mark.parametrize(
     "make",
     [
         lambda: REVERSED(list(range(N))),
-        lambda: overriding(TransformDataset, __len__=lambda _: N // 2)(list(range(N)), double),
-        lambda: overriding(SubDataset, get_example=lambda _, i: i**2)(list(range(N)), 0, N),
+        lambda: overriding(TransformDataset, __len__=lambda _: N // 2)(
+            list(range(N)), double
+        ),
+        lambda: overriding(SubDataset, get_example=lambda _, i: i**2)(
+            list(range(N)), 0, N
+        ),
         lambda: overriding(REVERSED)(list(range(N))),
         lambda: np.ma.masked_array(np.arange(N), np.arange(N) < 3),
     ],

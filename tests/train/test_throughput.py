@@ -18,7 +18,14 @@ from tests.support.training import logged, trainer_over
 
 pytestmark = pytest.mark.world
 
-KEYS = ["examples_per_second", "seconds_per_step", "computing", "waiting", "wire", "slowest_rank"]
+KEYS = [
+    "examples_per_second",
+    "seconds_per_step",
+    "computing",
+    "waiting",
+    "wire",
+    "slowest_rank",
+]
 
 
 class Model(ScaledMean):
@@ -46,14 +53,18 @@ def simulated(monkeypatch, world):
 
 
 @pytest.mark.sizes(2, 3, 4)
-def test_all_ranks_observe_the_same_and_one_names_the_slowest(simulated, trainer_for, capsys):
+def test_all_ranks_observe_the_same_and_one_names_the_slowest(
+    simulated, trainer_for, capsys
+):
     """The last rank computes for 3 s, the others for 1 s; what else is done is no part of it."""
     comm, time = simulated
     slow, size = comm.size - 1, comm.size
     model = Model(lambda: time.sleep(3 if comm.rank == slow else 1))
     trainer = trainer_for(comm, (2, "epoch"), ThroughputReport(comm), model=model)
     trainer.extend(ThroughputReport(comm), name="again", trigger=(3, "iteration"))
-    trainer.extend(lambda _: time.sleep(100), name="evaluation", trigger=(1, "iteration"))
+    trainer.extend(
+        lambda _: time.sleep(100), name="evaluation", trigger=(1, "iteration")
+    )
     waiting = (size - 1) / size * 2 / 3.5
     expected = [2 * size / 3.5, 3.5, 1 - waiting - 0.5 / 3.5, waiting, 0.5 / 3.5, slow]
     reports = [
@@ -72,7 +83,9 @@ def test_all_ranks_observe_the_same_and_one_names_the_slowest(simulated, trainer
         rf"slowest: rank {slow}, which computes {3 * size / (size + 2):.2f} times the mean"
     )
     assert [line[:22] for line in lines] == (
-        ["epoch 1, iteration 3: "] * 2 + ["epoch 2, iteration 6: "] * 2 if comm.rank == 0 else []
+        ["epoch 1, iteration 3: "] * 2 + ["epoch 2, iteration 6: "] * 2
+        if comm.rank == 0
+        else []
     )
     assert all(re.fullmatch(pattern, line) for line in lines)
 
@@ -89,7 +102,9 @@ def test_examples_are_counted_exactly_on_ranks_with_uneven_data(simulated):
             self.get_optimizer("main").target.cleargrads()
             self.get_optimizer("main").update()
 
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(ScaledMean())
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(
+        ScaledMean()
+    )
     optimizer.assume_synchronized()
     mine = chainer.iterators.SerialIterator(np.arange(0 if comm.rank else 6), 2)
     trainer = chainer.training.Trainer(Updater(mine, optimizer), (6, "iteration"))
@@ -101,11 +116,15 @@ def test_examples_are_counted_exactly_on_ranks_with_uneven_data(simulated):
     assert rates == [6 / 4.5, 6 / 4.5]
 
 
-def test_a_resumed_training_reports_on_what_was_done_since(simulated, trainer_for, tmp_path):
+def test_a_resumed_training_reports_on_what_was_done_since(
+    simulated, trainer_for, tmp_path
+):
     comm, time = simulated
 
     def build(stop):
-        trainer = trainer_for(comm, (stop, "iteration"), model=Model(lambda: time.sleep(1)))
+        trainer = trainer_for(
+            comm, (stop, "iteration"), model=Model(lambda: time.sleep(1))
+        )
         trainer.extend(ThroughputReport(comm), trigger=(2, "iteration"))
         return trainer
 
@@ -163,7 +182,9 @@ def test_a_trainer_that_can_not_be_timed_is_told(comm, trainer_for, tmp_path):
     trainer = trainer_for(comm, (1, "epoch"), ThroughputReport(comm))
     if comm.rank == 1:
         trainer.updater.get_iterator("main").dataset = None
-    with pytest.raises(TypeError if comm.rank == 1 else PeerError, match="has no data set"):
+    with pytest.raises(
+        TypeError if comm.rank == 1 else PeerError, match="has no data set"
+    ):
         trainer.run()
     single = chainer.optimizers.SGD().setup(ScaledMean())
     trainer = trainer_over(np.ones(6, np.float32), 2, single, (1, "epoch"), tmp_path)

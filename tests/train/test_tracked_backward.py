@@ -158,7 +158,9 @@ def test_a_layers_weight_is_told_of_before_the_gradient_of_its_data_is_computed(
         told_of(model, F.sum(h), events=events)
     weight = events.index("/second/W")
     later = events[weight + 1 : events.index("/first/W")]
-    assert any(each.startswith("computed") and "Linear" in each for each in later), events
+    assert any(each.startswith("computed") and "Linear" in each for each in later), (
+        events
+    )
 
 
 def test_sums_that_chainer_takes_late_are_not_told_of_but_right():
@@ -172,7 +174,9 @@ def test_gradients_that_are_there_already_are_added_to():
     told = {}
     for _, param in named:
         param.grad = np.ones_like(param.array)
-    tracked_backward.backward(deep(model), [param for _, param in named], told.__setitem__, None)
+    tracked_backward.backward(
+        deep(model), [param for _, param in named], told.__setitem__, None
+    )
     other = Net()
     for param in other.params():
         param.grad = np.ones_like(param.array)

@@ -28,7 +28,9 @@ def examples(count):
     """Rows x of 6 numbers, and t of 3 classes."""
     random = np.random.RandomState(count)
     x = random.standard_normal((count, 6))
-    return chainer.datasets.TupleDataset(x, random.randint(0, 3, count).astype(np.int32))
+    return chainer.datasets.TupleDataset(
+        x, random.randint(0, 3, count).astype(np.int32)
+    )
 
 
 def classifier():
@@ -52,7 +54,9 @@ def metrics(optimizer, evaluator, out):
     trainer = trainer_over(examples(8), BATCH, optimizer, (EPOCHS, "epoch"), out)
     trainer.extend(evaluator)
     log = logged(trainer, (1, "epoch"))
-    return [{k: v for k, v in entry.items() if k.startswith("validation")} for entry in log]
+    return [
+        {k: v for k, v in entry.items() if k.startswith("validation")} for entry in log
+    ]
 
 
 def expected(count, out):
@@ -74,13 +78,19 @@ def expected(count, out):
 )
 def test_metrics_in_a_trainer_are_those_of_one_process(comm, count, shuffle, tmp_path):
     whole = examples(count) if comm.rank == 0 else None
-    part = scatter_dataset(whole, comm, shuffle=shuffle, seed=1, force_equal_length=False)
+    part = scatter_dataset(
+        whole, comm, shuffle=shuffle, seed=1, force_equal_length=False
+    )
     assert sum(comm.allgather_obj(len(part))) == count  # no example twice
     if count < comm.size:
         assert 0 in comm.allgather_obj(len(part))
     model = classifier()
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), comm).setup(model)
-    evaluator = create_multi_node_evaluator(validation(part, full_batch(part), model), comm)
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), comm).setup(
+        model
+    )
+    evaluator = create_multi_node_evaluator(
+        validation(part, full_batch(part), model), comm
+    )
     mine = metrics(optimizer, evaluator, tmp_path)
     assert comm.allgather_obj(mine) == [mine] * comm.size  # the same bits
     for one, reported in zip(expected(count, tmp_path), mine, strict=True):

@@ -97,7 +97,9 @@ def left_of(job: jobs.Job, folder: Path) -> list[object]:
     pids = [int(line[1]) for line in lines if line[:1] == ["CHILD"]]
 
     def found() -> list[object]:
-        files: list[object] = [name for name in sorted(names) if (SHARED / name).exists()]
+        files: list[object] = [
+            name for name in sorted(names) if (SHARED / name).exists()
+        ]
         return [*files, *filter(psutil.pid_exists, pids), *folder.iterdir()]
 
     soon(lambda: not found())
@@ -123,11 +125,14 @@ def run(how: str, folder: Path, then: jobs.Meanwhile | None = None) -> jobs.Job:
             then(launcher, said)
 
     environment = {"TMPDIR": str(folder)}
-    return jobs.run_text(2, SCRIPT, how, warned, environment=environment, meanwhile=meanwhile)
+    return jobs.run_text(
+        2, SCRIPT, how, warned, environment=environment, meanwhile=meanwhile
+    )
 
 
 @pytest.mark.parametrize(
-    "how", ["not finalized", *in_full("finalized", "one finalized", "left by an exception")]
+    "how",
+    ["not finalized", *in_full("finalized", "one finalized", "left by an exception")],
 )
 def test_a_job_that_ends_by_itself(how, folder):
     job = run(how, folder)
@@ -140,7 +145,12 @@ def test_a_job_that_ends_by_itself(how, folder):
 
 @pytest.mark.parametrize(
     "how",
-    ["exception", "kill", "kill, no time-out", *in_full("all killed", "abort", "abort in vain")],
+    [
+        "exception",
+        "kill",
+        "kill, no time-out",
+        *in_full("all killed", "abort", "abort in vain"),
+    ],
 )
 def test_a_rank_that_fails(how, folder):
     job = run(how, folder)
@@ -163,7 +173,9 @@ def test_a_launcher_that_is_killed(folder):
 
     job = run("launcher", folder, kill_launcher)
     assert ours, job
-    if MPI.get_vendor()[0] == "Open MPI":  # its ranks, which sleep here, hadn't ended after 30 s
+    if (
+        MPI.get_vendor()[0] == "Open MPI"
+    ):  # its ranks, which sleep here, hadn't ended after 30 s
         for one in ours:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
@@ -204,7 +216,9 @@ def test_what_others_use_or_own_is_not_removed(monkeypatch):
     users: list[subprocess.Popen] = []
     try:
         rank = start(mine, shared, data, python, group=lambda: 0)
-        worker = start(shared, group=lambda: rank.pid)  # as one of the rank's that it left behind
+        worker = start(
+            shared, group=lambda: rank.pid
+        )  # as one of the rank's that it left behind
         files = SharedFiles([(rank.pid, birth(rank.pid))])
         assert not files.remove()  # the rank still lives
         assert mine.exists()
@@ -218,12 +232,20 @@ def test_what_others_use_or_own_is_not_removed(monkeypatch):
             again._known = dict(files._known)
             assert again.remove()  # it is another user's
         assert shared.exists()
-        with monkeypatch.context() as patched:  # no descriptor is left to see who uses it
+        with (
+            monkeypatch.context() as patched
+        ):  # no descriptor is left to see who uses it
             patched.setattr(cleanup, "_mapped", refuse)
             assert not files.remove()
         assert shared.exists()
         assert files.remove()
-        assert [path.exists() for path in everything] == [False, False, True, True, True]
+        assert [path.exists() for path in everything] == [
+            False,
+            False,
+            True,
+            True,
+            True,
+        ]
     finally:
         for user in users:
             user.kill()

@@ -35,7 +35,10 @@ def root_causes(them, silent=()):
         (ranks(inside(0), inside(1), outside(2, sequence=5)), []),
         (ranks(inside(0), inside(1), inside(2)), []),
         (ranks(inside(0), outside(1), outside(2), states={2: STOPPED}), [2, 1]),
-        (ranks(inside(0), outside(1), outside(2), states={1: STOPPED, 2: GONE}), [2, 1]),
+        (
+            ranks(inside(0), outside(1), outside(2), states={1: STOPPED, 2: GONE}),
+            [2, 1],
+        ),
         # Stopped in the very call.
         (ranks(inside(0), inside(1), inside(2), states={0: STOPPED}), [0]),
         (ranks(inside(0), inside(1), inside(2), states={1: GONE}), [1]),

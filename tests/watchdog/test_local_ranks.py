@@ -8,7 +8,9 @@ from chainermn_comm.watchdog.monitor import local_ranks
 from tests.support.watchdog import description
 
 
-def test_launchers_that_read_nothing_keep_the_end_waiting_once_and_not_for_each_rank(monkeypatch):
+def test_launchers_that_read_nothing_keep_the_end_waiting_once_and_not_for_each_rank(
+    monkeypatch,
+):
     def in_vain(_, text, seconds, events=()):
         time.sleep(max(0.0, seconds))
         given.append(max(0.0, seconds))

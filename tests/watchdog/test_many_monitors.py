@@ -6,7 +6,9 @@ import pytest
 
 from tests.support.monitors import simulation
 
-SIZES = pytest.mark.parametrize("size", [128, pytest.param(1024, marks=pytest.mark.full)])
+SIZES = pytest.mark.parametrize(
+    "size", [128, pytest.param(1024, marks=pytest.mark.full)]
+)
 SECONDS, SILENCE = 6.0, 3.0
 # For a thread among so many to be late.
 LATE = 10.0
@@ -28,8 +30,12 @@ def test_a_rank_that_does_not_come_gets_one_warning_and_one_report(size, ends_jo
         start(made, size)
         assert not made.until(lambda: len(made.printed) == 2, SECONDS - 0.1)
         assert made.until(lambda: len(made.printed) == 2, LATE), made.printed
-        assert made.until(lambda: len(made.ended) == size * ends_job, LATE), len(made.ended)
-        assert not made.until(lambda: len(made.printed) > 2, 2.0)  # nobody else says anything
+        assert made.until(lambda: len(made.ended) == size * ends_job, LATE), len(
+            made.ended
+        )
+        assert not made.until(
+            lambda: len(made.printed) > 2, 2.0
+        )  # nobody else says anything
         (one, warning), (other, report) = made.printed
     assert one == other == 0
     assert f"rank {size - 1} (process" in warning
@@ -43,12 +49,17 @@ def test_a_machine_that_is_lost_is_reported_by_the_hub_and_by_itself_alone(size)
     with simulation(size, seconds=600.0, ends_job=True, silence=SILENCE) as made:
         start(made, size)
         made.cut(size - 1)
-        assert made.until(lambda: len(made.ended) == size - 1, SILENCE + LATE), len(made.ended)
+        assert made.until(lambda: len(made.ended) == size - 1, SILENCE + LATE), len(
+            made.ended
+        )
         made.ranks[-1].enter()  # it gets to the call, too
         assert made.until(lambda: len(made.ended) == size, SILENCE + LATE)
         (one, said), (other, own) = made.printed
     assert (one, other) == (0, size - 1)
-    assert f"nothing was heard of rank {size - 1} on host{size - 1} for 3.0 s, and rank " in said
+    assert (
+        f"nothing was heard of rank {size - 1} on host{size - 1} for 3.0 s, and rank "
+        in said
+    )
     assert "nothing was heard of rank 0 on host0 for 3.0 s, and rank " in own
 
 

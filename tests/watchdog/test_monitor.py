@@ -126,7 +126,10 @@ def test_without_the_others_the_hub_and_a_spoke_report_what_they_see(
     assert "waits in allreduce (collective call 7, 400 bytes)" in report
     assert "not heard of: 1 of the 2 ranks that take part" in report
     other = ("rank 1 on far", "rank 0 on near")[number]
-    assert f"ranks wait for others that could not be asked; {other} didn't answer" in report
+    assert (
+        f"ranks wait for others that could not be asked; {other} didn't answer"
+        in report
+    )
     # Of which, where other tests have left threads, the longest are cut.
     assert "Stacks of rank 0, innermost call first:\n" in report
     assert "ending the job" in report
@@ -137,7 +140,9 @@ def test_without_the_others_the_hub_and_a_spoke_report_what_they_see(
 def test_a_spoke_leaves_it_to_the_hub_until_that_is_late(monkeypatch, mine, star):
     watched, said, *_ = watching(monkeypatch, [description(0)], star[1])
     sent = []
-    monkeypatch.setattr(watched.star, "tell", lambda kind, **fields: sent.append((kind, fields)))
+    monkeypatch.setattr(
+        watched.star, "tell", lambda kind, **fields: sent.append((kind, fields))
+    )
     mine.collective("allreduce", 7)
     begun = clock()
     for seconds in (0.5, 1.1, 1.2, 3.0):
@@ -164,7 +169,9 @@ def test_a_machine_that_is_lost_ends_the_job_if_a_call_waits_and_a_time_out_was_
     for turn in range(2):
         assert watched.check_links(clock() + 21 + turn) == (ends_job and turn == 0)
     (text,) = said  # once, until it is reached again
-    assert "nothing was heard of rank 0 on near for 20.0 s, and rank 0 (process " in text
+    assert (
+        "nothing was heard of rank 0 on near for 20.0 s, and rank 0 (process " in text
+    )
     verdict = verdict_on(text)
     assert verdict.how.startswith("nothing was heard of rank 0 on near for 20.0 s")
     assert "ping that host" in verdict.next_step
@@ -172,7 +179,11 @@ def test_a_machine_that_is_lost_ends_the_job_if_a_call_waits_and_a_time_out_was_
     if not ends_job:
         assert "The ranks go on waiting. CHAINERMN_TIMEOUT=2 would end the job" in text
     event = events.sent(b"".join(told).decode())[0]
-    assert (event["event"], event["host"], event["ends_job"]) == ("host_lost", "near", ends_job)
+    assert (event["event"], event["host"], event["ends_job"]) == (
+        "host_lost",
+        "near",
+        ends_job,
+    )
     assert event["reason"].startswith("nothing was heard of rank 0 on near for 20.0 s")
 
 
@@ -201,7 +212,9 @@ def test_a_time_out_less_than_the_silence_keeps_no_loss_from_being_seen(
     monkeypatch, mine, star, number
 ):
     """Calls that wait for it have been judged again and again by then."""
-    watched, said, *_ = watching(monkeypatch, [description(0)], star[number], ends_job=False)
+    watched, said, *_ = watching(
+        monkeypatch, [description(0)], star[number], ends_job=False
+    )
     monkeypatch.setattr(monitor, "collect_stacks", lambda ranks: {})
     monkeypatch.setattr(watched.star, "lost", lambda: ["the other one"])
     mine.collective("allreduce", 7)
@@ -241,7 +254,9 @@ def test_a_lost_machine_ends_no_job_while_a_rank_that_can_be_reached_is_waited_f
     assert watched.check_links(begun + 60)
 
 
-def test_with_no_time_out_nothing_is_reported_but_a_rank_that_dies(monkeypatch, mine, star):
+def test_with_no_time_out_nothing_is_reported_but_a_rank_that_dies(
+    monkeypatch, mine, star
+):
     watched, said, *_ = watching(monkeypatch, [description(0)], star[1])
     watched.timeout = monitor.Timeout(0.0)
     cut(watched.star)
@@ -251,7 +266,9 @@ def test_with_no_time_out_nothing_is_reported_but_a_rank_that_dies(monkeypatch, 
     assert said == []
 
 
-def test_of_several_machines_the_first_failure_is_reported_by_the_hub(monkeypatch, star):
+def test_of_several_machines_the_first_failure_is_reported_by_the_hub(
+    monkeypatch, star
+):
     watched, said, *_ = watching(monkeypatch, [description(0)], star[0])
     watched.config["launch"] = None  # which would say it instead
     heard = []
@@ -275,7 +292,9 @@ def test_of_several_machines_the_first_failure_is_reported_by_the_hub(monkeypatc
 
 
 @pytest.mark.parametrize(("age", "ends"), [(1.0, False), (9.0, True)])
-def test_where_a_rank_elsewhere_called_mpi_abort_in_vain_the_job_ends(monkeypatch, star, age, ends):
+def test_where_a_rank_elsewhere_called_mpi_abort_in_vain_the_job_ends(
+    monkeypatch, star, age, ends
+):
     """As where its launcher has lost the message."""
     watched, *_ = watching(monkeypatch, [description(0)], star[0])
     ended = []
@@ -300,7 +319,9 @@ def test_the_rank_that_died_first_is_named_and_the_others_are_not(
         watched.note_failure()
         watched.report_failure()
     (words,) = said
-    last_seen = "is gone, last seen in no call, after allreduce (collective call 4, 80 bytes)"
+    last_seen = (
+        "is gone, last seen in no call, after allreduce (collective call 4, 80 bytes)"
+    )
     if launch is None:
         assert words.startswith(f"\nChainerMN: rank 2 (process {first.pid} on ")
         assert f" {last_seen}.\nNext step: read its last lines" in words
@@ -327,12 +348,19 @@ def test_a_job_that_is_ended_while_its_ranks_finalize_has_failed():
         assert is_gone(child)
 
 
-def test_the_launcher_gets_a_text_as_events_lest_it_look_like_a_ranks(monkeypatch, mine):
+def test_the_launcher_gets_a_text_as_events_lest_it_look_like_a_ranks(
+    monkeypatch, mine
+):
     printed = []
     monkeypatch.setattr(monitor, "print_for", lambda _, *how: printed.append(how))
-    watched, text = make_monitor([description(0)]), "a report, \u2028 and \udc80 so on\n" * 100
+    watched, text = (
+        make_monitor([description(0)]),
+        "a report, \u2028 and \udc80 so on\n" * 100,
+    )
     watched.print(text)
-    watched.print(text + "Next step: which the launcher adds to what ends the job", [b""])
+    watched.print(
+        text + "Next step: which the launcher adds to what ends the job", [b""]
+    )
     for plain, lines, _ in printed:
         assert plain == ""
         assert events.shown(b"".join(lines).decode()) == text

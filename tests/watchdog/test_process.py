@@ -14,7 +14,9 @@ from tests.support.watchdog import MonitoredRank, description
 from tests.support.watched_ranks import job_of, outside, ranks
 
 
-def test_a_monitor_that_fails_is_started_again_and_at_last_the_ranks_are_told(monkeypatch, capfd):
+def test_a_monitor_that_fails_is_started_again_and_at_last_the_ranks_are_told(
+    monkeypatch, capfd
+):
     class Failing:
         def __init__(self, *_):
             raise KeyError("planted")
@@ -37,7 +39,10 @@ def test_a_monitor_answers_its_own_user_alone(monkeypatch, is_ours):
         return job_of(ranks(outside(0)), ["rank 1 on far"])
 
     monitor = SimpleNamespace(everyone=everyone)
-    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as asker:
+    with (
+        socket.socket(socket.AF_UNIX) as listener,
+        socket.socket(socket.AF_UNIX) as asker,
+    ):
         listener.bind(f"\0chainermn test {os.getpid()} {is_ours}")
         listener.listen()
         listener.setblocking(False)
@@ -63,7 +68,10 @@ def test_who_asks_and_says_nothing_keeps_a_monitor_for_a_moment(monkeypatch):
     monkeypatch.setattr(process, "SEND_SECONDS", 0.05)
     asked = []
     monitor = SimpleNamespace(everyone=lambda *what: asked.append(what))
-    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as asker:
+    with (
+        socket.socket(socket.AF_UNIX) as listener,
+        socket.socket(socket.AF_UNIX) as asker,
+    ):
         listener.bind(f"\0chainermn test {os.getpid()} silent")
         listener.listen()
         asker.connect(listener.getsockname())

@@ -14,7 +14,9 @@ from chainermn_comm.watchdog import processes
 from chainermn_comm.watchdog.processes import GONE, RUNNING
 
 
-@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE, errno.EACCES, errno.ENOMEM])
+@pytest.mark.parametrize(
+    "code", [errno.EMFILE, errno.ENFILE, errno.EACCES, errno.ENOMEM]
+)
 def test_a_process_is_not_gone_because_it_can_not_be_looked_at(monkeypatch, code):
     mine = os.getpid(), processes.stat(os.getpid()).start
 
@@ -28,7 +30,9 @@ def test_a_process_is_not_gone_because_it_can_not_be_looked_at(monkeypatch, code
 
 
 def test_a_process_is_gone_once_there_is_none_or_another_one():
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE
+    ) as child:
         known = child.pid, processes.stat(child.pid).start
         assert processes.state(known) == RUNNING
         assert processes.state((child.pid, known[1] + 1)) == GONE

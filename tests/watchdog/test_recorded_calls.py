@@ -29,7 +29,11 @@ OF_BOTH = {
     "allreduce": (lambda comm: comm.allreduce(x), NOBODY, x.nbytes),
     "reduce_scatter": (lambda comm: comm.reduce_scatter(pair), NOBODY, 64),
     "allgather": (lambda comm: comm.allgather(x), NOBODY, None),
-    "handshake": (lambda comm: comm.handshake("handshake", payload=b"12345"), NOBODY, 5),
+    "handshake": (
+        lambda comm: comm.handshake("handshake", payload=b"12345"),
+        NOBODY,
+        5,
+    ),
     "scatter": (lambda comm: comm.scatter(pair, root=1), 1, None),
     "bcast_obj": (lambda comm: comm.bcast_obj("x", root=1), 1, None),
     "gather_obj": (lambda comm: comm.gather_obj("x", root=1), 1, None),
@@ -38,7 +42,11 @@ OF_BOTH = {
     "scatter_obj": (lambda comm: comm.scatter_obj([1, 2], root=1), 1, None),
     "alltoall_obj": (lambda comm: comm.alltoall_obj([1, 2]), NOBODY, None),
     "bcast_data": (lambda comm: comm.bcast_data(with_grads(w=x)), NOBODY, None),
-    "allreduce_grad": (lambda comm: comm.allreduce_grad(with_grads(w=x)), NOBODY, x.nbytes),
+    "allreduce_grad": (
+        lambda comm: comm.allreduce_grad(with_grads(w=x)),
+        NOBODY,
+        x.nbytes,
+    ),
     "multi_node_mean_grad": (
         lambda comm: comm.multi_node_mean_grad(with_grads(w=x)),
         NOBODY,
@@ -64,8 +72,14 @@ MESSAGES = {
         lambda comm: comm.recv_with_metadata(1, TAG),
         lambda comm: comm.send_with_metadata(b"x", (x,), 0, TAG),
     ),
-    "send_obj": (lambda comm: comm.send_obj(bytes(x), 1, TAG), lambda comm: comm.recv_obj(0, TAG)),
-    "recv_obj": (lambda comm: comm.recv_obj(1, TAG), lambda comm: comm.send_obj("x", 0, TAG)),
+    "send_obj": (
+        lambda comm: comm.send_obj(bytes(x), 1, TAG),
+        lambda comm: comm.recv_obj(0, TAG),
+    ),
+    "recv_obj": (
+        lambda comm: comm.recv_obj(1, TAG),
+        lambda comm: comm.send_obj("x", 0, TAG),
+    ),
 }
 
 

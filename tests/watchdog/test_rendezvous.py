@@ -12,7 +12,9 @@ from chainermn_comm.watchdog.rank import rendezvous
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2), pytest.mark.ranks(2)]
 
 
-def test_a_hub_that_can_not_listen_is_warned_of_and_keeps_nobody_waiting(world, monkeypatch):
+def test_a_hub_that_can_not_listen_is_warned_of_and_keeps_nobody_waiting(
+    world, monkeypatch
+):
     def refuse(*_, **__):
         raise OSError("planted")
 

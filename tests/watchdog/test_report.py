@@ -56,7 +56,10 @@ def test_hosts_that_do_not_answer_are_named():
 def test_hosts_that_do_not_answer_are_named_when_ranks_wait_in_finalize():
     them = ranks(ENDED)
     text = report(job_of(them, ["rank 1 on beta"]), [(them[0], ENDED)], Timeout())
-    assert "ranks wait for others that could not be asked; rank 1 on beta didn't answer" in text
+    assert (
+        "ranks wait for others that could not be asked; rank 1 on beta didn't answer"
+        in text
+    )
 
 
 def test_equal_stacks_are_printed_once_and_suspects_first():
@@ -79,14 +82,19 @@ def test_what_to_do_comes_last(ends_job):
 
 def test_frames_of_what_runs_the_script_are_left_out():
     run = (
-        '  File "<frozen runpy>", line 88 in f\n  File "/x/chainermn_tools/rank.py", line 1 in g\n'
+        '  File "<frozen runpy>", line 88 in f\n'
+        '  File "/x/chainermn_tools/rank.py", line 1 in g\n'
     )
     mine = 'Current thread 0x2 (most recent call first):\n  File "/x/s.py", line 5 in <module>\n'
-    assert normalize_stacks((mine + run).encode()).splitlines()[1:] == [mine.splitlines()[1]]
+    assert normalize_stacks((mine + run).encode()).splitlines()[1:] == [
+        mine.splitlines()[1]
+    ]
 
 
 def test_the_main_threads_stack_comes_first_and_the_end_of_long_ones_is_cut():
-    pool = 'Thread 0x1 (most recent call first):\n  File "/x/queue.py", line 1 in get\n\n'
+    pool = (
+        'Thread 0x1 (most recent call first):\n  File "/x/queue.py", line 1 in get\n\n'
+    )
     main = 'Current thread 0x2 (most recent call first):\n  File "/x/s.py", line 5 in here\n'
     found = normalize_stacks((100 * pool + main).encode())
     assert found.startswith("Current thread (most recent call first):\n")
@@ -95,6 +103,9 @@ def test_the_main_threads_stack_comes_first_and_the_end_of_long_ones_is_cut():
 
 
 def test_of_many_ranks_the_first_are_listed():
-    assert [rank_list(list(range(count))) for count in (1, 2)] == ["rank 0", "ranks 0, 1"]
+    assert [rank_list(list(range(count))) for count in (1, 2)] == [
+        "rank 0",
+        "ranks 0, 1",
+    ]
     assert rank_list(list(range(32))).endswith(" 31")
     assert rank_list(list(range(33))).endswith(" 31, ...")

@@ -23,11 +23,17 @@ def test_the_hub_hears_of_all_and_each_has_one_connection_to_it():
             number: [number] for number in range(1, 64)
         }
         made.hub.tell("known")
-        assert made.until(lambda: sum(m["kind"] == "known" for _, m in made.heard) == 63)
+        assert made.until(
+            lambda: sum(m["kind"] == "known" for _, m in made.heard) == 63
+        )
         made.hub.tell("answer", only=7)
-        assert made.until(lambda: [n for n, m in made.heard if m["kind"] == "answer"] == [-7])
+        assert made.until(
+            lambda: [n for n, m in made.heard if m["kind"] == "answer"] == [-7]
+        )
         made.spokes[4].tell("waits", seconds=3.0)
-        assert made.until(lambda: [m["seconds"] for n, m in made.heard if n == 5] == [3.0])
+        assert made.until(
+            lambda: [m["seconds"] for n, m in made.heard if n == 5] == [3.0]
+        )
 
 
 def test_one_that_says_nothing_or_nonsense_keeps_nothing_from_the_others():
@@ -74,7 +80,9 @@ def test_a_hub_that_is_stopped_or_gone_is_not_taken_for_a_cut_link(monkeypatch):
     with links(2, silence=0.1) as made:
         made.connect()
         (spoke,) = made.spokes
-        made.selector.unregister(made.listener)  # the kernel takes connections in, nobody answers
+        made.selector.unregister(
+            made.listener
+        )  # the kernel takes connections in, nobody answers
         made.hub._lose(made.hub.links[1])
         assert made.until(lambda: not spoke.links)
         assert not made.until(lambda: spoke.links or spoke.lost(), 1.0)
@@ -95,7 +103,9 @@ def test_who_does_not_know_the_secret_is_not_heard_and_hears_no_secret():
         with socket.create_connection(made.listener.getsockname()) as stranger:
             made.until(lambda: made.hub._strangers, 1.0)
             digits = stranger.recv(1024)
-            stranger.sendall(b"mine\n" + b"0" * 64 + b' {"number": 0, "kind": "waits"}\n')
+            stranger.sendall(
+                b"mine\n" + b"0" * 64 + b' {"number": 0, "kind": "waits"}\n'
+            )
             assert made.until(lambda: not made.hub._strangers)
             assert stranger.recv(1024) == b""
         assert len(digits) == 33
@@ -147,13 +157,17 @@ def test_a_liar_is_no_hub():
         spoke.keep()
         connection, _ = liar.accept()
         with connection:
-            connection.sendall(b"mine\n" + b"0" * 64 + b' {"number": 0, "kind": "end"}\n')
+            connection.sendall(
+                b"mine\n" + b"0" * 64 + b' {"number": 0, "kind": "end"}\n'
+            )
             assert made.until(lambda: not spoke._strangers)
         assert not spoke.links
         assert made.heard == []
 
 
-def test_strangers_are_few_and_have_little_time_and_no_monitor_waits_for_them(monkeypatch):
+def test_strangers_are_few_and_have_little_time_and_no_monitor_waits_for_them(
+    monkeypatch,
+):
     """2,000 connections that say nothing."""
     with links(3) as made:
         made.connect()
@@ -171,7 +185,9 @@ def test_strangers_are_few_and_have_little_time_and_no_monitor_waits_for_them(mo
             stranger.close()
 
 
-def test_one_that_has_gone_before_it_is_greeted_costs_no_other_one_its_place(monkeypatch):
+def test_one_that_has_gone_before_it_is_greeted_costs_no_other_one_its_place(
+    monkeypatch,
+):
     class Reset(star.Connection):
         def __init__(self, *_):
             raise ConnectionResetError
@@ -187,7 +203,9 @@ def test_one_that_has_gone_before_it_is_greeted_costs_no_other_one_its_place(mon
             assert len(made.hub._strangers) == 1
 
 
-def test_where_no_descriptor_is_left_no_core_is_kept_busy_and_strangers_go_soon(monkeypatch):
+def test_where_no_descriptor_is_left_no_core_is_kept_busy_and_strangers_go_soon(
+    monkeypatch,
+):
     class Refusing:
         def accept(self):
             raise OSError(24, "Too many open files")

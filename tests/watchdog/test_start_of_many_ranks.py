@@ -28,33 +28,48 @@ def test_each_rank_receives_little_of_each_other_and_rank_0_a_name_of_each_machi
         received = dict(start.counts.received)
         first = received.pop(0)
         assert max(received.values()) <= BYTES_A_RANK * size + near
-        assert first <= BYTES_A_RANK * size + near + BYTES_A_MACHINE * size // ranks_per_node
+        assert (
+            first
+            <= BYTES_A_RANK * size + near + BYTES_A_MACHINE * size // ranks_per_node
+        )
         lines.append(dict(start.counts.lines))
     few, many = (found.pop(0) for found in lines)
     assert many - few <= LINES_A_MACHINE * (256 - 64) / ranks_per_node + 32
-    assert max(lines[1].values()) <= max(lines[0].values()) + 32  # for more steps in trees
+    assert (
+        max(lines[1].values()) <= max(lines[0].values()) + 32
+    )  # for more steps in trees
 
 
-def test_each_machine_gets_a_monitor_that_knows_the_hub_which_knows_all_names(monkeypatch):
+def test_each_machine_gets_a_monitor_that_knows_the_hub_which_knows_all_names(
+    monkeypatch,
+):
     start = started(monkeypatch, 64, 4, HERE)
     assert sorted(start.monitors) == list(range(0, 64, 4))
     hub = start.monitors[0]["star"]
-    assert [name.split(",")[0] for name in hub["names"]] == [f"ranks {n}" for n in range(0, 64, 4)]
+    assert [name.split(",")[0] for name in hub["names"]] == [
+        f"ranks {n}" for n in range(0, 64, 4)
+    ]
     for leader, config in start.monitors.items():
         star = config["star"]
         assert star["number"] == leader // 4
-        assert [it["world"] for it in config["ranks"]] == list(range(leader, leader + 4))
+        assert [it["world"] for it in config["ranks"]] == list(
+            range(leader, leader + 4)
+        )
         assert star["secret"] == hub["secret"]
         assert star["names"] == (hub["names"] if leader == 0 else hub["names"][:1])
         assert (config["listener"] is not None) == (leader == 0)
         ((address, port),) = star["endpoints"]
         assert (address, port) == ("127.0.0.1", hub["endpoints"][0][1])
         if leader:
-            assert len(start.counts.senders[leader]) <= 4 + 1 + log2(64)  # who sums in a tree
+            assert len(start.counts.senders[leader]) <= 4 + 1 + log2(
+                64
+            )  # who sums in a tree
     (identity,) = {identity for identity, *_ in start.identities}
     assert identity[0] == 0
     assert [it[1:] for it in start.identities] == [(rank, 64) for rank in range(64)]
-    assert {it.nodes for it in start.topologies} == {tuple(rank // 4 for rank in range(64))}
+    assert {it.nodes for it in start.topologies} == {
+        tuple(rank // 4 for rank in range(64))
+    }
 
 
 def test_containers_of_one_machine_get_a_monitor_each(monkeypatch):

@@ -34,11 +34,15 @@ def region():
     with subprocess.Popen([sys.executable, "-c", RANK], text=True, **how) as process:
         assert process.stdout is not None
         with open(process.stdout.readline().strip(), "rb") as file:
-            yield mmap.mmap(file.fileno(), status_region.REGION_BYTES, prot=mmap.PROT_READ)
+            yield mmap.mmap(
+                file.fileno(), status_region.REGION_BYTES, prot=mmap.PROT_READ
+            )
         process.communicate("\n")
 
 
-def test_a_call_that_is_being_recorded_never_seems_to_wait_since_the_machine_started(region):
+def test_a_call_that_is_being_recorded_never_seems_to_wait_since_the_machine_started(
+    region,
+):
     """The clock of its times begins then, and memory that is about to be written holds zeros."""
     seen = 0
     for _ in range(100 * ENOUGH):

@@ -123,7 +123,9 @@ BCAST = r"^  rank 0 .* waits in bcast \(root 1, collective call 5\) for"
         ),
     ],
 )
-def test_a_rank_that_does_not_come_is_named_first_and_the_job_ends(ranks, how, where, stack):
+def test_a_rank_that_does_not_come_is_named_first_and_the_job_ends(
+    ranks, how, where, stack
+):
     job = run(ranks, how)
     culprit = rf"culprit: rank {ranks - 1} \(process \d+ on \S+\) {where}"
     said(job, culprit, BCAST, *(["^  rank 1 .* waits in bcast"] if ranks == 3 else []))
@@ -149,15 +151,27 @@ def in_full(*case):
     [
         (
             *(2, "finalize"),
-            ["culprit: rank 1 .* is in no call", "^  rank 0 .* waits in MPI_Finalize", "in_python"],
+            [
+                "culprit: rank 1 .* is in no call",
+                "^  rank 0 .* waits in MPI_Finalize",
+                "in_python",
+            ],
         ),
         in_full(
             *(2, "create"),
-            ["culprit: rank 1 .* is in no call", "^  rank 0 .* waits in create", "in_python"],
+            [
+                "culprit: rank 1 .* is in no call",
+                "^  rank 0 .* waits in create",
+                "in_python",
+            ],
         ),
         in_full(
             *(2, "in_recv"),
-            [r"s.*: rank 1 .* waits in recv_obj \(from rank 0, tag 5, ", "or: rank 0", BCAST],
+            [
+                r"s.*: rank 1 .* waits in recv_obj \(from rank 0, tag 5, ",
+                "or: rank 0",
+                BCAST,
+            ],
         ),
         # Rank 1 waits in the communicator of ranks 0 and 1 for rank 0, which waits for rank 1.
         in_full(
@@ -188,7 +202,9 @@ def test_whatever_ranks_wait_in_is_told(ranks, how, words):
         assert verdict_on(job).rank == 1
         assert verdict_on(job).how.startswith("has not come to create_communicator")
         assert "look at what only it does first" in verdict_on(job).next_step
-    assert events.the_only("watchdog_abort", job.err)["reason"].startswith("likely culprit")
+    assert events.the_only("watchdog_abort", job.err)["reason"].startswith(
+        "likely culprit"
+    )
 
 
 OVERLAP = """
@@ -212,7 +228,9 @@ for _ in range(9):
 def test_a_thread_that_waits_where_it_prepares_its_sums_is_seen():
     """Nothing had been called on its communicator before."""
     said(
-        run(2, "", OVERLAP), "culprit: rank 1 .* is stopped", "^  rank 0 .* waits in preparing sums"
+        run(2, "", OVERLAP),
+        "culprit: rank 1 .* is stopped",
+        "^  rank 0 .* waits in preparing sums",
     )
 
 
@@ -240,13 +258,17 @@ def test_a_monitor_that_is_killed_is_started_again():
         if not killed and "elsewhere" in out:
             pids = set(re.findall(r"RANK (\d+)", out))
             found = {process.pid: process for process in monitors_of(pids)}
-            (child,) = (process for process in found.values() if process.ppid() in found)
+            (child,) = (
+                process for process in found.values() if process.ppid() in found
+            )
             child.kill()
             killed.append(child.pid)
 
     environment = {"CHAINERMN_TIMEOUT": f"{SECONDS:g}"}
     words = ("in_python", "by default", "")
-    job = jobs.run_text(2, SCRIPT, *words, environment=environment, meanwhile=kill_monitor)
+    job = jobs.run_text(
+        2, SCRIPT, *words, environment=environment, meanwhile=kill_monitor
+    )
     assert killed, job
     said(job, "culprit: rank 1 .* is in no call", "ending the job")
     left_nothing(job)

@@ -49,7 +49,9 @@ def event_line(job: str, rank: int, kind: str, **fields: Any) -> bytes:
     """
     event = {"version": VERSION, "event": kind, "rank": rank, **fields}
     for most in LONGEST_TEXTS:
-        line = f"{MARK}{job} {json.dumps(_shorten(event, most))}\n".encode()  # all ASCII
+        line = (
+            f"{MARK}{job} {json.dumps(_shorten(event, most))}\n".encode()
+        )  # all ASCII
         if len(line) <= MOST_BYTES:
             return line
     raise ValueError(f"an event {kind!r} of {len(line)} bytes is too long")
@@ -61,7 +63,11 @@ def _shorten(value: Any, most: int) -> Any:
         return f"{value[: most // 2]}...{value[-(most // 2) :]}"
     if isinstance(value, dict):
         return {name: _shorten(each, most) for name, each in value.items()}
-    return [_shorten(each, most) for each in value] if isinstance(value, (list, tuple)) else value
+    return (
+        [_shorten(each, most) for each in value]
+        if isinstance(value, (list, tuple))
+        else value
+    )
 
 
 def emit(kind: str, **fields: Any) -> None:
@@ -72,21 +78,31 @@ def emit(kind: str, **fields: Any) -> None:
     with contextlib.suppress(Exception):  # it may be closed, or somebody else's object
         sys.stderr.flush()
     with contextlib.suppress(Exception):
-        os.write(_stderr, event_line(job, (rank_from_env() or (0, 1))[0], kind, **fields))
+        os.write(
+            _stderr, event_line(job, (rank_from_env() or (0, 1))[0], kind, **fields)
+        )
 
 
 def active_job() -> str | None:
     """Return the launch to which this process sends its rank's events; None if it sends none."""
     job = os.environ.get(JOB_VARIABLE)
-    return job if job and os.environ.get(REPORTER_VARIABLE) == f"{job} {os.getpid()}" else None
+    return (
+        job
+        if job and os.environ.get(REPORTER_VARIABLE) == f"{job} {os.getpid()}"
+        else None
+    )
 
 
 def rank_from_env() -> tuple[int, int | None] | None:
     """Return this process's rank and the number of ranks, None if unknown, if it was launched."""
-    typed = "SLURM_PTY_PORT" in os.environ and os.environ.get("SLURM_TASK_PID") != str(os.getpid())
+    typed = "SLURM_PTY_PORT" in os.environ and os.environ.get("SLURM_TASK_PID") != str(
+        os.getpid()
+    )
     for rank, size in RANK_VARIABLES:
         number, total = (os.environ.get(name, "") for name in (rank, size))
-        if number.isdigit() and (rank != "SLURM_PROCID" or not (typed or total in ("", "1"))):
+        if number.isdigit() and (
+            rank != "SLURM_PROCID" or not (typed or total in ("", "1"))
+        ):
             return int(number), int(total) if total.isdigit() else None
     return None
 

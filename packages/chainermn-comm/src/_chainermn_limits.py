@@ -12,7 +12,9 @@ from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 # With one of these a user chooses the number of threads, and nothing is changed.
-THREAD_VARIABLES = tuple(f"{of}_NUM_THREADS" for of in ("OMP", "OPENBLAS", "GOTO", "MKL", "BLIS"))
+THREAD_VARIABLES = tuple(
+    f"{of}_NUM_THREADS" for of in ("OMP", "OPENBLAS", "GOTO", "MKL", "BLIS")
+)
 
 
 def cgroup_folders(
@@ -37,10 +39,14 @@ def cgroup_folders(
             continue
         for top in tops:
             folder = top / path.lstrip("/")  # in a container this may not be there
-            yield from (one for one in (folder, *folder.parents) if one.is_relative_to(top))
+            yield from (
+                one for one in (folder, *folder.parents) if one.is_relative_to(top)
+            )
 
 
-def tightest_cgroup(membership: str | None = None, root: Path = ROOT) -> tuple[str, float] | None:
+def tightest_cgroup(
+    membership: str | None = None, root: Path = ROOT
+) -> tuple[str, float] | None:
     """Return the cgroup with the least CPU time above this process, and that time in cores."""
     folders = cgroup_folders("cpu", membership, root)
     quotas = ((str(folder), _cpu_quota(folder)) for folder in folders)

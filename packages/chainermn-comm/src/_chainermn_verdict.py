@@ -8,26 +8,80 @@ import traceback
 
 # How a rank failed, as the words begin that say so, and what to do.
 NEXT_STEPS = (
-    (".*KeyboardInterrupt|ended by Ctrl-C", "nothing is wrong; start the job again to go on"),
-    (".*ranks disagree", "look for an `if comm.rank` around that call, or what differs before it"),
-    ("ended by signal 9 ", "see `dmesg -T | grep -i killed` on its host; memory, nearly always"),
+    (
+        ".*KeyboardInterrupt|ended by Ctrl-C",
+        "nothing is wrong; start the job again to go on",
+    ),
+    (
+        ".*ranks disagree",
+        "look for an `if comm.rank` around that call, or what differs before it",
+    ),
+    (
+        "ended by signal 9 ",
+        "see `dmesg -T | grep -i killed` on its host; memory, nearly always",
+    ),
     (".*MemoryError", "use fewer ranks or loader processes a host, or a smaller batch"),
-    (".*No space left on device", "make room: `df -h . /tmp /dev/shm` shows what is full"),
-    (r"os\._exit", "end the rank by sys.exit(), or call mpi4py.MPI.Finalize() before os._exit"),
-    (r"sys\.exit|exit status|application|ranks? .* goodbye", "read what that rank printed before"),
-    ("ended by signal 1 ", "start it by the scheduler, tmux or nohup: its terminal was closed"),
-    (r"ended by signal (?:10|12|15) ", "find who sent it: a time limit, a preemption, or `kill`"),
-    ("the job did not end", "give --timeout more, or look by `chainermn top` what takes the time"),
-    ("no rank|mpiexec doesn|all ranks said", "mend what mpiexec says; see `chainermn doctor`"),
-    (".*alone in its MPI", "take the mpiexec of mpi4py's MPI; `chainermn doctor` says more"),
-    ("ended by signal|Fatal Py", "read the stack after 'Fatal Python error'; see `chainermn env`"),
-    ("(is )?gone", "read its last lines; on its host, `dmesg -T | grep -iE 'oom|segfault'`"),
-    ("is stopped", "`kill -CONT` its process, or ask the scheduler whether it suspended the job"),
-    ("is in no call", "read its stack, the first; if it only takes long, raise CHAINERMN_TIMEOUT"),
-    ("has ended", "let all ranks do as many iterations; look for an early return or sys.exit()"),
+    (
+        ".*No space left on device",
+        "make room: `df -h . /tmp /dev/shm` shows what is full",
+    ),
+    (
+        r"os\._exit",
+        "end the rank by sys.exit(), or call mpi4py.MPI.Finalize() before os._exit",
+    ),
+    (
+        r"sys\.exit|exit status|application|ranks? .* goodbye",
+        "read what that rank printed before",
+    ),
+    (
+        "ended by signal 1 ",
+        "start it by the scheduler, tmux or nohup: its terminal was closed",
+    ),
+    (
+        r"ended by signal (?:10|12|15) ",
+        "find who sent it: a time limit, a preemption, or `kill`",
+    ),
+    (
+        "the job did not end",
+        "give --timeout more, or look by `chainermn top` what takes the time",
+    ),
+    (
+        "no rank|mpiexec doesn|all ranks said",
+        "mend what mpiexec says; see `chainermn doctor`",
+    ),
+    (
+        ".*alone in its MPI",
+        "take the mpiexec of mpi4py's MPI; `chainermn doctor` says more",
+    ),
+    (
+        "ended by signal|Fatal Py",
+        "read the stack after 'Fatal Python error'; see `chainermn env`",
+    ),
+    (
+        "(is )?gone",
+        "read its last lines; on its host, `dmesg -T | grep -iE 'oom|segfault'`",
+    ),
+    (
+        "is stopped",
+        "`kill -CONT` its process, or ask the scheduler whether it suspended the job",
+    ),
+    (
+        "is in no call",
+        "read its stack, the first; if it only takes long, raise CHAINERMN_TIMEOUT",
+    ),
+    (
+        "has ended",
+        "let all ranks do as many iterations; look for an early return or sys.exit()",
+    ),
     ("waits in", "compare the calls: operation, other rank, tag and communicator"),
-    (".*not come to", "look at what only it does first: a download, a data set, an import"),
-    ("nothing was heard|ranks wait for", "ping that host; then start from the last checkpoint"),
+    (
+        ".*not come to",
+        "look at what only it does first: a download, a data set, an import",
+    ),
+    (
+        "nothing was heard|ranks wait for",
+        "ping that host; then start from the last checkpoint",
+    ),
     ("all ranks are in the call", "test the network: `chainermn doctor --hosts ...`"),
     ("all ranks have saved|a signal warned", "start the job again to go on"),
     ("", "read the traceback, and mend the innermost line of your own"),
@@ -37,18 +91,25 @@ SUBJECT = r"(?:ChainerMN: )?(?:likely culprits?.*?: )?(?:rank \d+ \(.*?\) )?"
 # An attribute of errors that follow from another rank's, which prints its own.
 FOLLOWS = "_chainermn_follows"
 # Frames of what runs a script, of ours, and what may be between these.
-NOT_THE_USERS = re.compile(r"runpy|contextlib\.py|chainermn_(comm|train|modelparallel|tools)/")
+NOT_THE_USERS = re.compile(
+    r"runpy|contextlib\.py|chainermn_(comm|train|modelparallel|tools)/"
+)
 
 
 def next_step(how: str) -> str:
     """Return what to do about a rank, or a job, that failed so."""
-    steps = (step for words, step in NEXT_STEPS if re.match(f"{SUBJECT}(?:{words})", how))
+    steps = (
+        step for words, step in NEXT_STEPS if re.match(f"{SUBJECT}(?:{words})", how)
+    )
     return f"Next step: {next(steps)}."
 
 
 def is_secondary(error: BaseException) -> bool:
     """Return whether the error may only follow from another rank's."""
-    mpi, kinds = sys.modules.get("mpi4py.MPI"), [kind.__name__ for kind in type(error).__mro__]
+    mpi, kinds = (
+        sys.modules.get("mpi4py.MPI"),
+        [kind.__name__ for kind in type(error).__mro__],
+    )
     follows: bool = getattr(error, FOLLOWS, "PeerError" in kinds)
     return follows or (mpi is not None and isinstance(error, mpi.Exception))
 
@@ -58,8 +119,12 @@ def traceback_of(error: BaseException) -> str:
     whole = traceback.TracebackException.from_exception(error)
     one: traceback.TracebackException | None = whole
     while one is not None:
-        kept = [frame for frame in one.stack if not NOT_THE_USERS.search(frame.filename)]
-        if kept and (kept[-1] is one.stack[-1] or (one.stack[-1].line or "").startswith("raise ")):
+        kept = [
+            frame for frame in one.stack if not NOT_THE_USERS.search(frame.filename)
+        ]
+        if kept and (
+            kept[-1] is one.stack[-1] or (one.stack[-1].line or "").startswith("raise ")
+        ):
             one.stack[:] = kept
         one = one.__cause__ or one.__context__
     return "".join(whole.format())

@@ -34,7 +34,9 @@ def trained(chainermn, comm, iterations=4, every=1, **how):
     with contextlib.suppress(KeyboardInterrupt):
         trainer.run()
     checkpointer.finalize = finalize
-    getattr(checkpointer, "flush", lambda: None)()  # older files go while training goes on
+    getattr(
+        checkpointer, "flush", lambda: None
+    )()  # older files go while training goes on
     MPI.COMM_WORLD.Barrier()
     return checkpointer, model
 
@@ -111,7 +113,9 @@ def what_is_loaded_by_keywords(chainermn, comm):
     together()
     trained(chainermn, comm)
     trainer, _ = training(chainermn, comm)
-    make(chainermn, comm).maybe_load(trainer=trainer, optimizer=None, path="checkpoints")
+    make(chainermn, comm).maybe_load(
+        trainer=trainer, optimizer=None, path="checkpoints"
+    )
     return trainer.updater.iteration
 
 
@@ -133,7 +137,9 @@ def save_by_keywords(chainermn, comm):
 def stats(chainermn, comm):
     checkpointer, _ = trained(chainermn, comm)
     found = checkpointer.get_stats()
-    return type(found).__name__, sorted(found) if isinstance(found, dict) else found is not None
+    return type(found).__name__, sorted(found) if isinstance(
+        found, dict
+    ) else found is not None
 
 
 @case
@@ -161,7 +167,9 @@ def by_position(chainermn, comm):
 @each("", "a b", "a.b", "a/b", "snapshot")
 def names(chainermn, comm, name):
     trainer, _ = training(chainermn, comm)
-    checkpointer = chainermn.create_multi_node_checkpointer(name, comm, path="checkpoints")
+    checkpointer = chainermn.create_multi_node_checkpointer(
+        name, comm, path="checkpoints"
+    )
     checkpointer.save(trainer.updater, 1)
     return listed()
 
@@ -203,7 +211,9 @@ def save_and_load_without_a_trainer(chainermn, comm):
     make(chainermn, comm).save(trainer.updater, 7)
     MPI.COMM_WORLD.Barrier()
     again, other = training(chainermn, comm, value=9.0)
-    loaded = make(chainermn, comm).maybe_load(again.updater, again.updater.get_optimizer("main"))
+    loaded = make(chainermn, comm).maybe_load(
+        again.updater, again.updater.get_optimizer("main")
+    )
     return loaded, state(model), state(other)
 
 

@@ -32,7 +32,14 @@ SCALARS = {
 def ranks(chainermn, comm):
     return {
         name: getattr(comm, name)
-        for name in ["rank", "size", "intra_rank", "intra_size", "inter_rank", "inter_size"]
+        for name in [
+            "rank",
+            "size",
+            "intra_rank",
+            "intra_size",
+            "inter_rank",
+            "inter_size",
+        ]
     }
 
 
@@ -273,7 +280,9 @@ def alltoall_an_array_each(chainermn, comm, array):
 
 @each(tuple=tuple, list=list, array=np.array)
 def alltoall(chainermn, comm, kind):
-    return comm.alltoall(kind([np.full(2, 10 * comm.rank + n, np.float32) for n in range(2)]))
+    return comm.alltoall(
+        kind([np.full(2, 10 * comm.rank + n, np.float32) for n in range(2)])
+    )
 
 
 @case
@@ -283,7 +292,9 @@ def alltoall_by_keyword(chainermn, comm):
 
 @case
 def alltoall_shapes_that_differ(chainermn, comm):
-    return comm.alltoall(tuple(np.full((comm.rank + 1, n + 1), n, np.float32) for n in range(2)))
+    return comm.alltoall(
+        tuple(np.full((comm.rank + 1, n + 1), n, np.float32) for n in range(2))
+    )
 
 
 @each(0, 1, 3)
@@ -338,4 +349,7 @@ def results_can_be_written_to(chainermn, comm):
         "allreduce": comm.allreduce(mine),
         "scatter": comm.scatter((mine, mine) if comm.rank == 0 else None),
     }
-    return {name: outcome(lambda array=array: array.fill(1)) for name, array in results.items()}
+    return {
+        name: outcome(lambda array=array: array.fill(1))
+        for name, array in results.items()
+    }

@@ -26,7 +26,9 @@ def class_of_a_communicator(chainermn, comm):
 
 @case
 def create_communicator_by_keywords(chainermn, comm):
-    made = chainermn.create_communicator(communicator_name="naive", mpi_comm=MPI.COMM_WORLD.Dup())
+    made = chainermn.create_communicator(
+        communicator_name="naive", mpi_comm=MPI.COMM_WORLD.Dup()
+    )
     return made.rank, made.size
 
 
@@ -97,7 +99,9 @@ def set_config_without_a_value(chainermn, comm):
 
 @case
 def set_config_by_keywords(chainermn, comm):
-    return comm.set_config(name="batched_copy", value=False), comm.get_config(name="batched_copy")
+    return comm.set_config(name="batched_copy", value=False), comm.get_config(
+        name="batched_copy"
+    )
 
 
 @case
@@ -113,7 +117,9 @@ def config_scope(chainermn, comm):
     with comm.config_scope():
         comm.batched_copy = True
         comm.of_nobody = 3
-    return outcome(lambda: comm.get_config("batched_copy")), outcome(lambda: comm.batched_copy)
+    return outcome(lambda: comm.get_config("batched_copy")), outcome(
+        lambda: comm.batched_copy
+    )
 
 
 @case
@@ -134,13 +140,25 @@ def attributes_outside_of_a_config_scope(chainermn, comm):
 @case
 def split_into_one(chainermn, comm):
     part = comm.split(0, -comm.rank)
-    return part.rank, part.size, part.intra_rank, part.inter_rank, part.gather_obj(comm.rank)
+    return (
+        part.rank,
+        part.size,
+        part.intra_rank,
+        part.inter_rank,
+        part.gather_obj(comm.rank),
+    )
 
 
 @case
 def split_into_two(chainermn, comm):
     part = comm.split(comm.rank, 0)
-    return part.rank, part.size, part.intra_size, part.inter_size, part.allreduce_obj(comm.rank)
+    return (
+        part.rank,
+        part.size,
+        part.intra_size,
+        part.inter_size,
+        part.allreduce_obj(comm.rank),
+    )
 
 
 @case

@@ -47,17 +47,23 @@ def examples(part):
 
 @each(**KINDS)
 def scatter_dataset(chainermn, comm, dataset):
-    return examples(chainermn.scatter_dataset(dataset if comm.rank == 0 else None, comm))
+    return examples(
+        chainermn.scatter_dataset(dataset if comm.rank == 0 else None, comm)
+    )
 
 
 @case
 def scatter_a_dataset_of_a_class(chainermn, comm):
-    return examples(chainermn.scatter_dataset(Squares() if comm.rank == 0 else None, comm))
+    return examples(
+        chainermn.scatter_dataset(Squares() if comm.rank == 0 else None, comm)
+    )
 
 
 @case
 def scatter_a_dict(chainermn, comm):
-    return type(chainermn.scatter_dataset({"a": 1, "b": 2} if comm.rank == 0 else None, comm))
+    return type(
+        chainermn.scatter_dataset({"a": 1, "b": 2} if comm.rank == 0 else None, comm)
+    )
 
 
 @case
@@ -73,7 +79,9 @@ def shuffled(chainermn, comm, seed):
     part = chainermn.scatter_dataset(whole, comm, shuffle=True, seed=seed)
     if seed is not None:
         return examples(part)
-    return len(part), sorted({*MPI.COMM_WORLD.bcast([*part]), *MPI.COMM_WORLD.bcast([*part], 1)})
+    return len(part), sorted(
+        {*MPI.COMM_WORLD.bcast([*part]), *MPI.COMM_WORLD.bcast([*part], 1)}
+    )
 
 
 @case
@@ -128,7 +136,10 @@ def examples_can_be_written_to(chainermn, comm, kind):
     return first
 
 
-@each(array=lambda: np.zeros((4, 2), np.float32), arrays=lambda: [*np.zeros((4, 2), np.float32)])
+@each(
+    array=lambda: np.zeros((4, 2), np.float32),
+    arrays=lambda: [*np.zeros((4, 2), np.float32)],
+)
 def the_roots_examples_after_a_change(chainermn, comm, make):
     """Of the part, which is of the root's own array or list."""
     whole = make() if comm.rank == 0 else None
@@ -201,4 +212,6 @@ def epoch_trigger(chainermn, comm, epochs):
 @case
 def data_size_error(chainermn, comm):
     kind = chainermn.DataSizeError
-    return [base.__name__ for base in kind.__mro__], kind is chainermn.datasets.DataSizeError
+    return [
+        base.__name__ for base in kind.__mro__
+    ], kind is chainermn.datasets.DataSizeError

@@ -11,7 +11,9 @@ from .table import case, each
 
 def iterator(comm, counts=(4, 4)):
     """Of as many examples as the rank's number in `counts`."""
-    rows = np.arange(3.0 * counts[comm.rank], dtype=np.float32).reshape(-1, 3) + comm.rank
+    rows = (
+        np.arange(3.0 * counts[comm.rank], dtype=np.float32).reshape(-1, 3) + comm.rank
+    )
     return chainer.iterators.SerialIterator(rows, 2, repeat=False, shuffle=False)
 
 
@@ -34,7 +36,9 @@ def create_multi_node_evaluator_of_unequal_ranks(chainermn, comm):
 @case
 def create_multi_node_evaluator_gives_the_same(chainermn, comm):
     actual = evaluator(comm)
-    made = chainermn.create_multi_node_evaluator(actual_evaluator=actual, communicator=comm)
+    made = chainermn.create_multi_node_evaluator(
+        actual_evaluator=actual, communicator=comm
+    )
     return made is actual, isinstance(made, chainer.training.extensions.Evaluator)
 
 
@@ -77,7 +81,9 @@ def evaluator_sets_attributes(chainermn, comm):
 def evaluator_in_a_trainer(chainermn, comm):
     trainer, model = training(chainermn, comm)
     actual = chainer.training.extensions.Evaluator(iterator(comm), model)
-    trainer.extend(chainermn.create_multi_node_evaluator(actual, comm), trigger=(1, "iteration"))
+    trainer.extend(
+        chainermn.create_multi_node_evaluator(actual, comm), trigger=(1, "iteration")
+    )
     seen = []
     trainer.extend(lambda each: seen.append(dict(each.observation)), name="see")
     trainer.run()
@@ -86,7 +92,10 @@ def evaluator_in_a_trainer(chainermn, comm):
 
 class Own(chainer.training.extensions.Evaluator):
     def evaluate(self):
-        return {"own/value": float(len(self.get_iterator("main").dataset)), "own/one": 1}
+        return {
+            "own/value": float(len(self.get_iterator("main").dataset)),
+            "own/one": 1,
+        }
 
 
 @case
@@ -102,7 +111,9 @@ class OfNumpy(chainer.training.extensions.Evaluator):
 
 @case
 def evaluator_of_numpy_values(chainermn, comm):
-    return chainermn.create_multi_node_evaluator(OfNumpy(iterator(comm), linear()), comm).evaluate()
+    return chainermn.create_multi_node_evaluator(
+        OfNumpy(iterator(comm), linear()), comm
+    ).evaluate()
 
 
 @case
@@ -111,7 +122,9 @@ def evaluator_of_variables(chainermn, comm):
         def evaluate(self):
             return {"a": chainer.Variable(np.array(1.5 + comm.rank, np.float32))}
 
-    return chainermn.create_multi_node_evaluator(Kind(iterator(comm), linear()), comm).evaluate()
+    return chainermn.create_multi_node_evaluator(
+        Kind(iterator(comm), linear()), comm
+    ).evaluate()
 
 
 # -- GenericMultiNodeEvaluator
@@ -141,10 +154,14 @@ def generic_evaluator(chainermn, comm, root):
 def generic_evaluator_in_a_trainer(chainermn, comm):
     trainer, model = training(chainermn, comm)
     trainer.extend(
-        generic(chainermn)(comm, iterator(comm), model), trigger=(1, "iteration"), name="generic"
+        generic(chainermn)(comm, iterator(comm), model),
+        trigger=(1, "iteration"),
+        name="generic",
     )
     seen = []
-    trainer.extend(lambda each: seen.append(sorted(each.observation)), name="see", priority=-1)
+    trainer.extend(
+        lambda each: seen.append(sorted(each.observation)), name="see", priority=-1
+    )
     trainer.run()
     return seen
 
@@ -218,7 +235,9 @@ def generic_evaluator_attributes(chainermn, comm):
 
 @case
 def generic_evaluator_without_methods(chainermn, comm):
-    return chainermn.extensions.GenericMultiNodeEvaluator(comm, iterator(comm), linear())(None)
+    return chainermn.extensions.GenericMultiNodeEvaluator(
+        comm, iterator(comm), linear()
+    )(None)
 
 
 @each("eval_hook", "eval_func", "progress_bar")

@@ -64,7 +64,9 @@ def allreduce_persistent_of_kinds(chainermn, comm):
 def allreduce_persistent_in_a_trainer(chainermn, comm):
     trainer, _ = training(chainermn, comm)
     bn = normalized(comm.rank)
-    trainer.extend(chainermn.extensions.AllreducePersistent(bn, comm), trigger=(1, "iteration"))
+    trainer.extend(
+        chainermn.extensions.AllreducePersistent(bn, comm), trigger=(1, "iteration")
+    )
     trainer.run()
     return state(bn)
 
@@ -79,14 +81,18 @@ def observed(chainermn, comm, values, iterations=2, key="a", target=None, **how)
     def report(each):
         chainer.report({key: values(comm.rank, each.updater.iteration)})
 
-    trainer.extend(report, priority=chainer.training.PRIORITY_WRITER + 1, trigger=(1, "iteration"))
+    trainer.extend(
+        report, priority=chainer.training.PRIORITY_WRITER + 1, trigger=(1, "iteration")
+    )
     trainer.extend(
         chainermn.extensions.ObservationAggregator(comm, key, target, **how),
         trigger=(1, "iteration"),
     )
     seen = []
     trainer.extend(
-        lambda each: seen.append({k: v for k, v in each.observation.items() if "main" not in k}),
+        lambda each: seen.append(
+            {k: v for k, v in each.observation.items() if "main" not in k}
+        ),
         name="see",
         priority=-10,
         trigger=(1, "iteration"),
@@ -151,14 +157,20 @@ def observation_aggregator_attributes(chainermn, comm):
 def stopped(chainermn, comm, values, **how):
     """The iteration in which training ends."""
     trigger = chainermn.extensions.MultiNodeEarlyStoppingTrigger(
-        comm, monitor="a", check_trigger=(1, "iteration"), max_trigger=(8, "iteration"), **how
+        comm,
+        monitor="a",
+        check_trigger=(1, "iteration"),
+        max_trigger=(8, "iteration"),
+        **how,
     )
     trainer, _ = training(chainermn, comm, length=trigger)
 
     def report(each):
         chainer.report({"a": values(comm.rank, each.updater.iteration)})
 
-    trainer.extend(report, priority=chainer.training.PRIORITY_WRITER + 1, trigger=(1, "iteration"))
+    trainer.extend(
+        report, priority=chainer.training.PRIORITY_WRITER + 1, trigger=(1, "iteration")
+    )
     trainer.run()
     return trainer.updater.iteration, sorted(trainer.observation)
 
@@ -205,7 +217,10 @@ def early_stopping_training_length(chainermn, comm):
 @case
 def early_stopping_by_position(chainermn, comm):
     return outcome(
-        lambda: chainermn.extensions.MultiNodeEarlyStoppingTrigger(comm, (1, "epoch")) is not None
+        lambda: (
+            chainermn.extensions.MultiNodeEarlyStoppingTrigger(comm, (1, "epoch"))
+            is not None
+        )
     )
 
 
@@ -213,7 +228,9 @@ def early_stopping_by_position(chainermn, comm):
 
 
 def files():
-    return sorted(name for name in os.listdir("result")) if os.path.isdir("result") else []
+    return (
+        sorted(name for name in os.listdir("result")) if os.path.isdir("result") else []
+    )
 
 
 def snapshot(**how):
@@ -243,7 +260,9 @@ def multi_node_snapshot_loads(chainermn, comm):
     second.extend(make(comm, snapshot(), []), trigger=(1, "iteration"))
     start = []
     second.extend(
-        lambda each: start.append(each.updater.iteration), name="see", trigger=(1, "iteration")
+        lambda each: start.append(each.updater.iteration),
+        name="see",
+        trigger=(1, "iteration"),
     )
     second.run()
     MPI.COMM_WORLD.Barrier()

@@ -285,7 +285,9 @@ def collectives_by_keywords(chainermn, comm):
 @case
 def collectives_of_arrays(chainermn, comm):
     array = np.full(2, comm.rank, np.float32)
-    return chainermn.functions.allgather(comm, array), chainermn.functions.bcast(comm, array)
+    return chainermn.functions.allgather(comm, array), chainermn.functions.bcast(
+        comm, array
+    )
 
 
 @each("float16", "float64")

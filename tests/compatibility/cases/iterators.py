@@ -17,7 +17,9 @@ EXAMPLES = {
 
 
 def serial(examples, batch=2, **how):
-    return chainer.iterators.SerialIterator(examples, batch, **{"shuffle": False, **how})
+    return chainer.iterators.SerialIterator(
+        examples, batch, **{"shuffle": False, **how}
+    )
 
 
 def shared(chainermn, comm, examples, root=0, **how):
@@ -29,7 +31,12 @@ def shared(chainermn, comm, examples, root=0, **how):
 def multi_node_iterator(chainermn, comm, examples):
     iterator = shared(chainermn, comm, examples)
     return [
-        (next(iterator), iterator.epoch, iterator.is_new_epoch, float(iterator.epoch_detail))
+        (
+            next(iterator),
+            iterator.epoch,
+            iterator.is_new_epoch,
+            float(iterator.epoch_detail),
+        )
         for _ in range(4)
     ]
 
@@ -56,7 +63,11 @@ def multi_node_iterator_by_keywords(chainermn, comm):
 def multi_node_iterator_position(chainermn, comm):
     iterator = shared(chainermn, comm, EXAMPLES["arrays"])
     next(iterator)
-    return iterator.current_position, iterator.epoch_detail, iterator.previous_epoch_detail
+    return (
+        iterator.current_position,
+        iterator.epoch_detail,
+        iterator.previous_epoch_detail,
+    )
 
 
 @each("batch_size", "dataset", "nothing")
@@ -67,7 +78,11 @@ def multi_node_iterator_attribute(chainermn, comm, name):
     return len(value) if name == "dataset" else value
 
 
-@each(ints=[1, 2, 3, 4], texts=["a", "b"], float64=[np.full(2, n, np.float64) for n in range(3)])
+@each(
+    ints=[1, 2, 3, 4],
+    texts=["a", "b"],
+    float64=[np.full(2, n, np.float64) for n in range(3)],
+)
 def multi_node_iterator_of(chainermn, comm, examples):
     return next(shared(chainermn, comm, examples))
 
@@ -110,7 +125,9 @@ def synchronized_iterator_in_order(chainermn, comm):
 
 @each("batch_size", "dataset", "is_new_epoch", "current_position", "nothing")
 def synchronized_iterator_attribute(chainermn, comm, name):
-    iterator = chainermn.iterators.create_synchronized_iterator(serial(list(range(5))), comm)
+    iterator = chainermn.iterators.create_synchronized_iterator(
+        serial(list(range(5))), comm
+    )
     next(iterator)
     return getattr(iterator, name)
 
@@ -126,7 +143,9 @@ def synchronized_iterator_of_the_order_of_a_seed(chainermn, comm):
 
 @case
 def synchronized_iterator_serialized(chainermn, comm):
-    iterator = chainermn.iterators.create_synchronized_iterator(serial(list(range(5))), comm)
+    iterator = chainermn.iterators.create_synchronized_iterator(
+        serial(list(range(5))), comm
+    )
     next(iterator)
     serializer = chainer.serializers.DictionarySerializer()
     iterator.serialize(serializer)
@@ -137,9 +156,13 @@ def synchronized_iterator_serialized(chainermn, comm):
 def iterators_are_chainers(chainermn, comm):
     one = shared(chainermn, comm, EXAMPLES["arrays"])
     other = chainermn.iterators.create_synchronized_iterator(serial([1, 2]), comm)
-    return isinstance(one, chainer.dataset.Iterator), isinstance(other, chainer.dataset.Iterator)
+    return isinstance(one, chainer.dataset.Iterator), isinstance(
+        other, chainer.dataset.Iterator
+    )
 
 
 @case
 def synchronized_iterator_without_an_iterator(chainermn, comm):
-    return outcome(lambda: type(chainermn.iterators.create_synchronized_iterator(None, comm)))
+    return outcome(
+        lambda: type(chainermn.iterators.create_synchronized_iterator(None, comm))
+    )

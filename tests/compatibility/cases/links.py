@@ -63,7 +63,9 @@ def batch_normalization_dtype(chainermn, comm, dtype):
     return state(normalization(chainermn, comm, dtype=dtype))
 
 
-@each(float16=np.float16, float32=np.float32, float64=np.float64, mixed16=chainer.mixed16)
+@each(
+    float16=np.float16, float32=np.float32, float64=np.float64, mixed16=chainer.mixed16
+)
 def batch_normalization_of_the_configured_dtype(chainermn, comm, dtype):
     with chainer.using_config("dtype", dtype):
         return state(normalization(chainermn, comm))
@@ -185,7 +187,9 @@ class Own(L.BatchNormalization):
 @case
 def create_mnbn_model_of_a_class(chainermn, comm):
     """That computes something of its own."""
-    model = chainermn.links.create_mnbn_model(chainer.Sequential(linear(), Own(2)), comm)
+    model = chainermn.links.create_mnbn_model(
+        chainer.Sequential(linear(), Own(2)), comm
+    )
     return kinds(model), isinstance(model[1], Own)
 
 
@@ -193,7 +197,12 @@ def create_mnbn_model_of_a_class(chainermn, comm):
 def mnbn_models_share_nothing(chainermn, comm):
     model = Net()
     made = chainermn.links.create_mnbn_model(model, comm, communication_backend="mpi")
-    return kinds(model), made.a is model.a, made.a.W is model.a.W, made.a.W.array is model.a.W.array
+    return (
+        kinds(model),
+        made.a is model.a,
+        made.a.W is model.a.W,
+        made.a.W.array is model.a.W.array,
+    )
 
 
 @case

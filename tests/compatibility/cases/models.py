@@ -47,11 +47,15 @@ class Loss(chainer.Chain):
         return loss
 
 
-def trainer(optimizer, examples, iterations=2, batch=2, length=None) -> chainer.training.Trainer:
+def trainer(
+    optimizer, examples, iterations=2, batch=2, length=None
+) -> chainer.training.Trainer:
     """Of these examples in their order, that writes into the current folder."""
     iterator = chainer.iterators.SerialIterator(examples, batch, shuffle=False)
     updater = chainer.training.StandardUpdater(iterator, optimizer)
-    return chainer.training.Trainer(updater, length or (iterations, "iteration"), out="result")
+    return chainer.training.Trainer(
+        updater, length or (iterations, "iteration"), out="result"
+    )
 
 
 def training(chainermn, comm, iterations=2, value=1.0, length=None, optimizer=None):

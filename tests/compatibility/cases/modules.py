@@ -51,7 +51,11 @@ def nccl_names(chainermn, comm):
 @each(none=(), number=(0,))
 def get_device(chainermn, comm, arguments):
     device = importlib.import_module("chainermn.testing").get_device(*arguments)
-    return type(device).__name__, str(device), isinstance(device, chainer.backend.Device)
+    return (
+        type(device).__name__,
+        str(device),
+        isinstance(device, chainer.backend.Device),
+    )
 
 
 @case

@@ -87,7 +87,9 @@ def bcast_obj_where_others_have_one(chainermn, comm):
 
 @each(1, 1024, None)
 def bcast_obj_with_max_buf_len(chainermn, comm, length):
-    return comm.bcast_obj(list(range(100)) if comm.rank == 0 else None, max_buf_len=length)
+    return comm.bcast_obj(
+        list(range(100)) if comm.rank == 0 else None, max_buf_len=length
+    )
 
 
 @case

@@ -72,7 +72,9 @@ def attribute(chainermn, comm, name):
 @case
 def is_no_optimizer_of_chainers(chainermn, comm):
     optimizer = made(chainermn, comm, linear())
-    return isinstance(optimizer, chainer.Optimizer), isinstance(optimizer, chainer.GradientMethod)
+    return isinstance(optimizer, chainer.Optimizer), isinstance(
+        optimizer, chainer.GradientMethod
+    )
 
 
 @case
@@ -219,7 +221,9 @@ def setup_twice(chainermn, comm):
 
 @case
 def update_without_setup(chainermn, comm):
-    return chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm).update()
+    return chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(), comm
+    ).update()
 
 
 @case

@@ -20,17 +20,23 @@ from .table import case, each, outcome
 @case
 def data_parallel(chainermn, comm):
     """Scattered data, an evaluator, and reports of rank 0: the examples' usual shape."""
-    rows = [(row, np.int32(n % 2)) for n, row in enumerate(np.arange(24.0).reshape(8, 3))]
+    rows = [
+        (row, np.int32(n % 2)) for n, row in enumerate(np.arange(24.0).reshape(8, 3))
+    ]
     rows = [(row.astype(np.float32) / 10, label) for row, label in rows]
     model = chainer.links.Classifier(linear(0.5))
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(), comm)
     optimizer.setup(model)
     model.cleargrads()
     optimizer.update()
-    part = chainermn.scatter_dataset(rows if comm.rank == 0 else None, comm, shuffle=True, seed=1)
+    part = chainermn.scatter_dataset(
+        rows if comm.rank == 0 else None, comm, shuffle=True, seed=1
+    )
     run = trainer(optimizer, part, length=(2, "epoch"))
     once = chainer.iterators.SerialIterator(part, 2, repeat=False, shuffle=False)
-    evaluator = chainermn.create_multi_node_evaluator(extensions.Evaluator(once, model), comm)
+    evaluator = chainermn.create_multi_node_evaluator(
+        extensions.Evaluator(once, model), comm
+    )
     run.extend(evaluator)
     if comm.rank == 0:
         run.extend(extensions.LogReport())
@@ -48,7 +54,9 @@ def hybrid(chainermn, comm):
     """Each rank is the only one of its group."""
     group = comm.split(comm.rank, 0)
     model = linear(comm.rank + 1.0)
-    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(0.001), group)
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(0.001), group
+    )
     optimizer.setup(model)
     for _ in range(2):
         backward(model, comm.rank)
@@ -107,7 +115,13 @@ def learning_rates(chainermn, comm, shift):
     return optimizer.lr, run.observation["lr"]
 
 
-@each("use_cleargrads", "use_fp32_update", "reallocate_cleared_grads", "call_hooks", "new_epoch")
+@each(
+    "use_cleargrads",
+    "use_fp32_update",
+    "reallocate_cleared_grads",
+    "call_hooks",
+    "new_epoch",
+)
 def methods_of_the_optimizer(chainermn, comm, name):
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm)
     optimizer.setup(linear())
@@ -141,9 +155,15 @@ def a_hook_that_a_script_wrote(chainermn, comm):
 @each("optimizer", "updater", "trainer")
 def saved_and_loaded(chainermn, comm, what):
     def made():
-        run, _ = training(chainermn, comm, optimizer=chainer.optimizers.MomentumSGD(0.001))
+        run, _ = training(
+            chainermn, comm, optimizer=chainer.optimizers.MomentumSGD(0.001)
+        )
         updater = run.updater
-        return run, {"optimizer": updater.get_optimizer("main"), "updater": updater, "trainer": run}
+        return run, {
+            "optimizer": updater.get_optimizer("main"),
+            "updater": updater,
+            "trainer": run,
+        }
 
     run, parts = made()
     run.run()
@@ -184,7 +204,9 @@ def an_extension_of_one_rank(chainermn, comm):
     run, _ = training(chainermn, comm)
     seen = []
     if comm.rank == 0:
-        run.extend(lambda each: seen.append(each.updater.iteration), trigger=(1, "iteration"))
+        run.extend(
+            lambda each: seen.append(each.updater.iteration), trigger=(1, "iteration")
+        )
     run.run()
     return seen
 
@@ -200,7 +222,9 @@ def an_updater_that_a_script_wrote(chainermn, comm):
             optimizer.update()
 
     model = Loss(comm.rank + 1.0)
-    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(0.001), comm)
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(0.001), comm
+    )
     optimizer.setup(model)
     iterator = chainer.iterators.SerialIterator([*inputs(comm.rank)], 2, shuffle=False)
     updater = Own(iterator, optimizer)

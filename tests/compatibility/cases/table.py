@@ -24,7 +24,9 @@ def each(*values: Any, **named: Any) -> Callable[[Case], Case]:
 
     def add(function: Case) -> Case:
         for name, value in {**{str(value): value for value in values}, **named}.items():
-            CASES[f"{name_of(function)}[{name}]"] = functools.partial(given, function, value)
+            CASES[f"{name_of(function)}[{name}]"] = functools.partial(
+                given, function, value
+            )
         return function
 
     return add

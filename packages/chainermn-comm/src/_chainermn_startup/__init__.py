@@ -26,7 +26,9 @@ class Finder:
 
     @staticmethod
     def find_spec(
-        name: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+        name: str,
+        path: "Sequence[str] | None" = None,
+        target: "ModuleType | None" = None,
     ) -> "ModuleSpec | None":
         if name == "chainermn" and os.environ.get("CHAINERMN_USE_BUNDLED") != "1":
             return facade_spec()
@@ -45,7 +47,9 @@ def facade_spec() -> "ModuleSpec | None":
     if facade is None or facade.origin is None:
         return None
     folders = list(facade.submodule_search_locations or ())
-    return spec_from_file_location("chainermn", facade.origin, submodule_search_locations=folders)
+    return spec_from_file_location(
+        "chainermn", facade.origin, submodule_search_locations=folders
+    )
 
 
 def register() -> None:

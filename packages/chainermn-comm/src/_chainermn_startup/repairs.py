@@ -25,7 +25,9 @@ class Since(NamedTuple):
 class Repair:
     """One row of the table."""
 
-    def __init__(self, module: str, why: str, since: Since, *changes: tuple[str, str]) -> None:
+    def __init__(
+        self, module: str, why: str, since: Since, *changes: tuple[str, str]
+    ) -> None:
         """Of a change, the first stands once in the source, and the second is put there."""
         self.module, self.why, self.since, self.changes = module, why, since, changes
 
@@ -42,7 +44,9 @@ def cannot_import(module: str, words: str) -> Since:
     def is_broken() -> bool:
         try:
             import_module(module)
-        except Exception:  # a half-working module may raise anything (old setuptools does)
+        except (
+            Exception
+        ):  # a half-working module may raise anything (old setuptools does)
             return True
         return False
 
@@ -52,7 +56,10 @@ def cannot_import(module: str, words: str) -> Since:
 PKG_RESOURCES = (
     "pkg_resources is gone",
     cannot_import("pkg_resources", "setuptools 82, or none installed"),
-    ("import pkg_resources\n", "import _chainermn_startup.requirements as pkg_resources\n"),
+    (
+        "import pkg_resources\n",
+        "import _chainermn_startup.requirements as pkg_resources\n",
+    ),
 )
 PADDING = "numpy.array(self.padding).astype(y.dtype)[()]"
 
@@ -60,7 +67,9 @@ TABLE: tuple[Repair, ...] = (
     Repair(
         "chainer._environment_check",
         "numpy.distutils is gone; Chainer asks it on macOS only",
-        cannot_import("numpy.distutils.system_info", "Python 3.12; setuptools 75 with NumPy 1.26"),
+        cannot_import(
+            "numpy.distutils.system_info", "Python 3.12; setuptools 75 with NumPy 1.26"
+        ),
         ("import numpy.distutils.system_info\n", "import numpy\n"),
         ("if sys.platform != 'darwin':", "if True:  # numpy.distutils can't be asked"),
     ),
@@ -78,12 +87,24 @@ TABLE: tuple[Repair, ...] = (
         "chainer.functions.array.resize_images",
         "numpy.float is gone",
         numpy(1, 24),
-        ("linspace(0, H - 1, num=out_H, dtype=numpy.float)", "linspace(0, H - 1, num=out_H)"),
-        ("linspace(0, W - 1, num=out_W, dtype=numpy.float)", "linspace(0, W - 1, num=out_W)"),
+        (
+            "linspace(0, H - 1, num=out_H, dtype=numpy.float)",
+            "linspace(0, H - 1, num=out_H)",
+        ),
+        (
+            "linspace(0, W - 1, num=out_W, dtype=numpy.float)",
+            "linspace(0, W - 1, num=out_W)",
+        ),
         ("arange(out_H, dtype=numpy.float) + 0.5", "arange(out_H, dtype=float) + 0.5"),
         ("arange(out_W, dtype=numpy.float) + 0.5", "arange(out_W, dtype=float) + 0.5"),
-        ("arange(out_H, dtype=numpy.float) * y_scale", "arange(out_H, dtype=float) * y_scale"),
-        ("arange(out_W, dtype=numpy.float) * x_scale", "arange(out_W, dtype=float) * x_scale"),
+        (
+            "arange(out_H, dtype=numpy.float) * y_scale",
+            "arange(out_H, dtype=float) * y_scale",
+        ),
+        (
+            "arange(out_W, dtype=numpy.float) * x_scale",
+            "arange(out_W, dtype=float) * x_scale",
+        ),
     ),
     Repair(
         "chainer.distributions.categorical",
@@ -129,7 +150,10 @@ TABLE: tuple[Repair, ...] = (
         "chainer.dataset.convert",
         "`out` as a positional argument is deprecated",
         numpy(2, 4),
-        ("maximum(shape, array.shape, shape)", "maximum(shape, array.shape, out=shape)"),
+        (
+            "maximum(shape, array.shape, shape)",
+            "maximum(shape, array.shape, out=shape)",
+        ),
     ),
     Repair(
         "chainer.dataset.convert",
@@ -141,7 +165,10 @@ TABLE: tuple[Repair, ...] = (
         ),
     ),
     Repair(
-        "chainer.functions.math.fix", "fix is deprecated", numpy(2, 5), ("xp.fix(x)", "xp.trunc(x)")
+        "chainer.functions.math.fix",
+        "fix is deprecated",
+        numpy(2, 5),
+        ("xp.fix(x)", "xp.trunc(x)"),
     ),
     Repair(
         "chainer.iterators.multiprocess_iterator",

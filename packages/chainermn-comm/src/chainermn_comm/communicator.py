@@ -124,7 +124,12 @@ class CommunicatorBase(ABC):
         """
 
     def send_with_metadata(
-        self, metadata: bytes, data: tuple[Any, ...], dest: int, tag: int, label: str = ""
+        self,
+        metadata: bytes,
+        data: tuple[Any, ...],
+        dest: int,
+        tag: int,
+        label: str = "",
     ) -> None:
         """Send arrays with metadata to rank ``dest``, which calls :meth:`recv_with_metadata`.
 
@@ -205,7 +210,9 @@ class CommunicatorBase(ABC):
             check_operation(self.rank, "reduce_scatter", op, arrays)
             specs = [("array", str(x.dtype), x.shape) for x in arrays]
             if len(xs) != self.size:
-                raise ValueError(f"rank {self.rank}: expected {self.size} arrays, got {len(xs)}")
+                raise ValueError(
+                    f"rank {self.rank}: expected {self.size} arrays, got {len(xs)}"
+                )
         self.handshake("reduce_scatter", [("op", op), *specs])
         rows = self.alltoall(arrays)
         wide = [row.astype(accumulator(row.dtype)) for row in rows]
@@ -246,7 +253,9 @@ class CommunicatorBase(ABC):
             view = ""
             try:
                 if not isinstance(payload, bytes):
-                    raise wrong_kind(f"the payload of {operation} must be bytes", payload, rank)
+                    raise wrong_kind(
+                        f"the payload of {operation} must be bytes", payload, rank
+                    )
                 view = view_of(operation, signature)
             except BaseException as caught:
                 error = error or caught
@@ -420,7 +429,9 @@ class CommunicatorBase(ABC):
         finally:
             self._within_config_scope = False
             changed = {
-                key for key, value in vars(self).items() if before.get(key, self) is not value
+                key
+                for key, value in vars(self).items()
+                if before.get(key, self) is not value
             }
             self._declared_settings |= changed - {"_within_config_scope"}
 

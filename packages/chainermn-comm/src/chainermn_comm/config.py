@@ -21,7 +21,9 @@ CHUNK_VARIABLE = "CHAINERMN_CHUNK_BYTES"
 CHUNK_STEP, CHUNK_MAXIMUM = 64, 1 << 30
 
 
-@dataclass(frozen=True, eq=False)  # what is cached for them is found by identity, which is fast
+@dataclass(
+    frozen=True, eq=False
+)  # what is cached for them is found by identity, which is fast
 class Settings:
     """The settings of a communicator, as its user chose them."""
 
@@ -32,8 +34,12 @@ class Settings:
     # The size of the chunks in which gradients travel; None for each algorithm's default.
     chunk_bytes: int | None = None
     reproducible: bool = False  # the bits of a mean depend on no topology and no name
-    timeout: Timeout = field(default_factory=lambda: Timeout(0.0))  # how long a call may wait
-    trace: str | None = None  # the folder where calls are traced; None where they aren't
+    timeout: Timeout = field(
+        default_factory=lambda: Timeout(0.0)
+    )  # how long a call may wait
+    trace: str | None = (
+        None  # the folder where calls are traced; None where they aren't
+    )
 
     def changed(self, name: str, value: Any) -> Settings:
         """Return these settings with one changed; raise ValueError if that can't be."""
@@ -96,7 +102,11 @@ _SIZES = f"a number of bytes, a multiple of {CHUNK_STEP} from {CHUNK_STEP} to {C
 
 def _checked_bytes(name: str, value: Any) -> int:
     number = as_integer(value)
-    if number is None or number % CHUNK_STEP or not CHUNK_STEP <= number <= CHUNK_MAXIMUM:
+    if (
+        number is None
+        or number % CHUNK_STEP
+        or not CHUNK_STEP <= number <= CHUNK_MAXIMUM
+    ):
         raise ValueError(f"{name} must be {_SIZES}, got {value!r}")
     return number
 
@@ -105,7 +115,9 @@ def _checked_bytes(name: str, value: Any) -> int:
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "allreduce_grad_dtype": wire_dtype,
     "batched_copy": bool,
-    "chunk_bytes": lambda value: None if value is None else _checked_bytes("chunk_bytes", value),
+    "chunk_bytes": lambda value: (
+        None if value is None else _checked_bytes("chunk_bytes", value)
+    ),
 }
 # What they choose when they make the communicator.
 _FIXED = ("reproducible",)

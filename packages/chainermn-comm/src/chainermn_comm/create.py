@@ -101,7 +101,11 @@ def create_communicator(
     if isinstance(communicator_name, str) and communicator_name in CLASSES:
         kind = CLASSES[communicator_name]
     else:  # a name of the user's own in the registry, or one that all ranks refuse together
-        kind = type("MpiCommunicator", (MpiCommunicator,), {"communicator_name": communicator_name})
+        kind = type(
+            "MpiCommunicator",
+            (MpiCommunicator,),
+            {"communicator_name": communicator_name},
+        )
     return kind(mpi_comm, allreduce_grad_dtype, batched_copy, reproducible=reproducible)
 
 
@@ -111,7 +115,12 @@ def _refuse_to_be_alone(mpi_comm: MPI.Intracomm | None) -> None:
 
     (rank, size), world = rank_from_env() or (0, 1), MPI.COMM_WORLD
     is_alone = world.size == 1 and MPI.Comm.Get_parent() == MPI.COMM_NULL
-    if not is_alone or size == 1 or (rank, size) == (0, None) or mpi_comm not in (None, world):
+    if (
+        not is_alone
+        or size == 1
+        or (rank, size) == (0, None)
+        or mpi_comm not in (None, world)
+    ):
         return
     with suppress(OSError):  # what a rank has started inherits its variables
         if "libmpi" in Path(f"/proc/{os.getppid()}/maps").read_text():
@@ -130,7 +139,9 @@ def _refuse_to_be_alone(mpi_comm: MPI.Intracomm | None) -> None:
 def _warn_of_small_shm() -> None:
     """Print what MPICH doesn't before it ends by a signal, or waits for ever, as it starts."""
     try:
-        ranks, rank = (int(os.environ.get(f"MPI_LOCAL{it}", 0)) for it in ("NRANKS", "RANKID"))
+        ranks, rank = (
+            int(os.environ.get(f"MPI_LOCAL{it}", 0)) for it in ("NRANKS", "RANKID")
+        )
         found = os.statvfs("/dev/shm")
     except (OSError, ValueError):  # it is a hint
         return
@@ -138,4 +149,6 @@ def _warn_of_small_shm() -> None:
     # A few ranks get on with less.
     if rank == 0 and ranks >= 8 and size < needed and "mpi4py.MPI" not in sys.modules:
         what = f"/dev/shm has {size} MB, and MPICH needs {needed} MB for {ranks} ranks"
-        print(f"ChainerMN: {what}: docker run --shm-size=1g", file=sys.stderr, flush=True)
+        print(
+            f"ChainerMN: {what}: docker run --shm-size=1g", file=sys.stderr, flush=True
+        )

@@ -18,7 +18,9 @@ _SUCCESS, _NOT_READY = 0, 600
 
 def on_gpu(array: Any) -> bool:
     """Return whether this is a CuPy array."""
-    is_likely = "cupy" in sys.modules and hasattr(type(array), "__cuda_array_interface__")
+    is_likely = "cupy" in sys.modules and hasattr(
+        type(array), "__cuda_array_interface__"
+    )
     return is_likely and isinstance(array, _cupy().ndarray)
 
 
@@ -106,7 +108,9 @@ def copy(source: Any, target: Any, stream: Any) -> None:
     runtime = _cupy().cuda.runtime
     is_host = isinstance(target, np.ndarray)
     kind = runtime.memcpyDeviceToHost if is_host else runtime.memcpyHostToDevice
-    runtime.memcpyAsync(address(target), address(source), source.nbytes, kind, stream.ptr)
+    runtime.memcpyAsync(
+        address(target), address(source), source.nbytes, kind, stream.ptr
+    )
 
 
 def current_stream() -> Any:

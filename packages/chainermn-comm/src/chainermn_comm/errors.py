@@ -64,8 +64,12 @@ def describe(error: BaseException, rank: int) -> str:
 
 def raise_failure(operation: str, rank: int, texts: Sequence[str | None]) -> NoReturn:
     """Raise PeerError with the text of each rank that has an error."""
-    failures = "; ".join(f"rank {other}: {text}" for other, text in enumerate(texts) if text)
-    raise raised_on_all(PeerError(f"{operation} on rank {rank} failed because of {failures}"))
+    failures = "; ".join(
+        f"rank {other}: {text}" for other, text in enumerate(texts) if text
+    )
+    raise raised_on_all(
+        PeerError(f"{operation} on rank {rank} failed because of {failures}")
+    )
 
 
 def raise_mismatch(operation: str, rank: int, views: Sequence[str]) -> NoReturn:
@@ -109,7 +113,9 @@ def entries_of(operation: str, signature: Iterable[tuple[Any, ...]]) -> tuple[An
 def view_of(operation: str, signature: Iterable[tuple[Any, ...]]) -> str:
     """Return of each entry what ranks compare and show: text, since any value can be sent so."""
     entries = entries_of(operation, signature)
-    return json.dumps([(name, repr(of), " ".join(map(str, of))) for name, *of in entries])
+    return json.dumps(
+        [(name, repr(of), " ".join(map(str, of))) for name, *of in entries]
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -133,7 +139,9 @@ class SharedFailure:
     def __enter__(self) -> None:
         self._entered = now()
 
-    def __exit__(self, _: object, error: BaseException | None, __: TracebackType | None) -> None:
+    def __exit__(
+        self, _: object, error: BaseException | None, __: TracebackType | None
+    ) -> None:
         if error is not None:
             raised = vars(error).get(_RAISED_ON_ALL)
             if raised is not None and raised[1] > self._entered:
@@ -141,7 +149,9 @@ class SharedFailure:
             share_failure(self._handshake, self._operation, error)
 
 
-def raised_on_all(error: BaseException, call: tuple[int, int] | None = None) -> BaseException:
+def raised_on_all(
+    error: BaseException, call: tuple[int, int] | None = None
+) -> BaseException:
     """Return an error that all ranks are about to raise, recorded as such.
 
     ``call`` is the id of a handshake and the number of its call, if that made them.
@@ -161,7 +171,9 @@ def is_known_to_all(error: BaseException, call: tuple[int, int]) -> bool:
     return bool(vars(error).pop(_RAISED_WITHIN, None) == call)
 
 
-def share_failure(handshake: Callable[..., Any], operation: str, error: BaseException) -> None:
+def share_failure(
+    handshake: Callable[..., Any], operation: str, error: BaseException
+) -> None:
     """Do what leaving a :class:`SharedFailure` by this error does; the caller raises it again."""
     traceback = error.__traceback__
     try:

@@ -15,11 +15,23 @@ from mpi4py import MPI
 
 from .allreduce import reduce_arrays
 from .arithmetic import as_integer, integer_between
-from .communicator import CommunicatorBase, by_the_other_name, check_metadata, wrong_kind
+from .communicator import (
+    CommunicatorBase,
+    by_the_other_name,
+    check_metadata,
+    wrong_kind,
+)
 from .errors import CommunicationError, FinalizedError, share_failure
 from .faults import abort_if_desynchronized
 from .gradients import MpiReducer, bcast_parameters, mean_gradients
-from .messaging import Backend, Handshake, ProcessGroup, collectives, messages, point_to_point
+from .messaging import (
+    Backend,
+    Handshake,
+    ProcessGroup,
+    collectives,
+    messages,
+    point_to_point,
+)
 from .observers import Method, combined, observed
 from .reducer import Reducer
 from .registry import agreeing
@@ -125,7 +137,9 @@ class MpiCommunicator(CommunicatorBase):
         self._max_tag = self.reserved_tag - 1
         handshake, tag = Handshake(own, self._observer), self.reserved_tag + 1
         self._interruptions = handshake.interruptions
-        group = ProcessGroup(own, handshake, tag, self._topology, abort_if_desynchronized, settings)
+        group = ProcessGroup(
+            own, handshake, tag, self._topology, abort_if_desynchronized, settings
+        )
         host, device = [make(group) for make in self._factories]
         self._backends: tuple[Backend, ...] = host, device
         self._open_group: ProcessGroup | None = replace(group, host=host, device=device)
@@ -168,7 +182,9 @@ class MpiCommunicator(CommunicatorBase):
                 "split",
                 lambda: (
                     integer_between(color, 0, LARGEST_INT, f"{who}: color of split"),
-                    integer_between(key, -LARGEST_INT, LARGEST_INT, f"{who}: key of split"),
+                    integer_between(
+                        key, -LARGEST_INT, LARGEST_INT, f"{who}: key of split"
+                    ),
                 ),
             )
             part = MPI.Intracomm(group.comm.Split(*numbers))
@@ -176,7 +192,9 @@ class MpiCommunicator(CommunicatorBase):
             part.Allgather(np.array([self._rank], np.int32), members)
             topology = self._topology.restrict(members.tolist())
             made = type(self).__new__(type(self))
-            vars(made).update(vars(self))  # what a subclass of the user's has of its own stays
+            vars(made).update(
+                vars(self)
+            )  # what a subclass of the user's has of its own stays
             made._open(part, topology)
             made._comms.append(part)
         return made
@@ -193,18 +211,27 @@ class MpiCommunicator(CommunicatorBase):
         return point_to_point.recv("recv", messages.ARRAYS, envelope)[1]
 
     def send_with_metadata(
-        self, metadata: bytes, data: tuple[Any, ...], dest: int, tag: int = 0, label: str = ""
+        self,
+        metadata: bytes,
+        data: tuple[Any, ...],
+        dest: int,
+        tag: int = 0,
+        label: str = "",
     ) -> None:
         check_metadata(metadata, data, self._rank)
         envelope = self._envelope(dest, tag, "dest", self.reserved_tag)
-        message = messages.of_array(data, self._rank)._replace(kind=messages.WITH_METADATA)
+        message = messages.of_array(data, self._rank)._replace(
+            kind=messages.WITH_METADATA
+        )
         point_to_point.send("send", message, envelope, label, metadata)
 
     def recv_with_metadata(
         self, source: int, tag: int = 0, label: str = ""
     ) -> tuple[bytes, tuple[Any, ...]]:
         envelope = self._envelope(source, tag, "source", self.reserved_tag)
-        return point_to_point.recv("recv", messages.ARRAYS_WITH_METADATA, envelope, label)
+        return point_to_point.recv(
+            "recv", messages.ARRAYS_WITH_METADATA, envelope, label
+        )
 
     @observed
     @takes_second_as_root
@@ -219,12 +246,16 @@ class MpiCommunicator(CommunicatorBase):
 
     @observed
     def gather(self, data: Any, root: int = 0) -> tuple[Any, ...] | None:
-        found = collectives.gather(self._group, "gather", data, messages.of_arrays, root)
+        found = collectives.gather(
+            self._group, "gather", data, messages.of_arrays, root
+        )
         return None if found is None else tuple(found)
 
     @observed
     def alltoall(self, xs: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(collectives.alltoall(self._group, "alltoall", xs, messages.of_arrays))
+        return tuple(
+            collectives.alltoall(self._group, "alltoall", xs, messages.of_arrays)
+        )
 
     @observed
     def allreduce(self, data: Any, op: str = "sum") -> Any:
@@ -236,7 +267,9 @@ class MpiCommunicator(CommunicatorBase):
 
     @observed
     def allgather(self, x: Any) -> tuple[Any, ...]:
-        return tuple(collectives.allgather(self._group, "allgather", x, messages.of_arrays))
+        return tuple(
+            collectives.allgather(self._group, "allgather", x, messages.of_arrays)
+        )
 
     def handshake(
         self,
@@ -256,7 +289,9 @@ class MpiCommunicator(CommunicatorBase):
                 if error is not None:
                     share_failure(group.handshake, operation, error)
                     raise error
-                return group.handshake(operation, signature, payload, len(payload), typed=True)
+                return group.handshake(
+                    operation, signature, payload, len(payload), typed=True
+                )
         finally:
             del error
             self._observer.leave()
@@ -280,20 +315,28 @@ class MpiCommunicator(CommunicatorBase):
         envelope = self._envelope(source, 0 if is_any else tag, "source", self._max_tag)
         if is_any:
             envelope = envelope._replace(tag=MPI.ANY_TAG)
-        found = point_to_point.recv("recv_obj", messages.OBJECTS, envelope, max_tag=self._max_tag)
+        found = point_to_point.recv(
+            "recv_obj", messages.OBJECTS, envelope, max_tag=self._max_tag
+        )
         return found[1]
 
     @observed
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        return collectives.bcast(self._group, "bcast_obj", obj, messages.of_objects, root)
+        return collectives.bcast(
+            self._group, "bcast_obj", obj, messages.of_objects, root
+        )
 
     @observed
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
-        return collectives.gather(self._group, "gather_obj", obj, messages.of_objects, root)
+        return collectives.gather(
+            self._group, "gather_obj", obj, messages.of_objects, root
+        )
 
     @observed
     def allreduce_obj(self, obj: Any) -> Any:
-        objs = collectives.allgather(self._group, "allreduce_obj", obj, messages.of_objects)
+        objs = collectives.allgather(
+            self._group, "allreduce_obj", obj, messages.of_objects
+        )
         try:
             return reduce(add, objs)
         except TypeError as error:  # on all ranks, since all have the same objects
@@ -304,15 +347,21 @@ class MpiCommunicator(CommunicatorBase):
 
     @observed
     def allgather_obj(self, obj: Any) -> list[Any]:
-        return collectives.allgather(self._group, "allgather_obj", obj, messages.of_objects)
+        return collectives.allgather(
+            self._group, "allgather_obj", obj, messages.of_objects
+        )
 
     @observed
     def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
-        return collectives.scatter(self._group, "scatter_obj", objs, messages.of_objects, root)
+        return collectives.scatter(
+            self._group, "scatter_obj", objs, messages.of_objects, root
+        )
 
     @observed
     def alltoall_obj(self, objs: Sequence[Any]) -> list[Any]:
-        return collectives.alltoall(self._group, "alltoall_obj", objs, messages.of_objects)
+        return collectives.alltoall(
+            self._group, "alltoall_obj", objs, messages.of_objects
+        )
 
     # Models.
 
@@ -348,13 +397,17 @@ class MpiCommunicator(CommunicatorBase):
         operation: str = "allreduce_grad",
         channel: CommunicatorBase | None = None,
     ) -> Reducer:
-        own: Any = self.multi_node_mean_grad  # or another class's or communicator's in its place
+        own: Any = (
+            self.multi_node_mean_grad
+        )  # or another class's or communicator's in its place
         is_ours = getattr(own, "__func__", None) is MpiCommunicator.multi_node_mean_grad
         is_ours = is_ours and own.__self__ is self
         # In this order: isinstance of an abstract class takes as long as all the rest.
         if is_ours and (channel is None or isinstance(channel, MpiCommunicator)):
             group = self._group
-            return MpiReducer(group, channel._group if channel else group, zero_fill, operation)
+            return MpiReducer(
+                group, channel._group if channel else group, zero_fill, operation
+            )
         return super().make_reducer(zero_fill, operation, channel)
 
     @observed
@@ -383,7 +436,9 @@ class MpiCommunicator(CommunicatorBase):
                 "summed; change it right after making the communicator"
             )
         self._settings = settings
-        for each in filter(None, (self._open_group, *[each.group for each in self._backends])):
+        for each in filter(
+            None, (self._open_group, *[each.group for each in self._backends])
+        ):
             each.settings = settings
 
     def get_config(self, name: str | None = None) -> Any:
@@ -447,7 +502,9 @@ class MpiCommunicator(CommunicatorBase):
                 "of it: end the job, or make a new communicator on all ranks"
             )
         if self._open_group is None:
-            raise FinalizedError(f"rank {self._rank}: the communicator has been finalized")
+            raise FinalizedError(
+                f"rank {self._rank}: the communicator has been finalized"
+            )
         if os.getpid() != self._process:
             raise CommunicationError(
                 f"rank {self._rank}: a process that the rank forked can't communicate"
@@ -457,14 +514,20 @@ class MpiCommunicator(CommunicatorBase):
     @property
     def _releasable(self) -> ProcessGroup | None:
         """The open group; None where releasing it would wait for ever or isn't this process's."""
-        stays = self._interruptions or MPI.Is_finalized() or os.getpid() != self._process
+        stays = (
+            self._interruptions or MPI.Is_finalized() or os.getpid() != self._process
+        )
         return None if stays else self._open_group
 
-    def _envelope(self, rank: int, tag: int, name: str, max_tag: int) -> point_to_point.Envelope:
+    def _envelope(
+        self, rank: int, tag: int, name: str, max_tag: int
+    ) -> point_to_point.Envelope:
         """Return the envelope of a message; raise unless there are such a rank and tag."""
         who, comm = f"rank {self._rank}:", self._group.comm
         other = integer_between(rank, 0, self._size - 1, f"{who} {name}")
         if other == self._rank:
-            raise ValueError(f"{who} {name} is this rank itself, which would wait for ever")
+            raise ValueError(
+                f"{who} {name} is this rank itself, which would wait for ever"
+            )
         number = integer_between(tag, 0, max_tag, f"{who} tag")
         return point_to_point.Envelope(comm, other, number, self._observer)

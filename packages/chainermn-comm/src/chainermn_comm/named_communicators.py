@@ -46,5 +46,7 @@ class DummyCommunicator(MpiCommunicator, name="dummy"):
 CLASSES: dict[str, type[MpiCommunicator]] = {
     each.communicator_name: each
     for each in list(vars().values())
-    if isinstance(each, type) and issubclass(each, MpiCommunicator) and each is not MpiCommunicator
+    if isinstance(each, type)
+    and issubclass(each, MpiCommunicator)
+    and each is not MpiCommunicator
 }

@@ -22,10 +22,14 @@ class CallObserver:
     # of them have may communicate in it.
     arrived: Any = None
 
-    def collective(self, operation: str, number: int, root: int = NOBODY, nbytes: int = 0) -> None:
+    def collective(
+        self, operation: str, number: int, root: int = NOBODY, nbytes: int = 0
+    ) -> None:
         """This rank is about to wait in a collective call, or in another step of the same one."""
 
-    def message(self, operation: str, peer: int, tag: int, nbytes: int = 0, what: str = "") -> None:
+    def message(
+        self, operation: str, peer: int, tag: int, nbytes: int = 0, what: str = ""
+    ) -> None:
         """It is about to wait for one other rank; ``what`` is what the call is for."""
 
     def leave(self) -> None:
@@ -41,9 +45,15 @@ def combined(*observers: CallObserver | None) -> CallObserver:
     if len(found) == 1:
         return found[0]
     several = CallObserver()
-    for name in ("arrived", "collective", "message", "leave", "release") if found else ():
-        methods = [method for one in found if (method := getattr(one, name)) is not None]
-        setattr(several, name, functools.partial(_call_each, methods) if methods else None)
+    for name in (
+        ("arrived", "collective", "message", "leave", "release") if found else ()
+    ):
+        methods = [
+            method for one in found if (method := getattr(one, name)) is not None
+        ]
+        setattr(
+            several, name, functools.partial(_call_each, methods) if methods else None
+        )
     return several
 
 

@@ -55,14 +55,19 @@ class Work:
     def assign(self) -> None:
         """Give parameters their means; not collective, raises RuntimeError before :meth:`wait`."""
         if not self.poll():
-            raise RuntimeError("a Work's means can be assigned once its wait() has ended")
+            raise RuntimeError(
+                "a Work's means can be assigned once its wait() has ended"
+            )
         self.leave_background()
         self._give()
 
     def leave_background(self) -> None:
         """Say in the main thread that its stream waits for this; not collective, raises nothing."""
         # Another thread may only have enqueued it: then it stays until nobody holds it.
-        if self._is_in_background and threading.current_thread() is threading.main_thread():
+        if (
+            self._is_in_background
+            and threading.current_thread() is threading.main_thread()
+        ):
             in_background.discard(self)
 
 
@@ -118,7 +123,9 @@ class Reducer:
         self._check_bucket(planned)
         self._models.append(bucket)
 
-    def agree(self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b"") -> list[bytes]:
+    def agree(
+        self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b""
+    ) -> list[bytes]:
         """Exchange payloads and check that all ranks mean the same gradients (collective).
 
         That is one handshake. A rank may have handed in nothing: no means then, see ``complete``.
@@ -160,14 +167,20 @@ class Reducer:
         if planned:
             self._check_plan()
         elif not self._handed_in:
-            raise RuntimeError(f"rank {self._rank}: {self._operation}: agree() before start()")
+            raise RuntimeError(
+                f"rank {self._rank}: {self._operation}: agree() before start()"
+            )
         elif len(set(self._handed_in)) > 1:
             texts = ["handed in" if each else "none" for each in self._handed_in]
             views = [view_of(self._operation, [("gradients", text)]) for text in texts]
             raise_mismatch(self._operation, self._rank, views)
         if in_background:  # whose iterator takes microseconds
-            self._before = [weakref.ref(each) for each in in_background if not each.is_planned]
-        return Work(partial(self._take, planned), self._assign, self._is_apart, planned > 0)
+            self._before = [
+                weakref.ref(each) for each in in_background if not each.is_planned
+            ]
+        return Work(
+            partial(self._take, planned), self._assign, self._is_apart, planned > 0
+        )
 
     def _wait_for_those_before(self) -> None:
         """Return once all work in the background that was started before this is over."""
@@ -180,7 +193,9 @@ class Reducer:
         if planned:
             self._check_plan()
         elif self._handed_in:
-            raise RuntimeError(f"rank {self._rank}: {self._operation}: add() after agree()")
+            raise RuntimeError(
+                f"rank {self._rank}: {self._operation}: add() after agree()"
+            )
 
     def _check_plan(self) -> None:
         raise NotImplementedError(f"{type(self._communicator).__name__} takes no plans")

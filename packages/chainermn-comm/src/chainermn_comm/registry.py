@@ -53,7 +53,9 @@ def agreeing(
     batched_copy: bool,
     wants_reproducible: bool,
     timeout: watchdog.Timeout | None,
-) -> Iterator[tuple[MPI.Intracomm, Entry, tuple[BackendFactory, BackendFactory], Settings]]:
+) -> Iterator[
+    tuple[MPI.Intracomm, Entry, tuple[BackendFactory, BackendFactory], Settings]
+]:
     """Agree on a communicator, which is to be made of these inside of the block (collective).
 
     ``create_communicator`` says what the arguments are, and what is raised.
@@ -67,22 +69,30 @@ def agreeing(
     faults.install_by_default()
     comm = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
     if not isinstance(comm, MPI.Intracomm):
-        raise TypeError(f"mpi_comm must be an mpi4py intracommunicator, got {type(comm).__name__}")
+        raise TypeError(
+            f"mpi_comm must be an mpi4py intracommunicator, got {type(comm).__name__}"
+        )
     wait = watchdog.Timeout()
     with contextlib.suppress(ValueError):  # which is raised on all ranks below
         wait = timeout or watchdog.timeout_from_env()
     # As ranks of MPI.COMM_WORLD, this process first.
     members = ranks = [*range(comm.rank, comm.size), *range(comm.rank)]
     if comm != MPI.COMM_WORLD:  # some MPIs look for each rank among all
-        members = MPI.Group.Translate_ranks(comm.Get_group(), ranks, MPI.COMM_WORLD.Get_group())
+        members = MPI.Group.Translate_ranks(
+            comm.Get_group(), ranks, MPI.COMM_WORLD.Get_group()
+        )
     # It stands for the communicator that there is not yet.
-    group = ProcessGroup(comm, Handshake(comm), 0, Topology(()), faults.abort_if_desynchronized)
+    group = ProcessGroup(
+        comm, Handshake(comm), 0, Topology(()), faults.abort_if_desynchronized
+    )
     with (
         watchdog.enforce_init_timeout(wait, members, lambda: faults.mpi_abort(1)),
         watchdog.watch_call("create_communicator", comm.size),
         group.in_step("create_communicator"),
     ):
-        traffic = comm.Dup()  # the user's communicator may be carrying messages of theirs
+        traffic = (
+            comm.Dup()
+        )  # the user's communicator may be carrying messages of theirs
         try:
             handshake = Handshake(traffic)
             with SharedFailure(handshake, "create_communicator"):
@@ -97,7 +107,10 @@ def agreeing(
                 )
                 if settings.reproducible:
                     entry = _reproducible(name, entry)
-                factories = _named(entry.host, allreduce.BACKENDS), _named(entry.gpu, gpu.BACKENDS)
+                factories = (
+                    _named(entry.host, allreduce.BACKENDS),
+                    _named(entry.gpu, gpu.BACKENDS),
+                )
             signature = (
                 ("communicator", name),
                 ("allreduce_grad_dtype", str(settings.allreduce_grad_dtype)),
@@ -129,9 +142,13 @@ def _reproducible(name: str, entry: Entry) -> Entry:
     return replace(entry, host=host, gpu=gpu)
 
 
-def _named(backend: str | BackendFactory, known: dict[str, BackendFactory]) -> BackendFactory:
+def _named(
+    backend: str | BackendFactory, known: dict[str, BackendFactory]
+) -> BackendFactory:
     if isinstance(backend, str) and backend not in known:
-        raise ValueError(f"unknown backend {backend!r}; use one of: {', '.join(sorted(known))}")
+        raise ValueError(
+            f"unknown backend {backend!r}; use one of: {', '.join(sorted(known))}"
+        )
     return known[backend] if isinstance(backend, str) else backend
 
 

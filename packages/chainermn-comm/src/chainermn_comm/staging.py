@@ -59,7 +59,9 @@ def to_device(arrays: Sequence[np.ndarray], rank: int) -> list[Any]:
             f"rank {rank}: an array that was sent from a GPU can't be put on one here: {reason}"
         )
     with devices.translated_errors(f"rank {rank}: copying arrays to a GPU"):
-        copies = [devices.empty(array.shape, array.dtype, _order(array)) for array in arrays]
+        copies = [
+            devices.empty(array.shape, array.dtype, _order(array)) for array in arrays
+        ]
         _copy(copies, arrays, to_device=True)
     return copies
 
@@ -68,7 +70,9 @@ def _order(array: Any) -> Literal["C", "F"]:
     return "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
 
 
-def _copy(on_gpu: Sequence[Any], on_host: Sequence[np.ndarray], to_device: bool) -> None:
+def _copy(
+    on_gpu: Sequence[Any], on_host: Sequence[np.ndarray], to_device: bool
+) -> None:
     """Copy arrays from GPUs to contiguous ones, or back ``to_device``, and wait for it."""
     flats = [flat(array.T if _order(array) == "F" else array) for array in on_gpu]
     hosts = list(map(as_bytes, on_host))
@@ -81,7 +85,9 @@ def _copy(on_gpu: Sequence[Any], on_host: Sequence[np.ndarray], to_device: bool)
             if not to_device:
                 start(batch, hosts, buffer, into_buffer=False)
 
-        for batch, buffer in zip(cut([each.nbytes for each in flats]), cycle(held), strict=False):
+        for batch, buffer in zip(
+            cut([each.nbytes for each in flats]), cycle(held), strict=False
+        ):
             if len(under_way) == len(held):
                 finish_first()
             if to_device:
@@ -138,7 +144,11 @@ def buffers(flats: Sequence[Any], count: int = 2) -> Iterator[list[np.ndarray]]:
     """
     nbytes = sum(each.nbytes for each in flats)
     size = min(BUFFER_BYTES, max(_SMALLEST_BYTES, 1 << (nbytes - 1).bit_length()))
-    make = devices.pinned if any(map(devices.on_gpu, flats)) else partial(np.empty, dtype=np.uint8)
+    make = (
+        devices.pinned
+        if any(map(devices.on_gpu, flats))
+        else partial(np.empty, dtype=np.uint8)
+    )
     held = [make(size) for _ in range(1 if nbytes <= size else count)]
     try:
         yield held
@@ -157,7 +167,9 @@ def start(
     Those of GPU arrays are only queued: the events that are returned happen after them.
     """
     events = []
-    for device, pieces in groupby(batch, lambda piece: devices.device_of(flats[piece.which])):
+    for device, pieces in groupby(
+        batch, lambda piece: devices.device_of(flats[piece.which])
+    ):
         with contextlib.nullcontext() if device is None else devices.use(device):
             stream = None if device is None else devices.current_stream()
             for which, begin, end, offset in pieces:

@@ -51,7 +51,9 @@ class Topology:
         """
         from mpi4py import MPI
 
-        leader = np.array([mpi_comm.rank], np.int32)  # the node's lowest rank, which names it
+        leader = np.array(
+            [mpi_comm.rank], np.int32
+        )  # the node's lowest rank, which names it
         node = mpi_comm.Split_type(MPI.COMM_TYPE_SHARED)
         try:
             node.Bcast(leader)

@@ -60,7 +60,9 @@ def share_loss_scale(optimizer: Any, communicator: CommunicatorBase) -> None:
 def _check_scaling(optimizer: Any, rank: int) -> list[Any]:
     """Return the settings of the scale; raise if the optimizer can't share one."""
     if optimizer._hookable is None:
-        raise RuntimeError(f"rank {rank}: the optimizer has no model: call its setup(model) first")
+        raise RuntimeError(
+            f"rank {rank}: the optimizer has no model: call its setup(model) first"
+        )
     if not optimizer._loss_scaling_is_dynamic:
         raise ValueError(
             f"rank {rank}: the optimizer doesn't scale losses dynamically: call its loss_scaling() "
@@ -69,7 +71,9 @@ def _check_scaling(optimizer: Any, rank: int) -> list[Any]:
     if not isinstance(optimizer, chainer.Optimizer):
         for name, param in optimizer.target.namedparams():
             if not param.is_initialized:
-                raise ValueError(f"rank {rank}: {name} is not initialised: give its input size")
+                raise ValueError(
+                    f"rank {rank}: {name} is not initialised: give its input size"
+                )
     return [getattr(optimizer, name) for name in _SCALING]
 
 

@@ -23,7 +23,11 @@ def format_bytes(nbytes: float) -> str:
     while nbytes >= KIB and power < len(UNITS) - 1:
         nbytes /= KIB
         power += 1
-    return f"{nbytes:.0f} {UNITS[power]}" if nbytes >= 10 else f"{nbytes:.3g} {UNITS[power]}"
+    return (
+        f"{nbytes:.0f} {UNITS[power]}"
+        if nbytes >= 10
+        else f"{nbytes:.3g} {UNITS[power]}"
+    )
 
 
 def format_duration(seconds: float) -> str:
@@ -68,7 +72,11 @@ def format_value(key: str, value: Any) -> str:
 
 def heading(key: str) -> str:
     """Return the key of a record as people read it; values name their units."""
-    return "GB/s" if key == "gb_per_second" else key.removesuffix("_seconds").replace("_", " ")
+    return (
+        "GB/s"
+        if key == "gb_per_second"
+        else key.removesuffix("_seconds").replace("_", " ")
+    )
 
 
 def print_line(text: str, console: Console, style: str = "") -> None:
@@ -89,7 +97,9 @@ def print_text(text: str, console: Console, style: str = "", indent: int = 0) ->
         print_line(" " * indent + " ".join(text.split("\n")), console)
 
 
-def print_row(cells: Sequence[tuple[str, str]], widths: Sequence[int], console: Console) -> None:
+def print_row(
+    cells: Sequence[tuple[str, str]], widths: Sequence[int], console: Console
+) -> None:
     """Print texts with their styles side by side; the last one has no width, and is wrapped."""
     from rich.table import Table
     from rich.text import Text
@@ -126,21 +136,32 @@ def print_table(
         console.width = PLAIN_WIDTH
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
     for part in _parts(widths, console.width):
-        table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim")
+        table = Table(
+            box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim"
+        )
         for name in (columns[number] for number in part):
-            table.add_column(name, justify="left" if name in words else "right", overflow="fold")
+            table.add_column(
+                name, justify="left" if name in words else "right", overflow="fold"
+            )
         for row in rows:
             cells = (Text(printable(row[number])) for number in part)
             table.add_row(*cells, style="" if row[0] else "dim")
         console.print(table)
 
 
-def print_records(title: str, records: Sequence[dict[str, Any]], console: Console) -> None:
+def print_records(
+    title: str, records: Sequence[dict[str, Any]], console: Console
+) -> None:
     """Print what ``--json`` prints, for people: the first records; nothing without any."""
     if records:
         columns = {key: heading(key) for key in records[0]}
-        rows = [[*itertools.starmap(format_value, one.items())] for one in records[:MOST_RECORDS]]
-        words = [columns[key] for key, value in records[0].items() if isinstance(value, str)]
+        rows = [
+            [*itertools.starmap(format_value, one.items())]
+            for one in records[:MOST_RECORDS]
+        ]
+        words = [
+            columns[key] for key, value in records[0].items() if isinstance(value, str)
+        ]
         print_table(title, list(columns.values()), rows, console, words)
     if (more := len(records) - MOST_RECORDS) > 0:
         print_line(f"and {more} more", console)

@@ -41,13 +41,17 @@ def main() -> None:
     if not is_module and not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.path.dirname(os.path.realpath(script))
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, ValueError):  # somebody put another one there
+        with contextlib.suppress(
+            AttributeError, ValueError
+        ):  # somebody put another one there
             # Lines are then written whole, and ranks' lines don't mix.
             stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     divide_cores()
     # In both places, as the abort hook prints by itself where nobody has set another one.
     sys.excepthook = sys.__excepthook__ = _print_error
-    if "OMPI_COMM_WORLD_RANK" not in os.environ:  # whose handlers would take the place of these
+    if (
+        "OMPI_COMM_WORLD_RANK" not in os.environ
+    ):  # whose handlers would take the place of these
         faulthandler.enable(2, all_threads=False)  # a crash shows the Python line
     process = os.getpid()
     emit("started", pid=process, host=socket.gethostname())
@@ -85,7 +89,9 @@ def unescape(argument: str) -> str:
     return argument[1:] if COLON.fullmatch(argument) else argument
 
 
-def _print_error(kind: type[BaseException], error: BaseException, trace: object) -> None:
+def _print_error(
+    kind: type[BaseException], error: BaseException, trace: object
+) -> None:
     sys.stderr.write(traceback_of(error))
 
 
@@ -120,7 +126,10 @@ def _describe(error: BaseException) -> dict[str, Any]:
         what = what.split("\n")[0][:HEADLINE_CHARACTERS]
         text = traceback_of(error)
     except Exception:  # its __str__ fails
-        what, text = type(error).__name__, "".join(traceback.format_tb(error.__traceback__))
+        what, text = (
+            type(error).__name__,
+            "".join(traceback.format_tb(error.__traceback__)),
+        )
     return {"what": what, "secondary": is_secondary(error), "traceback": text}
 
 

@@ -13,7 +13,11 @@ import _chainermn_limits
 from _chainermn_limits import chosen_thread_variables, tightest_cgroup
 
 # How many ranks an mpiexec has started on this host.
-LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE")
+LOCAL_SIZES = (
+    "MPI_LOCALNRANKS",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+)
 
 
 def available_cores() -> dict[str, Any]:
@@ -25,9 +29,18 @@ def available_cores() -> dict[str, Any]:
     _, quota = tightest_cgroup() or ("", None)
     affinity = len(os.sched_getaffinity(0))
     granted = os.environ.get("SLURM_CPUS_ON_NODE", "")
-    limits = (affinity, quota or affinity, int(granted) if granted.isdigit() else affinity)
+    limits = (
+        affinity,
+        quota or affinity,
+        int(granted) if granted.isdigit() else affinity,
+    )
     usable = max(1, int(min(limits)))
-    return {"machine": os.cpu_count(), "affinity": affinity, "cgroup": quota, "usable": usable}
+    return {
+        "machine": os.cpu_count(),
+        "affinity": affinity,
+        "cgroup": quota,
+        "usable": usable,
+    }
 
 
 def threads_per_rank(ranks: int) -> int | None:
@@ -42,7 +55,9 @@ def threads_per_rank(ranks: int) -> int | None:
 
 def divide_cores() -> None:
     """Set OMP_NUM_THREADS to this rank's share of cores, unless the user chose or it is unknown."""
-    ranks = int(next(filter(str.isdigit, (os.environ.get(name, "") for name in LOCAL_SIZES)), 0))
+    ranks = int(
+        next(filter(str.isdigit, (os.environ.get(name, "") for name in LOCAL_SIZES)), 0)
+    )
     with suppress(KeyError, IndexError, ValueError):  # else srun may have started it
         counts = expand_counts(os.environ["SLURM_STEP_TASKS_PER_NODE"])
         ranks = ranks or counts[int(os.environ["SLURM_NODEID"])]

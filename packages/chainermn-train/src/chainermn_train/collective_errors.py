@@ -22,7 +22,9 @@ _MAX_PAYLOAD_BYTES = 1 << 16
 
 
 @contextmanager
-def raise_on_all_ranks(communicator: CommunicatorBase, operation: str) -> Iterator[None]:
+def raise_on_all_ranks(
+    communicator: CommunicatorBase, operation: str
+) -> Iterator[None]:
     """Raise on all ranks what one raises within, like :func:`allgather_checked` (collective)."""
     with SharedFailure(communicator.handshake, operation):
         yield
@@ -40,7 +42,9 @@ def allgather_checked(
     """
     with SharedFailure(communicator.handshake, operation):
         content = pickle.dumps(action(), protocol=5)
-    payload = content if len(content) <= _MAX_PAYLOAD_BYTES else b""  # a pickle is never empty
+    payload = (
+        content if len(content) <= _MAX_PAYLOAD_BYTES else b""
+    )  # a pickle is never empty
     contents: Any = communicator.handshake(operation, payload=payload)
     if not all(contents):
         contents = communicator.allgather(np.frombuffer(content, np.uint8))
@@ -48,21 +52,32 @@ def allgather_checked(
 
 
 def bcast_checked(
-    communicator: CommunicatorBase, operation: str, make: Callable[[], Any], root: int = 0
+    communicator: CommunicatorBase,
+    operation: str,
+    make: Callable[[], Any],
+    root: int = 0,
 ) -> Any:
     """Return on every rank a copy of what ``make`` returns at ``root``, or raise (collective)."""
     is_root = communicator.rank == root
-    return allgather_checked(communicator, operation, lambda: make() if is_root else None)[root]
+    return allgather_checked(
+        communicator, operation, lambda: make() if is_root else None
+    )[root]
 
 
 def values_of_first_holders(
-    communicator: CommunicatorBase, operation: str, held: set[str], give: Callable[[str], Any]
+    communicator: CommunicatorBase,
+    operation: str,
+    held: set[str],
+    give: Callable[[str], Any],
 ) -> dict[str, Any]:
     """Return by name what other ranks ``give`` that are the first to have it (collective).
 
     ``held`` names what this rank has. Errors are those of :func:`allgather_checked`.
     """
-    names, rank = allgather_checked(communicator, operation, lambda: held), communicator.rank
+    names, rank = (
+        allgather_checked(communicator, operation, lambda: held),
+        communicator.rank,
+    )
 
     def give_own() -> dict[str, Any]:
         return {name: give(name) for name in held.difference(*names[:rank])}
@@ -113,7 +128,10 @@ def require_communicator(
         return communicator  # type: ignore[no-any-return]
     found = type(communicator).__name__
     if can_exchange_models(communicator):
-        foreign, size = ForeignCommunicator(communicator), getattr(communicator, "size", None)
+        foreign, size = (
+            ForeignCommunicator(communicator),
+            getattr(communicator, "size", None),
+        )
         if only_for_models or not isinstance(size, Integral) or size == foreign.size:
             return foreign
         found += f" with {size} ranks"

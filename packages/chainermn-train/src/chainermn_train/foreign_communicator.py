@@ -7,14 +7,17 @@ from typing import Any, NoReturn
 
 from chainermn_comm import CommunicatorBase
 
-_ALONE = SimpleNamespace(rank=0, size=1, intra_rank=0, intra_size=1, inter_rank=0, inter_size=1)
+_ALONE = SimpleNamespace(
+    rank=0, size=1, intra_rank=0, intra_size=1, inter_rank=0, inter_size=1
+)
 
 
 def can_exchange_models(communicator: Any) -> bool:
     """Return whether it has what a multi-node optimizer called in Chainer 7, and is no class."""
     names = ("bcast_data", "multi_node_mean_grad"), ("bcast_data", "allreduce_grad")
     return not isinstance(communicator, type) and any(
-        all(callable(getattr(communicator, name, None)) for name in each) for each in names
+        all(callable(getattr(communicator, name, None)) for name in each)
+        for each in names
     )
 
 
@@ -65,7 +68,9 @@ class ForeignCommunicator(CommunicatorBase):
         raise ValueError(f"{type(self._actual).__name__} has no other rank to send to")
 
     def recv(self, source: int, tag: int) -> NoReturn:
-        raise ValueError(f"{type(self._actual).__name__} has no other rank to receive from")
+        raise ValueError(
+            f"{type(self._actual).__name__} has no other rank to receive from"
+        )
 
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
         return data

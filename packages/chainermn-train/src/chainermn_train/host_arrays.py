@@ -53,7 +53,11 @@ def mean_of(values: Sequence[Any], weights: Sequence[int]) -> Any:
     terms = zip(weights, arrays, strict=True)
     total = sum(weight * array.astype(wide) for weight, array in terms)
     mean = np.asarray(total / sum(weights))
-    dtypes = [a.dtype for host, a in zip(hosts, arrays, strict=True) if type(host) not in _PLAIN]
+    dtypes = [
+        a.dtype
+        for host, a in zip(hosts, arrays, strict=True)
+        if type(host) not in _PLAIN
+    ]
     if not dtypes:
         return mean.item()
     narrow = np.result_type(*dtypes)

@@ -16,7 +16,12 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from _chainermn_events import GRACE_SECONDS, GRACE_VARIABLE, LEAVING_STATUS, pass_warning_on
+from _chainermn_events import (
+    GRACE_SECONDS,
+    GRACE_VARIABLE,
+    LEAVING_STATUS,
+    pass_warning_on,
+)
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.faults import leave
 
@@ -41,7 +46,11 @@ def listen() -> None:
     _process = os.getpid()
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
-            if signal.getsignal(number) in (signal.SIG_DFL, pass_warning_on, *_left_behind):
+            if signal.getsignal(number) in (
+                signal.SIG_DFL,
+                pass_warning_on,
+                *_left_behind,
+            ):
                 signal.signal(number, _handle)
 
 
@@ -82,7 +91,9 @@ def leave_when_warned(
         optimizers = trainer.updater.get_all_optimizers().values()
         # By a multi-node one all ranks know already.
         known = [each.leaves for each in optimizers if hasattr(each, "leaves")]
-        if not any(known or map(any, comm.handshake("leave", payload=bytes([is_warned()])))):
+        if not any(
+            known or map(any, comm.handshake("leave", payload=bytes([is_warned()])))
+        ):
             return
         save(trainer)
         if comm.rank == 0:
@@ -111,7 +122,9 @@ def grace_seconds() -> float:
 def _handle(number: int, _: FrameType | None) -> None:
     global _warned_at
     now = time.monotonic()
-    if os.getpid() != _process or (_warned_at is not None and now - _warned_at > ECHO_SECONDS):
+    if os.getpid() != _process or (
+        _warned_at is not None and now - _warned_at > ECHO_SECONDS
+    ):
         _end(number)
     elif _warned_at is None:
         _warned_at = now

@@ -24,7 +24,9 @@ _SCALING = (
 VALUE, MASTER = "value", "float32 value"
 
 
-def save_arrays(serializer: Any, arrays: dict[str, Any], scale: float | None = None) -> None:
+def save_arrays(
+    serializer: Any, arrays: dict[str, Any], scale: float | None = None
+) -> None:
     """Save arrays, or None, by names, with the loss scale that they were computed with."""
     heads = [[name, scale, array is not None] for name, array in arrays.items()]
     serializer("names", np.frombuffer(json.dumps(heads).encode(), np.uint8))
@@ -103,17 +105,25 @@ def describe_settings(optimizer: Any, is_shared: bool) -> dict[str, Any]:
     A dynamic loss scale's present value is left out unless the state ``is_shared``: rank 0's is
     about to go to all.
     """
-    hyperparam: Any = getattr(optimizer, "hyperparam", None)  # chainer.Optimizer has none
+    hyperparam: Any = getattr(
+        optimizer, "hyperparam", None
+    )  # chainer.Optimizer has none
     values = {} if hyperparam is None else hyperparam.get_dict()
-    numbers = {name: each for name, each in values.items() if isinstance(each, int | float)}
+    numbers = {
+        name: each for name, each in values.items() if isinstance(each, int | float)
+    }
     scale, dynamic, multiplier, ever = loss_scaling(optimizer)
     shown: Any = None if scale is None else float(scale)
     if dynamic and not is_shared:
         shown, ever = "as adapted", None
-    hint = "call loss_scaling() or set_loss_scale() with the same arguments on all ranks"
+    hint = (
+        "call loss_scaling() or set_loss_scale() with the same arguments on all ranks"
+    )
     return {
         "optimizer": type(optimizer).__name__,
-        "hyperparameters": ", ".join(f"{name}={float(numbers[name])}" for name in sorted(numbers)),
+        "hyperparameters": ", ".join(
+            f"{name}={float(numbers[name])}" for name in sorted(numbers)
+        ),
         f"the loss scale ({hint})": f"{'dynamic, now ' if dynamic else ''}{shown}",
         f"the adaptation of the loss scale ({hint})": (multiplier, ever),
     }
@@ -121,7 +131,10 @@ def describe_settings(optimizer: Any, is_shared: bool) -> dict[str, Any]:
 
 def update_rules(target: Any) -> dict[str, Any]:
     """Return the update rules of a model's parameters, by name."""
-    rules = {name: getattr(param, "update_rule", None) for name, param in target.namedparams()}
+    rules = {
+        name: getattr(param, "update_rule", None)
+        for name, param in target.namedparams()
+    }
     return {name: rule for name, rule in rules.items() if rule is not None}
 
 
@@ -140,7 +153,9 @@ def array_of(param: Any, key: str) -> Any:
     elif key == MASTER:
         found = master_weight(getattr(param, "update_rule", None))
     else:
-        found = (getattr(getattr(param, "update_rule", None), "state", None) or {}).get(key)
+        found = (getattr(getattr(param, "update_rule", None), "state", None) or {}).get(
+            key
+        )
     if hasattr(found, "flags"):
         return found
     return np.array([found] if isinstance(found, Number) else [], np.complex128)
@@ -184,7 +199,9 @@ def broadcast_state(communicator: CommunicatorBase, optimizer: Any) -> None:
     def give() -> tuple[Any, ...]:
         states = {name: (rule.t, to_host(rule.state)) for name, rule in rules.items()}
         masters = to_host(master_weights(target))
-        counts = {n: getattr(optimizer, n) for n in ("t", "epoch") if hasattr(optimizer, n)}
+        counts = {
+            n: getattr(optimizer, n) for n in ("t", "epoch") if hasattr(optimizer, n)
+        }
         return counts, loss_scaling(optimizer), states, masters
 
     given = bcast_checked(communicator, "broadcast of the optimizer's state", give)

@@ -25,7 +25,9 @@ def persistents(model: Any) -> list[Persistent]:
     """Return the persistent values of a model and its links."""
     # Chainer has no public name for the set; 7.8.1 is its last release but for repairs.
     return [
-        Persistent(link, attribute, f"{path.rstrip('/')}/{attribute}", getattr(link, attribute))
+        Persistent(
+            link, attribute, f"{path.rstrip('/')}/{attribute}", getattr(link, attribute)
+        )
         for path, link in model.namedlinks()
         for attribute in link._persistent
     ]
@@ -38,7 +40,10 @@ def broadcast_persistents(communicator: CommunicatorBase, model: Any) -> None:
     that has had none gets the parameters from others; without the statistics, a lazy
     :class:`~chainer.links.BatchNormalization` would begin anew later, and its parameters with it.
     """
-    operation, here = "broadcast of persistent values", {it.name: it for it in persistents(model)}
+    operation, here = (
+        "broadcast of persistent values",
+        {it.name: it for it in persistents(model)},
+    )
     held = {name for name, each in here.items() if each.value is not None}
     values = values_of_first_holders(
         communicator, operation, held, lambda name: to_host(here[name].value)

@@ -16,7 +16,9 @@ from .wrappers import AttributeProxy
 STEPS_PER_SAMPLE_ON_GPU = 16
 
 _UNTIMED = nullcontext()
-_thread = threading.local()  # .clock: that of the step which this thread is in; None in a region
+_thread = (
+    threading.local()
+)  # .clock: that of the step which this thread is in; None in a region
 
 
 @dataclass
@@ -25,9 +27,13 @@ class StepTimes:
 
     steps: int = 0
     seconds: float = 0.0
-    sampled: float = 0.0  # of those steps whose shares were measured: all of them on CPUs
+    sampled: float = (
+        0.0  # of those steps whose shares were measured: all of them on CPUs
+    )
     waiting: float = 0.0  # of `sampled`, the time in which ranks wait for one another
-    communication: float = 0.0  # of `sampled`, that in the exchange of gradients and parameters
+    communication: float = (
+        0.0  # of `sampled`, that in the exchange of gradients and parameters
+    )
 
     @property
     def computing(self) -> float:

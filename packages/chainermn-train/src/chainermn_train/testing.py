@@ -16,5 +16,7 @@ def get_device(device_id: int | None = None, use_chainerx: bool = False) -> Any:
         RuntimeError: there is no such device; what Chainer says.
     """
     if use_chainerx:
-        return chainer.get_device("native:0" if device_id is None else f"cuda:{device_id}")
+        return chainer.get_device(
+            "native:0" if device_id is None else f"cuda:{device_id}"
+        )
     return chainer.get_device("@numpy" if device_id is None else f"@cupy:{device_id}")

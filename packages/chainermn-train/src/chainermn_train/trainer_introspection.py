@@ -26,7 +26,9 @@ def warn_of_lost_order(target: Any) -> None:
     """Warn where a resumed run would see other batches than one that was not interrupted."""
     for name, iterator in iterators_of(target).items():
         actual = getattr(iterator, "actual", iterator)  # of one that ranks share
-        shuffles = isinstance(getattr(actual, "order_sampler", None), ShuffleOrderSampler)
+        shuffles = isinstance(
+            getattr(actual, "order_sampler", None), ShuffleOrderSampler
+        )
         if isinstance(actual, MultiprocessIterator) and shuffles:
             warnings.warn(
                 f"iterator {name!r} is a MultiprocessIterator that shuffles and draws orders ahead "

@@ -11,5 +11,7 @@ model = L.Classifier(L.Linear(4, 3))
 train = [(np.ones(4, np.float32), np.int32(i % 3)) for i in range(10)]
 test_iter = chainer.iterators.SerialIterator(train, 5, repeat=False)
 optimizer = chainer.optimizers.SGD().setup(model)
-updater = chainer.training.StandardUpdater(chainer.iterators.SerialIterator(train, 5), optimizer)
+updater = chainer.training.StandardUpdater(
+    chainer.iterators.SerialIterator(train, 5), optimizer
+)
 trainer = chainer.training.Trainer(updater)

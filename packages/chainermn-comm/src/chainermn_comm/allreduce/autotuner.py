@@ -26,7 +26,9 @@ class Autotuner(Algorithm):
     ) -> None:
         """Own the algorithms; measure from ``least_bytes`` on."""
         self._comm, self._candidates, self._least_bytes = comm, candidates, least_bytes
-        self._seconds: dict[int, list[float]] = {}  # by size: per byte, of each trial so far
+        self._seconds: dict[
+            int, list[float]
+        ] = {}  # by size: per byte, of each trial so far
         self._chosen: dict[int, Algorithm] = {}
 
     def allreduce(self, operand: Operand) -> None:
@@ -41,13 +43,21 @@ class Autotuner(Algorithm):
         seconds.append((time.perf_counter() - start) / nbytes)
         if len(seconds) == TRIALS * len(self._candidates):
             del self._seconds[size]
-            least = [min(seconds[i + 1 : i + TRIALS]) for i in range(0, len(seconds), TRIALS)]
-            self._chosen[size] = self._candidates[self._comm.bcast(least.index(min(least)))]
+            least = [
+                min(seconds[i + 1 : i + TRIALS]) for i in range(0, len(seconds), TRIALS)
+            ]
+            self._chosen[size] = self._candidates[
+                self._comm.bcast(least.index(min(least)))
+            ]
 
     def prepare(self, operand: Operand) -> Callable[[], None]:
         algorithm = self._chosen_for(sum([target.nbytes for target in operand.targets]))
         # Those that are measured are so from their beginning.
-        return super().prepare(operand) if algorithm is None else algorithm.prepare(operand)
+        return (
+            super().prepare(operand)
+            if algorithm is None
+            else algorithm.prepare(operand)
+        )
 
     def close(self) -> None:
         for algorithm in self._candidates:

@@ -26,7 +26,10 @@ class Bucketed(Algorithm):
     """Sums arrays where they are; what is small or cast to another dtype is packed into chunks."""
 
     def __init__(
-        self, allreduce: Allreduce, chunk_bytes: int | None = None, per_tensor: bool = False
+        self,
+        allreduce: Allreduce,
+        chunk_bytes: int | None = None,
+        per_tensor: bool = False,
     ) -> None:
         """Use ``allreduce`` for every sum; ``per_tensor``, small arrays aren't packed together."""
         self._allreduce = allreduce
@@ -47,7 +50,9 @@ class Bucketed(Algorithm):
             pairs.append((flat if source is target else source.reshape(-1), flat))
         with overflow_errstate():
             self._allreduce(pairs, operand.divisor, operand.op)
-            for members in [[index] for index in packed] if self._per_tensor else [packed]:
+            for members in (
+                [[index] for index in packed] if self._per_tensor else [packed]
+            ):
                 self._allreduce_packed(operand.only(members))
 
     def _allreduce_packed(self, operand: Operand) -> None:
@@ -76,7 +81,10 @@ class Bucketed(Algorithm):
         # The sum of all ranks' largest magnitudes bounds each number, and also any sum of them.
         bounds = absmax_each(wide, sizes)
         self._allreduce([(bounds, bounds)], 1, np.add)
-        is_own = [operand.targets[index].dtype == chunk.dtype for index, _, _ in chunk.segments]
+        is_own = [
+            operand.targets[index].dtype == chunk.dtype
+            for index, _, _ in chunk.segments
+        ]
         bounds[is_own] = 0  # they travel as they are
         is_narrow, exponents = fit_each(bounds, chunk.dtype)
         ldexp_each(wide, -exponents, sizes)

@@ -142,7 +142,9 @@ class CirculantSum:
             block, bound = yield from self._scatter(sent, own, dtype, op)
             found = out(bound)
             place = found.array[first : first + block.array.size]
-            sum_rows([block.array], place, divisor * 2.0 ** (found.exponent - block.exponent))
+            sum_rows(
+                [block.array], place, divisor * 2.0 ** (found.exponent - block.exponent)
+            )
             yield from self._gather(found.array)
 
         return InFlight(rounds())
@@ -155,20 +157,28 @@ class CirculantSum:
         wide = accumulator(narrow)
         bound = bound_of(sent.exponent, sent.array.dtype == narrow)
         first, offset = self._offsets(own.array.size)
-        sent, own = (ScaledArray(each.array, each.exponent, first) for each in (sent, own))
+        sent, own = (
+            ScaledArray(each.array, each.exponent, first) for each in (sent, own)
+        )
         memory = np.empty(0, np.uint8)  # of own numbers, after the first round
         for index, (skip, held) in enumerate(skips(size)):
             summed, begin, end = offset(held - skip), offset(skip), offset(held)
             # Both sides divide the blocks alike: where the whole array ends.
             places = [part.size for part in own.parts(0, summed)]
-            received = self._room("received", index, summed * wide.itemsize + HEADER_BYTES)
+            received = self._room(
+                "received", index, summed * wide.itemsize + HEADER_BYTES
+            )
             if index == 0:
                 header = np.empty(HEADER_BYTES, np.uint8)
-                HEADER.pack_into(header.data, 0, sent.exponent, sent.array.dtype != wide, bound)
+                HEADER.pack_into(
+                    header.data, 0, sent.exponent, sent.array.dtype != wide, bound
+                )
                 outgoing = [header, *sent.parts(begin, end)]
                 got = np.empty(HEADER_BYTES, np.uint8)
                 cut = places[0] * wide.itemsize
-                incoming = [got, received[:cut], received[cut:-HEADER_BYTES]][: 1 + len(places)]
+                incoming = [got, received[:cut], received[cut:-HEADER_BYTES]][
+                    : 1 + len(places)
+                ]
             else:  # the header follows the numbers
                 outgoing = [memory[begin * wide.itemsize :]]
                 incoming = [received]
@@ -183,11 +193,16 @@ class CirculantSum:
             exponent, is_narrow, other = HEADER.unpack_from(incoming[0].data)
             bound = max(bound, other)
             dtype = narrow if is_narrow else wide
-            terms = [each.view(dtype)[:n] for each, n in zip(incoming[1:], places, strict=True)]
+            terms = [
+                each.view(dtype)[:n]
+                for each, n in zip(incoming[1:], places, strict=True)
+            ]
             memory = self._room("sums", index, begin * wide.itemsize + HEADER_BYTES)
             total = memory[:-HEADER_BYTES].view(wide)
             own = ScaledArray(total, _sum(own, terms, exponent, total, op))
-            HEADER.pack_into(memory.data, memory.size - HEADER_BYTES, own.exponent, False, bound)
+            HEADER.pack_into(
+                memory.data, memory.size - HEADER_BYTES, own.exponent, False, bound
+            )
         return own, bound
 
     def _gather(self, out: np.ndarray) -> Iterator[list[MPI.Request]]:
@@ -235,13 +250,18 @@ class CirculantAllreduce:
         self._least_bytes = chunk_bytes or len(skips(size)) * LEAST_BYTES_PER_ROUND
         self._sum = CirculantSum(group.comm, group.tag)
 
-    def allreduce(self, pairs: Sequence[Pair], divisor: int = 1, op: np.ufunc = np.add) -> None:
+    def allreduce(
+        self, pairs: Sequence[Pair], divisor: int = 1, op: np.ufunc = np.add
+    ) -> None:
         """Sum as :meth:`PairwiseAllreduce.allreduce` does (collective)."""
         todo = iter([pair for pair in pairs if pair[0].size])
         self.stream(lambda _: next(todo, None), divisor, op)
 
     def stream(
-        self, next_pair: Callable[[bool], Pair | None], divisor: int, op: np.ufunc = np.add
+        self,
+        next_pair: Callable[[bool], Pair | None],
+        divisor: int,
+        op: np.ufunc = np.add,
     ) -> None:
         """Sum as :meth:`PairwiseAllreduce.stream` does (collective)."""
         chunks: Iterator[Pair] = iter(())
@@ -261,7 +281,9 @@ class CirculantAllreduce:
                 return
             # None is waited for alone: another rank may not have its buffer yet.
             able = in_flight[:1] + [
-                each for older, each in pairwise(in_flight) if older.rounds >= each.rounds + 2
+                each
+                for older, each in pairwise(in_flight)
+                if older.rounds >= each.rounds + 2
             ]
             done = [each for each in able if are_done(each.requests)]
             if not done and chunk is None:
@@ -281,7 +303,11 @@ class CirculantAllreduce:
 
 
 def _sum(
-    own: ScaledArray, terms: list[np.ndarray], exponent: int, out: np.ndarray, op: np.ufunc
+    own: ScaledArray,
+    terms: list[np.ndarray],
+    exponent: int,
+    out: np.ndarray,
+    op: np.ufunc,
 ) -> int:
     """Write own numbers and ``terms`` added, then the rest, into ``out``; return its exponent.
 
@@ -300,21 +326,31 @@ def _sum(
             for mine in rest:
                 _scale_into(mine, shifts[0], out[done : done + mine.size])
                 done += mine.size
-        except FloatingPointError:  # halves of numbers that are in range have a sum in range
+        except (
+            FloatingPointError
+        ):  # halves of numbers that are in range have a sum in range
             common += 1
         else:
             return common
 
 
 def _add(
-    mine: np.ndarray, term: np.ndarray, shifts: tuple[int, int], out: np.ndarray, op: np.ufunc
+    mine: np.ndarray,
+    term: np.ndarray,
+    shifts: tuple[int, int],
+    out: np.ndarray,
+    op: np.ufunc,
 ) -> None:
     if mine.dtype == term.dtype == out.dtype and shifts == (0, 0):
         op(mine, term, out=out)
         return
     for start in range(0, out.size, BLOCK_ELEMENTS):
         block = slice(start, start + BLOCK_ELEMENTS)
-        op(_scaled(mine[block], shifts[0]), _scaled(term[block], shifts[1]), out=out[block])
+        op(
+            _scaled(mine[block], shifts[0]),
+            _scaled(term[block], shifts[1]),
+            out=out[block],
+        )
 
 
 def _scaled(numbers: np.ndarray, exponent: int) -> np.ndarray:

@@ -91,7 +91,9 @@ def _through_shared_memory(group: ProcessGroup, leaders: int) -> Algorithm:
     shared: SharedMemoryAllreduce | None = None
     cause = ""
     with group.in_step("a mean of gradients"):
-        for chunk_bytes in dict.fromkeys((group.settings.chunk_bytes, None)):  # the default may fit
+        for chunk_bytes in dict.fromkeys(
+            (group.settings.chunk_bytes, None)
+        ):  # the default may fit
             try:
                 if topology.inter_size == 1:
                     shared = SharedMemoryAllreduce(group, chunk_bytes)
@@ -102,7 +104,9 @@ def _through_shared_memory(group: ProcessGroup, leaders: int) -> Algorithm:
                 cause = str(error)
     if shared is None:
         if comm.rank == 0:
-            print(f"ChainerMN: {cause}; gradients go through MPI instead", file=sys.stderr)
+            print(
+                f"ChainerMN: {cause}; gradients go through MPI instead", file=sys.stderr
+            )
         return bucketed(group)
     if 1 < topology.inter_size < comm.size:
         return shared

@@ -35,7 +35,10 @@ class HostBackend(Backend):
 
     def __init__(self, group: ProcessGroup, gradients: Factory) -> None:
         super().__init__(group, gradients)
-        on_one_node, leaders = group.topology.inter_size == 1, (single_leader, multi_leader)
+        on_one_node, leaders = (
+            group.topology.inter_size == 1,
+            (single_leader, multi_leader),
+        )
         self.is_local = on_one_node and gradients in leaders
         self._sums_in_memory = on_one_node and gradients in (*leaders, rank_ordered)
         # For the size of chunks, a setting.
@@ -48,19 +51,26 @@ class HostBackend(Backend):
         else:
             self._by_messages(self.group.settings.chunk_bytes).allreduce(operand)
 
-    def reduce_scatter(self, rows: Sequence[Arrays], targets: Arrays, op: np.ufunc) -> None:
+    def reduce_scatter(
+        self, rows: Sequence[Arrays], targets: Arrays, op: np.ufunc
+    ) -> None:
         pairwise = PairwiseAllreduce(self.group)
         rows = [[array.reshape(-1) for array in row] for row in rows]
         # A value may be several arrays; the i-th of all ranks travel together.
-        for sources, target in zip_longest(zip_longest(*rows, fillvalue=_EMPTY), targets):
-            pairwise.reduce_scatter(sources, _EMPTY if target is None else target.reshape(-1), op)
+        for sources, target in zip_longest(
+            zip_longest(*rows, fillvalue=_EMPTY), targets
+        ):
+            pairwise.reduce_scatter(
+                sources, _EMPTY if target is None else target.reshape(-1), op
+            )
 
     def allocate(self, header: bytes) -> messages.Message:
         return messages.allocate(header)
 
     def exchange(self, outgoing: Parts, incoming: Parts) -> None:
         sent, received = [
-            [(rank, as_bytes(array)) for rank, array in parts] for parts in (outgoing, incoming)
+            [(rank, as_bytes(array)) for rank, array in parts]
+            for parts in (outgoing, incoming)
         ]
         comm, tag = self.group.comm, self.group.tag
         MPI.Request.Waitall(start_exchange(comm, sent, received, tag))
@@ -68,7 +78,11 @@ class HostBackend(Backend):
     def broadcast(self, parts: Parts) -> None:
         comm, topology = self.group.comm, self.group.topology
         for root, array in parts:
-            if array.nbytes >= IN_PARTS_BYTES and comm.size > 2 and topology.inter_size == 1:
+            if (
+                array.nbytes >= IN_PARTS_BYTES
+                and comm.size > 2
+                and topology.inter_size == 1
+            ):
                 bcast_in_parts(comm, as_bytes(array), root, self.group.tag)
             else:
                 bcast_buffer(comm, as_bytes(array), root)

@@ -43,7 +43,9 @@ class Schedule:
     """
 
     chunk_bytes: int  # a shard's size at most
-    received_chunks: int  # the most that a rank receives from all others in a round, in chunks
+    received_chunks: (
+        int  # the most that a rank receives from all others in a round, in chunks
+    )
     sum_delay: int = 0  # until they are summed
     gather_delay: int = 0  # until the sums are sent
     wait_delay: int = 0  # until the sums of the others are waited for
@@ -69,7 +71,9 @@ def start_reduce_scatter(
     return start_exchange(comm, _others(comm, shards, 1), _others(comm, rows, -1), tag)
 
 
-def start_allgather(comm: MPI.Intracomm, shards: Sequence[Buffer], tag: int) -> list[MPI.Request]:
+def start_allgather(
+    comm: MPI.Intracomm, shards: Sequence[Buffer], tag: int
+) -> list[MPI.Request]:
     """Start to send this rank's shard to all ranks, and to receive theirs."""
     own = [shards[comm.rank]] * comm.size
     return start_exchange(comm, _others(comm, own, 1), _others(comm, shards, -1), tag)
@@ -95,11 +99,17 @@ class PairwiseAllreduce:
         even = schedule.received_chunks * limit // max(1, self._size - 1)
         self._shard_bytes = min(limit, max(even, LEAST_SHARD_BYTES))
         # What is received, for each round that is sent and not yet summed.
-        self._received: list[Buffer] = [np.empty(0, np.uint8)] * (schedule.sum_delay + 1)
+        self._received: list[Buffer] = [np.empty(0, np.uint8)] * (
+            schedule.sum_delay + 1
+        )
         # By elements and dtype: what is gathered, as MPI takes it and as rows.
-        self._gathered: dict[tuple[int, np.dtype], tuple[list[Any], list[np.ndarray]]] = {}
+        self._gathered: dict[
+            tuple[int, np.dtype], tuple[list[Any], list[np.ndarray]]
+        ] = {}
 
-    def allreduce(self, pairs: Sequence[Pair], divisor: int = 1, op: np.ufunc = np.add) -> None:
+    def allreduce(
+        self, pairs: Sequence[Pair], divisor: int = 1, op: np.ufunc = np.add
+    ) -> None:
         """Write each source's sum over ranks, divided by ``divisor``, to its target (collective).
 
         Or the maximum or minimum. Dtypes are any of numbers, equal on all ranks, as lengths are.
@@ -119,7 +129,10 @@ class PairwiseAllreduce:
         self.stream(lambda _: next(todo, None), divisor, op)
 
     def stream(
-        self, next_pair: Callable[[bool], Pair | None], divisor: int, op: np.ufunc = np.add
+        self,
+        next_pair: Callable[[bool], Pair | None],
+        divisor: int,
+        op: np.ufunc = np.add,
     ) -> None:
         """Do what :meth:`allreduce` does, for pairs that come one by one (collective).
 
@@ -127,7 +140,9 @@ class PairwiseAllreduce:
         the next one; None after the last, and where there is none yet, unless it is to wait.
         """
         rounds: Iterator[tuple[list[Buffer], list[Buffer]]] = iter(())
-        in_flight: dict[int, tuple[list[Buffer], list[Buffer]]] = {}  # shards: terms and sums
+        in_flight: dict[
+            int, tuple[list[Buffer], list[Buffer]]
+        ] = {}  # shards: terms and sums
         requests: dict[int, list[MPI.Request]] = {}
         for tick in itertools.count():
             shards = next(rounds, None)
@@ -137,7 +152,9 @@ class PairwiseAllreduce:
             if shards is not None:
                 in_flight[tick] = terms, _ = shards
                 rows = self._rows(tick, terms)
-                requests[tick] = start_reduce_scatter(self._comm, terms, rows, self._tag)
+                requests[tick] = start_reduce_scatter(
+                    self._comm, terms, rows, self._tag
+                )
             elif not in_flight:
                 return
             if (number := tick - self._schedule.sum_delay) in in_flight:
@@ -175,15 +192,21 @@ class PairwiseAllreduce:
         step = self._size * max(1, self._shard_bytes // pair[0].itemsize)
         for start in range(0, pair[0].size, step):
             terms, sums = (array[start : start + step] for array in pair)
-            slices = [shard_slice(terms.size, self._size, rank) for rank in range(self._size)]
+            slices = [
+                shard_slice(terms.size, self._size, rank) for rank in range(self._size)
+            ]
             yield [terms[each] for each in slices], [sums[each] for each in slices]
 
     def _rows(self, number: int, shards: list[Buffer]) -> list[Buffer]:
         """Return every rank's terms of this rank's shard: its own, and memory for the others'."""
         own = shards[self._rank]
-        received = self._scratch(number % len(self._received), (self._size - 1) * own.nbytes)
+        received = self._scratch(
+            number % len(self._received), (self._size - 1) * own.nbytes
+        )
         received = received.view(own.dtype)
-        rows = [received[i * own.size : (i + 1) * own.size] for i in range(self._size - 1)]
+        rows = [
+            received[i * own.size : (i + 1) * own.size] for i in range(self._size - 1)
+        ]
         rows.insert(self._rank, own)
         return rows
 
@@ -210,7 +233,9 @@ class PairwiseAllreduce:
             return rows
         # Half the copies of an Allgather.
         peer = 1 - self._rank
-        self._comm.Sendrecv([buffer, MPI.BYTE], peer, self._tag, target, peer, self._tag)
+        self._comm.Sendrecv(
+            [buffer, MPI.BYTE], peer, self._tag, target, peer, self._tag
+        )
         return [buffer, rows[0]] if self._rank == 0 else [rows[0], buffer]
 
     def _sum(self, rows: list[Buffer], out: Buffer, divisor: int, op: np.ufunc) -> None:

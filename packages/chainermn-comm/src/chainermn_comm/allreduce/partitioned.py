@@ -25,7 +25,10 @@ class Partitioned(Algorithm):
     """Sums the arrays that are chosen by one algorithm, and then the rest by another."""
 
     def __init__(
-        self, is_chosen: Callable[[np.ndarray, np.dtype], bool], chosen: Algorithm, rest: Algorithm
+        self,
+        is_chosen: Callable[[np.ndarray, np.dtype], bool],
+        chosen: Algorithm,
+        rest: Algorithm,
     ) -> None:
         """Own the algorithms; ``is_chosen`` says of a target and its wire dtype which it takes."""
         self._is_chosen, self._chosen, self._rest = is_chosen, chosen, rest
@@ -33,7 +36,9 @@ class Partitioned(Algorithm):
     def allreduce(self, operand: Operand) -> None:
         choices = self._choices(operand)
         for algorithm, wanted in ((self._chosen, True), (self._rest, False)):
-            indices = [index for index, choice in enumerate(choices) if choice == wanted]
+            indices = [
+                index for index, choice in enumerate(choices) if choice == wanted
+            ]
             if indices:
                 algorithm.allreduce(operand.only(indices))
 
@@ -53,10 +58,14 @@ class Partitioned(Algorithm):
 class LargeInPlace(Partitioned):
     """Sums large arrays where they are, by messages, and all others by another algorithm."""
 
-    def __init__(self, messages: PairwiseAllreduce | CirculantAllreduce, small: Algorithm) -> None:
+    def __init__(
+        self, messages: PairwiseAllreduce | CirculantAllreduce, small: Algorithm
+    ) -> None:
         """Own the algorithm for small arrays."""
         super().__init__(
-            lambda target, wire: target.nbytes >= IN_PLACE_BYTES and wire == target.dtype,
+            lambda target, wire: (
+                target.nbytes >= IN_PLACE_BYTES and wire == target.dtype
+            ),
             Bucketed(messages.allreduce, per_tensor=True),
             small,
         )
@@ -73,7 +82,9 @@ class LargeInPlace(Partitioned):
             while (operand := held.pop() if held else next_operand(wait)) is not None:
                 flat = operand.flat
                 if flat is not None:
-                    np.concatenate([each.reshape(-1) for each in operand.sources], out=flat)
+                    np.concatenate(
+                        [each.reshape(-1) for each in operand.sources], out=flat
+                    )
                     return flat, flat
                 if not wait:  # its messages must not mix with those under way
                     held.append(operand)

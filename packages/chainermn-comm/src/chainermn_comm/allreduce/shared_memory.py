@@ -79,7 +79,9 @@ class SharedMemoryAllreduce(Algorithm):
         # By slot, size and dtype: each rank's numbers.
         self._views: dict[tuple[int, int, np.dtype], list[np.ndarray]] = {}
         self._next_group = 0  # groups so far: slot numbers go on from call to call
-        self._packed = object()  # another one for each call that has packed its first group
+        self._packed = (
+            object()
+        )  # another one for each call that has packed its first group
         self._intra = MPI.Intracomm(comm.Split(topology.inter_rank(rank), rank))
         self._intra_rank = self._intra.rank
         reason = ""
@@ -97,7 +99,9 @@ class SharedMemoryAllreduce(Algorithm):
         self._slots = [buffer[:terms] for buffer in self._window.buffers]
         # What all ranks share follows the terms of the first.
         ends = list(accumulate(common, initial=terms))
-        self._rings = [self._window.buffers[0][start:end] for start, end in pairwise(ends)]
+        self._rings = [
+            self._window.buffers[0][start:end] for start, end in pairwise(ends)
+        ]
 
     def _window_bytes(self) -> tuple[int, list[int]]:
         """Return the bytes for the terms of each rank, and for the rings that all ranks share."""
@@ -155,10 +159,14 @@ class SharedMemoryAllreduce(Algorithm):
         """Return the groups of chunks, and whether each rank may sum all of them."""
         sizes, dtypes = [target.size for target in operand.targets], operand.wire_dtypes
         last_sizes, last_dtypes, last_way, groups, redundant = self._last
-        if sizes != last_sizes or dtypes is not last_dtypes or way is not last_way:  # no hashing
+        if (
+            sizes != last_sizes or dtypes is not last_dtypes or way is not last_way
+        ):  # no hashing
             chunks = plan_chunks(tuple(sizes), tuple(dtypes), self._chunk_bytes)
             most = min(way.chunks_per_group, self.most_chunks)
-            groups = [chunks[start : start + most] for start in range(0, len(chunks), most)]
+            groups = [
+                chunks[start : start + most] for start in range(0, len(chunks), most)
+            ]
             nbytes = self._ranks * sum([chunk.nbytes for chunk in chunks])
             redundant = self._ranks <= REDUNDANT_RANKS or nbytes <= way.redundant_bytes
             self._last = sizes, dtypes, way, groups, redundant
@@ -182,7 +190,9 @@ class SharedMemoryAllreduce(Algorithm):
         index, start, stop = chunk.segments[0]
         is_packed = len(chunk.segments) > 1 or flats[index].dtype != chunk.dtype
         out = (
-            self._work[: chunk.nbytes].view(chunk.dtype) if is_packed else flats[index][start:stop]
+            self._work[: chunk.nbytes].view(chunk.dtype)
+            if is_packed
+            else flats[index][start:stop]
         )
         work = out if accumulator(chunk.dtype) == chunk.dtype else None
         in_place = flats[index] is operand.sources[index] and not is_packed
@@ -219,7 +229,9 @@ class SharedMemoryAllreduce(Algorithm):
         """Return the chunk's slot, in the dtype in which terms are kept."""
         return self._slot(ring, number, chunk.size, chunk.dtype)
 
-    def _slot(self, ring: np.ndarray, number: int, size: int, dtype: np.dtype) -> np.ndarray:
+    def _slot(
+        self, ring: np.ndarray, number: int, size: int, dtype: np.dtype
+    ) -> np.ndarray:
         """Return the slot of a chunk, ``size`` numbers of ``dtype``, in a ring of bytes."""
         start = number % self.num_slots * (len(ring) // self.num_slots)
         return ring[start : start + size * dtype.itemsize].view(dtype)

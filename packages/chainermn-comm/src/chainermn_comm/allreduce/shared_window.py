@@ -25,7 +25,9 @@ RESERVE_FILES = 8
 MADV_POPULATE_WRITE = 23  # of Linux 5.14 and later; not yet in module mmap
 
 NOT_ALLOCATED = "shared memory could not be allocated on some node"
-NO_ROOM = f"no room for shared memory in {FOLDER} on some node (docker run --shm-size=1g)"
+NO_ROOM = (
+    f"no room for shared memory in {FOLDER} on some node (docker run --shm-size=1g)"
+)
 NOT_SHARED = "the memory that MPI calls shared is not, on some node"
 
 
@@ -46,11 +48,17 @@ class SharedWindow:
         self._window = MPI.Win.Allocate_shared(sizes[comm.rank], 1, comm=comm)
         # One passive epoch for the window's life: MPICH wants Sync inside an epoch.
         self._window.Lock_all()
-        self.buffers = [np.asarray(self._window.Shared_query(rank)[0]) for rank in range(comm.size)]
+        self.buffers = [
+            np.asarray(self._window.Shared_query(rank)[0]) for rank in range(comm.size)
+        ]
 
     @classmethod
     def open(
-        cls, comm: MPI.Intracomm, node: MPI.Intracomm, sizes: list[int], reason: str = ""
+        cls,
+        comm: MPI.Intracomm,
+        node: MPI.Intracomm,
+        sizes: list[int],
+        reason: str = "",
     ) -> SharedWindow:
         """Open a window on each node, and check that it works (collective over ``comm``).
 

@@ -58,7 +58,9 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
     # A chunk is a message, too, and must outweigh its latency.
     default_chunk_bytes, most_chunks, num_slots = 1 << 20, 1, INTER_NODE_SLOTS
 
-    def __init__(self, group: ProcessGroup, chunk_bytes: int | None, leaders: int) -> None:
+    def __init__(
+        self, group: ProcessGroup, chunk_bytes: int | None, leaders: int
+    ) -> None:
         """Split the ranks by node and by leader, and allocate each node's window (collective).
 
         See :class:`SharedMemoryAllreduce`. Each node has as many ``leaders``, so at most the ranks
@@ -85,7 +87,9 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
         chunk, stats = self._chunk_bytes, (self._ranks * 2 + 1) * STATS_DTYPE.itemsize
         # Within a node 16-bit numbers are kept as float32, which saves conversions; see
         # docs/decisions/float16.md.
-        sizes = [INTER_NODE_SLOTS * each for each in (2 * chunk, chunk, 2 * chunk, stats)]
+        sizes = [
+            INTER_NODE_SLOTS * each for each in (2 * chunk, chunk, 2 * chunk, stats)
+        ]
         return INTER_NODE_SLOTS * 2 * chunk, sizes
 
     def _allocate(self) -> None:
@@ -108,7 +112,9 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
         assert operand.op is np.add
         shard = self._own_shard(chunk)
         out = self._sums(number, chunk)[shard]
-        exponent = scaled_sum([terms[shard] for terms in self._terms(number, chunk)], out)
+        exponent = scaled_sum(
+            [terms[shard] for terms in self._terms(number, chunk)], out
+        )
         self._shard_stats(number)[self._intra_rank] = exponent, absmax(out, chunk.dtype)
 
     def _quantize(self, _: Operand, number: int, chunk: Chunk) -> None:
@@ -145,7 +151,9 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
             operand.divisor,
         )
 
-    def _pairwise(self, operand: Operand, number: int, chunk: Chunk) -> Iterator[list[MPI.Request]]:
+    def _pairwise(
+        self, operand: Operand, number: int, chunk: Chunk
+    ) -> Iterator[list[MPI.Request]]:
         """Node i sums the i-th part of the share over nodes, and sends the mean to the others."""
         sent = self._sent(number, chunk)
         shards = self._leader_shards(sent.array)
@@ -186,7 +194,10 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
         common = max(0, *[exponent for exponent, _ in formats])
         wide_rows = self._wide_rows.view(dtype)
         for node, (exponent, is_narrow) in enumerate(formats):
-            row, wide = rows[node].view(dtype), wide_rows[node * size : (node + 1) * size]
+            row, wide = (
+                rows[node].view(dtype),
+                wide_rows[node * size : (node + 1) * size],
+            )
             if is_narrow and narrow != dtype:
                 cast_into(row.view(narrow)[:size], wide)
                 row = wide
@@ -246,7 +257,9 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
         elif self._leader_index == 0:
             shared[0] = bound
         targets = operand.targets
-        is_cast = any([targets[index].dtype != chunk.dtype for index, _, _ in chunk.segments])
+        is_cast = any(
+            [targets[index].dtype != chunk.dtype for index, _, _ in chunk.segments]
+        )
         chosen = mean_format(bound, chunk.dtype, is_cast)
         ring = self._rings[MEAN_RING]
         array = self._slot(ring, number, chunk.size, chosen.dtype)
@@ -254,7 +267,9 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
 
     def _sent(self, number: int, chunk: Chunk) -> ScaledArray:
         """Return the node's sums as they travel."""
-        exponent, largest = self._shard_stats(number).max(axis=0)  # NaN, if there is one
+        exponent, largest = self._shard_stats(number).max(
+            axis=0
+        )  # NaN, if there is one
         chosen = choose_wire_format(float(largest), int(exponent), chunk.dtype)
         if chosen.dtype == accumulator(chunk.dtype):
             return ScaledArray(self._sums(number, chunk), chosen.exponent)
@@ -279,7 +294,10 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
     def _leader_shards(self, whole: np.ndarray) -> list[np.ndarray]:
         """Return this leader's share of a chunk, divided into a shard for each node."""
         share = self._leader_share(whole)
-        return [share[shard_slice(share.size, self._nodes, node)] for node in range(self._nodes)]
+        return [
+            share[shard_slice(share.size, self._nodes, node)]
+            for node in range(self._nodes)
+        ]
 
     def _free(self) -> None:
         super()._free()

@@ -25,7 +25,9 @@ def reduce_arrays(
     with group.in_step(operation):
         with SharedFailure(group.handshake, operation):
             takes = _for_sums(group, op, out)
-            values = collectives.one_for_each(group, data).values() if scatters else [data]
+            values = (
+                collectives.one_for_each(group, data).values() if scatters else [data]
+            )
             made = messages.of_arrays(list(values), group.rank, takes)
             arrays = [array for message in made for array in message.arrays]
             check_operation(group.rank, operation, op, arrays, mean)
@@ -40,7 +42,9 @@ def reduce_arrays(
             backend.reduce_scatter(rows, results, OPERATIONS[op])
         else:
             dtypes = [result.dtype for result in results]
-            backend.allreduce(Operand(rows[0], results, dtypes, divisor, OPERATIONS[op]))
+            backend.allreduce(
+                Operand(rows[0], results, dtypes, divisor, OPERATIONS[op])
+            )
         if backend is not group.host and out is not None and results[0] is not out:
             devices.assign(out, results[0])
     if backend is group.host:
@@ -51,13 +55,21 @@ def reduce_arrays(
 def _for_sums(group: ProcessGroup, op: str, out: Any) -> Takes | None:
     """Return what says of arrays whether they can stay for their ``op``, with ``out``."""
     outs = [] if out is None else [out]
-    if not isinstance(op, str) or op not in OPERATIONS or not all(map(devices.on_gpu, outs)):
+    if (
+        not isinstance(op, str)
+        or op not in OPERATIONS
+        or not all(map(devices.on_gpu, outs))
+    ):
         return None
     return lambda arrays: group.device.takes([*arrays, *outs], OPERATIONS[op])
 
 
 def _prepared(
-    group: ProcessGroup, operation: str, made: list[messages.Message], own: int, out: Any = None
+    group: ProcessGroup,
+    operation: str,
+    made: list[messages.Message],
+    own: int,
+    out: Any = None,
 ) -> tuple[list[list[Any]], list[Any]]:
     """Return each message's arrays as they are summed, and arrays for sums like one's ``own``.
 
@@ -66,7 +78,10 @@ def _prepared(
     """
     if not any([each.stays for each in made]):
         rows = [
-            [array.astype(array.dtype.newbyteorder("="), copy=False) for array in each.arrays]
+            [
+                array.astype(array.dtype.newbyteorder("="), copy=False)
+                for array in each.arrays
+            ]
             for each in made
         ]
         return rows, [empty(array.shape, array.dtype) for array in rows[own]]
@@ -77,12 +92,21 @@ def _prepared(
         return rows, list(map(devices.empty_like, made[own].arrays))
 
 
-def _check_room(rank: int, operation: str, arrays: Sequence[np.ndarray], out: Any) -> None:
+def _check_room(
+    rank: int, operation: str, arrays: Sequence[np.ndarray], out: Any
+) -> None:
     """Raise unless ``out`` can hold the sum of the only array."""
     shapes = [array.shape for array in arrays]
-    usable = devices.on_gpu(out) or (isinstance(out, np.ndarray) and out.flags.writeable)
+    usable = devices.on_gpu(out) or (
+        isinstance(out, np.ndarray) and out.flags.writeable
+    )
     kinds = "c" if any(array.dtype.kind == "c" for array in arrays) else "fcV"
-    if not usable or shapes != [out.shape] or out.dtype.kind not in kinds or out.dtype.names:
+    if (
+        not usable
+        or shapes != [out.shape]
+        or out.dtype.kind not in kinds
+        or out.dtype.names
+    ):
         dtypes = ", ".join(str(array.dtype) for array in arrays)
         raise ValueError(
             f"rank {rank}: recvbuf of {operation} must be a writable array of the shape of "
@@ -99,7 +123,9 @@ def _agree(
     out: Any,
 ) -> list[int]:
     """Check that all ranks' arrays are alike (collective); return where each rank's lie."""
-    specs = [("array", array.dtype, array.shape) for each in own for array in each.arrays]
+    specs = [
+        ("array", array.dtype, array.shape) for each in own for array in each.arrays
+    ]
     counts = [len(each.arrays) for each in own]
     chunk_bytes = group.settings.chunk_bytes
     signature = (("chunk_bytes", chunk_bytes), ("op", op), ("arrays", *counts), *specs)

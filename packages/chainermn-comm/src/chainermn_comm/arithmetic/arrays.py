@@ -19,10 +19,14 @@ def check_operation(
     """Raise ValueError or TypeError unless ``op``, or a mean, can be taken of these arrays."""
     if not isinstance(op, str) or op not in OPERATIONS:
         known = ", ".join(OPERATIONS)
-        raise ValueError(f"rank {rank}: op of {operation} must be one of {known}, got {op!r}")
+        raise ValueError(
+            f"rank {rank}: op of {operation} must be one of {known}, got {op!r}"
+        )
     for array in arrays:
         if not can_be_summed(array.dtype) or (op != "sum" and array.dtype.kind == "c"):
-            raise TypeError(f"rank {rank}: {operation} can't take the {op} of dtype {array.dtype}")
+            raise TypeError(
+                f"rank {rank}: {operation} can't take the {op} of dtype {array.dtype}"
+            )
         if mean and array.dtype.kind in "biu":
             raise TypeError(f"rank {rank}: {operation} takes floats, got {array.dtype}")
 
@@ -67,14 +71,18 @@ def integer_between(value: Any, least: int, most: int, what: str) -> int:
     """Return ``value`` as an int; raise ValueError, which names ``what``, if it isn't in range."""
     number = as_integer(value)
     if number is None or not least <= number <= most:
-        raise ValueError(f"{what} must be an integer from {least} to {most}, got {value!r}")
+        raise ValueError(
+            f"{what} must be an integer from {least} to {most}, got {value!r}"
+        )
     return number
 
 
 def can_be_summed(dtype: np.dtype) -> bool:
     """Return whether the dtype is a number (bool counts; its sum is a logical or)."""
     # ml_dtypes' numbers, bfloat16 among them, are of NumPy's kind V with a type of their own.
-    return dtype.kind in "biufc" or (dtype.kind == "V" and not issubclass(dtype.type, np.void))
+    return dtype.kind in "biufc" or (
+        dtype.kind == "V" and not issubclass(dtype.type, np.void)
+    )
 
 
 def accumulator(dtype: np.dtype) -> np.dtype:
@@ -84,7 +92,9 @@ def accumulator(dtype: np.dtype) -> np.dtype:
     return dtype
 
 
-def empty(shape: tuple[int, ...], dtype: Any, order: Literal["C", "F"] = "C") -> np.ndarray:
+def empty(
+    shape: tuple[int, ...], dtype: Any, order: Literal["C", "F"] = "C"
+) -> np.ndarray:
     """Return what numpy.empty does, where it is large on whole huge pages, which fill faster.
 
     That array doesn't own its memory: it can't be resized in place.
@@ -93,7 +103,9 @@ def empty(shape: tuple[int, ...], dtype: Any, order: Literal["C", "F"] = "C") ->
     if nbytes < 2 * HUGE_PAGE_BYTES:
         return np.empty(shape, dtype, order)
     memory = np.empty(nbytes + HUGE_PAGE_BYTES, np.uint8)
-    return np.ndarray(shape, dtype, memory, -memory.ctypes.data % HUGE_PAGE_BYTES, None, order)
+    return np.ndarray(
+        shape, dtype, memory, -memory.ctypes.data % HUGE_PAGE_BYTES, None, order
+    )
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:

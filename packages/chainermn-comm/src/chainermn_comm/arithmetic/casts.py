@@ -12,13 +12,23 @@ from functools import cache
 
 import numpy as np
 
-FLOAT16, FLOAT32, UINT32 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.uint32)
+FLOAT16, FLOAT32, UINT32 = (
+    np.dtype(np.float16),
+    np.dtype(np.float32),
+    np.dtype(np.uint32),
+)
 # Elements that are cast or summed at a time: what NumPy allocates for them stays in cache and
 # costs no page faults.
 BLOCK_ELEMENTS = 1 << 16
 
-MAGNITUDE, EXPONENT, SIGN = UINT32.type(0x7FFFFFFF), UINT32.type(0x7F800000), UINT32.type(0x8000)
-SMALLEST_NORMAL = 0x38800000  # 2^-14 as a float32: below it, float16 numbers are evenly spaced
+MAGNITUDE, EXPONENT, SIGN = (
+    UINT32.type(0x7FFFFFFF),
+    UINT32.type(0x7F800000),
+    UINT32.type(0x8000),
+)
+SMALLEST_NORMAL = (
+    0x38800000  # 2^-14 as a float32: below it, float16 numbers are evenly spaced
+)
 TOO_LARGE = 0x477FF000  # 65520 as a float32, which rounds to infinity
 TIMES_2_13 = UINT32.type(13 << 23)  # added to an exponent
 BIAS = UINT32.type((SMALLEST_NORMAL + (13 << 23)) >> 13)
@@ -37,7 +47,9 @@ def cast_into(source: np.ndarray, out: np.ndarray) -> None:
         np.copyto(out, source, casting="unsafe")
         return
     for start in range(0, source.size, BLOCK_ELEMENTS):
-        cast_block(source[start : start + BLOCK_ELEMENTS], out[start : start + BLOCK_ELEMENTS])
+        cast_block(
+            source[start : start + BLOCK_ELEMENTS], out[start : start + BLOCK_ELEMENTS]
+        )
 
 
 def add_into(total: np.ndarray, term: np.ndarray) -> None:

@@ -22,7 +22,9 @@ class Operand(NamedTuple):
     targets: Arrays  # C-contiguous, of the same shapes and dtypes; a target may be its source
     wire_dtypes: Dtypes  # in which each array travels
     divisor: int = 1  # of the result; other than 1 for sums of floats only
-    op: np.ufunc = np.add  # or maximum or minimum, of arrays that travel in their own dtype
+    op: np.ufunc = (
+        np.add
+    )  # or maximum or minimum, of arrays that travel in their own dtype
     # The memory of all targets, one after the other, where all have one dtype and travel in it.
     flat: np.ndarray | None = None
 
@@ -35,12 +37,17 @@ class Operand(NamedTuple):
 
     def flattened(self) -> Operand:
         """Return the operand with 1-D arrays: targets' memory, and copies of sources if need be."""
-        targets = [target if target.ndim == 1 else target.reshape(-1) for target in self.targets]
+        targets = [
+            target if target.ndim == 1 else target.reshape(-1)
+            for target in self.targets
+        ]
         sources = targets
         if self.sources is not self.targets:
             sources = [
                 flat if target is source else source.reshape(-1)
-                for source, target, flat in zip(self.sources, self.targets, targets, strict=True)
+                for source, target, flat in zip(
+                    self.sources, self.targets, targets, strict=True
+                )
             ]
         return Operand(sources, targets, self.wire_dtypes, self.divisor, self.op)
 

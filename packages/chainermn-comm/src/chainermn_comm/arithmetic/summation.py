@@ -35,7 +35,13 @@ def sum_rows(
         return
     if out.dtype.kind == "c":  # part by part, as a divisor mustn't mix inf + 0j's
         parts = [list(map(_parts, each)) for each in (rows, originals or ())]
-        sum_rows(parts[0], _parts(out), divisor, None if work is None else _parts(work), parts[1])
+        sum_rows(
+            parts[0],
+            _parts(out),
+            divisor,
+            None if work is None else _parts(work),
+            parts[1],
+        )
         return
     dtype, widened, scale, factor = _arithmetic(out.dtype, divisor)
     total = work
@@ -92,7 +98,9 @@ def _parts(numbers: np.ndarray) -> np.ndarray:
 
 
 @cache
-def _arithmetic(dtype: np.dtype, divisor: float) -> tuple[np.dtype, bool, np.ufunc, np.ndarray]:
+def _arithmetic(
+    dtype: np.dtype, divisor: float
+) -> tuple[np.dtype, bool, np.ufunc, np.ndarray]:
     """Return the dtype to sum in, whether it differs, and ufunc and operand of the division."""
     wide = accumulator(dtype)
     if math.frexp(divisor)[0] == 0.5:  # a power of two: exact, and faster
@@ -100,7 +108,9 @@ def _arithmetic(dtype: np.dtype, divisor: float) -> tuple[np.dtype, bool, np.ufu
     return wide, wide != dtype, np.divide, np.array(divisor, wide)
 
 
-def _mean_of_large(rows: Sequence[np.ndarray], dtype: np.dtype, divisor: float) -> np.ndarray:
+def _mean_of_large(
+    rows: Sequence[np.ndarray], dtype: np.dtype, divisor: float
+) -> np.ndarray:
     # Terms divided by a power of two that is at least their number are exact, their sum stays
     # in range, and dividing it by the rest rounds once. Elements whose plain sum doesn't
     # overflow get the same bits as without their neighbours.
@@ -113,5 +123,7 @@ def _mean_of_large(rows: Sequence[np.ndarray], dtype: np.dtype, divisor: float) 
             total += row
             scaled += row.astype(dtype) / dtype.type(power)
         mean = scale(total, factor)
-        chosen: np.ndarray = np.where(np.isfinite(mean), mean, scaled / dtype.type(divisor / power))
+        chosen: np.ndarray = np.where(
+            np.isfinite(mean), mean, scaled / dtype.type(divisor / power)
+        )
         return chosen

@@ -61,7 +61,9 @@ def choose_wire_format(largest: float, exponent: int, wire: np.dtype) -> WireFor
     is_narrow, exponents = fit_each(np.array([largest]), wire)
     if exponent or not is_narrow[0]:
         return WireFormat(accumulator(wire), exponent)
-    if largest == 0 and wire == FLOAT16:  # for no other rank's numbers is this too large
+    if (
+        largest == 0 and wire == FLOAT16
+    ):  # for no other rank's numbers is this too large
         return WireFormat(wire, LEAST_EXPONENT)
     return WireFormat(wire, int(exponents[0]))
 
@@ -78,7 +80,11 @@ def mean_format(bound: float, wire: np.dtype, is_cast: bool) -> WireFormat:
     """
     if not is_cast or wire == accumulator(wire):
         return WireFormat(wire, 0)
-    return WireFormat(accumulator(wire), 0) if math.isinf(bound) else WireFormat(wire, int(bound))
+    return (
+        WireFormat(accumulator(wire), 0)
+        if math.isinf(bound)
+        else WireFormat(wire, int(bound))
+    )
 
 
 def fit_each(largest: np.ndarray, wire: np.dtype) -> tuple[np.ndarray, np.ndarray]:
@@ -98,7 +104,9 @@ def ldexp_into(numbers: np.ndarray, exponent: int, out: np.ndarray) -> None:
     np.multiply(numbers, numbers.dtype.type(2.0**exponent), out=out)
 
 
-def ldexp_each(numbers: np.ndarray, exponents: np.ndarray, sizes: Sequence[int]) -> None:
+def ldexp_each(
+    numbers: np.ndarray, exponents: np.ndarray, sizes: Sequence[int]
+) -> None:
     """Multiply each slice of ``sizes`` numbers by 2 to the power of its exponent."""
     if exponents.any():
         factors = np.ldexp(numbers.dtype.type(1), exponents)

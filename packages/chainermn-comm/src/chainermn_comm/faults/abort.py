@@ -149,7 +149,9 @@ def _excepthook(
         previous(kind, value, trace)
         return
     what, details = f"uncaught {kind.__name__}", ""
-    code = 130 if issubclass(kind, KeyboardInterrupt) else 1  # 128 + SIGINT, as a shell has it
+    code = (
+        130 if issubclass(kind, KeyboardInterrupt) else 1
+    )  # 128 + SIGINT, as a shell has it
     try:
         if is_secondary(value):
             time.sleep(SECONDARY_ERROR_SECONDS)
@@ -175,7 +177,9 @@ def _os_exit(status: int) -> NoReturn:
     try:
         if _others_may_wait():
             # MPICH's launcher kills the other ranks and reports success after os._exit(0).
-            abort_job(f"os._exit({status}) before MPI was finalized", exit_code(status) or 1)
+            abort_job(
+                f"os._exit({status}) before MPI was finalized", exit_code(status) or 1
+            )
         mark_finalizing()
     finally:
         real_exit(status)
@@ -201,7 +205,9 @@ def abort_job(what: str, code: int, details: str = "") -> NoReturn:
         emit("aborted", what=what, status=code)
         # Ctrl-C reaches each rank somewhere else.
         if is_first_here(what if code == 130 else what + details):
-            step = "" if active_job() else f"{next_step(what)}\n"  # which the launcher adds
+            step = (
+                "" if active_job() else f"{next_step(what)}\n"
+            )  # which the launcher adds
             _write_stderr(f"\n{details}{_headline(what)}, ending the job.\n{step}")
         time.sleep(FORWARDING_SECONDS)
     finally:  # even if a second Ctrl-C arrives meanwhile
@@ -233,7 +239,9 @@ def mpi_abort(code: int) -> NoReturn:
         faulthandler.dump_traceback_later(LAST_RESORT_SECONDS, exit=True, file=2)
         end_trace()
         # MPICH's launcher may miss worker processes of this rank on a busy machine.
-        with contextlib.suppress(Exception):  # there may be none, and MPI_Abort must be called
+        with contextlib.suppress(
+            Exception
+        ):  # there may be none, and MPI_Abort must be called
             for worker in sys.modules["multiprocessing"].active_children():
                 worker.terminate()
         sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(code)

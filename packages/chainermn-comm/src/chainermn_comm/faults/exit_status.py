@@ -38,12 +38,16 @@ _listener: Listener | None = None
 if sys.version_info >= (3, 12):
 
     def _install() -> None:
-        def unwound(code: types.CodeType, offset: int, exception: BaseException) -> None:
+        def unwound(
+            code: types.CodeType, offset: int, exception: BaseException
+        ) -> None:
             if isinstance(exception, SystemExit) and sys._getframe(1).f_back is None:
                 _notify(exception.code)
 
         monitoring = sys.monitoring
-        free = (tool for tool in (4, 3, 5, 2, 1, 0) if monitoring.get_tool(tool) is None)
+        free = (
+            tool for tool in (4, 3, 5, 2, 1, 0) if monitoring.get_tool(tool) is None
+        )
         tool = next(free, None)
         if tool is None:
             what = "all tools of sys.monitoring are taken: sys.exit(3) on a rank won't end the job"
@@ -70,14 +74,21 @@ else:
 
         def read_code(exception: SystemExit) -> object:
             code = descriptor.__get__(exception)
-            if sys._getframe().f_back is None:  # no Python code reads it, but the interpreter
+            if (
+                sys._getframe().f_back is None
+            ):  # no Python code reads it, but the interpreter
                 _notify(code)
             return code
 
         members["code"] = property(read_code, descriptor.__set__, descriptor.__delete__)
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
-        for module in list(sys.modules.values()):  # sys, and modules with `from sys import exit`
-            if not isinstance(module, types.ModuleType) or module is sys.modules[__name__]:
+        for module in list(
+            sys.modules.values()
+        ):  # sys, and modules with `from sys import exit`
+            if (
+                not isinstance(module, types.ModuleType)
+                or module is sys.modules[__name__]
+            ):
                 continue
             names = object.__getattribute__(module, "__dict__")  # loads no lazy module
             for name in [name for name, value in names.items() if value is _sys_exit]:

@@ -47,7 +47,8 @@ class NcclBackend(Backend):
         device = devices.current_device()
         return (self._watcher is None or device == self._watcher.device) and all(
             [
-                devices.device_of(array) == device and (op is None or nccl.sums(array.dtype, op))
+                devices.device_of(array) == device
+                and (op is None or nccl.sums(array.dtype, op))
                 for array in arrays
             ]
         )
@@ -56,11 +57,17 @@ class NcclBackend(Backend):
         if self._watcher is None:
             made, why = nccl.connect_or_explain(self.group, OPERATION, self._connect)
             if made is not None:
-                self._nccl, self._watcher = made, Watcher(self.group, OPERATION, [made], made)
+                self._nccl, self._watcher = (
+                    made,
+                    Watcher(self.group, OPERATION, [made], made),
+                )
                 return True
             self._usable = False
             if self.group.rank == 0:
-                print(f"ChainerMN: arrays on GPUs go through host memory: {why}", file=sys.stderr)
+                print(
+                    f"ChainerMN: arrays on GPUs go through host memory: {why}",
+                    file=sys.stderr,
+                )
         return self._watcher is not None
 
     def _connect(self) -> NcclCommunicator:

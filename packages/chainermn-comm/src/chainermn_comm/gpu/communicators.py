@@ -41,7 +41,9 @@ class Communicators:
         """
         comm, rank, several = group.comm, group.rank, self._several_nodes
         leads = several and self._index < self.shards
-        inter_comm = MPI.Intracomm(comm.Split(self._index if leads else MPI.UNDEFINED, rank))
+        inter_comm = MPI.Intracomm(
+            comm.Split(self._index if leads else MPI.UNDEFINED, rank)
+        )
         intra_comm = MPI.Intracomm(comm.Split(self._topology.inter_rank(rank), rank))
 
         def connect_node() -> None:  # if other nodes fail, it is aborted here
@@ -50,7 +52,9 @@ class Communicators:
         try:
             if several and by_nccl:
                 self.inter, why = connect_or_explain(
-                    group, OPERATION, lambda: NcclCommunicator(inter_comm) if leads else None
+                    group,
+                    OPERATION,
+                    lambda: NcclCommunicator(inter_comm) if leads else None,
                 )
                 if why and rank == 0:
                     print(
@@ -64,7 +68,8 @@ class Communicators:
             group.run_or_raise(OPERATION, connect_node)
             if several and not by_nccl:
                 self.inter = group.run_or_raise(
-                    OPERATION, lambda: StagedSum(group, inter_comm.Dup()) if leads else None
+                    OPERATION,
+                    lambda: StagedSum(group, inter_comm.Dup()) if leads else None,
                 )
         finally:
             intra_comm.Free()
@@ -94,7 +99,11 @@ class Communicators:
     @property
     def nccls(self) -> list[NcclCommunicator]:
         """NCCL's communicators of this rank."""
-        return [each for each in (self.intra, self.inter) if isinstance(each, NcclCommunicator)]
+        return [
+            each
+            for each in (self.intra, self.inter)
+            if isinstance(each, NcclCommunicator)
+        ]
 
     def close(self) -> None:
         """Release everything; all work must be over (collective)."""

@@ -41,7 +41,9 @@ def connect(comm: MPI.Intracomm, make: Callable[[], Any]) -> Any:
     # Of each rank, once it has ended its attempt, whether that failed.
     own, failed = np.zeros(1, np.uint8), np.zeros(comm.size, np.uint8)
     traffic = comm.Dup()
-    requests = [traffic.Irecv([failed[rank : rank + 1], MPI.BYTE], rank) for rank in others]
+    requests = [
+        traffic.Irecv([failed[rank : rank + 1], MPI.BYTE], rank) for rank in others
+    ]
     try:
         with SharedFailure(handshake, OPERATION):
             try:
@@ -60,7 +62,9 @@ def connect(comm: MPI.Intracomm, make: Callable[[], Any]) -> Any:
                     made.result()
             except BaseException as error:
                 own[0] = 1
-                if isinstance(error, CommunicationError) or not isinstance(error, Exception):
+                if isinstance(error, CommunicationError) or not isinstance(
+                    error, Exception
+                ):
                     raise
                 raise CommunicationError(
                     f"rank {comm.rank}: {OPERATION} failed: {describe_exception(error)}"

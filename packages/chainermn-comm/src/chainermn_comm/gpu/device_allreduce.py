@@ -50,7 +50,9 @@ class PreparedCall(NamedTuple):
 
     plan: Plan
     inputs: list[Any]  # what is read, 1-D and contiguous
-    flats: list[Any]  # what is written, likewise; the same arrays where that is the same memory
+    flats: list[
+        Any
+    ]  # what is written, likewise; the same arrays where that is the same memory
     buffers: list[Any]  # one for each slot
     divisor: int
 
@@ -96,9 +98,13 @@ class DeviceAllreduce(Algorithm):
             self._wait_for_current_stream()
             places = kernels.places(inputs), kernels.places(flats)
             plan = self._plan(*places, tuple(operand.wire_dtypes))
-            packed = [chunk for chunk in plan.chunks if self._target(chunk, flats) is None]
+            packed = [
+                chunk for chunk in plan.chunks if self._target(chunk, flats) is None
+            ]
             nbytes = max(map(self._padded_bytes, packed), default=0)
-            if self._buffers[0].nbytes < nbytes:  # the old ones live as long as the calls before
+            if (
+                self._buffers[0].nbytes < nbytes
+            ):  # the old ones live as long as the calls before
                 self._buffers = [devices.empty(nbytes) for _ in self._buffers]
         call = PreparedCall(plan, inputs, flats, self._buffers, operand.divisor)
 
@@ -114,13 +120,19 @@ class DeviceAllreduce(Algorithm):
         return rest
 
     def _make_plan(
-        self, sources: kernels.Places, targets: kernels.Places, wires: tuple[np.dtype, ...]
+        self,
+        sources: kernels.Places,
+        targets: kernels.Places,
+        wires: tuple[np.dtype, ...],
     ) -> Plan:
         """Return the plan; its tables come to the device in the order of the packing stream."""
         sizes = tuple([size for _, size, _ in targets])
         chunks = plan_chunks(sizes, wires, self._chunk_bytes)
         rows = [kernels.segment_table(chunks, places) for places in (sources, targets)]
-        host, device = devices.pinned(2 * rows[0].nbytes), devices.empty(2 * rows[0].nbytes)
+        host, device = (
+            devices.pinned(2 * rows[0].nbytes),
+            devices.empty(2 * rows[0].nbytes),
+        )
         np.concatenate(rows, out=host.view(np.int64).reshape(-1, 3))
         devices.copy(host, device, self._pack)
         lengths = [(len(chunk.segments) + 1) * kernels.ROW_BYTES for chunk in chunks]
@@ -144,7 +156,9 @@ class DeviceAllreduce(Algorithm):
         if target is None or divisor > 1 or call.inputs[index] is not call.flats[index]:
             with self._pack:
                 table = call.plan.to_pack[number]
-                kernels.launch("pack", chunk.dtype, table, count, summed, chunk.size, divisor)
+                kernels.launch(
+                    "pack", chunk.dtype, table, count, summed, chunk.size, divisor
+                )
         self._packed[slot].record(self._pack)
         self._sum.wait_event(self._packed[slot])
         self._communicators.sum_in_place(summed, chunk.size, self._sum)

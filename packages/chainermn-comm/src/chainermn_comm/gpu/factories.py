@@ -21,7 +21,10 @@ def _staged(group: ProcessGroup, host: str = "bucketed") -> Algorithm:
 
 
 def _by_nccl(
-    group: ProcessGroup, nodes: Topology | None = None, leaders: int = 1, between_nodes: bool = True
+    group: ProcessGroup,
+    nodes: Topology | None = None,
+    leaders: int = 1,
+    between_nodes: bool = True,
 ) -> Algorithm:
     """Raise on all ranks, before NCCL does, where one can't use it or two share a device.
 
@@ -46,7 +49,8 @@ BACKENDS: dict[str, BackendFactory] = {
     "staged": partial(HostBackend, gradients=_staged),
     # NCCL among all ranks, whatever their nodes.
     "nccl": partial(
-        NcclBackend, gradients=lambda group: _by_nccl(group, Topology((0,) * group.size))
+        NcclBackend,
+        gradients=lambda group: _by_nccl(group, Topology((0,) * group.size)),
     ),
     # NCCL in each node; one rank of each exchanges with other nodes.
     "single_leader": partial(NcclBackend, gradients=_by_nccl),
@@ -57,7 +61,9 @@ BACKENDS: dict[str, BackendFactory] = {
     # NCCL in each node; as many ranks as possible exchange, each a shard.
     "multi_leader": partial(
         NcclBackend,
-        gradients=lambda group: _by_nccl(group, leaders=group.topology.least_intra_size),
+        gradients=lambda group: _by_nccl(
+            group, leaders=group.topology.least_intra_size
+        ),
     ),
     "no_op": partial(HostBackend, gradients=HOST_FACTORIES["no_op"]),
 }

@@ -148,7 +148,9 @@ KERNELS(f, float)
 KERNELS(d, double)
 KERNELS(b, Bfloat)
 """
-SOURCE = f"#define THREADS {THREADS}\n#define EACH {EACH}\n#define TILE {TILE}\n{_KERNELS}"
+SOURCE = (
+    f"#define THREADS {THREADS}\n#define EACH {EACH}\n#define TILE {TILE}\n{_KERNELS}"
+)
 
 
 # Of contiguous GPU arrays: address, number of elements, itemsize.
@@ -157,7 +159,9 @@ Places: TypeAlias = tuple[tuple[int, int, int], ...]
 
 def places(flats: Sequence[Any]) -> Places:
     """Return where contiguous GPU arrays lie."""
-    return tuple([(devices.address(flat), flat.size, flat.dtype.itemsize) for flat in flats])
+    return tuple(
+        [(devices.address(flat), flat.size, flat.dtype.itemsize) for flat in flats]
+    )
 
 
 def segment_table(chunks: Sequence[Chunk], places: Places) -> np.ndarray:
@@ -178,7 +182,13 @@ def segment_table(chunks: Sequence[Chunk], places: Places) -> np.ndarray:
 
 
 def launch(
-    name: str, dtype: np.dtype, table: Any, count: int, buffer: Any, size: int, divisor: int = 1
+    name: str,
+    dtype: np.dtype,
+    table: Any,
+    count: int,
+    buffer: Any,
+    size: int,
+    divisor: int = 1,
 ) -> None:
     """Run the kernel "pack" or "unpack" on the current stream; return at once.
 

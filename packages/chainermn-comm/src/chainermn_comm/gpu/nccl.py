@@ -57,21 +57,27 @@ class NcclCommunicator:
         """Overwrite ``buffer`` by the sum over ranks (collective)."""
         self.allreduce([buffer], [buffer], np.add, stream)
 
-    def allreduce(self, sources: Arrays, targets: Arrays, op: np.ufunc, stream: Any) -> None:
+    def allreduce(
+        self, sources: Arrays, targets: Arrays, op: np.ufunc, stream: Any
+    ) -> None:
         """Write what ``op`` makes of each source over ranks into its target (collective)."""
         with self._group() as comm:
             for source, target in zip(sources, targets, strict=True):
                 if target.size:
                     comm.allReduce(*self._reduction(source, target, op), stream.ptr)
 
-    def reduce(self, rows: Sequence[Arrays], targets: Arrays, op: np.ufunc, stream: Any) -> None:
+    def reduce(
+        self, rows: Sequence[Arrays], targets: Arrays, op: np.ufunc, stream: Any
+    ) -> None:
         """Write what ``op`` makes of all ranks' row i into rank i's ``targets`` (collective).
 
         Rows are of the first ranks, or of all; they stay as they are.
         """
         with self._group() as comm:
             for root, row in enumerate(rows):
-                for source, target in zip(row, targets if root == self.rank else row, strict=True):
+                for source, target in zip(
+                    row, targets if root == self.rank else row, strict=True
+                ):
                     if target.size:
                         sent, received, *rest = self._reduction(source, target, op)
                         received *= root == self.rank  # NULL where nothing is received
@@ -104,7 +110,9 @@ class NcclCommunicator:
             own = parts[self.rank : self.rank + 1]
             return self.reduce([[part] for part in parts], own, np.add, stream)
         with self._group() as comm:
-            comm.reduceScatter(*self._reduction(buffer, parts[self.rank], np.add), stream.ptr)
+            comm.reduceScatter(
+                *self._reduction(buffer, parts[self.rank], np.add), stream.ptr
+            )
 
     def gather_shards(self, buffer: Any, shards: int, stream: Any) -> None:
         """Copy rank i's shard i to all ranks, for each shard (collective)."""
@@ -124,7 +132,9 @@ class NcclCommunicator:
         """
         with self._lock:
             if self._comm is None:
-                raise CommunicationError(f"rank {self.rank}: NCCL was aborted, or closed")
+                raise CommunicationError(
+                    f"rank {self.rank}: NCCL was aborted, or closed"
+                )
             self._nccl.groupStart()
             try:
                 yield self._comm
@@ -188,7 +198,9 @@ def connect_or_explain(
             made = make()
         except (CommunicationError, ValueError) as error:
             why = str(error)
-    reasons = [row.decode() for row in group.handshake(operation, payload=why.encode()) if row]
+    reasons = [
+        row.decode() for row in group.handshake(operation, payload=why.encode()) if row
+    ]
     if reasons and made is not None:
         made.abort()
     return (None, reasons[0]) if reasons else (made, "")
@@ -225,17 +237,24 @@ def unavailable_reason() -> str | None:
         return "CuPy finds no NCCL library (cupy.cuda.nccl.available is False)"
     major, minor = OLDEST
     if (code := nccl.get_version()) < major * 10_000 + minor * 100:
-        return f"NCCL's version is {code}, and {major}.{minor} is the oldest that serves"
+        return (
+            f"NCCL's version is {code}, and {major}.{minor} is the oldest that serves"
+        )
     return None
 
 
 def check_devices(group: ProcessGroup) -> None:
     """Raise on all ranks where NCCL can't serve, or two of a node share a device (collective)."""
-    operation, node = "asking which device this is", group.topology.inter_rank(group.rank)
+    operation, node = (
+        "asking which device this is",
+        group.topology.inter_rank(group.rank),
+    )
 
     def bus_id() -> str:
         if reason := unavailable_reason():
-            raise RuntimeError(f"rank {group.rank}: NCCL can't take arrays on GPUs: {reason}")
+            raise RuntimeError(
+                f"rank {group.rank}: NCCL can't take arrays on GPUs: {reason}"
+            )
         return devices.bus_id()
 
     places: dict[tuple[int, str], list[int]] = {}
@@ -244,7 +263,9 @@ def check_devices(group: ProcessGroup) -> None:
     for rank, place in enumerate(rows):
         places.setdefault(place, []).append(rank)
     shared = [
-        f"ranks {ranks} use device {bus}" for (_, bus), ranks in places.items() if len(ranks) > 1
+        f"ranks {ranks} use device {bus}"
+        for (_, bus), ranks in places.items()
+        if len(ranks) > 1
     ]
     if shared:
         raise ValueError(

@@ -21,14 +21,18 @@ from ..messaging import Algorithm, Factory, Handshake, ProcessGroup
 from ..topology import Topology
 
 OPERATION = "averaging gradients on GPUs"
-CHUNK_BYTES = 4 << 20  # short beside the whole, so that copies and sums overlap; not measured
+CHUNK_BYTES = (
+    4 << 20
+)  # short beside the whole, so that copies and sums overlap; not measured
 SLOTS = 3  # chunks that are under way
 
 
 class StagedAllreduce(Algorithm):
     """Sums on the device that is current when this is made; each call waits for its end."""
 
-    def __init__(self, group: ProcessGroup, host: Factory, rank: int | None = None) -> None:
+    def __init__(
+        self, group: ProcessGroup, host: Factory, rank: int | None = None
+    ) -> None:
         """Make the algorithm for host memory, too (collective); errors name this ``rank``."""
         self._group = group
         self._what = f"rank {group.rank if rank is None else rank}: {OPERATION}"
@@ -38,12 +42,16 @@ class StagedAllreduce(Algorithm):
         # Numbers that travel in 16 bits have an exponent for each piece: what is reproducible is
         # always cut alike.
         settings = group.settings
-        self._chunk_bytes = (not settings.reproducible and settings.chunk_bytes) or CHUNK_BYTES
+        self._chunk_bytes = (
+            not settings.reproducible and settings.chunk_bytes
+        ) or CHUNK_BYTES
         self._buffers = [np.empty(0, np.uint8)] * SLOTS
 
     def _make(self) -> int:
         self._down, self._up = devices.new_stream(), devices.new_stream()
-        self._arrived, self._returned = ([devices.new_event() for _ in range(SLOTS)] for _ in "au")
+        self._arrived, self._returned = (
+            [devices.new_event() for _ in range(SLOTS)] for _ in "au"
+        )
         return devices.current_device()
 
     def allreduce(self, operand: Operand) -> None:
@@ -52,7 +60,10 @@ class StagedAllreduce(Algorithm):
     def prepare(self, operand: Operand) -> Callable[[], None]:
         with devices.translated_errors(self._what), devices.use(self._device):
             inputs, flats = flatten(operand, self._device)
-            sizes, dtypes = tuple([f.size for f in flats]), tuple([f.dtype for f in flats])
+            sizes, dtypes = (
+                tuple([f.size for f in flats]),
+                tuple([f.dtype for f in flats]),
+            )
             chunks = plan_chunks(sizes, dtypes, self._chunk_bytes)
             nbytes = max([chunk.nbytes for chunk in chunks], default=0)
             if self._buffers[0].nbytes < nbytes:
@@ -73,7 +84,9 @@ class StagedAllreduce(Algorithm):
                             devices.copy(array, part, self._down)
                         self._arrived[slot].record(self._down)
                     if number:
-                        self._sum(operand, chunks[number - 1], (number - 1) % SLOTS, flats)
+                        self._sum(
+                            operand, chunks[number - 1], (number - 1) % SLOTS, flats
+                        )
                 staging.wait([self._returned[(len(chunks) - 1) % SLOTS]])
 
         return rest
@@ -94,12 +107,16 @@ class StagedAllreduce(Algorithm):
             devices.copy(part, array, self._up)
         self._returned[slot].record(self._up)
 
-    def _parts(self, chunk: Chunk, slot: int, flats: list[Any]) -> list[tuple[Any, np.ndarray]]:
+    def _parts(
+        self, chunk: Chunk, slot: int, flats: list[Any]
+    ) -> list[tuple[Any, np.ndarray]]:
         """Return each segment of a chunk on the device, and its bytes in the slot's buffer."""
         arrays = [flats[index][start:stop] for index, start, stop in chunk.segments]
         ends = accumulate([array.nbytes for array in arrays], initial=0)
         buffer = self._buffers[slot]
-        return [(a, buffer[i:j]) for a, (i, j) in zip(arrays, pairwise(ends), strict=True)]
+        return [
+            (a, buffer[i:j]) for a, (i, j) in zip(arrays, pairwise(ends), strict=True)
+        ]
 
     def close(self) -> None:
         self._buffers = []

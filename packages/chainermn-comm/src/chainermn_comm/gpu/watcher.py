@@ -34,7 +34,9 @@ DRAIN_SECONDS = 5.0
 
 # What a device may still use, since it failed or didn't finish in time.
 _orphaned: list[Any] = []
-_watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()  # but for those that were closed
+_watchers: weakref.WeakSet[Watcher] = (
+    weakref.WeakSet()
+)  # but for those that were closed
 _busy: set[Watcher] = set()  # with work that isn't over, which the thread polls
 _lock = threading.RLock()  # of all that watchers change
 _wake, _stop = threading.Event(), threading.Event()
@@ -45,14 +47,25 @@ class Watcher:
     """Watches one device's work for one set of ranks; after the first failure nothing works."""
 
     def __init__(
-        self, group: ProcessGroup, operation: str, nccls: Sequence[NcclCommunicator], used: Any
+        self,
+        group: ProcessGroup,
+        operation: str,
+        nccls: Sequence[NcclCommunicator],
+        used: Any,
     ) -> None:
         """Watch work on the current device, by which things are ``used`` (not collective)."""
-        self._group, self._operation, self._nccls, self._used = group, operation, nccls, used
+        self._group, self._operation, self._nccls, self._used = (
+            group,
+            operation,
+            nccls,
+            used,
+        )
         self.device = devices.current_device()
         self._what = f"rank {group.rank}: {operation}"
         self._failure = ""
-        self._pending: deque[tuple[Any, Any]] = deque()  # events, and what lives until they happen
+        self._pending: deque[tuple[Any, Any]] = (
+            deque()
+        )  # events, and what lives until they happen
         self._in_call = False  # and may wait for other ranks in a call of NCCL's
         with _lock:
             _watchers.add(self)
@@ -132,7 +145,9 @@ class Watcher:
         """Abort NCCL; return whether all work, on streams too, is over within some seconds."""
         self._leave()
         # All of this rank's, as each waits for what is on the streams, which may be another's.
-        mine = [each for each in [self, *_watchers] if each._group.comm == self._group.comm]
+        mine = [
+            each for each in [self, *_watchers] if each._group.comm == self._group.comm
+        ]
         abort_all([nccl for watcher in mine for nccl in watcher._nccls])
         end, is_done = time.monotonic() + DRAIN_SECONDS, False
         try:
@@ -140,7 +155,9 @@ class Watcher:
                 for stream in streams:
                     self._pending.append((devices.recorded_event(stream), None))
                 events = [event for event, _ in self._pending]
-                wait_until(lambda: all(map(devices.is_done, events)) or time.monotonic() > end)
+                wait_until(
+                    lambda: all(map(devices.is_done, events)) or time.monotonic() > end
+                )
                 is_done = time.monotonic() <= end
         finally:
             if not is_done:
@@ -171,7 +188,9 @@ def _start_thread() -> bool:
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         return False
     if _thread is None:
-        _thread = threading.Thread(target=_run, name="chainermn-gpu-watcher", daemon=True)
+        _thread = threading.Thread(
+            target=_run, name="chainermn-gpu-watcher", daemon=True
+        )
         _thread.start()
     return True
 

@@ -26,8 +26,12 @@ def bcast_parameters(group: ProcessGroup, model: Any) -> None:
     """
     with SharedFailure(group.handshake, OPERATION):
         named = parameters.named(model, group.rank)
-        arrays = [parameters.checked(param.data, name, group.rank) for name, param in named]
-        own_specs = [None if array is None else (array.shape, array.dtype) for array in arrays]
+        arrays = [
+            parameters.checked(param.data, name, group.rank) for name, param in named
+        ]
+        own_specs = [
+            None if array is None else (array.shape, array.dtype) for array in arrays
+        ]
         payload = pickle.dumps(own_specs)
     signature = tuple([("parameter", name) for name, _ in named])
     nbytes = sum(array.nbytes for array in arrays if array is not None)
@@ -38,9 +42,13 @@ def bcast_parameters(group: ProcessGroup, model: Any) -> None:
     for (name, param), specs in zip(named, zip(*rows, strict=True), strict=True):
         having = [(rank, *spec) for rank, spec in enumerate(specs) if spec is not None]
         if len(set(specs) - {None}) > 1:
-            listed = "; ".join(f"{dtype} {shape} on rank {rank}" for rank, shape, dtype in having)
+            listed = "; ".join(
+                f"{dtype} {shape} on rank {rank}" for rank, shape, dtype in having
+            )
             text = f"ranks disagree on parameter {name}: {listed}"
-            raise raised_on_all(RankMismatchError(f"bcast_data on rank {group.rank}: {text}"))
+            raise raised_on_all(
+                RankMismatchError(f"bcast_data on rank {group.rank}: {text}")
+            )
         sent += [(param, *first) for first in having[:1]]
 
     initialising = f"{OPERATION}, initialising parameters"
@@ -49,7 +57,11 @@ def bcast_parameters(group: ProcessGroup, model: Any) -> None:
             if param.data is None:
                 if hasattr(param, "initialize"):
                     param.initialize(shape)
-                if param.data is None or param.data.shape != shape or param.data.dtype != dtype:
+                if (
+                    param.data is None
+                    or param.data.shape != shape
+                    or param.data.dtype != dtype
+                ):
                     param.data = np.empty(shape, dtype)
         arrays, takes = [param.data for param, *_ in sent], group.device.takes
         place = collectives.COPIED * any(map(devices.on_gpu, arrays))
@@ -63,7 +75,9 @@ def bcast_parameters(group: ProcessGroup, model: Any) -> None:
         return
     backend, _ = collectives.agreed(group, OPERATION, places, [])
     if backend is not group.host:
-        backend.broadcast([(root, flat) for flat, (_, root, *_) in zip(flats, sent, strict=True)])
+        backend.broadcast(
+            [(root, flat) for flat, (_, root, *_) in zip(flats, sent, strict=True)]
+        )
         for array, flat in zip(arrays, flats, strict=True):
             if flat is not array:
                 devices.assign(array, flat)
@@ -91,9 +105,13 @@ def _bcast_packed(group: ProcessGroup, params: list[Any], root: int) -> None:
                     flats.extend([_flat(param.data, is_root) for param in params])
                     buffer = stack.enter_context(staging.buffers(flats, count=1))[0]
                 if is_root and leaving:
-                    staging.wait(staging.start(leaving, flats, buffer, into_buffer=True))
+                    staging.wait(
+                        staging.start(leaving, flats, buffer, into_buffer=True)
+                    )
                 if not is_root and arrived:
-                    staging.wait(staging.start(arrived, flats, buffer, into_buffer=False))
+                    staging.wait(
+                        staging.start(arrived, flats, buffer, into_buffer=False)
+                    )
                 if not is_root and not leaving:
                     _put_back(params, flats)
 
@@ -101,7 +119,9 @@ def _bcast_packed(group: ProcessGroup, params: list[Any], root: int) -> None:
             turn = partial(take_turn, arrived, leaving)
             group.run_or_raise(OPERATION, turn, "copying parameters")
             if leaving:
-                filled = buffer[: leaving[-1].offset + leaving[-1].stop - leaving[-1].start]
+                filled = buffer[
+                    : leaving[-1].offset + leaving[-1].stop - leaving[-1].start
+                ]
                 group.host.broadcast([(root, filled)])
 
 
@@ -127,7 +147,9 @@ def _bcast(group: ProcessGroup, sent: list[tuple[Any, int]]) -> None:
     """Overwrite each parameter on all ranks by that of the rank beside it (collective)."""
     for param, root in sent:
         data = param.data
-        usable = data.flags.c_contiguous and (group.rank == root or data.flags.writeable)
+        usable = data.flags.c_contiguous and (
+            group.rank == root or data.flags.writeable
+        )
         buffer = data if usable else np.array(data, order="C")
         group.host.broadcast([(root, buffer)])
         if group.rank != root and not usable:

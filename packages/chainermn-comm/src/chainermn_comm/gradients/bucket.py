@@ -37,7 +37,9 @@ class GradientSignature:
 # The digest, which a handshake needs, takes a millisecond of 161 gradients.
 @lru_cache(maxsize=256)
 def _signature_of(entries: tuple[tuple[Any, ...], ...]) -> GradientSignature:
-    specs = [entry[2:4] for entry in entries if entry[0] == "parameter" and len(entry) > 3]
+    specs = [
+        entry[2:4] for entry in entries if entry[0] == "parameter" and len(entry) > 3
+    ]
     nbytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in specs)
     return GradientSignature(entries, digest_of(entries), nbytes)
 
@@ -64,7 +66,9 @@ class Bucket:
     complete: bool  # no gradient is missing
     # The dtypes in which the present gradients travel, if all of them are NumPy's; else None.
     wire_dtypes: Sequence[np.dtype] | None
-    planned: bool = False  # what is missing travels as zeros, and the means go to new memory
+    planned: bool = (
+        False  # what is missing travels as zeros, and the means go to new memory
+    )
     ready: Any = None  # if planned, on a GPU: the event after which gradients are there
 
     @property
@@ -72,17 +76,27 @@ class Bucket:
         """Whether the first parameter is on a GPU; where it was planned, all are."""
         return devices.on_gpu(self.params[0].data)
 
-    def operands(self, settings: Settings, group: ProcessGroup) -> list[tuple[Backend, Operand]]:
+    def operands(
+        self, settings: Settings, group: ProcessGroup
+    ) -> list[tuple[Backend, Operand]]:
         """Return what a group's ranks sum in host memory and on GPUs, with the backend."""
         sources, targets = self.grads, self.targets
         if not self.complete:
-            present = [index for index, grad in enumerate(self.grads) if grad is not None]
-            sources, targets = ([each[i] for i in present] for each in (sources, targets))
+            present = [
+                index for index, grad in enumerate(self.grads) if grad is not None
+            ]
+            sources, targets = (
+                [each[i] for i in present] for each in (sources, targets)
+            )
         if self.wire_dtypes:
-            return [(group.host, Operand(sources, targets, self.wire_dtypes, group.size))]
+            return [
+                (group.host, Operand(sources, targets, self.wire_dtypes, group.size))
+            ]
         found, is_local = [], group.host.is_local
         for on_gpu, backend in ((False, group.host), (True, group.device)):
-            members = [i for i, grad in enumerate(sources) if devices.on_gpu(grad) == on_gpu]
+            members = [
+                i for i, grad in enumerate(sources) if devices.on_gpu(grad) == on_gpu
+            ]
             chosen, into = [sources[i] for i in members], [targets[i] for i in members]
             dtypes = [grad.dtype for grad in chosen]
             wire_dtypes = wire_dtypes_of(dtypes, settings, is_local, on_gpu)
@@ -111,7 +125,8 @@ class Bucket:
             ends = list(accumulate([data.size for data in like]))
             pieces = np.split(flat, ends[:-1])
             self.targets = [
-                piece.reshape(data.shape) for piece, data in zip(pieces, like, strict=True)
+                piece.reshape(data.shape)
+                for piece, data in zip(pieces, like, strict=True)
             ]
         else:
             self.targets = [devices.empty_like(data) for data in like]
@@ -120,7 +135,9 @@ class Bucket:
     def add_zeros(self, present: np.ndarray) -> None:
         """Let zeros travel for each gradient that is missing here and ``present`` somewhere."""
         self.wire_dtypes = None
-        for index, (param, grad) in enumerate(zip(self.params, self.grads, strict=True)):
+        for index, (param, grad) in enumerate(
+            zip(self.params, self.grads, strict=True)
+        ):
             if grad is None and present[index] and param.data is not None:
                 self.grads[index] = self.targets[index] = devices.zeros_like(param.data)
 
@@ -128,7 +145,9 @@ class Bucket:
         """Give parameters their means; ``present``, if given, says which some rank has."""
         if self.targets is self.grads and self.complete:
             return
-        for index, (param, target) in enumerate(zip(self.params, self.targets, strict=True)):
+        for index, (param, target) in enumerate(
+            zip(self.params, self.targets, strict=True)
+        ):
             is_mean = self.grads[index] is not None or (
                 self.planned and present is not None and present[index]
             )
@@ -137,7 +156,12 @@ class Bucket:
 
 
 def bucket_of(
-    model: Any, rank: int, zero_fill: bool, settings: Settings, is_local: bool, planned: bool
+    model: Any,
+    rank: int,
+    zero_fill: bool,
+    settings: Settings,
+    is_local: bool,
+    planned: bool,
 ) -> Bucket:
     """Return the bucket of the model's present gradients.
 
@@ -159,15 +183,23 @@ def bucket_of(
         present = [grad for grad in grads if grad is not None]
         complete, wire_dtypes = len(present) == len(grads), None
         if set(map(type, present)) <= {np.ndarray}:
-            wire_dtypes = wire_dtypes_of([grad.dtype for grad in present], settings, is_local)
+            wire_dtypes = wire_dtypes_of(
+                [grad.dtype for grad in present], settings, is_local
+            )
         known = _Known(signature, wire_dtypes, False)
     is_apart = known.own_memory and len(set(map(id, grads))) == len(grads)
     targets = [] if planned else grads if is_apart else _targets(grads)
-    return Bucket(params, grads, targets, known.signature, complete, known.wire_dtypes, planned)
+    return Bucket(
+        params, grads, targets, known.signature, complete, known.wire_dtypes, planned
+    )
 
 
 def _checked_signature(
-    named: list[tuple[str, Any]], grads: list[Any], rank: int, zero_fill: bool, settings: Settings
+    named: list[tuple[str, Any]],
+    grads: list[Any],
+    rank: int,
+    zero_fill: bool,
+    settings: Settings,
 ) -> GradientSignature:
     """Return the signature of gradients that may be missing, on a GPU, or of any other type.
 
@@ -219,10 +251,14 @@ def _plain(
     if any(dtype.kind != "f" for dtype in dtypes):
         return None
     entries = _common_entries(settings, zero_fill)
-    entries += [("parameter", name, *spec[:2]) for name, spec in zip(names, specs, strict=True)]
+    entries += [
+        ("parameter", name, *spec[:2]) for name, spec in zip(names, specs, strict=True)
+    ]
     own_memory = parameters.OWN_MEMORY
     own = all(flags & own_memory == own_memory for _, _, flags in specs)
-    return _Known(_signature_of(tuple(entries)), wire_dtypes_of(dtypes, settings, is_local), own)
+    return _Known(
+        _signature_of(tuple(entries)), wire_dtypes_of(dtypes, settings, is_local), own
+    )
 
 
 def wire_dtypes_of(
@@ -240,7 +276,9 @@ def wire_dtypes_of(
     if on_gpu:
         return (wire,) * len(dtypes)
     most = math.inf if is_local else wire.itemsize
-    return tuple([dtype if wire.itemsize <= dtype.itemsize <= most else wire for dtype in dtypes])
+    return tuple(
+        [dtype if wire.itemsize <= dtype.itemsize <= most else wire for dtype in dtypes]
+    )
 
 
 def _common_entries(settings: Settings, zero_fill: bool) -> list[tuple[Any, ...]]:
@@ -258,4 +296,7 @@ def _targets(grads: list[Any]) -> list[Any]:
     if all(usable):
         return grads
     own = iter(usable)
-    return [grad if grad is None or next(own) else devices.empty_like(grad) for grad in grads]
+    return [
+        grad if grad is None or next(own) else devices.empty_like(grad)
+        for grad in grads
+    ]

@@ -58,14 +58,18 @@ class MpiReducer(Reducer):
         self._check_bucket(planned)
         try:
             zero_fill, is_local = bool(self._zero_fill), self._data_group.host.is_local
-            own = bucket_of(bucket, self._rank, zero_fill, self._settings, is_local, planned)
+            own = bucket_of(
+                bucket, self._rank, zero_fill, self._settings, is_local, planned
+            )
             # What moves elsewhere needs a barrier there.
             if not (self._buckets or planned or self._is_apart):
                 self._prepare(own)
         except BaseException as caught:
             error = devices.translate(caught, what)
             try:
-                if not planned:  # else the caller is somewhere in backward, and reports it itself
+                if (
+                    not planned
+                ):  # else the caller is somewhere in backward, and reports it itself
                     with group.in_step(DESCRIPTION):
                         share_failure(group.handshake, self._operation, error)
                 if error is not caught:
@@ -98,12 +102,16 @@ class MpiReducer(Reducer):
             if backend.made is not None:
                 self._finish_first = backend.made.prepare(operand)
 
-    def agree(self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b"") -> list[bytes]:
+    def agree(
+        self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b""
+    ) -> list[bytes]:
         group, handshake, buckets = self._group, self._group.handshake, self._buckets
         digest, nbytes, missing = _NO_GRADIENTS, 0, b""
         self._present = ()
         if buckets:
-            whole = self._whole = joined(tuple([bucket.signature for bucket in buckets]))
+            whole = self._whole = joined(
+                tuple([bucket.signature for bucket in buckets])
+            )
             digest, nbytes = whole.digest, whole.nbytes
             if not all([bucket.complete for bucket in buckets]):
                 bits = [grad is None for bucket in buckets for grad in bucket.grads]
@@ -156,7 +164,9 @@ class MpiReducer(Reducer):
                     with devices.translated_errors(f"rank {self._rank}: {OPERATION}"):
                         self._take_planned(planned)
                     return
-                there = self._parameter_on_gpu() if self._before or self._is_apart else None
+                there = (
+                    self._parameter_on_gpu() if self._before or self._is_apart else None
+                )
                 if there is not None:
                     self._wait_for_those_before()
                 for number, bucket in enumerate(self._buckets):
@@ -211,7 +221,9 @@ class MpiReducer(Reducer):
 
     def _assign(self) -> None:
         for number, bucket in enumerate(self._buckets):
-            bucket.assign(self._present[number] if number < len(self._present) else None)
+            bucket.assign(
+                self._present[number] if number < len(self._present) else None
+            )
 
 
 def mean_gradients(group: ProcessGroup, reducer: Reducer, model: Any) -> None:

@@ -52,7 +52,9 @@ def checked(array: Any, name: str, rank: int) -> Any:
         return array
     array = as_array(array, rank)
     if array.dtype.kind in "biuSUmM" or not can_be_summed(array.dtype):
-        raise TypeError(f"rank {rank}: parameter {name} has dtype {array.dtype}, expected a float")
+        raise TypeError(
+            f"rank {rank}: parameter {name} has dtype {array.dtype}, expected a float"
+        )
     return array
 
 
@@ -73,7 +75,9 @@ def own_memory(grads: list[Any]) -> list[bool]:
 
 
 def _exclude_overlapping(grads: list[Any], usable: list[bool]) -> None:
-    spans = sorted((*_span(grad), index) for index, grad in enumerate(grads) if grad.size)
+    spans = sorted(
+        (*_span(grad), index) for index, grad in enumerate(grads) if grad.size
+    )
     reach, last = -1, -1
     for start, end, index in spans:
         if start < reach:
@@ -84,7 +88,9 @@ def _exclude_overlapping(grads: list[Any], usable: list[bool]) -> None:
 
 def _span(array: Any) -> tuple[int, int]:
     """Return the address of the array's first byte and the one after its last."""
-    steps = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
+    steps = [
+        (n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)
+    ]
     start = devices.address(array)
     first = start + sum([min(step, 0) for step in steps])
     return first, first + sum(map(abs, steps)) + array.itemsize

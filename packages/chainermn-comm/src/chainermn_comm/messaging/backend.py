@@ -81,14 +81,20 @@ class Backend(Algorithm):
     def for_gradients(self) -> Algorithm:
         """Return what sums gradients; the first call makes it (collective)."""
         if self.made is None:
-            make, group, what = self._make or self._connected, self.group, "preparing sums"
+            make, group, what = (
+                self._make or self._connected,
+                self.group,
+                "preparing sums",
+            )
             group.handshake.begin(what)  # what makes it waits for all ranks
             self.made = group.run_or_raise(what, lambda: make(group))
         return self.made
 
     def _connected(self, group: ProcessGroup) -> Algorithm:
         if not self.connect():
-            raise RuntimeError(f"rank {group.rank}: {type(self).__name__} connects no ranks")
+            raise RuntimeError(
+                f"rank {group.rank}: {type(self).__name__} connects no ranks"
+            )
         return self
 
     def takes(self, arrays: Sequence[Any], op: Any = None) -> bool:

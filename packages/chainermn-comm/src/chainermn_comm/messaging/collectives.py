@@ -35,7 +35,9 @@ ByRank: TypeAlias = dict[int, Message]
 Value = TypeVar("Value")
 
 
-def bcast(group: ProcessGroup, operation: str, value: Any, make: Make, root: int) -> Any:
+def bcast(
+    group: ProcessGroup, operation: str, value: Any, make: Make, root: int
+) -> Any:
     """Return root's value on every rank."""
     with group.in_step(operation):
         call = _Call(
@@ -58,7 +60,13 @@ def bcast(group: ProcessGroup, operation: str, value: Any, make: Make, root: int
 def allgather(group: ProcessGroup, operation: str, value: Any, make: Make) -> list[Any]:
     """Return every rank's value on every rank."""
     with group.in_step(operation):
-        call = _Call(group, operation, make, lambda _: {group.rank: value}, _header_and_small_data)
+        call = _Call(
+            group,
+            operation,
+            make,
+            lambda _: {group.rank: value},
+            _header_and_small_data,
+        )
         # Where the data of a small message begin in its payload.
         starts = {}
         for rank, payload in enumerate(call.payloads):
@@ -72,9 +80,13 @@ def allgather(group: ProcessGroup, operation: str, value: Any, make: Make) -> li
             incoming[rank].fill(call.payloads[rank][starts[rank] :])
         large = sorted(incoming.keys() - starts.keys())
         if large:
-            own = incoming[group.rank]  # written just now, so that others read it from a cache
+            own = incoming[
+                group.rank
+            ]  # written just now, so that others read it from a cache
             sent = dict.fromkeys(range(group.size), own) if group.rank in large else {}
-            call.backend.allgather(_parts(sent), _parts({rank: incoming[rank] for rank in large}))
+            call.backend.allgather(
+                _parts(sent), _parts({rank: incoming[rank] for rank in large})
+            )
         return call.values(incoming.values())
 
 
@@ -83,13 +95,19 @@ def gather(
 ) -> list[Any] | None:
     """Return every rank's value at root; None elsewhere."""
     with group.in_step(operation):
-        call = _Call(group, operation, make, lambda root: {root: value}, Message.header, root)
+        call = _Call(
+            group, operation, make, lambda root: {root: value}, Message.header, root
+        )
         is_root = group.rank == call.root
-        values = call.exchange({rank: call.header(rank) for rank in range(group.size * is_root)})
+        values = call.exchange(
+            {rank: call.header(rank) for rank in range(group.size * is_root)}
+        )
         return values if is_root else None
 
 
-def scatter(group: ProcessGroup, operation: str, values: Any, make: Make, root: int) -> Any:
+def scatter(
+    group: ProcessGroup, operation: str, values: Any, make: Make, root: int
+) -> Any:
     """Return root's i-th value on rank i."""
     with group.in_step(operation):
         call = _Call(
@@ -134,7 +152,9 @@ def agreed(
     if all([place & CAN_STAY for place in places]) and group.device.connect():
         return group.device, outgoing
     part, rank = "copying to host memory", group.rank
-    copied = group.run_or_raise(operation, lambda: messages.on_host(outgoing, rank), part)
+    copied = group.run_or_raise(
+        operation, lambda: messages.on_host(outgoing, rank), part
+    )
     return group.host, copied
 
 
@@ -202,14 +222,19 @@ class _Call:
 
     def with_memory(self, allocate: Callable[[], Value]) -> Value:
         """Return what ``allocate`` returns; when much moves, ranks check first that all could."""
-        if sum([_PREFIX.unpack_from(each)[0] for each in self.payloads]) < CONFIRMED_BYTES:
+        if (
+            sum([_PREFIX.unpack_from(each)[0] for each in self.payloads])
+            < CONFIRMED_BYTES
+        ):
             return allocate()
         return self.group.run_or_raise(self.operation, allocate, "memory")
 
     def allocate(self, headers: dict[int, bytes]) -> ByRank:
         """Return an empty message for each header, by rank; a copy of this rank's own."""
         allocate, own = self.backend.allocate, self.group.rank
-        found = self.with_memory(lambda: {rank: allocate(it) for rank, it in headers.items()})
+        found = self.with_memory(
+            lambda: {rank: allocate(it) for rank, it in headers.items()}
+        )
         if own in found:
             self.outgoing[own].copy_to(found[own])
         return found
@@ -224,7 +249,11 @@ class _Call:
         """Return what messages hold; raise on all ranks where one can't unpickle or use its GPU."""
 
         def unpack() -> list[Any]:
-            found = messages.on_device(list(received), self.group.rank) if self.copied else received
+            found = (
+                messages.on_device(list(received), self.group.rank)
+                if self.copied
+                else received
+            )
             return [message.value() for message in found]
 
         if self.make is messages.of_objects:
@@ -236,8 +265,14 @@ class _Call:
 
 def _header_and_small_data(message: Message) -> bytes:
     header = message.header()
-    return header if message.nbytes > SMALL_BYTES or message.stays else message.packed(header)
+    return (
+        header
+        if message.nbytes > SMALL_BYTES or message.stays
+        else message.packed(header)
+    )
 
 
 def _parts(by_rank: ByRank) -> Parts:
-    return [(rank, array) for rank, message in by_rank.items() for array in message.arrays]
+    return [
+        (rank, array) for rank, message in by_rank.items() for array in message.arrays
+    ]

@@ -48,7 +48,9 @@ class Handshake:
     returns before all have entered.
     """
 
-    def __init__(self, comm: MPI.Intracomm, observer: CallObserver | None = None) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, observer: CallObserver | None = None
+    ) -> None:
         """Use ``comm``, which stays the caller's, and report each call to ``observer``."""
         self._comm = comm
         self._size = comm.size
@@ -123,21 +125,29 @@ class Handshake:
         self._calls += 1
         self._observer.collective(operation, self._calls, NOBODY, nbytes)
 
-    def _digest(self, operation: str, signature: Signature, typed: bool) -> tuple[bytes, int]:
+    def _digest(
+        self, operation: str, signature: Signature, typed: bool
+    ) -> tuple[bytes, int]:
         # Hashing each signature anew would cost more than the exchange itself.
         key = operation, repr(signature) if typed else signature
         found = self._digests.get(key)
         if found is None:
             entries = entries_of(operation, signature)
             # A user's entry of this name may have any value.
-            named = [as_integer([*entry, None][1]) for entry in entries if entry[0] == "root"]
-            root = next((it for it in named if it is not None and 0 <= it < self._size), NOBODY)
+            named = [
+                as_integer([*entry, None][1]) for entry in entries if entry[0] == "root"
+            ]
+            root = next(
+                (it for it in named if it is not None and 0 <= it < self._size), NOBODY
+            )
             if len(self._digests) >= _CACHED_SIGNATURES:
                 self._digests.clear()
             found = self._digests[key] = digest_of(entries), root
         return found
 
-    def _compare(self, entries: list[bytearray], operation: str, signature: Signature) -> list[int]:
+    def _compare(
+        self, entries: list[bytearray], operation: str, signature: Signature
+    ) -> list[int]:
         """Return the lengths of the ranks' payloads; raise if more than the lengths differs."""
         prefixes, since = [_PREFIX.unpack_from(entry) for entry in entries], now()
         try:
@@ -152,7 +162,9 @@ class Handshake:
             raise
         return [length for *_, length in prefixes]
 
-    def _payloads(self, entries: list[bytearray], lengths: list[int], own: bytes) -> list[bytes]:
+    def _payloads(
+        self, entries: list[bytearray], lengths: list[int], own: bytes
+    ) -> list[bytes]:
         if max(lengths) <= _INLINE_BYTES:
             return [
                 bytes(entry[_PREFIX.size : _PREFIX.size + length])

@@ -55,7 +55,9 @@ class Message(NamedTuple):
 
     def packed(self, *before: bytes) -> bytes:
         """Return these and then the bytes of all arrays, one after the other."""
-        return b"".join([*before, *[array.tobytes("A") for array in self.arrays]])  # as in memory
+        return b"".join(
+            [*before, *[array.tobytes("A") for array in self.arrays]]
+        )  # as in memory
 
     def fill(self, packed: Any, start: int = 0) -> None:
         """Overwrite the arrays by what :meth:`packed` returned, which begins at ``start``."""
@@ -72,7 +74,9 @@ class Message(NamedTuple):
         found = self.arrays
         if self.scalars:
             pairs = enumerate(found)
-            found = tuple([it[()] if index in self.scalars else it for index, it in pairs])
+            found = tuple(
+                [it[()] if index in self.scalars else it for index, it in pairs]
+            )
         return found[0] if self.kind == ARRAY else found
 
     def copy_to(self, other: Message) -> None:
@@ -106,13 +110,17 @@ def of_arrays(
     if takes is None or not all(map(devices.on_gpu, arrays)) or not takes(arrays):
         return on_host(found, rank)
     with devices.translated_errors(f"rank {rank}: making GPU arrays contiguous"):
-        ordered = [it if it.flags.f_contiguous else devices.c_ordered(it) for it in arrays]
+        ordered = [
+            it if it.flags.f_contiguous else devices.c_ordered(it) for it in arrays
+        ]
         return _moved(found, lambda *_: ordered, rank)
 
 
 def _of_array(data: Any, rank: int) -> Message:
     """Return the message, whose arrays on GPUs are still there."""
-    kind, items = (TUPLE, tuple(data)) if isinstance(data, (tuple, list)) else (ARRAY, (data,))
+    kind, items = (
+        (TUPLE, tuple(data)) if isinstance(data, (tuple, list)) else (ARRAY, (data,))
+    )
     plain = [it for it in items if type(it) is np.ndarray and it.flags.c_contiguous]
     if len(plain) == len(items) and not any([it.dtype.hasobject for it in plain]):
         return Message(kind, items)  # nearly always
@@ -120,7 +128,9 @@ def _of_array(data: Any, rank: int) -> Message:
     on_gpu = tuple(i for i in others if devices.on_gpu(items[i]))
     scalars = tuple(i for i in others if i not in on_gpu)
     pairs = enumerate(items)
-    arrays = tuple(item if i in on_gpu else _contiguous(item, rank) for i, item in pairs)
+    arrays = tuple(
+        item if i in on_gpu else _contiguous(item, rank) for i, item in pairs
+    )
     return Message(kind, arrays, scalars, on_gpu)
 
 
@@ -137,7 +147,9 @@ def on_device(found: list[Message], rank: int) -> list[Message]:
     return _moved(found, staging.to_device, rank)
 
 
-def _moved(found: list[Message], move: Callable[..., list[Any]], rank: int) -> list[Message]:
+def _moved(
+    found: list[Message], move: Callable[..., list[Any]], rank: int
+) -> list[Message]:
     """Return messages with all arrays of GPUs replaced by what one ``move`` gives."""
     arrays = [message.arrays[index] for message in found for index in message.on_gpu]
     if not arrays:
@@ -186,7 +198,12 @@ def array_sizes(header: bytes) -> list[int]:
 @lru_cache(maxsize=256)  # loops send the same few array specs again and again
 def _encode_header(kind: str, specs: tuple[ArraySpec, ...], *rest: Any) -> bytes:
     encoded = [
-        (_dtype_token(dtype), shape, "C" if c else "F", dtype.itemsize * math.prod(shape))
+        (
+            _dtype_token(dtype),
+            shape,
+            "C" if c else "F",
+            dtype.itemsize * math.prod(shape),
+        )
         for dtype, shape, c in specs
     ]
     return pickle.dumps((kind, encoded, *rest), protocol=5)
@@ -201,7 +218,11 @@ def _decode_header(header: bytes) -> Any:
 def _contiguous(item: Any, rank: int) -> np.ndarray:
     array = as_array(item, rank)
     flags = array.flags
-    return array if flags.c_contiguous or flags.f_contiguous else np.ascontiguousarray(array)
+    return (
+        array
+        if flags.c_contiguous or flags.f_contiguous
+        else np.ascontiguousarray(array)
+    )
 
 
 # A plain dtype travels as its short string. Structured and foreign ones are pickled apart, and

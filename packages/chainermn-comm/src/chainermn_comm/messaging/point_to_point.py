@@ -21,7 +21,9 @@ from .transfer import MAX_MESSAGE_BYTES, split_large
 
 # The size of the first of MPI's messages. Longer ones are faster out of line.
 INLINE_BYTES = 64 << 10
-_PREFIX = struct.Struct("<II?")  # lengths of header and metadata; whether data follow these
+_PREFIX = struct.Struct(
+    "<II?"
+)  # lengths of header and metadata; whether data follow these
 # What is sent by other methods than `send`, and how their names end.
 _KINDS = {
     OBJECT: ("an object", "_obj"),
@@ -39,7 +41,11 @@ class Envelope(NamedTuple):
 
 
 def send(
-    method: str, message: Message, envelope: Envelope, label: str = "", metadata: bytes = b""
+    method: str,
+    message: Message,
+    envelope: Envelope,
+    label: str = "",
+    metadata: bytes = b"",
 ) -> None:
     """Send the message; return when its arrays may be changed.
 
@@ -54,7 +60,10 @@ def send(
         first = message.packed(*head)
     else:
         first = b"".join(head)
-        buffers = [np.frombuffer(first, np.uint8)[INLINE_BYTES:], *map(as_bytes, message.arrays)]
+        buffers = [
+            np.frombuffer(first, np.uint8)[INLINE_BYTES:],
+            *map(as_bytes, message.arrays),
+        ]
     observer.message(method, dest, tag, nbytes, label)
     try:
         comm.Send([first[:INLINE_BYTES], MPI.BYTE], dest, tag)
@@ -66,7 +75,11 @@ def send(
 
 
 def recv(
-    method: str, kinds: tuple[str, ...], envelope: Envelope, label: str = "", max_tag: int = 0
+    method: str,
+    kinds: tuple[str, ...],
+    envelope: Envelope,
+    label: str = "",
+    max_tag: int = 0,
 ) -> tuple[bytes, Any]:
     """Receive a message of :func:`send`: its metadata and value.
 
@@ -98,7 +111,10 @@ def recv(
         if end > INLINE_BYTES:
             first = np.concatenate((first, np.empty(end - INLINE_BYTES, np.uint8)))
             _recv_into(first[INLINE_BYTES:], envelope)
-        header, metadata = first[_PREFIX.size : start].tobytes(), first[start:end].tobytes()
+        header, metadata = (
+            first[_PREFIX.size : start].tobytes(),
+            first[start:end].tobytes(),
+        )
         try:
             message = messages.allocate(header)
         except Exception:
@@ -111,7 +127,9 @@ def recv(
             for array in message.arrays:
                 _recv_into(as_bytes(array), envelope)
         if message.kind not in kinds:
-            wanted, found = [_KINDS.get(it, ("an array", "")) for it in (kinds[0], message.kind)]
+            wanted, found = [
+                _KINDS.get(it, ("an array", "")) for it in (kinds[0], message.kind)
+            ]
             raise TypeError(
                 f"rank {comm.rank}: recv{wanted[1]} got {found[0]} that rank {source} sent with "
                 f"send{found[1]} (now discarded); receive it with recv{found[1]}"

@@ -11,7 +11,13 @@ from mpi4py import MPI
 
 from .. import devices
 from ..config import Settings
-from ..errors import FinalizedError, SharedFailure, describe_exception, is_raised_on_all, now
+from ..errors import (
+    FinalizedError,
+    SharedFailure,
+    describe_exception,
+    is_raised_on_all,
+    now,
+)
 from ..topology import Topology
 from .backend import Backend
 from .handshake import Handshake
@@ -47,7 +53,9 @@ class ProcessGroup:
         refused that, the interruption is recorded: the communicator can't be used any more.
         """
         if self.is_finalized:
-            raise FinalizedError(f"rank {self.rank}: the communicator has been finalized")
+            raise FinalizedError(
+                f"rank {self.rank}: the communicator has been finalized"
+            )
         return InStep(self, operation)
 
     def interrupt(self, operation: str, error: BaseException, since: int) -> None:
@@ -59,10 +67,18 @@ class ProcessGroup:
         interruptions.append(
             f"{operation} was interrupted on this rank ({describe_exception(error)})"
         )
-        found = [it for frame, _ in walk_tb(error.__traceback__) for it in frame.f_locals.values()]
-        _orphaned.extend([it for it in found if it is not error])  # which refers to all frames
+        found = [
+            it
+            for frame, _ in walk_tb(error.__traceback__)
+            for it in frame.f_locals.values()
+        ]
+        _orphaned.extend(
+            [it for it in found if it is not error]
+        )  # which refers to all frames
 
-    def run_or_raise(self, operation: str, make: Callable[[], Value], part: str = "") -> Value:
+    def run_or_raise(
+        self, operation: str, make: Callable[[], Value], part: str = ""
+    ) -> Value:
         """Return what ``make`` returns, once it has returned on all ranks (collective).
 
         It is the operation, or a ``part`` of it. What it raises is raised on all ranks, CUDA's and

@@ -42,7 +42,9 @@ def start_exchange(
     for start, buffers in (comm.Irecv, incoming), (comm.Isend, outgoing):
         for other, buffer in buffers:
             if other != rank:
-                requests += [start([each, MPI.BYTE], other, tag) for each in split_large(buffer)]
+                requests += [
+                    start([each, MPI.BYTE], other, tag) for each in split_large(buffer)
+                ]
     return requests
 
 
@@ -64,5 +66,7 @@ def bcast_in_parts(comm: MPI.Intracomm, buffer: Buffer, root: int, tag: int) -> 
     if comm.rank == root:
         MPI.Request.Waitall(start_exchange(comm, parts + own, [], tag))
     else:
-        MPI.Request.Waitall(start_exchange(comm, [], [(root, parts[comm.rank][1])], tag))
+        MPI.Request.Waitall(
+            start_exchange(comm, [], [(root, parts[comm.rank][1])], tag)
+        )
         MPI.Request.Waitall(start_exchange(comm, own, parts, tag))

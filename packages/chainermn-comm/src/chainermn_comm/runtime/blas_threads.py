@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 LATE_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 
 _largest_size = 1  # that a communicator had so far for which threads were counted
-_set_by_us: dict[str, str] = {}  # variables that we set, so as not to take them for the user's
+_set_by_us: dict[
+    str, str
+] = {}  # variables that we set, so as not to take them for the user's
 
 
 @dataclass(frozen=True)
@@ -60,12 +62,18 @@ def limit_blas_threads(mpi_comm: MPI.Intracomm) -> None:
         threadpoolctl.threadpool_limits(threads, user_api="blas")
         for name in LATE_VARIABLES:
             os.environ[name] = _set_by_us[name] = str(threads)
-        texts = [f"{threads} for each of {len(ranks)} ranks on {usable_cores(ranks)} cores"]
+        texts = [
+            f"{threads} for each of {len(ranks)} ranks on {usable_cores(ranks)} cores"
+        ]
     # In a tree, in which equal texts become one: rank 0 hears from few.
-    distinct = mpi_comm.reduce(texts, lambda some, more: [*dict.fromkeys([*some, *more])])
+    distinct = mpi_comm.reduce(
+        texts, lambda some, more: [*dict.fromkeys([*some, *more])]
+    )
     if distinct:
         limits = "; ".join(distinct)
-        text = f"limited BLAS threads to {limits} (set OMP_NUM_THREADS to choose yourself)"
+        text = (
+            f"limited BLAS threads to {limits} (set OMP_NUM_THREADS to choose yourself)"
+        )
         print(f"ChainerMN: {text}", file=sys.stderr, flush=True)
 
 
@@ -94,7 +102,9 @@ def usable_cores(ranks: Sequence[RankResources]) -> int:
 
 def _own_resources() -> RankResources:
     found = threadpoolctl.threadpool_info()
-    threads = max((one["num_threads"] for one in found if one["user_api"] == "blas"), default=1)
+    threads = max(
+        (one["num_threads"] for one in found if one["user_api"] == "blas"), default=1
+    )
     is_user_set = bool(chosen_thread_variables(_set_by_us))
     cores = frozenset(os.sched_getaffinity(0))
     return RankResources(cores, tightest_cgroup(), threads, is_user_set)

@@ -62,7 +62,9 @@ def wait_all(requests: Sequence[MPI.Request]) -> None:
 def wait_any(requests: Sequence[MPI.Request]) -> None:
     """Wait until one more of the requests is done."""
     # MPICH's Waitany keeps the core from ranks that share it: 8 times as slow then.
-    wait_until(lambda: any(requests[0].Testany(requests)[1] for _ in range(TESTS_PER_POLL)))
+    wait_until(
+        lambda: any(requests[0].Testany(requests)[1] for _ in range(TESTS_PER_POLL))
+    )
 
 
 def wait_until(is_done: Callable[[], bool]) -> None:

@@ -44,7 +44,11 @@ _file: TraceFile | None = None
 
 def run_name() -> str:
     """Return the name of this run of the job, which sorts by time; a new one at first."""
-    return _file.run if _file else f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
+    return (
+        _file.run
+        if _file
+        else f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
+    )
 
 
 def begin(folder: str, run: str, rank: int, ranks: int) -> TraceFile:
@@ -73,17 +77,32 @@ class TraceFile:
         self._num_dropped = 0
         self._threads: dict[int, int] = {threading.main_thread().ident or 0: 0}
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._keep_writing, name="trace", daemon=True)
+        self._thread = threading.Thread(
+            target=self._keep_writing, name="trace", daemon=True
+        )
         host = socket.gethostname()
-        about: dict[str, Any] = {"schema": SCHEMA, "run": run, "rank": rank, "ranks": ranks}
-        about |= {"host": host, "process": self._process, "began": round(time.time(), 6)}
-        self.add_metadata("chainermn", **about, clock=_clock(), zero=round(self.zero * 1e6, 3))
+        about: dict[str, Any] = {
+            "schema": SCHEMA,
+            "run": run,
+            "rank": rank,
+            "ranks": ranks,
+        }
+        about |= {
+            "host": host,
+            "process": self._process,
+            "began": round(time.time(), 6),
+        }
+        self.add_metadata(
+            "chainermn", **about, clock=_clock(), zero=round(self.zero * 1e6, 3)
+        )
         self.add_metadata("process_name", name=f"rank {rank} on {host}")
         self.add_metadata("thread_name", name="main thread")
         try:
             os.makedirs(folder, exist_ok=True)
             path = os.path.join(folder, f"{run}.rank{rank}.json")
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            self._descriptor = os.open(
+                path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666
+            )
         except OSError as problem:
             self._room = 0
             _warn(rank, f"no trace is written: {problem}")
@@ -140,9 +159,18 @@ class TraceFile:
             args |= {"peer": peer, "tag": tag}
         category = "collective" if is_collective else "message"
         event: dict[str, Any] = {"name": operation, "cat": category, "ph": "X"}
-        event |= {"pid": self.rank, "tid": self._threads.setdefault(ident, len(self._threads))}
-        event |= {"ts": round((start - self.zero) * 1e6, 3), "dur": round((end - start) * 1e6, 3)}
-        return to_json({**event, "args": args | ({"error": error} if error else {})}) + ",\n"
+        event |= {
+            "pid": self.rank,
+            "tid": self._threads.setdefault(ident, len(self._threads)),
+        }
+        event |= {
+            "ts": round((start - self.zero) * 1e6, 3),
+            "dur": round((end - start) * 1e6, 3),
+        }
+        return (
+            to_json({**event, "args": args | ({"error": error} if error else {})})
+            + ",\n"
+        )
 
 
 def _clock() -> str:
@@ -157,4 +185,6 @@ def _clock() -> str:
 def _warn(rank: int, text: str) -> None:
     # As an error it would end the training, or leave the other ranks waiting.
     with suppress(RuntimeWarning):
-        warnings.warn(f"rank {rank}: {text} ({TRACE_VARIABLE})", RuntimeWarning, stacklevel=4)
+        warnings.warn(
+            f"rank {rank}: {text} ({TRACE_VARIABLE})", RuntimeWarning, stacklevel=4
+        )

@@ -45,14 +45,18 @@ class CallTracer(CallObserver):
         self._sequence = 0
         self._kind: Kind = ("", name, True, 0, NOBODY, NOBODY)
 
-    def collective(self, operation: str, number: int, root: int = NOBODY, nbytes: int = 0) -> None:
+    def collective(
+        self, operation: str, number: int, root: int = NOBODY, nbytes: int = 0
+    ) -> None:
         if not self._start:  # else it is a further step of the same call
             self._sequence = number
             self._kind = (operation, self.name, True, nbytes, root, NOBODY)
             self._arrived = 0.0
             self._start = now()
 
-    def message(self, operation: str, peer: int, tag: int, nbytes: int = 0, what: str = "") -> None:
+    def message(
+        self, operation: str, peer: int, tag: int, nbytes: int = 0, what: str = ""
+    ) -> None:
         self._kind = (operation, self.name, False, nbytes, peer, tag)
         self._start = now()
 
@@ -69,7 +73,9 @@ class CallTracer(CallObserver):
             times, self._start = (self._start, now(), self._arrived), 0.0
             raised = sys.exc_info()[0]
             error = None if raised is None else raised.__name__
-            self._file.add_call((self._kind, self._sequence, *times, get_ident(), error))
+            self._file.add_call(
+                (self._kind, self._sequence, *times, get_ident(), error)
+            )
 
     def compare_clocks(self) -> None:
         """Write how far this clock is from the communicator's rank 0's (collective)."""
@@ -94,4 +100,8 @@ def _measure_clock(comm: MPI.Intracomm) -> tuple[float, float, float]:
     comm.Bcast(theirs)
     most, least = (theirs[1] - times[0]).min(), (theirs[0] - times[1]).max()
     at = float(times[0, 0])
-    return (at, float(most + least) / 2, float(abs(most - least))) if comm.rank else (at, 0.0, 0.0)
+    return (
+        (at, float(most + least) / 2, float(abs(most - least)))
+        if comm.rank
+        else (at, 0.0, 0.0)
+    )

@@ -18,8 +18,12 @@ class Rank:
     host: str  # name of its machine
     pid: int
     state: str  # RUNNING, STOPPED or GONE
-    calls: tuple[Call, ...] = ()  # what it does, or did last, on each of its communicators
-    stacks: str = ""  # of its threads; empty where they weren't asked for or didn't come
+    calls: tuple[
+        Call, ...
+    ] = ()  # what it does, or did last, on each of its communicators
+    stacks: str = (
+        ""  # of its threads; empty where they weren't asked for or didn't come
+    )
     updates: int = 0  # calls of it until now, of any multi-node optimizer
     examples: int = 0  # in them, as far as it is known
 
@@ -45,7 +49,9 @@ class Rank:
 
 def rank_from_reply(said: dict[str, Any]) -> Rank:
     """Return a rank of another machine, as its monitor has described it."""
-    known = ({**call, "communicator": tuple(call["communicator"])} for call in said["calls"])
+    known = (
+        {**call, "communicator": tuple(call["communicator"])} for call in said["calls"]
+    )
     return Rank(**{**said, "calls": tuple(Call(**call) for call in known)})
 
 
@@ -77,7 +83,11 @@ class WaitGraph:
     def waits_for(self, rank: Rank, call: Call) -> list[Rank]:
         """Return those that must do something before the call of this rank can end."""
         if call.communicator == WORLD:
-            return [other for other in self.ranks.values() if other.is_lost or other.is_outside]
+            return [
+                other
+                for other in self.ranks.values()
+                if other.is_lost or other.is_outside
+            ]
         members = self._members[call.communicator]
         if call.state == MESSAGE:
             peer = members.get(call.peer)
@@ -94,14 +104,18 @@ class WaitGraph:
         Of the ranks that are waited for, those that themselves wait for none. Where all wait for
         one another, all of them; none where they wait for ranks that nothing is known of.
         """
-        reached: dict[int, Rank] = {rank.world: rank for rank, _ in stalled if rank.is_lost}
+        reached: dict[int, Rank] = {
+            rank.world: rank for rank, _ in stalled if rank.is_lost
+        }
         causes = dict(reached)
         todo = list(stalled)
         waits_for_unknown = False
         while todo:
             rank, call = todo.pop()
             found = self.waits_for(rank, call)
-            if not found and call.state == COLLECTIVE:  # a message's report names the other rank
+            if (
+                not found and call.state == COLLECTIVE
+            ):  # a message's report names the other rank
                 waits_for_unknown |= self.num_unknown(call) > 0
             for other in found:
                 if other.world in reached:

@@ -38,19 +38,27 @@ def stat(pid: int) -> Stat:
     except (FileNotFoundError, ProcessLookupError):
         return Stat()
     fields = text.rpartition(")")[2].split()
-    return Stat(fields[0], int(fields[1]), int(fields[2]), int(fields[19])) if fields else Stat()
+    return (
+        Stat(fields[0], int(fields[1]), int(fields[2]), int(fields[19]))
+        if fields
+        else Stat()
+    )
 
 
 def all_stats() -> dict[int, Stat]:
     """Return what is known of all processes that can be seen, by their numbers."""
-    return {int(name): stat(int(name)) for name in os.listdir("/proc") if name.isdigit()}
+    return {
+        int(name): stat(int(name)) for name in os.listdir("/proc") if name.isdigit()
+    }
 
 
 def state(process: Process) -> str:
     """Return RUNNING, STOPPED or GONE."""
     try:
         found = stat(process[0])
-    except OSError:  # such as that no descriptor is left, which says nothing of the process
+    except (
+        OSError
+    ):  # such as that no descriptor is left, which says nothing of the process
         return RUNNING
     if found.is_gone or found.start != process[1]:
         return GONE
@@ -83,7 +91,9 @@ def terminate(processes: Sequence[Process], grace: float) -> None:
         wait_until(lambda: all(state(one) == GONE for one in processes), grace, 0.02)
 
 
-def wait_until(is_done: Callable[[], bool], seconds: float, pause: float = 0.05) -> bool:
+def wait_until(
+    is_done: Callable[[], bool], seconds: float, pause: float = 0.05
+) -> bool:
     """Wait until it is done, but not longer; return whether it is."""
     deadline = time.monotonic() + seconds
     while not (done := is_done()) and time.monotonic() < deadline:

@@ -33,12 +33,18 @@ def report(graph: WaitGraph, stalled: Waits, timeout: Timeout) -> str:
     """Return a text: the likely culprit first, then which rank waits for what, then the stacks."""
     causes = graph.root_causes(stalled)
     clauses = [describe_rank(graph, rank) for rank in causes[:MOST_RANKS]]
-    head = "likely culprit" if len(causes) == 1 else "likely culprits, the likeliest first"
-    lines = [f"{PREFIX}{'or' if n else head}: {clause}." for n, clause in enumerate(clauses)]
+    head = (
+        "likely culprit" if len(causes) == 1 else "likely culprits, the likeliest first"
+    )
+    lines = [
+        f"{PREFIX}{'or' if n else head}: {clause}." for n, clause in enumerate(clauses)
+    ]
     if not causes:
         what = "all ranks are in the call that waits: is the network stuck, or much being sent?"
         if graph.unreachable or any(graph.num_unknown(call) for _, call in stalled):
-            silent = f"ranks wait for others that could not be asked{_unreachable(graph)}"
+            silent = (
+                f"ranks wait for others that could not be asked{_unreachable(graph)}"
+            )
             what = f"{silent}; see the reports of other machines."
         lines.append(f"{PREFIX}{what}")
     longest = max(call.age for _, call in stalled)
@@ -47,7 +53,9 @@ def report(graph: WaitGraph, stalled: Waits, timeout: Timeout) -> str:
     lines += [f"  {describe_rank(graph, rank)}" for rank in waiting[:MOST_RANKS]]
     if len(waiting) > MOST_RANKS:
         lines.append(f"  and so do {len(waiting) - MOST_RANKS} more ranks")
-    unknown = {call.communicator: (graph.num_unknown(call), call.size) for _, call in stalled}
+    unknown = {
+        call.communicator: (graph.num_unknown(call), call.size) for _, call in stalled
+    }
     lines += [
         f"  not heard of: {number} of the {size} ranks that take part{_unreachable(graph)}"
         for number, size in unknown.values()
@@ -66,7 +74,9 @@ def init_report(come: list[int], missing: list[int], timeout: Timeout) -> str:
     """Return what is printed where ranks don't come together first."""
     what = f"all ranks have come to {INIT}: MPI itself, or the network"
     if missing:
-        has, is_elsewhere = ("have", "they are") if len(missing) > 1 else ("has", "it is")
+        has, is_elsewhere = (
+            ("have", "they are") if len(missing) > 1 else ("has", "it is")
+        )
         what = f"{rank_list(missing)} {has} not come to {INIT} on {os.uname().nodename}"
         what += f", unless {is_elsewhere} on another machine"
     head = f"{PREFIX}likely culprit{'s' * (len(missing) > 1)}: {what}."
@@ -80,7 +90,9 @@ def reason(report: str) -> str:
     return report.lstrip("\n").partition("\n")[0].removeprefix(PREFIX)
 
 
-def _end(timeout: Timeout, how: str, end: str = "CHAINERMN_TIMEOUT is set: ending the job.") -> str:
+def _end(
+    timeout: Timeout, how: str, end: str = "CHAINERMN_TIMEOUT is set: ending the job."
+) -> str:
     """Return what happens after a report, and what to do: two lines."""
     if not timeout.ends_job:
         end = f"The ranks go on waiting. CHAINERMN_TIMEOUT={timeout.seconds:g} would end the job"
@@ -108,18 +120,28 @@ def describe_rank(graph: WaitGraph, rank: Rank) -> str:
 
 def describe_state(graph: WaitGraph, rank: Rank) -> str:
     """Return what a rank does, as the predicate of a clause."""
-    last = min((one for one in rank.calls if one.operation), key=lambda it: it.age, default=None)
+    last = min(
+        (one for one in rank.calls if one.operation),
+        key=lambda it: it.age,
+        default=None,
+    )
     if rank.has_finished:
-        return "has ended" if rank.state == GONE else f"has ended and waits in {FINALIZE}"
+        return (
+            "has ended" if rank.state == GONE else f"has ended and waits in {FINALIZE}"
+        )
     if rank.state == GONE:
         before = "in" if rank.waits else "in no call, after"
         seen = f", last seen {before} {_operation(graph, last)}" if last else ""
         return f"is gone{seen}"
     stopped = "is stopped (SIGSTOP or a debugger) and " if rank.state == STOPPED else ""
     if rank.waits:
-        calls = (f"{_operation(graph, call)} for {_seconds(call.age)}" for call in rank.waits)
+        calls = (
+            f"{_operation(graph, call)} for {_seconds(call.age)}" for call in rank.waits
+        )
         return f"{stopped}waits in {' and in '.join(calls)}"
-    since = f" for {_seconds(last.age)}, after {_operation(graph, last)}" if last else ""
+    since = (
+        f" for {_seconds(last.age)}, after {_operation(graph, last)}" if last else ""
+    )
     return f"{stopped}is in no call{since}"
 
 
@@ -128,8 +150,13 @@ def _operation(graph: WaitGraph, call: Call) -> str:
     if call.state == MESSAGE or (call.peer != NOBODY and call.tag != NOBODY):
         peer = graph.world_rank(call, call.peer)
         way = "to" if call.operation.startswith("send") else "from"
-        name = f"rank {call.peer} of its communicator" if peer is None else f"rank {peer}"
-        details += [f"{way} {name}", "any tag" if call.tag == NOBODY else f"tag {call.tag}"]
+        name = (
+            f"rank {call.peer} of its communicator" if peer is None else f"rank {peer}"
+        )
+        details += [
+            f"{way} {name}",
+            "any tag" if call.tag == NOBODY else f"tag {call.tag}",
+        ]
     elif call.peer != NOBODY:
         root = graph.world_rank(call, call.peer)
         details.append(f"root {call.peer if root is None else root}")
@@ -138,12 +165,18 @@ def _operation(graph: WaitGraph, call: Call) -> str:
     if call.nbytes:
         details.append(f"{call.nbytes:,} bytes")
     name, separator, function = call.operation.partition(SCOPE_SEPARATOR)
-    return f"{name} ({', '.join(details)}){separator}{function}" if details else call.operation
+    return (
+        f"{name} ({', '.join(details)}){separator}{function}"
+        if details
+        else call.operation
+    )
 
 
 def _unreachable(graph: WaitGraph) -> str:
     hosts = ", ".join(graph.unreachable[:MOST_RANKS])
-    return f"; {hosts} didn't answer (is a link cut, or a machine down?)" if hosts else ""
+    return (
+        f"; {hosts} didn't answer (is a link cut, or a machine down?)" if hosts else ""
+    )
 
 
 def _group_by_stacks(graph: WaitGraph, first: list[int]) -> list[tuple[list[int], str]]:
@@ -152,21 +185,31 @@ def _group_by_stacks(graph: WaitGraph, first: list[int]) -> list[tuple[list[int]
     for world, rank in sorted(graph.ranks.items()):
         if rank.stacks and world not in first:
             groups.setdefault(rank.stacks, []).append(world)
-    alone = [([world], graph.ranks[world].stacks) for world in first if graph.ranks[world].stacks]
+    alone = [
+        ([world], graph.ranks[world].stacks)
+        for world in first
+        if graph.ranks[world].stacks
+    ]
     return alone + [(ranks, text) for text, ranks in groups.items()]
 
 
 def normalize_stacks(stacks: bytes) -> str:
     """Return the beginning of what faulthandler wrote, the main thread first, without numbers."""
-    text = re.sub(r"hread 0x[0-9a-f]+", "hread", stacks.decode(errors="replace")).rstrip()
-    text = re.sub(r'\n  File "[^"]*(runpy>|runpy\.py|chainermn_tools/rank\.py)".*', "", text)
+    text = re.sub(
+        r"hread 0x[0-9a-f]+", "hread", stacks.decode(errors="replace")
+    ).rstrip()
+    text = re.sub(
+        r'\n  File "[^"]*(runpy>|runpy\.py|chainermn_tools/rank\.py)".*', "", text
+    )
     threads = sorted(text.split("\n\n"), key=lambda one: not one.startswith("Current"))
     return "\n\n".join(threads)[:STACK_CHARACTERS]
 
 
 def rank_list(ranks: list[int]) -> str:
     """Return the numbers of ranks, of many the first ones."""
-    first = ", ".join(map(str, ranks[:MOST_RANKS])) + ", ..." * (len(ranks) > MOST_RANKS)
+    first = ", ".join(map(str, ranks[:MOST_RANKS])) + ", ..." * (
+        len(ranks) > MOST_RANKS
+    )
     return f"rank{'s' * (len(ranks) > 1)} {first}"
 
 

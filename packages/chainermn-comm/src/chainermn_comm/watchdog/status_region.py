@@ -75,7 +75,9 @@ def read_calls(region: mmap.mmap, now: float) -> list[Call]:
             continue
         state, since, *known = CALL.unpack_from(contents, IDENTITY.size)
         known[-1] = known[-1].rstrip(b"\0").decode(errors="replace")  # the operation
-        found.append(Call((first, count), rank, size, state, max(0.0, now - since), *known))
+        found.append(
+            Call((first, count), rank, size, state, max(0.0, now - since), *known)
+        )
     return found
 
 

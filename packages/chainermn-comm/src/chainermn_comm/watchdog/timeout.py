@@ -16,7 +16,9 @@ SHORTEST, LONGEST = 1.0, 1e9
 class Timeout:
     """How long a call may wait, and what happens then."""
 
-    seconds: float = DEFAULT_SECONDS  # after which a waiting call is reported; 0 for never
+    seconds: float = (
+        DEFAULT_SECONDS  # after which a waiting call is reported; 0 for never
+    )
     ends_job: bool = False  # whether the job is ended then, and when a link is cut
     # Seconds without a sign of another host that mean a cut link, once calls wait as long.
     silence: float = SILENCE_SECONDS
@@ -24,18 +26,27 @@ class Timeout:
     def __str__(self) -> str:
         if not self.seconds:
             return "off"
-        return f"{self.seconds:g} s" + (" and the end" if self.ends_job else " and a report")
+        return f"{self.seconds:g} s" + (
+            " and the end" if self.ends_job else " and a report"
+        )
 
 
 def timeout_from_env() -> Timeout:
     """Return what the environment asks for; ValueError where that is no number in the range."""
-    silence = _seconds(SILENCE_VARIABLE, f"the default of {SILENCE_SECONDS:g} s") or SILENCE_SECONDS
+    silence = (
+        _seconds(SILENCE_VARIABLE, f"the default of {SILENCE_SECONDS:g} s")
+        or SILENCE_SECONDS
+    )
     seconds = _seconds(
         TIMEOUT_VARIABLE,
         f"a report, and no end, of a call that has waited for {DEFAULT_SECONDS:g} s",
         or_zero=", or 0 for no limit",
     )
-    return Timeout(silence=silence) if seconds is None else Timeout(seconds, seconds > 0, silence)
+    return (
+        Timeout(silence=silence)
+        if seconds is None
+        else Timeout(seconds, seconds > 0, silence)
+    )
 
 
 def _seconds(variable: str, default: str, or_zero: str = "") -> float | None:

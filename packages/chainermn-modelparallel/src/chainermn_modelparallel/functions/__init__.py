@@ -4,7 +4,15 @@ from .arguments import check_communicator as check_communicator
 from .arguments import check_integer as check_integer
 from .arguments import check_peer as check_peer
 from .arguments import check_variable as check_variable
-from .collectives import allgather, allreduce, alltoall, bcast, gather, reduce_scatter, scatter
+from .collectives import (
+    allgather,
+    allreduce,
+    alltoall,
+    bcast,
+    gather,
+    reduce_scatter,
+    scatter,
+)
 from .control_dependencies import connect_outputs as connect_outputs
 from .control_dependencies import pseudo_connect
 from .send_recv import recv, send

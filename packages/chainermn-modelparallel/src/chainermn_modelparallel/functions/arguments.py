@@ -28,7 +28,10 @@ def check_communicator(comm: Any, name: str = "comm") -> CommunicatorBase:
     handshake = getattr(comm, "handshake", None)
     if isinstance(getattr(handshake, "__self__", None), CommunicatorBase):
         return comm  # type: ignore[no-any-return]
-    place = as_integer(getattr(comm, "rank", None)), as_integer(getattr(comm, "size", None))
+    place = (
+        as_integer(getattr(comm, "rank", None)),
+        as_integer(getattr(comm, "size", None)),
+    )
     if place == (0, 1) and callable(getattr(comm, "bcast_data", None)):
         return _alone()
     raise TypeError(f"{name} must be a communicator, got {kind.__name__}")
@@ -46,7 +49,10 @@ def check_peer(communicator: Any, rank: Any, tag: Any = 0) -> tuple[int, int]:
     check_communicator(communicator, "communicator")
     this_rank, size = communicator.rank, communicator.size
     if type(rank) is not int or type(tag) is not int:
-        rank, tag = check_integer("rank", rank, this_rank), check_integer("tag", tag, this_rank)
+        rank, tag = (
+            check_integer("rank", rank, this_rank),
+            check_integer("tag", tag, this_rank),
+        )
     if not 0 <= rank < size:
         raise ValueError(
             f"rank {this_rank}: there is no rank {rank}; ranks go from 0 to {size - 1}"
@@ -71,7 +77,9 @@ def check_integer(name: str, value: Any, this_rank: int) -> int:
     """
     number = as_integer(value)
     if number is None:
-        raise TypeError(f"rank {this_rank}: {name} must be an integer, got {type(value).__name__}")
+        raise TypeError(
+            f"rank {this_rank}: {name} must be an integer, got {type(value).__name__}"
+        )
     return number
 
 
@@ -79,5 +87,7 @@ def check_variable(name: str, x: Any, rank: int) -> Variable:
     """Return the argument as a variable; raise TypeError if it is neither variable nor array."""
     if not isinstance(x, (Variable, *chainer.get_array_types())):
         kind = type(x).__name__
-        raise TypeError(f"rank {rank}: {name} must be a variable or an array, got {kind}")
+        raise TypeError(
+            f"rank {rank}: {name} must be a variable or an array, got {kind}"
+        )
     return chainer.as_variable(x)

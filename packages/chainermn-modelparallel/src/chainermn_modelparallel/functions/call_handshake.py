@@ -33,7 +33,9 @@ class Handshake(NamedTuple):
     """What all ranks know of a call after it."""
 
     call_id: int  # rank 0's count of calls, by which backward refers to this one
-    requires_grad: bool  # whether some rank needs a gradient; backward is then collective
+    requires_grad: (
+        bool  # whether some rank needs a gradient; backward is then collective
+    )
     payloads: list[bytes]  # each rank's bytes, in rank order
     # Ranks where backward can't run though some rank needs a gradient: it must not run anywhere.
     without_graph: tuple[int, ...] = ()
@@ -69,7 +71,9 @@ def handshake(
         PeerError: another rank has an error, as of a ``SharedFailure``.
     """
     send_pending_cancellations(comm)
-    flags = _REQUIRES_GRAD * requires_grad | _BUILDS_GRAPH * bool(chainer_config("enable_backprop"))
+    flags = _REQUIRES_GRAD * requires_grad | _BUILDS_GRAPH * bool(
+        chainer_config("enable_backprop")
+    )
     prefix = _PREFIX.pack(forward_id, number := next(_call_numbers), flags)
     try:
         rows = comm.handshake(SCOPE + operation, signature, payload=prefix + payload)
@@ -83,8 +87,12 @@ def handshake(
     forward_ids, numbers, all_flags = zip(*map(_PREFIX.unpack_from, rows), strict=True)
     where = f"{operation} on rank {comm.rank}"
     if len(set(forward_ids)) > 1:
-        calls = "; ".join(f"{call} on rank {rank}" for rank, call in enumerate(forward_ids))
-        raise RankMismatchError(f"{where}: ranks disagree on the call: {calls}{_ADVICE}", "call")
+        calls = "; ".join(
+            f"{call} on rank {rank}" for rank, call in enumerate(forward_ids)
+        )
+        raise RankMismatchError(
+            f"{where}: ranks disagree on the call: {calls}{_ADVICE}", "call"
+        )
     any_requires_grad = any(each & _REQUIRES_GRAD for each in all_flags)
     lacking = [rank for rank, each in enumerate(all_flags) if not each & _BUILDS_GRAPH]
     without_graph = tuple(lacking if any_requires_grad else ())

@@ -34,7 +34,9 @@ _dropped_sends: deque[tuple[int, str]] = deque(maxlen=MAX_CANCELLATIONS)
 # Sends whose backward raised when it received the gradients of one of those.
 failed_sends: deque[int] = deque(maxlen=MAX_CANCELLATIONS)
 # Cancellations to be sent: the communicator, the other rank, and the message's id.
-_pending: deque[tuple[ref[CommunicatorBase], int, int]] = deque(maxlen=MAX_CANCELLATIONS)
+_pending: deque[tuple[ref[CommunicatorBase], int, int]] = deque(
+    maxlen=MAX_CANCELLATIONS
+)
 _num_sent = 0
 
 
@@ -93,14 +95,17 @@ def warn_dropped_recv(
     )
 
 
-def unknown_gradient_error(waiting_id: int, message_id: int, rank: int, peer: int) -> RuntimeError:
+def unknown_gradient_error(
+    waiting_id: int, message_id: int, rank: int, peer: int
+) -> RuntimeError:
     """Return the error of a send that gets gradients for another one, which is gone.
 
     Its own gradients, which are yet to come, are then nobody's error: it is in ``failed_sends``.
     """
     failed_sends.append(waiting_id)
     reason = (
-        f"its delegate variable was dropped, or backward ran more often on rank {peer} than here"
+        "its delegate variable was dropped, or backward ran more often on rank "
+        f"{peer} than here"
     )
     if call := dict(_dropped_sends).get(message_id):
         reason = f"the delegate variable that {call} returned was dropped"

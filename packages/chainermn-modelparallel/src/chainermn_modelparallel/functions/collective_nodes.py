@@ -19,7 +19,11 @@ from chainermn_comm.errors import SharedFailure
 
 from .arguments import check_communicator
 from .call_handshake import NO_CALL, Handshake, Signature, handshake
-from .control_dependencies import keep_control_dependencies, pseudo_connect, zeros_for_input
+from .control_dependencies import (
+    keep_control_dependencies,
+    pseudo_connect,
+    zeros_for_input,
+)
 from .ordered_function import (
     SCOPE,
     Arrays,
@@ -50,10 +54,19 @@ def _allreduce(comm: CommunicatorBase, arrays: Arrays, _: int) -> Arrays:
 
 # By name: the operation, and the name of the one for its gradients.
 OPS: dict[str, tuple[Operation, str]] = {
-    "bcast": (lambda comm, xs, root: (comm.bcast(xs[0] if xs else None, root=root),), "reduce"),
+    "bcast": (
+        lambda comm, xs, root: (comm.bcast(xs[0] if xs else None, root=root),),
+        "reduce",
+    ),
     "reduce": (_reduce, "bcast"),
-    "gather": (lambda comm, xs, root: tuple(comm.gather(xs[0], root=root) or ()), "scatter"),
-    "scatter": (lambda comm, xs, root: (comm.scatter(xs or None, root=root),), "gather"),
+    "gather": (
+        lambda comm, xs, root: tuple(comm.gather(xs[0], root=root) or ()),
+        "scatter",
+    ),
+    "scatter": (
+        lambda comm, xs, root: (comm.scatter(xs or None, root=root),),
+        "gather",
+    ),
     "alltoall": (lambda comm, xs, _: tuple(comm.alltoall(xs)), "alltoall"),
     "allgather": (_allgather, "reduce_scatter"),
     "reduce_scatter": (lambda comm, xs, _: (comm.reduce_scatter(xs),), "allgather"),
@@ -102,12 +115,16 @@ def apply_collective(
         signature = (("root", root), *signature)
     inputs = variables + control_inputs
     needed = 1 in requires_grad_mask(inputs)
-    call = handshake(comm, operation, signature, requires_grad=needed, forward_id=forward_id)
+    call = handshake(
+        comm, operation, signature, requires_grad=needed, forward_id=forward_id
+    )
     node = CollectiveFunction(comm, root, len(variables), operation, call, op)
     if not call.requires_grad:  # on no rank, so backward must not wait here
         with chainer.using_config("enable_backprop", False):
             outputs = node.apply(inputs)
-        return tuple([Variable(y.array, requires_grad=False) for y in outputs if node.specs])
+        return tuple(
+            [Variable(y.array, requires_grad=False) for y in outputs if node.specs]
+        )
     # Without an input that requires a gradient, Chainer would not call backward on this rank.
     leaf = Variable(empty_on_device_of(inputs[0].array if inputs else None))
     return node.apply((*inputs, leaf))
@@ -141,7 +158,9 @@ class CollectiveFunction(OrderedFunctionNode):
     def forward(self, inputs: Arrays) -> Arrays:
         run, _ = OPS[self.label]
         results = run(self.comm, inputs[: self.num_inputs], self.root or 0)
-        outputs = tuple(np.asarray(y) if isinstance(y, np.generic) else y for y in results)
+        outputs = tuple(
+            np.asarray(y) if isinstance(y, np.generic) else y for y in results
+        )
         self.empty_array = empty_on_device_of((*outputs, *inputs, None)[0])
         self.specs = tuple((y.shape, y.dtype) for y in outputs)
         return outputs or (self.empty_array,)
@@ -150,7 +169,9 @@ class CollectiveFunction(OrderedFunctionNode):
         operation, call = f"backward of {self.operation}", self.call
         call.require_graph(operation, self.comm.rank)
         gradients = tuple(
-            Variable(self._xp.zeros(*spec), requires_grad=False) if gradient is None else gradient
+            Variable(self._xp.zeros(*spec), requires_grad=False)
+            if gradient is None
+            else gradient
             for spec, gradient in zip(self.specs, grad_outputs, strict=False)
         )
         control: Variables = ()
@@ -160,7 +181,9 @@ class CollectiveFunction(OrderedFunctionNode):
             gradients = tuple(pseudo_connect(*control, each) for each in gradients)
         _, adjoint = OPS[self.label]
         inputs = Inputs(gradients, control, self.root)
-        results = apply_collective(self.comm, adjoint, lambda: inputs, operation, call.call_id)
+        results = apply_collective(
+            self.comm, adjoint, lambda: inputs, operation, call.call_id
+        )
         return tuple(self._input_gradient(index, results) for index in indexes)
 
     def _input_gradient(self, index: int, results: Variables) -> Variable | None:

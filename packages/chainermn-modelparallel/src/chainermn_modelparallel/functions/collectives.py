@@ -83,7 +83,9 @@ def gather(comm: CommunicatorBase, x: Any, root: int = 0) -> Any:
     return results[0] if results else None
 
 
-def scatter(comm: CommunicatorBase, xs: Sequence[Any] | None = None, root: int = 0) -> Variable:
+def scatter(
+    comm: CommunicatorBase, xs: Sequence[Any] | None = None, root: int = 0
+) -> Variable:
     """Give the root's i-th variable to rank i (collective).
 
     Backward gives each of the root's variables the gradient of the rank that it went to.
@@ -130,7 +132,9 @@ def allgather(comm: CommunicatorBase, x: Any) -> Variables:
     Returns:
         ``comm.size`` variables in rank order, this rank's own included.
     """
-    return apply_collective(comm, "allgather", lambda: Inputs((_variable(comm, "x", x),)))
+    return apply_collective(
+        comm, "allgather", lambda: Inputs((_variable(comm, "x", x),))
+    )
 
 
 def allreduce(comm: CommunicatorBase, x: Any, op: str = "sum") -> Variable:
@@ -149,10 +153,14 @@ def allreduce(comm: CommunicatorBase, x: Any, op: str = "sum") -> Variable:
 
     def make_inputs() -> Inputs:
         if op not in ("sum", "mean"):
-            raise ValueError(f'rank {comm.rank}: op must be "sum" or "mean", got {op!r}')
+            raise ValueError(
+                f'rank {comm.rank}: op must be "sum" or "mean", got {op!r}'
+            )
         variable = _variable(comm, "x", x)
         if op == "mean" and variable.dtype.kind != "f":
-            raise TypeError(f"rank {comm.rank}: the mean is taken of floats, got {variable.dtype}")
+            raise TypeError(
+                f"rank {comm.rank}: the mean is taken of floats, got {variable.dtype}"
+            )
         return Inputs((variable,), signature=(("op", op), *array_specs((variable,))))
 
     name = "mean" if op == "mean" else "allreduce"
@@ -190,7 +198,9 @@ def _apply_from_root(
         if comm.rank == index:
             return Inputs(check(), root=index)
         others = x if isinstance(x, (tuple, list)) else (x,)
-        control = tuple(v for v in others if isinstance(v, Variable) and v.array is not None)
+        control = tuple(
+            v for v in others if isinstance(v, Variable) and v.array is not None
+        )
         return Inputs((), control, index)
 
     return apply_collective(comm, op, make_inputs)[0]
@@ -210,7 +220,9 @@ def _variable(comm: CommunicatorBase, name: str, x: Any) -> Variable:
             f"({variable.name or 'it has no name'})"
         )
     if variable.dtype.hasobject:
-        raise TypeError(f"rank {comm.rank}: {name} holds Python objects; only numbers can be sent")
+        raise TypeError(
+            f"rank {comm.rank}: {name} holds Python objects; only numbers can be sent"
+        )
     return variable
 
 
@@ -219,7 +231,9 @@ def _one_per_rank(comm: CommunicatorBase, xs: Any) -> Variables:
     if isinstance(xs, (Variable, *chainer.get_array_types())):
         rows = _variable(comm, "xs", xs)
         xs = [rows[index] for index in range(len(rows))] if rows.ndim else xs
-    elif isinstance(xs, Iterator):  # what `map` and `zip` gave as lists in older Pythons
+    elif isinstance(
+        xs, Iterator
+    ):  # what `map` and `zip` gave as lists in older Pythons
         xs = tuple(xs)
     if not isinstance(xs, (tuple, list)):
         raise TypeError(

@@ -101,7 +101,9 @@ def keep_control_dependencies(gradients: Gradients, results: Arrays) -> Arrays:
     """
     if chainer_config("enable_backprop"):
         for gradient in gradients:
-            results = tuple(None if x is None else connect_outputs(gradient, x) for x in results)
+            results = tuple(
+                None if x is None else connect_outputs(gradient, x) for x in results
+            )
     return results
 
 
@@ -135,4 +137,6 @@ class PseudoConnect(chainer.FunctionNode):
         if len(self.inputs) == 2 and grad_outputs[0] is None:
             # Backward starts here, without a gradient as from delegates, and has to go both ways.
             grad_outputs = (zeros_for_input(self, 1),)
-        return tuple(grad_outputs[index - 1] if index > 0 else zeros[0] for index in indexes)
+        return tuple(
+            grad_outputs[index - 1] if index > 0 else zeros[0] for index in indexes
+        )

@@ -88,7 +88,9 @@ class SendFunction(EdgeFunction):
         self._received: deque[Message] = deque()
         _pending_sends[message_id] = ref(self)
 
-    def __del__(self, discard: Any = _pending_sends.pop) -> None:  # a global may be gone at exit
+    def __del__(
+        self, discard: Any = _pending_sends.pop
+    ) -> None:  # a global may be gone at exit
         discard(self._message_id, None)
         if self.backward_expected:
             warn_dropped_send(self._message_id, self._communicator.rank, self._call)
@@ -116,8 +118,14 @@ class SendFunction(EdgeFunction):
             given = dict(zip(positions or range(len(results)), results, strict=True))
             # Zeros and not None elsewhere, so that backward reaches what lies before this edge:
             # other ranks may wait for it.
-            results = tuple([given[i] if i in given else zeros_for_input(self, i) for i in indexes])
-        return keep_control_dependencies(grad_outputs, results) if differentiable else results
+            results = tuple(
+                [given[i] if i in given else zeros_for_input(self, i) for i in indexes]
+            )
+        return (
+            keep_control_dependencies(grad_outputs, results)
+            if differentiable
+            else results
+        )
 
     def _receive_gradients(self) -> Message:
         """Wait for this send's gradients; keep those that come first for other sends."""
@@ -135,9 +143,13 @@ class SendFunction(EdgeFunction):
                 owner._received.append(message)
             elif not header.cancellation and message_id not in failed_sends:
                 rank = self._communicator.rank
-                raise unknown_gradient_error(self._message_id, message_id, rank, self._peer)
+                raise unknown_gradient_error(
+                    self._message_id, message_id, rank, self._peer
+                )
 
-    def _no_gradients_error(self, header: Header, differentiable: bool) -> RankMismatchError:
+    def _no_gradients_error(
+        self, header: Header, differentiable: bool
+    ) -> RankMismatchError:
         """Return the error of a cancellation, or of gradients with a graph on one rank alone."""
         rank, peer = self._communicator.rank, self._peer
         call = f"rank {rank}: backward of {self._call}"
@@ -172,7 +184,9 @@ class RecvFunction(EdgeFunction):
 
     def __del__(self) -> None:
         if self.backward_expected:
-            warn_dropped_recv(self._communicator, self._peer, self._call, self._message_id)
+            warn_dropped_recv(
+                self._communicator, self._peer, self._call, self._message_id
+            )
 
     def forward(self, inputs: Arrays) -> Arrays:
         arrays, self.arrays = self.arrays, ()  # whose memory isn't ours to hold
@@ -182,11 +196,15 @@ class RecvFunction(EdgeFunction):
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
         self.backward_expected = False
         mask = self._header.requires_grad_mask
-        given = [i for i, needed in enumerate(mask) if needed and grad_outputs[i] is not None]
+        given = [
+            i for i, needed in enumerate(mask) if needed and grad_outputs[i] is not None
+        ]
         sent: Variable | None = None
         if not self._header.not_twice_differentiable and 1 in mask:
             last = self.not_twice_differentiable or 0 not in indexes
-            sent = self._send_gradients(given, tuple([grad_outputs[i] for i in given]), last)
+            sent = self._send_gradients(
+                given, tuple([grad_outputs[i] for i in given]), last
+            )
         elif given:
             rank, peer = self._communicator.rank, self._peer
             raise RankMismatchError(
@@ -199,7 +217,9 @@ class RecvFunction(EdgeFunction):
         if len(self.inputs) == 1:
             return (None,) * len(indexes)
         others = [gradient for i, gradient in enumerate(grad_outputs) if i not in given]
-        (zeros,) = keep_control_dependencies((sent, *others), (zeros_for_input(self, 0),))
+        (zeros,) = keep_control_dependencies(
+            (sent, *others), (zeros_for_input(self, 0),)
+        )
         return tuple(None if index else zeros for index in indexes)
 
     def _send_gradients(
@@ -209,7 +229,9 @@ class RecvFunction(EdgeFunction):
 
         Returns a delegate variable where they can be differentiated again, else None.
         """
-        positions = () if len(given) == len(self._header.requires_grad_mask) else tuple(given)
+        positions = (
+            () if len(given) == len(self._header.requires_grad_mask) else tuple(given)
+        )
         mask, last, reply_id = bytes(len(given)), False, NO_REPLY
         differentiable = bool(chainer_config("enable_backprop"))
         if differentiable:
@@ -240,7 +262,10 @@ def prebuild_output(edge: Edge, delegate: Variable | None) -> Variable | None:
 
 
 def make_outputs(
-    message: Message, edge: Edge, delegate: Variable | None, prebuilt: Variable | None = None
+    message: Message,
+    edge: Edge,
+    delegate: Variable | None,
+    prebuilt: Variable | None = None,
 ) -> tuple[Variables, RecvFunction | None]:
     """Return the message's arrays as variables, and the function that sends their gradients.
 

@@ -77,7 +77,11 @@ def _decode_header(metadata: bytes) -> Header:
 
 
 def send_message(
-    metadata: bytes, arrays: Arrays, edge: Edge, message_id: int, label: str = SCOPE + "send"
+    metadata: bytes,
+    arrays: Arrays,
+    edge: Edge,
+    message_id: int,
+    label: str = SCOPE + "send",
 ) -> None:
     """Send a message to the other rank; reports of the watchdog name the call by the label.
 

@@ -44,7 +44,9 @@ class OrderedFunctionNode(chainer.FunctionNode):
         hook or debug mode looks on.
         """
         if self.begin_apply(inputs):
-            return self.build_outputs(inputs, self.forward(tuple([x.raw_array for x in inputs])))
+            return self.build_outputs(
+                inputs, self.forward(tuple([x.raw_array for x in inputs]))
+            )
         outputs = super().apply(inputs)
         if self.inputs is not None:  # it is part of a graph
             self._assign_sequence(self.rank)
@@ -120,13 +122,17 @@ class OrderedFunctionNode(chainer.FunctionNode):
 
 def make_variable(array: Any, requires_grad: bool) -> Variable:
     """Return a variable without Chainer's checks; None for an array that comes later."""
-    return Variable._init_unchecked(array, requires_grad=requires_grad, is_chainerx_array=False)
+    return Variable._init_unchecked(
+        array, requires_grad=requires_grad, is_chainerx_array=False
+    )
 
 
 def requires_grad_mask(variables: Variables) -> bytes:
     """Return a byte for each variable: 1 where this process needs its gradient."""
     builds_graph = bool(chainer_config("enable_backprop"))
-    return bytes([builds_graph and x.requires_grad and x.dtype.kind == "f" for x in variables])
+    return bytes(
+        [builds_graph and x.requires_grad and x.dtype.kind == "f" for x in variables]
+    )
 
 
 def empty_on_device_of(array: Any) -> Any:

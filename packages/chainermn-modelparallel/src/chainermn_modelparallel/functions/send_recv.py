@@ -67,7 +67,11 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Var
 
 def _check_variables(x: Any, rank: int) -> tuple[Variables, Arrays]:
     """Return what the user wants to send as variables, and their arrays."""
-    if type(x) is Variable and type(array := x.raw_array) is np.ndarray and x.layout is None:
+    if (
+        type(x) is Variable
+        and type(array := x.raw_array) is np.ndarray
+        and x.layout is None
+    ):
         return (x,), (array,)  # nearly always
     items = tuple(x) if isinstance(x, (tuple, list)) else (x,)
     if not items:
@@ -79,11 +83,15 @@ def _check_variables(x: Any, rank: int) -> tuple[Variables, Arrays]:
                 f"got {type(item).__name__}"
             )
         if isinstance(item, Variable) and item.array is None:
-            raise ValueError(f"rank {rank}: {item.name or 'a parameter'} is not initialised yet")
+            raise ValueError(
+                f"rank {rank}: {item.name or 'a parameter'} is not initialised yet"
+            )
     variables = tuple(map(chainer.as_variable, items))
     arrays = tuple([variable.array for variable in variables])
     if len(arrays) > 1 and not chainer.is_arrays_compatible(arrays):
-        raise TypeError(f"rank {rank}: x mixes arrays of CPU and GPU; move them to one device")
+        raise TypeError(
+            f"rank {rank}: x mixes arrays of CPU and GPU; move them to one device"
+        )
     return variables, arrays
 
 
@@ -158,5 +166,7 @@ def recv_variables(
     variables, node = make_outputs(message, edge, delegate_variable, prebuilt)
     if node is not None:
         node.backward_expected = is_expected
-        node.not_twice_differentiable = not_twice_differentiable or delegate_variable is None
+        node.not_twice_differentiable = (
+            not_twice_differentiable or delegate_variable is None
+        )
     return variables, node

@@ -19,7 +19,11 @@ from chainermn_comm.errors import SharedFailure
 from .arguments import check_communicator
 from .call_handshake import handshake
 from .collectives import allreduce
-from .control_dependencies import keep_control_dependencies, pseudo_connect, zeros_for_input
+from .control_dependencies import (
+    keep_control_dependencies,
+    pseudo_connect,
+    zeros_for_input,
+)
 from .ordered_function import (
     SCOPE,
     Arrays,
@@ -100,10 +104,14 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         xp = self._xp
         self._dtype = np.result_type(x.dtype, gamma.dtype, np.float32)
         # Where gamma's axes lie among x's.
-        self._expander = tuple(None if i in self.axis else slice(None) for i in range(x.ndim))
+        self._expander = tuple(
+            None if i in self.axis else slice(None) for i in range(x.ndim)
+        )
         expander = self._expander
         count = x.size // gamma.size if gamma.size else 0
-        local = xp.zeros((2, *gamma.shape), self._dtype)  # mean of each channel; squares about it
+        local = xp.zeros(
+            (2, *gamma.shape), self._dtype
+        )  # mean of each channel; squares about it
         if count:
             x.sum(axis=self.axis, dtype=self._dtype, out=local[0, ...])
             local[0] /= count
@@ -125,11 +133,15 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         shape = local.shape[1:]
         signature = (("dtype and channels", local.dtype, shape),)
         payload, needed = _COUNT.pack(count) + local.tobytes(), self.x_requires_grad
-        call = handshake(self.comm, NAME, signature, requires_grad=needed, payload=payload)
+        call = handshake(
+            self.comm, NAME, signature, requires_grad=needed, payload=payload
+        )
         self._call = call
         counts = [_COUNT.unpack_from(row)[0] for row in call.payloads]
         self.count = sum(counts)
-        means, squares = _stack_ranks([row[_COUNT.size :] for row in call.payloads], local)
+        means, squares = _stack_ranks(
+            [row[_COUNT.size :] for row in call.payloads], local
+        )
         # Arrays without axes: NumPy takes longer for Python's numbers, and for axes of one.
         per_value = np.array(1 / max(self.count, 1))
         weights = np.array(float(counts[0]))  # nearly always that of all ranks
@@ -152,7 +164,9 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         gy = zeros_for_input(self, 0) if grad_outputs[0] is None else grad_outputs[0]
         gradients: Gradients
         if chainer.config.enable_backprop:
-            (control,) = keep_control_dependencies(grad_outputs[1:], (self.control_output(),))
+            (control,) = keep_control_dependencies(
+                grad_outputs[1:], (self.control_output(),)
+            )
             gradients = self._differentiable(x, gamma, pseudo_connect(control, gy))
         else:
             arrays = self._gradients(x.array, gamma.array, gy.array)
@@ -213,7 +227,10 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         gx = None
         if self._call.requires_grad:
             scale = F.cast(gamma, dtype)
-            sums = allreduce(self.comm, F.stack([scale * ggamma, scale * gbeta])) * per_value
+            sums = (
+                allreduce(self.comm, F.stack([scale * ggamma, scale * gbeta]))
+                * per_value
+            )
             gx = spread(scale) * gy - (x_hat * spread(sums[0]) + spread(sums[1]))
             gx = F.cast(gx * inv_std, x.dtype)
             # A second backward from any of the three then takes part in the exchanges above.
@@ -223,6 +240,8 @@ class SyncBatchNormFunction(OrderedFunctionNode):
 
 def _stack_ranks(payloads: list[bytes], like: np.ndarray) -> np.ndarray:
     """Return the ranks' arrays of two rows, shaped like this one, as float64 (2, ranks, ...)."""
-    by_rank = np.frombuffer(b"".join(payloads), like.dtype).reshape(len(payloads), *like.shape)
+    by_rank = np.frombuffer(b"".join(payloads), like.dtype).reshape(
+        len(payloads), *like.shape
+    )
     by_row: np.ndarray = by_rank.swapaxes(0, 1).astype(np.float64, order="C")
     return by_row

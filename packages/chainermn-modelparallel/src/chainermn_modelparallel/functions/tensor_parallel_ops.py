@@ -28,7 +28,9 @@ def copy_to_region(comm: CommunicatorBase, make_x: Callable[[], Variable]) -> Va
     return _apply(comm, "copy_to_region", make_x)
 
 
-def reduce_from_region(comm: CommunicatorBase, make_x: Callable[[], Variable]) -> Variable:
+def reduce_from_region(
+    comm: CommunicatorBase, make_x: Callable[[], Variable]
+) -> Variable:
     """Return the sum of the ranks' ``x``; backward gives each of them its gradient as it is."""
     return _apply(comm, "reduce_from_region", make_x)
 
@@ -41,13 +43,18 @@ def split_to_region(
     ``x`` has shape ``(N, ends[-1])``, and ``ends`` says where each rank's columns end.
     """
     return _apply(
-        comm, "split_to_region", make_x, lambda x: F.split_axis(x, ends[:-1], 1, force_tuple=True)
+        comm,
+        "split_to_region",
+        make_x,
+        lambda x: F.split_axis(x, ends[:-1], 1, force_tuple=True),
     )
 
 
 def gather_from_region(comm: CommunicatorBase, x: Variable) -> Variable:
     """Concatenate the ranks' ``x`` of shape ``(N, n)``; backward gives each its own columns."""
-    return F.concat(apply_collective(comm, "gather_from_region", lambda: Inputs((x,))), axis=1)
+    return F.concat(
+        apply_collective(comm, "gather_from_region", lambda: Inputs((x,))), axis=1
+    )
 
 
 def _apply(

@@ -108,7 +108,9 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
             self._update_running_statistics(node, finetune)
         return y
 
-    def _make_inputs(self, x: Any) -> tuple[Variable, Variable, Variable, tuple[int, ...]]:
+    def _make_inputs(
+        self, x: Any
+    ) -> tuple[Variable, Variable, Variable, tuple[int, ...]]:
         x = self._check_input(x)
         axis = self.axis
         if axis is None:  # channels are from the axis after the first on
@@ -146,7 +148,9 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
             )
         return x
 
-    def _update_running_statistics(self, node: SyncBatchNormFunction, finetune: bool) -> None:
+    def _update_running_statistics(
+        self, node: SyncBatchNormFunction, finetune: bool
+    ) -> None:
         """Average the batch's statistics into the running ones; an empty batch changes nothing."""
         if node.count == 0:
             return
@@ -156,6 +160,9 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
             decay = 1.0 - 1.0 / self.N
         unbiased = node.count / max(node.count - 1.0, 1.0)
         with chainer.using_device(self.device):
-            for running, value in ((self.avg_mean, node.mean), (self.avg_var, node.var * unbiased)):
+            for running, value in (
+                (self.avg_mean, node.mean),
+                (self.avg_var, node.var * unbiased),
+            ):
                 running *= decay
                 running += (1 - decay) * value

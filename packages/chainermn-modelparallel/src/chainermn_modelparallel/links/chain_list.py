@@ -90,21 +90,29 @@ class MultiNodeChainList(chainer.ChainList):
             raise TypeError(
                 f"rank {here}: a component must be a chainer.Link, not {type(link).__name__}"
             )
-        route = self._check_ranks("rank_in", rank_in), self._check_ranks("rank_out", rank_out)
+        route = (
+            self._check_ranks("rank_in", rank_in),
+            self._check_ranks("rank_out", rank_out),
+        )
         if route[1] is None and any(rank_out is None for _, rank_out in self._routes):
             raise ValueError(
                 f"rank {here}: another component has rank_out=None already, and a model has one "
                 "output; let one component return a tuple"
             )
         super().add_link(link)
-        self._routes = [*self._routes, route]  # a new list: a copy of the model has the old one
+        self._routes = [
+            *self._routes,
+            route,
+        ]  # a new list: a copy of the model has the old one
 
     def _check_ranks(self, name: str, ranks: Any) -> Route:
         if ranks is None:
             return None
         several = tuple(ranks) if isinstance(ranks, Iterable) else (ranks,)
         if not several:
-            raise ValueError(f"rank {self._comm.rank}: {name} must not be empty; None means none")
+            raise ValueError(
+                f"rank {self._comm.rank}: {name} must not be empty; None means none"
+            )
         here = self._comm.rank
         numbers = [check_integer("rank", rank, here) for rank in several]
         return tuple(r if r == here else check_peer(self._comm, r)[0] for r in numbers)
@@ -123,13 +131,19 @@ class MultiNodeChainList(chainer.ChainList):
         here = self._comm.rank
         refuse_unshared_scale(here)
         if not self._routes or len(self._routes) != len(self):
-            raise ValueError(f"rank {here}: add each component with add_link, and at least one")
+            raise ValueError(
+                f"rank {here}: add each component with add_link, and at least one"
+            )
         outputs: Any = None
         has_outputs = False
-        delegate: Variable | None = None  # depends on all that was sent and received so far
+        delegate: Variable | None = (
+            None  # depends on all that was sent and received so far
+        )
         not_twice_differentiable = True  # unless this rank sent before it received
         local: deque[Any] = deque()  # sent to a later component of this rank
-        for index, (link, (rank_in, rank_out)) in enumerate(zip(self, self._routes, strict=True)):
+        for index, (link, (rank_in, rank_out)) in enumerate(
+            zip(self, self._routes, strict=True)
+        ):
             arguments = inputs
             if rank_in is not None:
                 received = []
@@ -149,19 +163,25 @@ class MultiNodeChainList(chainer.ChainList):
                             not_twice_differentiable=not_twice_differentiable,
                         )
                         delegate = delegate if node is None else node.control_output()
-                        received.append(variables[0] if len(variables) == 1 else variables)
+                        received.append(
+                            variables[0] if len(variables) == 1 else variables
+                        )
                 arguments = tuple(received)
             returned = link(*arguments)
             if rank_out is None:
                 outputs, has_outputs = returned, True
                 continue
-            _check_returned(returned, f"rank {here}: component {index} ({type(link).__name__})")
+            _check_returned(
+                returned, f"rank {here}: component {index} ({type(link).__name__})"
+            )
             for rank in rank_out:
                 if rank == here:
                     local.append(returned)
                 else:
                     not_twice_differentiable &= delegate is not None
-                    delegate = send(connect_outputs(delegate, returned), self._comm, rank)
+                    delegate = send(
+                        connect_outputs(delegate, returned), self._comm, rank
+                    )
         if local:
             raise ValueError(
                 f"rank {here}: a component sends to its own rank {here}, and no later one has "
@@ -178,7 +198,9 @@ def _connect_variables(delegate: Variable | None, outputs: Any) -> Any:
         return connect_outputs(delegate, outputs)
     if isinstance(outputs, dict):
         connected = copy.copy(outputs)
-        connected.update((key, _connect_variables(delegate, x)) for key, x in outputs.items())
+        connected.update(
+            (key, _connect_variables(delegate, x)) for key, x in outputs.items()
+        )
         return connected
     if isinstance(outputs, (tuple, list)):
         items = [_connect_variables(delegate, x) for x in outputs]

@@ -45,7 +45,9 @@ def create_mnbn_model(
     check_communicator(comm)
     get_communication_backend(comm, communication_backend)
     if not isinstance(link, chainer.Link):
-        raise TypeError(f"rank {comm.rank}: link must be a chainer.Link, got {type(link).__name__}")
+        raise TypeError(
+            f"rank {comm.rank}: link must be a chainer.Link, got {type(link).__name__}"
+        )
     # Objects that the deep copy must share are entered as copies of themselves.
     memo: dict[int, Any] = {}
     pairs: list[tuple[chainer.Link, chainer.Link]] = []
@@ -54,7 +56,9 @@ def create_mnbn_model(
         kind: Any = type(part)
         if _is_convertible(part):
             kind = MultiNodeBatchNormalization
-        elif not isinstance(part, chainer.Sequential):  # whose copy method refuses lambdas
+        elif not isinstance(
+            part, chainer.Sequential
+        ):  # whose copy method refuses lambdas
             already = isinstance(part, MultiNodeBatchNormalization)
             if isinstance(part, L.BatchNormalization) and not already:
                 warnings.warn(
@@ -69,7 +73,9 @@ def create_mnbn_model(
     for part, replacement in pairs:
         vars(replacement).update(copy.deepcopy(vars(part), memo))
         if _is_convertible(part):
-            vars(replacement).update(comm=comm, communication_backend=communication_backend)
+            vars(replacement).update(
+                comm=comm, communication_backend=communication_backend
+            )
     return copy.deepcopy(link, memo)
 
 
@@ -78,6 +84,12 @@ def _is_convertible(link: chainer.Link) -> bool:
     if not isinstance(link, L.BatchNormalization):
         return False
     classes = type(link).__mro__
-    own = {name for each in classes[: classes.index(L.BatchNormalization)] for name in vars(each)}
+    own = {
+        name
+        for each in classes[: classes.index(L.BatchNormalization)]
+        for name in vars(each)
+    }
     methods = own - {"__init__", "_abc_impl"}
-    return "__call__" not in own and all(re.fullmatch("__.*__", name) for name in methods)
+    return "__call__" not in own and all(
+        re.fullmatch("__.*__", name) for name in methods
+    )

@@ -85,7 +85,11 @@ class MultiNodeNStepRNN(chainer.Chain):
     """
 
     def __init__(
-        self, actual_rnn: Any, comm: CommunicatorBase, rank_in: int | None, rank_out: int | None
+        self,
+        actual_rnn: Any,
+        comm: CommunicatorBase,
+        rank_in: int | None,
+        rank_out: int | None,
     ) -> None:
         super().__init__()
         self.communicator, self.rank_in, self.rank_out = comm, rank_in, rank_out

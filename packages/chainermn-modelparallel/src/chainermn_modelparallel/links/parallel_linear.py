@@ -33,14 +33,18 @@ class _ParallelLinear(chainer.Link):
     W: Any
     b: Any
 
-    def __init__(self, in_size: int, out_size: int, comm: CommunicatorBase, *initial: Any) -> None:
+    def __init__(
+        self, in_size: int, out_size: int, comm: CommunicatorBase, *initial: Any
+    ) -> None:
         check_communicator(comm)
         super().__init__()
         self.comm = comm
         self.in_size, self.out_size = in_size, out_size
         self._initial = initial  # nobias, initialW, initial_bias
         for axis, name, size in ((0, "out_size", out_size), (1, "in_size", in_size)):
-            least, reason = (comm.size, ", one for each rank") if axis == self._axis else (1, "")
+            least, reason = (
+                (comm.size, ", one for each rank") if axis == self._axis else (1, "")
+            )
             number = as_integer(size)
             if number is None or number < least:
                 raise ValueError(
@@ -54,7 +58,11 @@ class _ParallelLinear(chainer.Link):
         rows, columns = (shard, everything) if self._axis == 0 else (everything, shard)
         with self.init_scope():
             self.W = chainer.Parameter(whole.W.array[rows, columns].copy())
-            self.b = None if whole.b is None else chainer.Parameter(whole.b.array[rows].copy())
+            self.b = (
+                None
+                if whole.b is None
+                else chainer.Parameter(whole.b.array[rows].copy())
+            )
 
     def copy(self, mode: str = "share") -> Any:
         """Return a copy on the same communicator; ``mode="init"`` draws the whole matrix anew."""
@@ -68,7 +76,9 @@ class _ParallelLinear(chainer.Link):
 
     def _shard_ends(self) -> list[int]:
         """Return where each rank's shard ends; the first shards hold the remainder, one each."""
-        each, more = divmod(self.in_size if self._axis else self.out_size, self.comm.size)
+        each, more = divmod(
+            self.in_size if self._axis else self.out_size, self.comm.size
+        )
         return [each * rank + min(rank, more) for rank in range(1, self.comm.size + 1)]
 
     def _check_input(self, x: Any, columns: int) -> Variable:
@@ -77,7 +87,11 @@ class _ParallelLinear(chainer.Link):
         fits = x.array is not None and x.ndim > 1 and math.prod(x.shape[1:]) == columns
         if not fits or x.dtype != self.W.dtype:
             uninitialised = x.array is None
-            got = "a parameter that is not initialised" if uninitialised else f"{x.dtype} {x.shape}"
+            got = (
+                "a parameter that is not initialised"
+                if uninitialised
+                else f"{x.dtype} {x.shape}"
+            )
             raise ValueError(
                 f"rank {rank}: x must be a matrix of {columns} columns of {self.W.dtype}, got {got}"
             )
@@ -203,7 +217,9 @@ class RowParallelLinear(_ParallelLinear):
         """
         if not self.input_is_parallel:
             x = split_to_region(
-                self.comm, lambda: self._check_input(x, self.in_size), self._shard_ends()
+                self.comm,
+                lambda: self._check_input(x, self.in_size),
+                self._shard_ends(),
             )
         y = reduce_from_region(
             self.comm, lambda: F.linear(self._check_input(x, self.W.shape[1]), self.W)

@@ -21,7 +21,9 @@ def available_bytes(ranks: int) -> int:
     have (``ulimit -v``).
     """
     free = [memory()["available_bytes"] / ranks]
-    free += [room / ranks for folder in cgroup_folders("memory") for room in _room(folder)]
+    free += [
+        room / ranks for folder in cgroup_folders("memory") for room in _room(folder)
+    ]
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -37,7 +39,10 @@ def _room(folder: Path) -> Iterator[int]:
     ):
         with contextlib.suppress(OSError, ValueError):  # there is none, or it is "max"
             bound = int((folder / limit).read_text())
-            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            stat = dict(
+                line.split()
+                for line in (folder / "memory.stat").read_text().splitlines()
+            )
             # Files' pages are given up when they are needed.
             files = int(stat.get("total_inactive_file", stat.get("inactive_file", 0)))
             yield bound - int((folder / used).read_text()) + files

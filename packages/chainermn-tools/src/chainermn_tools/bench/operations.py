@@ -32,7 +32,9 @@ class Operation:
     """A kind of call."""
 
     title: str  # for people
-    bus_factor: Callable[[int], float]  # bus bandwidth over algorithm bandwidth, by ranks
+    bus_factor: Callable[
+        [int], float
+    ]  # bus bandwidth over algorithm bandwidth, by ranks
     # Takes a communicator, the array to send, and an array of the same size for results; both
     # float32.
     make_invocation: Callable[[CommunicatorBase, np.ndarray, np.ndarray], Invocation]
@@ -55,14 +57,18 @@ def _invocation(
 ) -> Invocation:
     """Return a call that sends the pattern; its result must be as `matches_pattern` expects."""
     prepare = partial(fill_pattern, sent, comm.rank)
-    return Invocation(prepare, call, partial(matches_pattern, size=sent.size, **expected))
+    return Invocation(
+        prepare, call, partial(matches_pattern, size=sent.size, **expected)
+    )
 
 
 def _sum(ranks: int) -> dict[str, float]:
     return {"times": ranks, "plus": ranks * (ranks - 1) / 2}
 
 
-def _mean_grad(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> Invocation:
+def _mean_grad(
+    comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray
+) -> Invocation:
     model = Model(sent)
 
     def call() -> Any:
@@ -72,7 +78,9 @@ def _mean_grad(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> 
     return _invocation(comm, sent, call, plus=(comm.size - 1) / 2)
 
 
-def _allreduce(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> Invocation:
+def _allreduce(
+    comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray
+) -> Invocation:
     return _invocation(comm, sent, lambda: comm.allreduce(sent), **_sum(comm.size))
 
 
@@ -81,11 +89,15 @@ def _bcast(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> Invo
     return _invocation(comm, sent, lambda: comm.bcast(mine))
 
 
-def _allgather(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> Invocation:
+def _allgather(
+    comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray
+) -> Invocation:
     mine = sent[: sent.size // comm.size]
 
     def is_correct(got: Any) -> bool:
-        own = (matches_pattern(one, mine.size, plus=rank) for rank, one in enumerate(got))
+        own = (
+            matches_pattern(one, mine.size, plus=rank) for rank, one in enumerate(got)
+        )
         return len(got) == comm.size and all(own)
 
     prepare = partial(fill_pattern, mine, comm.rank)
@@ -122,7 +134,9 @@ def _copy(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> Invoc
     return _invocation(comm, sent, call, plus=comm.rank)
 
 
-def _mpi_allreduce(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> Invocation:
+def _mpi_allreduce(
+    comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray
+) -> Invocation:
     def call() -> Any:
         comm.mpi_comm.Allreduce(sent, result)
         return result
@@ -141,5 +155,7 @@ OPERATIONS = {
 # What the machine and its MPI do without us.
 BASELINES = {
     "memcpy": Operation("copy in own memory", lambda n: 1.0, _copy),
-    "mpi_allreduce": Operation("plain MPI_Allreduce", lambda n: 2 * (n - 1) / n, _mpi_allreduce),
+    "mpi_allreduce": Operation(
+        "plain MPI_Allreduce", lambda n: 2 * (n - 1) / n, _mpi_allreduce
+    ),
 }

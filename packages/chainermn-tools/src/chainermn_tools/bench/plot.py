@@ -25,22 +25,32 @@ def plot_report(report: dict[str, Any], file: str) -> None:
     baselines = [row for row in rows if row["operation"] in BASELINES]
     panels = (
         ("Mean of gradients", [row for row in rows if row["operation"] == MEAN_GRAD]),
-        ("Arrays", [row for row in rows if row["operation"] not in (MEAN_GRAD, *BASELINES)]),
+        (
+            "Arrays",
+            [row for row in rows if row["operation"] not in (MEAN_GRAD, *BASELINES)],
+        ),
     )
     figure = Figure((12, 5.6), layout="constrained")
-    figure.suptitle(title(report), fontsize=9, x=0.01, ha="left", color="#444444", wrap=True)
+    figure.suptitle(
+        title(report), fontsize=9, x=0.01, ha="left", color="#444444", wrap=True
+    )
     places = figure.subplots(1, 2, sharey=True)
     for axes, (name, own) in zip(places, panels, strict=True):
         _panel(axes, own, baselines, value)
         axes.set_title(name, loc="left", fontsize=12, fontweight="bold")
         axes.set_xlabel("size")
         axes.tick_params(labelleft=True)
-    places[0].set_ylabel(f"{'bus' if value == 'busbw' else 'algorithm'} bandwidth, GB/s")
+    places[0].set_ylabel(
+        f"{'bus' if value == 'busbw' else 'algorithm'} bandwidth, GB/s"
+    )
     figure.savefig(file, dpi=130)
 
 
 def _panel(
-    axes: Any, own: Sequence[dict[str, Any]], baselines: Sequence[dict[str, Any]], value: str
+    axes: Any,
+    own: Sequence[dict[str, Any]],
+    baselines: Sequence[dict[str, Any]],
+    value: str,
 ) -> None:
     for number, (name, line) in enumerate(_lines(baselines, value).items()):
         style = BASELINE_STYLES[number % len(BASELINE_STYLES)]
@@ -48,7 +58,13 @@ def _panel(
     for number, (name, line) in enumerate(_lines(own, value).items()):
         color, mark = COLORS[number % len(COLORS)], MARKS[number % len(MARKS)]
         axes.plot(
-            *line, marker=mark, color=color, lw=1.8, ms=5.5, label=name, zorder=2 + 1 / (number + 1)
+            *line,
+            marker=mark,
+            color=color,
+            lw=1.8,
+            ms=5.5,
+            label=name,
+            zorder=2 + 1 / (number + 1),
         )
     sizes = sorted({row["size"] for row in (*own, *baselines)})
     axes.set_xscale("log", base=2)
@@ -62,7 +78,9 @@ def _panel(
         axes.legend(loc="lower right", fontsize=9, frameon=False)
 
 
-def _lines(rows: Sequence[dict[str, Any]], value: str) -> dict[str, tuple[list[int], list[float]]]:
+def _lines(
+    rows: Sequence[dict[str, Any]], value: str
+) -> dict[str, tuple[list[int], list[float]]]:
     found: dict[str, tuple[list[int], list[float]]] = {}
     for row in rows:
         line = found.setdefault(label(row), ([], []))

@@ -76,7 +76,9 @@ def measure(
         "cores": available_cores()["usable"],
         "mpi": " ".join(MPI.Get_library_version().split("\n")[0].strip("\0").split()),
         "python": sys.version.split()[0],
-        "packages": {name: version(name) for name in ("chainermn-comm", "mpi4py", "numpy")},
+        "packages": {
+            name: version(name) for name in ("chainermn-comm", "mpi4py", "numpy")
+        },
         "seconds": round(world.bcast(time.monotonic() - start), 3),
         "correct": all(row["correct"] for row in [*checks, *results]) and bool(results),
         "checks": checks,
@@ -94,10 +96,16 @@ def _time_sizes(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the rows of the sizes that were timed, and why the others weren't."""
     # The mean of gradients of each communicator, and the other operations of the first.
-    cases = sorted(_cases(comms, world.size), key=lambda one: one.operation != MEAN_GRAD)
+    cases = sorted(
+        _cases(comms, world.size), key=lambda one: one.operation != MEAN_GRAD
+    )
     first = cases[0].comm if cases else None
     cases = [one for one in cases if one.operation == MEAN_GRAD or one.comm is first]
-    cases += [Case(None, name, kind, cases[0].comm) for name, kind in BASELINES.items() if cases]
+    cases += [
+        Case(None, name, kind, cases[0].comm)
+        for name, kind in BASELINES.items()
+        if cases
+    ]
     results: list[dict[str, Any]] = []
     least = 0.0  # seconds that the last size took at least
     for index, size in enumerate(sizes):
@@ -105,7 +113,9 @@ def _time_sizes(
         left = world.bcast(end - time.monotonic())
         arrays = _allocate(world, nbytes, left, least, comms)
         if isinstance(arrays, str):
-            return results, [{"bytes": each, "reason": arrays} for each in sizes[index:]]
+            return results, [
+                {"bytes": each, "reason": arrays} for each in sizes[index:]
+            ]
         if world.rank == 0:
             log(f"{format_bytes(size)}, {len(cases)} ways, {left:.0f} s left")
         share = left * _weight(size) / sum(map(_weight, sizes[index:]))
@@ -150,7 +160,11 @@ def _check(world: MPI.Intracomm, cases: Sequence[Case]) -> list[dict[str, Any]]:
 
 
 def _allocate(
-    world: MPI.Intracomm, nbytes: int, left: float, least: float, comms: dict[str, CommunicatorBase]
+    world: MPI.Intracomm,
+    nbytes: int,
+    left: float,
+    least: float,
+    comms: dict[str, CommunicatorBase],
 ) -> list[np.ndarray] | str:
     """Return two arrays of ``nbytes`` bytes, or why none is tried, the same on all ranks."""
     if not comms:
@@ -173,7 +187,9 @@ def _allocate(
         arrays = [np.empty(nbytes // FLOAT_BYTES, np.float32) for _ in range(2)]
     except MemoryError:
         arrays = []
-    return arrays if all(world.allgather(bool(arrays))) else "a rank has no memory for it"
+    return (
+        arrays if all(world.allgather(bool(arrays))) else "a rank has no memory for it"
+    )
 
 
 def _weight(size: int) -> float:
@@ -183,7 +199,10 @@ def _weight(size: int) -> float:
 
 def _row(case: Case, times: Times, **sizes: int) -> dict[str, Any]:
     """Return what was found of a case; ``sizes`` are the ``size`` and ``bytes`` that it had."""
-    row: dict[str, Any] = {"communicator": case.communicator, "operation": case.operation}
+    row: dict[str, Any] = {
+        "communicator": case.communicator,
+        "operation": case.operation,
+    }
     row |= {**sizes, "correct": times.correct}
     if times.problem is not None:
         row["problem"] = times.problem

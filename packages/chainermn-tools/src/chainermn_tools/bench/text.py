@@ -24,7 +24,11 @@ def render(report: dict[str, Any], console: Console) -> None:
     print_line(title(report), console, "bold")
     arrays = "Arrays, the same way with every communicator; and what the machine does without it"
     for name, is_mean in (("Mean of gradients", True), (arrays, False)):
-        rows = [row for row in report["results"] if (row["operation"] == MEAN_GRAD) == is_mean]
+        rows = [
+            row
+            for row in report["results"]
+            if (row["operation"] == MEAN_GRAD) == is_mean
+        ]
         if rows:
             _print_rows(name, rows, console)
     console.print()
@@ -35,10 +39,14 @@ def render(report: dict[str, Any], console: Console) -> None:
 def title(report: dict[str, Any]) -> str:
     """Return where it was measured, in a line."""
     hosts = list(dict.fromkeys(report["hosts"]))
-    where = ", ".join(hosts[:4]) + (f" and {len(hosts) - 4} more" if len(hosts) > 4 else "")
+    where = ", ".join(hosts[:4]) + (
+        f" and {len(hosts) - 4} more" if len(hosts) > 4 else ""
+    )
     ranks = format_count(report["ranks"], "rank")
     nodes = format_count(report["nodes"] or len(hosts), "node")
-    return f"{ranks} on {nodes} ({where}), {report['cores']} cores to use, {report['mpi']}"
+    return (
+        f"{ranks} on {nodes} ({where}), {report['cores']} cores to use, {report['mpi']}"
+    )
 
 
 def label(row: dict[str, Any]) -> str:
@@ -69,7 +77,11 @@ def _time(row: dict[str, Any] | None) -> str:
 
 
 def _bandwidth(row: dict[str, Any] | None) -> str:
-    return "" if row is None or not row["correct"] else format_value("gb_per_second", row["busbw"])
+    return (
+        ""
+        if row is None or not row["correct"]
+        else format_value("gb_per_second", row["busbw"])
+    )
 
 
 def _footnotes(report: dict[str, Any]) -> Iterator[tuple[str, str]]:

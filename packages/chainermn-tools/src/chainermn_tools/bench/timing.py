@@ -26,7 +26,9 @@ class Times:
 
     correct: bool = True  # whether the results before and after were
     problem: str | None = None  # what a call raised, and on which rank
-    seconds: list[float] = field(default_factory=list)  # of a call on the slowest rank, by round
+    seconds: list[float] = field(
+        default_factory=list
+    )  # of a call on the slowest rank, by round
     calls: int = 0  # that were timed, in all
 
 
@@ -44,7 +46,9 @@ def is_correct(world: MPI.Intracomm, invocation: Invocation) -> tuple[bool, str 
     except Exception as error:  # all ranks raise; the caller leaves the invocation out
         problem = f"{type(error).__name__}: {error}"
     results = world.allgather((correct, problem))
-    problems = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(results) if text]
+    problems = [
+        f"rank {rank}: {text}" for rank, (_, text) in enumerate(results) if text
+    ]
     return all(one for one, _ in results), problems[0] if problems else None
 
 
@@ -66,7 +70,10 @@ def time_all(
     checks = time.perf_counter() - start  # and the same follow at the end
     live = [n for n, times in enumerate(found) if times.correct]
     firsts = {n: _warm_up(world, invocations[n]) for n in live}
-    calls = {n: min(MAX_CALLS, max(1, round(BATCH_SECONDS / first))) for n, first in firsts.items()}
+    calls = {
+        n: min(MAX_CALLS, max(1, round(BATCH_SECONDS / first)))
+        for n, first in firsts.items()
+    }
     rounds, a_round = 0, 0.0
     while rounds < MAX_ROUNDS and live:
         begun = time.perf_counter()
@@ -95,7 +102,9 @@ def _time(world: MPI.Intracomm, invocation: Invocation, calls: int) -> float:
     world.Barrier()
     start = time.perf_counter()
     for _ in range(calls):
-        _kept = invocation.call()  # what it returned last is freed after the time was taken
+        _kept = (
+            invocation.call()
+        )  # what it returned last is freed after the time was taken
     took = time.perf_counter() - start
     idle_barrier(world)
     return float(max(world.allgather(took / calls)))

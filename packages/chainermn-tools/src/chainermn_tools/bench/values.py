@@ -20,13 +20,24 @@ def fill_pattern(out: np.ndarray, rank: int) -> None:
         np.add(expected, np.float32(rank), out=part)
 
 
-def matches_pattern(array: object, size: int, times: float = 1, plus: float = 0) -> bool:
+def matches_pattern(
+    array: object, size: int, times: float = 1, plus: float = 0
+) -> bool:
     """Return whether an array of this size is the pattern ``* times + plus``."""
-    if not isinstance(array, np.ndarray) or array.dtype != np.float32 or array.shape != (size,):
+    if (
+        not isinstance(array, np.ndarray)
+        or array.dtype != np.float32
+        or array.shape != (size,)
+    ):
         return False
     bound = TOLERANCE * (times * PERIOD + abs(plus))
     return all(
-        bool((np.abs(part - (expected * np.float32(times) + np.float32(plus))) <= bound).all())
+        bool(
+            (
+                np.abs(part - (expected * np.float32(times) + np.float32(plus)))
+                <= bound
+            ).all()
+        )
         for part, expected in _pieces(array)
     )
 

@@ -34,7 +34,12 @@ def measure_on(
         launcher = jobs.find_mpiexec()
     except jobs.Unavailable as error:
         return JobResult(False, 2, str(error)), {}
-    what = {"names": list(names), "sizes": list(sizes), "seconds": seconds, "limit": limit}
+    what = {
+        "names": list(names),
+        "sizes": list(sizes),
+        "seconds": seconds,
+        "limit": limit,
+    }
     script = [__file__, json.dumps(what)]
     timeout = limit + START_SECONDS
     result, output = run_script(launcher, ranks, script, log, timeout=timeout)
@@ -46,7 +51,8 @@ def measure_on(
         return JobResult(False, 1, message), {}
     report = events.pop()["report"]
     return result, report | {
-        table: [event["row"] for event in events if event["table"] == table] for table in TABLES
+        table: [event["row"] for event in events if event["table"] == table]
+        for table in TABLES
     }
 
 
@@ -85,7 +91,9 @@ def log(text: str) -> None:
 
 def _give_up(limit: float) -> None:
     rank = (jobs.rank_from_env() or (0, 1))[0]
-    os.write(2, f"chainermn bench: rank {rank} did not end within {limit:g} s\n".encode())
+    os.write(
+        2, f"chainermn bench: rank {rank} did not end within {limit:g} s\n".encode()
+    )
     os._exit(jobs.TIMEOUT_STATUS)
 
 

@@ -25,7 +25,9 @@ FEWEST_RANKS, MAX_RANKS = 2, 4
 
 
 @click.command()
-@click.option("-n", "ranks", type=click.IntRange(1), metavar="N", help="Number of ranks to start.")
+@click.option(
+    "-n", "ranks", type=click.IntRange(1), metavar="N", help="Number of ranks to start."
+)
 @click.option(
     "--communicator",
     "wanted",
@@ -34,7 +36,10 @@ FEWEST_RANKS, MAX_RANKS = 2, 4
     help="One to measure; may be given several times. Without it, all.",
 )
 @click.option(
-    "--max-size", default="256M", metavar="SIZE", help="The largest size, such as 16M. [256M]"
+    "--max-size",
+    default="256M",
+    metavar="SIZE",
+    help="The largest size, such as 16M. [256M]",
 )
 @click.option(
     "--seconds",
@@ -73,7 +78,9 @@ def bench(
     names = _names(wanted)
     todo = sizes_to_measure(max_size)
     if place is not None and ranks is not None and place[1] not in (None, ranks):
-        raise click.UsageError(f"-n {ranks}, but the launcher has started {place[1]} ranks")
+        raise click.UsageError(
+            f"-n {ranks}, but the launcher has started {place[1]} ranks"
+        )
     if plot is not None:
         options.validate_plot_path(plot)
     from chainermn_tools.bench import worker  # loads NumPy
@@ -99,7 +106,9 @@ def bench(
         from chainermn_tools.bench.text import render
 
         # Open MPI gives each rank a terminal of its own, wherever mpiexec's output goes.
-        render(report, Console(force_terminal=False if place else None, highlight=False))
+        render(
+            report, Console(force_terminal=False if place else None, highlight=False)
+        )
     if plot is not None:
         from chainermn_tools.bench.plot import plot_report
 
@@ -113,7 +122,9 @@ def _names(wanted: tuple[str, ...]) -> list[str]:
     known = [name for name in REGISTRY if name not in NOT_MEASURED]
     for name in wanted:
         if name not in known:
-            raise click.UsageError(f"no communicator {name!r} to measure; use {', '.join(known)}")
+            raise click.UsageError(
+                f"no communicator {name!r} to measure; use {', '.join(known)}"
+            )
     return list(dict.fromkeys(wanted)) or known
 
 
@@ -121,10 +132,14 @@ def sizes_to_measure(largest: str) -> list[int]:
     """Return the sizes in bytes; ``64M``, ``64MB`` and ``64MiB`` all mean 64 * 2**20."""
     found = SIZE.fullmatch(largest.strip())
     if found is None:
-        raise click.UsageError(f"--max-size: {largest!r} is no size; write it as 64K, 16M or 1G")
+        raise click.UsageError(
+            f"--max-size: {largest!r} is no size; write it as 64K, 16M or 1G"
+        )
     limit = int(found[1]) * KIB ** " KMGT".index(found[2].upper() or " ")
     if limit < SMALLEST:
-        raise click.UsageError(f"--max-size: {largest} is less than the smallest size, 1K")
+        raise click.UsageError(
+            f"--max-size: {largest} is less than the smallest size, 1K"
+        )
     sizes = [SMALLEST]
     while sizes[-1] * STEP <= limit:
         sizes.append(sizes[-1] * STEP)

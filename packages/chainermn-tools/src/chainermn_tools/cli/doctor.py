@@ -12,7 +12,12 @@ from rich.console import Console
 from chainermn_tools import doctor as diagnostics
 from chainermn_tools import jobs
 from chainermn_tools.cli import options
-from chainermn_tools.cli.doctor_report import as_dict, as_markdown, show_all, worst_status
+from chainermn_tools.cli.doctor_report import (
+    as_dict,
+    as_markdown,
+    show_all,
+    worst_status,
+)
 
 # Of the time-out, for starting and ending this program itself.
 OWN_SECONDS = 2.0
@@ -23,13 +28,23 @@ STATUSES = {"ok": 0, "failed": 1, "warning": 3}
 
 @click.command()
 @click.option(
-    "-n", "ranks", type=click.IntRange(1), metavar="N", help="Number of ranks that you want to run."
+    "-n",
+    "ranks",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Number of ranks that you want to run.",
 )
-@click.option("--hosts", "host_list", metavar="A,B", help="Examine hosts too; also a:2,b:2.")
+@click.option(
+    "--hosts", "host_list", metavar="A,B", help="Examine hosts too; also a:2,b:2."
+)
 @click.option("--hostfile", metavar="FILE", help="The same from a file, a host a line.")
-@click.option("--script", metavar="FILE", help="The script that is to run on the hosts.")
+@click.option(
+    "--script", metavar="FILE", help="The script that is to run on the hosts."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-@click.option("--report", "as_report", is_flag=True, help="Print text to paste into a bug report.")
+@click.option(
+    "--report", "as_report", is_flag=True, help="Print text to paste into a bug report."
+)
 @click.option(
     "--timeout",
     type=options.Seconds(10, 86400),
@@ -68,11 +83,15 @@ def doctor(
             raise ValueError("the doctor starts ranks itself; run it without mpiexec")
         if as_json and as_report:
             raise ValueError("--json and --report exclude each other")
-        hosts = options.named_hosts(host_list, hostfile, strict=False)  # a check reads the file
+        hosts = options.named_hosts(
+            host_list, hostfile, strict=False
+        )  # a check reads the file
         if host_list is None and hostfile is None:
             _, hosts = jobs.find_allocation(os.environ) or ("", ())
             if script is not None and not hosts:
-                raise ValueError("--script is looked for on hosts: name them with --hosts")
+                raise ValueError(
+                    "--script is looked for on hosts: name them with --hosts"
+                )
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     environment_time = min(REPORT_SECONDS, REPORT_SHARE * timeout) if as_report else 0.0

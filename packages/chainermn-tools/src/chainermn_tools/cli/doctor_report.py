@@ -21,7 +21,12 @@ SCHEMA = 3
 # Of the time for the environment, what the programs may take that are asked.
 PROGRAMS_SHARE = 0.7
 LABELS = {"ok": "ok", "warning": "warning", "failed": "FAILED", "skipped": "-"}
-STYLES = {"ok": "green", "warning": "bold yellow", "failed": "bold red", "skipped": "dim"}
+STYLES = {
+    "ok": "green",
+    "warning": "bold yellow",
+    "failed": "bold red",
+    "skipped": "dim",
+}
 # What a user may take for checked, and the check whose success says that it was.
 UNSEEN = {"GPUs": "communicator_pure_nccl", "other hosts": "placement"}
 LABEL_WIDTH = 2 + max(map(len, LABELS.values()))
@@ -33,13 +38,18 @@ INDENT = 4
 def worst_status(results: Sequence[CheckResult]) -> str:
     """Return ``"failed"``, ``"warning"`` or ``"ok"``; skipped checks don't count."""
     statuses = {result.status for result in results}
-    return next((status for status in ("failed", "warning") if status in statuses), "ok")
+    return next(
+        (status for status in ("failed", "warning") if status in statuses), "ok"
+    )
 
 
 def summary(results: Sequence[CheckResult]) -> str:
     """Return one sentence about all results."""
     labels = (("failed", "failed"), ("warning", "warned of"))
-    found = {label: [r.name for r in results if r.status == status] for status, label in labels}
+    found = {
+        label: [r.name for r in results if r.status == status]
+        for status, label in labels
+    }
     parts = [f"{label}: {', '.join(names)}" for label, names in found.items() if names]
     passed = {result.name for result in results if result.status == "ok"}
     unseen = [what for what, check in UNSEEN.items() if check not in passed]
@@ -48,7 +58,9 @@ def summary(results: Sequence[CheckResult]) -> str:
     return f"{'; '.join([verdict, *parts])}."
 
 
-def as_dict(results: Sequence[CheckResult], context: Context, seconds: float) -> dict[str, Any]:
+def as_dict(
+    results: Sequence[CheckResult], context: Context, seconds: float
+) -> dict[str, Any]:
     """Return what ``--json`` prints after ``seconds``, as docs/doctor.md describes it."""
     worst = worst_status(results)
     return {
@@ -68,7 +80,8 @@ def as_dict(results: Sequence[CheckResult], context: Context, seconds: float) ->
                 "status": one.status,
                 "found": one.message,
                 "fix": one.hint,
-                "details": one.details | ({"because": one.blocked_by} if one.blocked_by else {}),
+                "details": one.details
+                | ({"because": one.blocked_by} if one.blocked_by else {}),
             }
             for one in results
         ],
@@ -76,7 +89,10 @@ def as_dict(results: Sequence[CheckResult], context: Context, seconds: float) ->
 
 
 def as_markdown(
-    stages: Sequence[Stage], results: Sequence[CheckResult], seconds: float, environment_time: float
+    stages: Sequence[Stage],
+    results: Sequence[CheckResult],
+    seconds: float,
+    environment_time: float,
 ) -> str:
     """Return results and environment in Markdown, folded away below one line.
 
@@ -86,9 +102,13 @@ def as_markdown(
     console = Console(file=file, force_terminal=False)
     show_all(stages, results, console)
     print(f"({seconds:.0f} s)\n", file=file)
-    probe = {"environment": lambda: environment.collect(environment_time * PROGRAMS_SHARE)}
+    probe = {
+        "environment": lambda: environment.collect(environment_time * PROGRAMS_SHARE)
+    }
     found = environment.run_concurrently(probe, environment_time)
-    environment.render(found["environment"] if "schema" in found["environment"] else found, console)
+    environment.render(
+        found["environment"] if "schema" in found["environment"] else found, console
+    )
     body = file.getvalue().rstrip()
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", body)), default=0))
     return (
@@ -120,7 +140,11 @@ def show_all(
             console.file.flush()
         for cause, count in blocked.items():
             checks = "1 check was" if count == 1 else f"{count} checks were"
-            print_line(f"{INDENT * ' '}{checks} left out, since {cause!r} failed", console, "dim")
+            print_line(
+                f"{INDENT * ' '}{checks} left out, since {cause!r} failed",
+                console,
+                "dim",
+            )
         console.print()
     print_text(summary(shown), console, f"bold {STYLES[worst_status(shown)]}")
     return shown

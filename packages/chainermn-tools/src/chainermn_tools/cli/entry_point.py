@@ -11,7 +11,17 @@ from importlib import import_module
 import click
 
 # Each is a click.Command of this name, in a file of this name. To add one, put its name here.
-COMMANDS = ("bench", "doctor", "env", "explain", "launch", "report", "stacks", "top", "trace")
+COMMANDS = (
+    "bench",
+    "doctor",
+    "env",
+    "explain",
+    "launch",
+    "report",
+    "stacks",
+    "top",
+    "trace",
+)
 MANUAL = "The manual is in the folder docs of ChainerMN's repository; `make docs` builds its pages."
 # When what was to be printed could not be: sysexits.h calls it EX_IOERR.
 NOT_WRITTEN = 74
@@ -28,12 +38,18 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(import_module(f"{__package__}.{cmd_name}"), cmd_name)
+        command: click.Command = getattr(
+            import_module(f"{__package__}.{cmd_name}"), cmd_name
+        )
         command.epilog = MANUAL
         return command
 
 
-@click.group(cls=Commands, epilog=MANUAL, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Commands,
+    epilog=MANUAL,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(package_name="chainermn-tools", message="%(package)s %(version)s")
 def commands() -> None:
     """Tools for distributed training with ChainerMN."""
@@ -57,9 +73,13 @@ def main() -> None:
         failure = failure or error
     if failure is None:
         sys.exit(status)  # type: ignore[arg-type]
-    if not isinstance(failure, BrokenPipeError):  # `chainermn env | head` is nobody's mistake
+    if not isinstance(
+        failure, BrokenPipeError
+    ):  # `chainermn env | head` is nobody's mistake
         with contextlib.suppress(OSError):  # nobody may read that, either
-            sys.stderr.write(f"chainermn: the output could not be written: {failure.strerror}\n")
+            sys.stderr.write(
+                f"chainermn: the output could not be written: {failure.strerror}\n"
+            )
             sys.stderr.flush()
     # The interpreter's last flush goes nowhere, since it would fail and say so.
     nowhere = os.open(os.devnull, os.O_WRONLY)

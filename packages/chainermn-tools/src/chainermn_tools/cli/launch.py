@@ -25,8 +25,12 @@ LIBRARY_SECONDS = 30.0  # for MPI to load and say what it is
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@click.option("-n", "ranks", type=click.IntRange(1), metavar="N", help="Number of ranks.")
-@click.option("--hosts", "host_list", metavar="A,B", help="Hosts, also with ranks: a:2,b:2.")
+@click.option(
+    "-n", "ranks", type=click.IntRange(1), metavar="N", help="Number of ranks."
+)
+@click.option(
+    "--hosts", "host_list", metavar="A,B", help="Hosts, also with ranks: a:2,b:2."
+)
 @click.option("--hostfile", metavar="FILE", help="The same from a file, a host a line.")
 @click.option(
     "--max-restarts",
@@ -51,18 +55,28 @@ LIBRARY_SECONDS = 30.0  # for MPI to load and say what it is
     help="For the ranks to save and leave after SIGTERM or SIGUSR1.",
 )
 @click.option("--prefix", is_flag=True, help="Begin each line of output with its rank.")
-@click.option("--log-dir", type=click.Path(file_okay=False), help="Log each rank's lines there.")
+@click.option(
+    "--log-dir", type=click.Path(file_okay=False), help="Log each rank's lines there."
+)
 @click.option(
     "--timeout",
     type=options.Seconds(0, min_open=True),
     metavar="SECONDS",
     help="End a job that takes longer, with status 124.",
 )
-@click.option("--env", "given", multiple=True, metavar="NAME[=VALUE]", help="Set it on all hosts.")
-@click.option("--mpiexec", metavar="PATH", help="The mpiexec to use, instead of the one on PATH.")
+@click.option(
+    "--env", "given", multiple=True, metavar="NAME[=VALUE]", help="Set it on all hosts."
+)
+@click.option(
+    "--mpiexec", metavar="PATH", help="The mpiexec to use, instead of the one on PATH."
+)
 @click.option("--dry-run", is_flag=True, help="Only print the command line.")
-@click.option("--json", "as_json", is_flag=True, help="Print what happened as JSON, see above.")
-@click.option("-m", "is_module", is_flag=True, help="SCRIPT is a module, as for python -m.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print what happened as JSON, see above."
+)
+@click.option(
+    "-m", "is_module", is_flag=True, help="SCRIPT is a module, as for python -m."
+)
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
@@ -121,14 +135,20 @@ def launch(
         is_taken = not named and scheduler is not None
         if is_taken:
             named = allocated
-            if (ranks or 0) > sum(host.slots or 1 for host in named):  # more than it planned
+            if (ranks or 0) > sum(
+                host.slots or 1 for host in named
+            ):  # more than it planned
                 named = tuple(jobs.Host(host.name, None) for host in named)
         if min_ranks is not None and not (named and how["max_restarts"]):
-            raise ValueError("--min-ranks needs --max-restarts, and --hosts or --hostfile")
+            raise ValueError(
+                "--min-ranks needs --max-restarts, and --hosts or --hostfile"
+            )
         if ranks is None and not named:
             raise ValueError("how many ranks? give -n, --hosts or --hostfile")
         hosts = jobs.assign_slots(named, ranks) if named else {}
-        flags, words = _python_words([*(["-m"] if is_module else []), script, *arguments])
+        flags, words = _python_words(
+            [*(["-m"] if is_module else []), script, *arguments]
+        )
         if words[0] != "-m" and not os.path.exists(words[0]):
             raise ValueError(f"there is no {words[0]}")
         variables = dict(map(_variable, given))
@@ -140,17 +160,28 @@ def launch(
     if is_taken:
         shares = ",".join(f"{host}:{share}" for host, share in hosts.items())
         _log(f"{scheduler}'s job has {len(named)} hosts; ranks on {shares}")
-    how |= {"hosts": hosts, "prefix": prefix or log_dir is not None, "min_ranks": min_ranks}
+    how |= {
+        "hosts": hosts,
+        "prefix": prefix or log_dir is not None,
+        "min_ranks": min_ranks,
+    }
     how |= {"flags": flags, "variables": variables, "to_stderr": as_json}
     how |= {"log_dir": None if log_dir is None else Path(log_dir)}
-    result, output = run_script(launcher, ranks or sum(hosts.values()), words, _log, **how)
+    result, output = run_script(
+        launcher, ranks or sum(hosts.values()), words, _log, **how
+    )
     if not result.success:
         step = result.next_step or next_step(result.cause)
         result = dataclasses.replace(result, next_step=step)
         _log(result.message)
     if as_json:
-        hosts_of = (event["host"] for event in output.events if event.rank == result.rank)
-        found = dataclasses.asdict(result) | {"host": next(hosts_of, None), "hosts": hosts}
+        hosts_of = (
+            event["host"] for event in output.events if event.rank == result.rank
+        )
+        found = dataclasses.asdict(result) | {
+            "host": next(hosts_of, None),
+            "hosts": hosts,
+        }
         found |= {"next_step": result.next_step.strip(), "restarts": output.restarts}
         found |= {"command": output.command}
         click.echo(json.dumps(found, indent=2))
@@ -160,11 +191,17 @@ def launch(
 def _python_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Divide a command line of Python: its options; a script, or -m and a module, and arguments."""
     flags, rest = [], list(words)
-    while rest and rest[0][:1] == "-" and (rest[0][:2] not in LAST or rest[0] in VALUED_FLAGS):
+    while (
+        rest
+        and rest[0][:1] == "-"
+        and (rest[0][:2] not in LAST or rest[0] in VALUED_FLAGS)
+    ):
         flags.append(rest.pop(0))
         flags += [rest.pop(0)] if flags[-1] in VALUED_FLAGS and rest else []
     if not rest or rest == ["-m"] or (rest[0] != "-m" and rest[0][:1] == "-"):
-        raise ValueError(f"name a script, or a module after -m and a blank, not {' '.join(rest)!r}")
+        raise ValueError(
+            f"name a script, or a module after -m and a blank, not {' '.join(rest)!r}"
+        )
     return flags, rest
 
 
@@ -172,9 +209,13 @@ def _variable(text: str) -> tuple[str, str]:
     """Return name and value of ``NAME=VALUE``, or of ``NAME`` with its value here."""
     name, is_given, value = text.partition("=")
     if name in (GRACE_VARIABLE, RESTARTS_VARIABLE):
-        raise ValueError(f"--env {name}: launch itself sets that; --grace takes the seconds")
+        raise ValueError(
+            f"--env {name}: launch itself sets that; --grace takes the seconds"
+        )
     if not name.isidentifier() or (not is_given and name not in os.environ):
-        raise ValueError(f"--env {text}: write NAME=VALUE, or the NAME of a variable that is set")
+        raise ValueError(
+            f"--env {text}: write NAME=VALUE, or the NAME of a variable that is set"
+        )
     return name, value if is_given else os.environ[name]
 
 

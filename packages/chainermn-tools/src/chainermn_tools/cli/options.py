@@ -40,7 +40,9 @@ def named_hosts(
     try:
         text = Path(hostfile).read_text(errors="replace")
     except OSError as error:
-        raise ValueError(f"the hostfile {hostfile!r} can't be read: {error.strerror}") from None
+        raise ValueError(
+            f"the hostfile {hostfile!r} can't be read: {error.strerror}"
+        ) from None
     try:
         return jobs.parse_hostfile(text, hostfile)
     except ValueError:
@@ -52,7 +54,9 @@ def named_hosts(
 def validate_plot_path(file: str) -> None:
     """Refuse a path to which no plot can be saved, before anything is measured."""
     if find_spec("matplotlib") is None:
-        raise click.UsageError("--plot needs matplotlib: pip install 'chainermn-tools[plot]'")
+        raise click.UsageError(
+            "--plot needs matplotlib: pip install 'chainermn-tools[plot]'"
+        )
     folder = os.path.dirname(os.path.abspath(file))
     if not os.access(folder, os.W_OK) or os.path.isdir(file):
         raise click.UsageError(f"--plot: {file} can't be written")
@@ -61,7 +65,9 @@ def validate_plot_path(file: str) -> None:
     known = Figure().canvas.get_supported_filetypes()
     kind = os.path.splitext(file)[1].removeprefix(".").lower()
     if kind not in known:
-        raise click.UsageError(f"--plot: {file} should end in one of .{', .'.join(sorted(known))}")
+        raise click.UsageError(
+            f"--plot: {file} should end in one of .{', .'.join(sorted(known))}"
+        )
 
 
 def save(option: str, file: str, make: Callable[[], None]) -> None:
@@ -69,5 +75,7 @@ def save(option: str, file: str, make: Callable[[], None]) -> None:
     try:
         make()
     except OSError as error:
-        raise click.UsageError(f"{option}: {file} can't be written: {error.strerror}") from None
+        raise click.UsageError(
+            f"{option}: {file} can't be written: {error.strerror}"
+        ) from None
     click.echo(f"wrote {file}", err=True)

@@ -15,7 +15,10 @@ from chainermn_tools.formatting import printable
 @click.command()
 @click.argument("results", metavar="RESULT...", nargs=-1, required=True)
 @click.option(
-    "--output", metavar="FILE", default="report.html", help="The page to write. [report.html]"
+    "--output",
+    metavar="FILE",
+    default="report.html",
+    help="The page to write. [report.html]",
 )
 def report(results: tuple[str, ...], output: str) -> None:
     """Show a job in one HTML file: learning curves, ranks' time lines, waiting, environment.
@@ -43,4 +46,6 @@ def report(results: tuple[str, ...], output: str) -> None:
         with jobs.kill_children_on_exit():
             found.environment = environment.collect()
         found.environment_of = f"{socket.gethostname()}, where this page was made"
-    options.save("--output", output, lambda: reports.write(output, " ".join(results), found))
+    options.save(
+        "--output", output, lambda: reports.write(output, " ".join(results), found)
+    )

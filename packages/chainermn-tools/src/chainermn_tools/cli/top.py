@@ -17,7 +17,9 @@ SORT_KEYS = ("rank", *SHARES, *RATES, "memory_bytes")
 
 @click.command()
 @click.argument("job", type=int, required=False)
-@click.option("--sort", type=click.Choice(SORT_KEYS), default="rank", help="The largest first.")
+@click.option(
+    "--sort", type=click.Choice(SORT_KEYS), default="rank", help="The largest first."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, once.")
 def top(job: int | None, sort: str, as_json: bool) -> None:
     """Look into a running job: what each rank does, and for which one others wait.
@@ -51,12 +53,27 @@ def _print(summary: dict[str, Any], console: Console) -> None:
     rows, lines = [], [f"not seen from here: {name}" for name in summary["unseen"]]
     for rank in summary["ranks"]:
         shares = (f"{rank[share]:.0%}" for share in SHARES)
-        *rates, size = (formatting.format_value(it, rank[it]) for it in (*RATES, "memory_bytes"))
-        rows.append((str(rank["rank"]), rank["host"], *rates, *shares, size, live.in_words(rank)))
+        *rates, size = (
+            formatting.format_value(it, rank[it]) for it in (*RATES, "memory_bytes")
+        )
+        rows.append(
+            (
+                str(rank["rank"]),
+                rank["host"],
+                *rates,
+                *shares,
+                size,
+                live.in_words(rank),
+            )
+        )
         if rank["rank"] == summary["slowest"]:
-            lines.insert(0, "slowest: rank {rank} on {host}, process {pid}".format_map(rank))
+            lines.insert(
+                0, "slowest: rank {rank} on {host}, process {pid}".format_map(rank)
+            )
     host = "".join(summary["unseen"][:1]).rpartition(" ")[2]
-    if host and all(rank["rank"] for rank in summary["ranks"]):  # rank 0's host asks all others
+    if host and all(
+        rank["rank"] for rank in summary["ranks"]
+    ):  # rank 0's host asks all others
         lines.append(f"only ranks of this host are shown; to see all, run it on {host}")
     title = "Job {job}: {command}".format_map(summary)
     formatting.print_table(title, COLUMNS, rows, console, ("host", "does"))

@@ -13,12 +13,18 @@ from chainermn_tools.cli import options
 
 @click.command()
 @click.argument("folder", metavar="DIR")
-@click.option("--run", "wanted", metavar="RUN", help="Another run than the newest, by its name.")
+@click.option(
+    "--run", "wanted", metavar="RUN", help="Another run than the newest, by its name."
+)
 @click.option("--plot", metavar="FILE", help="Draw a picture, such as trace.png.")
 @click.option(
-    "--output", metavar="FILE", help="Write all ranks into one file for Perfetto or Chrome."
+    "--output",
+    metavar="FILE",
+    help="Write all ranks into one file for Perfetto or Chrome.",
 )
-@click.option("--html", metavar="FILE", help="Write a page with time lines for a browser.")
+@click.option(
+    "--html", metavar="FILE", help="Write a page with time lines for a browser."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def trace(
     folder: str,

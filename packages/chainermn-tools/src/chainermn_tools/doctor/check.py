@@ -32,8 +32,12 @@ class CheckResult:
     # The one thing to do first, a command where possible, in the style of ``command   # remark``;
     # None when nothing is to be done.
     hint: str | None = None
-    details: dict[str, Any] = field(default_factory=dict)  # for programs; what JSON can hold
-    blocked_by: str | None = None  # the failed check for whose sake this one was skipped
+    details: dict[str, Any] = field(
+        default_factory=dict
+    )  # for programs; what JSON can hold
+    blocked_by: str | None = (
+        None  # the failed check for whose sake this one was skipped
+    )
     # Filled in as the checks are run: of the check, and the name of its stage.
     name: str = ""
     question: str = ""
@@ -62,10 +66,16 @@ class Context:
     """What is to be examined, and until when; shared by the checks of a stage."""
 
     deadline: float  # of the stage, on ``time.monotonic()``'s clock
-    ranks: int | None = None  # how many the user wants to run; None where they didn't say
-    hosts: tuple[Host, ...] = ()  # empty without any, and when the hostfile can't be parsed
+    ranks: int | None = (
+        None  # how many the user wants to run; None where they didn't say
+    )
+    hosts: tuple[
+        Host, ...
+    ] = ()  # empty without any, and when the hostfile can't be parsed
     hostfile: str | None = None  # its path as the user gave it
-    script: str | None = None  # absolute path of the script that the ranks are to run, if said
+    script: str | None = (
+        None  # absolute path of the script that the ranks are to run, if said
+    )
     cache: dict[Any, Future[Any]] = field(default_factory=dict)  # shared by all stages
 
     @staticmethod
@@ -106,7 +116,9 @@ class Context:
     def local_ranks(self) -> int | None:
         """Return how many ranks this machine is to run; None if unknown, or if others run them."""
         own = {"localhost", socket.gethostname().split(".")[0]}
-        is_here = not self.hosts or any(host.name.split(".")[0] in own for host in self.hosts)
+        is_here = not self.hosts or any(
+            host.name.split(".")[0] in own for host in self.hosts
+        )
         return self.max_ranks_per_host() if is_here else None
 
     def max_ranks_per_host(self) -> int | None:
@@ -137,7 +149,9 @@ class Check:
 class Checks(list[Check]):
     """The checks of one file, in the order in which they stand there and are shown."""
 
-    def add(self, name: str, question: str, needs: tuple[str, ...] = ()) -> Callable[[Run], Check]:
+    def add(
+        self, name: str, question: str, needs: tuple[str, ...] = ()
+    ) -> Callable[[Run], Check]:
 
         def register(run: Run) -> Check:
             self.append(Check(name, question, run, needs))

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from chainermn_tools import environment
-from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped, warning
+from chainermn_tools.doctor.check import (
+    CheckResult,
+    Checks,
+    Context,
+    failed,
+    ok,
+    skipped,
+    warning,
+)
 from chainermn_tools.doctor.hints import hint_for_error
 from chainermn_tools.doctor.software import installed_versions
 from chainermn_tools.formatting import format_count
@@ -33,7 +41,9 @@ def driver_lines(context: Context) -> list[str]:
 @Context.cached
 def cupy_devices(context: Context) -> dict[str, Any]:
     """Return CUDA's versions and the visible devices; raise Unavailable without CuPy or driver."""
-    return environment.call_with_cupy(environment.gpu_devices, context.program_timeout())
+    return environment.call_with_cupy(
+        environment.gpu_devices, context.program_timeout()
+    )
 
 
 @checks.add("gpus", "Are there GPUs, and does their driver answer?")
@@ -48,7 +58,8 @@ def driver(context: Context) -> CheckResult:
         if is_missing:
             return ok(f"{len(files)} GPUs; {error}, which only shows them")
         hint = (
-            "install the driver of this kernel again, or restart the machine; nvidia-smi must work"
+            "install the driver of this kernel again, or restart the machine; "
+            "nvidia-smi must work"
         )
         return failed(str(error), hint_for_error(error, hint))
     if not lines or any(line.count(",") < 2 for line in lines):
@@ -60,13 +71,17 @@ def driver(context: Context) -> CheckResult:
 def cupy(context: Context) -> CheckResult:
     version = _cupy_version(context)
     if not has_gpu(context):
-        return skipped(f"{NO_GPU}; {f'CuPy {version}' if version else 'nor is CuPy installed'}")
+        return skipped(
+            f"{NO_GPU}; {f'CuPy {version}' if version else 'nor is CuPy installed'}"
+        )
     if version is None:
         message = "CuPy is not installed, so ranks compute on CPUs"
         return warning(message, _install_command(context, "cupy"))
     setting = os.environ.get(VISIBLE)
     if setting is not None and setting.strip() in ("", "-1"):
-        return warning(f"{VISIBLE} is {setting!r} and hides the GPUs", f"unset {VISIBLE}")
+        return warning(
+            f"{VISIBLE} is {setting!r} and hides the GPUs", f"unset {VISIBLE}"
+        )
     try:
         found = cupy_devices(context)
     except Unavailable as error:
@@ -74,7 +89,9 @@ def cupy(context: Context) -> CheckResult:
         return failed(str(error), hint_for_error(error, hint))
     devices = found["devices"]
     if not devices:
-        return failed(f"CuPy {version} sees no GPU", f'echo "[${VISIBLE}]"; nvidia-smi -L')
+        return failed(
+            f"CuPy {version} sees no GPU", f'echo "[${VISIBLE}]"; nvidia-smi -L'
+        )
     count = format_count(len(devices), "GPU")
     return ok(f"CuPy {version} on CUDA {found['cuda']} sees {count}", devices=devices)
 
@@ -85,10 +102,14 @@ def nccl(context: Context) -> CheckResult:
         return skipped(NO_GPU)
     if _cupy_version(context) is None:
         return skipped("CuPy is not installed")
-    found = environment.call_with_cupy(environment.nccl_version, context.program_timeout())
+    found = environment.call_with_cupy(
+        environment.nccl_version, context.program_timeout()
+    )
     install = _install_command(context, "nccl")
     if found == "absent":
-        message = "absent: gradients on GPUs take slower ways, and pure_nccl can't be used"
+        message = (
+            "absent: gradients on GPUs take slower ways, and pure_nccl can't be used"
+        )
         return warning(message, install)
     oldest = environment.call_in_subprocess(oldest_nccl, context.program_timeout())
     version = tuple(map(int, found.split(".")))
@@ -98,7 +119,11 @@ def nccl(context: Context) -> CheckResult:
     return ok(found, version=found)
 
 
-@checks.add("visible_gpus", "Does CUDA_VISIBLE_DEVICES leave a GPU for each rank?", needs=("cupy",))
+@checks.add(
+    "visible_gpus",
+    "Does CUDA_VISIBLE_DEVICES leave a GPU for each rank?",
+    needs=("cupy",),
+)
 def visible_gpus(context: Context) -> CheckResult:
     if not has_gpu(context):
         return skipped(NO_GPU)
@@ -109,15 +134,21 @@ def visible_gpus(context: Context) -> CheckResult:
         count = len(cupy_devices(context)["devices"])
     except Unavailable:
         return skipped(f"{VISIBLE} hides the GPUs, which 'cupy' says")
-    message = f"{count} visible; {VISIBLE} is " + ("not set" if setting is None else repr(setting))
+    message = f"{count} visible; {VISIBLE} is " + (
+        "not set" if setting is None else repr(setting)
+    )
     named = [part for part in (setting or "").split(",") if part.strip()]
     if setting is not None and len(named) > count:
         # CUDA takes the entries before the first one that it doesn't know.
-        return failed(f"{message}, whose entry {named[count]!r} is no GPU", f"unset {VISIBLE}")
+        return failed(
+            f"{message}, whose entry {named[count]!r} is no GPU", f"unset {VISIBLE}"
+        )
     if ranks is not None and ranks > count:
         hint = f"start at most {count} ranks here"
         hint += f", or unset {VISIBLE}" if setting is not None else ""
-        return failed(f"{message}, for {ranks} ranks; NCCL refuses two ranks on one GPU", hint)
+        return failed(
+            f"{message}, for {ranks} ranks; NCCL refuses two ranks on one GPU", hint
+        )
     return ok(message)
 
 
@@ -135,18 +166,24 @@ def device_files() -> list[str]:
     """Return the names under which the driver shows GPUs in the file system."""
     devices, folder = DRIVER_FOLDERS
     files = [path.name for path in devices.glob("nvidia[0-9]*")]
-    return files or ([path.name for path in folder.iterdir()] if folder.is_dir() else [])
+    return files or (
+        [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    )
 
 
 def has_gpu(context: Context) -> bool:
     with suppress(Unavailable):
-        return bool(device_files()) or any(line.count(",") >= 2 for line in driver_lines(context))
+        return bool(device_files()) or any(
+            line.count(",") >= 2 for line in driver_lines(context)
+        )
     return False
 
 
 def _cupy_version(context: Context) -> str | None:
     versions = installed_versions(context)
-    return next((v for name, v in versions.items() if name.startswith("cupy") and v), None)
+    return next(
+        (v for name, v in versions.items() if name.startswith("cupy") and v), None
+    )
 
 
 def _install_command(context: Context, what: str) -> str:

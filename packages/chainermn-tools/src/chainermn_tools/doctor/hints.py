@@ -20,7 +20,11 @@ def hint_for_output(text: str, default: str) -> str:
 
 
 def hint_for_error(error: Unavailable, default: str) -> str:
-    return MORE_TIME if isinstance(error, TimedOut) else hint_for_output(str(error), default)
+    return (
+        MORE_TIME
+        if isinstance(error, TimedOut)
+        else hint_for_output(str(error), default)
+    )
 
 
 def most_telling_line(text: str) -> str:
@@ -28,4 +32,6 @@ def most_telling_line(text: str) -> str:
     if match := root_cause(text.encode(errors="replace")):
         return match.text
     lines = [line.strip() for line in text.splitlines()]
-    return next((line for line in reversed(lines) if set(line) - set("-=*#")), "nothing")
+    return next(
+        (line for line in reversed(lines) if set(line) - set("-=*#")), "nothing"
+    )

@@ -8,7 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped
+from chainermn_tools.doctor.check import (
+    CheckResult,
+    Checks,
+    Context,
+    failed,
+    ok,
+    skipped,
+)
 from chainermn_tools.doctor.cluster.agent import STALLED
 from chainermn_tools.doctor.cluster.facts import (
     MAX_NAMED,
@@ -23,7 +30,12 @@ from chainermn_tools.doctor.cluster.facts import (
 from chainermn_tools.doctor.cluster.ssh import HOST
 from chainermn_tools.doctor.software import launcher_if_any
 from chainermn_tools.formatting import join_first
-from chainermn_tools.jobs import HYDRA_VENDORS, assign_slots, parse_hostfile, starts_by_srun
+from chainermn_tools.jobs import (
+    HYDRA_VENDORS,
+    assign_slots,
+    parse_hostfile,
+    starts_by_srun,
+)
 
 REDUCE_MTU_HINT = (
     "sudo ip link set dev eth0 mtu 1500   # on {a} and {b}, or whatever the network between them "
@@ -50,7 +62,9 @@ def hostfile(context: Context) -> CheckResult:
     try:
         text = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        return failed(f"{path} can't be read: {error}", "give the right path with --hostfile")
+        return failed(
+            f"{path} can't be read: {error}", "give the right path with --hostfile"
+        )
     vendor = launcher_if_any(context).get("vendor")
     wrong = foreign_lines(text, vendor)
     if wrong:
@@ -67,7 +81,9 @@ def hostfile(context: Context) -> CheckResult:
     try:
         hosts = parse_hostfile(text, path)
     except ValueError as error:
-        return failed(str(error), "write a host a line, such as: host:4 (Open MPI: host slots=4)")
+        return failed(
+            str(error), "write a host a line, such as: host:4 (Open MPI: host slots=4)"
+        )
     return ok(f"{path} names {len(hosts)} host{'s' if len(hosts) > 1 else ''}")
 
 
@@ -84,11 +100,16 @@ def foreign_lines(text: str, vendor: str | None) -> dict[int, tuple[str, str]]:
         with suppress(ValueError):  # the file is parsed as a whole, too
             (host,) = parse_hostfile(shown, "")
             if host.slots is not None and ("=" in shown) == is_hydra:
-                found[number] = (shown, f"{host.name}{':' if is_hydra else ' slots='}{host.slots}")
+                found[number] = (
+                    shown,
+                    f"{host.name}{':' if is_hydra else ' slots='}{host.slots}",
+                )
     return found
 
 
-@checks.add("slots", "Do the hosts have enough slots for the ranks?", needs=("scheduler",))
+@checks.add(
+    "slots", "Do the hosts have enough slots for the ranks?", needs=("scheduler",)
+)
 def slots(context: Context) -> CheckResult:
     if not context.hosts:
         return skipped("no hosts were named")
@@ -101,19 +122,29 @@ def slots(context: Context) -> CheckResult:
     return ok(f"ranks have place: {shown}")
 
 
-def _check_logins(_: Context, cluster: ClusterFacts, *, check: str, success: str) -> CheckResult:
+def _check_logins(
+    _: Context, cluster: ClusterFacts, *, check: str, success: str
+) -> CheckResult:
     """Check the part of the logins that a check is about, and ignore the others."""
     if (check == "srun") != starts_by_srun():
-        return skipped(f"{'ssh' if check == 'srun' else 'srun'} starts ranks on other hosts")
+        return skipped(
+            f"{'ssh' if check == 'srun' else 'srun'} starts ranks on other hosts"
+        )
     failures = {h: r.failure for h, r in cluster.hosts.items() if r.failure is not None}
-    mine = {host: one for host, one in failures.items() if CHECKS.get(one.kind, "ssh") == check}
+    mine = {
+        host: one
+        for host, one in failures.items()
+        if CHECKS.get(one.kind, "ssh") == check
+    }
     if mine:
         first, failure = next(iter(mine.items()))
         message = describe_problems({host: one.problem for host, one in mine.items()})
         if failure.said:
             message += f" (of {first}: {failure.said})"
         hint = failure.hint.replace(HOST, first)
-        return failed(message, hint, hosts={host: one.kind for host, one in mine.items()})
+        return failed(
+            message, hint, hosts={host: one.kind for host, one in mine.items()}
+        )
     passed = [host for host in cluster.hosts if host not in failures]
     if not passed:
         return skipped("no host was reached")
@@ -123,8 +154,16 @@ def _check_logins(_: Context, cluster: ClusterFacts, *, check: str, success: str
 for _name, _question, _success in (
     ("host_names", "Do the names of the hosts resolve?", "they are known"),
     ("host_keys", "Does ssh know the hosts' keys?", "the keys are known"),
-    ("ssh", "Can you log in to each host without a password, as mpiexec does?", "they let us in"),
-    ("srun", "Does Slurm's srun reach each node of the job?", "it starts programs there"),
+    (
+        "ssh",
+        "Can you log in to each host without a password, as mpiexec does?",
+        "they let us in",
+    ),
+    (
+        "srun",
+        "Does Slurm's srun reach each node of the job?",
+        "it starts programs there",
+    ),
 ):
     checks.add(_name, _question, ("scheduler",))(
         over_hosts(partial(_check_logins, check=_name, success=_success))
@@ -132,7 +171,8 @@ for _name, _question, _success in (
 
 
 @connection_checks.add(
-    "connections", "Can ranks reach one another over the network, or is there a firewall?"
+    "connections",
+    "Can ranks reach one another over the network, or is there a firewall?",
 )
 @over_hosts
 def connections(_: Context, cluster: ClusterFacts) -> CheckResult:
@@ -143,14 +183,26 @@ def connections(_: Context, cluster: ClusterFacts) -> CheckResult:
     if unfinished:
         message = f"{join_names(unfinished)} did not come to the end of trying"
         return failed(message, "give it more time with --timeout, or name fewer hosts")
-    bad = {pair: found["problem"] for pair, found in tried.items() if found and "problem" in found}
+    bad = {
+        pair: found["problem"]
+        for pair, found in tried.items()
+        if found and "problem" in found
+    }
     if not bad:
         return ok(f"all {len(tried)} connections between them succeed, at any port")
-    message = f"{len(bad)} of {len(tried)} connections fail, at ports that the kernel chose: "
+    message = (
+        f"{len(bad)} of {len(tried)} connections fail, at ports that the kernel chose: "
+    )
     described = [f"{a} to {b}: {problem}" for (a, b), problem in bad.items()]
     message += join_first(described, MAX_NAMED, "; ")
-    suspect = Counter(host for pair in bad for host in reversed(pair)).most_common(1)[0][0]
-    others = [next(host for host in pair if host != suspect) for pair in bad if suspect in pair]
+    suspect = Counter(host for pair in bad for host in reversed(pair)).most_common(1)[
+        0
+    ][0]
+    others = [
+        next(host for host in pair if host != suspect)
+        for pair in bad
+        if suspect in pair
+    ]
     if len(others) == len(bad) > 2:
         message += f"; {suspect} is part of each"
     if all(problem == STALLED for problem in bad.values()):
@@ -163,7 +215,9 @@ def connections(_: Context, cluster: ClusterFacts) -> CheckResult:
             f"sudo ufw allow from {address or others[0]}   # on {suspect}, and for all hosts, or "
             "as its firewall has it: ranks use any TCP port"
         )
-    return failed(message, hint, failed=[[*pair, problem] for pair, problem in bad.items()])
+    return failed(
+        message, hint, failed=[[*pair, problem] for pair, problem in bad.items()]
+    )
 
 
 def _tried_connections(cluster: ClusterFacts) -> dict[Pair, dict[str, Any] | None]:

@@ -8,7 +8,14 @@ from pathlib import Path
 
 from _chainermn_limits import chosen_thread_variables
 from chainermn_tools import environment, jobs
-from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, warning
+from chainermn_tools.doctor.check import (
+    CheckResult,
+    Checks,
+    Context,
+    failed,
+    ok,
+    warning,
+)
 from chainermn_tools.doctor.software import mpi_vendor
 
 SHM_FOLDER = Path("/dev/shm")
@@ -20,7 +27,9 @@ OPEN_MPI_BYTES = 4 * MIB
 # A communicator takes up to 4 MiB a rank, and only where 8 MiB stay free beside.
 RESERVE_BYTES, RANK_BYTES = 8 * MIB, 4 * MIB
 DEFAULT_RANKS = 2  # as few as can find one another
-RESIZE_HINT = "mount -o remount,size=1g /dev/shm   # in a container: docker run --shm-size=1g ..."
+RESIZE_HINT = (
+    "mount -o remount,size=1g /dev/shm   # in a container: docker run --shm-size=1g ..."
+)
 
 checks = Checks()
 
@@ -30,7 +39,10 @@ def shared_memory(context: Context) -> CheckResult:
     try:
         size = environment.shared_memory()
     except OSError as error:
-        return failed(f"{SHM_FOLDER}: {error.strerror}", "mount -t tmpfs -o size=1g tmpfs /dev/shm")
+        return failed(
+            f"{SHM_FOLDER}: {error.strerror}",
+            "mount -t tmpfs -o size=1g tmpfs /dev/shm",
+        )
     total, free = size["total_bytes"], size["free_bytes"]
     message = f"{free // MIB} MiB of {total // MIB} MiB are free"
     ranks = context.local_ranks() or DEFAULT_RANKS
@@ -55,7 +67,11 @@ def shared_memory(context: Context) -> CheckResult:
 
 def shm_needs(ranks: int, vendor: str | None) -> tuple[int, int]:
     """Return how many bytes ranks of one machine need there to start at all, and to be fast."""
-    least = OPEN_MPI_BYTES if vendor == "Open MPI" else START_BYTES + ranks * START_RANK_BYTES
+    least = (
+        OPEN_MPI_BYTES
+        if vendor == "Open MPI"
+        else START_BYTES + ranks * START_RANK_BYTES
+    )
     return least, least + RESERVE_BYTES + ranks * RANK_BYTES
 
 
@@ -71,8 +87,17 @@ def cores(context: Context) -> CheckResult:
     for name in chosen:
         value = os.environ[name].split(",")[0].strip()
         if value.isdigit() and int(value) * (ranks or 1) > usable:
-            message += f"; {name} is {value}" + (f", for each of {ranks} ranks" if ranks else "")
-            return warning(message, f"export {name}={max(1, usable // (ranks or 1))}", **found)
+            message += f"; {name} is {value}" + (
+                f", for each of {ranks} ranks" if ranks else ""
+            )
+            return warning(
+                message, f"export {name}={max(1, usable // (ranks or 1))}", **found
+            )
     if chosen:
-        return ok(f"{message}; {', '.join(f'{n} is {os.environ[n]}' for n in chosen)}", **found)
-    return ok(f"{message}; communicators limit the BLAS of each rank to its share", **found)
+        return ok(
+            f"{message}; {', '.join(f'{n} is {os.environ[n]}' for n in chosen)}",
+            **found,
+        )
+    return ok(
+        f"{message}; communicators limit the BLAS of each rank to its share", **found
+    )

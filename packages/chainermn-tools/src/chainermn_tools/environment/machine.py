@@ -43,8 +43,12 @@ def machine(timeout: float) -> dict[str, Any]:
 
 def memory() -> dict[str, Any]:
     """Return the machine's memory, and the limit of this process's cgroup (None without one)."""
-    table = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    total, available = (1024 * int(table[key].split()[0]) for key in ("MemTotal", "MemAvailable"))
+    table = dict(
+        line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines()
+    )
+    total, available = (
+        1024 * int(table[key].split()[0]) for key in ("MemTotal", "MemAvailable")
+    )
     limits = [_memory_limit(folder) for folder in cgroup_folders("memory")]
     limit = min((one for one in limits if one is not None), default=None)
     return {"total_bytes": total, "available_bytes": available, "cgroup_bytes": limit}
@@ -53,7 +57,10 @@ def memory() -> dict[str, Any]:
 def shared_memory() -> dict[str, int]:
     """Return the size of /dev/shm, which holds the ranks' shared windows."""
     fs = os.statvfs("/dev/shm")
-    return {"total_bytes": fs.f_frsize * fs.f_blocks, "free_bytes": fs.f_frsize * fs.f_bavail}
+    return {
+        "total_bytes": fs.f_frsize * fs.f_blocks,
+        "free_bytes": fs.f_frsize * fs.f_bavail,
+    }
 
 
 def processor() -> str | None:
@@ -74,7 +81,10 @@ def limits() -> dict[str, int | None]:
         "processes": resource.RLIMIT_NPROC,
     }
     soft = {name: resource.getrlimit(kind)[0] for name, kind in kinds.items()}
-    return {name: None if one == resource.RLIM_INFINITY else one for name, one in soft.items()}
+    return {
+        name: None if one == resource.RLIM_INFINITY else one
+        for name, one in soft.items()
+    }
 
 
 def ptrace_scope() -> int | None:
@@ -112,7 +122,9 @@ def gpu_driver(timeout: float) -> list[str]:
     return jobs.check_output(query, timeout).strip().splitlines()
 
 
-def call_with_cupy(function: Callable[[], probe.Answer], timeout: float) -> probe.Answer:
+def call_with_cupy(
+    function: Callable[[], probe.Answer], timeout: float
+) -> probe.Answer:
     """Call a function that imports CuPy in a subprocess; raise Unavailable if that can't be."""
     if util.find_spec("cupy") is None:
         raise jobs.Unavailable("CuPy is not installed")
@@ -124,7 +136,9 @@ def gpu_devices() -> dict[str, Any]:
     import cupy
 
     runtime = cupy.cuda.runtime
-    properties = [runtime.getDeviceProperties(n) for n in range(runtime.getDeviceCount())]
+    properties = [
+        runtime.getDeviceProperties(n) for n in range(runtime.getDeviceCount())
+    ]
     return {
         "driver's cuda": _dotted(runtime.driverGetVersion()),
         "cuda": _dotted(runtime.runtimeGetVersion()),

@@ -69,7 +69,10 @@ def topology(timeout: float) -> dict[str, Any]:
     ends its process or hangs. Raise Unavailable then, and on all ranks but 0.
     """
     if jobs.rank_from_env() is not None:
-        return {"started": "by the launcher", **probe.call_in_subprocess(gather_ranks, timeout)}
+        return {
+            "started": "by the launcher",
+            **probe.call_in_subprocess(gather_ranks, timeout),
+        }
     launcher = jobs.mpiexec_path(), "-n", str(TRIAL_RANKS)
     found = probe.call_in_subprocess(gather_ranks, timeout, *launcher)
     return {"started": f"{TRIAL_RANKS} ranks, for this report", **found}
@@ -104,7 +107,9 @@ def gather_ranks() -> dict[str, Any] | None:
         "thread_level": level,
         "ranks": [
             {"rank": number, "node": node, "host": host, "cores": usable}
-            for number, (node, (host, usable)) in enumerate(zip(nodes, hosts, strict=True))
+            for number, (node, (host, usable)) in enumerate(
+                zip(nodes, hosts, strict=True)
+            )
         ],
     }
 
@@ -115,4 +120,6 @@ def thread_level() -> str:
 
     levels = ("single", "funneled", "serialized", "multiple")
     provided = MPI.Query_thread()
-    return next(one for one in levels if getattr(MPI, f"THREAD_{one.upper()}") == provided)
+    return next(
+        one for one in levels if getattr(MPI, f"THREAD_{one.upper()}") == provided
+    )

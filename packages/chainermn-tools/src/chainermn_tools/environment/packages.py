@@ -68,7 +68,9 @@ def package_versions() -> dict[str, str | None]:
 def import_origins() -> dict[str, Any]:
     """Return which files `import chainermn` and `import chainer` would run, and what decides it."""
     # Some finders are classes themselves.
-    is_registered = any(getattr(one, "__module__", None) == STARTUP for one in sys.meta_path)
+    is_registered = any(
+        getattr(one, "__module__", None) == STARTUP for one in sys.meta_path
+    )
     return {
         "chainermn": _origin("chainermn"),
         "chainer": _origin("chainer"),
@@ -87,9 +89,19 @@ def blas() -> dict[str, Any]:
         import threadpoolctl
     except ModuleNotFoundError:
         return {**known, "loaded": unavailable("threadpoolctl is not installed")}
-    keys = dict(library="internal_api", version="version", threads="num_threads", file="filepath")
-    found = [one for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"]
-    return {**known, "loaded": [{name: one[key] for name, key in keys.items()} for one in found]}
+    keys = dict(
+        library="internal_api",
+        version="version",
+        threads="num_threads",
+        file="filepath",
+    )
+    found = [
+        one for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"
+    ]
+    return {
+        **known,
+        "loaded": [{name: one[key] for name, key in keys.items()} for one in found],
+    }
 
 
 def _origin(name: str) -> str | None:

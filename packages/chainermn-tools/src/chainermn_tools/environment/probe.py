@@ -29,7 +29,9 @@ def unavailable(reason: str | BaseException) -> dict[str, str]:
     return {"unavailable": " ".join(f"{kind}{reason}".split())}
 
 
-def run_concurrently(probes: Mapping[str, Callable[[], Any]], timeout: float) -> dict[str, Any]:
+def run_concurrently(
+    probes: Mapping[str, Callable[[], Any]], timeout: float
+) -> dict[str, Any]:
     """Run probes concurrently, for ``timeout`` seconds; they return what JSON can hold.
 
     Return under each name, in the order given, the answer, or ``{"unavailable": reason}`` when the
@@ -40,11 +42,15 @@ def run_concurrently(probes: Mapping[str, Callable[[], Any]], timeout: float) ->
     def run(name: str, probe: Callable[[], Any]) -> None:
         try:
             answers[name] = probe()
-        except BaseException as error:  # a broken package may raise anything, SystemExit too
+        except (
+            BaseException
+        ) as error:  # a broken package may raise anything, SystemExit too
             answers[name] = unavailable(error)
 
     deadline = time.monotonic() + timeout
-    threads = [threading.Thread(target=run, args=item, daemon=True) for item in probes.items()]
+    threads = [
+        threading.Thread(target=run, args=item, daemon=True) for item in probes.items()
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from chainermn_tools.environment.machine import gpus, machine
 from chainermn_tools.environment.mpi import mpi, topology
-from chainermn_tools.environment.packages import blas, import_origins, package_versions, python
-from chainermn_tools.environment.probe import MARGIN_SECONDS, call_in_subprocess, run_concurrently
+from chainermn_tools.environment.packages import (
+    blas,
+    import_origins,
+    package_versions,
+    python,
+)
+from chainermn_tools.environment.probe import (
+    MARGIN_SECONDS,
+    call_in_subprocess,
+    run_concurrently,
+)
 from chainermn_tools.formatting import format_bytes, print_line, print_row
 from chainermn_tools.jobs import influences_jobs
 
@@ -57,13 +66,22 @@ def collect(seconds: float = TIMEOUT_SECONDS) -> dict[str, Any]:
 
 def variables() -> dict[str, str]:
     """Return the variables that are set and influence jobs; secret values are hidden."""
-    named = [(name, value) for name, value in sorted(os.environ.items()) if influences_jobs(name)]
-    return {name: "(hidden)" if SECRET.search(name) else _printable(value) for name, value in named}
+    named = [
+        (name, value)
+        for name, value in sorted(os.environ.items())
+        if influences_jobs(name)
+    ]
+    return {
+        name: "(hidden)" if SECRET.search(name) else _printable(value)
+        for name, value in named
+    }
 
 
 def _printable(value: str) -> str:
     """Return the value on one line, without control characters or bytes that are no text."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in value)
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in value
+    )
 
 
 def render(report: dict[str, Any], console: Console) -> None:

@@ -45,8 +45,12 @@ class ErrorRule:
     meaning: str  # what happened, in a sentence or two
     fix: tuple[str, ...]  # what to try, first things first; commands where possible
     source: str  # where the lines come from
-    pattern: re.Pattern[str] | None = None  # refines the literals where they aren't enough
-    times: int = 1  # number of such lines that it takes, in which the pattern finds the same
+    pattern: re.Pattern[str] | None = (
+        None  # refines the literals where they aren't enough
+    )
+    times: int = (
+        1  # number of such lines that it takes, in which the pattern finds the same
+    )
 
     def is_echo_of(self, verdict: Verdict) -> bool:
         """Return whether it only says that a rank failed, and less than the verdict."""
@@ -58,9 +62,13 @@ class ErrorRule:
 @cache
 def load_rules(folder: Path = FOLDER) -> tuple[ErrorRule, ...]:
     """Load all rules of a folder; what their files may hold is for a test to say."""
-    files = [tomllib.loads(file.read_text("utf-8")) for file in sorted(folder.glob("*.toml"))]
+    files = [
+        tomllib.loads(file.read_text("utf-8")) for file in sorted(folder.glob("*.toml"))
+    ]
     return tuple(
-        ErrorRule(name=name, **{key: _convert(key, value) for key, value in fields.items()})
+        ErrorRule(
+            name=name, **{key: _convert(key, value) for key, value in fields.items()}
+        )
         for tables in files
         for name, fields in tables.items()
     )

@@ -37,7 +37,9 @@ class Match:
 
 
 def search(
-    log: BinaryIO, rules: Sequence[ErrorRule] | None = None, finder: VerdictFinder | None = None
+    log: BinaryIO,
+    rules: Sequence[ErrorRule] | None = None,
+    finder: VerdictFinder | None = None,
 ) -> list[Match]:
     """Find the failures of some rules, or of all, in a log, which may hold anything.
 
@@ -46,14 +48,21 @@ def search(
     echoes of that are left out. Raise OSError if the log can't be read.
     """
     found: dict[str, Match] = {}
-    alike: Counter[tuple[str, str]] = Counter()  # of rules that take several lines, which say what
+    alike: Counter[tuple[str, str]] = (
+        Counter()
+    )  # of rules that take several lines, which say what
     last = 0  # line that isn't empty
     for first_line, fresh, block in _blocks(log):
         last = first_line + block.rstrip().count(b"\n") if block.strip() else last
         for start, end in _lines_with(LITERALS, block, fresh) if finder else ():
-            line, before = first_line + block.count(b"\n", 0, start), block[:start][-AROUND_BYTES:]
+            line, before = (
+                first_line + block.count(b"\n", 0, start),
+                block[:start][-AROUND_BYTES:],
+            )
             assert finder
-            finder.take(line, block[start:end].decode(errors="replace"), before, block[start:])
+            finder.take(
+                line, block[start:end].decode(errors="replace"), before, block[start:]
+            )
         for rule in load_rules() if rules is None else rules:
             for start, end in _lines_with(rule.literals, block, fresh):
                 text = block[start:end].decode(errors="replace")
@@ -68,11 +77,19 @@ def search(
                     line = first_line + block.count(b"\n", 0, start)
                     found[rule.name] = Match(rule, line, _shown(text, rule.literals), 1)
     most = {name: times for (name, _), times in reversed(alike.most_common())}
-    seen = [one for one in found.values() if most.get(one.rule.name, 1) >= one.rule.times]
+    seen = [
+        one for one in found.values() if most.get(one.rule.name, 1) >= one.rule.times
+    ]
     if finder:
-        causes = {one.rule.component for one in seen if one.rule.kind is Kind.ROOT_CAUSE}
+        causes = {
+            one.rule.component for one in seen if one.rule.kind is Kind.ROOT_CAUSE
+        }
         is_echoed = any(one.rule.kind is Kind.SECONDARY for one in seen)
-        finder.end(last, is_echoed, by_scheduler=bool(causes & {"the scheduler", "Slurm", "Linux"}))
+        finder.end(
+            last,
+            is_echoed,
+            by_scheduler=bool(causes & {"the scheduler", "Slurm", "Linux"}),
+        )
     if finder and (verdict := finder.verdict()):
         seen = [one for one in seen if not one.rule.is_echo_of(verdict)]
     return sorted(seen, key=lambda one: (ORDER.index(one.rule.kind), one.line))
@@ -81,10 +98,14 @@ def search(
 def root_cause(output: bytes) -> Match | None:
     """Return the failure that went first in what a program printed; None if none is known."""
     telling = (Kind.ROOT_CAUSE, Kind.AMBIGUOUS)
-    return next((one for one in search(io.BytesIO(output)) if one.rule.kind in telling), None)
+    return next(
+        (one for one in search(io.BytesIO(output)) if one.rule.kind in telling), None
+    )
 
 
-def _lines_with(literals: Sequence[str], block: bytes, fresh: int) -> Iterator[tuple[int, int]]:
+def _lines_with(
+    literals: Sequence[str], block: bytes, fresh: int
+) -> Iterator[tuple[int, int]]:
     """Return where the lines with one of these texts begin and end, but for those before ``fresh``.
 
     Of a long line, what is around the text: some lines would keep a pattern busy for minutes.
@@ -96,7 +117,9 @@ def _lines_with(literals: Sequence[str], block: bytes, fresh: int) -> Iterator[t
         at = min(position for position in positions if position >= 0)
         if at > end:
             before = max(0, end)
-            start = max(block.rfind(b"\n", before, at), block.rfind(b"\r", before, at)) + 1
+            start = (
+                max(block.rfind(b"\n", before, at), block.rfind(b"\r", before, at)) + 1
+            )
             ending = NEWLINE.search(block, at)
             end = ending.start() if ending else len(block)
         length = len(wanted[positions.index(at)])

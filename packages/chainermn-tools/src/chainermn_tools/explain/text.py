@@ -31,7 +31,11 @@ def as_dict(found: Sequence[Match], verdict: Verdict | None) -> dict[str, Any]:
         {
             **{"id": one.rule.name, "kind": one.rule.kind.name.lower()},
             **{"component": one.rule.component, "line": one.line, "times": one.times},
-            **{"text": one.text, "meaning": one.rule.meaning, "fix": list(one.rule.fix)},
+            **{
+                "text": one.text,
+                "meaning": one.rule.meaning,
+                "fix": list(one.rule.fix),
+            },
         }
         for one in found
     ]

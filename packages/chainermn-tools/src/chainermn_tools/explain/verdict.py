@@ -9,27 +9,44 @@ from _chainermn_verdict import next_step
 
 LITERALS = (
     *("chainermn launch: ", "ChainerMN: ", "chainermn: a signal warned"),
-    *(" noticed that process rank ", "Traceback (most recent call last)", "Fatal Python error: "),
+    *(
+        " noticed that process rank ",
+        "Traceback (most recent call last)",
+        "Fatal Python error: ",
+    ),
     *(" EXIT STRING: ", "application called MPI_Abort("),
 )
 RANK = r"(?:rank (?P<rank>\d+)(?: on (?P<at>\S+)| of \d+:| \(process \d+ on (?P<host>\S+)\))? ?)"
 CULPRIT = rf"(?:likely culprits?\b.*?: {RANK}?)?"
 WHOLE_JOBS = (
-    "ended by|all ranks|no rank|each of the|the job did|mpiexec doesn|ranks? [0-9, .]+of .* goodbye"
+    "ended by|all ranks|no rank|each of the|the job did|mpiexec doesn|"
+    "ranks? [0-9, .]+of .* goodbye"
 )
 # By how much each says, the least number most.
 FORMS = (
     (0, rf"chainermn launch: {RANK}failed first: (?P<how>.+)"),
     (0, rf"chainermn launch: the watchdog ended the job: {CULPRIT}(?P<how>.+)"),
     (0, rf"chainermn launch: (?P<how>(?:{WHOLE_JOBS}).*)"),
-    (1, rf"ChainerMN: {RANK}(?P<how>(?:uncaught|sys\.exit|os\._exit).*), ending the job"),
+    (
+        1,
+        rf"ChainerMN: {RANK}(?P<how>(?:uncaught|sys\.exit|os\._exit).*), ending the job",
+    ),
     (1, r"chainermn: (?P<how>a signal warned.*)"),
     (2, rf"ChainerMN: {RANK}(?P<how>is gone.*)"),
-    (2, r"process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) (?P<how>exited) on"),
-    (3, rf"ChainerMN: (?=likely culprit|nothing was|all ranks are|ranks wait){CULPRIT}(?P<how>.+)"),
+    (
+        2,
+        r"process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) (?P<how>exited) on",
+    ),
+    (
+        3,
+        rf"ChainerMN: (?=likely culprit|nothing was|all ranks are|ranks wait){CULPRIT}(?P<how>.+)",
+    ),
     (4, r"EXIT STRING: (?P<what>[\w ]+) \((?P<how>signal (?!2\)|15\))\d+)\)"),
     (5, r"(?P<how>Traceback) \(most"),
-    (6, r"(?P<how>application called MPI_Abort)\((?:comm|\w+, \d+\) - process (?P<rank>\d+))"),
+    (
+        6,
+        r"(?P<how>application called MPI_Abort)\((?:comm|\w+, \d+\) - process (?P<rank>\d+))",
+    ),
 )
 SIGNAL, TRACEBACK, ABORT = 4, 5, 6
 # Of these the last one counts: a job starts again, and a call that waited for long may end.
@@ -41,7 +58,9 @@ LOGGED = re.compile(rb"\b(?:WARNING|ERROR|CRITICAL)\b.*\n\Z")
 FEW_LINES = 4
 RAISED = re.compile(r"[\w.]+(?::|\s*$)")  # the last line of a traceback
 MPICH_LINES = 9  # from a job's own last line to the signal that MPICH's mpiexec names
-CHAINED = re.compile(rb"(?:another exception occurred|cause of the following exception):")
+CHAINED = re.compile(
+    rb"(?:another exception occurred|cause of the following exception):"
+)
 TRACEBACK_BYTES = 1 << 15
 NO_RANK = "the job"
 
@@ -81,7 +100,9 @@ class VerdictFinder:
         best = self._found[min(self._found)] if self._found else None
         if best and best.rank is None and best is self._found.get(TRACEBACK):
             best = replace(best, rank=self._found.get(ABORT, best).rank)
-        is_crash = best and self._crash and re.match("(is )?gone|ended by signal 11", best.how)
+        is_crash = (
+            best and self._crash and re.match("(is )?gone|ended by signal 11", best.how)
+        )
         return replace(best, how=self._crash) if best and is_crash else best
 
     def end(self, last: int, is_echoed: bool, by_scheduler: bool) -> None:
@@ -93,7 +114,12 @@ class VerdictFinder:
         if signal and trace and signal.line < trace.line:  # of a run before
             del self._found[SIGNAL]
             signal = None
-        if signal and trace and not self._logged and signal.line <= self._ended + MPICH_LINES:
+        if (
+            signal
+            and trace
+            and not self._logged
+            and signal.line <= self._ended + MPICH_LINES
+        ):
             self._found[SIGNAL] = replace(signal, traceback=trace.traceback)
         if by_scheduler or signal or (goes_on and not is_echoed):
             self._found.pop(TRACEBACK, None)
@@ -108,7 +134,9 @@ class VerdictFinder:
                 continue
             known = said.groupdict()
             how, trace, is_better = known["how"].rstrip(), "", level in LATER_IS_BETTER
-            if how == "exited":  # as Open MPI's mpiexec says; on what signal is in the next line
+            if (
+                how == "exited"
+            ):  # as Open MPI's mpiexec says; on what signal is in the next line
                 how = "is gone"
             if how == "Traceback":
                 how, trace, length = _traceback(text[: said.start()], after)
@@ -136,14 +164,19 @@ class VerdictFinder:
             at = re.search(r" RUNNING AT (\S+)", before.decode(errors="replace"))
             ended_at = at[1] if at and level == SIGNAL else ""
             host = known.get("at") or known.get("host") or ended_at
-            self._found[level], self._is_kept = Verdict(line, how, rank, host, trace), True
+            self._found[level], self._is_kept = (
+                Verdict(line, how, rank, host, trace),
+                True,
+            )
             return
 
 
 def _traceback(tag: str, after: bytes) -> tuple[str, str, int]:
     """Return a traceback's last line, all of it, and how far its end is, in lines."""
     kept: list[str] = []
-    for at, line in enumerate(after[:TRACEBACK_BYTES].decode(errors="replace").splitlines()):
+    for at, line in enumerate(
+        after[:TRACEBACK_BYTES].decode(errors="replace").splitlines()
+    ):
         if at and RANKS_TAG.fullmatch(tag) and not line.startswith(tag.rstrip()):
             continue  # another rank's
         kept.append(line.removeprefix(tag))

@@ -26,7 +26,9 @@ def find_allocation(env: Mapping[str, str]) -> tuple[str, tuple[Host, ...]] | No
             try:
                 return scheduler, parse_hostfile(read(env, env[variable]), where)
             except (OSError, ValueError) as error:
-                raise ValueError(f"{where} can't be read: {error}; give --hosts") from None
+                raise ValueError(
+                    f"{where} can't be read: {error}; give --hosts"
+                ) from None
     return None
 
 
@@ -35,7 +37,10 @@ def expand_nodes(text: str) -> list[str]:
     entries = ENTRY.findall(text)
     if ",".join(entries) != text:
         raise ValueError(f"{text!r} is no list of nodes")
-    parts = ([[w] if w else [*_numbers(r)] for w, r in PART.findall(entry)] for entry in entries)
+    parts = (
+        [[w] if w else [*_numbers(r)] for w, r in PART.findall(entry)]
+        for entry in entries
+    )
     names = itertools.chain.from_iterable(itertools.product(*each) for each in parts)
     return ["".join(name) for name in itertools.islice(names, MAX_RANKS)]
 
@@ -44,18 +49,26 @@ def _numbers(ranges: str) -> Iterator[str]:
     """Yield the numbers in ``01-03,7``, as wide as each range's first."""
     for part in ranges.split(","):
         first, _, last = part.partition("-")
-        for number in itertools.islice(range(int(first), int(last or first) + 1), MAX_RANKS):
+        for number in itertools.islice(
+            range(int(first), int(last or first) + 1), MAX_RANKS
+        ):
             yield f"{number:0{len(first)}}"
 
 
 def _slurm(env: Mapping[str, str], nodes: str) -> str:
     names = expand_nodes(nodes)
-    if "SLURM_NTASKS" not in env:  # then srun starts one a node, and the other tasks are cores
+    if (
+        "SLURM_NTASKS" not in env
+    ):  # then srun starts one a node, and the other tasks are cores
         return "\n".join(names)
     counts = expand_counts(env.get("SLURM_TASKS_PER_NODE", ""))
     if len(counts) != len(names):
-        raise ValueError(f"SLURM_TASKS_PER_NODE counts {len(counts)} nodes, it names {len(names)}")
-    return "\n".join(f"{name}:{count}" for name, count in zip(names, counts, strict=True))
+        raise ValueError(
+            f"SLURM_TASKS_PER_NODE counts {len(counts)} nodes, it names {len(names)}"
+        )
+    return "\n".join(
+        f"{name}:{count}" for name, count in zip(names, counts, strict=True)
+    )
 
 
 def _file(_: Mapping[str, str], path: str) -> str:
@@ -67,6 +80,14 @@ SCHEDULERS: tuple[tuple[str, str, Callable[[Mapping[str, str], str], str]], ...]
     ("Slurm", "SLURM_JOB_NODELIST", _slurm),
     ("PBS", "PBS_NODEFILE", _file),
     ("LSF", "LSB_DJOB_RANKFILE", _file),
-    ("LSF", "LSB_MCPU_HOSTS", lambda _, text: re.sub(r"(\S+) +(\S+) *", r"\1:\2\n", text)),
-    ("SGE", "PE_HOSTFILE", lambda _, path: re.sub(r"(?m)[ \t]+(\S+).*", r":\1", _file(_, path))),
+    (
+        "LSF",
+        "LSB_MCPU_HOSTS",
+        lambda _, text: re.sub(r"(\S+) +(\S+) *", r"\1:\2\n", text),
+    ),
+    (
+        "SGE",
+        "PE_HOSTFILE",
+        lambda _, path: re.sub(r"(?m)[ \t]+(\S+).*", r":\1", _file(_, path)),
+    ),
 )

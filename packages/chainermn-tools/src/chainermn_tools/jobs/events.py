@@ -30,10 +30,14 @@ PRTE_SIGNAL = re.compile(
     r"\s+exited\s+on\s+signal\s+(?P<signal>\d+)"
 )
 OMPI_SIGNAL = re.compile(r"\[([^][:\s]+):0*(\d+)\] Signal: .*\((\d+)\)")
-PRTE_CODE = re.compile(r"Process name: \[[^\]]{1,200},(?P<rank>\d+)\]\s+Exit code:\s+(?P<code>\d+)")
+PRTE_CODE = re.compile(
+    r"Process name: \[[^\]]{1,200},(?P<rank>\d+)\]\s+Exit code:\s+(?P<code>\d+)"
+)
 SRUN_LOST = re.compile(r"^srun: error: (\S+): tasks? (\d+)[^:]*: ([^(\n]*\w)", re.M)
 SIGNALS = {signal.strsignal(number): int(number) for number in signal.valid_signals()}
-SIGNALS["Out Of Memory"] = signal.SIGKILL  # what Slurm says of a task that the kernel killed
+SIGNALS["Out Of Memory"] = (
+    signal.SIGKILL
+)  # what Slurm says of a task that the kernel killed
 TELLING = re.compile(rb"PID \d|EXIT CODE|Exit code|[Ss]ignal:? |^srun: error: ")
 REPORT_LINE_BYTES, REPORT_LINES = 500, 3  # no report has longer lines, or more of them
 MAX_REPORTS = 100
@@ -58,7 +62,8 @@ class Decoder:
         self._events = events
         mark = MARK.encode()
         self._line = re.compile(
-            rb"(?:%s)?%s%s (\{[ -~]*\})\r?\n" % (TAG, mark, re.escape(job.encode())), re.M
+            rb"(?:%s)?%s%s (\{[ -~]*\})\r?\n" % (TAG, mark, re.escape(job.encode())),
+            re.M,
         )
         # Also a tag alone: MPICH's mpiexec may write an event's separately.
         self._partial = re.compile(rb"(?:%s)?%s|%s\Z" % (TAG, mark, TAG), re.M)
@@ -132,15 +137,25 @@ class LauncherReports:
 
     def _search(self, text: str) -> None:
         if found := PRTE_SIGNAL.search(text):
-            rank, pid, signal = int(found["rank"]), int(found["pid"]), int(found["signal"])
+            rank, pid, signal = (
+                int(found["rank"]),
+                int(found["pid"]),
+                int(found["signal"]),
+            )
             self.lost.append(LostProcess(pid, rank, found["host"], signal=signal))
         elif found := OMPI_SIGNAL.search(text):
-            self.lost.append(LostProcess(int(found[2]), host=found[1], signal=int(found[3])))
+            self.lost.append(
+                LostProcess(int(found[2]), host=found[1], signal=int(found[3]))
+            )
         elif found := PRTE_CODE.search(text):
-            self.lost.append(LostProcess(rank=int(found["rank"]), code=int(found["code"])))
+            self.lost.append(
+                LostProcess(rank=int(found["rank"]), code=int(found["code"]))
+            )
         elif found := SRUN_LOST.search(text):
             code = found[3].removeprefix("Exited with exit code ")
-            ended = {"code": int(code)} if code.isdigit() else {"signal": SIGNALS.get(code)}
+            ended = (
+                {"code": int(code)} if code.isdigit() else {"signal": SIGNALS.get(code)}
+            )
             self.lost.append(LostProcess(rank=int(found[2]), host=found[1], **ended))
         elif found := HYDRA_LOST.search(text):
             self.lost.append(LostProcess(int(found[1]), host=found[2]))

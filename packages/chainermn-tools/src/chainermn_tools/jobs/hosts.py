@@ -67,7 +67,9 @@ def assign_slots(hosts: Sequence[Host], ranks: int | None) -> dict[str, int]:
                 f"{ranks} ranks don't fit: the hosts have {ranks - left} slots; name more hosts, "
                 "or more slots as in host:4"
             )
-    return {host.name: share for host, share in zip(hosts, shares, strict=True) if share}
+    return {
+        host.name: share for host, share in zip(hosts, shares, strict=True) if share
+    }
 
 
 def _parse_host(text: str, where: str) -> Host:

@@ -44,7 +44,9 @@ class JobOutput:
     status: int = 1  # of mpiexec, as a shell would report it; 128 + n for signal n
     timed_out: bool = False  # whether it had to be ended because of its time limit
     interrupted: int | None = None  # the first signal that this process got meanwhile
-    events: list[Event] = field(default_factory=list)  # of the ranks, in order of arrival
+    events: list[Event] = field(
+        default_factory=list
+    )  # of the ranks, in order of arrival
     lost: list[LostProcess] = field(default_factory=list)  # which mpiexec reports
     tail: bytes = b""  # the end of the output
     stdout: str = ""  # without events; empty where it was passed on
@@ -69,10 +71,16 @@ class JobOutput:
         started, finished = self.first_of("started"), self.first_of("finished")
         found: dict[int, LostProcess] = {}
         for lost in self.lost:
-            ranks = [rank for rank, event in started.items() if event["pid"] == lost.pid]
+            ranks = [
+                rank for rank, event in started.items() if event["pid"] == lost.pid
+            ]
             if lost.pid is None and lost.rank is not None:
                 ranks = [lost.rank]
-            if len(ranks) != 1 or ranks[0] in finished or lost.rank not in (None, ranks[0]):
+            if (
+                len(ranks) != 1
+                or ranks[0] in finished
+                or lost.rank not in (None, ranks[0])
+            ):
                 continue
             event = started.get(ranks[0])
             if event is None or not _runs_here(event["pid"], event["host"]):
@@ -81,7 +89,9 @@ class JobOutput:
 
     def has_failed(self) -> bool:
         reported = any(event.kind in FAILURES for event in self.events)
-        return reported or any(lost.pid is not None for lost in self.lost_ranks().values())
+        return reported or any(
+            lost.pid is not None for lost in self.lost_ranks().values()
+        )
 
 
 def _runs_here(pid: int, host: str) -> bool:
@@ -99,13 +109,16 @@ def run_job(
     env: Mapping[str, str],
     *,
     timeout: float | None = None,  # seconds after which it is ended
-    signals: Sequence[int] = (),  # grows meanwhile: one signal ends the job, another kills it
+    signals: Sequence[
+        int
+    ] = (),  # grows meanwhile: one signal ends the job, another kills it
     # Seconds between a signal that warns and the job's end, for the ranks to save and leave.
     grace: float = GRACE_SECONDS,
     tagged: bool = False,  # whether mpiexec was asked to begin each line with its rank
     forward: bool = True,  # else the output is collected, and there is no input
     to_stderr: bool = False,  # whether standard output is forwarded there, too
-    log_dir: Path | None = None,  # where each rank's lines are also written, if they are tagged
+    log_dir: Path
+    | None = None,  # where each rank's lines are also written, if they are tagged
     term_grace: float = TERM_GRACE_SECONDS,
 ) -> JobOutput:
     """Run an `mpiexec_command`, and pass on or collect its output; nothing of it is left here.
@@ -128,9 +141,15 @@ def run_job(
         output.lost = reports[1].lost + reports[2].lost
         if data and not shown:
             return
-        shown = normalize_tags(shown, os.path.basename(args[0]) == "srun") if tagged else shown
+        shown = (
+            normalize_tags(shown, os.path.basename(args[0]) == "srun")
+            if tagged
+            else shown
+        )
         if log_dir is not None:
-            unlogged[stream] = write_logs(log_dir, unlogged[stream] + shown + b"\n" * (not data))
+            unlogged[stream] = write_logs(
+                log_dir, unlogged[stream] + shown + b"\n" * (not data)
+            )
         output.tail = (output.tail + shown)[-TAIL_BYTES:]
         if forward:
             is_stdout = stream == 1 and not to_stderr

@@ -57,7 +57,11 @@ def find_launcher(timeout: float, program: str = "mpiexec") -> dict[str, Any]:
         text = check_output([path, "--version"], timeout)
     except Unavailable as error:
         raise type(error)(f"{path} --version: {error}") from None
-    return {"path": path, **parse_mpi_version(text), "description": text.rstrip().split("\n")}
+    return {
+        "path": path,
+        **parse_mpi_version(text),
+        "description": text.rstrip().split("\n"),
+    }
 
 
 def mpiexec_path(program: str = "mpiexec") -> str:
@@ -67,13 +71,17 @@ def mpiexec_path(program: str = "mpiexec") -> str:
     if program != "mpiexec":
         raise Unavailable(f"there is no {program}")
     beside = os.path.join(os.path.dirname(sys.executable), "mpiexec")
-    remedy = f"; {beside} exists: put its folder on PATH" if os.path.exists(beside) else ""
+    remedy = (
+        f"; {beside} exists: put its folder on PATH" if os.path.exists(beside) else ""
+    )
     raise Unavailable(f"no mpiexec on PATH{remedy}")
 
 
 def parse_mpi_version(text: str) -> dict[str, str | None]:
     """Return vendor and version in what `mpiexec --version` prints; None for what is missing."""
-    vendor = next((v for v, sign in VENDOR_PATTERNS if re.search(sign, text, re.IGNORECASE)), None)
+    vendor = next(
+        (v for v, sign in VENDOR_PATTERNS if re.search(sign, text, re.IGNORECASE)), None
+    )
     version = re.search(r"\b\d+\.\d+(?:\.\d+)*\w*", text)
     return {"vendor": vendor, "version": version.group() if version else None}
 
@@ -81,11 +89,16 @@ def parse_mpi_version(text: str) -> dict[str, str | None]:
 def mpiexec_command(
     launcher: Mapping[str, Any],
     ranks: int,
-    script: Sequence[str],  # a Python script's path, or -m and a module, and its arguments
+    script: Sequence[
+        str
+    ],  # a Python script's path, or -m and a module, and its arguments
     *,
     flags: Sequence[str] = (),  # of Python
-    passed: Iterable[str] = (),  # names of variables that reach all hosts, beside `is_forwarded`'s
-    hosts: Mapping[str, int] | None = None,  # ranks of each; None or empty for this one alone
+    passed: Iterable[
+        str
+    ] = (),  # names of variables that reach all hosts, beside `is_forwarded`'s
+    hosts: Mapping[str, int]
+    | None = None,  # ranks of each; None or empty for this one alone
     prefix: bool = False,  # whether lines of output begin with their rank
     threads: int | None = None,  # of each rank; None where the user chose
     variables: Iterable[str] = (),  # names of the environment's
@@ -101,10 +114,19 @@ def mpiexec_command(
         args += [f"--mpi={launcher['plugin']}", "--wait=60", "--input=0"]
         # MPICH's addresses over UCX are longer than what PMI 2 takes; ranks hang as they start.
         needs = launcher["plugin"] == "pmi2" and "MPIR_CVAR_CH4_NETMOD" not in variables
-        args += [f"--export=ALL{',MPIR_CVAR_CH4_NETMOD=ofi' * needs}", "--cpu-bind=none"]
+        args += [
+            f"--export=ALL{',MPIR_CVAR_CH4_NETMOD=ofi' * needs}",
+            "--cpu-bind=none",
+        ]
         args += ["--overcommit", *["--label"] * prefix]
-        named = ",".join(host for host, share in (hosts or {}).items() for _ in range(share))
-        args += ["--distribution=arbitrary", f"--nodes={len(hosts or ())}", f"--nodelist={named}"]
+        named = ",".join(
+            host for host, share in (hosts or {}).items() for _ in range(share)
+        )
+        args += [
+            "--distribution=arbitrary",
+            f"--nodes={len(hosts or ())}",
+            f"--nodelist={named}",
+        ]
     elif launcher["vendor"] == "Open MPI":
         old = str(launcher["version"]).split(".")[0] in ("1", "2", "3", "4")
         args += (["--tag-output"] if old else ["--output", "tag"]) if prefix else []
@@ -116,9 +138,20 @@ def mpiexec_command(
         if listed:
             # To other hosts it passes on only these.
             names = {name for name in (*variables, JOB_VARIABLE) if is_forwarded(name)}
-            args += [arg for name in sorted(names.union(passed)) for arg in ("-x", name)]
+            args += [
+                arg for name in sorted(names.union(passed)) for arg in ("-x", name)
+            ]
     else:
         args += ["-prepend-rank"] if prefix else []
         args += ["-hosts", listed] if listed else []
     words = [rank.escape(word) for word in script]
-    return [*args, "-n", str(ranks), sys.executable, *flags, "-m", rank.__name__, *words]
+    return [
+        *args,
+        "-n",
+        str(ranks),
+        sys.executable,
+        *flags,
+        "-m",
+        rank.__name__,
+        *words,
+    ]

@@ -17,7 +17,9 @@ def handle_signals(handle: Callable[[int], None]) -> Iterator[None]:
     """Let the signals only call this with their number (main thread only)."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     # Those that are ignored stay so: nohup's, or a background job's.
-    ours = [number for number in SIGNALS if before[number] not in (signal.SIG_IGN, None)]
+    ours = [
+        number for number in SIGNALS if before[number] not in (signal.SIG_IGN, None)
+    ]
     for number in ours:
         signal.signal(number, lambda number, _: handle(number))
     try:

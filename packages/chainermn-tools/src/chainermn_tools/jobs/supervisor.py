@@ -93,13 +93,25 @@ def supervise(
     if die_with_parent:
         if shutil.which(args[0], path=env.get("PATH")) is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), args[0])
-        args = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT, str(os.getpid()), *args]
+        args = [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            DIE_WITH_PARENT,
+            str(os.getpid()),
+            *args,
+        ]
     # A terminal itself would stop a program that is no part of its foreground.
     is_typed = pass_stdin and sys.stdin.isatty()
     with register_tag(tag):
         process = subprocess.Popen(
             args,
-            stdin=subprocess.PIPE if is_typed else None if pass_stdin else subprocess.DEVNULL,
+            stdin=subprocess.PIPE
+            if is_typed
+            else None
+            if pass_stdin
+            else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT if merge_stderr else subprocess.PIPE,
             bufsize=0,
@@ -155,10 +167,17 @@ def _pump_output(
                     if swept:
                         break  # a process without the tag holds the pipe
                     _kill(process, tag)  # orphans; what they have written is still read
-                    swept, last_output, exited_at, linger = True, now, now, SWEPT_SECONDS
+                    swept, last_output, exited_at, linger = (
+                        True,
+                        now,
+                        now,
+                        SWEPT_SECONDS,
+                    )
                 continue
             wanted = request()
-            if wanted == "kill" or (terminated_at is not None and now - terminated_at > term_grace):
+            if wanted == "kill" or (
+                terminated_at is not None and now - terminated_at > term_grace
+            ):
                 terminated_at = terminated_at or now
                 _kill(process, tag)
             elif wanted == "warn" and not warned:

@@ -7,7 +7,12 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from _chainermn_events import LEAVING_STATUS, NOT_STARTED_STATUS, SIGNAL_STATUS, TIMEOUT_STATUS
+from _chainermn_events import (
+    LEAVING_STATUS,
+    NOT_STARTED_STATUS,
+    SIGNAL_STATUS,
+    TIMEOUT_STATUS,
+)
 from _chainermn_verdict import next_step
 from chainermn_tools.explain import root_cause
 from chainermn_tools.formatting import join_first
@@ -50,16 +55,22 @@ def classify(output: JobOutput, ranks: int) -> JobResult:
     finished = output.first_of("finished")
     if ranks > 1 and sum(event["size"] == 1 for event in finished.values()) == ranks:
         alone = f"each of the {ranks} ranks is alone in its MPI: mpiexec is not that of mpi4py's"
-        return JobResult(False, 1, f"{alone} MPI; see `chainermn env`", restartable=False)
+        return JobResult(
+            False, 1, f"{alone} MPI; see `chainermn env`", restartable=False
+        )
     failed = output.first_of("failed")
-    if len(failed) == ranks and {event["status"] for event in failed.values()} == {LEAVING_STATUS}:
+    if len(failed) == ranks and {event["status"] for event in failed.values()} == {
+        LEAVING_STATUS
+    }:
         how = "all ranks have saved and left, as a signal warned of the end"
         return JobResult(False, LEAVING_STATUS, how, next_step(how), restartable=False)
     primary = [event for event in failed.values() if not event["secondary"]]
     if primary:  # of ranks that fail alike it is the lowest
         alike = (event for event in primary if event["what"] == primary[0]["what"])
         return _of_failure(min(alike, key=lambda event: event.rank), output)
-    reasons = [event["reason"] for event in output.events if event.kind == "watchdog_abort"]
+    reasons = [
+        event["reason"] for event in output.events if event.kind == "watchdog_abort"
+    ]
     ended = _first_ended(output)
     if reasons:  # its SIGTERM is no rank's fault
         cause = f"the watchdog ended the job: {reasons[0]}"
@@ -67,7 +78,9 @@ def classify(output: JobOutput, ranks: int) -> JobResult:
     if ended is not None:
         rank, how, status = ended
         who = _place(rank, output)
-        return JobResult(False, status, f"{who} failed first: {how}", next_step(how), rank)
+        return JobResult(
+            False, status, f"{who} failed first: {how}", next_step(how), rank
+        )
     if failed:
         return _of_failure(next(iter(failed.values())), output)
     if not output.status:
@@ -108,7 +121,9 @@ def _of_failure(first: Event, output: JobOutput) -> JobResult:
     others = sorted(rank for rank in output.first_of("failed") if rank != first.rank)
     if others:
         lines.append(f"then {_listed(others)} failed too")
-    return JobResult(False, status, "\n".join(lines), next_step(first["what"]), first.rank)
+    return JobResult(
+        False, status, "\n".join(lines), next_step(first["what"]), first.rank
+    )
 
 
 def _first_ended(output: JobOutput) -> tuple[int, str, int] | None:
@@ -116,9 +131,15 @@ def _first_ended(output: JobOutput) -> tuple[int, str, int] | None:
     failed = output.first_of("failed")
     for event in output.events:
         if event.kind in ("aborted", "exited") and event.rank not in failed:
-            return event.rank, str(event["what"]), int(event["status"] or output.status or 1)
+            return (
+                event.rank,
+                str(event["what"]),
+                int(event["status"] or output.status or 1),
+            )
     lost = _lost(output)
-    reported = next((event for event in output.events if event.kind == "rank_lost"), None)
+    reported = next(
+        (event for event in output.events if event.kind == "rank_lost"), None
+    )
     # MPICH's mpiexec kills the others at once, and then names the lowest of all that are dead.
     if reported is None or (lost is not None and lost[0] == reported["lost"]):
         return lost
@@ -145,7 +166,9 @@ def _lost(output: JobOutput) -> tuple[int, str, int] | None:
 
 def _place(rank: int, output: JobOutput) -> str:
     started = output.first_of("started")
-    return f"rank {rank} on {started[rank]['host']}" if rank in started else f"rank {rank}"
+    return (
+        f"rank {rank} on {started[rank]['host']}" if rank in started else f"rank {rank}"
+    )
 
 
 def _listed(ranks: Sequence[int]) -> str:

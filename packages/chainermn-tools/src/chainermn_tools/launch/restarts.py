@@ -11,7 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from _chainermn_events import GRACE_SECONDS, GRACE_VARIABLE, LEAVING_STATUS, RESTARTS_VARIABLE
+from _chainermn_events import (
+    GRACE_SECONDS,
+    GRACE_VARIABLE,
+    LEAVING_STATUS,
+    RESTARTS_VARIABLE,
+)
 from _chainermn_verdict import next_step
 from chainermn_tools import jobs
 from chainermn_tools.launch.classification import JobResult, classify, of_signal
@@ -28,7 +33,8 @@ def run_script(
     script: Sequence[str],
     log: Callable[[str], None],
     *,
-    hosts: Mapping[str, int] | None = None,  # ranks of each; None or empty for this one alone
+    hosts: Mapping[str, int]
+    | None = None,  # ranks of each; None or empty for this one alone
     prefix: bool = False,  # whether lines of output begin with their rank
     timeout: float | None = None,  # seconds after which a job is ended
     max_restarts: int = 0,
@@ -56,30 +62,49 @@ def run_script(
                 if signals:
                     break
                 if min_ranks is not None and known:
-                    hosts = {host: known[host] for host in answering(launcher, [*known])}
+                    hosts = {
+                        host: known[host] for host in answering(launcher, [*known])
+                    }
                     ranks = sum(hosts.values())
                     if ranks < min_ranks:
-                        log(f"hosts that answer have {ranks} ranks, less than {min_ranks}")
+                        log(
+                            f"hosts that answer have {ranks} ranks, less than {min_ranks}"
+                        )
                         continue
                 log(f"starting again with {ranks} ranks, {attempt} of {max_restarts}")
             threads = None if hosts else jobs.threads_per_rank(ranks)
-            chosen = dict(jobs.BESIDE) if "SLURM_STEP_ID" in os.environ else {}  # a step within one
-            chosen |= {**({"OMP_NUM_THREADS": str(threads)} if threads else {}), **variables}
+            chosen = (
+                dict(jobs.BESIDE) if "SLURM_STEP_ID" in os.environ else {}
+            )  # a step within one
+            chosen |= {
+                **({"OMP_NUM_THREADS": str(threads)} if threads else {}),
+                **variables,
+            }
             env = {**os.environ, **chosen}
             env |= {RESTARTS_VARIABLE: str(attempt), GRACE_VARIABLE: f"{grace:g}"}
             how: dict[str, Any] = {"hosts": hosts, "prefix": prefix, "threads": threads}
             how |= {"flags": flags, "variables": env, "passed": variables}
             args = jobs.mpiexec_command(launcher, ranks, script, **how)
-            settings = (f"{name}={shlex.quote(value)}" for name, value in chosen.items())
+            settings = (
+                f"{name}={shlex.quote(value)}" for name, value in chosen.items()
+            )
             log(" ".join([*settings, shlex.join(args)]))
             if dry_run:
                 return JobResult(True, 0), jobs.JobOutput(command=args)
             try:
                 output = jobs.run_job(
-                    args, env, timeout=timeout, signals=signals, tagged=prefix, grace=grace, **to
+                    args,
+                    env,
+                    timeout=timeout,
+                    signals=signals,
+                    tagged=prefix,
+                    grace=grace,
+                    **to,
                 )
             except FileNotFoundError as error:
-                return JobResult(False, 2, f"mpiexec doesn't start: {error}"), jobs.JobOutput()
+                return JobResult(
+                    False, 2, f"mpiexec doesn't start: {error}"
+                ), jobs.JobOutput()
             output.command, output.restarts = args, attempt
             if output.tail and not output.tail.endswith(b"\n"):
                 os.write(2, b"\n")
@@ -90,7 +115,9 @@ def run_script(
                 return result, output
             if output.timed_out:
                 late = f"the job did not end within {timeout:g} s"
-                return JobResult(False, jobs.TIMEOUT_STATUS, late, next_step(late)), output
+                return JobResult(
+                    False, jobs.TIMEOUT_STATUS, late, next_step(late)
+                ), output
             result = classify(output, ranks)
             # Later, that no rank began may be an affair of the moment.
             is_final = attempt == 0 or result.status == LEAVING_STATUS

@@ -34,31 +34,51 @@ def choose(number: int | None) -> LiveJob:
     """Return the job to which this PID belongs, or the only one; UsageError if none fits."""
     jobs: dict[int, LiveJob] = {}
     for line in Path("/proc/net/unix").read_text(errors="replace").splitlines():
-        with suppress(psutil.Error, ValueError, IndexError):  # no monitor's, or it has just ended
+        with suppress(
+            psutil.Error, ValueError, IndexError
+        ):  # no monitor's, or it has just ended
             monitor = psutil.Process(int(line.partition(f" @{NAME}")[2]))
-            ranks = [psutil.Process(int(word)) for word in monitor.cmdline() if word.isdigit()]
+            ranks = [
+                psutil.Process(int(word))
+                for word in monitor.cmdline()
+                if word.isdigit()
+            ]
             known = [*ranks, *(each for each in ranks[0].parents() if each.pid > 1)]
             is_it = number in (None, *(each.pid for each in known))
             if is_it and monitor.uids().effective == os.geteuid():
-                launchers = [each for each in known if each.name().startswith(LAUNCHERS)]
+                launchers = [
+                    each for each in known if each.name().startswith(LAUNCHERS)
+                ]
                 pid, command = (launchers or ranks)[0].pid, " ".join(ranks[0].cmdline())
-                jobs.setdefault(pid, LiveJob(pid, command, [])).monitors.append(monitor.pid)
+                jobs.setdefault(pid, LiveJob(pid, command, [])).monitors.append(
+                    monitor.pid
+                )
     if len(jobs) != 1:
-        why = "give the number of one" if jobs else "its ranks may not have a communicator yet"
+        why = (
+            "give the number of one"
+            if jobs
+            else "its ranks may not have a communicator yet"
+        )
         listed = "".join(f"\n  {job.number}  {job.command}" for job in jobs.values())
-        raise click.UsageError(f"{len(jobs) or 'no'} such jobs of yours here; {why}{listed}")
+        raise click.UsageError(
+            f"{len(jobs) or 'no'} such jobs of yours here; {why}{listed}"
+        )
     return jobs.popitem()[1]
 
 
 def ask(job: LiveJob, what: str) -> WaitGraph:
     """Return what the job's monitors say of "calls" or "stacks"; ClickException if none does."""
     # Twice: a monitor doesn't wait for who was stopped (Ctrl-Z) in the middle of a question.
-    answers = [_answer(monitor, what) or _answer(monitor, what) for monitor in job.monitors]
+    answers = [
+        _answer(monitor, what) or _answer(monitor, what) for monitor in job.monitors
+    ]
     said = [answer for answer in answers if answer]
     if not said:
         raise click.ClickException(f"job {job.number} has ended")
     unseen = [name for each in said for name in each["unseen"]]
-    return WaitGraph((rank_from_reply(rank) for each in said for rank in each["ranks"]), unseen)
+    return WaitGraph(
+        (rank_from_reply(rank) for each in said for rank in each["ranks"]), unseen
+    )
 
 
 def _answer(monitor: int, what: str) -> dict[str, Any] | None:

@@ -32,7 +32,9 @@ def activity(graph: WaitGraph, rank: Rank) -> dict[str, Any]:
     doing = (WIRE if have_come else WAITING) if rank.waits else COMPUTING
     if rank.has_finished or rank.state != RUNNING:
         doing = "ended" if rank.has_finished else rank.state
-    last = min((it for it in rank.calls if it.operation), key=lambda it: it.age, default=None)
+    last = min(
+        (it for it in rank.calls if it.operation), key=lambda it: it.age, default=None
+    )
     call = max(rank.waits, key=lambda it: it.age, default=last)
     found = {"doing": doing, "is_inside": bool(rank.waits), "waits_for": sorted(whom)}
     return {**found, "operation": call and call.operation, "seconds": call and call.age}
@@ -40,7 +42,10 @@ def activity(graph: WaitGraph, rank: Rank) -> dict[str, Any]:
 
 def in_words(now: dict[str, Any]) -> str:
     """Return an `activity` in words, such as "waiting 2 s in update for 1, 3"."""
-    named, where = join_first(now["waits_for"], 4), "in" if now["is_inside"] else "after"
+    named, where = (
+        join_first(now["waits_for"], 4),
+        "in" if now["is_inside"] else "after",
+    )
     since = () if now["seconds"] is None else (format_duration(now["seconds"]), where)
     words = now["doing"], *since, now["operation"], *["for", named] * bool(named)
     return " ".join(filter(None, words))
@@ -84,7 +89,12 @@ def _summary_of(rank: Rank, readings: Sequence[Reading]) -> dict[str, Any]:
         if rank.host == os.uname().nodename:
             memory = psutil.Process(rank.pid).memory_info().rss
     return {
-        **{"rank": rank.world, "host": rank.host, "pid": rank.pid, "memory_bytes": memory},
+        **{
+            "rank": rank.world,
+            "host": rank.host,
+            "pid": rank.pid,
+            "memory_bytes": memory,
+        },
         **readings[-1][2][rank.world],
         "steps_per_second": _rate(readings, rank, "updates"),
         "examples_per_second": _rate(readings, rank, "examples"),

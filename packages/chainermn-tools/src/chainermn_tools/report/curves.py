@@ -32,16 +32,25 @@ def curves(log: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], list[str]]:
             notes.append(f"{name} has no finite numbers, and no curve.")
             continue
         if bad:
-            notes.append(f"{name} isn't a finite number in {bad} of {len(points)} entries.")
+            notes.append(
+                f"{name} isn't a finite number in {bad} of {len(points)} entries."
+            )
         step = math.ceil(len(points) / MOST_POINTS)
         if step > 1:
             notes.append(f"The curve of {name} shows one of {step} entries.")
         x, y = zip(*points[::-step][::-1], strict=True)
-        charts.setdefault(name.rpartition("/")[2], []).append({"name": name, "x": x, "y": y})
+        charts.setdefault(name.rpartition("/")[2], []).append(
+            {"name": name, "x": x, "y": y}
+        )
     if len(charts) > MOST_CHARTS:
-        notes.append(f"Learning curves show {MOST_CHARTS} of {len(charts)} names of values.")
+        notes.append(
+            f"Learning curves show {MOST_CHARTS} of {len(charts)} names of values."
+        )
     chosen = sorted(charts.items(), key=lambda one: -len(one[1]))[:MOST_CHARTS]
-    return {"by": by, "charts": [{"name": name, "series": each} for name, each in chosen]}, notes
+    return {
+        "by": by,
+        "charts": [{"name": name, "series": each} for name, each in chosen],
+    }, notes
 
 
 def is_number(value: object) -> bool:

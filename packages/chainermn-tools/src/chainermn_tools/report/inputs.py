@@ -29,8 +29,12 @@ class Inputs:
     """What a report shows; None where it wasn't found."""
 
     log: list[dict[str, Any]] | None = None
-    summary: dict[str, Any] | None = None  # of the trace, as `trace.summarize` returns it
-    timeline: dict[str, Any] | None = None  # of the trace, as `trace.time_lines` returns it
+    summary: dict[str, Any] | None = (
+        None  # of the trace, as `trace.summarize` returns it
+    )
+    timeline: dict[str, Any] | None = (
+        None  # of the trace, as `trace.time_lines` returns it
+    )
     environment: dict[str, Any] | None = None
     environment_of: str = ""  # where it was found
     notes: list[str] = field(default_factory=list)  # what is missing
@@ -44,8 +48,12 @@ def find(paths: Sequence[Path]) -> Inputs:
     places: dict[str, Path] = {}
     for kind, place in itertools.chain.from_iterable(map(_kinds, paths)):
         if places.setdefault(kind, place) != place:
-            raise NoReport(f"{places[kind]} and {place} are both {FOUND[kind]}: give one of them")
-    missing = [f"not found: {FOUND[kind]}" for kind in (LOG, TRACE) if kind not in places]
+            raise NoReport(
+                f"{places[kind]} and {place} are both {FOUND[kind]}: give one of them"
+            )
+    missing = [
+        f"not found: {FOUND[kind]}" for kind in (LOG, TRACE) if kind not in places
+    ]
     if len(missing) == 2:
         raise NoReport("; ".join(missing))
     found = Inputs(notes=missing)
@@ -70,7 +78,9 @@ def _kinds(path: Path) -> Iterator[tuple[str, Path]]:
     try:
         if path.is_dir():
             yield from (
-                (name, path / name) for name in (LOG, ENVIRONMENT) if path.joinpath(name).is_file()
+                (name, path / name)
+                for name in (LOG, ENVIRONMENT)
+                if path.joinpath(name).is_file()
             )
             for folder in (path, *sorted(filter(Path.is_dir, path.iterdir()))):
                 with suppress(OSError):  # others' folders beside the trace

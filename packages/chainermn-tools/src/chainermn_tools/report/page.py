@@ -30,18 +30,27 @@ def write(file: str, name: str, found: Inputs) -> None:
     if found.summary is not None:
         notes += found.summary["warnings"]
     # In a script's text only "<" could end it, or begin a comment.
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace(
+        "<", "\\u003c"
+    )
     page = files(__package__).joinpath("template.html").read_text("utf-8")
     before, between, after = page.replace("<!--data-->", text).split("<!--here-->")
-    title, body = f"<title>{_text(name)} · ChainerMN</title>", "".join(_body(name, found, notes))
-    Path(file).write_text(f"{before}{title}{between}{body}{after}", "utf-8", errors="replace")
+    title, body = (
+        f"<title>{_text(name)} · ChainerMN</title>",
+        "".join(_body(name, found, notes)),
+    )
+    Path(file).write_text(
+        f"{before}{title}{between}{body}{after}", "utf-8", errors="replace"
+    )
 
 
 def _body(name: str, found: Inputs, notes: Sequence[str]) -> Iterator[str]:
     made = datetime.now().astimezone().isoformat(" ", "minutes")
     yield f"<header><h1>{_text(name)}</h1><p>Made by chainermn-tools {version('chainermn-tools')} "
     yield f"on {made}</p></header><main>"
-    cards = (f"<div><dt>{_text(a)}</dt><dd>{_text(b)}</dd></div>" for a, b in _cards(found))
+    cards = (
+        f"<div><dt>{_text(a)}</dt><dd>{_text(b)}</dd></div>" for a, b in _cards(found)
+    )
     yield f"<dl class=cards>{''.join(cards)}</dl>"
     if found.summary:
         yield f"<p class=verdict>{_text(found.summary['verdict'])}</p>"
@@ -59,7 +68,9 @@ def _body(name: str, found: Inputs, notes: Sequence[str]) -> Iterator[str]:
     if found.environment is not None:
         yield f"<section id=environment><h2>Environment</h2><p>{_text(found.environment_of)}</p>"
         for title, rows in sections(found.environment):
-            lines = "".join(f"<tr><th>{_text(a)}</th><td>{_text(b)}</td></tr>" for a, b in rows)
+            lines = "".join(
+                f"<tr><th>{_text(a)}</th><td>{_text(b)}</td></tr>" for a, b in rows
+            )
             yield f"<details><summary>{_text(title)}</summary><table>{lines}</table></details>"
         yield "</section>"
     yield "</main>"
@@ -68,7 +79,8 @@ def _body(name: str, found: Inputs, notes: Sequence[str]) -> Iterator[str]:
 def _cards(found: Inputs) -> Iterator[tuple[str, object]]:
     last = [item for item in (found.log or [{}])[-1].items() if is_number(item[1])]
     yield from (
-        (name, f"{value:.4g}" if value % 1 else int(value)) for name, value in last[:MOST_CARDS]
+        (name, f"{value:.4g}" if value % 1 else int(value))
+        for name, value in last[:MOST_CARDS]
     )
     if found.summary:
         ranks, length = found.summary["ranks"], found.summary["seconds"]
@@ -81,10 +93,14 @@ def _cards(found: Inputs) -> Iterator[tuple[str, object]]:
 
 def _table(records: Sequence[dict[str, Any]]) -> str:
     keys = list(records[0])
-    kinds = {key: " class=number" * (not isinstance(records[0][key], str)) for key in keys}
+    kinds = {
+        key: " class=number" * (not isinstance(records[0][key], str)) for key in keys
+    }
     head = "".join(f"<th{kinds[key]}>{_text(heading(key))}</th>" for key in keys)
     rows = (
-        "".join(f"<td{kinds[key]}>{_text(format_value(key, row[key]))}</td>" for key in keys)
+        "".join(
+            f"<td{kinds[key]}>{_text(format_value(key, row[key]))}</td>" for key in keys
+        )
         for row in records[:MOST_RECORDS]
     )
     body = "".join(f"<tr>{row}</tr>" for row in rows)

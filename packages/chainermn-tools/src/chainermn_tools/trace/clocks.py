@@ -47,7 +47,9 @@ def align(run: Run) -> float:
     """
     offsets = _offsets(run)
     first = next(iter(run.ranks))
-    ways: dict[int, tuple[list[Callable[[np.ndarray], np.ndarray]], float]] = {first: ([], 0.0)}
+    ways: dict[int, tuple[list[Callable[[np.ndarray], np.ndarray]], float]] = {
+        first: ([], 0.0)
+    }
     todo = [first]
     for known in todo:  # grows meanwhile
         for rank, offset in offsets:
@@ -59,7 +61,9 @@ def align(run: Run) -> float:
         if rank not in ways:
             behind = (trace.began - run.ranks[first].began) * 1e6
             ways[rank] = [partial(np.add, behind)], 0.0
-            run.warnings.append(f"rank {rank}: its clock is only known by the time of day")
+            run.warnings.append(
+                f"rank {rank}: its clock is only known by the time of day"
+            )
         for step in ways[rank][0]:
             for column in ("start", "end"):
                 trace.rows[column] = step(trace.rows[column])
@@ -83,7 +87,9 @@ def _offsets(run: Run) -> list[tuple[int, ClockOffset]]:
             reference = run.ranks.get(members[0]) if members else None
             if reference is None or reference is trace:
                 continue
-            rows = sorted((at, ahead - reference.zero, trip) for at, ahead, trip in comparisons)
+            rows = sorted(
+                (at, ahead - reference.zero, trip) for at, ahead, trip in comparisons
+            )
             at, add, trips = (np.array(column) for column in zip(*rows, strict=True))
             error = float(trips.max()) / 2
             found.append((trace.rank, ClockOffset(reference.rank, at, add, error)))

@@ -64,7 +64,9 @@ def read(folder: Path, wanted: str | None = None) -> Run:
     ranks: dict[int, RankTrace] = {}
     for trace in sorted(good, key=lambda one: one.began):
         if older := ranks.get(trace.rank):
-            warnings.append(f"{older.path.name} is older than {trace.path.name}: left out")
+            warnings.append(
+                f"{older.path.name} is older than {trace.path.name}: left out"
+            )
         ranks[trace.rank] = trace
     others = sorted(min(group) for group in groups if group is not chosen)
     warnings += _warnings_of(ranks, others)
@@ -89,7 +91,11 @@ def _warnings_of(ranks: dict[int, RankTrace], others: list[str]) -> Iterator[str
             where = f"rank {trace.rank}: {lines} of {trace.path.name}"
             yield f"{where} can't be read, as after a kill or on a full disk"
     if others:
-        more = f" and {len(others) - MAX_LISTED_RUNS} more" if len(others) > MAX_LISTED_RUNS else ""
+        more = (
+            f" and {len(others) - MAX_LISTED_RUNS} more"
+            if len(others) > MAX_LISTED_RUNS
+            else ""
+        )
         names = ", ".join(others[-MAX_LISTED_RUNS:])
         yield f"the folder has other runs, to be seen with --run: {names}{more}"
 
@@ -164,13 +170,21 @@ def _read_file(path: Path, names: dict[str, int]) -> RankTrace | str:
 def _parse_header(path: Path, event: Any) -> RankTrace:
     args = event["args"]
     rank, ranks = int(args["rank"]), int(args["ranks"])
-    if event["name"] != FILE or args["schema"] != SCHEMA or not 0 <= rank < ranks <= MAX_RANKS:
+    if (
+        event["name"] != FILE
+        or args["schema"] != SCHEMA
+        or not 0 <= rank < ranks <= MAX_RANKS
+    ):
         raise ValueError(event)
     host, clock = str(args["host"]), str(args["clock"])
-    return RankTrace(path, rank, ranks, host, _finite(args["began"]), clock, _finite(args["zero"]))
+    return RankTrace(
+        path, rank, ranks, host, _finite(args["began"]), clock, _finite(args["zero"])
+    )
 
 
-def _take(trace: RankTrace, event: Any, names: dict[str, int]) -> tuple[int | float, ...] | None:
+def _take(
+    trace: RankTrace, event: Any, names: dict[str, int]
+) -> tuple[int | float, ...] | None:
     """Add an event to the trace, or return it as a row of ``CALL`` if it is a call."""
     args = event["args"]
     if event["ph"] == "X":
@@ -180,13 +194,26 @@ def _take(trace: RankTrace, event: Any, names: dict[str, int]) -> tuple[int | fl
         found = args["bytes"], args.get("sequence"), peer, args.get("tag"), event["tid"]
         numbers = [_integer(one) for one in found]
         error = args.get("error")
-        texts = str(event["name"]), str(args["communicator"]), None if error is None else str(error)
-        named = (NONE if text is None else names.setdefault(text, len(names)) for text in texts)
+        texts = (
+            str(event["name"]),
+            str(args["communicator"]),
+            None if error is None else str(error),
+        )
+        named = (
+            NONE if text is None else names.setdefault(text, len(names))
+            for text in texts
+        )
         return (trace.rank, *named, NONE, start, end, 0.0, *numbers)
     if event["name"] == COMMUNICATOR:
-        trace.members[str(args["communicator"])] = [_integer(rank) for rank in args["ranks"]]
+        trace.members[str(args["communicator"])] = [
+            _integer(rank) for rank in args["ranks"]
+        ]
     elif event["name"] == CLOCK:
-        comparison = _finite(args["at"]), _finite(args["ahead"]), _finite(args["round_trip"])
+        comparison = (
+            _finite(args["at"]),
+            _finite(args["ahead"]),
+            _finite(args["round_trip"]),
+        )
         trace.clocks.setdefault(str(args["communicator"]), []).append(comparison)
     else:
         trace.other.append(to_json(event))

@@ -27,9 +27,15 @@ def match(run: Run) -> tuple[np.ndarray, int]:
     """
     _match_messages(run)
     table = run.table
-    members = {name: ranks for trace in run.ranks.values() for name, ranks in trace.members.items()}
+    members = {
+        name: ranks
+        for trace in run.ranks.values()
+        for name, ranks in trace.members.items()
+    }
     order = np.flatnonzero(table["sequence"] != NONE)
-    keys = np.stack([table[name][order] for name in ("communicator", "sequence", "rank")])
+    keys = np.stack(
+        [table[name][order] for name in ("communicator", "sequence", "rank")]
+    )
     by_key = np.lexsort(keys[::-1])
     order, keys = order[by_key], keys[:, by_key]
     # The last of several calls of a rank under one number counts.
@@ -70,8 +76,12 @@ def _match_messages(run: Run) -> None:
     table = run.table
     message = np.flatnonzero((table["sequence"] == NONE) & (table["peer"] != NONE))
     peer = np.full(len(message), -1)
-    for rank, communicator in np.unique(table[["rank", "communicator"]][message]).tolist():
-        ranks = np.array(run.ranks[rank].members.get(run.names[communicator], ()), np.int64)
+    for rank, communicator in np.unique(
+        table[["rank", "communicator"]][message]
+    ).tolist():
+        ranks = np.array(
+            run.ranks[rank].members.get(run.names[communicator], ()), np.int64
+        )
         rows = table[message]
         here = (rows["rank"] == rank) & (rows["communicator"] == communicator)
         here &= (rows["peer"] >= 0) & (rows["peer"] < len(ranks))
@@ -96,7 +106,11 @@ def _match_messages(run: Run) -> None:
     unknown = table["nbytes"][received] == 0
     table["nbytes"][received[unknown]] = table["nbytes"][sent[unknown]]
     sent_first = table["start"][sent] < table["start"][received]
-    _wait(table, np.where(sent_first, sent, received), np.where(sent_first, received, sent))
+    _wait(
+        table,
+        np.where(sent_first, sent, received),
+        np.where(sent_first, received, sent),
+    )
 
 
 def _begins(keys: np.ndarray) -> np.ndarray:

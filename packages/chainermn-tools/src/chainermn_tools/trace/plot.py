@@ -29,16 +29,22 @@ def plot_run(run: Run, collectives: np.ndarray, file: str) -> None:
     figure = Figure(figsize=(13, 3.6 + 2 * height), layout="constrained")
     whole, part = figure.subplots(2, 1)
     more = f", the first {len(ranks)}" if len(ranks) < len(run.ranks) else ""
-    figure.suptitle(f"Run {run.name}, {len(run.ranks)} ranks{more}", x=0.01, ha="left", fontsize=10)
+    figure.suptitle(
+        f"Run {run.name}, {len(run.ranks)} ranks{more}", x=0.01, ha="left", fontsize=10
+    )
     _whole(whole, run, ranks)
     start, end = _window(run, collectives)
     _part(part, run, ranks, start, end)
     for axes in (whole, part):
-        axes.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks], fontsize=9)
+        axes.set_yticks(
+            range(len(ranks)), [f"rank {rank}" for rank in ranks], fontsize=9
+        )
         axes.set_ylim(len(ranks) - 0.4, -0.6)
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(axis="y", length=0)
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False)
+        axes.legend(
+            loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False
+        )
     figure.savefig(file, dpi=130)
 
 
@@ -57,11 +63,15 @@ def _whole(axes: Any, run: Run, ranks: Sequence[int]) -> None:
             top = bottom - 0.8 * part
             steps = [np.append(values, values[-1]) for values in (bottom, top)]
             name = "" if row else label
-            axes.fill_between(edges, *steps, step="post", color=color, linewidth=0, label=name)
+            axes.fill_between(
+                edges, *steps, step="post", color=color, linewidth=0, label=name
+            )
             bottom = top
     axes.set_xlim(0, length)
     axes.set_xlabel("seconds", fontsize=9)
-    axes.set_title("The whole run: how each rank spends its time", loc="left", fontweight="bold")
+    axes.set_title(
+        "The whole run: how each rank spends its time", loc="left", fontweight="bold"
+    )
 
 
 def _window(run: Run, collectives: np.ndarray) -> tuple[float, float]:
@@ -72,8 +82,14 @@ def _window(run: Run, collectives: np.ndarray) -> tuple[float, float]:
     center = starts[len(starts) // 2]
     if len(collectives):
         center = collectives["start"][np.argmax(collectives["waited"])]
-    index, around = int(np.searchsorted(starts, center)), CALLS_AROUND // 2 * len(run.ranks)
-    first, last = float(starts[max(0, index - around)]), float(starts[index:][:around][-1])
+    index, around = (
+        int(np.searchsorted(starts, center)),
+        CALLS_AROUND // 2 * len(run.ranks),
+    )
+    first, last = (
+        float(starts[max(0, index - around)]),
+        float(starts[index:][:around][-1]),
+    )
     margin = 0.02 * (last - first) or 1.0
     return max(0.0, first - margin), last + margin
 
@@ -89,11 +105,20 @@ def _part(axes: Any, run: Run, ranks: Sequence[int], start: float, end: float) -
         color = colors.get(operation, OTHERS_COLOR)
         for row, rank in enumerate(ranks):
             calls = shown[(shown["operation"] == operation) & (shown["rank"] == rank)]
-            begin, length = (calls["start"] - start) / scale, calls["end"] - calls["start"]
+            begin, length = (
+                (calls["start"] - start) / scale,
+                calls["end"] - calls["start"],
+            )
             spans = np.stack([begin, length / scale], axis=1)
-            waits = np.stack([begin, calls["waited"] / scale], axis=1)[calls["waited"] > 0]
-            axes.broken_barh(spans, (row - 0.36, 0.72), color=color, linewidth=0.4, edgecolor="w")
-            axes.broken_barh(waits, (row - 0.36, 0.72), color="w", linewidth=0, alpha=PALE)
+            waits = np.stack([begin, calls["waited"] / scale], axis=1)[
+                calls["waited"] > 0
+            ]
+            axes.broken_barh(
+                spans, (row - 0.36, 0.72), color=color, linewidth=0.4, edgecolor="w"
+            )
+            axes.broken_barh(
+                waits, (row - 0.36, 0.72), color="w", linewidth=0, alpha=PALE
+            )
     for operation, color in colors.items():
         axes.barh(0, 0, color=color, label=run.names[operation])
     if len(operations) > len(colors):

@@ -6,7 +6,12 @@ from typing import Any
 
 from rich.console import Console
 
-from chainermn_tools.formatting import format_count, format_duration, print_line, print_records
+from chainermn_tools.formatting import (
+    format_count,
+    format_duration,
+    print_line,
+    print_records,
+)
 
 TABLES = {  # keys of a summary, and what people read above them
     "operations": "Operations, calls of all ranks together",
@@ -33,6 +38,10 @@ def title(summary: dict[str, Any]) -> str:
     hosts = format_count(len(summary["hosts"]), "host")
     calls = format_count(summary["calls"], "call")
     error = summary["clock_error_seconds"]
-    clocks = f"clocks agree to within {format_duration(error)}" if error else "all share a clock"
+    clocks = (
+        f"clocks agree to within {format_duration(error)}"
+        if error
+        else "all share a clock"
+    )
     length = format_duration(summary["seconds"])
     return f"Run {summary['run']}: {ranks} on {hosts}, {calls} in {length}; {clocks}"

@@ -32,7 +32,12 @@ def time_lines(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
         parts = shares(run.ranks[row["rank"]].rows, edges)
         levels = (np.rint(FULL * part).astype(np.uint8).tobytes() for part in parts)
         waiting, inside = (base64.b64encode(level).decode() for level in levels)
-        line = {"rank": row["rank"], "host": row["host"], "waiting": waiting, "inside": inside}
+        line = {
+            "rank": row["rank"],
+            "host": row["host"],
+            "waiting": waiting,
+            "inside": inside,
+        }
         lines.append(line)
     calls = _calls(run, [row["rank"] for row in rows], summary)
     ranks = f"{len(rows)} of {len(run.ranks)} ranks"
@@ -50,7 +55,9 @@ def _calls(run: Run, ranks: list[int], summary: dict[str, Any]) -> dict[str, Any
         chosen = np.append(chosen, np.flatnonzero(same))
     calls = table[np.unique(chosen)]
     used, operation = np.unique(calls["operation"], return_inverse=True)
-    times = {name: np.round(calls[name], 1).tolist() for name in ("start", "end", "waited")}
+    times = {
+        name: np.round(calls[name], 1).tolist() for name in ("start", "end", "waited")
+    }
     return {
         "complete": len(calls) == len(table),
         "names": [run.names[number] for number in used.tolist()],
@@ -76,6 +83,8 @@ def _covered(starts: np.ndarray, ends: np.ndarray, edges: np.ndarray) -> np.ndar
     for moments, sign in ((np.sort(starts), 1), (np.sort(ends), -1)):
         counts = np.searchsorted(moments, edges)
         sums = np.concatenate(([0.0], np.cumsum(moments)))
-        until += sign * (counts * edges - sums[counts])  # the time since all moments before it
+        until += sign * (
+            counts * edges - sums[counts]
+        )  # the time since all moments before it
     covered: np.ndarray = np.diff(until) / np.diff(edges)
     return covered

@@ -23,7 +23,9 @@ def main() -> None:
     try:
         head = read_head(source)
         save = source.name.rpartition(".")[2]
-        paths = [source.with_name(f"{head.name}.{rank}.{save}") for rank in range(head.size)]
+        paths = [
+            source.with_name(f"{head.name}.{rank}.{save}") for rank in range(head.size)
+        ]
         if source != paths[head.rank]:
             sys.exit(f"{source.name} is no checkpointer's file {paths[head.rank].name}")
         if len({read_head(path).id for path in paths}) > 1:

@@ -14,10 +14,14 @@ class BackgroundWriter:
     def __init__(self) -> None:
         # The interpreter waits for the thread before it ends.
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="chainermn-checkpoint")
-        self._copies: dict[str, np.ndarray] = {}  # kept: fresh memory takes longer to fill
+        self._copies: dict[
+            str, np.ndarray
+        ] = {}  # kept: fresh memory takes longer to fill
 
     def start(
-        self, write: Callable[[dict[str, np.ndarray]], None], arrays: Mapping[str, np.ndarray]
+        self,
+        write: Callable[[dict[str, np.ndarray]], None],
+        arrays: Mapping[str, np.ndarray],
     ) -> Future[None]:
         """Copy arrays and have ``write`` called with the copies; return its future end.
 
@@ -27,7 +31,10 @@ class BackgroundWriter:
             old, self._copies = self._copies, {}
             for name, array in arrays.items():
                 copy = old.pop(name, None)
-                if copy is None or (copy.shape, copy.dtype) != (array.shape, array.dtype):
+                if copy is None or (copy.shape, copy.dtype) != (
+                    array.shape,
+                    array.dtype,
+                ):
                     copy = np.empty(array.shape, array.dtype)
                 np.copyto(copy, array)
                 self._copies[name] = copy

@@ -44,7 +44,9 @@ class MultiNodeCheckpointer(Extension):
     """
 
     trigger = (1, "iteration")
-    priority = -200  # after all others, also after Chainer's snapshots, so their state is saved
+    priority = (
+        -200
+    )  # after all others, also after Chainer's snapshots, so their state is saved
 
     def __init__(
         self,
@@ -55,7 +57,9 @@ class MultiNodeCheckpointer(Extension):
         path: str | None,
         background: bool,
     ) -> None:
-        self.run_name = self.name = name  # a trainer may change `name`, which is the extension's
+        self.run_name = self.name = (
+            name  # a trainer may change `name`, which is the extension's
+        )
         self.comm = comm
         self.cp_interval = cp_interval
         self.gc_interval = gc_interval
@@ -64,11 +68,18 @@ class MultiNodeCheckpointer(Extension):
         self._writer = BackgroundWriter()
         # In the background: a save, or the removal of older ones.
         self._writing: tuple[Save | None, Future[None]] | None = None
-        self._same: list[str] | None = None  # names of what was the same on all ranks at a save
+        self._same: list[str] | None = (
+            None  # names of what was the same on all ranks at a save
+        )
         self._store: Store | None = None  # once known where it saves
         self._last = 0  # the iteration saved or loaded last
-        self._saved: tuple[Any, int] = (None, 0)  # the trainer or updater, and its iteration
-        self._random: str | None = None  # state of the generators to begin training with
+        self._saved: tuple[Any, int] = (
+            None,
+            0,
+        )  # the trainer or updater, and its iteration
+        self._random: str | None = (
+            None  # state of the generators to begin training with
+        )
         self._iterators_checked = False
         self._failed = False
         self._handled = sys.exc_info()[1]
@@ -117,12 +128,18 @@ class MultiNodeCheckpointer(Extension):
         began, failure = time.perf_counter(), list[Exception]()
         try:
             self.flush()
-        except (OSError, PeerError) as error:  # of the save before: raised once this one is begun
+        except (
+            OSError,
+            PeerError,
+        ) as error:  # of the save before: raised once this one is begun
             failure.append(error)
         with raise_on_all_ranks(self.comm, OPERATION):
             register_writer(self, self._folder_for(target))
             state = state_dict(target)
-            state[RANDOM], state[PLACES] = np.array(random_state(target)), places(target)
+            state[RANDOM], state[PLACES] = (
+                np.array(random_state(target)),
+                places(target),
+            )
         if any(elsewhere for _, elsewhere, _ in views):
             self._require_equal_settings()
             self._store = Store(self.comm, self._folder_for(target))
@@ -138,7 +155,9 @@ class MultiNodeCheckpointer(Extension):
 
             def remove_and_write(copies: dict[str, np.ndarray]) -> None:
                 remove()
-                with begin_arrays(store.folder.file(save, head.rank), copies) as complete:
+                with begin_arrays(
+                    store.folder.file(save, head.rank), copies
+                ) as complete:
                     complete()
 
             self._writing = save, self._writer.start(remove_and_write, arrays)
@@ -189,7 +208,9 @@ class MultiNodeCheckpointer(Extension):
         """
         if not (times := self._seconds):
             return "no checkpoint has been saved"
-        stats = f"avg={sum(times) / len(times):f}, min={min(times):f}, max={max(times):f}"
+        stats = (
+            f"avg={sum(times) / len(times):f}, min={min(times):f}, max={max(times):f}"
+        )
         return f"seconds that a checkpoint took: {stats}"
 
     def flush(self) -> None:
@@ -209,7 +230,10 @@ class MultiNodeCheckpointer(Extension):
             self._saved = saved
 
     def maybe_load(
-        self, trainer: Any, optimizer: Any = None, path: str | os.PathLike[str] | None = None
+        self,
+        trainer: Any,
+        optimizer: Any = None,
+        path: str | os.PathLike[str] | None = None,
     ) -> int | None:
         """Load the newest checkpoint that is complete (collective), on any number of ranks.
 
@@ -250,7 +274,9 @@ class MultiNodeCheckpointer(Extension):
         self._require_equal_settings()
         with SharedFailure(self.comm.handshake, OPERATION):
             if isinstance(trainer, Trainer):
-                leave_when_warned(trainer, self.comm, self._save_now, self.priority - 100)
+                leave_when_warned(
+                    trainer, self.comm, self._save_now, self.priority - 100
+                )
             if not callable(getattr(trainer, "serialize", None)):
                 raise TypeError(
                     "a checkpoint is loaded into what Chainer can serialize, not "
@@ -264,7 +290,11 @@ class MultiNodeCheckpointer(Extension):
         iteration = None if save is None else save.iteration
         if iteration is None:
             iteration, states = read_legacy(self.comm, folder)
-            skipped = skipped if iteration is None else "a checkpoint of version 2.0 is loaded"
+            skipped = (
+                skipped
+                if iteration is None
+                else "a checkpoint of version 2.0 is loaded"
+            )
         if skipped:
             self._say(f"{skipped}; training goes on from iteration {iteration or 0}")
         if all(writable):  # otherwise it only reads
@@ -292,7 +322,11 @@ class MultiNodeCheckpointer(Extension):
 
     def _say(self, text: str) -> None:
         if self.comm.rank == 0:
-            print(f"chainermn: checkpoint {self.run_name!r}: {text}", file=sys.stderr, flush=True)
+            print(
+                f"chainermn: checkpoint {self.run_name!r}: {text}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def initialize(self, trainer: Any) -> None:
         """Begin with the random numbers that come next in the run, whatever was drawn since.
@@ -346,16 +380,24 @@ class MultiNodeCheckpointer(Extension):
             "copy would write the same files; make another one, with another name or folder"
         )
 
-    def _is_saved(self, target: Any, iteration: int | None, number: int) -> tuple[bool, bool]:
+    def _is_saved(
+        self, target: Any, iteration: int | None, number: int
+    ) -> tuple[bool, bool]:
         """Return whether that is saved already, and whether it has to be saved elsewhere."""
-        elsewhere = self._store is None or self._folder_for(target) != self._store.folder
+        elsewhere = (
+            self._store is None or self._folder_for(target) != self._store.folder
+        )
         of, last = self._saved
         saved = iteration is None and of is not None and of is target and last == number
         return saved and not elsewhere, elsewhere
 
     def _folder_for(self, target: Any, path: Any = None) -> Folder:
         out = getattr(target, "out", None)
-        folders = path, self.path, out if isinstance(out, str | os.PathLike) else _DEFAULT_FOLDER
+        folders = (
+            path,
+            self.path,
+            out if isinstance(out, str | os.PathLike) else _DEFAULT_FOLDER,
+        )
         folder = next(each for each in folders if each is not None)
         return Folder(Path(folder).resolve(), self.run_name)
 

@@ -62,7 +62,9 @@ def create_multi_node_checkpointer(
     """
     comm = require_communicator(comm, "create_multi_node_checkpointer")
     if not isinstance(name, str):
-        raise TypeError(f"the name of a checkpointer is a str, not {type(name).__name__}")
+        raise TypeError(
+            f"the name of a checkpointer is a str, not {type(name).__name__}"
+        )
     if not name or os.sep in name or not name.isprintable():
         raise ValueError(
             f"the name of a checkpointer is part of its files' names, so {name!r} won't do: "
@@ -72,7 +74,9 @@ def create_multi_node_checkpointer(
         path = os.fspath(path)
     cp_interval = require_integer("cp_interval", cp_interval, 1)
     gc_interval = require_integer("gc_interval", gc_interval, 1)
-    return MultiNodeCheckpointer(name, comm, cp_interval, gc_interval, path, bool(background))
+    return MultiNodeCheckpointer(
+        name, comm, cp_interval, gc_interval, path, bool(background)
+    )
 
 
 create_multi_node_checkpoint = create_multi_node_checkpointer  # the manual's older name

@@ -19,7 +19,9 @@ _LEAST_PIECE_BYTES = 64 << 10
 def deal(comm: CommunicatorBase, state: State, same: Iterable[str]) -> Shard:
     """Return what this rank saves, in views, where all have the ``same`` names, in one order."""
     same = [name for name in same if name in state]
-    shard = Shard(own={name: array for name, array in state.items() if name not in same})
+    shard = Shard(
+        own={name: array for name, array in state.items() if name not in same}
+    )
     total = sum(array.nbytes for name in same if (array := state[name]) is not None)
     first, last = (total * rank // comm.size for rank in (comm.rank, comm.rank + 1))
     begin = 0  # of the array, in all bytes
@@ -27,7 +29,11 @@ def deal(comm: CommunicatorBase, state: State, same: Iterable[str]) -> Shard:
         array = state[name]
         nbytes = 0 if array is None else array.nbytes
         end = begin + nbytes
-        if array is None or nbytes < _LEAST_PIECE_BYTES or (first <= begin and end <= last):
+        if (
+            array is None
+            or nbytes < _LEAST_PIECE_BYTES
+            or (first <= begin and end <= last)
+        ):
             if first <= begin < last or (begin == total and comm.rank == 0):
                 shard.shared[name] = array
         elif begin < last and first < end:
@@ -52,7 +58,11 @@ def same_on_all(comm: CommunicatorBase, state: State) -> list[str]:
     alike = np.packbits([own.get(name, "") == form for name, form in table.items()])
     rows = comm.handshake("checkpoint", payload=alike.tobytes())
     same = np.bitwise_and.reduce([np.frombuffer(row, np.uint8) for row in rows])
-    return [name for name, is_same in zip(table, np.unpackbits(same), strict=False) if is_same]
+    return [
+        name
+        for name, is_same in zip(table, np.unpackbits(same), strict=False)
+        if is_same
+    ]
 
 
 def _form_and_checksum(array: np.ndarray | None) -> Any:

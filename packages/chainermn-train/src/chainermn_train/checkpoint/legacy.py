@@ -20,7 +20,9 @@ from .store import OPERATION, Folder
 _NONE = "chainermn-file/none"  # the names that have the value None
 
 
-def read_legacy(comm: CommunicatorBase, folder: Folder) -> tuple[int | None, list[State]]:
+def read_legacy(
+    comm: CommunicatorBase, folder: Folder
+) -> tuple[int | None, list[State]]:
     """Return the iteration and all ranks' states of the newest checkpoint of 2.0 (collective).
 
     Where this number of ranks has saved it, each gets its own alone. The iteration is None where
@@ -34,7 +36,9 @@ def read_legacy(comm: CommunicatorBase, folder: Folder) -> tuple[int | None, lis
             if len(digests) == comm.size:
                 return iteration, [found[comm.rank]] * comm.size
             ranks = range(len(digests))
-            return iteration, [comm.bcast_obj(found.get(it), root=it % comm.size) for it in ranks]
+            return iteration, [
+                comm.bcast_obj(found.get(it), root=it % comm.size) for it in ranks
+            ]
     if manifests:
         raise RuntimeError(
             f"rank {comm.rank}: no checkpoint of version 2.0 of {folder.name!r} in {folder.path} "
@@ -49,7 +53,9 @@ def remove_legacy(comm: CommunicatorBase, folder: Folder) -> None:
     with raise_on_all_ranks(comm, OPERATION):
         for iteration, digests in manifests.items():
             for rank in ["commit", *range(len(digests))]:
-                (folder.path / f"{folder.name}.{rank}.{iteration}").unlink(missing_ok=True)
+                (folder.path / f"{folder.name}.{rank}.{iteration}").unlink(
+                    missing_ok=True
+                )
 
 
 def _manifests(comm: CommunicatorBase, folder: Folder) -> dict[int, list[Any]]:
@@ -67,18 +73,27 @@ def _manifests(comm: CommunicatorBase, folder: Folder) -> dict[int, list[Any]]:
 
 
 def _read_all(
-    folder: Folder, comm: CommunicatorBase, iteration: int, digests: list[Any], found: Any
+    folder: Folder,
+    comm: CommunicatorBase,
+    iteration: int,
+    digests: list[Any],
+    found: Any,
 ) -> bool:
     """Fill ``found`` with the states that this rank reads; return whether all are whole."""
     ranks = range(comm.rank, len(digests), comm.size)
-    found.update({rank: _read(folder, rank, iteration, digests[rank]) for rank in ranks})
+    found.update(
+        {rank: _read(folder, rank, iteration, digests[rank]) for rank in ranks}
+    )
     return None not in found.values()
 
 
 def _read(folder: Folder, rank: int, iteration: int, digest: str) -> State | None:
     """Return what a rank's file holds; None if it isn't whole."""
     base = folder.path / f"{folder.name}.{rank}.{iteration}"
-    for path in base, base.with_name(base.name + ".new"):  # which may not have got its name yet
+    for path in (
+        base,
+        base.with_name(base.name + ".new"),
+    ):  # which may not have got its name yet
         with contextlib.suppress(OSError), path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() == digest:
                 file.seek(0)

@@ -40,7 +40,14 @@ def load(
         state = dict(state)
         for name, iterator in iterators_of(target).items():
             if shared_order(iterator) is not None:
-                place(iterator, name, _path_of(target, name), states, state, _places_in(state))
+                place(
+                    iterator,
+                    name,
+                    _path_of(target, name),
+                    states,
+                    state,
+                    _places_in(state),
+                )
     load_state_dict(target, state)
     iterators = iterators_of(target)
     for name, (count, start) in _places_in(state).items() if size == comm.size else ():
@@ -56,14 +63,20 @@ def load(
     return anew
 
 
-def mark_synchronized_if_equal(comm: CommunicatorBase, target: Any, optimizer: Any = None) -> None:
+def mark_synchronized_if_equal(
+    comm: CommunicatorBase, target: Any, optimizer: Any = None
+) -> None:
     """Spare optimizers their broadcast, if ranks have the same (collective)."""
     updater = updater_of(target)
     optimizers = [] if updater is None else list(updater.get_all_optimizers().values())
     if all(optimizer is not each for each in optimizers):
         optimizers.append(optimizer)
     for each in optimizers:
-        if isinstance(each, MultiNodeOptimizer) and each.target and is_same_on_all(comm, each):
+        if (
+            isinstance(each, MultiNodeOptimizer)
+            and each.target
+            and is_same_on_all(comm, each)
+        ):
             each.assume_synchronized()
 
 

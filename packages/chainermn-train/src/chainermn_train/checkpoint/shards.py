@@ -15,7 +15,9 @@ from .atomic_file import BegunFile, begun
 
 # Prefix of names that aren't Chainer's. Those of a multi-node optimizer begin with "chainermn/".
 RESERVED_PREFIX = "chainermn-file/"
-_HEADER, _OWN, _PIECE = (RESERVED_PREFIX + each for each in ("header", "own/", "piece/"))
+_HEADER, _OWN, _PIECE = (
+    RESERVED_PREFIX + each for each in ("header", "own/", "piece/")
+)
 _HEADER_AT = 30  # bytes: the length of a zip archive's header before its first name
 _FORMAT = 2
 # What NumPy can't store without pickling, and Chainer has: None.
@@ -50,7 +52,9 @@ class Shard:
     """The contents of a file."""
 
     shared: State = field(default_factory=dict)  # arrays, the same on all ranks
-    pieces: dict[str, Piece] = field(default_factory=dict)  # of such arrays, by their names
+    pieces: dict[str, Piece] = field(
+        default_factory=dict
+    )  # of such arrays, by their names
     own: State = field(default_factory=dict)  # what differs between ranks
 
 
@@ -67,7 +71,9 @@ def encode(head: Head, shard: Shard) -> dict[str, np.ndarray]:
         "format": _FORMAT,
         **asdict(head),
         "arrays": {name: _form_of(array) for name, array in present.items()},
-        "pieces": {name: (piece.shape, piece.start) for name, piece in shard.pieces.items()},
+        "pieces": {
+            name: (piece.shape, piece.start) for name, piece in shard.pieces.items()
+        },
         "none": [name for name, array in arrays.items() if array is None],
     }
     return {_HEADER: np.frombuffer(json.dumps(header).encode(), np.uint8), **present}
@@ -109,7 +115,9 @@ def read_shard(path: Path) -> Shard:
         except Exception as error:
             raise _damaged(path, error) from error
     if {name: _form_of(array) for name, array in arrays.items()} != header["arrays"]:
-        raise DamagedError(f"{path.name} is damaged: its arrays aren't those that were written")
+        raise DamagedError(
+            f"{path.name} is damaged: its arrays aren't those that were written"
+        )
     shard = Shard()
     for name, array in {**arrays, **dict.fromkeys(header["none"])}.items():
         if name.startswith(_OWN):
@@ -133,7 +141,9 @@ def _opened(path: Path, file: BinaryIO) -> tuple[dict[str, Any], Any]:
             raise DamagedError(text) from None
         raise _damaged(path, error) from error
     if header["format"] != _FORMAT:
-        raise DamagedError(f"{path.name} is of a newer version, format {header['format']}")
+        raise DamagedError(
+            f"{path.name} is of a newer version, format {header['format']}"
+        )
     return header, npz
 
 

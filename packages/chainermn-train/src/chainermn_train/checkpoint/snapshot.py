@@ -19,14 +19,20 @@ from chainer.training.extensions.snapshot_writers import SimpleWriter
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import allgather_checked, raise_on_all_ranks, require_communicator
+from ..collective_errors import (
+    allgather_checked,
+    raise_on_all_ranks,
+    require_communicator,
+)
 from ..wrappers import UnpicklableMixin
 from .loading import PLACES, load, mark_synchronized_if_equal, places
 from .shards import RESERVED_PREFIX, Head, Shard, State, encode
 from .state_dict import StateError, state_dict
 from .store import OPERATION, Folder, Store
 
-_TAKEN_BY = RESERVED_PREFIX + "taken_by"  # int64 of shape (2,): the sets that were named, and ranks
+_TAKEN_BY = (
+    RESERVED_PREFIX + "taken_by"
+)  # int64 of shape (2,): the sets that were named, and ranks
 
 
 def multi_node_snapshot(
@@ -84,9 +90,13 @@ def _ranks(replica_set: Any, size: int) -> list[int]:
         several = replica_set if isinstance(replica_set, Iterable) else [replica_set]
         ranks = sorted(operator.index(rank) for rank in several)
     except TypeError:
-        raise TypeError(f"a replica set is a rank or several ranks, not {replica_set!r}") from None
+        raise TypeError(
+            f"a replica set is a rank or several ranks, not {replica_set!r}"
+        ) from None
     if not ranks or ranks[0] < 0 or ranks[-1] >= size:
-        raise ValueError(f"the replica set {ranks} must name some of the ranks 0 to {size - 1}")
+        raise ValueError(
+            f"the replica set {ranks} must name some of the ranks 0 to {size - 1}"
+        )
     return ranks
 
 
@@ -110,7 +120,9 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
         self.trigger = snapshot.trigger
         self.priority = snapshot.priority
         self._comm = comm
-        self._set_index = next(index for index, ranks in enumerate(sets) if comm.rank in ranks)
+        self._set_index = next(
+            index for index, ranks in enumerate(sets) if comm.rank in ranks
+        )
         self._named = len(named)
         self._set_leaders = [ranks[0] for ranks in sets]
         self._is_leader = comm.rank in self._set_leaders
@@ -124,7 +136,9 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
         self._snapshot.autoload = False
         self._filename, suffix = snapshot.filename, f".{self._set_index}"
         if callable(snapshot.filename):
-            self._snapshot.filename = lambda trainer: snapshot.filename(trainer) + suffix
+            self._snapshot.filename = lambda trainer: (
+                snapshot.filename(trainer) + suffix
+            )
         else:
             self._snapshot.filename = snapshot.filename + suffix
 
@@ -134,7 +148,9 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
         All ranks serialize, since some objects can only do so together.
         """
         views = allgather_checked(
-            self._comm, OPERATION, lambda: (self._snapshot.condition(), secrets.token_hex(8))
+            self._comm,
+            OPERATION,
+            lambda: (self._snapshot.condition(), secrets.token_hex(8)),
         )
         if not any(views[leader][0] for leader in self._set_leaders):
             return
@@ -208,7 +224,11 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
 
     def _say(self, text: str) -> None:
         if self._comm.rank == 0:
-            print(f"chainermn: snapshot {self._filename!r}: {text}", file=sys.stderr, flush=True)
+            print(
+                f"chainermn: snapshot {self._filename!r}: {text}",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 class _SnapshotFolder(Folder):

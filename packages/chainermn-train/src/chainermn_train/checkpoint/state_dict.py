@@ -45,8 +45,13 @@ def state_dict(target: Any) -> State:
                     "store numbers, strings, None or arrays of them"
                 )
             state[name] = None
-        elif np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(array.dtype)) != array.dtype:
-            raise TypeError(f"{name!r} can't be stored: NumPy's files have no dtype {array.dtype}")
+        elif (
+            np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(array.dtype))
+            != array.dtype
+        ):
+            raise TypeError(
+                f"{name!r} can't be stored: NumPy's files have no dtype {array.dtype}"
+            )
         else:
             state[name] = array
     return state
@@ -82,7 +87,9 @@ class _CheckedDeserializer(NpzDeserializer):
                 "was taken of an object that was made differently, or it belongs to a rank, "
                 "and their number has changed"
             )
-        floating = isinstance(value, chainer.get_array_types()) and value.dtype.kind == "f"
+        floating = (
+            isinstance(value, chainer.get_array_types()) and value.dtype.kind == "f"
+        )
         if floating and stored.dtype.kind == "f" and stored.dtype != value.dtype:
             raise StateError(
                 f"{name!r} has dtype {stored.dtype} in the stored state and {value.dtype} "

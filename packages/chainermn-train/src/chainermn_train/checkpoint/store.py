@@ -29,7 +29,11 @@ class Save(NamedTuple):
     attempt: int = 1
 
     def __str__(self) -> str:
-        return f"{self.iteration}" if self.attempt == 1 else f"{self.iteration}-{self.attempt}"
+        return (
+            f"{self.iteration}"
+            if self.attempt == 1
+            else f"{self.iteration}-{self.attempt}"
+        )
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,9 @@ class Folder:
 
     def listing(self) -> tuple[dict[tuple[Save, int], str], list[Path]]:
         """Return the files of saves and ranks, whoever wrote them, and the unfinished files."""
-        pattern = re.compile(rf"{self.pattern}(?P<tmp>(?:{re.escape(TEMPORARY)})?)", re.A)
+        pattern = re.compile(
+            rf"{self.pattern}(?P<tmp>(?:{re.escape(TEMPORARY)})?)", re.A
+        )
         found, unfinished, names = {}, [], list[str]()
         with contextlib.suppress(FileNotFoundError):
             names = os.listdir(self.path)
@@ -60,7 +66,9 @@ class Folder:
                 if parts["tmp"]:
                     unfinished.append(self.path / name)
                 else:
-                    save = Save(int(parts["iteration"] or 0), int(parts.get("attempt") or 1))
+                    save = Save(
+                        int(parts["iteration"] or 0), int(parts.get("attempt") or 1)
+                    )
                     found[save, int(parts["rank"])] = name
         return found, unfinished
 
@@ -93,18 +101,26 @@ class Store:
                     readers[key] = rank
 
         def read_heads() -> dict[tuple[Save, int], Head | str | None]:
-            return {key: self._head(*key) for key, rank in readers.items() if rank == comm.rank}
+            return {
+                key: self._head(*key)
+                for key, rank in readers.items()
+                if rank == comm.rank
+            }
 
         heads: dict[tuple[Save, int], Head | str | None] = {}
         for each in allgather_checked(comm, OPERATION, read_heads):
             heads.update(each)
-        self._last_attempts = {save.iteration: save.attempt for save, _ in sorted(heads)}
+        self._last_attempts = {
+            save.iteration: save.attempt for save, _ in sorted(heads)
+        }
         names = {key: name for files, _ in listings for key, name in files.items()}
         self.foreign = sorted(names[key] for key, head in heads.items() if head is None)
         ours = [key for key, head in heads.items() if head is not None]
         self.generations = [
             self._generation(
-                save, readers, {rank: heads[save, rank] for of, rank in ours if of == save}
+                save,
+                readers,
+                {rank: heads[save, rank] for of, rank in ours if of == save},
             )
             for save in sorted({save for save, _ in ours}, reverse=True)
         ]
@@ -113,7 +129,9 @@ class Store:
         # By save: the shards that it is for this rank to remove.
         self._to_remove: dict[Save, list[int]] = {}
         for save, rank in ours:
-            self._to_remove.setdefault(save, []).extend([rank] * (readers[save, rank] == comm.rank))
+            self._to_remove.setdefault(save, []).extend(
+                [rank] * (readers[save, rank] == comm.rank)
+            )
 
     def _head(self, save: Save, rank: int) -> Head | str | None:
         """Return which shard a file is; why it can't be read; None if it is somebody else's."""
@@ -128,7 +146,10 @@ class Store:
         return head if (head.name, head.iteration, head.rank) == expected else None
 
     def _generation(
-        self, save: Save, readers: Mapping[tuple[Save, int], int], heads: Mapping[int, Any]
+        self,
+        save: Save,
+        readers: Mapping[tuple[Save, int], int],
+        heads: Mapping[int, Any],
     ) -> Generation:
         problems = [each for each in heads.values() if isinstance(each, str)]
         whole = [each for each in heads.values() if isinstance(each, Head)]
@@ -196,10 +217,14 @@ class Store:
         return None, [], self._explained(skipped)
 
     def _explained(self, skipped: Mapping[Save, str]) -> str:
-        words = [f"iteration {it.iteration} is incomplete: {skipped[it]}" for it in skipped]
+        words = [
+            f"iteration {it.iteration} is incomplete: {skipped[it]}" for it in skipped
+        ]
         if self.foreign:
             names = ", ".join(self.foreign)
-            words.append(f"{names} not touched: {self.folder.path} has them from another program")
+            words.append(
+                f"{names} not touched: {self.folder.path} has them from another program"
+            )
         return "; ".join(words)
 
     def _read(self, generation: Generation) -> list[Shard] | str:
@@ -211,7 +236,9 @@ class Store:
             for rank, reader in enumerate(generation.readers):
                 if reader == comm.rank:
                     try:
-                        shards[rank] = read_shard(self.folder.path / self._names[save, rank])
+                        shards[rank] = read_shard(
+                            self.folder.path / self._names[save, rank]
+                        )
                     except (OSError, DamagedError) as error:
                         return str(error)
             return ""
@@ -220,7 +247,8 @@ class Store:
         if problems:
             return "; ".join(problems)
         return [
-            comm.bcast_obj(shards.get(it), root=root) for it, root in enumerate(generation.readers)
+            comm.bcast_obj(shards.get(it), root=root)
+            for it, root in enumerate(generation.readers)
         ]
 
     def note_written(self, save: Save) -> None:
@@ -237,7 +265,11 @@ class Store:
         """
         by_iteration = {save.iteration: save for save in sorted(self.complete)}
         complete = [*by_iteration.values()]
-        first = complete[-cp_interval] if len(complete) - cp_interval >= gc_interval else Save(0)
+        first = (
+            complete[-cp_interval]
+            if len(complete) - cp_interval >= gc_interval
+            else Save(0)
+        )
         older = [each for each in self._to_remove if complete and each < complete[-1]]
         return [each for each in older if each < first or each not in complete]
 

@@ -30,7 +30,9 @@ def get_n_iterations_for_one_epoch(
     comm = require_communicator(comm, operation)
 
     def count() -> int:
-        return -(-len(dataset) // require_integer("local_batch_size", local_batch_size, 1))
+        return -(
+            -len(dataset) // require_integer("local_batch_size", local_batch_size, 1)
+        )
 
     number: int = bcast_checked(comm, operation, count)
     return number
@@ -45,4 +47,6 @@ def get_epoch_trigger(
     epochs of their data sets don't end at the same time. ``dataset``, ``local_batch_size`` and
     ``comm`` are as there, and so is what it raises.
     """
-    return n_epochs * get_n_iterations_for_one_epoch(dataset, local_batch_size, comm), "iteration"
+    return n_epochs * get_n_iterations_for_one_epoch(
+        dataset, local_batch_size, comm
+    ), "iteration"

@@ -12,7 +12,12 @@ from chainer.datasets import SubDataset
 
 from chainermn_comm import CommunicatorBase, create_communicator
 
-from ..collective_errors import SharedFailure, bcast_checked, require_communicator, require_integer
+from ..collective_errors import (
+    SharedFailure,
+    bcast_checked,
+    require_communicator,
+    require_integer,
+)
 from .transfer import scatter_parts
 
 # MPI counts in a C int.
@@ -83,7 +88,10 @@ def scatter_dataset(
                 # NumPy has frozen the stream of RandomState.
                 draw = np.random.RandomState(seed).permutation if shuffle else np.arange
                 order = draw(count)
-                shares = [_share(count, rank, size, force_equal_length) for rank in range(size)]
+                shares = [
+                    _share(count, rank, size, force_equal_length)
+                    for rank in range(size)
+                ]
                 indices = [order[begin:end] for begin, end in shares]
         communicator.handshake("scatter_dataset", (("root", index),))
         part = scatter_parts(communicator, index, dataset, indices, max_buf_len)
@@ -141,7 +149,9 @@ def _chainermn_communicator(
 
         if isinstance(comm, MPI.Intracomm):
             return create_communicator("naive", comm)
-    comm = require_communicator(comm, f"{caller}, unless it is given an mpi4py intracommunicator,")
+    comm = require_communicator(
+        comm, f"{caller}, unless it is given an mpi4py intracommunicator,"
+    )
     return nullcontext(comm)
 
 

@@ -48,5 +48,8 @@ def share_dataset(dataset: Any, comm: CommunicatorBase, root: int = 0) -> Any:
     leaders = dict.fromkeys(range(comm.inter_size), 0) | dict([places[root]])
     chosen = [np.arange(count if leaders[node] == rank else 0) for node, rank in places]
     part = scatter_parts(comm, root, dataset, chosen if comm.rank == root else None)
-    with comm.split(comm.inter_rank, comm.rank) as node, raise_on_all_ranks(comm, _OPERATION):
+    with (
+        comm.split(comm.inter_rank, comm.rank) as node,
+        raise_on_all_ranks(comm, _OPERATION),
+    ):
         return node.bcast_obj(part, root=leaders[comm.inter_rank])

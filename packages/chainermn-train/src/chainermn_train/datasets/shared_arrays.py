@@ -32,7 +32,9 @@ _TOKEN_BYTES, _BEGIN = 32, 64
 # Python names it from 3.13 on. Pages that are never written to need no memory set aside.
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
-_sharing = threading.Lock()  # an array is put into one file, whichever thread pickles it first
+_sharing = (
+    threading.Lock()
+)  # an array is put into one file, whichever thread pickles it first
 
 
 class SharedFile:
@@ -46,7 +48,9 @@ class SharedFile:
         self.descriptor = descriptor
         self._token = token
         close = weakref.finalize(self, os.close, descriptor)
-        close.atexit = False  # arrays may outlive it until then, and the kernel closes it
+        close.atexit = (
+            False  # arrays may outlive it until then, and the kernel closes it
+        )
         nbytes = os.fstat(descriptor).st_size
         # An array in it keeps the memory mapped.
         self.map = mmap.mmap(descriptor, nbytes, mmap.MAP_PRIVATE | _MAP_NORESERVE)
@@ -73,7 +77,10 @@ class SharedFile:
             # Otherwise a page that can't be had is a SIGBUS when it is touched.
             os.posix_fallocate(file.fileno(), 0, _BEGIN + nbytes)
             free = os.statvfs(folder)
-            if folder == MEMORY_FOLDER and free.f_bavail * free.f_frsize < LEFT_FREE_BYTES:
+            if (
+                folder == MEMORY_FOLDER
+                and free.f_bavail * free.f_frsize < LEFT_FREE_BYTES
+            ):
                 raise OSError(errno.ENOSPC, "MPI needs the space that is left")
             os.pwrite(file.fileno(), token, 0)
             return cls(os.dup(file.fileno()), token)
@@ -88,7 +95,12 @@ class SharedFile:
 
     def __reduce__(self) -> Any:
         # As a file of this process: the one that made it may have ended.
-        return _open_file, (socket.gethostname(), os.getpid(), self.descriptor, self._token)
+        return _open_file, (
+            socket.gethostname(),
+            os.getpid(),
+            self.descriptor,
+            self._token,
+        )
 
 
 class SharedArray:
@@ -105,7 +117,9 @@ class SharedArray:
         self.array, self._file = array, file
 
     @classmethod
-    def load(cls, file: SharedFile | None, shape: tuple[int, ...], dtype: np.dtype) -> SharedArray:
+    def load(
+        cls, file: SharedFile | None, shape: tuple[int, ...], dtype: np.dtype
+    ) -> SharedArray:
         """Map an array from a file; an empty one if there is none."""
         if file is None:
             return cls(np.empty(shape, dtype))
@@ -143,19 +157,25 @@ class SharedArray:
 def _differ(own: np.ndarray, file: SharedFile) -> bool:
     """Return whether this process has written to its pages of an array in a file."""
     with open(file.descriptor, "rb", closefd=False) as opened:
-        return not np.array_equal(own, np.memmap(opened, np.uint8, "r", _BEGIN, own.shape))
+        return not np.array_equal(
+            own, np.memmap(opened, np.uint8, "r", _BEGIN, own.shape)
+        )
 
 
 def _open_file(host: str, process: int, descriptor: int, token: bytes) -> SharedFile:
     """Load a pickle of a shared file, or copy one."""
     path = f"/proc/{process}/fd/{descriptor}"
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # opening anything else may have effects
+        if not stat.S_ISREG(
+            os.stat(path).st_mode
+        ):  # opening anything else may have effects
             raise FileNotFoundError(errno.ENOENT, "that number is no file now", path)
         opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         if os.pread(opened, _TOKEN_BYTES, 0) != token:
             os.close(opened)
-            raise FileNotFoundError(errno.ENOENT, "that number is another file now", path)
+            raise FileNotFoundError(
+                errno.ENOENT, "that number is another file now", path
+            )
         return SharedFile(opened, token)
     except OSError as error:
         raise OSError(

@@ -53,7 +53,8 @@ def subset(dataset: Any, indices: np.ndarray, take: TakeRows) -> Any:
     for base in cls.__mro__:
         # One that overrides how examples are found may mean something else by its indices.
         if base in _INHERITABLE and all(
-            getattr(cls, name, None) is getattr(base, name, None) for name in _FINDS_EXAMPLES
+            getattr(cls, name, None) is getattr(base, name, None)
+            for name in _FINDS_EXAMPLES
         ):
             return _SPLITTERS[base](dataset, indices, take)
     return IndexedView(dataset, indices)

@@ -38,7 +38,9 @@ def scatter_parts(
 
     ``indices``, which only the root has, are the int64 indices of each rank's examples.
     """
-    limit = bcast_checked(comm, _OPERATION, lambda: min(max_buf_len, _MESSAGE_BYTES), root)
+    limit = bcast_checked(
+        comm, _OPERATION, lambda: min(max_buf_len, _MESSAGE_BYTES), root
+    )
     # A communicator of its own: messages of the user may be under way, with any tag.
     with comm.split(0, comm.rank) as messages, raise_on_all_ranks(comm, _OPERATION):
         if indices is None:
@@ -57,10 +59,15 @@ def _send_all(
         try:
             if not errors:
                 part, found = _part(dataset, indices[rank])
-                pickled, arrays = _pickle_of(part, found), [each.array for each in found]
+                pickled, arrays = (
+                    _pickle_of(part, found),
+                    [each.array for each in found],
+                )
         except BaseException as error:
             errors.append(error)
-        comm.send_obj((pickled, [(array.shape, array.dtype) for array in arrays]), rank, 0)
+        comm.send_obj(
+            (pickled, [(array.shape, array.dtype) for array in arrays]), rank, 0
+        )
         try:
             for array in arrays:
                 rows = array.reshape(-1).view(np.uint8)
@@ -111,7 +118,9 @@ def _part(dataset: Any, indices: np.ndarray) -> tuple[Any, list[SharedArray]]:
         for *key, rows in taken:  # as input and target, say
             if key[0] is source and key[1] is chosen:
                 return rows
-        taken.append((source, chosen, SharedArray(np.ascontiguousarray(source[chosen]))))
+        taken.append(
+            (source, chosen, SharedArray(np.ascontiguousarray(source[chosen])))
+        )
         return taken[-1][-1]
 
     return subset(dataset, indices, take), [rows for _, _, rows in taken]

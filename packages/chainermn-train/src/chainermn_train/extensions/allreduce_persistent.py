@@ -63,13 +63,17 @@ class AllreducePersistent(UnpicklableMixin, training.Extension):
         def find() -> dict[str, Any]:
             return {each.name: _kind_of(each.value) for each in persistents(self.model)}
 
-        kinds, counts = _merge_views(allgather_checked(self.comm, "AllreducePersistent", find))
+        kinds, counts = _merge_views(
+            allgather_checked(self.comm, "AllreducePersistent", find)
+        )
         if not kinds:
             return
         found = {each.name: each for each in persistents(self.model)}
         wide = np.result_type(np.float32, *(dtype for dtype, _ in kinds.values()))
         terms = [
-            np.zeros(shape, wide) if found[name].value is None else to_host(found[name].value)
+            np.zeros(shape, wide)
+            if found[name].value is None
+            else to_host(found[name].value)
             for name, (_, shape) in kinds.items()
         ]
         flat = [np.asarray(term, wide).reshape(-1) for term in terms]
@@ -116,7 +120,10 @@ def _merge_views(views: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str,
         if any(kind is not None and kind != floats[0] for kind in seen):
             raise RankMismatchError(
                 f"persistent value {name!r} has no mean, because it differs between ranks: "
-                + ", ".join(f"{_in_words(kind)} on rank {rank}" for rank, kind in enumerate(seen))
+                + ", ".join(
+                    f"{_in_words(kind)} on rank {rank}"
+                    for rank, kind in enumerate(seen)
+                )
                 + "; build the same model on all ranks"
             )
         kinds[name], counts[name] = floats[0], len(floats)

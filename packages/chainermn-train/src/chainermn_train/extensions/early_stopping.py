@@ -63,7 +63,9 @@ class MultiNodeEarlyStoppingTrigger(UnpicklableMixin, EarlyStoppingTrigger):
     ) -> None:
         comm = require_communicator(comm, "MultiNodeEarlyStoppingTrigger")
         verbose = verbose and comm.rank == 0
-        super().__init__(check_trigger, monitor, patience, mode, verbose, max_trigger, **kwargs)
+        super().__init__(
+            check_trigger, monitor, patience, mode, verbose, max_trigger, **kwargs
+        )
         self.comm = comm
         self.suffix = suffix
         self._observed = 0  # values in the summary
@@ -80,7 +82,9 @@ class MultiNodeEarlyStoppingTrigger(UnpicklableMixin, EarlyStoppingTrigger):
 
         def triggers() -> tuple[bool, bool]:
             self._observe(trainer.observation)
-            return bool(self._max_trigger(trainer)), bool(self._interval_trigger(trainer))
+            return bool(self._max_trigger(trainer)), bool(
+                self._interval_trigger(trainer)
+            )
 
         ranks = allgather_checked(self.comm, "MultiNodeEarlyStoppingTrigger", triggers)
         if any(stop for stop, _ in ranks):
@@ -101,14 +105,18 @@ class MultiNodeEarlyStoppingTrigger(UnpicklableMixin, EarlyStoppingTrigger):
 
     def _check(self, observation: dict[str, Any]) -> bool:
         """Compare the mean over ranks with the best so far (collective)."""
-        ranks = allgather_checked(self.comm, "MultiNodeEarlyStoppingTrigger", self._mean_here)
+        ranks = allgather_checked(
+            self.comm, "MultiNodeEarlyStoppingTrigger", self._mean_here
+        )
         found = [each for each in ranks if each is not None]
         if not found:
             if self.comm.rank == 0:
                 warnings.warn(f"{self.monitor} is not in observation", stacklevel=3)
             return False
         # All ranks add up the same list in the same order, so they get the same bits.
-        current = sum(mean * count for mean, count in found) / sum(count for _, count in found)
+        current = sum(mean * count for mean, count in found) / sum(
+            count for _, count in found
+        )
         observation[self.monitor + self.suffix] = current
         self._init_summary()
         self._observed = 0
@@ -135,6 +143,9 @@ class MultiNodeEarlyStoppingTrigger(UnpicklableMixin, EarlyStoppingTrigger):
         self.best = serializer("best", self.best)
         self._observed = serializer("observed", self._observed)
         self._summary.serialize(serializer["summary"])
-        for name, trigger in ("check", self._interval_trigger), ("max", self._max_trigger):
+        for name, trigger in (
+            ("check", self._interval_trigger),
+            ("max", self._max_trigger),
+        ):
             if hasattr(trigger, "serialize"):
                 trigger.serialize(serializer[name])

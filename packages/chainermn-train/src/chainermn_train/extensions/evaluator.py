@@ -14,7 +14,9 @@ from ..host_arrays import as_number, mean_of
 from ..wrappers import UnpicklableMixin
 
 
-def create_multi_node_evaluator(actual_evaluator: Any, communicator: CommunicatorBase) -> Any:
+def create_multi_node_evaluator(
+    actual_evaluator: Any, communicator: CommunicatorBase
+) -> Any:
     """Make an evaluator report the mean over all ranks' examples, on every rank.
 
     Its ``evaluate()`` becomes collective: all ranks must call it, or run trainers that do
@@ -45,7 +47,9 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
     """
     communicator = require_communicator(communicator, "create_multi_node_evaluator")
     if "_mn_communicator" in getattr(actual_evaluator, "__dict__", ()):
-        raise TypeError("the evaluator is already a multi-node evaluator; use it as it is")
+        raise TypeError(
+            "the evaluator is already a multi-node evaluator; use it as it is"
+        )
     evaluate = getattr(actual_evaluator, "evaluate", None)
     if not callable(evaluate):
         raise TypeError(
@@ -66,7 +70,9 @@ def create_multi_node_evaluator(actual_evaluator: Any, communicator: Communicato
     # A function that was put into the instance would go before the subclass's.
     in_class = None if hasattr(cls, "evaluate") else evaluate
     own = vars(actual_evaluator)
-    own.update(_mn_evaluate=own.pop("evaluate", in_class), _mn_communicator=communicator)
+    own.update(
+        _mn_evaluate=own.pop("evaluate", in_class), _mn_communicator=communicator
+    )
     return actual_evaluator
 
 
@@ -93,8 +99,12 @@ def _multi_node_class(cls: Any) -> Any:
             communicator = vars(self)["_mn_communicator"]
             return _mean(allgather_checked(communicator, "evaluate", evaluate_here))
 
-    about = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
-    copied = {name: value for name, value in vars(UnpicklableMixin).items() if callable(value)}
+    about = {
+        name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")
+    }
+    copied = {
+        name: value for name, value in vars(UnpicklableMixin).items() if callable(value)
+    }
     members = {**copied, **about, "__slots__": (), "evaluate": evaluate}
     multi_node: Any = type(cls.__name__, (cls,), members)
     return multi_node
@@ -108,7 +118,9 @@ def _checked(result: Any) -> dict[str, Any]:
             "the evaluator's evaluate() must return a dict of the values to report, not "
             f"{kind}; is there a `return` missing?"
         )
-    return {key: as_number(key, value, "the evaluator") for key, value in result.items()}
+    return {
+        key: as_number(key, value, "the evaluator") for key, value in result.items()
+    }
 
 
 def _mean(results: list[tuple[int | None, dict[str, Any]]]) -> dict[str, Any]:
@@ -125,10 +137,14 @@ def _mean(results: list[tuple[int | None, dict[str, Any]]]) -> dict[str, Any]:
     means = {}
     for key in dict.fromkeys(key for _, values in results for key in values):
         having = [rank for rank, (_, values) in enumerate(results) if key in values]
-        counts, terms = zip(*((results[r][0], results[r][1][key]) for r in having), strict=True)
+        counts, terms = zip(
+            *((results[r][0], results[r][1][key]) for r in having), strict=True
+        )
         shapes = list(map(np.shape, terms))
         if len(set(shapes)) > 1:
-            views = [f"{shape} on rank {r}" for r, shape in zip(having, shapes, strict=True)]
+            views = [
+                f"{shape} on rank {r}" for r, shape in zip(having, shapes, strict=True)
+            ]
             raise ValueError(
                 f"the evaluator reports {key!r} in shapes that differ between ranks, so it has no "
                 f"mean: {', '.join(views)}"

@@ -91,11 +91,17 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
         comm = require_communicator(comm, "GenericMultiNodeEvaluator")
         calls_target = type(self).calc_local is GenericMultiNodeEvaluator.calc_local
         if calls_target and not callable(target):
-            raise TypeError(f"target must be a model or a function, not {type(target).__name__}")
+            raise TypeError(
+                f"target must be a model or a function, not {type(target).__name__}"
+            )
         if progress_hook is not None and not callable(progress_hook):
-            raise TypeError(f"progress_hook must be a function, not {type(progress_hook).__name__}")
+            raise TypeError(
+                f"progress_hook must be a function, not {type(progress_hook).__name__}"
+            )
         if not hasattr(iterator, "__next__"):
-            raise TypeError(f"iterator must be an iterator, not {type(iterator).__name__}")
+            raise TypeError(
+                f"iterator must be an iterator, not {type(iterator).__name__}"
+            )
         if getattr(iterator, "repeat", getattr(iterator, "_repeat", False)):
             raise ValueError("the iterator never ends; make it with repeat=False")
         self.comm = comm
@@ -149,7 +155,9 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
             RankMismatchError: on all ranks, when they were given different ``root``.
         """
         result = self._aggregate_at_root()
-        numbers = bcast_checked(self.comm, _OPERATION, lambda: _numbers(result), self.root)
+        numbers = bcast_checked(
+            self.comm, _OPERATION, lambda: _numbers(result), self.root
+        )
         prefix = "" if self.name is None else f"{self.name}/"
         chainer.report({f"{prefix}{key}": value for key, value in numbers.items()})
         return result
@@ -167,7 +175,9 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
         self.comm.handshake(_OPERATION, (("root", self.root),))
         local = self._local()
         results: list[Any] = []
-        gathered: list[bytes | None] = []  # on root: the pickled results of a batch of each rank
+        gathered: list[
+            bytes | None
+        ] = []  # on root: the pickled results of a batch of each rank
         while True:
             with SharedFailure(self.comm.handshake, _OPERATION):
                 results += [pickle.loads(each) for each in gathered if each is not None]
@@ -189,7 +199,9 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
         dataset = getattr(iterator, "dataset", None)
         if dataset is not None and len(dataset) == 0:
             return
-        reporter = chainer.Reporter()  # else the model would report into the training's values
+        reporter = (
+            chainer.Reporter()
+        )  # else the model would report into the training's values
         if isinstance(self.target, chainer.Link):
             reporter.add_observer("main", self.target)
             reporter.add_observers("main", self.target.namedlinks(skipself=True))
@@ -197,7 +209,11 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
             if len(batch) == 0:
                 continue
             arrays = _call_converter(self.converter, batch, self.device)
-            with reporter, chainer.using_config("train", False), chainer.no_backprop_mode():
+            with (
+                reporter,
+                chainer.using_config("train", False),
+                chainer.no_backprop_mode(),
+            ):
                 if isinstance(arrays, tuple):
                     output = self.calc_local(*arrays)
                 elif isinstance(arrays, dict):
@@ -219,4 +235,6 @@ def _numbers(result: Any) -> dict[str, Any]:
     if not isinstance(result, Mapping):
         return {}
     kinds = (Number, np.bool_, np.ndarray)
-    return {key: host for key in result if isinstance(host := to_host(result[key]), kinds)}
+    return {
+        key: host for key in result if isinstance(host := to_host(result[key]), kinds)
+    }

@@ -61,13 +61,17 @@ class ObservationAggregator(UnpicklableMixin, training.Extension):
     ) -> None:
         comm = require_communicator(comm, "ObservationAggregator")
         if aggregator is not None and not callable(aggregator):
-            raise TypeError(f"aggregator must be a function, not {type(aggregator).__name__}")
+            raise TypeError(
+                f"aggregator must be a function, not {type(aggregator).__name__}"
+            )
         self.comm = comm
         self.original_key = original_key
         self.aggregated_key = original_key if aggregated_key is None else aggregated_key
         self.comm_trigger = training.get_trigger(comm_trigger)
         self.aggregator = aggregator
-        self._values: list[Any] = []  # kept as observed: reading a GPU's number would wait for it
+        self._values: list[
+            Any
+        ] = []  # kept as observed: reading a GPU's number would wait for it
 
     def __call__(self, trainer: Any) -> None:
         """Keep this iteration's value; combine those kept if it is time (collective then).
@@ -91,7 +95,9 @@ class ObservationAggregator(UnpicklableMixin, training.Extension):
         if not any(ranks):
             return
         if (aggregator := self.aggregator) is not None:
-            result = bcast_checked(self.comm, "ObservationAggregator", lambda: aggregator(ranks))
+            result = bcast_checked(
+                self.comm, "ObservationAggregator", lambda: aggregator(ranks)
+            )
         else:  # all ranks add up the same list: they get the same bits
             values = [value for rank in ranks for value in rank]
             result = mean_of(values, [1] * len(values))
@@ -100,7 +106,10 @@ class ObservationAggregator(UnpicklableMixin, training.Extension):
     def _on_host(self) -> list[Any]:
         if self.aggregator is not None:
             return [to_host(value) for value in self._values]
-        return [as_number(self.original_key, value, "the training loop") for value in self._values]
+        return [
+            as_number(self.original_key, value, "the training loop")
+            for value in self._values
+        ]
 
     def serialize(self, serializer: Any) -> None:
         """Save or load what is kept, and the state of ``comm_trigger``."""
@@ -112,7 +121,9 @@ class ObservationAggregator(UnpicklableMixin, training.Extension):
             for index, value in enumerate(self._values):
                 kept(str(index), np.asarray(to_host(value)))
         else:
-            self._values = [kept(str(index), None) for index in range(serializer("count", 0))]
+            self._values = [
+                kept(str(index), None) for index in range(serializer("count", 0))
+            ]
 
 
 def _copy(value: Any) -> Any:

@@ -50,7 +50,9 @@ def on_rank(extension: Any, comm: CommunicatorBase, rank: int = 0) -> OneRankExt
             f"{type(extension).__name__} communicates, so it has to run on all ranks: give it to "
             "Trainer.extend as it is"
         )
-    return OneRankExtension(extension, comm.rank == require_integer("rank", rank, 0, comm.size - 1))
+    return OneRankExtension(
+        extension, comm.rank == require_integer("rank", rank, 0, comm.size - 1)
+    )
 
 
 class OneRankExtension(AttributeProxy):
@@ -72,6 +74,8 @@ class OneRankExtension(AttributeProxy):
 
     def __getattr__(self, name: str) -> Any:
         # Functions have no such method, or None.
-        if name in self._EVENTS and not (self.here and getattr(self.actual, name, None)):
+        if name in self._EVENTS and not (
+            self.here and getattr(self.actual, name, None)
+        ):
             return lambda *_: None
         return super().__getattr__(name)

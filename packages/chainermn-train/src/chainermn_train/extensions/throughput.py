@@ -11,7 +11,11 @@ from chainer.backends import cuda
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import allgather_checked, raise_on_all_ranks, require_communicator
+from ..collective_errors import (
+    allgather_checked,
+    raise_on_all_ranks,
+    require_communicator,
+)
 from ..profiling import StepClock, StepTimes, TimedUpdater
 from ..wrappers import UnpicklableMixin
 
@@ -76,7 +80,9 @@ class ThroughputReport(UnpicklableMixin, training.Extension):
             self._examples = _examples(updater)
         on_gpu = any(optimizer.target.xp is cuda.cupy for optimizer in optimizers)
         self._clock = StepClock(
-            (lambda: cuda.cupy.cuda.get_current_stream().synchronize()) if on_gpu else None
+            (lambda: cuda.cupy.cuda.get_current_stream().synchronize())
+            if on_gpu
+            else None
         )
         self._undo.append(lambda: setattr(trainer, "updater", updater))
         trainer.updater = TimedUpdater(updater, self._clock)
@@ -117,7 +123,8 @@ def _summary(examples: float, ranks: list[StepTimes]) -> dict[str, float]:
     wire = sum(rank.communication for rank in ranks) / sampled
     return {
         "examples_per_second": examples / max(rank.seconds for rank in ranks),
-        "seconds_per_step": sum(rank.seconds for rank in ranks) / sum(rank.steps for rank in ranks),
+        "seconds_per_step": sum(rank.seconds for rank in ranks)
+        / sum(rank.steps for rank in ranks),
         "computing": 1 - waiting - wire,
         "waiting": waiting,
         "wire": wire,
@@ -155,5 +162,7 @@ def _examples(updater: Any) -> float:
     """Return how many examples this rank has trained on, all epochs together."""
     dataset = getattr(updater.get_iterator("main"), "dataset", None)
     if dataset is None:
-        raise TypeError("ThroughputReport can't count examples: the main iterator has no data set")
+        raise TypeError(
+            "ThroughputReport can't count examples: the main iterator has no data set"
+        )
     return updater.epoch_detail * len(dataset) if len(dataset) else 0.0

@@ -16,7 +16,10 @@ def pack(value: Any) -> tuple[np.ndarray, np.ndarray]:
     found: list[pickle.PickleBuffer] = []
     text = pickle.dumps(value, protocol=5, buffer_callback=found.append)
     buffers = [np.frombuffer(buffer.raw(), np.uint8) for buffer in found]
-    ends = np.cumsum([0, *(-(-buffer.size // _ALIGNMENT) for buffer in buffers)]) * _ALIGNMENT
+    ends = (
+        np.cumsum([0, *(-(-buffer.size // _ALIGNMENT) for buffer in buffers)])
+        * _ALIGNMENT
+    )
     data = np.empty(ends[-1], np.uint8)
     spans = []
     for begin, buffer in zip(ends.tolist(), buffers, strict=False):

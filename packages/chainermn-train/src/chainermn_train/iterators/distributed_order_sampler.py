@@ -58,7 +58,9 @@ class DistributedOrderSampler(OrderSampler):
         TypeError: ``comm`` is not a communicator; raised at once on this rank only.
     """
 
-    def __init__(self, comm: CommunicatorBase, seed: int = 0, *, drop_last: bool = False) -> None:
+    def __init__(
+        self, comm: CommunicatorBase, seed: int = 0, *, drop_last: bool = False
+    ) -> None:
         comm = require_communicator(comm, _OPERATION)
         with SharedFailure(comm.handshake, _OPERATION):
             self.seed = require_integer("seed", seed, 0, 2**32 - 1)
@@ -80,7 +82,9 @@ class DistributedOrderSampler(OrderSampler):
         count = len(current_order)
         # A part of few examples may be 0, 1, and so on, too.
         is_reset = np.array_equal(current_order, np.arange(count))
-        if self._examples is None or (is_reset and _digest(current_order) not in self._places):
+        if self._examples is None or (
+            is_reset and _digest(current_order) not in self._places
+        ):
             self._examples = count
             return self.order_at(Place(0, 0, count))[0]
         place = self._find(current_order)
@@ -92,7 +96,10 @@ class DistributedOrderSampler(OrderSampler):
         Not collective; raises nothing.
         """
         self._examples = place.examples
-        length, left = self._share(place.examples), self._share(place.examples - place.seen)
+        length, left = (
+            self._share(place.examples),
+            self._share(place.examples - place.seen),
+        )
         permutation = shuffled([self.seed, place.epoch], place.examples)
         # What lies before the position has been seen: an iterator's orders are equally long.
         first = place.seen + self._rank - (length - left) * self._size
@@ -129,7 +136,9 @@ class DistributedOrderSampler(OrderSampler):
         """Return where an order begins that this returned, or another one like it elsewhere."""
         digest = _digest(order)
         if digest not in self._places and self._examples is not None:
-            epochs = range(_MOST_EPOCHS) if len(order) == self._share(self._examples) else ()
+            epochs = (
+                range(_MOST_EPOCHS) if len(order) == self._share(self._examples) else ()
+            )
             for epoch in epochs:
                 if digest == _digest(self.order_at(Place(epoch, 0, self._examples))[0]):
                     break

@@ -175,7 +175,9 @@ class MultiNodeIterator(IteratorProxy):
             self.actual.serialize(serializer if loading else record)
             return record.target
 
-        saved = self._broadcast_from_master(f"serialize, {'load' if loading else 'sav'}ing", make)
+        saved = self._broadcast_from_master(
+            f"serialize, {'load' if loading else 'sav'}ing", make
+        )
         with raise_on_all_ranks(self.communicator, _OPERATION):
             for key, value in saved.items():
                 # None comes as an array of objects, which not all serializers take.
@@ -186,7 +188,9 @@ class MultiNodeIterator(IteratorProxy):
         communicator, master = self.communicator, self.rank_master
 
         def fail(operation: str, error: BaseException) -> None:
-            communicator.bcast(_pack(self.actual, None), root=master)  # ranks wait for it
+            communicator.bcast(
+                _pack(self.actual, None), root=master
+            )  # ranks wait for it
             communicator.handshake(operation, error=error)
 
         if communicator.rank == master:

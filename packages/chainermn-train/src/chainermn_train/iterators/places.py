@@ -66,11 +66,16 @@ def place(
         epochs = [int(np.asarray(each[path + "epoch"])) for each in states]
         sizes = [len(each) if each.ndim else count for each in orders]
         seen = zip(epochs, positions, sizes, strict=True)
-        detail = sum(it + min(1.0, at / max(1, of)) for it, at, of in seen) / len(states)
+        detail = sum(it + min(1.0, at / max(1, of)) for it, at, of in seen) / len(
+            states
+        )
         epoch, position = math.floor(detail), round(detail % 1 * len(iterator.dataset))
         if sampler is not None:
             state[order_key] = order = sampler(np.arange(len(iterator.dataset)), 0)
             position = round(detail % 1 * len(order))
             anew = [f"the order of examples of iterator {name!r}"]
-    state[path + "epoch"], state[path + "current_position"] = np.array(epoch), np.array(position)
+    state[path + "epoch"], state[path + "current_position"] = (
+        np.array(epoch),
+        np.array(position),
+    )
     return anew

@@ -61,7 +61,10 @@ def create_synchronized_iterator(
         terms = _terms(actual_iterator)
     communicator.handshake("create_synchronized_iterator", terms.items())
     sampler = actual_iterator.order_sampler
-    is_known = sampler is None or type(sampler) in (ShuffleOrderSampler, ResumableOrderSampler)
+    is_known = sampler is None or type(sampler) in (
+        ShuffleOrderSampler,
+        ResumableOrderSampler,
+    )
     if communicator.rank == 0:
         warn_of_fork(actual_iterator)
         if not is_known:
@@ -125,7 +128,9 @@ class SynchronizedIterator(IteratorProxy):
             record = DictionarySerializer()
             self.actual.serialize(record)
             state = {
-                key: hashlib.sha256(value.tobytes()).hexdigest()[:16] if value.ndim else str(value)
+                key: hashlib.sha256(value.tobytes()).hexdigest()[:16]
+                if value.ndim
+                else str(value)
                 for key, value in record.target.items()
             }
         self.communicator.handshake(operation, state.items())

@@ -48,14 +48,18 @@ def use_forkserver() -> None:
         multiprocessing.set_start_method("forkserver")
         # Python's default, and Chainer: workers start faster, and share its memory, where they
         # don't import it themselves.
-        multiprocessing.set_forkserver_preload(["__main__", f"{__package__}.forkserver_preload"])
+        multiprocessing.set_forkserver_preload(
+            ["__main__", f"{__package__}.forkserver_preload"]
+        )
     elif method != "forkserver":
         raise RuntimeError(
             f"use_forkserver: multiprocessing starts processes by {method!r} already; call it "
             "first of all, and set_start_method nowhere else"
         )
     before = os.environ.get(_STARTS_MPI)
-    os.environ[_STARTS_MPI] = "0"  # the server inherits it, and the workers from the server
+    os.environ[_STARTS_MPI] = (
+        "0"  # the server inherits it, and the workers from the server
+    )
     try:
         forkserver.ensure_running()
     finally:
@@ -81,7 +85,10 @@ def _before_fork() -> None:
     # An iterator that no function of ours has seen starts its workers so. What else forks, such
     # as subprocess, goes on to another program at once.
     global _warned
-    if _warned or sys._getframe(1).f_globals.get("__name__") != "multiprocessing.popen_fork":
+    if (
+        _warned
+        or sys._getframe(1).f_globals.get("__name__") != "multiprocessing.popen_fork"
+    ):
         return
     if _has_mpi() and sys.modules["mpi4py.MPI"].COMM_WORLD.rank == 0:
         _warned = True
@@ -103,7 +110,9 @@ def await_workers(iterator: Any) -> None:
     if not isinstance(iterator, MultiprocessIterator):
         return
     queue, loop = iterator._comm, iterator._prefetch_loop
-    if queue is None or loop.thread is None:  # finalized, or it makes its first batch here
+    if (
+        queue is None or loop.thread is None
+    ):  # finalized, or it makes its first batch here
         return
     began = time.monotonic()
     with queue._lock:

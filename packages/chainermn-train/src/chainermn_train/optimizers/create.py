@@ -76,7 +76,9 @@ def create_multi_node_optimizer(
         communicator, "create_multi_node_optimizer", only_for_models=True
     )
     if isinstance(actual_optimizer, MultiNodeOptimizer):
-        raise TypeError("the optimizer is already a multi-node optimizer; pass it on as it is")
+        raise TypeError(
+            "the optimizer is already a multi-node optimizer; pass it on as it is"
+        )
     methods = [getattr(actual_optimizer, name, None) for name in ("setup", "update")]
     if isinstance(actual_optimizer, type) or not all(map(callable, methods)):
         raise TypeError(
@@ -85,16 +87,22 @@ def create_multi_node_optimizer(
         )
     steps = require_integer("accumulate_steps", accumulate_steps, 1)
     if overlap and double_buffering:
-        raise ValueError("choose overlap or double_buffering: gradients can't travel twice")
+        raise ValueError(
+            "choose overlap or double_buffering: gradients can't travel twice"
+        )
     if on_drift not in _ON_DRIFT:
-        raise ValueError(f"on_drift must be one of {', '.join(_ON_DRIFT)}, not {on_drift!r}")
+        raise ValueError(
+            f"on_drift must be one of {', '.join(_ON_DRIFT)}, not {on_drift!r}"
+        )
     settings = {
         "double_buffering": bool(double_buffering),
         "accumulate_steps": steps,
         "zero_fill": bool(zero_fill),
         "overlap": overlap,
         # With `dummy` ranks do drift apart.
-        "on_drift": "ignore" if isinstance(communicator, DummyCommunicator) else on_drift,
+        "on_drift": "ignore"
+        if isinstance(communicator, DummyCommunicator)
+        else on_drift,
     }
     only_on_gpus = overlap is None and communicator.inter_size == 1
     if double_buffering:

@@ -18,18 +18,30 @@ OPERATION = "update"
 class Report(NamedTuple):
     """What holds for a rank, 0 or 1 each; of all ranks, the sums."""
 
-    before_loss: int = 0  # it reports before it computes its loss, as it has something to report
-    before_backward: int = 0  # it could send gradients during backward, which it hasn't begun
-    unshared: int = 0  # it has never had the same state as the others, or has loaded another
-    changed: int = 0  # its set of initialised parameters is not the one that ranks share
+    before_loss: int = (
+        0  # it reports before it computes its loss, as it has something to report
+    )
+    before_backward: int = (
+        0  # it could send gradients during backward, which it hasn't begun
+    )
+    unshared: int = (
+        0  # it has never had the same state as the others, or has loaded another
+    )
+    changed: int = (
+        0  # its set of initialised parameters is not the one that ranks share
+    )
     apart: int = 0  # its last step failed, so that its state may differ
-    cannot_count: int = 0  # it has no loss function to call, or parameters without values
+    cannot_count: int = (
+        0  # it has no loss function to call, or parameters without values
+    )
     rescaled: int = 0  # its loss scale has changed
     in_flight: int = 0  # it has gradients that the next step uses
     has_channel: int = 0  # it has a communicator for gradients beside the training
     resend: int = 0  # what it has sent is not what its parameters have now
     can_plan: int = 0  # it knows in which order backward gives its gradients
-    joined: int = 0  # it has no more examples, and takes part until the others haven't either
+    joined: int = (
+        0  # it has no more examples, and takes part until the others haven't either
+    )
     warned: int = 0  # a signal says that it has to end soon
     num_accumulated: int = 0  # updates whose gradients are in those handed in
     drifted: int = 0  # of all ranks only: they don't have the same parameters or state
@@ -39,11 +51,17 @@ class Report(NamedTuple):
 class Decision(Enum):
     """What all ranks do next."""
 
-    COMPARE_SETTINGS = "compare the optimizers' settings, raise if they differ, decide again"
-    COMPARE_STATE = "compare what a checksum was made of, mend or raise it, decide again"
+    COMPARE_SETTINGS = (
+        "compare the optimizers' settings, raise if they differ, decide again"
+    )
+    COMPARE_STATE = (
+        "compare what a checksum was made of, mend or raise it, decide again"
+    )
     CONTINUE = "compute the loss, and report again"
     SYNCHRONIZE = "give rank 0's state to all, then compute the loss, and report again"
-    START_AGAIN = "compute what is left to compute, then give rank 0's state to all; nobody steps"
+    START_AGAIN = (
+        "compute what is left to compute, then give rank 0's state to all; nobody steps"
+    )
     SEND = "send gradients during backward, and report again"
     RESEND = "drop what was sent or handed in, and hand in all gradients after backward"
     ADD = "add the gradients to the group's"
@@ -85,7 +103,9 @@ def decide(total: Report, size: int, is_last: bool = True) -> Decision:
 _ROW = struct.Struct("<13BqII")  # a report, a digest, and updates of the present group
 
 
-def agree(reducer: Reducer, call: str, own: Report, digest: int = 0, num_calls: int = 0) -> Report:
+def agree(
+    reducer: Reducer, call: str, own: Report, digest: int = 0, num_calls: int = 0
+) -> Report:
     """Return the sums of all ranks' reports, by the reducer that has the gradients (collective).
 
     ``drifted`` is set where ``digest`` differs between ranks, and ``uneven`` where ``num_calls``,
@@ -101,7 +121,9 @@ def agree(reducer: Reducer, call: str, own: Report, digest: int = 0, num_calls: 
     if rows.count(row) == len(rows):  # nearly always
         return _total_of_equal(own, len(rows))
     *counts, digests, calls = zip(*map(_ROW.unpack, rows), strict=True)
-    return Report._make([*map(sum, counts), *[len(set(it)) > 1 for it in (digests, calls)]])
+    return Report._make(
+        [*map(sum, counts), *[len(set(it)) > 1 for it in (digests, calls)]]
+    )
 
 
 @lru_cache(maxsize=8)

@@ -42,7 +42,9 @@ class DelayedExchange(GradientExchange):
             return None if self._thread is None else self._thread.wait()
 
     def ready(self, params: ParameterSet, scale: float | None) -> Reducer:
-        reducer = self._communicator.make_reducer(self._zero_fill, OPERATION, self.channel)
+        reducer = self._communicator.make_reducer(
+            self._zero_fill, OPERATION, self.channel
+        )
         # All that can fail on one rank alone, before ranks agree; the thread finds it done.
         with SharedFailure(self._communicator.handshake, OPERATION):
             gradients = GradientSet.detach_from(params, scale)

@@ -67,7 +67,9 @@ class DriftDetector:
     """Where one optimizer is in its turn."""
 
     def __init__(self) -> None:
-        self._copies: list[_Copy] = []  # of the next slice's pieces, if they are on GPUs
+        self._copies: list[
+            _Copy
+        ] = []  # of the next slice's pieces, if they are on GPUs
         self.restart()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DriftDetector:
@@ -121,11 +123,17 @@ class DriftDetector:
         Nothing does where only the bits of NaNs differ, or where ranks are at different slices, as
         after an interruption or a copy on one rank: they begin a new turn.
         """
-        pieces, present = self._turn[self._next], _pieces_of(ParameterSet(optimizer.target))
+        pieces, present = (
+            self._turn[self._next],
+            _pieces_of(ParameterSet(optimizer.target)),
+        )
         heads = [
             ("t", _steps(optimizer)),
             ("the loss scale", getattr(optimizer, "_loss_scale", None)),
-            *[(str(it), (array := array_of(*it[1:3])).dtype, array.shape) for it in present],
+            *[
+                (str(it), (array := array_of(*it[1:3])).dtype, array.shape)
+                for it in present
+            ],
             *[(f"updates of {it.name}", updates_of(it.param)) for it in present],
         ]
         place = [(str(it), it.start, it.stop) for it in pieces]
@@ -138,7 +146,9 @@ class DriftDetector:
         signatures = [list(row[0]) for row in rows]
         for number, piece in enumerate(pieces if are_alike else []):
             views = [row[2][number] for row in rows]
-            different = np.flatnonzero(np.any([_differs(views[0], it) for it in views], axis=0))
+            different = np.flatnonzero(
+                np.any([_differs(views[0], it) for it in views], axis=0)
+            )
             for index in different[:1]:
                 name = f"element {piece.start + index} of the {piece}"
                 for signature, view in zip(signatures, views, strict=True):
@@ -160,10 +170,15 @@ class DriftDetector:
         arrays = [array_of(piece.param, piece.key) for piece in pieces]
         self._are_on_gpus = any(map(devices.on_gpu, arrays))
         sizes = [(array.size, array.itemsize) for array in arrays]
-        before, self._is_of = self._is_of, [(id(it[1]), it.key) for it in pieces] + sizes
+        before, self._is_of = (
+            self._is_of,
+            [(id(it[1]), it.key) for it in pieces] + sizes,
+        )
         if self._is_of == before:
             return
-        most = max(SLICE_BYTES, -(-sum(array.nbytes for array in arrays) // MOST_SLICES))
+        most = max(
+            SLICE_BYTES, -(-sum(array.nbytes for array in arrays) // MOST_SLICES)
+        )
         turn: list[list[Piece]] = [[]]
         room = most
         for piece, array in zip(pieces, arrays, strict=True):
@@ -190,7 +205,9 @@ def is_same_on_all(communicator: CommunicatorBase, optimizer: Any) -> bool:
         for it in sorted(_pieces_of(ParameterSet(optimizer.target)), key=str):
             array = np.ascontiguousarray(to_host(array_of(it.param, it.key)))
             checksum = zlib.crc32(array.reshape(-1).view(np.uint8).data)
-            found.append((str(it), str(array.dtype), array.shape, updates_of(it.param), checksum))
+            found.append(
+                (str(it), str(array.dtype), array.shape, updates_of(it.param), checksum)
+            )
         return found
 
     rows = allgather_checked(communicator, "comparison of parameters", digest)
@@ -203,7 +220,9 @@ def _pieces_of(params: ParameterSet) -> list[Piece]:
 
 def _steps(optimizer: Any) -> int:
     steps = getattr(optimizer, "t", 0)
-    return int(steps) if type(steps) is int or isinstance(steps, Integral) else 0  # a mock's
+    return (
+        int(steps) if type(steps) is int or isinstance(steps, Integral) else 0
+    )  # a mock's
 
 
 def _begin_copy(source: Any) -> _Copy:
@@ -217,7 +236,10 @@ def _begin_copy(source: Any) -> _Copy:
 
 def _differs(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """Return which elements have other bits, but for NaNs in both."""
-    rows = [np.ascontiguousarray(it).view(np.uint8).reshape(it.size, -1) for it in (one, other)]
+    rows = [
+        np.ascontiguousarray(it).view(np.uint8).reshape(it.size, -1)
+        for it in (one, other)
+    ]
     are_none = (one != one) & (other != other)
     found: np.ndarray = np.any(rows[0] != rows[1], axis=1) & ~are_none
     return found

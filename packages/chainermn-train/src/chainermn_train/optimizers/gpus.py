@@ -39,7 +39,9 @@ def wait_on_device(device: Any, stream: Any) -> None:
 
 
 @contextlib.contextmanager
-def using_stream(device: Any, stream: Any, after: Any = None, wait: bool = True) -> Iterator[None]:
+def using_stream(
+    device: Any, stream: Any, after: Any = None, wait: bool = True
+) -> Iterator[None]:
     """Use a stream, which comes after an event; ``wait`` for the stream at the end.
 
     Without a GPU, if ``device`` is None, this does nothing. Where CUDA fails at the beginning, that

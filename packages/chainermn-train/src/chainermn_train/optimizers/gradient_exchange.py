@@ -34,7 +34,9 @@ class GradientExchange(UnpicklableMixin):
         # For another thread, while the training uses the given one; all ranks have it, or none.
         self.channel: CommunicatorBase | None = None
         self._handed_in: tuple[Reducer, Any, float | None] | None = None
-        self._flight: GradientSet | None = None  # under way, or means once they have come
+        self._flight: GradientSet | None = (
+            None  # under way, or means once they have come
+        )
 
     #: Whether what was sent during backward is not what parameters have now.
     must_resend = False
@@ -50,11 +52,15 @@ class GradientExchange(UnpicklableMixin):
         """Return whether the gradients of this loss can leave during backward, as planned."""
         return False
 
-    def backward(self, params: ParameterSet, loss: Any, loss_scale: float | None) -> None:
+    def backward(
+        self, params: ParameterSet, loss: Any, loss_scale: float | None
+    ) -> None:
         """Compute gradients."""
         loss.backward(loss_scale=loss_scale)
 
-    def backward_and_send(self, params: ParameterSet, loss: Any, loss_scale: float | None) -> None:
+    def backward_and_send(
+        self, params: ParameterSet, loss: Any, loss_scale: float | None
+    ) -> None:
         """Compute gradients that leave meanwhile; all ranks have agreed to."""
         raise NotImplementedError
 
@@ -121,14 +127,18 @@ class GradientExchange(UnpicklableMixin):
     def put_flight(self, means: GradientSet | None) -> None:
         """Put means in the place of what is under way; ValueError if they are of no use here."""
         if means is not None:
-            raise ValueError("the snapshot holds gradients in flight: use double_buffering=True")
+            raise ValueError(
+                "the snapshot holds gradients in flight: use double_buffering=True"
+            )
 
     def close(self) -> None:
         """Wait for what is under way, and free the channel if all ranks have it (collective)."""
         self.error()
         self.drop_plan()
         channel, self.channel = self.channel, None
-        have = self._communicator.handshake("finalize", payload=bytes([channel is not None]))
+        have = self._communicator.handshake(
+            "finalize", payload=bytes([channel is not None])
+        )
         if channel is not None and all(map(any, have)):
             channel.finalize()
 
@@ -142,7 +152,9 @@ def make_channel(communicator: CommunicatorBase, device: Any) -> CommunicatorBas
     channel = communicator.split(0, communicator.rank)
     if device is not None:
         return channel
-    with contextlib.suppress(KeyError, ValueError):  # a class of the user's may lack this setting
+    with contextlib.suppress(
+        KeyError, ValueError
+    ):  # a class of the user's may lack this setting
         if channel.get_config("chunk_bytes") is None:
             channel.set_config("chunk_bytes", PIECE_BYTES)
     return channel

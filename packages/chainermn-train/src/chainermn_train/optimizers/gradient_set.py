@@ -54,7 +54,9 @@ class GradientSet:
 
     def is_of(self, target: Any) -> bool:
         """Return whether these are the gradients of a model's present parameters."""
-        return {id(each.param) for each in self.gradients} == set(map(id, target.params()))
+        return {id(each.param) for each in self.gradients} == set(
+            map(id, target.params())
+        )
 
     @classmethod
     def detach_from(cls, params: ParameterSet, scale: float | None) -> GradientSet:
@@ -69,7 +71,9 @@ class GradientSet:
         for each in detached.gradients:
             grad = present_gradient(each.param)
             each.param.cleargrad()
-            if grad is not None and (sys.getrefcount(grad) > sole or not _owns_memory(grad)):
+            if grad is not None and (
+                sys.getrefcount(grad) > sole or not _owns_memory(grad)
+            ):
                 grad = _copy_of(each.param, grad)
             each.grad = grad
         return detached
@@ -84,7 +88,11 @@ class GradientSet:
         """Make these the parameters' gradients; None where there is none, or it doesn't fit."""
         for each in self.gradients:
             param, grad = each.param, each.grad
-            if grad is None or param.array is None or not has_form_of(grad, param.array):
+            if (
+                grad is None
+                or param.array is None
+                or not has_form_of(grad, param.array)
+            ):
                 param.cleargrad()
                 param._loss_scale = None
             else:
@@ -99,13 +107,17 @@ class GradientSet:
 
     def save(self, serializer: Any) -> None:
         """Save these."""
-        save_arrays(serializer, {each.name: each.grad for each in self.gradients}, self.scale)
+        save_arrays(
+            serializer, {each.name: each.grad for each in self.gradients}, self.scale
+        )
 
     @classmethod
     def load(cls, serializer: Any, target: Any) -> GradientSet:
         """Return those that were saved, of a model's parameters that have their names."""
         arrays, scale = load_arrays(serializer)
-        named = target.namedparams()  # of several paths to a parameter any may have been taken
+        named = (
+            target.namedparams()
+        )  # of several paths to a parameter any may have been taken
         by_id = {id(param): arrays[name] for name, param in named if name in arrays}
         loaded = cls.empty(ParameterSet(target), scale)
         for each in loaded.gradients:
@@ -156,7 +168,9 @@ class GradientGroup:
         self.num_accumulated += 1
         return False
 
-    def assign_mean(self, params: ParameterSet, scale: float | None, and_present: bool) -> None:
+    def assign_mean(
+        self, params: ParameterSet, scale: float | None, and_present: bool
+    ) -> None:
         """Make the sums, divided by the group's number of updates, the parameters' gradients.
 
         The present gradients are the last terms, if ``and_present``. The group stays as it is.
@@ -173,7 +187,9 @@ class GradientGroup:
                 continue
             # An operation on a 0-d array gives a scalar.
             mean = get_array_module(param.array, total).asarray(total / self.steps)
-            with np.errstate(over="ignore"):  # as infinite in float16, the step is skipped
+            with np.errstate(
+                over="ignore"
+            ):  # as infinite in float16, the step is skipped
                 param.grad = param.device.send(mean).astype(param.dtype, copy=False)
 
     def serialize(self, serializer: Any, target: Any, rank: int, size: int) -> None:
@@ -239,7 +255,9 @@ def present_gradient(param: Any) -> Any:
 
 def not_updated(params: ParameterSet) -> list[Any]:
     """Return the parameters that no step changes: see :meth:`chainer.Link.disable_update`."""
-    return [it for it in params.params if getattr(it.update_rule, "enabled", True) is False]
+    return [
+        it for it in params.params if getattr(it.update_rule, "enabled", True) is False
+    ]
 
 
 def rescale(params: ParameterSet, scale: float | None) -> None:
@@ -285,7 +303,11 @@ def has_form_of(one: Any, other: Any) -> bool:
 
 def _beside(array: Any, other: Any) -> Any:
     """Return an array on the device of another one: what a snapshot held is on the host."""
-    return array if type(array) is type(other) else get_device_from_array(other).send(array)
+    return (
+        array
+        if type(array) is type(other)
+        else get_device_from_array(other).send(array)
+    )
 
 
 def _copy_of(param: Any, array: Any) -> Any:
@@ -297,4 +319,6 @@ def _copy_of(param: Any, array: Any) -> Any:
 def _owns_memory(array: Any) -> bool:
     flags = array.flags
     # CuPy's arrays are always writeable, and have no such flag.
-    return bool(flags.owndata and flags.c_contiguous and getattr(flags, "writeable", True))
+    return bool(
+        flags.owndata and flags.c_contiguous and getattr(flags, "writeable", True)
+    )

@@ -14,7 +14,12 @@ import chainer
 from chainermn_comm import CommunicatorBase, RankMismatchError, Reducer
 from chainermn_comm.watchdog import count_update
 
-from ..collective_errors import SharedFailure, bcast_checked, raise_on_all_ranks, share_failure
+from ..collective_errors import (
+    SharedFailure,
+    bcast_checked,
+    raise_on_all_ranks,
+    share_failure,
+)
 from ..host_arrays import to_host
 from ..leaving import is_warned
 from ..optimizer_state import is_missing, serialize_mixed_precision, serialize_state
@@ -22,7 +27,13 @@ from ..wrappers import AttributeProxy, UnpicklableMixin
 from .decision import OPERATION, Decision, Report, agree, decide, keeps_gradients
 from .drift import DriftDetector
 from .gradient_exchange import GradientExchange
-from .gradient_set import GradientGroup, GradientSet, are_scaled_by, not_updated, rescale
+from .gradient_set import (
+    GradientGroup,
+    GradientSet,
+    are_scaled_by,
+    not_updated,
+    rescale,
+)
 from .parameter_set import ParameterSet
 from .replicated_state import ReplicatedState
 
@@ -51,8 +62,18 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         leaves: whether a signal has warned any rank; the same on all after an update.
     """
 
-    _OWN = frozenset({"actual_optimizer", "communicator", "zero_fill", "_settings", "_state"})
-    _OWN |= {"_group", "_drift", "_detects_drift", "_exchange", "_has_joined", "_joins", "leaves"}
+    _OWN = frozenset(
+        {"actual_optimizer", "communicator", "zero_fill", "_settings", "_state"}
+    )
+    _OWN |= {
+        "_group",
+        "_drift",
+        "_detects_drift",
+        "_exchange",
+        "_has_joined",
+        "_joins",
+        "leaves",
+    }
     _ACTUAL = "actual_optimizer"
 
     def __init__(
@@ -84,7 +105,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         self._state.forget()
         return self
 
-    def update(self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any) -> None:
+    def update(
+        self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any
+    ) -> None:
         """Update the parameters with the mean of all ranks' gradients (collective).
 
         Ranks may start from different states, and may initialise, add or replace parameters later.
@@ -128,7 +151,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                 the others count one gradient less.
         """
         self._update(None if lossfun is None else partial(lossfun, *args, **kwds))
-        count_update(_num_examples(args[0] if args else next(iter(kwds.values()), None)))
+        count_update(
+            _num_examples(args[0] if args else next(iter(kwds.values()), None))
+        )
 
     def _update(self, compute_loss: Callable[[], Any] | None) -> bool:
         """Make an update; return whether no rank had any examples, as all have joined."""
@@ -194,7 +219,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         else:
             exchange.cancel()
             self._group.clear()
-        self._step(exchange.assign_flight)  # no rank waits for another one: a hook may fail on some
+        self._step(
+            exchange.assign_flight
+        )  # no rank waits for another one: a hook may fail on some
 
     def synchronize(self) -> None:
         """Give rank 0's state to all ranks (collective); the first update does so by itself.
@@ -246,9 +273,13 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         if is_missing(own, "in_flight"):  # Chainer's own snapshot, or of older versions
             return
         flight = exchange.flight()
-        are_stale = any(each and not each.is_of(target) for each in (flight, group.sums))
+        are_stale = any(
+            each and not each.is_of(target) for each in (flight, group.sums)
+        )
         held = int(own("in_flight", _STALE if are_stale else int(flight is not None)))
-        if held == _STALE and is_loading:  # of a link that was replaced: ranks drop what they have
+        if (
+            held == _STALE and is_loading
+        ):  # of a link that was replaced: ranks drop what they have
             self._state.forget(chainer.Link())
         elif held == 1 and is_loading:
             exchange.put_flight(GradientSet.load(own["means"], target))
@@ -277,7 +308,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     @property
     def keeps_gradients(self) -> bool:
         """Whether gradients may be left at the end, by its arguments (not collective)."""
-        return bool(self._settings["accumulate_steps"] > 1 or self._settings["double_buffering"])
+        return bool(
+            self._settings["accumulate_steps"] > 1 or self._settings["double_buffering"]
+        )
 
     # An update, step by step.
 
@@ -287,8 +320,13 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         report = self._state.report(self.actual_optimizer)
         if report is None:
             return Decision.CONTINUE, _NOTHING
-        cannot_count, held = int(without_loss or report.cannot_count), self._group.num_accumulated
-        report = report._replace(before_loss=1, cannot_count=cannot_count, num_accumulated=held)
+        cannot_count, held = (
+            int(without_loss or report.cannot_count),
+            self._group.num_accumulated,
+        )
+        report = report._replace(
+            before_loss=1, cannot_count=cannot_count, num_accumulated=held
+        )
         decision, total = self._agree(call, report)
         if decision is Decision.SYNCHRONIZE:
             self._share(total)
@@ -301,23 +339,34 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         An error stays in its rank until all know of it: else a caller that catches it, to skip a
         batch, would be one collective call ahead of the other ranks.
         """
-        exchange, params, handshake = self._exchange, self._params, self.communicator.handshake
+        exchange, params, handshake = (
+            self._exchange,
+            self._params,
+            self.communicator.handshake,
+        )
         with SharedFailure(handshake, OPERATION):
             loss = self._loss(compute_loss)
             scale = self._scale
-            if agreed[0] is not Decision.CONTINUE or not exchange.can_send(params, loss, scale):
+            if agreed[0] is not Decision.CONTINUE or not exchange.can_send(
+                params, loss, scale
+            ):
                 exchange.backward(params, loss, scale)
                 return agreed
         agreed = self._agree("update()", Report(before_backward=1))
         sends = agreed[0] is Decision.SEND
         with SharedFailure(handshake, OPERATION):
-            (exchange.backward_and_send if sends else exchange.backward)(params, loss, scale)
+            (exchange.backward_and_send if sends else exchange.backward)(
+                params, loss, scale
+            )
         return agreed
 
     def _loss(self, compute_loss: Callable[[], Any]) -> Any:
         """Do what :meth:`chainer.GradientMethod.update` does before backward."""
         loss, optimizer = compute_loss(), self.actual_optimizer
-        uses_cleargrads, target = getattr(optimizer, "_use_cleargrads", True), optimizer.target
+        uses_cleargrads, target = (
+            getattr(optimizer, "_use_cleargrads", True),
+            optimizer.target,
+        )
         (target.cleargrads if uses_cleargrads else target.zerograds)()
         return loss
 
@@ -345,33 +394,53 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             reducer = exchange.ready(params, scale)
             resend, can_plan = int(exchange.must_resend), int(exchange.can_plan)
         held = group.num_accumulated + (own if not self._has_joined else 0)
-        report = Report(changed=changed, resend=resend, can_plan=can_plan, num_accumulated=held)
+        report = Report(
+            changed=changed, resend=resend, can_plan=can_plan, num_accumulated=held
+        )
         return self._agree(call, report, reducer, is_last)
 
     def _agree(
-        self, call: str, report: Report, reducer: Reducer | None = None, is_last: bool = True
+        self,
+        call: str,
+        report: Report,
+        reducer: Reducer | None = None,
+        is_last: bool = True,
     ) -> Agreed:
         """Return what all ranks do, and why (collective); raise on all if they can't go on.
 
         ``is_last`` says whether the gradients complete a group.
         """
-        optimizer, communicator, exchange = self.actual_optimizer, self.communicator, self._exchange
+        optimizer, communicator, exchange = (
+            self.actual_optimizer,
+            self.communicator,
+            self._exchange,
+        )
         digest, num_calls = 0, self._group.num_calls
         try:
             if exchange.error() is not None:
                 exchange.take_flight()  # raises it
-            own = self._state.is_apart, exchange.has_flight, exchange.channel is not None
+            own = (
+                self._state.is_apart,
+                exchange.has_flight,
+                exchange.channel is not None,
+            )
             if any(own):
-                report = report._replace(apart=own[0], in_flight=own[1], has_channel=own[2])
+                report = report._replace(
+                    apart=own[0], in_flight=own[1], has_channel=own[2]
+                )
             if self._has_joined or is_warned():
-                report = report._replace(joined=int(self._has_joined), warned=int(is_warned()))
+                report = report._replace(
+                    joined=int(self._has_joined), warned=int(is_warned())
+                )
             if self._detects_drift:
                 digest = self._drift.checksum(self._params, optimizer)
         except BaseException as error:
             share_failure(communicator.handshake, OPERATION, error)
             raise
         reducer = reducer or communicator.make_reducer(self.zero_fill, OPERATION)
-        num_calls = min(num_calls, 1) if call == "flush()" else num_calls  # it takes any number
+        num_calls = (
+            min(num_calls, 1) if call == "flush()" else num_calls
+        )  # it takes any number
         total = agree(reducer, call, report, digest, num_calls)
         if total.warned:
             self.leaves = True
@@ -385,7 +454,10 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             else:
                 break
         # Where rank 0's state goes to all, a new turn begins.
-        if self._detects_drift and decision not in (Decision.SYNCHRONIZE, Decision.START_AGAIN):
+        if self._detects_drift and decision not in (
+            Decision.SYNCHRONIZE,
+            Decision.START_AGAIN,
+        ):
             self._drift.advance()
         return decision, total
 
@@ -408,7 +480,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         try:
             if take():
                 optimizer.update(None)
-        except BaseException:  # a hook's, say; this rank may not have stepped as the others did
+        except (
+            BaseException
+        ):  # a hook's, say; this rank may not have stepped as the others did
             self._state.is_apart = True
             raise
         if are_alike:
@@ -483,9 +557,13 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         except RankMismatchError as error:
             if self._settings["on_drift"] == "raise":
                 raise
-            with raise_on_all_ranks(self.communicator, OPERATION):  # if warnings are errors
+            with raise_on_all_ranks(
+                self.communicator, OPERATION
+            ):  # if warnings are errors
                 if self.communicator.rank == 0:
-                    warnings.warn(f"{error}; all ranks get rank 0's", RuntimeWarning, stacklevel=4)
+                    warnings.warn(
+                        f"{error}; all ranks get rank 0's", RuntimeWarning, stacklevel=4
+                    )
             return True
         return False
 
@@ -496,7 +574,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     def _require_model(self) -> None:
         if self.actual_optimizer.target is None:
             with SharedFailure(self.communicator.handshake, OPERATION):
-                raise RuntimeError("the optimizer has no model: call its `setup(model)` first")
+                raise RuntimeError(
+                    "the optimizer has no model: call its `setup(model)` first"
+                )
 
     @property
     def _params(self) -> ParameterSet:
@@ -505,7 +585,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     @property
     def _scale(self) -> float | None:
         scale = getattr(self.actual_optimizer, "_loss_scale", None)
-        return None if scale is None or not isinstance(scale, Real) else float(scale)  # a mock's
+        return (
+            None if scale is None or not isinstance(scale, Real) else float(scale)
+        )  # a mock's
 
 
 @contextmanager
@@ -529,7 +611,9 @@ def join(optimizer: MultiNodeOptimizer) -> Iterator[None]:
         RankMismatchError, PeerError: as :meth:`MultiNodeOptimizer.update` raises them.
     """
     if not isinstance(optimizer, MultiNodeOptimizer):
-        raise TypeError(f"join needs a multi-node optimizer, not {type(optimizer).__name__}")
+        raise TypeError(
+            f"join needs a multi-node optimizer, not {type(optimizer).__name__}"
+        )
     optimizer._joins = [False]
     try:
         yield

@@ -23,7 +23,13 @@ from . import tracked_backward
 from .decision import OPERATION
 from .gpus import device_of, new_stream, using_stream, wait_on_device
 from .gradient_exchange import GradientExchange, make_channel
-from .gradient_set import GradientSet, are_scaled_by, has_form_of, not_updated, present_gradient
+from .gradient_set import (
+    GradientSet,
+    are_scaled_by,
+    has_form_of,
+    not_updated,
+    present_gradient,
+)
 from .parameter_set import ParameterSet
 
 # Long enough that a bucket's costs don't count, short enough that the first one leaves early.
@@ -40,7 +46,9 @@ class _Plan(NamedTuple):
     buckets: list[list[int]]
     bucket_of: dict[int, int]  # by the parameter's place
     left_out: list[Any]  # parameters that are not updated
-    like: list[Any]  # arrays of each parameter's shape and dtype, without memory of that size
+    like: list[
+        Any
+    ]  # arrays of each parameter's shape and dtype, without memory of that size
     device: Any  # the GPU on which all of this is; None on CPUs
     stream: Any  # of that GPU, for the thread
 
@@ -51,7 +59,9 @@ class _Sending:
     def __init__(self, plan: _Plan, reducer: Reducer, scale: float | None) -> None:
         self.plan, self.reducer = plan, reducer
         self.work = work = reducer.start(planned=len(plan.buckets))
-        self.gradients = GradientSet.empty(plan.params, scale)  # that backward has passed on
+        self.gradients = GradientSet.empty(
+            plan.params, scale
+        )  # that backward has passed on
         for each, like in zip(self.gradients.gradients, plan.like, strict=True):
             each.like = like
         self._left = list(map(len, plan.buckets))
@@ -59,7 +69,10 @@ class _Sending:
         self.must_resend = False
 
         def reduce(wait_requested: threading.Event) -> None:
-            with patient_waits(wait_requested), using_stream(plan.device, plan.stream, wait=False):
+            with (
+                patient_waits(wait_requested),
+                using_stream(plan.device, plan.stream, wait=False),
+            ):
                 work.wait()
 
         self.thread = BackgroundThread(reduce)
@@ -99,7 +112,9 @@ class _Sending:
 
     def _hand_in(self) -> None:
         places = self.plan.buckets[self._handed_in]
-        bucket = GradientSet([self.gradients.gradients[place] for place in places], None)
+        bucket = GradientSet(
+            [self.gradients.gradients[place] for place in places], None
+        )
         self.reducer.add(bucket, planned=True)
         self._handed_in += 1  # else it is still to come, also where that fails
 
@@ -113,7 +128,10 @@ class OverlappedExchange(GradientExchange):
     """
 
     def __init__(
-        self, communicator: CommunicatorBase, zero_fill: bool, only_on_gpus: bool = False
+        self,
+        communicator: CommunicatorBase,
+        zero_fill: bool,
+        only_on_gpus: bool = False,
     ) -> None:
         """Exchange on ``communicator``; not collective.
 
@@ -123,11 +141,15 @@ class OverlappedExchange(GradientExchange):
         self._only_on_gpus = only_on_gpus
         self._plan: _Plan | None = None
         self._sending: _Sending | None = None
-        self._order: list[int] = []  # of places, as this update's gradients became final
+        self._order: list[
+            int
+        ] = []  # of places, as this update's gradients became final
         self._is_given_up = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OverlappedExchange:
-        twin = OverlappedExchange(self._communicator, self._zero_fill, self._only_on_gpus)
+        twin = OverlappedExchange(
+            self._communicator, self._zero_fill, self._only_on_gpus
+        )
         twin._is_given_up = self._is_given_up
         return twin
 
@@ -147,19 +169,31 @@ class OverlappedExchange(GradientExchange):
         if not is_of_these or _wire_dtype(own) != _wire_dtype(self._communicator):
             self._plan = None  # it is outdated; all make another one
             return False
-        return self._is_tracked(params, loss) and (scale is not None or are_scaled_by(params, None))
+        return self._is_tracked(params, loss) and (
+            scale is not None or are_scaled_by(params, None)
+        )
 
-    def backward(self, params: ParameterSet, loss: Any, loss_scale: float | None) -> None:
+    def backward(
+        self, params: ParameterSet, loss: Any, loss_scale: float | None
+    ) -> None:
         self._order = []
-        if self._plan is not None or self._is_given_up or not self._is_tracked(params, loss):
+        if (
+            self._plan is not None
+            or self._is_given_up
+            or not self._is_tracked(params, loss)
+        ):
             super().backward(params, loss, loss_scale)
             return
         note = lambda place, _: self._order.append(place)  # noqa: E731
         tracked_backward.backward(loss, params.params, note, loss_scale)
 
-    def backward_and_send(self, params: ParameterSet, loss: Any, loss_scale: float | None) -> None:
+    def backward_and_send(
+        self, params: ParameterSet, loss: Any, loss_scale: float | None
+    ) -> None:
         assert self._plan is not None  # else it can't send
-        reducer = self._communicator.make_reducer(self._zero_fill, OPERATION, self.channel)
+        reducer = self._communicator.make_reducer(
+            self._zero_fill, OPERATION, self.channel
+        )
         self._sending = _Sending(self._plan, reducer, loss_scale)
         self._sending.thread.start()
         tracked_backward.backward(loss, params.params, self._sending.take, loss_scale)
@@ -217,7 +251,9 @@ class OverlappedExchange(GradientExchange):
             stream = new_stream(device)
         left_out = not_updated(params)
         out = {id(param) for param in left_out}
-        places = [place for place, param in enumerate(params.params) if id(param) not in out]
+        places = [
+            place for place, param in enumerate(params.params) if id(param) not in out
+        ]
         # Rank 0's, as all plan alike.
         order, places = self._communicator.bcast_obj((self._order, places))
         self._order = []
@@ -234,7 +270,9 @@ class OverlappedExchange(GradientExchange):
                 room, dtype = BUCKET_BYTES, like[place].dtype
             buckets[-1].append(place)
             room -= like[place].nbytes
-        bucket_of = {place: number for number, each in enumerate(buckets) for place in each}
+        bucket_of = {
+            place: number for number, each in enumerate(buckets) for place in each
+        }
         self._plan = _Plan(params, buckets, bucket_of, left_out, like, device, stream)
 
     def drop_plan(self) -> None:

@@ -26,7 +26,9 @@ class ParameterSet:
         self._named = list(by_id.values())
         self.params = [param for _, param in self._named]
         self.sorted_names = tuple(name for name, _ in self._named)
-        self._uninitialized = [param for param in self._walk if not param.is_initialized]
+        self._uninitialized = [
+            param for param in self._walk if not param.is_initialized
+        ]
         self.has_uninitialized = len(self._uninitialized) > 0  # then
 
     def namedparams(self) -> list[tuple[str, Any]]:
@@ -47,7 +49,9 @@ def initialize_missing(communicator: CommunicatorBase, model: Any) -> None:
     """Initialise parameters whose shapes only ranks that had examples know (collective)."""
     operation, named = "initialising parameters", dict(model.namedparams())
     known = {name for name, param in named.items() if param.is_initialized}
-    shapes = values_of_first_holders(communicator, operation, known, lambda name: named[name].shape)
+    shapes = values_of_first_holders(
+        communicator, operation, known, lambda name: named[name].shape
+    )
     with raise_on_all_ranks(communicator, operation):
         for name in (named.keys() & shapes.keys()) - known:
             named[name].initialize(shapes[name])

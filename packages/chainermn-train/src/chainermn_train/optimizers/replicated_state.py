@@ -18,11 +18,19 @@ from .parameter_set import ParameterSet, initialize_missing
 class ReplicatedState(UnpicklableMixin):
     """Knows what is the same on all ranks, and makes it so."""
 
-    def __init__(self, communicator: CommunicatorBase, settings: dict[str, Any]) -> None:
+    def __init__(
+        self, communicator: CommunicatorBase, settings: dict[str, Any]
+    ) -> None:
         self._communicator = communicator
-        self._settings = settings  # arguments of the optimizer that must be equal on all ranks
-        self.shared: ParameterSet | None = None  # parameters that all ranks have in the same state
-        self._loaded: ParameterSet | None = None  # whose gradients this rank has loaded since
+        self._settings = (
+            settings  # arguments of the optimizer that must be equal on all ranks
+        )
+        self.shared: ParameterSet | None = (
+            None  # parameters that all ranks have in the same state
+        )
+        self._loaded: ParameterSet | None = (
+            None  # whose gradients this rank has loaded since
+        )
         self.is_apart = False  # whether it may not have stepped as the others did
         self._scaling: tuple[Any, ...] | None = None
 
@@ -47,7 +55,9 @@ class ReplicatedState(UnpicklableMixin):
     def has_initialized(self, target: Any) -> bool:
         """Return whether a parameter got its first value since ranks shared the others."""
         shared = self.shared
-        return shared is None or (shared.has_uninitialized and not shared.is_still_of(target))
+        return shared is None or (
+            shared.has_uninitialized and not shared.is_still_of(target)
+        )
 
     def compare_settings(self, optimizer: Any, total: Report, num_calls: int) -> None:
         """Raise RankMismatchError if ranks are set differently, or out of step (collective)."""
@@ -91,5 +101,8 @@ class ReplicatedState(UnpicklableMixin):
 
         It has loaded one, with gradients of the parameters that ``target`` has now.
         """
-        self.shared, self._loaded = None, None if target is None else ParameterSet(target)
+        self.shared, self._loaded = (
+            None,
+            None if target is None else ParameterSet(target),
+        )
         self.is_apart = False

@@ -30,7 +30,9 @@ _LAYERS = (LinearFunction, Convolution2DFunction)
 _active = threading.local()
 
 
-def backward(loss: Any, params: list[Any], on_final: OnFinal, loss_scale: float | None) -> None:
+def backward(
+    loss: Any, params: list[Any], on_final: OnFinal, loss_scale: float | None
+) -> None:
     """Do what ``loss.backward(loss_scale=loss_scale)`` does, and report final gradients.
 
     A gradient is final when every function that uses the parameter has run. It isn't reported
@@ -47,7 +49,9 @@ class _Tracker(chainer.FunctionHook):
     """Counts for each parameter the functions that use it and have not run."""
 
     def __init__(self, loss: Any, params: list[Any], on_final: OnFinal) -> None:
-        self.name = f"{type(self).__qualname__} {id(self)}"  # no two hooks may have the same
+        self.name = (
+            f"{type(self).__qualname__} {id(self)}"  # no two hooks may have the same
+        )
         self.table: Any = None
         self._on_final = on_final
         self._places = {id(param.node): place for place, param in enumerate(params)}
@@ -81,7 +85,9 @@ class _Tracker(chainer.FunctionHook):
                 if grads is not None and len(grads) == 1:
                     self._take(node, grads[0])
 
-    def _weights_first(self, function: Any, indexes: tuple[int, ...], grad_outputs: Any) -> Any:
+    def _weights_first(
+        self, function: Any, indexes: tuple[int, ...], grad_outputs: Any
+    ) -> Any:
         compute = partial(type(function).backward, function)
         weights = indexes[1:]
         if not weights or indexes[0] != 0:

@@ -55,7 +55,9 @@ class SharedFiles:
         with contextlib.suppress(OSError):
             mapped = set().union(*(_mapped(pid) for pid, _ in self._ranks))
             device = os.stat(FOLDER).st_dev
-            with os.scandir(FOLDER) as entries:  # by their names now: semaphores change theirs
+            with os.scandir(
+                FOLDER
+            ) as entries:  # by their names now: semaphores change theirs
                 found = {one.name: (device, one.inode()) for one in entries}
             self._known |= {
                 name: identity
@@ -66,7 +68,11 @@ class SharedFiles:
     def remove(self) -> bool:
         """Remove the files that no process has mapped; return whether that was all of them."""
         try:
-            in_use = set().union(*map(_mapped, processes.all_stats())) if self._known else set()
+            in_use = (
+                set().union(*map(_mapped, processes.all_stats()))
+                if self._known
+                else set()
+            )
         except OSError:  # such as that no descriptor is left
             return False
         for name, identity in list(self._known.items()):
@@ -115,7 +121,9 @@ def _children(ranks: list[Process]) -> list[Process]:
         if leader.is_gone and leader.start in (0, start):
             its = [(child, it) for child, it in everyone.items() if it.group == pid]
             found += [
-                (child, it.start) for child, it in its if not it.is_gone and it.start >= start
+                (child, it.start)
+                for child, it in its
+                if not it.is_gone and it.start >= start
             ]
     return found
 
@@ -124,7 +132,10 @@ def _mapped(pid: int) -> set[Identity]:
     """Return the files of shared memory that a process has mapped, as far as we may know."""
     found = set()
     unknown = FileNotFoundError, ProcessLookupError, PermissionError
-    with contextlib.suppress(*unknown), open(f"/proc/{pid}/maps", errors="replace") as maps:
+    with (
+        contextlib.suppress(*unknown),
+        open(f"/proc/{pid}/maps", errors="replace") as maps,
+    ):
         for line in maps:
             if FOLDER in line:
                 _, _, _, device, inode, _ = line.split(None, 5)

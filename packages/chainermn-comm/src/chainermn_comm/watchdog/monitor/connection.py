@@ -22,7 +22,13 @@ GREETING_BYTES, LARGEST = 1024, 1 << 22
 # For the other side to take what is sent, which is little.
 SEND_SECONDS = 2.0
 # The link is cut or the machine is down; any other error says that a process has gone.
-CUT = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN}
+CUT = {
+    errno.ETIMEDOUT,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+    errno.EHOSTDOWN,
+    errno.ENETDOWN,
+}
 # The message that a connection begins with, which has no proof; and how that looks.
 DIGITS, DIGITS_LINE = "digits", re.compile(rb"[0-9a-f]{32}")
 

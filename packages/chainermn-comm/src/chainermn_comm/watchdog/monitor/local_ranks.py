@@ -45,7 +45,9 @@ class MonitoredRank:
         self.region = mmap.mmap(file, REGION_BYTES, prot=mmap.PROT_READ)
         os.close(file)
         self.stacks = os.open(f"{folder}/{config['stacks']}", os.O_RDONLY)
-        self.liveness = os.open(f"{folder}/{config['liveness']}", os.O_RDONLY | os.O_NONBLOCK)
+        self.liveness = os.open(
+            f"{folder}/{config['liveness']}", os.O_RDONLY | os.O_NONBLOCK
+        )
 
     def state(self) -> str:
         return processes.state(self.process)
@@ -76,7 +78,10 @@ def collect_stacks(ranks: Sequence[MonitoredRank]) -> dict[int, str]:
 
 
 def print_for(
-    ranks: Sequence[MonitoredRank], text: str, event: Sequence[bytes] = (), held: Sequence[int] = ()
+    ranks: Sequence[MonitoredRank],
+    text: str,
+    event: Sequence[bytes] = (),
+    held: Sequence[int] = (),
 ) -> None:
     """Print where it is read: on ``held`` files, or the standard error of a rank or launcher."""
     deadline = time.monotonic() + PRINT_SECONDS
@@ -109,22 +114,34 @@ class ExitTracker:
         """Have the selector call this; by epoll, it does so in the order in which ranks exit."""
         self._ranks, self._selector = ranks, selector
         self._failed_at: float | None = None
-        self.first_failure: MonitoredRank | None = None  # if it died without calling MPI_Abort
+        self.first_failure: MonitoredRank | None = (
+            None  # if it died without calling MPI_Abort
+        )
         for rank in ranks:
             # The kernel closes a process's files before it is gone, the last opened first: we hear
             # of it before the launcher does, which kills others that are gone sooner.
-            selector.register(rank.liveness, EVENT_READ, partial(self._handle_end, rank))
+            selector.register(
+                rank.liveness, EVENT_READ, partial(self._handle_end, rank)
+            )
 
     def _handle_end(self, rank: MonitoredRank) -> None:
         now = time.monotonic()
         self._selector.unregister(rank.liveness)
         os.close(rank.liveness)
         # Else it has closed its files, and lives.
-        is_gone = processes.wait_until(lambda: rank.state() == GONE, GONE_SECONDS, 0.0005)
-        if is_gone and self.since_failure(now) is None and not rank.read(now).has_finished:
+        is_gone = processes.wait_until(
+            lambda: rank.state() == GONE, GONE_SECONDS, 0.0005
+        )
+        if (
+            is_gone
+            and self.since_failure(now) is None
+            and not rank.read(now).has_finished
+        ):
             self._failed_at, self.first_failure = now, rank
 
     def since_failure(self, now: float) -> float | None:
         """Return for how long a rank has called MPI_Abort or ended badly; None if none has."""
-        times = [read_abort_time(rank.region) for rank in self._ranks] + [self._failed_at or 0.0]
+        times = [read_abort_time(rank.region) for rank in self._ranks] + [
+            self._failed_at or 0.0
+        ]
         return now - min(filter(None, times)) if any(times) else None

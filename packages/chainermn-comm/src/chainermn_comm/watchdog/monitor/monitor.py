@@ -62,7 +62,11 @@ class Monitor:
         self.must_end = self.ended_job = False
         self.selector = selectors.DefaultSelector()
         self.exits = ExitTracker(ranks, self.selector)
-        listener = None if config["listener"] is None else socket.socket(fileno=config["listener"])
+        listener = (
+            None
+            if config["listener"] is None
+            else socket.socket(fileno=config["listener"])
+        )
         silence = self.timeout.silence
         self.star = Star(self.selector, listener, config["star"], silence, self.hear)
         # For how long a call has waited elsewhere, as spokes say; when this one said so.
@@ -120,7 +124,9 @@ class Monitor:
             self.failures, self.failure_due = [], self.failure_due or math.inf
         elif kind == "ask":
             found = self.describe(message["what"], now)
-            self.star.tell("reply", query=message["query"], ranks=list(map(asdict, found)))
+            self.star.tell(
+                "reply", query=message["query"], ranks=list(map(asdict, found))
+            )
         elif kind == "known":
             self.reported_at = now
         elif kind == "pause":
@@ -170,10 +176,14 @@ class Monitor:
     def add_failure(self, when: float, lost: Rank | None) -> None:
         self.failures.append((when, lost))
         if self.failure_due is None:
-            self.failure_due = time.monotonic() + (FAILED_SECONDS if self.star.links else 0.0)
+            self.failure_due = time.monotonic() + (
+                FAILED_SECONDS if self.star.links else 0.0
+            )
             held = [os.dup(file) for file in stderrs(self.ranks[0].launchers)]
             # A file last: there mpiexec would write over it.
-            self.held = sorted(held, key=lambda file: stat.S_ISREG(os.fstat(file).st_mode))
+            self.held = sorted(
+                held, key=lambda file: stat.S_ISREG(os.fstat(file).st_mode)
+            )
 
     def report_failure(self) -> bool:
         """Report which rank ended badly first; return False while others may still say so."""
@@ -187,10 +197,14 @@ class Monitor:
             self.star.tell("reported")
             graph = WaitGraph([lost])
             how = report.describe_state(graph, lost)
-            event = self.event("rank_lost", lost=lost.world, pid=lost.pid, host=lost.host, how=how)
+            event = self.event(
+                "rank_lost", lost=lost.world, pid=lost.pid, host=lost.host, how=how
+            )
             who = report.describe_rank(graph, lost)
             # The launcher knows how it ended, and whether that was Ctrl-C.
-            self.print("" if event else f"\n{report.PREFIX}{who}.\n{next_step(how)}\n", event)
+            self.print(
+                "" if event else f"\n{report.PREFIX}{who}.\n{next_step(how)}\n", event
+            )
         while self.held:  # launchers wait for them
             os.close(self.held.pop())
         return True
@@ -208,7 +222,9 @@ class Monitor:
             return False
         graph = WaitGraph(self.read(now))
         calls = [call for rank in graph.ranks.values() for call in rank.calls]
-        calls = [call for call in calls if graph.num_unknown(call)]  # with ranks elsewhere
+        calls = [
+            call for call in calls if graph.num_unknown(call)
+        ]  # with ranks elsewhere
         count = sum(call.sequence for call in calls)
         if self.lost_at == math.inf:
             # The next ones may be those that wait.
@@ -239,8 +255,12 @@ class Monitor:
         seconds, ends_job = self.timeout.seconds, self.timeout.ends_job
         if not seconds:
             return False
-        waits = self.waits(WaitGraph(self.read(now)), seconds / 2, now, self.reported_at)
-        longest = max((call.age - self.paused(now - call.age) for _, call in waits), default=0.0)
+        waits = self.waits(
+            WaitGraph(self.read(now)), seconds / 2, now, self.reported_at
+        )
+        longest = max(
+            (call.age - self.paused(now - call.age) for _, call in waits), default=0.0
+        )
         if self.star.is_hub:
             longest, self.told = max(longest, self.told), 0.0
             if seconds / 2 < longest <= seconds and now - longest > self.warned_at:
@@ -255,7 +275,9 @@ class Monitor:
         if not stalled:
             return False
         text = report.report(graph, stalled, self.timeout)
-        event = self.event("watchdog_abort", reason=report.reason(text)) if ends_job else []
+        event = (
+            self.event("watchdog_abort", reason=report.reason(text)) if ends_job else []
+        )
         self.star.tell("known")
         self.print(text, event)
         self.reported_at = self.warned_at = now
@@ -277,7 +299,8 @@ class Monitor:
             for rank in graph.ranks.values()
             if rank.state != GONE
             for call in rank.waits
-            if now - call.age > known and call.age - self.paused(now - call.age) > seconds
+            if now - call.age > known
+            and call.age - self.paused(now - call.age) > seconds
         ]
 
     def paused(self, start: float) -> float:
@@ -291,7 +314,9 @@ class Monitor:
 
     def print(self, text: str, event: Sequence[bytes] = ()) -> None:
         """Print a text; through `chainermn launch` as events, lest it look like a rank's."""
-        if event and self.timeout.ends_job:  # the launcher says at its own end what to do
+        if (
+            event and self.timeout.ends_job
+        ):  # the launcher says at its own end what to do
             text = text.partition("Next step")[0]
         pieces = [text[at : at + PIECE] for at in range(0, len(text), PIECE)]
         shown = [line for piece in pieces for line in self.event("report", shown=piece)]

@@ -33,11 +33,17 @@ def supervise(config: dict[str, Any], ranks: list[MonitoredRank]) -> None:
             status = 1
             try:
                 monitor = Monitor(config, ranks)
-                askers = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-                with suppress(OSError):  # containers share such names, and may not share numbers
+                askers = socket.socket(
+                    socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK
+                )
+                with suppress(
+                    OSError
+                ):  # containers share such names, and may not share numbers
                     askers.bind(f"\0chainermn monitor {os.getpid()}")
                     askers.listen()
-                    monitor.selector.register(askers, EVENT_READ, lambda: None)  # so that it looks
+                    monitor.selector.register(
+                        askers, EVENT_READ, lambda: None
+                    )  # so that it looks
                 while monitor.look():
                     answer(monitor, askers)
                 monitor.clean()
@@ -49,7 +55,9 @@ def supervise(config: dict[str, Any], ranks: list[MonitoredRank]) -> None:
         _, status = os.waitpid(child, 0)
         if not status or all(rank.state() == GONE for rank in ranks):
             return
-    print_for(ranks, f"{us} has failed {ATTEMPTS} times: no call will be reported any more.\n")
+    print_for(
+        ranks, f"{us} has failed {ATTEMPTS} times: no call will be reported any more.\n"
+    )
 
 
 def answer(monitor: Monitor, askers: socket.socket) -> None:
@@ -57,9 +65,16 @@ def answer(monitor: Monitor, askers: socket.socket) -> None:
     with suppress(OSError), askers.accept()[0] as asker:
         asker.settimeout(SEND_SECONDS)
         peer = asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        if int.from_bytes(peer[4:8], sys.byteorder) == os.geteuid():  # process, user and group
-            graph = monitor.everyone(asker.recv(16).decode(errors="replace"), time.monotonic())
-            found = {"ranks": [*map(asdict, graph.ranks.values())], "unseen": graph.unreachable}
+        if (
+            int.from_bytes(peer[4:8], sys.byteorder) == os.geteuid()
+        ):  # process, user and group
+            graph = monitor.everyone(
+                asker.recv(16).decode(errors="replace"), time.monotonic()
+            )
+            found = {
+                "ranks": [*map(asdict, graph.ranks.values())],
+                "unseen": graph.unreachable,
+            }
             asker.sendall(json.dumps(found).encode())
 
 
@@ -69,7 +84,9 @@ def main() -> None:
     ranks = [MonitoredRank(each) for each in config["ranks"]]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a rank may catch it and go on
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each machine
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (most, most)
+    )  # a connection for each machine
     if os.fork():
         os._exit(0)
     os.setsid()  # launchers kill a rank's group, whose remains are this process's to remove

@@ -25,7 +25,9 @@ REFUSED_SECONDS = 0.1
 # To reach the hub, for which all else waits, and before it is tried again.
 CONNECT_SECONDS, RETRY_SECONDS = 1.0, 2.0
 
-Take = Callable[[int, Message], None]  # is given messages, and the number of their machine
+Take = Callable[
+    [int, Message], None
+]  # is given messages, and the number of their machine
 
 
 class Star:
@@ -44,11 +46,15 @@ class Star:
         self.is_hub = self.number == 0
         # Of all machines, by their numbers; a spoke knows the hub's alone.
         self.names: list[str] = place["names"]
-        self.links: dict[int, Connection] = {}  # to machines that have proved what they are
+        self.links: dict[
+            int, Connection
+        ] = {}  # to machines that have proved what they are
         self._selector, self._secret, self._silence = selector, place["secret"], silence
         self._take = take
         self._strangers: dict[Connection, float] = {}  # when each came, the first first
-        self._cut_since: dict[int, float] = {}  # of machines that can't be reached any more
+        self._cut_since: dict[
+            int, float
+        ] = {}  # of machines that can't be reached any more
         self._query = 0
         self._replies: dict[int, Message] = {}
         self._endpoints = list(place["endpoints"])  # of the hub
@@ -62,7 +68,11 @@ class Star:
         """Drop those that take too long to prove what they are; connect a spoke if it isn't."""
         now = time.monotonic()
         # The kernel takes a connection in, also for a process that is stopped.
-        for one in [one for one, came in self._strangers.items() if now - came > GREETING_SECONDS]:
+        for one in [
+            one
+            for one, came in self._strangers.items()
+            if now - came > GREETING_SECONDS
+        ]:
             self._lose(one)
         is_done = self.links or self._strangers or not self._endpoints
         if not is_done and now - self._tried_at > RETRY_SECONDS:
@@ -72,7 +82,11 @@ class Star:
     def lost(self) -> list[str]:
         """Return the names of the machines that can't be reached any more."""
         late = time.monotonic() - self._silence
-        return [self.names[number] for number, at in sorted(self._cut_since.items()) if at <= late]
+        return [
+            self.names[number]
+            for number, at in sorted(self._cut_since.items())
+            if at <= late
+        ]
 
     def tell(self, kind: str, only: int | None = None, **fields: Any) -> None:
         """Send a message to all that this one has a connection to, or to one of them."""

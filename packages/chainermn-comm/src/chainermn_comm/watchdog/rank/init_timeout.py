@@ -50,12 +50,18 @@ def enforce_init_timeout(
                 emit("watchdog_abort", reason=reason(text))
                 text = text.partition("Next step")[0] if active_job() else text
             processes.write(2, text, 2.0)
-        if timeout.ends_job and not done.wait(FIRST_SECONDS if is_first else OTHERS_SECONDS):
+        if timeout.ends_job and not done.wait(
+            FIRST_SECONDS if is_first else OTHERS_SECONDS
+        ):
             abort()
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
         with contextlib.suppress(OSError):
-            if timeout.seconds and len(members) > 1 and not recorder.region().is_monitored:
+            if (
+                timeout.seconds
+                and len(members) > 1
+                and not recorder.region().is_monitored
+            ):
                 own.bind(_name(members[0]))
                 threading.Thread(target=watch, daemon=True).start()
         try:
@@ -81,7 +87,12 @@ def _has_come(rank: int) -> bool:
 
 def _name(number: int) -> str:
     """Return the name of a rank's socket: that of its launcher's process, and the number."""
-    launcher, name = os.getppid(), next((it for it in RANK_NAMES if it in os.environ), "")
-    while name and any(it.startswith(f"{name}=") for it in processes.words(launcher, "environ")):
+    launcher, name = (
+        os.getppid(),
+        next((it for it in RANK_NAMES if it in os.environ), ""),
+    )
+    while name and any(
+        it.startswith(f"{name}=") for it in processes.words(launcher, "environ")
+    ):
         launcher = processes.stat(launcher).parent
     return f"\0chainermn {launcher} {processes.stat(launcher).start} {number}"

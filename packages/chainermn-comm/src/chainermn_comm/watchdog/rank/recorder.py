@@ -29,15 +29,25 @@ class CallRecorder(CallObserver):
         self.detach()
         self.sequence = 0
 
-    def collective(self, operation: str, number: int, root: int = NOBODY, nbytes: int = 0) -> None:
+    def collective(
+        self, operation: str, number: int, root: int = NOBODY, nbytes: int = 0
+    ) -> None:
         self.sequence = number
         name = operation.encode()
         # All at once: `pack_into` would write zeros first.
-        self._memory[self._whole] = _call(COLLECTIVE, _now(), number, nbytes, root, NOBODY, name)
+        self._memory[self._whole] = _call(
+            COLLECTIVE, _now(), number, nbytes, root, NOBODY, name
+        )
 
-    def message(self, operation: str, peer: int, tag: int, nbytes: int = 0, what: str = "") -> None:
-        name = (f"{operation}{layout.SCOPE_SEPARATOR}{what}" if what else operation).encode()
-        self._memory[self._whole] = _call(MESSAGE, _now(), self.sequence, nbytes, peer, tag, name)
+    def message(
+        self, operation: str, peer: int, tag: int, nbytes: int = 0, what: str = ""
+    ) -> None:
+        name = (
+            f"{operation}{layout.SCOPE_SEPARATOR}{what}" if what else operation
+        ).encode()
+        self._memory[self._whole] = _call(
+            MESSAGE, _now(), self.sequence, nbytes, peer, tag, name
+        )
 
     def leave(self) -> None:
         self._memory[self._start] = _state(IDLE, _now())
@@ -54,7 +64,9 @@ class CallRecorder(CallObserver):
         slot = self._slot
         self.detach()
         if slot is not None and _region is not None:
-            layout.IDENTITY.pack_into(_region.memory, layout.offset_of(slot), 0, 0, 0, 0)
+            layout.IDENTITY.pack_into(
+                _region.memory, layout.offset_of(slot), 0, 0, 0, 0
+            )
             _region.free_slots.append(slot)
 
 
@@ -106,7 +118,9 @@ class StatusRegion:
     stacks: int  # descriptor of the file where stacks are written
     signal: int  # at which they are
     namespace: int  # of its number
-    liveness_pipe: tuple[int, int]  # only this process has the second end open; nobody writes
+    liveness_pipe: tuple[
+        int, int
+    ]  # only this process has the second end open; nobody writes
     free_slots: list[int] = field(default_factory=list)  # of those ever used
     used_slots: int = 0  # number of slots ever used
     is_monitored: bool = False
@@ -120,11 +134,16 @@ def region() -> StatusRegion:
     """Return this process's status region, made at the first call; OSError where none can be."""
     global _region
     if _region is None:
-        file, stacks = _anonymous_file("chainermn-calls"), _anonymous_file("chainermn-stacks")
+        file, stacks = (
+            _anonymous_file("chainermn-calls"),
+            _anonymous_file("chainermn-stacks"),
+        )
         os.ftruncate(file, layout.REGION_BYTES)
         # Real-time signals: SIGUSR1 and SIGUSR2 are the scripts' and the schedulers'.
         numbers = range(signal.SIGRTMAX - 5, signal.SIGRTMIN, -1)
-        number = next((one for one in numbers if signal.getsignal(one) is signal.SIG_DFL), None)
+        number = next(
+            (one for one in numbers if signal.getsignal(one) is signal.SIG_DFL), None
+        )
         if number is None:
             raise OSError("no signal is free")
         faulthandler.register(number, file=stacks, all_threads=True, chain=False)

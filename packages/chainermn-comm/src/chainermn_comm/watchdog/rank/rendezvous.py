@@ -69,7 +69,9 @@ def register(comm: MPI.Intracomm, world: int, timeout: Timeout) -> CallRecorder 
         _warn(problem)
     is_new = region is not None and not region.is_monitored
     # Whether any rank is new, and rank 0's numbers, by which all call this communicator.
-    common = array("q", (is_new, *((world, _num_registered) if comm.rank == 0 else (-1, -1))))
+    common = array(
+        "q", (is_new, *((world, _num_registered) if comm.rank == 0 else (-1, -1)))
+    )
     comm.Allreduce(MPI.IN_PLACE, common, MPI.MAX)
     if common[0]:
         _start_monitors(comm, world, region if is_new else None, timeout)
@@ -112,7 +114,9 @@ def _start_monitors(
         listener.close()
 
 
-def _join_star(leaders: MPI.Comm, name: str) -> tuple[socket.socket | None, dict[str, Any]]:
+def _join_star(
+    leaders: MPI.Comm, name: str
+) -> tuple[socket.socket | None, dict[str, Any]]:
     """Return where the hub listens, on the hub alone, and this machine's place (collective)."""
     names = leaders.gather(name)
     own = own_addresses()
@@ -123,7 +127,9 @@ def _join_star(leaders: MPI.Comm, name: str) -> tuple[socket.socket | None, dict
                 listener = socket.create_server(("", 0), backlog=BACKLOG)
             except OSError as problem:
                 _warn(problem)
-        endpoints = [(one, listener.getsockname()[1]) for one in own] if listener else []
+        endpoints = (
+            [(one, listener.getsockname()[1]) for one in own] if listener else []
+        )
         hub = {"names": [name], "secret": secrets.token_hex(16), "endpoints": endpoints}
     place = {"number": leaders.rank, **leaders.bcast(hub)}
     # An address that both have is a bridge's, unless they share all (containers of a machine).
@@ -142,7 +148,9 @@ def own_addresses() -> list[str]:
                 request = struct.pack("256s", name.encode()[:15])
                 reply = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)
                 found.append(socket.inet_ntoa(reply[20:24]))
-    return [address for address in dict.fromkeys(found) if not address.startswith("127.")]
+    return [
+        address for address in dict.fromkeys(found) if not address.startswith("127.")
+    ]
 
 
 def _describe_process(world: int, region: StatusRegion) -> dict[str, Any]:
@@ -160,7 +168,9 @@ def _describe_process(world: int, region: StatusRegion) -> dict[str, Any]:
 
 def _launch_monitor(config: dict[str, Any]) -> None:
     package = str(Path(__file__).resolve().parents[2])
-    pids = [str(it["pid"]) for it in config["ranks"]]  # for people who look at the processes
+    pids = [
+        str(it["pid"]) for it in config["ranks"]
+    ]  # for people who look at the processes
     kept = ("PATH", "LD_LIBRARY_PATH", "LANG")
     try:
         process = subprocess.Popen(
@@ -186,5 +196,7 @@ def _warn(problem: object) -> None:
     # As an error it would leave the other ranks waiting.
     with suppress(RuntimeWarning):
         warnings.warn(
-            f"calls that wait too long won't be reported: {problem}", RuntimeWarning, stacklevel=4
+            f"calls that wait too long won't be reported: {problem}",
+            RuntimeWarning,
+            stacklevel=4,
         )

@@ -49,7 +49,10 @@ def answer(content: "dict[str, Any]") -> None:
 def facts(order: "dict[str, Any]") -> "dict[str, Any]":
     implementation = platform.python_implementation()
     return {
-        "python": {"version": platform.python_version(), "implementation": implementation},
+        "python": {
+            "version": platform.python_version(),
+            "implementation": implementation,
+        },
         "packages": packages(order["packages"], order["families"]),
         "mpiexec": mpiexecs(order["mpiexec"], order["program_seconds"]),
         "variables": dict(os.environ),
@@ -89,12 +92,18 @@ def version_text(path: str, seconds: float) -> "str | None":
     """Return what a program prints when it is asked for its version; None if it hangs."""
     try:
         process = Popen(
-            [path, "--version"], stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True
+            [path, "--version"],
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=STDOUT,
+            start_new_session=True,
         )
     except OSError as problem:
         return str(problem)
     try:
-        return process.communicate(timeout=seconds)[0].decode(errors="replace")[:MAX_TEXT_LENGTH]
+        return process.communicate(timeout=seconds)[0].decode(errors="replace")[
+            :MAX_TEXT_LENGTH
+        ]
     except TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # what it started, too
         process.wait()
@@ -118,7 +127,10 @@ def shm() -> "dict[str, Any] | None":
         fs = os.statvfs("/dev/shm")
     except OSError:
         return None
-    return {"total_bytes": fs.f_frsize * fs.f_blocks, "free_bytes": fs.f_frsize * fs.f_bavail}
+    return {
+        "total_bytes": fs.f_frsize * fs.f_blocks,
+        "free_bytes": fs.f_frsize * fs.f_bavail,
+    }
 
 
 def memory_limit() -> "int | None":
@@ -165,12 +177,17 @@ def serve(listener: socket.socket, token: str) -> None:
     while True:
         connection, _ = listener.accept()
         # One that stalls holds up no other.
-        threading.Thread(target=send_data, args=(connection, token), daemon=True).start()
+        threading.Thread(
+            target=send_data, args=(connection, token), daemon=True
+        ).start()
 
 
 def send_data(connection: socket.socket, token: str) -> None:
     """Send the token, and then enough to show whether large messages come through."""
-    with connection, contextlib.suppress(OSError):  # most close once they have the token
+    with (
+        connection,
+        contextlib.suppress(OSError),
+    ):  # most close once they have the token
         connection.sendall(token.encode())  # in a packet of its own
         connection.sendall(bytes(STALL_TEST_BYTES))
 
@@ -179,7 +196,9 @@ def try_connections(order: "dict[str, Any]", token: str) -> "dict[str, Any]":
     """Connect to others, each ``[address, port]``; return what came of it, by name."""
     others, seconds = order["connect"], order["seconds"]
     with ThreadPoolExecutor(CONNECT_THREADS) as pool:
-        found = pool.map(lambda one: connect(one[0], one[1], token, seconds), others.values())
+        found = pool.map(
+            lambda one: connect(one[0], one[1], token, seconds), others.values()
+        )
         return dict(zip(others, found))  # noqa: B905
 
 

@@ -18,7 +18,12 @@ from typing import Any
 from chainermn_tools import environment, jobs
 from chainermn_tools.doctor.check import CheckResult, Context, Run, skipped
 from chainermn_tools.doctor.cluster import ssh
-from chainermn_tools.doctor.cluster.session import COMMAND, Session, first_input, open_sessions
+from chainermn_tools.doctor.cluster.session import (
+    COMMAND,
+    Session,
+    first_input,
+    open_sessions,
+)
 from chainermn_tools.doctor.software import launcher_if_any
 from chainermn_tools.formatting import join_first
 from chainermn_tools.jobs import Unavailable
@@ -61,11 +66,15 @@ class ClusterFacts:
     hosts: dict[str, HostReply]  # by name
 
     def facts(self) -> dict[str, dict[str, Any]]:
-        return {name: one.facts for name, one in self.hosts.items() if one.facts is not None}
+        return {
+            name: one.facts for name, one in self.hosts.items() if one.facts is not None
+        }
 
     def facts_with_same_python(self) -> dict[str, dict[str, Any]]:
         wanted = self.local["python"]
-        return {name: one for name, one in self.facts().items() if one["python"] == wanted}
+        return {
+            name: one for name, one in self.facts().items() if one["python"] == wanted
+        }
 
 
 def over_hosts(evaluate: Evaluate) -> Run:
@@ -96,7 +105,9 @@ def gather_facts(context: Context) -> ClusterFacts:
     vendor, login_time = launcher.get("vendor"), context.time_for(*LOGIN_TIME)
     commands = {THIS_MACHINE: ["sh", "-c", COMMAND]}
     for host in context.hosts:
-        commands[host.name] = jobs.remote_command(vendor, host.name, COMMAND, login_time)
+        commands[host.name] = jobs.remote_command(
+            vendor, host.name, COMMAND, login_time
+        )
     with open_sessions() as start:
         seconds = context.time_for(*ANSWER_TIME)
         deadline = time.monotonic() + seconds
@@ -106,7 +117,9 @@ def gather_facts(context: Context) -> ClusterFacts:
         if local.facts is None:
             raise Unavailable(f"{sys.executable} can't be asked as hosts are: {local}")
         found = ClusterFacts(local.facts, replies)
-        sessions = {name: one for name, one in started.items() if isinstance(one, Session)}
+        sessions = {
+            name: one for name, one in started.items() if isinstance(one, Session)
+        }
         _try_connections(sessions, found, context.time_for(*CONNECTIONS_TIME))
     return found
 
@@ -131,7 +144,9 @@ def _log_in(
                 session = start(command)
             except OSError as error:
                 said = f"{command[0]} doesn't start: {error.strerror}"
-                return ssh.SSHFailure("no ssh", "ssh can't be started here", ssh.NO_SSH, said)
+                return ssh.SSHFailure(
+                    "no ssh", "ssh can't be started here", ssh.NO_SSH, said
+                )
             session.send(lines)
             session.answered.wait(share)
             return session
@@ -152,7 +167,9 @@ def _receive_reply(session: Session | ssh.SSHFailure, deadline: float) -> HostRe
         return HostReply(None, failure)
     if "python" in answer:
         return HostReply(answer)
-    session.receive(deadline)  # a shell ends after its answer; then its stderr has been read
+    session.receive(
+        deadline
+    )  # a shell ends after its answer; then its stderr has been read
     if answer["status"] == NOT_FOUND:
         return HostReply(None, no_python=f"there is no {sys.executable}")
     said = ssh.without_verbose_lines(session.stderr)
@@ -160,7 +177,9 @@ def _receive_reply(session: Session | ssh.SSHFailure, deadline: float) -> HostRe
     return HostReply(None, no_python=message)
 
 
-def _try_connections(sessions: Mapping[str, Session], found: ClusterFacts, seconds: float) -> None:
+def _try_connections(
+    sessions: Mapping[str, Session], found: ClusterFacts, seconds: float
+) -> None:
     """Let each host connect to others and to this machine; add to its reply what it found."""
     deadline = time.monotonic() + seconds
     hosts = found.facts()
@@ -186,10 +205,15 @@ def partners(asker: str, hosts: Sequence[str]) -> list[str]:
     """Return whom a host connects to: all others, or of many those 1, 2, 4, ... places on."""
     count, place = len(hosts), hosts.index(asker)
     steps = [1 << bit for bit in range((count - 1).bit_length())]
-    return [hosts[(place + one) % count] for one in (steps, range(1, count))[count <= MAX_ALL]]
+    return [
+        hosts[(place + one) % count]
+        for one in (steps, range(1, count))[count <= MAX_ALL]
+    ]
 
 
-def address_of(other: str, asker: str, facts: Mapping[str, dict[str, Any]]) -> str | None:
+def address_of(
+    other: str, asker: str, facts: Mapping[str, dict[str, Any]]
+) -> str | None:
     """Return where the asker finds another: by ssh's addresses, or in Slurm by its name."""
     if jobs.starts_by_srun():
         return socket.gethostname() if other == THIS_MACHINE else other

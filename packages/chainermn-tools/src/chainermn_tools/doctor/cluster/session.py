@@ -38,7 +38,9 @@ GRACE_SECONDS = 1.0
 def first_input(python: str, order: dict[str, Any]) -> bytes:
     """Return what a host's shell reads: its code, Python's path, the agent, and a first order."""
     program = json.dumps(Path(agent.__file__).read_text())
-    return os.fsencode("".join(f"{one}\n" for one in (CODE, python, program, json.dumps(order))))
+    return os.fsencode(
+        "".join(f"{one}\n" for one in (CODE, python, program, json.dumps(order)))
+    )
 
 
 @contextlib.contextmanager
@@ -84,8 +86,12 @@ class Session:
     def __init__(self, args: Sequence[str], tag: tuple[str, str]) -> None:
         """Start the program, which is found again by the tag; raise OSError if it can't be."""
         self.started = time.monotonic()
-        self.answered = threading.Event()  # the first answer has come, or the program has ended
-        self.stderr = ""  # what came over standard error so far, the end of it if it is long
+        self.answered = (
+            threading.Event()
+        )  # the first answer has come, or the program has ended
+        self.stderr = (
+            ""  # what came over standard error so far, the end of it if it is long
+        )
         env = {**os.environ, tag[0]: tag[1]}
         self.process = Popen(
             args, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=env, start_new_session=True
@@ -115,7 +121,9 @@ class Session:
         with self.process.stdout as lines:
             while line := lines.readline(MAX_LINE_BYTES):
                 text = line.decode(errors="replace")
-                if text.startswith(agent.MARK):  # start-up files of shells print things, too
+                if text.startswith(
+                    agent.MARK
+                ):  # start-up files of shells print things, too
                     with contextlib.suppress(ValueError):
                         self._answers.put(json.loads(text[len(agent.MARK) :]))
                         self.answered.set()

@@ -52,4 +52,6 @@ def without_verbose_lines(stderr: str) -> str:
     """Return what ``-v`` did not add, on one line, the end of it if it is long."""
     lines = [line for line in stderr.splitlines() if not VERBOSE_LINE.match(line)]
     text = " ".join(" ".join(lines).split())
-    return text if len(text) <= QUOTED_CHARACTERS else f"... {text[-QUOTED_CHARACTERS:]}"
+    return (
+        text if len(text) <= QUOTED_CHARACTERS else f"... {text[-QUOTED_CHARACTERS:]}"
+    )

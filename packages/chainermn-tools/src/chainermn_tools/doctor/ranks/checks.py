@@ -9,9 +9,21 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from chainermn_tools import environment
-from chainermn_tools.doctor.check import CheckResult, Context, failed, ok, skipped, warning
+from chainermn_tools.doctor.check import (
+    CheckResult,
+    Context,
+    failed,
+    ok,
+    skipped,
+    warning,
+)
 from chainermn_tools.doctor.hints import LIST_MPI_VARIABLES, REPORT_IT, hint_for_output
-from chainermn_tools.doctor.ranks.job import RankJob, StepChecks, overload_reason, run_local_job
+from chainermn_tools.doctor.ranks.job import (
+    RankJob,
+    StepChecks,
+    overload_reason,
+    run_local_job,
+)
 from chainermn_tools.doctor.software import find_launcher, find_library
 
 if TYPE_CHECKING:  # importing it starts MPI
@@ -35,10 +47,17 @@ checks = StepChecks()
 
 def _start(world: MPI.Intracomm) -> dict[str, Any]:
     level = environment.thread_level()
-    return {"rank": world.rank, "size": world.size, "host": socket.gethostname(), "level": level}
+    return {
+        "rank": world.rank,
+        "size": world.size,
+        "host": socket.gethostname(),
+        "level": level,
+    }
 
 
-@checks.add_step(START, "Does mpiexec start the ranks?", NEEDS, _start, evaluates_incomplete=True)
+@checks.add_step(
+    START, "Does mpiexec start the ranks?", NEEDS, _start, evaluates_incomplete=True
+)
 def ranks_start(context: Context, job: RankJob) -> CheckResult:
     began = sum(event.kind == "started" for event in job.output.events)
     up = len(job.results(START))
@@ -78,7 +97,9 @@ def world_size(context: Context, job: RankJob) -> CheckResult:
             f"put the mpiexec of {vendor} first on PATH   # one from pip is beside python",
         )
     if set(sizes) != {job.ranks}:
-        return failed(f"{job.ranks} ranks were asked for, and they count {sizes}", HELLO_HINT)
+        return failed(
+            f"{job.ranks} ranks were asked for, and they count {sizes}", HELLO_HINT
+        )
     return job.failure_at(ALLGATHER) or ok(f"each sees all {job.ranks}")
 
 
@@ -138,7 +159,9 @@ def _evaluate_values(job: RankJob, step: str, success: str) -> CheckResult:
     found = job.results(step)[0]  # the same on all ranks
     if found["problem"] is not None:
         default = f"this should not be; {REPORT_IT}"
-        return failed(str(found["problem"]), hint_for_output(str(found["problem"]), default))
+        return failed(
+            str(found["problem"]), hint_for_output(str(found["problem"]), default)
+        )
     if not found["correct"]:
         wrong = f" of {', '.join(found['wrong'])}" if found.get("wrong") else ""
         hint = f"take another communicator or another MPI, and {REPORT_IT}"
@@ -169,7 +192,9 @@ def _finalize(world: MPI.Intracomm) -> dict[str, Any]:
     return {}
 
 
-@checks.add_step("ranks_end", "Do all ranks end, and does mpiexec succeed?", (MESSAGES,), _finalize)
+@checks.add_step(
+    "ranks_end", "Do all ranks end, and does mpiexec succeed?", (MESSAGES,), _finalize
+)
 def ranks_end(context: Context, job: RankJob) -> CheckResult:
     if job.output.timed_out:
         hint = f"{HELLO}; echo $?   # must come to an end"

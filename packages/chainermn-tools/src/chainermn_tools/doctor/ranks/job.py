@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 from _chainermn_events import emit
 from chainermn_tools import jobs
-from chainermn_tools.doctor.check import Check, CheckResult, Checks, Context, failed, skipped
+from chainermn_tools.doctor.check import (
+    Check,
+    CheckResult,
+    Checks,
+    Context,
+    failed,
+    skipped,
+)
 from chainermn_tools.doctor.hints import REPORT_IT, hint_for_output, most_telling_line
 from chainermn_tools.doctor.machine import DEFAULT_RANKS
 from chainermn_tools.doctor.software import find_launcher
@@ -57,7 +64,9 @@ class RankJob:
     ranks_per_host: Mapping[str, int]  # how many of them each host should have got
     options: Mapping[str, Any]  # of their task
     timeout: float  # how many seconds they had
-    output: jobs.JobOutput  # how mpiexec ended, what ranks reported, and what was printed
+    output: (
+        jobs.JobOutput
+    )  # how mpiexec ended, what ranks reported, and what was printed
 
     @property
     def ranks(self) -> int:
@@ -83,10 +92,14 @@ class RankJob:
 
     def failure_at(self, step: str) -> CheckResult | None:
         """Return why there is nothing to evaluate of a step; None when all ranks finished it."""
-        stopped = next((one for one in STEPS if len(self.results(one)) < self.ranks), step)
+        stopped = next(
+            (one for one in STEPS if len(self.results(one)) < self.ranks), step
+        )
         order = list(STEPS)
         if order.index(stopped) < order.index(step):
-            return skipped(f"the ranks came no further than {stopped!r}", blocked_by=stopped)
+            return skipped(
+                f"the ranks came no further than {stopped!r}", blocked_by=stopped
+            )
         finished = len(self.results(step))
         if finished == self.ranks:
             return None
@@ -115,7 +128,9 @@ def run_local_job(context: Context) -> RankJob:
         ranks = max(DEFAULT_RANKS, min(ranks, jobs.available_cores()["usable"]))
     threads = jobs.threads_per_rank(ranks)
     ranks_per_host, timeout = {HERE: ranks}, context.remaining()
-    return run_ranks(context, take_steps, ranks_per_host, timeout, threads, STAY_HERE, ranks=ranks)
+    return run_ranks(
+        context, take_steps, ranks_per_host, timeout, threads, STAY_HERE, ranks=ranks
+    )
 
 
 class StepChecks(Checks):
@@ -139,7 +154,9 @@ class StepChecks(Checks):
         def register(evaluate: Callable[[Context, RankJob], CheckResult]) -> Check:
             def run(context: Context) -> CheckResult:
                 job = run_local_job(context)
-                return (not evaluates_incomplete and job.failure_at(name)) or evaluate(context, job)
+                return (not evaluates_incomplete and job.failure_at(name)) or evaluate(
+                    context, job
+                )
 
             return self.add(name, question, needs)(run)
 
@@ -173,7 +190,9 @@ def run_ranks(
     is_known = launcher is None and (found["vendor"] or [*ranks_per_host] != [HERE])
     ranks = sum(ranks_per_host.values())
     hosts = ranks_per_host if is_known else None
-    args = jobs.mpiexec_command(found, ranks, script, hosts=hosts, threads=threads, variables=env)
+    args = jobs.mpiexec_command(
+        found, ranks, script, hosts=hosts, threads=threads, variables=env
+    )
     grace = jobs.TERM_GRACE_SECONDS  # it must be gone soon after the time-out
     output = jobs.run_job(args, env, timeout=timeout, forward=False, term_grace=grace)
     return RankJob(ranks_per_host, options, timeout, output)

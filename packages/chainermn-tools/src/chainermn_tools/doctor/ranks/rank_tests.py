@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from chainermn_comm import CommunicatorBase, create_communicator, devices
-from chainermn_tools.bench.operations import BASELINES, MEAN_GRAD, OPERATIONS, Invocation, Model
+from chainermn_tools.bench.operations import (
+    BASELINES,
+    MEAN_GRAD,
+    OPERATIONS,
+    Invocation,
+    Model,
+)
 from chainermn_tools.bench.timing import idle_barrier, is_correct, time_all
 from chainermn_tools.bench.values import fill_pattern, matches_pattern
 
@@ -34,7 +40,9 @@ GPU_ONLY = "pure_nccl"
 SHARING_GPUS = ("naive", "flat", NO_OP)
 # Of gradients on GPUs: dtypes and elements, some more than a chunk has.
 GPU_GRADIENTS = (("f4", 12345), ("f2", 999), ("f8", 1), ("f4", 9 << 20))
-GPU_CALLS = 3  # a call may return before its work is over, and raise its errors in the next one
+GPU_CALLS = (
+    3  # a call may return before its work is over, and raise its errors in the next one
+)
 # Elements of a message between hosts: more than any switch or MPI sends at once.
 MESSAGE_COUNT = 1 << 20
 ROUNDS = 2  # of such a message, there and back; the faster one counts, since the first connects
@@ -52,7 +60,9 @@ def try_messages(world: MPI.Intracomm) -> dict[str, Any]:
         return _time(world, comm, "send")
 
 
-def try_communicator(world: MPI.Intracomm, name: str, timed: bool = True) -> dict[str, Any]:
+def try_communicator(
+    world: MPI.Intracomm, name: str, timed: bool = True
+) -> dict[str, Any]:
     """Try a communicator on NumPy arrays, and on GPUs if each rank has one (collective).
 
     Return ``wrong``: operations that gave wrong values, on any rank; ``problem``: what was raised;
@@ -73,7 +83,9 @@ def try_communicator(world: MPI.Intracomm, name: str, timed: bool = True) -> dic
         invocations: list[tuple[str, Invocation]] = []
         for operation in CHECKED if name != GPU_ONLY else CHECKED[:-1]:
             if name == NO_OP and operation == MEAN_GRAD:
-                invocations.append((operation, _mean_invocation(comm, _host_gradients, world.rank)))
+                invocations.append(
+                    (operation, _mean_invocation(comm, _host_gradients, world.rank))
+                )
             elif world.size >= OPERATIONS[operation].min_ranks:
                 make = OPERATIONS[operation].make_invocation
                 invocations.append((operation, make(comm, *_arrays(CHECKED_COUNT))))
@@ -97,7 +109,9 @@ def _time(world: MPI.Intracomm, comm: CommunicatorBase, name: str) -> dict[str, 
     """Return the rates of an operation, and of a copy by all ranks at once, timed in turns."""
     count = COUNT // world.size * world.size
     arrays, operation = _arrays(count), OPERATIONS[name]
-    invocations = [one.make_invocation(comm, *arrays) for one in (operation, BASELINES["memcpy"])]
+    invocations = [
+        one.make_invocation(comm, *arrays) for one in (operation, BASELINES["memcpy"])
+    ]
     (times, copies), _ = time_all(world, invocations, TIMED_SECONDS)
     found: dict[str, Any] = {"correct": times.correct, "problem": times.problem}
     if times.seconds and copies.seconds:
@@ -127,7 +141,9 @@ def _mean_invocation(
 ) -> Invocation:
     """Return a mean of gradients that ``make`` fills with the rank; all of it must be ``mean``."""
     params: list[Model] = []
-    model = SimpleNamespace(namedparams=lambda: [(f"/{n}", one) for n, one in enumerate(params)])
+    model = SimpleNamespace(
+        namedparams=lambda: [(f"/{n}", one) for n, one in enumerate(params)]
+    )
 
     def prepare() -> None:
         params[:] = [Model(grad) for grad in make(comm.rank)]
