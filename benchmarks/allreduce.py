@@ -6,8 +6,8 @@
 The gradients are those of some models and, for time against bytes, single arrays.
 
 All cases take turns, round after round, since a shared machine changes within seconds:
-a figure is to be compared with its neighbours of the same run, and ratios are taken round by
-round before their median.
+a figure is to be compared with its neighbours of the same run, and ratios are taken
+round by round before their median.
 """
 
 from __future__ import annotations

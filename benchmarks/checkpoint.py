@@ -1,14 +1,16 @@
 """What a checkpoint takes in time and on disk: by one rank, by all, and in the background.
 
-    python benchmarks/checkpoint.py [--ranks 2] [--megabytes 100] [--rounds 7] [--folder FOLDER]
+    python benchmarks/checkpoint.py [--ranks 2] [--megabytes 100] [--rounds 7] [--folder
+    FOLDER]
         [--realtime]
 
-In each round the same state is saved by Chainer's `save_npz` and by a checkpointer of one rank,
-both on rank 0 alone, and by checkpointers of all ranks, at once and in the background, one after
-the other, into the same file system. What a save in the background can't do later, a checksum of
-all and a copy of a rank's part, is its limit. Exits 1 where a ratio (the median of the rounds') or
-the bytes on disk are more than they may be. With --realtime (root only) it has the cores to itself
-while it saves, where others share the machine.
+In each round the same state is saved by Chainer's `save_npz` and by a checkpointer of
+one rank, both on rank 0 alone, and by checkpointers of all ranks, at once and in the
+background, one after the other, into the same file system. What a save in the
+background can't do later, a checksum of all and a copy of a rank's part, is its limit.
+Exits 1 where a ratio (the median of the rounds') or the bytes on disk are more than
+they may be. With --realtime (root only) it has the cores to itself while it saves,
+where others share the machine.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from pathlib import Path
 
 import jobs
 
-# Held in the background, of its limit; saved by several ranks, of one rank's time. Of one copy's
+# Held in the background, of its limit; saved by several ranks, of one rank's time. Of
+# one copy's
 # bytes:
 HELD, SEVERAL = 1.3, 0.7
 BYTES = {1: 1.005, 2: 1.05}  # and 1.1 for more ranks

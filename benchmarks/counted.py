@@ -1,7 +1,8 @@
 """Counts the bytes that a rank moves: through the memory that its node shares, and in messages.
 
-Nothing in the communicators counts. Here the window's buffers are replaced by objects that count,
-and that fail wherever they would be read or written without it; so nothing can be forgotten.
+Nothing in the communicators counts. Here the window's buffers are replaced by objects
+that count, and that fail wherever they would be read or written without it; so nothing
+can be forgotten.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ from typing import Any
 
 from chainermn_tools.formatting import format_bytes
 
-# For any kind of eye, and in grey: colours of Okabe and Ito, each with a mark of its own.
+# For any kind of eye, and in grey: colours of Okabe and Ito, each with a mark of its
+# own.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKS = "osD^vP*"
 
@@ -26,8 +27,8 @@ def saved_figure(
 ) -> Iterator[tuple[Any, Any]]:
     """Give a figure and its axes, of shape (rows, columns), and save it; options of ``subplots``.
 
-    Raise ImportError without matplotlib, ValueError if the name ends in no kind of image that it
-    knows, and OSError if the file can't be written.
+    Raise ImportError without matplotlib, ValueError if the name ends in no kind of
+    image that it knows, and OSError if the file can't be written.
     """
     from matplotlib.figure import Figure
 

@@ -3,9 +3,10 @@
     python benchmarks/gpu.py                 one rank
     mpiexec -n 4 python benchmarks/gpu.py    a device for each rank
 
-The kernels must reach 80 % of the copy's bandwidth; the device's own clock times them, by CUDA's
-events. A whole call is timed by the host's, as its caller waits for it, on the slowest rank. All
-cases take turns, round after round, and ratios are taken round by round.
+The kernels must reach 80 % of the copy's bandwidth; the device's own clock times them,
+by CUDA's events. A whole call is timed by the host's, as its caller waits for it, on
+the slowest rank. All cases take turns, round after round, and ratios are taken round by
+round.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from chainermn_comm.gpu import kernels
 from chainermn_comm.gpu.nccl import NcclCommunicator
 
 ROUNDS = 20
-# Launches in a row: the device then has the next one before it is done with the one before.
+# Launches in a row: the device then has the next one before it is done with the one
+# before.
 LAUNCHES = 10
 OF_A_COPY = 0.8
 NAMES = ("pure_nccl", "hierarchical", "two_dimensional", "flat", "naive")

@@ -2,9 +2,10 @@
 
     python benchmarks/hosts.py
 
-The hosts are namespaces of this machine (`tests/cluster/virtual_hosts.py`), so it needs root,
-iproute2 and openssh-server. All cases take turns, round after round, and ratios are taken
-round by round. The link's limit is measured among them: two ranks that swap the model's bytes.
+The hosts are namespaces of this machine (`tests/cluster/virtual_hosts.py`), so it needs
+root, iproute2 and openssh-server. All cases take turns, round after round, and ratios
+are taken round by round. The link's limit is measured among them: two ranks that swap
+the model's bytes.
 """
 
 from __future__ import annotations

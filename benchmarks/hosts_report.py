@@ -16,8 +16,8 @@ from report import environment, limits_table, sizes_table, times_table
 from rich.console import Console
 
 STREAMS = ("two_dimensional", "hierarchical")
-# At least this part of what the link allows; float16 so many times as fast as float32; the
-# whole call at most so many times its messages alone.
+# At least this part of what the link allows; float16 so many times as fast as float32;
+# the whole call at most so many times its messages alone.
 OF_THE_LINK, FLOAT16_FASTER, OVER_THE_WIRE = 0.90, 1.8, 1.06
 
 

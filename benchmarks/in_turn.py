@@ -33,16 +33,17 @@ def time_in_turn(
     rounds: int,  # how often each case has its turn
     *,
     warm_up: int = 0,  # rounds before, that don't count
-    # Times that a case is timed in its turn; after the first, its code and what it works on lie in
-    # the caches, whichever case was timed before.
+    # Times that a case is timed in its turn; after the first, its code and what it
+    # works on lie in the caches, whichever case was timed before.
     in_a_row: int = 1,
     calls: int = 1,  # whose mean counts as one time
     realtime: bool = False,  # whether nothing else may have this core meanwhile; needs root
 ) -> np.ndarray:
     """Time cases in turn, in another order each round (collective).
 
-    On a machine that others share, a figure is to be compared with its neighbours of a round.
-    Return seconds of a call on the slowest rank; float64, shape (rounds, cases, in_a_row).
+    On a machine that others share, a figure is to be compared with its neighbours of a
+    round. Return seconds of a call on the slowest rank; float64, shape (rounds, cases,
+    in_a_row).
     """
     seconds = np.zeros((warm_up + rounds, len(cases), in_a_row))
     gc.collect()

@@ -77,7 +77,8 @@ def start(ranks: int, arguments: Sequence[str], timeout: float) -> int:
 
 def end_after(seconds: float) -> None:
     """Print this rank's stacks after so many seconds and end the job."""
-    # By a signal: a thread that reads the main one's frames while that runs on may crash.
+    # By a signal: a thread that reads the main one's frames while that runs on may
+    # crash.
     faulthandler.register(signal.SIGALRM)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     timer = threading.Timer(seconds + GRACE_SECONDS, os._exit, (TIMEOUT_STATUS,))
@@ -95,8 +96,8 @@ def start_on_hosts_and_run(
     """Make hosts and run this script on their ranks, or run as one of these; return the status.
 
     Args:
-        args: of the script; ``rate`` is what each host may send, such as ``"1gbit"``, and
-            ``timeout`` the seconds for the whole run.
+        args: of the script; ``rate`` is what each host may send, such as ``"1gbit"``,
+            and ``timeout`` the seconds for the whole run.
         ranks: how many ranks each host has, by its name.
         run: the benchmark, on a rank.
         files: arguments that name files, which the ranks must find from any folder.

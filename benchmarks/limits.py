@@ -63,9 +63,9 @@ LIMITS = (
     Limit(HANDSHAKE, IN_A_NODE[0], AT_MOST, 0.1, (2,), DIGITS),
 )
 
-# The bytes that a rank moves are at most so many times those of the gradients, whatever the number
-# of ranks n: through shared memory 2 or 3 for two ranks and 3 + 1/n for more, in place 4 - 4/n. But
-# of so little that each rank sums all itself, n + 1 times.
+# The bytes that a rank moves are at most so many times those of the gradients, whatever
+# the number of ranks n: through shared memory 2 or 3 for two ranks and 3 + 1/n for
+# more, in place 4 - 4/n. But of so little that each rank sums all itself, n + 1 times.
 MOVED = 4
 
 

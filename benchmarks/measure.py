@@ -9,7 +9,8 @@ import peers
 from in_turn import time_in_turn
 from mpi4py import MPI
 
-# Calls before any is counted: a way in a node is measured nine times before one is chosen.
+# Calls before any is counted: a way in a node is measured nine times before one is
+# chosen.
 WARM_UP_CALLS = 20
 IN_A_ROW = 2
 
@@ -24,13 +25,14 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Time the cases in turn, each once a round (collective).
 
-    It is called twice then, and the second call counts: as in a loop, its code and what it
-    works on lie in the caches, whoever's turn was before. So many ``calls`` count as one.
+    It is called twice then, and the second call counts: as in a loop, its code and what
+    it works on lie in the caches, whoever's turn was before. So many ``calls`` count as
+    one.
 
-    Returns:
-        For each its name and kind; ``ms``, of a round's slowest rank, for each round;
-        ``right``, whether the results of its first and last calls were; ``extra_bytes``,
-        the most that its first call added to a rank's memory, or None where unknown.
+    Returns: For each its name and kind; ``ms``, of a round's slowest rank, for each
+        round; ``right``, whether the results of its first and last calls were;
+        ``extra_bytes``, the most that its first call added to a rank's memory, or None
+        where unknown.
     """
     extra, right = [], []
     for case in cases:

@@ -2,11 +2,13 @@
 
     python benchmarks/modelparallel.py
 
-`send` and `recv`, forward and backward, beside raw MPI that allocates its receive arrays too, and
-beside the least that Chainer lets such functions cost: two of its own around the same raw calls;
-`MultiNodeBatchNormalization`, forward and backward, beside Chainer's own on each rank's part. All
-take turns, round after round, and differences and ratios are taken round by round before their
-median: on a shared machine a figure is to be compared with its neighbours of the same run.
+`send` and `recv`, forward and backward, beside raw MPI that allocates its receive
+arrays too, and beside the least that Chainer lets such functions cost: two of its own
+around the same raw calls; `MultiNodeBatchNormalization`, forward and backward, beside
+Chainer's own on each rank's part. All take turns, round after round, and differences
+and ratios are taken round by round before their
+median: on a shared machine a figure is to be compared with its neighbours of the same
+    run.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from jobs import RESULT
 # Floats that travel: small enough for the calls themselves to count, and 64 MB.
 SMALL, LARGE = (1, 1024, 16_384), 16 << 20
 MOST_OVER_RAW_US, LEAST_OF_RAW = 150, 0.85
-# Small ones are timed in a row, as a loop calls them, and not once each with cold caches.
+# Small ones are timed in a row, as a loop calls them, and not once each with cold
+# caches.
 IN_A_ROW = 10
 # A linear layer's batch and two convolutions'.
 BATCHES = ((32, 256), (16, 64, 8, 8), (16, 64, 28, 28))

@@ -27,8 +27,8 @@ from chainermn_comm.topology import Topology
 
 # float16 rounds 2^13 times as coarsely as float32.
 COARSER = 2.0**13
-# Arrays from so many bytes on have their turn so many times less often, and are warmed up once: a
-# call for the largest takes seconds, and the link's part of it doesn't vary.
+# Arrays from so many bytes on have their turn so many times less often, and are warmed
+# up once: a call for the largest takes seconds, and the link's part of it doesn't vary.
 LESS_OFTEN = {4 << 20: 3, 256 << 20: 9}
 PIECE, PIECES = 1 << 18, 4  # float32s in a message, and messages under way each way
 
@@ -120,7 +120,8 @@ def link(gradients: Gradients) -> Case:
         )
 
     def swap() -> None:
-        # In pieces, several under way: of one message, MPICH may send the two ways in turn.
+        # In pieces, several under way: of one message, MPICH may send the two ways in
+        # turn.
         requests: list[MPI.Request] = []
         for start in range(0, flat.size if mine else 0, PIECE):
             if len(requests) >= 2 * PIECES:

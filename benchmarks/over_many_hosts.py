@@ -128,8 +128,8 @@ class Itself:
 def message_seconds() -> float:
     """Return the processor's time for either end of a message, MPI's and the algorithm's.
 
-    It is measured without a network, of messages of few bytes; the least of some times, since a
-    core that others use, too, is slower.
+    It is measured without a network, of messages of few bytes; the least of some times,
+    since a core that others use, too, is slower.
     """
     comm: Any = Itself()
     group: Any = SimpleNamespace(comm=comm, size=comm.size, tag=0, settings=Settings())

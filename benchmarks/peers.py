@@ -229,8 +229,8 @@ def bundled(comm: MPI.Intracomm, name: str = "naive", **settings: Any) -> Any:
 class Handoff:
     """Packs gradients into slots of a shared window and copies the next rank's out.
 
-    Two alternating slots, which go on from call to call: a rank writes a slot only after a
-    barrier that the slot's reader entered after reading it.
+    Two alternating slots, which go on from call to call: a rank writes a slot only
+    after a barrier that the slot's reader entered after reading it.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:

@@ -2,9 +2,10 @@
 
     mpiexec -n 2 python benchmarks/record.py
 
-Rank 0 prints, in microseconds, the best and the median of blocks of calls: an empty method, one
-that is observed and recorded (the difference is the cost), four numbers packed into memory (what no
-record can do without), and the handshake that every collective call begins with.
+Rank 0 prints, in microseconds, the best and the median of blocks of calls: an empty
+method, one that is observed and recorded (the difference is the cost), four numbers
+packed into memory (what no record can do without), and the handshake that every
+collective call begins with.
 """
 
 from __future__ import annotations

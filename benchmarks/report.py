@@ -21,8 +21,8 @@ from tables import make_table
 
 from chainermn_tools.formatting import format_bytes
 
-# All ranks at once take twice as long as one alone where two of them share a core, or the way
-# to memory, and about as long where they don't.
+# All ranks at once take twice as long as one alone where two of them share a core, or
+# the way to memory, and about as long where they don't.
 SHARED_FROM = 1.4
 TELLING_FLOATS = (
     8_000_000  # a copy of fewer stays in a cache and says nothing of memory
@@ -41,7 +41,8 @@ def document(
         cores: for each rank its host and the cores that it may use.
         rounds: how often each case had its turn.
         realtime: whether it had its core to itself then.
-        models: for each its name and sizes, the bytes moved, and what `measure` returned.
+        models: for each its name and sizes, the bytes moved, and what `measure`
+            returned.
     """
     hosts: dict[str, set[int]] = {}
     for host, mine in cores:
@@ -119,7 +120,8 @@ def summary(
 
     Args:
         model, arrays, floats: its name and sizes.
-        moved: for some communicators, the bytes that a rank moves over those of the gradients.
+        moved: for some communicators, the bytes that a rank moves over those of the
+            gradients.
         cases: what `measure` returned.
         ranks: their number.
     """

@@ -3,8 +3,8 @@
     python benchmarks/scaling_hosts.py      measures what things cost here, over hosts
     python benchmarks/scaling.py            simulates with that; without it, with what is known
 
-The network is one of --gigabits and --microseconds; what processors take is what was measured.
-What was measured over hosts is simulated, too.
+The network is one of --gigabits and --microseconds; what processors take is what was
+measured. What was measured over hosts is simulated, too.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from chainermn_tools.formatting import format_bytes
 
 MODEL, SMALL = 102_228_128, 100_000  # bytes
 NODES = (2, 4, 8, 16, 17, 32, 64, 128, 256, 512, 1024)
-# Nodes and how much longer than its bytes a mean of MODEL may take; and a mean of SMALL on as many
-# nodes than a binomial tree's latency there and back.
+# Nodes and how much longer than its bytes a mean of MODEL may take; and a mean of SMALL
+# on as many nodes than a binomial tree's latency there and back.
 OVER_BYTES = ((2, 1.05), (16, 1.1), (128, 1.2), (1024, 1.5))
 OVER_TREE = (1024, 2.5)
 # And over hosts, one rank each, than MPI's own sum of the same bytes takes.

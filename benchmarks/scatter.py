@@ -3,10 +3,11 @@
     python benchmarks/scatter.py              starts four ranks by itself
     mpiexec -n 2 python benchmarks/scatter.py
 
-All cases take turns, in another order each round, and each twice in its turn: memory that was
-just freed is faster to get than memory that nobody had for a while, above all in a virtual machine.
-Memory added is what a node's ranks together have more than before, as proportional set size, once
-each rank has read its part: pages that several map count once. Exits 1 where a limit doesn't hold.
+All cases take turns, in another order each round, and each twice in its turn: memory
+that was just freed is faster to get than memory that nobody had for a while, above all
+in a virtual machine. Memory added is what a node's ranks together have more than
+before, as proportional set size, once each rank has read its part: pages that several
+map count once. Exits 1 where a limit doesn't hold.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ SHARED = "one copy into fresh shared memory"
 ROW_FLOATS = 784  # of an MNIST image
 OURS = "scatter_dataset"
 SHUFFLED = f"{OURS}, shuffled"
-# What must hold of a 400 MB array over four ranks: the time over that of one copy into fresh memory
-# (the first of a turn), median over rounds, and the memory added over its size.
+# What must hold of a 400 MB array over four ranks: the time over that of one copy into
+# fresh memory (the first of a turn), median over rounds, and the memory added over its
+# size.
 COPIES, MEMORY = 1.5, 1.1
 
 

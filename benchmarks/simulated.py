@@ -1,14 +1,15 @@
 """Runs the communicators' own algorithms with a clock in place of wires and of arithmetic.
 
-One rank is simulated, and of all others it is taken that they do at each moment what it does: of an
-exchange in which it sends to the d-th rank after it, it receives from the d-th rank before it as
-much, as soon as what it sends arrives. This is so since every rank's schedule is the same, but for
-the ranks in it and for sizes that differ by an element.
+One rank is simulated, and of all others it is taken that they do at each moment what it
+does: of an exchange in which it sends to the d-th rank after it, it receives from the
+d-th rank before it as much, as soon as what it sends arrives. This is so since every
+rank's schedule is the same, but for the ranks in it and for sizes that differ by an
+element.
 
-Each node has a link, which sends one message after the other and receives at the same time; its
-leaders share it. Each message takes its latency, and time of the processor where it is sent and
-where it is received; arithmetic and copies take the time of their bytes. A node's ranks have a core
-each, and a barrier of theirs takes some time.
+Each node has a link, which sends one message after the other and receives at the same
+time; its leaders share it. Each message takes its latency, and time of the processor
+where it is sent and where it is received; arithmetic and copies take the time of their
+bytes. A node's ranks have a core each, and a barrier of theirs takes some time.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class Constants:
     barrier: float
 
 
-# A network of 25 Gbit/s and 20 us, and processors like those that `scaling_hosts.py` measured.
+# A network of 25 Gbit/s and 20 us, and processors like those that `scaling_hosts.py`
+# measured.
 LINK_25G = Constants(20e-6, 25e9 / 8, message=6e-6, memory=20e9, barrier=10e-6)
 
 
@@ -165,7 +167,8 @@ class Ranks:
     def __init__(self, machine: Machine, size: int, rank: int) -> None:
         self.rank, self.size = rank, size
         self._machine = machine
-        # By the distance to the peer and the tag, for each exchange: when its messages arrive.
+        # By the distance to the peer and the tag, for each exchange: when its messages
+        # arrive.
         self._arrivals: dict[tuple[int, int], list[list[float]]] = {}
 
     def Irecv(self, buffer: Any, source: int, tag: int) -> Request:
@@ -249,9 +252,11 @@ def simulate(
     """Take the mean of an array of float32 on the first rank of a node.
 
     Args:
-        name: of a communicator; one whose ranks all exchange by messages has one a node.
+        name: of a communicator; one whose ranks all exchange by messages has one a
+            node.
         nodes: two or more.
-        nbytes: of the array; a number for each rank at least, so that no message is empty.
+        nbytes: of the array; a number for each rank at least, so that no message is
+            empty.
         constants: what things cost.
         ranks_a_node: on each.
         chunk_bytes: as a communicator takes it.

@@ -11,9 +11,9 @@ from report import number
 
 from chainermn_tools.formatting import format_bytes
 
-# Okabe and Ito's colours, which all eyes tell apart; ours in colour, peers dark, limits grey.
-# On one node the last four of ours take the same ways: their lines lie on one another, so they
-# get thinner, the later they are drawn.
+# Okabe and Ito's colours, which all eyes tell apart; ours in colour, peers dark, limits
+# grey. On one node the last four of ours take the same ways: their lines lie on one
+# another, so they get thinner, the later they are drawn.
 STYLES: dict[str, dict[str, Any]] = {
     ALL_RANKS: {"color": "#9aa0a8", "ls": ":", "lw": 1.8},
     HANDOFF: {"color": "#7d838c", "ls": "--", "lw": 1.8},
@@ -48,8 +48,8 @@ def draw(
     for size in results:
         for row in size["cases"]:
             lines.setdefault(row["name"], []).append(row["median_ms"])
-    # Linear, for what differs little beside three orders of magnitude. A copy that stays in a
-    # cache leaves the panel.
+    # Linear, for what differs little beside three orders of magnitude. A copy that
+    # stays in a cache leaves the panel.
     fastest = max(
         nbytes / time / 1e6
         for nbytes, time in zip(sizes, lines[limits[0]], strict=True)

@@ -3,10 +3,11 @@
     python benchmarks/step.py            on this machine
     python benchmarks/step.py --hosts    over two hosts of one rank, joined by a slow link
 
-Every way to exchange gradients trains a copy of the same model, in turn, round after round. A
-round in which a step without exchange was slower than usual is thrown out and counted: something
-else wanted the machine. *Efficiency* is a step without exchange over a step, the median over
-rounds; *floor* is raw packing into shared memory. Exits 1 where ranks end with different weights.
+Every way to exchange gradients trains a copy of the same model, in turn, round after
+round. A round in which a step without exchange was slower than usual is thrown out and
+counted: something else wanted the machine. *Efficiency* is a step without exchange over
+a step, the median over rounds; *floor* is raw packing into shared memory. Exits 1 where
+ranks end with different weights.
 """
 
 from __future__ import annotations

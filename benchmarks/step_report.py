@@ -11,8 +11,8 @@ from rich.console import Console
 from step_names import ALONE, BUNDLED, DDP, RAW, SYNCHRONOUS
 from tables import make_table
 
-# Columns that compare ways. A way's efficiency is the first's milliseconds over its own; so are
-# those beside the floor and the bundled one, where more is better.
+# Columns that compare ways. A way's efficiency is the first's milliseconds over its
+# own; so are those beside the floor and the bundled one, where more is better.
 EFFICIENCIES = {"efficiency": ALONE, "/ floor": RAW, "/ bundled": BUNDLED}
 # Here less is better: a way's milliseconds over the other's.
 OVER = {"ms / sync.": SYNCHRONOUS, "ms / DDP": DDP}

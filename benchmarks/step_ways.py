@@ -50,7 +50,8 @@ class Way:
         self, name: str, model: Any, step: Step, optimizer: Any = None
     ) -> None:
         self.name, self.model, self.step = name, model, step
-        # Of ours: what is under way is the next step's, and must not fall into another's turn.
+        # Of ours: what is under way is the next step's, and must not fall into
+        # another's turn.
         self.flush: Step = getattr(optimizer, "flush", lambda: None)
         self.close: Step = getattr(optimizer, "finalize", lambda: None)
 

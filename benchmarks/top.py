@@ -2,9 +2,10 @@
 
     mpiexec -n 2 python benchmarks/top.py
 
-Rank 0 starts `top` as on a terminal, and stops it while the steps without it are timed. Printed are
-the median times of a step in blocks of some seconds, quartiles of the ratios of neighbours, and
-the time that `top` and the job's monitor took of all cores: what ranks lose that use them all.
+Rank 0 starts `top` as on a terminal, and stops it while the steps without it are timed.
+Printed are the median times of a step in blocks of some seconds, quartiles of the
+ratios of neighbours, and the time that `top` and the job's monitor took of all cores:
+what ranks lose that use them all.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     mpiexec -n 2 python benchmarks/trace.py
 
-Two communicators take turns, step by step, of which one is traced; so whatever else runs on the
-machine slows both alike. Printed are the medians, and quartiles of the ratio of neighbours.
+Two communicators take turns, step by step, of which one is traced; so whatever else
+runs on the machine slows both alike. Printed are the medians, and quartiles of the
+ratio of neighbours.
 """
 
 from __future__ import annotations

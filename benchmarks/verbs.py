@@ -3,8 +3,8 @@
     python benchmarks/verbs.py              starts two ranks by itself, and then four
     mpiexec -n 3 python benchmarks/verbs.py
 
-Cases take turns, in another order each round; ratios are taken round by round before their median.
-Exits 1 where a ratio is larger than it may be.
+Cases take turns, in another order each round; ratios are taken round by round before
+their median. Exits 1 where a ratio is larger than it may be.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 import jobs
 
 RAW, OURS = "MPI's own", "ours"
-# What ours over MPI's own may be of arrays of 64 MB, on the numbers of ranks that this starts.
+# What ours over MPI's own may be of arrays of 64 MB, on the numbers of ranks that this
+# starts.
 MOST = {"allreduce": 0.7, "bcast": 1.0, "allgather": 1.0, "reduce_scatter": 1.0}
 
 

@@ -21,7 +21,8 @@ def on_config(config: Any) -> Any:
     return config
 
 
-# A section of a README, which is written there alone: its path from the repository, and its title.
+# A section of a README, which is written there alone: its path from the repository, and
+# its title.
 TAKEN = re.compile(r"<!-- from: (\S+), (.*?) -->")
 
 

@@ -1,8 +1,8 @@
 """Moves versions, pins and the changelog to a release: `python scripts/release.py 2.1.0`.
 
-All five distributions get the version, each requires its siblings from that minor version on, and
-the changelog's section of what is not released yet gets the version and the day. Nothing is
-written unless all can be.
+All five distributions get the version, each requires its siblings from that minor
+version on, and the changelog's section of what is not released yet gets the version and
+the day. Nothing is written unless all can be.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The tiers of the tests, the ranks of a world, and what every test must do: check something.
 
-`pytest` runs the tests without the marker `world`; `mpiexec -n N pytest --world` those with it, on
-the numbers of ranks that tests/support/world.py says. `--full` runs the full tier.
+`pytest` runs the tests without the marker `world`; `mpiexec -n N pytest --world` those
+with it, on the numbers of ranks that tests/support/world.py says. `--full` runs the
+full tier.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import pytest
 from tests.support import checks
 from tests.support.world import World, only_elsewhere, possible_sizes, sizes_of
 
-# One profile: no deadline, since a busy machine is no failure; the same examples each time and on
-# all ranks, so that a failure is seen again.
+# One profile: no deadline, since a busy machine is no failure; the same examples each
+# time and on all ranks, so that a failure is seen again.
 hypothesis.settings.register_profile(
     "tests",
     deadline=None,

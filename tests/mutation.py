@@ -2,10 +2,11 @@
 
     make mutation SEED=14
 
-Each fault is one of cosmic-ray's: a changed operator, number or condition. PER_AREA are drawn for
-each of AREAS, and the tests that run first are those most likely to find one. All run once before
-without a fault: where one fails then, nothing could be said. Prints a row for each fault as soon as
-its tests have run. The work tree must be clean, and is so again afterwards.
+Each fault is one of cosmic-ray's: a changed operator, number or condition. PER_AREA are
+drawn for each of AREAS, and the tests that run first are those most likely to find one.
+All run once before without a fault: where one fails then, nothing could be said. Prints
+a row for each fault as soon as its tests have run. The work tree must be clean, and is
+so again afterwards.
 """
 
 from __future__ import annotations

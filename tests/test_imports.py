@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 PACKAGES = Path(__file__).parents[1] / "packages"
-# Of each package its folders and modules, the highest first; those of one line may import each
-# other. Of comm every one has a place; elsewhere what isn't named may import anything.
+# Of each package its folders and modules, the highest first; those of one line may
+# import each other. Of comm every one has a place; elsewhere what isn't named may
+# import anything.
 ORDER = {
     "comm": [
         "__init__",
@@ -62,7 +63,8 @@ ORDER = {
 COMPLETE = {"comm", "train", "modelparallel", "tools"}
 # The packages whose folders are imported only by what their `__init__` re-exports.
 RE_EXPORTING = ["comm", "train", "modelparallel", "tools"]
-# Modules that are imported past their folder's `__init__`: it is for those who mustn't start MPI.
+# Modules that are imported past their folder's `__init__`: it is for those who mustn't
+# start MPI.
 DIRECT = {
     "chainermn_comm.trace.recorder",
     # And for those who mustn't load NumPy.
@@ -152,8 +154,8 @@ def test_no_folder_has_more_than_14_files():
     )
 
 
-# Of numbers and objects; at its first use on a communicator mpi4py duplicates that with the
-# interpreter held, so that two threads of two ranks may wait for each other.
+# Of numbers and objects; at its first use on a communicator mpi4py duplicates that with
+# the interpreter held, so that two threads of two ranks may wait for each other.
 OBJECT_REDUCTION = re.compile(r"\.(?:allreduce|reduce|scan|exscan)\(.*\bMPI\.")
 
 

@@ -1,7 +1,7 @@
 """The promises of docs/failures.md that are times, each measured from the failure.
 
-`make test` runs these one after the other with nothing beside; whatever else the machine does, they
-must hold. No other test asserts a time.
+`make test` runs these one after the other with nothing beside; whatever else the
+machine does, they must hold. No other test asserts a time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ ABORT_SECONDS = 3.0
 # Of a core, that a monitor takes.
 MOST_OF_A_CORE = 0.01
 
-# What a rank does, the exit status of the job if it is promised, the last words on stderr.
+# What a rank does, the exit status of the job if it is promised, the last words on
+# stderr.
 FAILURES = {
     "exception": (RAISE, 1, TRACEBACK),
     "sys.exit": ("sys.exit(3)", 3, ("ChainerMN: rank {} of 2: sys.exit(3)",)),

@@ -54,7 +54,8 @@ IMPORTS = re.compile(
 NAMING = ("import_module", "setattr", "patch", "patch.object", "patch.dict", "getattr")
 # Tests of several subjects on GPUs.
 ON_DEVICES = "gpu"
-# There, fixtures that give the double and a device in turn, and what one of them is needed for.
+# There, fixtures that give the double and a device in turn, and what one of them is
+# needed for.
 ON_BOTH = {"gpu", "one_each"}
 USES_GPUS = re.compile(
     r"import cupy|\bgpus\.(?!why_none)|\b(?:put|assert_mean|mean_of)\("
@@ -62,7 +63,8 @@ USES_GPUS = re.compile(
 AGAINST_CUPY = (
     "test_doubles_against_cupy.py"  # it compares the double's names with CuPy's
 )
-# They read clocks: the adapters, the program of chaos, the promises of time, and skewed clocks.
+# They read clocks: the adapters, the program of chaos, the promises of time, and skewed
+# clocks.
 CLOCKS = {"support", "chaos", "test_promises_of_time.py", "test_trace_of_jobs.py"}
 CLOCK = re.compile(
     r"\btime\.(?:time|monotonic|perf_counter|process_time)(?:_ns)?(?![\"\w])"

@@ -2,7 +2,8 @@
 
     python docs/figures/communicators.py result/hosts.json
 
-`make bench-hosts` writes the file. The table replaces what is between the two marks on the page.
+`make bench-hosts` writes the file. The table replaces what is between the two marks on
+the page.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
     python docs/figures/pictures.py
 
-Plots are those that the programs save, in fewer colours. Output is what they print on a terminal of
-100 columns. A run takes about two minutes; on a busy machine the times in the pictures are longer.
+Plots are those that the programs save, in fewer colours. Output is what they print on a
+terminal of 100 columns. A run takes about two minutes; on a busy machine the times in
+the pictures are longer.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     mpiexec -n 2 python train_cifar.py           running means are averaged over the ranks
     mpiexec -n 2 python train_cifar.py --mnbn    batches are normalized over all ranks
 
-scikit-learn's two photographs serve as a small CIFAR-10: 16 x 16 pixels in colour, ten classes.
-Rank 0 leaves `log` and `model.npz` in the folder `--out`.
+scikit-learn's two photographs serve as a small CIFAR-10: 16 x 16 pixels in colour, ten
+classes. Rank 0 leaves `log` and `model.npz` in the folder `--out`.
 """
 
 import argparse
@@ -53,8 +53,8 @@ class SmallVGG(chainer.Chain):
 def load_patches():
     """All patches that don't overlap: 1,600 to learn and 400 to test, 200 of each class.
 
-    A patch is float32 of shape (3, 16, 16) in -1..1; its class says which photograph it is of,
-    and which band of it.
+    A patch is float32 of shape (3, 16, 16) in -1..1; its class says which photograph it
+    is of, and which band of it.
     """
     rows, columns = 25, 40  # of patches in a photograph, which has 427 x 640 pixels
     patches = []

@@ -2,9 +2,10 @@
 
     mpiexec -n 2 python train_dcgan.py
 
-Each rank has its share of scikit-learn's digits, and both networks; each network has a multi-node
-optimizer of its own. Rank 0 leaves `log`, pictures of what the generator writes (`epoch_05.png`
-and so on) and its weights (`generator.npz`) in the folder `--out`.
+Each rank has its share of scikit-learn's digits, and both networks; each network has a
+multi-node optimizer of its own. Rank 0 leaves `log`, pictures of what the generator
+writes (`epoch_05.png` and so on) and its weights (`generator.npz`) in the folder
+`--out`.
 """
 
 import argparse

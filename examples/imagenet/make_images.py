@@ -2,8 +2,9 @@
 
     python make_images.py images
 
-The photographs are those that come with scikit-learn. Each of the five classes has a folder of
-PNG files under `train` and one under `val`; the same arguments give the same images.
+The photographs are those that come with scikit-learn. Each of the five classes has a
+folder of PNG files under `train` and one under `val`; the same arguments give the same
+images.
 """
 
 from __future__ import annotations

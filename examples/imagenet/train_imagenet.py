@@ -4,8 +4,8 @@
     mpiexec -n 2 python train_imagenet.py images                  two ranks on this machine
     mpiexec -n 8 python train_imagenet.py FOLDER --gpu --arch resnet50 --size 224 --fp16
 
-Each rank gets the paths of its share, and worker processes read and cut the images. A job that
-was killed goes on with `--resume`.
+Each rank gets the paths of its share, and worker processes read and cut the images. A
+job that was killed goes on with `--resume`.
 """
 
 import argparse
@@ -26,8 +26,9 @@ from images import Images, find_both
 class MirrorEvaluator(extensions.Evaluator):
     """Judges by the mean of what the network says of an image and of its mirror image.
 
-    It knows nothing of ranks: each evaluates its own images, and create_multi_node_evaluator
-    takes the mean, in which a rank counts as much as it has images.
+    It knows nothing of ranks: each evaluates its own images, and
+    create_multi_node_evaluator takes the mean, in which a rank counts as much as it has
+    images.
     """
 
     def evaluate(self):
@@ -103,7 +104,8 @@ def main():
     val = chainermn.scatter_dataset(
         val, comm, shuffle=True, seed=0, force_equal_length=False
     )
-    # The order is one that a resumed run goes on with, whatever workers have fetched ahead.
+    # The order is one that a resumed run goes on with, whatever workers have fetched
+    # ahead.
     train_iter = MultiprocessIterator(
         Images(train, args.folder / "train", args.size, anywhere=True),
         args.batchsize,
@@ -133,7 +135,8 @@ def main():
 
     updater = training.StandardUpdater(train_iter, optimizer, device=device)
     trainer = training.Trainer(updater, (args.epoch, "epoch"), out=args.out)
-    # Batch normalization keeps a running mean of what each rank saw: the mean over ranks, first.
+    # Batch normalization keeps a running mean of what each rank saw: the mean over
+    # ranks, first.
     trainer.extend(chainermn.extensions.AllreducePersistent(model, comm))
     evaluator = MirrorEvaluator(val_iter, model, device=device)
     trainer.extend(chainermn.create_multi_node_evaluator(evaluator, comm))

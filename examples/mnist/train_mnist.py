@@ -4,8 +4,8 @@
     mpiexec -n 2 python train_mnist.py          two ranks on this machine
     mpiexec -n 8 python train_mnist.py --gpu    a GPU for each rank
 
-Rank 0 leaves `log`, `model.npz` and `curves.png` in the folder `--out`. A job that was killed goes
-on with `--resume`.
+Rank 0 leaves `log`, `model.npz` and `curves.png` in the folder `--out`. A job that was
+killed goes on with `--resume`.
 """
 
 import argparse

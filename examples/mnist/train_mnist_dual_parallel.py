@@ -2,11 +2,11 @@
 
     mpiexec -n 4 python train_mnist_dual_parallel.py
 
-Data parallel and model parallel at once. Ranks 0 and 1 hold one copy of the model (that of
-train_mnist_model_parallel.py), ranks 2 and 3 another, and so on. Each copy learns from its own
-share of the digits; ranks that hold the same layers (0, 2, ... and 1, 3, ...) apply the mean of
-their gradients. Rank 0 leaves `log` in the folder `--out`, and ranks 0 and 1 their layers in
-`model_rank0.npz` and `model_rank1.npz`.
+Data parallel and model parallel at once. Ranks 0 and 1 hold one copy of the model (that
+of train_mnist_model_parallel.py), ranks 2 and 3 another, and so on. Each copy learns
+from its own share of the digits; ranks that hold the same layers (0, 2, ... and 1, 3,
+...) apply the mean of their gradients. Rank 0 leaves `log` in the folder `--out`, and
+ranks 0 and 1 their layers in `model_rank0.npz` and `model_rank1.npz`.
 """
 
 import argparse
@@ -42,7 +42,8 @@ def main():
         raise ValueError(
             f"each copy lies on 2 ranks, and {comm.size} is odd: use mpiexec -n 4"
         )
-    # The ranks of this copy of the model, and those that hold the same layers of other copies.
+    # The ranks of this copy of the model, and those that hold the same layers of other
+    # copies.
     model_comm = comm.split(comm.rank // 2, comm.rank)
     data_comm = comm.split(comm.rank % 2, comm.rank)
     device = -1

@@ -2,10 +2,10 @@
 
     mpiexec -n 2 python train_mnist_model_parallel.py
 
-Rank 0 has the images, the labels, the first layer and the last; rank 1 has the layer between them.
-In each step activations go from rank 0 to rank 1 and back, and their gradients the other way round.
-Rank 0 leaves `log` in the folder `--out`, and each rank its layers in `model_rank0.npz` and
-`model_rank1.npz`.
+Rank 0 has the images, the labels, the first layer and the last; rank 1 has the layer
+between them. In each step activations go from rank 0 to rank 1 and back, and their
+gradients the other way round. Rank 0 leaves `log` in the folder `--out`, and each rank
+its layers in `model_rank0.npz` and `model_rank1.npz`.
 """
 
 import argparse

@@ -3,10 +3,11 @@
     python train_parallel_convolution.py                one process, which has all channels
     mpiexec -n 2 python train_parallel_convolution.py   two ranks, each with half of them
 
-Rank 0 has the images, the labels and the last layer. In each step all ranks get its images;
-each convolves them into its own output channels. Between the two convolutions every rank gets
-every rank's channels, after them only rank 0 does. Results are those of one process, but for
-rounding. Rank 0 leaves `log` in the folder `--out`, and each rank its part of the model.
+Rank 0 has the images, the labels and the last layer. In each step all ranks get its
+images; each convolves them into its own output channels. Between the two convolutions
+every rank gets every rank's channels, after them only rank 0 does. Results are those of
+one process, but for rounding. Rank 0 leaves `log` in the folder `--out`, and each rank
+its part of the model.
 """
 
 import argparse

@@ -2,9 +2,10 @@
 
     mpiexec -n 2 python train_seq2seq.py
 
-Each rank has its share of the dates, and the whole model, an encoder and a decoder. Dates are
-sequences of different lengths, for which the script has a converter of its own. Rank 0 leaves
-`log` and `model.npz` in the folder `--out`, and prints some translations.
+Each rank has its share of the dates, and the whole model, an encoder and a decoder.
+Dates are sequences of different lengths, for which the script has a converter of its
+own. Rank 0 leaves `log` and `model.npz` in the folder `--out`, and prints some
+translations.
 """
 
 import argparse

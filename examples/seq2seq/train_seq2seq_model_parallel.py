@@ -2,9 +2,9 @@
 
     mpiexec -n 2 python train_seq2seq_model_parallel.py
 
-Rank 0 makes the corpus and has the encoder, rank 1 has the decoder, and so the loss. Both get
-rank 0's batches: one uses the words, the other the digits. Rank 1 leaves `log` in the folder
-`--out`, and each rank its model there.
+Rank 0 makes the corpus and has the encoder, rank 1 has the decoder, and so the loss.
+Both get rank 0's batches: one uses the words, the other the digits. Rank 1 leaves `log`
+in the folder `--out`, and each rank its model there.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """What stands in the modules below `chainermn`: names of the four packages, where they ever lay.
 
-ChainerMN 1.x and the `chainermn` in Chainer 5 to 7 had a file for each. `_modules.py` makes them of
-this table; type checkers read stubs that `hatch_build.py` writes from it.
+ChainerMN 1.x and the `chainermn` in Chainer 5 to 7 had a file for each. `_modules.py`
+makes them of this table; type checkers read stubs that `hatch_build.py` writes from it.
 """
 
 _NAMED = "from chainermn_comm.named_communicators import "

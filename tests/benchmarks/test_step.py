@@ -16,7 +16,8 @@ from tests.support.scripts import ROOT
 FOLDER = ROOT / "benchmarks"
 WAYS = ["no exchange", "barrier", "raw packing", "bundled naive", "dummy"]
 WAYS += ["synchronous", "drift ignored", "double buffering", "overlapped"]
-# The benchmark, in which each rank takes its weights for others than the other rank does.
+# The benchmark, in which each rank takes its weights for others than the other rank
+# does.
 SPOILT = """
 import sys
 

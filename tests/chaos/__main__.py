@@ -2,9 +2,9 @@
 
     python -m tests.chaos [--runs 200] [--seed 0]
 
-Each run has a seed, from the one that is given on, and `--runs 1 --seed S` repeats it alone. Those
-of even seeds have a second job, whose ranks get on beside monitors that don't. Ends with status 1
-when a figure of the table misses.
+Each run has a seed, from the one that is given on, and `--runs 1 --seed S` repeats it
+alone. Those of even seeds have a second job, whose ranks get on beside monitors that
+don't. Ends with status 1 when a figure of the table misses.
 """
 
 from __future__ import annotations

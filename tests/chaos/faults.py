@@ -108,7 +108,8 @@ def is_possible(kind: str, moment: str) -> bool:
     """Whether the fault is one there, and not what the rank would do anyway."""
     if KINDS[kind].group == "deviation" and moment in ("user code", "writing"):
         return False  # the rank calls nothing, or nothing that has a shape
-    # What comes after `finalize` on this rank is the same call, and nothing is written any more.
+    # What comes after `finalize` on this rank is the same call, and nothing is written
+    # any more.
     return (kind, moment) not in (("shape", "finalize"), ("disk", "finalize"))
 
 
@@ -119,14 +120,15 @@ ENDING = (
 POINTS = [
     (kind, moment) for kind in KINDS for moment in MOMENTS if is_possible(kind, moment)
 ]
-# A handler that loops, inside of the call that all are in, isn't told from a slow network.
+# A handler that loops, inside of the call that all are in, isn't told from a slow
+# network.
 AT_RANDOM = [
     *(name for name, kind in KINDS.items() if kind.group in ("end", *ENDING, "link")),
     "SIGSTOP",
 ]
 COMMUNICATORS = ("naive", "flat", "hierarchical", "two_dimensional")
-# So many seeds have every point once, and random times; STRIDE spreads the points over them, so
-# that fewer are a fair sample.
+# So many seeds have every point once, and random times; STRIDE spreads the points over
+# them, so that fewer are a fair sample.
 ROUND, STRIDE = 200, 37
 
 
@@ -162,7 +164,8 @@ def draw(seed: int, hosts: bool = True) -> Case:
     ranks = choose.choice((2, 2, 3, 4))
     two = choose.random() < 0.3
     iteration = choose.choice(MOMENTS[moment].iterations) if moment else 0
-    # In the background a fault in a thread waits for the next save, unless it ends the process.
+    # In the background a fault in a thread waits for the next save, unless it ends the
+    # process.
     ends_process = KINDS[kind].group in ENDING or kind == "os._exit"
     at_once = (moment != "writing" and kind != "disk") or ends_process
     after, background = choose.random(), choose.random() < 0.3 and at_once
@@ -192,8 +195,8 @@ class Plan:
     ) -> None:
         """Plan it, unless it is another rank's, or happened before the job was started again.
 
-        The fault has what a `Case` has; its `after` is in seconds. In `status` the runner is told
-        of it; `disk` may be to run full.
+        The fault has what a `Case` has; its `after` is in seconds. In `status` the
+        runner is told of it; `disk` may be to run full.
         """
         self.status, self.disk = status, disk
         mine = (

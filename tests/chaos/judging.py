@@ -56,8 +56,8 @@ def _of_signal(case: Case, seen: Seen) -> Checks:
         said = f"rank {case.victim} on "
         yield seen.verdict.startswith(said), f"the launcher says {seen.verdict!r}"
         return
-    # The watchdog names the first; MPICH's mpiexec, which may come before it, the lowest.
-    # Open MPI's ends with a space on a line of its own, but for our words.
+    # The watchdog names the first; MPICH's mpiexec, which may come before it, the
+    # lowest. Open MPI's ends with a space on a line of its own, but for our words.
     gone = re.search(
         r"^ ?ChainerMN: rank (\d+) \(process (\d+) on \S+\) is gone", seen.err, re.M
     )

@@ -2,7 +2,8 @@
 
     python loads.py LOAD COUNT
 
-LOAD is the name of a function below. Rank 0 prints the samples of all as a line of JSON.
+LOAD is the name of a function below. Rank 0 prints the samples of all as a line of
+JSON.
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ import numpy
 from chainermn_comm import create_communicator
 
 """
-# Other jobs under `launch`: ranks, script, and whether Ctrl-C ends it once it says "begun".
+# Other jobs under `launch`: ranks, script, and whether Ctrl-C ends it once it says
+# "begun".
 JOBS = {
     "ctrl_c": (
         *(

@@ -186,7 +186,8 @@ def run(
         ground: where.
         folder: of the job.
         seconds: CHAINERMN_TIMEOUT.
-        after: the seconds until the fault comes, where it has no moment; None for no fault.
+        after: the seconds until the fault comes, where it has no moment; None for no
+            fault.
     """
     out, status, temporary = (folder / name for name in ("out", "status", "tmp"))
     fault = None if after is None else asdict(case) | {"after": after}

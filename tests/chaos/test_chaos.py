@@ -34,8 +34,8 @@ CASES = [
     Case("shape", "bcast_data", victim=0, communicator="two_dimensional"),
     Case("disk", "writing", 6),
 ]
-# A death whose job goes on from its checkpoint, one in which nothing can be allocated, a rank that
-# leaves a call out, and a full disk.
+# A death whose job goes on from its checkpoint, one in which nothing can be allocated,
+# a rank that leaves a call out, and a full disk.
 DEFAULT = ("SIGKILL", "memory", "skip", "disk")
 # Whose end is compared with that of an unbroken job.
 RESTARTED = ("SIGKILL",)

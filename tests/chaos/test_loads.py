@@ -14,7 +14,8 @@ SCRIPT = Path(__file__).with_name("loads.py")
 SECONDS = 1200.0  # ends a hang, no more
 # Of the samples, the first part: imports, caches and MPI's own buffers grow then.
 WARM = 0.4
-# What a process's memory may move by: malloc's arenas, and 16 MiB of MPI's eager buffers.
+# What a process's memory may move by: malloc's arenas, and 16 MiB of MPI's eager
+# buffers.
 NOISE_BYTES = 3 << 20
 
 
@@ -28,7 +29,8 @@ def growth(samples, name):
 @pytest.mark.parametrize(
     ("ranks", "load", "count"),
     [
-        # A leak of 100 bytes a call shows in the long run, of a few KiB in the short one.
+        # A leak of 100 bytes a call shows in the long run, of a few KiB in the short
+        # one.
         (2, "collectives", 900),
         (2, "communicators", 30),
         pytest.param(2, "collectives", 100_000, marks=pytest.mark.full),

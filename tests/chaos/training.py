@@ -2,9 +2,9 @@
 
     python training.py FILE
 
-The file has in JSON a `Case` and "stop" (iterations), "out" (the checkpoints' folder), "status" (a
-folder, for the runner) and "fault" (see faults.py) or null. Prints the iteration that the job goes
-on from, and at its end a digest of all that was trained.
+The file has in JSON a `Case` and "stop" (iterations), "out" (the checkpoints' folder),
+"status" (a folder, for the runner) and "fault" (see faults.py) or null. Prints the
+iteration that the job goes on from, and at its end a digest of all that was trained.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from .runs import Ground, Here, Hosts, Seen, read_status
 # CHAINERMN_TIMEOUT of the jobs that are to fail; the others take their time.
 LIMIT_SECONDS = 5.0
 PATIENT_SECONDS = 60.0
-# What must not take longer, in seconds. After a cut 20 are for the silence to be no hiccup; then
-# come the monitor's, the launcher's and MPI's own ends.
+# What must not take longer, in seconds. After a cut 20 are for the silence to be no
+# hiccup; then come the monitor's, the launcher's and MPI's own ends.
 DEATH = "a rank's death to the end of the job"
 REPORT = "a stall's time-out to the report"
 CUT = "the cut of a link to the end of the job"
@@ -143,8 +143,9 @@ class Trials:
 def judged(case: Case, seen: Seen) -> Trial:
     """The trial, as far as its first job tells."""
     trial = Trial(case, seen, load=os.getloadavg()[0] / (os.cpu_count() or 1))
-    # An exception that is raised in a finalizer, where Python ignores all, is no fault; nor is a
-    # lack of memory that is met in allocating what the job can do without, and says so.
+    # An exception that is raised in a finalizer, where Python ignores all, is no fault;
+    # nor is a lack of memory that is met in allocating what the job can do without, and
+    # says so.
     words = {
         "exception": "Exception ignored in",
         "memory": "memory could not be allocated",

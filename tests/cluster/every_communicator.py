@@ -1,7 +1,7 @@
 """What each rank finds of every communicator; rank 0 prints all ranks' findings as JSON.
 
-Run under mpiexec with ``-m``. Nothing is judged before all ranks have done all of it, so that a
-wrong result on one rank doesn't leave the others waiting.
+Run under mpiexec with ``-m``. Nothing is judged before all ranks have done all of it,
+so that a wrong result on one rank doesn't leave the others waiting.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ from tests.support.topologies import NAMES
 # One process of pytest has what the jobs found.
 pytestmark = pytest.mark.xdist_group("cluster/test_communicators.py")
 
-# Ranks on each host, whether they are dealt out in turn, and then the host of each rank.
+# Ranks on each host, whether they are dealt out in turn, and then the host of each
+# rank.
 WORLDS: dict[str, tuple[dict[str, int], bool, list[str]]] = {
     "2 hosts": ({"alpha": 2, "beta": 2}, False, ["alpha", "alpha", "beta", "beta"]),
     "2 hosts, alternating": ({"alpha": 2, "beta": 2}, True, ["alpha", "beta"] * 2),

@@ -145,7 +145,8 @@ def test_nothing_is_left_of_hosts_even_if_one_fails_to_start(cluster):
 
 # Like a machine that runs an sshd, or has run one.
 WITH_SSHD = 'mount -t tmpfs tmpfs /run; mkdir /run/sshd; exec "$@"'
-# A host fails a moment after it was started, and a little more goes by before it is plugged in.
+# A host fails a moment after it was started, and a little more goes by before it is
+# plugged in.
 SLOW = {"hostname": "sleep 1", "ip": 'case "$*" in *veth*) sleep 2;; esac'}
 MAKE = f"from tests.support.virtual_hosts import Cluster; Cluster(({'x' * 99!r},))"
 

@@ -24,7 +24,8 @@ from tests.support.topologies import IMPOSED, on_nodes, over_nodes
 
 pytestmark = pytest.mark.world
 
-# The numbers of ranks, in the default tier, on which a name's algorithm is no other name's.
+# The numbers of ranks, in the default tier, on which a name's algorithm is no other
+# name's.
 NAMES = {
     "naive": (2,),
     "flat": (1, 2, 3),
@@ -85,8 +86,8 @@ def test_any_model_over_any_topology(world, name, examples):
     check()
 
 
-# A call takes 0.5 ms with two ranks on two idle cores and 1.5 with three, but 7 with four, which
-# take turns in waiting: ten thousand take a minute for each topology.
+# A call takes 0.5 ms with two ranks on two idle cores and 1.5 with three, but 7 with
+# four, which take turns in waiting: ten thousand take a minute for each topology.
 @over_nodes("hierarchical", "two_dimensional")
 @pytest.mark.parametrize(
     ("calls", "likelihood"),

@@ -14,8 +14,9 @@ CREATE = (
     "given = MPI.COMM_SELF if 'self' in sys.argv else None\n"
     "print(chainermn_comm.create_communicator('naive', given).size)\n"
 )
-# What `srun --mpi=none`, and `mpiexec` of another MPI, give to a process. Foreign to either MPI is
-# MVAPICH's; the MPI that runs here would take its own variables for a launcher's.
+# What `srun --mpi=none`, and `mpiexec` of another MPI, give to a process. Foreign to
+# either MPI is MVAPICH's; the MPI that runs here would take its own variables for a
+# launcher's.
 SLURM = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}
 # What is more in a shell of `srun --pty`, whose process is the task.
 SHELL = {**SLURM, "SLURM_PTY_PORT": "40000", "SLURM_TASK_PID": "1"}

@@ -17,7 +17,8 @@ from tests.support.models import Model, Param
 from tests.support.samples import same, sample
 from tests.support.shortage import no_memory_for
 
-# Three ranks are a ring that has a middle. Communicators of all names share the methods.
+# Three ranks are a ring that has a middle. Communicators of all names share the
+# methods.
 pytestmark = [pytest.mark.world, pytest.mark.ranks(3)]
 
 
@@ -123,7 +124,8 @@ def test_any_dtype_with_a_buffer_travels(naive):
     same(total, (np.arange(5) * naive.size).astype(">f4"))
 
 
-# Around what is inline with header and metadata, which other arrays and the header share.
+# Around what is inline with header and metadata, which other arrays and the header
+# share.
 SIZES = (0, 1, 16_000, 16_383, 16_384, 16_385, 40_000, 65_000, 65_536, 65_537)
 
 

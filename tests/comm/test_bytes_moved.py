@@ -24,9 +24,11 @@ ON_ONE_NODE = [
     "hierarchical",
     *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS),
 ]
-# After so many calls both algorithms of large arrays were tried, and the faster one taken again.
+# After so many calls both algorithms of large arrays were tried, and the faster one
+# taken again.
 ENOUGH_CALLS = 9
-# Each rank's entry in a handshake, and the autotuner's choice: not the gradients' bytes.
+# Each rank's entry in a handshake, and the autotuner's choice: not the gradients'
+# bytes.
 OVERHEAD = 4096
 # Arrays of less than 1 MiB go through the window; larger ones now and then pairwise.
 SHARED = {f"p{i}": 100_003 for i in range(8)}

@@ -28,7 +28,8 @@ def test_every_float16_becomes_the_float32_that_it_is():
         check(np.arange(9.0), dtype)
 
 
-# In units of float32's last place: the numbers themselves, and beside and on the ties between.
+# In units of float32's last place: the numbers themselves, and beside and on the ties
+# between.
 @pytest.mark.parametrize("offset", [0, 1, -1, 0xFFF, 0x1000, 0x1001, 0x1FFF])
 def test_float32_beside_every_float16_is_rounded_to_nearest_even(offset):
     numbers = EVERY_HALF[np.abs(EVERY_HALF) < np.inf].astype("f4")

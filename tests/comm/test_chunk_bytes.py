@@ -70,7 +70,8 @@ def test_no_chunk_is_larger(world, monkeypatch, name):
         monkeypatch.delenv(VARIABLE)  # a split keeps what its parent was made with
         small = {f"p{i}": np.ones(7, "f4") for i in range(5)}
         part.allreduce_grad(with_grads(**small, w=np.ones(40, "f4")))
-    # Alone or not: the same chunks. Small arrays go together, whole; a large one in pieces.
+    # Alone or not: the same chunks. Small arrays go together, whole; a large one in
+    # pieces.
     assert used["packed"] == [112, 128, 32, 28]
 
 

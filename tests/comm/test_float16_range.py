@@ -60,8 +60,9 @@ def check(comm, rows: list[np.ndarray], own: np.dtype) -> None:
         expected = expected.astype(HALF)
     finite = np.isfinite(expected)
     assert np.all(np.isfinite(found[finite]))
-    # Where terms cancel, the order of a sum decides what is left of the small ones; and what lies
-    # between zero and the smallest number may, but for a rounding, become either.
+    # Where terms cancel, the order of a sum decides what is left of the small ones; and
+    # what lies between zero and the smallest number may, but for a rounding, become
+    # either.
     alike = np.all(np.array(rows) >= 0, axis=0) | np.all(np.array(rows) <= 0, axis=0)
     is_number = abs(exact) >= 0.51 * np.finfo(HALF).smallest_subnormal
     assert np.all(found[alike & is_number] != 0)
@@ -132,7 +133,8 @@ def test_small_means_keep_their_precision_under_every_name(
     ("own", "wire"),
     [
         *(("bfloat16", "bfloat16"), ("float32", "bfloat16")),
-        # As the other type their largest numbers would be infinite, there or back again.
+        # As the other type their largest numbers would be infinite, there or back
+        # again.
         *(("float16", "bfloat16"), ("bfloat16", "float16")),
     ],
 )

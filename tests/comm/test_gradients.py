@@ -17,7 +17,8 @@ from tests.support.topologies import NAMES, by_name
 
 pytestmark = pytest.mark.world
 
-# Beside common shapes: 0-d, empty, one element, and sizes on both sides of each threshold.
+# Beside common shapes: 0-d, empty, one element, and sizes on both sides of each
+# threshold.
 SHAPES = [(), (0,), (3, 0, 2), (1,), (7, 5), (4096,), (4097,), (513, 515), (1 << 19,)]
 # One that looks at gradients before the handshake, and one that doesn't.
 before_any_data_move = pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """An exception at any bytecode of a collective call: all ranks raise, or the job ends.
 
-Wherever a signal's handler raises on one rank, no other rank gets a wrong number or is a call
-apart. Calls and places are drawn; a failure shows the seed.
+Wherever a signal's handler raises on one rank, no other rank gets a wrong number or is
+a call apart. Calls and places are drawn; a failure shows the seed.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ def check(comm, what, reason):
     MPI.COMM_WORLD.Abort(0)
 """
 
-# Rank 0's timer interrupts a call in a handshake or while its data move; rank 1 stays in that call
-# or the next.
+# Rank 0's timer interrupts a call in a handshake or while its data move; rank 1 stays
+# in that call or the next.
 SCRIPT = (
     CHECK
     + """

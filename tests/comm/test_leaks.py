@@ -18,8 +18,8 @@ pytestmark = pytest.mark.world
 WARM_UP = 50
 # MPICH 5.0.2 itself keeps some 0.2 kB for each window that was freed.
 KIB_EACH_TIME = 32
-# Each so many times the number is recorded that MPI gives to a new communicator: numbers are used
-# again once their communicators are freed.
+# Each so many times the number is recorded that MPI gives to a new communicator:
+# numbers are used again once their communicators are freed.
 NOTED = 5
 # MPICH has so many numbers for communicators that live at once.
 MOST_COMMUNICATORS = 2046
@@ -64,8 +64,8 @@ CASES = [
 ]
 
 
-# More ranks than cores take minutes. The longer one makes more communicators than MPI has numbers
-# for, if one were kept each time.
+# More ranks than cores take minutes. The longer one makes more communicators than MPI
+# has numbers for, if one were kept each time.
 @pytest.mark.sizes(1, 2)
 @pytest.mark.parametrize(
     ("name", "apart", "times"),
@@ -85,8 +85,8 @@ def test_communicators_leak_nothing(world, name, apart, times):
     before = held()
     numbers = use(world, name, nodes, times)
     maps, files, kib, shared = map(int.__sub__, held(), before)
-    # One that stays each time would be as many as times; MPI's pools may grow a little, and
-    # other jobs on this machine have files in shared memory too.
+    # One that stays each time would be as many as times; MPI's pools may grow a little,
+    # and other jobs on this machine have files in shared memory too.
     assert max(maps, files, shared) < times / 4, (maps, files, shared)
     assert kib < times * KIB_EACH_TIME
     assert len(numbers) < times / NOTED / 2

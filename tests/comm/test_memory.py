@@ -14,10 +14,12 @@ from tests.support.topologies import on_nodes
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 4)]
 
 MIB, FULL = 1 << 20, pytest.mark.full
-# Half of a model's bytes are in so many large arrays, the others in small ones, packed together.
+# Half of a model's bytes are in so many large arrays, the others in small ones, packed
+# together.
 PARAMETERS = 5
 SMALL_BYTES = 1 << 16
-# A few chunks: of what NumPy allocates, for any model. Windows come on top, and don't grow.
+# A few chunks: of what NumPy allocates, for any model. Windows come on top, and don't
+# grow.
 FEW_CHUNKS = 16 * MIB
 
 
@@ -75,8 +77,8 @@ def test_extra_memory_does_not_grow_with_the_model(world, name, where, wire):
         first = extra_bytes(comm, 100)  # with what is made at first use
         small, large = extra_bytes(comm, 4), extra_bytes(comm, 100)
         assert max(first, large) < FEW_CHUNKS
-        # An array takes 10 MB in the large model, and the small ones 50 MB: not even one of the
-        # former is copied, nor a fifth of the latter.
+        # An array takes 10 MB in the large model, and the small ones 50 MB: not even
+        # one of the former is copied, nor a fifth of the latter.
         assert large - small < 8 * MIB
 
 

@@ -11,8 +11,9 @@ from tests.support.models import with_grads
 from tests.support.raised import raises_on_all
 from tests.support.shortage import no_memory_for
 
-# Three ranks show all that two do, and that several have the same signature. The handshake comes
-# before any algorithm is made, so the communicator's name makes no difference.
+# Three ranks show all that two do, and that several have the same signature. The
+# handshake comes before any algorithm is made, so the communicator's name makes no
+# difference.
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4), pytest.mark.ranks(3)]
 
 ZEROS, UNPICKLABLE = np.zeros(2, "f4"), RuntimeError("can't be pickled")
@@ -137,7 +138,8 @@ NO_SUMS += [np.rec.array([(1.0, 2)], dtype="f8,i4")]
 NO_LISTS = [None, [], [1], [1] * 9]
 
 
-# Only one rank gives each of these in turn. Of rank 0, the root, bcast doesn't ignore the data.
+# Only one rank gives each of these in turn. Of rank 0, the root, bcast doesn't ignore
+# the data.
 @pytest.mark.parametrize(
     ("rank", "error", "told", "call", "given"),
     [

@@ -42,7 +42,8 @@ ARRAYS = {
     "g": ((40,), "f2"),
     "h": ((3, 2), "f4"),
 }
-# In no order of names. Two are of one dtype, one large and one small, and two are of several.
+# In no order of names. Two are of one dtype, one large and one small, and two are of
+# several.
 BUCKETS = ("b", "fe", "gca", "hd")
 OURS = {
     "flat": lambda world: create_communicator("flat", world),

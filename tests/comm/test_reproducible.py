@@ -182,8 +182,8 @@ def buckets_of(rank: int, division: Iterable[Iterable[str]]) -> list[Model]:
     params = {}
     for place, (name, (size, dtype)) in enumerate(ARRAYS.items()):
         random = np.random.default_rng([rank, place])
-        # In 16 bits the largest number of those that travel together decides what becomes of the
-        # smallest; from 2048 on it is another dtype.
+        # In 16 bits the largest number of those that travel together decides what
+        # becomes of the smallest; from 2048 on it is another dtype.
         grad = random.standard_normal(size) * 10.0 ** random.uniform(-15, 0, size)
         grad[::1000] *= 10.0 ** (place % 6)
         params[name] = Param(np.zeros(size, dtype), grad.astype(dtype))

@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.jobs import Job, run_command, run_text, variables
 
-# Each rank's clock is far from the others', and goes faster than rank 0's; by their own words ranks
-# are on different machines. Rank 1 is late each time.
+# Each rank's clock is far from the others', and goes faster than rank 0's; by their own
+# words ranks are on different machines. Rank 1 is late each time.
 SKEWED = """
 import json, sys, time
 from mpi4py import MPI
@@ -72,8 +72,9 @@ def test_ranks_with_other_clocks_are_aligned_and_the_late_one_is_named(tmp_path)
         ]
         for rank in range(3)
     }
-    # A rank may be stopped for a while between its own look at the clock and the trace's, so not
-    # all moments fit. Drift alone, if it stayed, would come to a hundredth of the time.
+    # A rank may be stopped for a while between its own look at the clock and the
+    # trace's, so not all moments fit. Drift alone, if it stayed, would come to a
+    # hundredth of the time.
     base = sorted(s - m for s, m in zip(starts[0], moments[0], strict=True))[20]
     for rank in range(3):
         errors = sorted(

@@ -1,8 +1,8 @@
 """Runs every case with the `chainermn` that Python finds, and writes what each rank got.
 
 On each of two ranks: ``python -m tests.compatibility.calls FOLDER [CASE ...]``, with
-CHAINERMN_USE_BUNDLED=1 for Chainer's own. A line of ``FOLDER/RANK`` is a case's name and what it
-gave, in JSON; the last line is the case that the job hung in or died of.
+CHAINERMN_USE_BUNDLED=1 for Chainer's own. A line of ``FOLDER/RANK`` is a case's name
+and what it gave, in JSON; the last line is the case that the job hung in or died of.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Public names of the `chainermn` that Python finds, and their signatures, a line each.
 
-``CHAINERMN_USE_BUNDLED=1 python -m tests.compatibility.signatures`` writes those of Chainer 7's
-into ``given/chainer7.txt``.
+``CHAINERMN_USE_BUNDLED=1 python -m tests.compatibility.signatures`` writes those of
+Chainer 7's into ``given/chainer7.txt``.
 """
 
 from __future__ import annotations

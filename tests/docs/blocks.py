@@ -1,7 +1,7 @@
 """The code blocks of Markdown pages: where they stand, and what is said of them.
 
-A block is fenced or indented by four spaces; an indented one is for the shell. What a comment right
-before it says holds for it:
+A block is fenced or indented by four spaces; an indented one is for the shell. What a
+comment right before it says holds for it:
 
     <!-- not run: needs Slurm -->        no test runs it, and why
     <!-- run by: tests/x/test_y.py -->   another test runs it, or what it starts
@@ -9,8 +9,9 @@ before it says holds for it:
     <!-- ranks: 2 -->                    a block of Python that runs on two ranks
     <!-- status: 0 3 -->                 commands that may end with either
 
-The blocks of Python on a page are one script, in which each begins where the one before ended.
-One with a title, such as ``title="train.py"``, is that file instead, and a diff changes it.
+The blocks of Python on a page are one script, in which each begins where the one before
+ended. One with a title, such as ``title="train.py"``, is that file instead, and a diff
+changes it.
 """
 
 import re
@@ -91,7 +92,8 @@ def blocks(page: str) -> list[Block]:
             note = {kind: text} if kind in NOTES else {}
         elif lines[i].strip():
             note = {}
-            # What is indented below an entry of a list is its own; so is an API page's option.
+            # What is indented below an entry of a list is its own; so is an API page's
+            # option.
             in_list = bool(re.match(r"\s*([-*]|\d+\.|:::) ", lines[i])) or (
                 in_list and lines[i].startswith(" ")
             )

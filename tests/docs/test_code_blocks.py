@@ -23,11 +23,13 @@ GIVEN = (
 SECONDS = 600.0  # ends what hangs
 SHELL = ("bash", "sh", "shell", "console")
 
-# How many blocks no test runs: installation, hosts, GPUs, Slurm. Each says why, before it.
+# How many blocks no test runs: installation, hosts, GPUs, Slurm. Each says why, before
+# it.
 NOT_RUN = {"README.md": 1, "docs": 20, "packages": 11}
 
-# Pages whose commands start many jobs, none of a kind that no other page has: the full tier runs
-# them. What they have in Python for several ranks is run in the default tier, too: see below.
+# Pages whose commands start many jobs, none of a kind that no other page has: the full
+# tier runs them. What they have in Python for several ranks is run in the default tier,
+# too: see below.
 MANY_JOBS = re.compile(
     r"docs/(communicators|diagnosing|failures|inside|model-parallelism|moving|performance)\.md"
     r"|packages/chainermn-(modelparallel|tools)/README\.md"

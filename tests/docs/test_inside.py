@@ -1,8 +1,8 @@
 """docs/inside.md names files of the code, and its walks never go back to one.
 
-Compared with a run are "One gradient", "The first update", "One message", "A rank raises" (on the
-rank that raises) and "One checkpoint": they name all files that run, and no others. The other
-sections are compared with no run.
+Compared with a run are "One gradient", "The first update", "One message", "A rank
+raises" (on the rank that raises) and "One checkpoint": they name all files that run,
+and no others. The other sections are compared with no run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """However one rank ends in failure, the whole job ends, non-zero, and says why.
 
-The commonest failures are in tests/test_promises_of_time.py, which says how soon; signals are in
-tests/chaos, which has them at all moments.
+The commonest failures are in tests/test_promises_of_time.py, which says how soon;
+signals are in tests/chaos, which has them at all moments.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ if os.fork():
     sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 sys.exit(9)
 """
-# How a child ends, with which status, and how many processes run the child's exit functions before
+# How a child ends, with which status, and how many processes run the child's exit
+# functions before
 # that: its own child doesn't.
 CHILDREN = {
     "_exit": ("os._exit(7)", 7, 0),

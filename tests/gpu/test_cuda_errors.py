@@ -27,7 +27,8 @@ NCCL_FIRST, NCCL_EACH = (
 )
 GROUPED = ("groupStart", "groupEnd")
 COPIES = ("memcpyAsync to host", "memcpyAsync to device")
-# Of each algorithm: how it is made, the nodes by number of ranks, and further calls of both kinds.
+# Of each algorithm: how it is made, the nodes by number of ranks, and further calls of
+# both kinds.
 ALGORITHMS: dict[str, tuple[str, tuple[int, ...], tuple[str, ...], tuple[str, ...]]] = {
     "nccl_only": ("pure_nccl", (0, 0, 0, 0), NCCL_FIRST, (*NCCL_EACH, "allReduce")),
     "single_leader": (
@@ -96,7 +97,8 @@ def error_at(call: str) -> BaseException:
 def fails_here(comm, algorithm: str, when: str, call: str, who: str) -> bool:
     """Whether it is planted on this rank, which makes that call.
 
-    Once ranks have agreed it is on all: the job may not end here, and others would wait for ever.
+    Once ranks have agreed it is on all: the job may not end here, and others would wait
+    for ever.
     """
     if call == "getUniqueId":
         return comm.rank == 0

@@ -1,6 +1,7 @@
 """The doubles of CuPy and NCCL beside the truth: names, signatures, constants, and the compiler.
 
-CuPy's wheel imports without a driver. `make test-doubles` installs it beside, and runs this.
+CuPy's wheel imports without a driver. `make test-doubles` installs it beside, and runs
+this.
 """
 
 from __future__ import annotations

@@ -50,7 +50,8 @@ with context if how != "leave" else nullcontext(context.__enter__()) as double:
         time.sleep(0.5)
         gpus.to_host(grads[0])
 """
-# Where MPI takes the sums, a call waits for its end; elsewhere a thread sees what fails after it.
+# Where MPI takes the sums, a call waits for its end; elsewhere a thread sees what fails
+# after it.
 CASES = [
     ("flat", "memcpyAsync to device", "00", "go on"),
     ("flat", "eventQuery", "00", "go on"),

@@ -19,8 +19,8 @@ from tests.support.kernel_double import WIRE_DTYPES, cast, run_kernel
 COMPILER_SECONDS = 600
 FLOATS = ("f2", "f4", "f8")
 
-# What CUDA brings and C++ lacks. No thread of these kernels waits for another, so they may run
-# one after the other.
+# What CUDA brings and C++ lacks. No thread of these kernels waits for another, so they
+# may run one after the other.
 SHIM = """
 struct Half;
 #define __device__
@@ -60,7 +60,8 @@ def compiled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kernels")
     (folder / "kernels.cpp").write_text(SHIM % kernels.SOURCE)
     warns = "-Wall -Werror -Wno-unknown-pragmas -Wno-unused-function"
-    # A test gives addresses before those that exist, so that only what is far behind does.
+    # A test gives addresses before those that exist, so that only what is far behind
+    # does.
     checks = "-fsanitize=undefined -fno-sanitize=pointer-overflow -fno-sanitize-recover"
     how = f"-std=c++17 -O1 {warns} {checks} -fPIC -shared"
     command = ["g++", *how.split(), "-o", "kernels.so", "kernels.cpp"]
@@ -218,7 +219,8 @@ def test_offsets_beyond_32_bits(compiled, letter):
     np.testing.assert_array_equal(last, cast(packed[-tail:], "f8"))
 
 
-# Sizes on both sides of a tile, no elements at all, and more tiles than blocks that run at once.
+# Sizes on both sides of a tile, no elements at all, and more tiles than blocks that run
+# at once.
 SIZES = (1, 0, kernels.TILE - 1, kernels.TILE, kernels.TILE + 1, 300_001)
 
 

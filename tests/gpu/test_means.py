@@ -21,10 +21,12 @@ from tests.support.topologies import IMPOSED, on_nodes
 
 pytestmark = pytest.mark.world
 
-# Small beside those on CPUs: the double is slow, and its chunks can be small too. Numbers of an
-# array are alike, since NCCL's sums of others are worse than the bound: the manual says so.
+# Small beside those on CPUs: the double is slow, and its chunks can be small too.
+# Numbers of an array are alike, since NCCL's sums of others are worse than the bound:
+# the manual says so.
 MODELS = models([(20_001,), (70, 60)], 40, DTYPES[:3], (0,))
-# By default a name runs on as few ranks as tell something of it: two leaders on two nodes take 4.
+# By default a name runs on as few ranks as tell something of it: two leaders on two
+# nodes take 4.
 RANKS = dict(
     naive=2, single_node=2, flat=3, hierarchical=3, non_cuda_aware=3, two_dimensional=4
 )
@@ -262,7 +264,8 @@ def test_back_to_back_calls_do_not_mix(world, gpu, name, step, calls):
         comm.set_config("chunk_bytes", 1024 if step == 256 else None)
         for call in range(calls):
             mean = mean_of(comm, np.full(call % 3 * step + 5, comm.rank + call, "f4"))
-            # NCCL's terms are divided before they are summed, so that thirds are rounded.
+            # NCCL's terms are divided before they are summed, so that thirds are
+            # rounded.
             np.testing.assert_allclose(mean, call + (world.size - 1) / 2, rtol=1e-6)
 
 
@@ -377,7 +380,8 @@ def test_device_memory_is_a_few_chunks(world, one_each):
         assert 0 < after - before < 3 << 16
 
 
-# NCCL and CUDA may keep some memory for later; one communicator of NCCL's takes megabytes.
+# NCCL and CUDA may keep some memory for later; one communicator of NCCL's takes
+# megabytes.
 MIB_LEFT = 64
 LENGTHS = [
     pytest.param(3, marks=pytest.mark.ranks(2)),

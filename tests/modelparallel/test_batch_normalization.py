@@ -41,7 +41,8 @@ COMBINATIONS = [
     *itertools.product(SHARDS, FORMS, [np.float64]),
     *itertools.product(["uneven", "first empty"], ["images"], [np.float16, np.float32]),
 ]
-# Each way to share a batch and each form once, for what the first derivatives don't tell.
+# Each way to share a batch and each form once, for what the first derivatives don't
+# tell.
 ONCE = [*zip(SHARDS, [*FORMS, "images"], strict=True)]
 
 

@@ -1,7 +1,8 @@
 """The collective functions between ranks, against the same graph in one process.
 
-Every rank draws the inputs of all ranks from the same random numbers, computes the graph of all
-ranks in one process, whose loss is the sum of theirs, and compares its own part.
+Every rank draws the inputs of all ranks from the same random numbers, computes the
+graph of all ranks in one process, whose loss is the sum of theirs, and compares its own
+part.
 """
 
 from __future__ import annotations

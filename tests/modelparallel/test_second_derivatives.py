@@ -1,7 +1,7 @@
 """Gradients of gradients through `send` and `recv`, against the same graph in one process.
 
-Each rank's second backward starts from the gradients of its parameters and of `hold`, a variable
-without data that all its communication leads back to.
+Each rank's second backward starts from the gradients of its parameters and of `hold`, a
+variable without data that all its communication leads back to.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`send`, `recv` and `pseudo_connect` between ranks, against the same graph in one process.
 
-Every rank computes the single-process equivalent for itself, from the same random numbers, and
-compares its own part of the values and gradients with it.
+Every rank computes the single-process equivalent for itself, from the same random
+numbers, and compares its own part of the values and gradients with it.
 """
 
 from __future__ import annotations
@@ -164,7 +164,8 @@ def test_gradients_find_their_send_in_whatever_order_they_come(
     comm, random, first, tags
 ):
     """Both sends are alike, so a gradient given to the wrong one would not be noticed."""
-    # Large enough for MPI to wait for the receiver: a wait in the wrong order would hang.
+    # Large enough for MPI to wait for the receiver: a wait in the wrong order would
+    # hang.
     data = random.standard_normal((2, 300, 300)).astype("f")
     if comm.rank == 0:
         xs = [Variable(array) for array in data]

@@ -1,8 +1,8 @@
 """The reference's examples of `MultiNodeChainList` and `pseudo_connect`, repaired and completed.
 
-Class by class as they are printed there, with the imports, the constructor that the page break
-cut and the peers that it leaves out; layers are smaller. Each rank also computes the whole in one
-process, from the same weights.
+Class by class as they are printed there, with the imports, the constructor that the
+page break cut and the peers that it leaves out; layers are smaller. Each rank also
+computes the whole in one process, from the same weights.
 """
 
 # ruff: noqa: UP008 - `super` is called as it was in the days of the reference

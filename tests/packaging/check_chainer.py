@@ -1,7 +1,7 @@
 """Calls what the repairs are for; prints one JSON object, check to traceback or null.
 
-Run in an environment with Chainer: `python check_chainer.py [--without ROWS] CHECK...`, where
-ROWS are numbers of rows of the table of repairs that are to be left out.
+Run in an environment with Chainer: `python check_chainer.py [--without ROWS] CHECK...`,
+where ROWS are numbers of rows of the table of repairs that are to be left out.
 """
 
 import importlib

@@ -1,6 +1,7 @@
 """A failing rank ends the job on every Python found here; see exit_status.py, which has two ways.
 
-The other ends are tested on the interpreter that runs the tests: tests/faults/test_exits.py.
+The other ends are tested on the interpreter that runs the tests:
+tests/faults/test_exits.py.
 """
 
 import os
@@ -19,7 +20,8 @@ FAILURES = {
     "sys.exit": ("sys.exit(3)", 3, failing.EXIT_3),
     "SystemExit": ("def f():\n    raise SystemExit(3)\nf()", 3, failing.EXIT_3),
 }
-# None ends anything, so that all ranks come past them; the last one ends a rank, but with success.
+# None ends anything, so that all ranks come past them; the last one ends a rank, but
+# with success.
 HARMLESS = """\
 try: sys.exit(3)
 except SystemExit as e: assert e.code == 3

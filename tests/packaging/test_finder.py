@@ -140,7 +140,8 @@ def test_an_interpreter_that_imports_neither_pays_almost_nothing(everything):
     ]
     for file in files:  # which of them counts follows from the Python
         file.rename(f"{file}.away")
-    # From Python 3.15 on, `site` imports modules of its own where there is a start-up file at all.
+    # From Python 3.15 on, `site` imports modules of its own where there is a start-up
+    # file at all.
     other = everything.site_packages / "other.start"
     other.write_text("sys:getswitchinterval\n")
     try:

@@ -64,7 +64,8 @@ def test_every_row_names_what_fails_without_it():
     assert set(NEEDED_FOR) <= set(CHECKS)
 
 
-# Those that imports need, each alone; the others together, and in the full tier each alone, too.
+# Those that imports need, each alone; the others together, and in the full tier each
+# alone, too.
 ALONE = [
     pytest.param([row], marks=() if NEEDED_FOR[row] == "import" else full)
     for row in ROWS

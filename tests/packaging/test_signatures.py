@@ -1,7 +1,7 @@
 """All public names and their signatures are those of `given/signatures.txt`.
 
-A change of one is a change for users: it belongs into CHANGELOG.md, and then into that file, which
-`python -m tests.packaging.test_signatures` writes anew.
+A change of one is a change for users: it belongs into CHANGELOG.md, and then into that
+file, which `python -m tests.packaging.test_signatures` writes anew.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Every name that ChainerMN documents is there, takes what it takes, in the same order.
 
-`Documented` has them as the API reference has (the manual of 1.3 where only that has one). Where
-the reference gives a default, ours is the same; where it gives none, ours may have one: `...`.
-Parameters that ours adds come after the documented ones and have defaults.
+`Documented` has them as the API reference has (the manual of 1.3 where only that has
+one). Where the reference gives a default, ours is the same; where it gives none, ours
+may have one: `...`. Parameters that ours adds come after the documented ones and have
+defaults.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """Trains a small model with Chainer alone, takes snapshots and resumes, over every iterator.
 
-Prints one JSON object: name of the iterator to validation accuracy. Not marked as a test: it
-runs in an environment with Chainer (`python train_chainer.py`), spawns processes and so needs
-to be a main module.
+Prints one JSON object: name of the iterator to validation accuracy. Not marked as a
+test: it runs in an environment with Chainer (`python train_chainer.py`), spawns
+processes and so needs to be a main module.
 """
 
 import json

@@ -1,7 +1,8 @@
 """Counts what a test checks while it runs, so that one that checks nothing fails.
 
-Each `assert` of the test's call counts, passed or not, and so does the end of each `pytest.raises`
-and each call of NumPy's functions below. A world test must check something on some rank.
+Each `assert` of the test's call counts, passed or not, and so does the end of each
+`pytest.raises` and each call of NumPy's functions below. A world test must check
+something on some rank.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ def install() -> None:
             f"assert_{name}",
             _counted(getattr(np.testing, f"assert_{name}")),
         )
-    # pytest's hook for passed assertions describes each, which takes a fifth of a world's time, and
-    # keeps the test's locals alive. Modules rewritten like this are cached under another name.
+    # pytest's hook for passed assertions describes each, which takes a fifth of a
+    # world's time, and keeps the test's locals alive. Modules rewritten like this are
+    # cached under another name.
     rewrite.AssertionRewriter.visit_Assert = _counting(
         rewrite.AssertionRewriter.visit_Assert
     )

@@ -1,7 +1,7 @@
 """Few ranks that sum as many do; and whether the means of each communicator are then right.
 
-As a program, run under mpiexec, it takes means on all ranks as they are; rank 0 prints what is
-wrong, and how many means were taken.
+As a program, run under mpiexec, it takes means on all ranks as they are; rank 0 prints
+what is wrong, and how many means were taken.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A stand-in for CuPy and its NCCL on NumPy and MPI, as strict as a GPU and able to misbehave.
 
-The device is that of `device_double`. NCCL's operations travel by MPI, and its sums are rounded at
-each step and not in rank order.
+The device is that of `device_double`. NCCL's operations travel by MPI, and its sums are
+rounded at each step and not in rank order.
 """
 
 from __future__ import annotations

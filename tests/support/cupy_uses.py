@@ -1,7 +1,7 @@
 """What our code uses of CuPy, read from its source: names by their paths, and how they are called.
 
-A path is as one would write it: `cupy.cuda.Stream().ptr` is an attribute of a stream. What comes
-as an argument isn't followed: such objects are compared by their classes.
+A path is as one would write it: `cupy.cuda.Stream().ptr` is an attribute of a stream.
+What comes as an argument isn't followed: such objects are compared by their classes.
 """
 
 from __future__ import annotations

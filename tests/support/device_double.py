@@ -1,8 +1,9 @@
 """A stand-in for a GPU: memory, streams and events, which can fail, and write down a time line.
 
-Device memory is host memory that NumPy can't read as an array. Work on a stream happens later, in
-the stream's order and no other, while some thread asks for an event; every piece of work can be
-delayed. Beside this each piece has a place on a time line of ticks, where streams run side by side.
+Device memory is host memory that NumPy can't read as an array. Work on a stream happens
+later, in the stream's order and no other, while some thread asks for an event; every
+piece of work can be delayed. Beside this each piece has a place on a time line of
+ticks, where streams run side by side.
 """
 
 from __future__ import annotations
@@ -237,8 +238,8 @@ class Gpu:
 def ticks_waited(pieces: list[Piece], waiting: tuple[str, ...], waited_for: str) -> int:
     """Ticks in which a stream has none of such work, and the next of it waits for other such work.
 
-    It may wait through others: in each gap this follows what held the next piece up. Works are
-    given by how their names begin.
+    It may wait through others: in each gap this follows what held the next piece up.
+    Works are given by how their names begin.
     """
     ticks, ends = 0, next((p.start for p in pieces if p.name.startswith(waiting)), 0)
     for piece in pieces:

@@ -1,7 +1,8 @@
 """The one door to the doctor: a machine that is made up, and what the check of a name says of it.
 
-A fact is planted as the system would tell it where that is quick: by programs on PATH, variables
-and installed packages. What must be replaced inside the doctor is replaced here and nowhere else.
+A fact is planted as the system would tell it where that is quick: by programs on PATH,
+variables and installed packages. What must be replaced inside the doctor is replaced
+here and nowhere else.
 """
 
 from __future__ import annotations
@@ -114,7 +115,8 @@ class Machine:
     ) -> dict[str, CheckResult]:
         """What checks of these names find, side by side and whatever others would.
 
-        `given` are ranks, hosts, hostfile and script as a user names them, and what `plant` takes.
+        `given` are ranks, hosts, hostfile and script as a user names them, and what
+        `plant` takes.
         """
         asked = {name: given.pop(name) for name in ASKED & given.keys()}
         self.plant(**given)
@@ -325,8 +327,9 @@ class Machine:
     ) -> None:
         """Make up what becomes of a job, and what it prints; its status is None if it hangs.
 
-        Each process here reports what it found in each step, None for the one that it is at. Ranks
-        on hosts report what is `said`; with `began` that they have started on a host.
+        Each process here reports what it found in each step, None for the one that it
+        is at. Ranks on hosts report what is `said`; with `began` that they have started
+        on a host.
         """
         events = [
             jobs.Event(rank, "started", {"pid": rank}) for rank in range(len(found))
@@ -360,8 +363,8 @@ class Machine:
     ) -> None:
         """Hosts that were asked; each is as it should be but for the facts that are given.
 
-        `reached` is what came of connecting to others. One that gives a word gave no answer, for a
-        reason of this kind. This machine, `here`, may differ, too.
+        `reached` is what came of connecting to others. One that gives a word gave no
+        answer, for a reason of this kind. This machine, `here`, may differ, too.
         """
         mine = {**FACTS, "hostname": "here", "machine": "here", **here}
         answers = {name: _reply(name, one) for name, one in said.items()}

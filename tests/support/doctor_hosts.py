@@ -1,7 +1,7 @@
 """Runs the doctor on the first host, and makes hosts fit for it to be content with.
 
-It is content with hosts that one can log in to with a key, whose keys are known, and whose shells
-set what this one does.
+It is content with hosts that one can log in to with a key, whose keys are known, and
+whose shells set what this one does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ Host *
     UserKnownHostsFile {folder}/known
     GlobalKnownHostsFile /dev/null
 """
-# The doctor over hosts alone: the other stages look at the first host only, and take longer.
+# The doctor over hosts alone: the other stages look at the first host only, and take
+# longer.
 OVER_HOSTS = """\
 import sys
 sys.path.append(sys.argv.pop(1))

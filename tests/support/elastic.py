@@ -2,9 +2,9 @@
 
     python elastic.py DIGITS OUT STOP BACKGROUND RANK SECONDS
 
-Prints the iteration that it goes on from, which iterations are saved completely, and at its end the
-parameters and the accuracy. RANK -1 kills none. The global batch is the same for 1, 2, 3 and 4
-ranks.
+Prints the iteration that it goes on from, which iterations are saved completely, and at
+its end the parameters and the accuracy. RANK -1 kills none. The global batch is the
+same for 1, 2, 3 and 4 ranks.
 """
 
 from __future__ import annotations

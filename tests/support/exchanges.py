@@ -21,8 +21,9 @@ class Kind:
         default_factory=dict
     )  # of `create_multi_node_optimizer`
     delay: int = 0  # steps from that which takes gradients to that which uses them
-    # Of a mean on one node that is taken at once: barriers between what ranks write to its memory
-    # and what they read there, beside an update's one agreement, which serves as one.
+    # Of a mean on one node that is taken at once: barriers between what ranks write to
+    # its memory and what they read there, beside an update's one agreement, which
+    # serves as one.
     barriers: int = 0
     agreements: int = 1  # of an update, the first of which comes before data move
 
@@ -34,8 +35,8 @@ KINDS = {
     "overlap": Kind({"overlap": True}, barriers=1, agreements=2),
 }
 
-# For tests whose `comm` needs be no third party's, too: it shares memory, where gradients lie that
-# were handed in and are given up.
+# For tests whose `comm` needs be no third party's, too: it shares memory, where
+# gradients lie that were handed in and are given up.
 HIERARCHICAL = pytest.mark.parametrize("comm", ["hierarchical"], indirect=True)
 
 

@@ -18,7 +18,8 @@ world = MPI.COMM_WORLD
 def say_failing():  # without this package, which the environments of some jobs don't have
     print("failing at", time.time(), flush=True)
 """
-# Rank `failing` ends, when all have come so far, as `end` says; the others do as `others` say.
+# Rank `failing` ends, when all have come so far, as `end` says; the others do as
+# `others` say.
 BODY = f"""
 def wait():
     deadline = time.time() + {OTHERS_STAY}

@@ -21,7 +21,8 @@ from tests.support.cupy_double import installed
 from tests.support.models import Model, Param
 from tests.support.samples import sample
 
-# Those that go through NCCL where a node has several ranks, and those that MPI serves alone.
+# Those that go through NCCL where a node has several ranks, and those that MPI serves
+# alone.
 NCCL = ("hierarchical", "two_dimensional", "single_node", "pure_nccl", "non_cuda_aware")
 STAGED = ("naive", "flat")
 DTYPES = ("float16", "float32", "float64")
@@ -44,8 +45,8 @@ class Real:
 def real(world: Any) -> Iterator[Real]:
     """The rank's real device is the current one.
 
-    Where ranks have to share devices, NCCL and our own check take each rank for a host of its own:
-    NCCL then goes through sockets, slowly, but by all of its real calls.
+    Where ranks have to share devices, NCCL and our own check take each rank for a host
+    of its own: NCCL then goes through sockets, slowly, but by all of its real calls.
     """
     import cupy
 

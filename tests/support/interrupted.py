@@ -209,8 +209,8 @@ NAMES = (
 def run(base: str, name: str, odd: int, path: Path, places: list[float]) -> None:
     """Interrupt rank `odd` at each of those places of a call; `path` gets the number of the last.
 
-    Places from 0 to 1 are before the call has begun on the rank, those from 1 to 2 are later.
-    Before the next one, all ranks have raised or made the call, and make others.
+    Places from 0 to 1 are before the call has begun on the rank, those from 1 to 2 are
+    later. Before the next one, all ranks have raised or made the call, and make others.
     """
     if name.endswith("confirmed"):
         collectives.CONFIRMED_BYTES = 1
@@ -246,7 +246,8 @@ def run(base: str, name: str, odd: int, path: Path, places: list[float]) -> None
             if call.number() == begin:  # the others wait
                 error, result = None, call.make()
         errors = world.allgather(repr(error))
-        # A rank for which the call was over when it raised doesn't have the new communicator.
+        # A rank for which the call was over when it raised doesn't have the new
+        # communicator.
         if error is None and (
             errors[odd] == "None" or not hasattr(result, "allreduce")
         ):

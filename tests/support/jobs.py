@@ -24,8 +24,9 @@ SECONDS = 300.0  # ends a hang, no more
 LOOK_SECONDS = 0.02
 STACKS_SECONDS = 1.0  # for the ranks to write their stacks
 
-# Every script begins with it: a rank that is stuck, even in C, prints its stacks on SIGUSR1. What
-# is deprecated is an error, but for what pyproject.toml says; our own warnings are for the user.
+# Every script begins with it: a rank that is stuck, even in C, prints its stacks on
+# SIGUSR1. What is deprecated is an error, but for what pyproject.toml says; our own
+# warnings are for the user.
 PRELUDE = r"""
 import faulthandler as _faulthandler, signal as _signal, warnings as _warnings
 _faulthandler.register(_signal.SIGUSR1, all_threads=True)
@@ -77,7 +78,8 @@ def run(
     )
 
 
-# For the monitors of several hosts to say, after the launcher has ended, which rank died first.
+# For the monitors of several hosts to say, after the launcher has ended, which rank
+# died first.
 MONITORS_SECONDS = 1.0
 
 
@@ -129,8 +131,8 @@ def run_command(
         seconds: after this the stacks are printed and the job is ended.
         elsewhere: finds processes of the job that are no children of the launcher.
         cwd: where to run it.
-        meanwhile: called again and again with the launcher's number and what gives the output and
-            the errors so far.
+        meanwhile: called again and again with the launcher's number and what gives the
+            output and the errors so far.
     """
     # Files, since a pipe would be waited for as long as any orphan holds it.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:

@@ -2,12 +2,12 @@
 
     python killed.py OPTIONS
 
-OPTIONS: {"out": FOLDER, "stop": 12, "communicator": "flat", "background": false, "again": false,
-          "kill": KILL or null}.
+OPTIONS: {"out": FOLDER, "stop": 12, "communicator": "flat", "background": false,
+          "again": false, "kill": KILL or null}.
 
-With "again": true, each iteration that is saved is saved a second time. A KILL has a "rank", and
-by "at" the function below that prepares it, and its arguments. Prints the iteration that the job
-goes on from, and at its end a digest of all that was trained.
+With "again": true, each iteration that is saved is saved a second time. A KILL has a
+"rank", and by "at" the function below that prepares it, and its arguments. Prints the
+iteration that the job goes on from, and at its end a digest of all that was trained.
 """
 
 from __future__ import annotations

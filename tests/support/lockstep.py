@@ -12,7 +12,8 @@ from typing import Any
 
 # Longer than any command takes, shorter by far than a world's tests may take.
 STUCK_SECONDS = 30.0
-# Hypothesis makes a failing sequence smaller for so long. The first one was printed by then.
+# Hypothesis makes a failing sequence smaller for so long. The first one was printed by
+# then.
 SHRINKING_SECONDS = 20.0
 END = None
 

@@ -50,8 +50,8 @@ def while_running(
 ) -> Any:
     """What ``look`` returns of a job that trains, given the number of its mpiexec.
 
-    The ranks, for which `start` may be another starter, end after the step ``last`` by themselves,
-    or else when ``look`` returns.
+    The ranks, for which `start` may be another starter, end after the step ``last`` by
+    themselves, or else when ``look`` returns.
     """
     found = []
 

@@ -1,7 +1,8 @@
 """What each rank finds of every communicator on CPUs over imposed topologies; run under mpiexec.
 
-Nothing is judged before all ranks have done all of it, so that a wrong result on one rank doesn't
-leave the others waiting. Rank 0 prints what is wrong, and how many means were taken.
+Nothing is judged before all ranks have done all of it, so that a wrong result on one
+rank doesn't leave the others waiting. Rank 0 prints what is wrong, and how many means
+were taken.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from tests.support.topologies import on_nodes
 
 WORLD = MPI.COMM_WORLD
 NAMES = [name for name in REGISTRY if name not in ("pure_nccl", "dummy")]
-# Nodes of the ranks. One node; all separate; uneven; dealt out in turn; more nodes than four.
+# Nodes of the ranks. One node; all separate; uneven; dealt out in turn; more nodes than
+# four.
 TOPOLOGIES = {
     5: ["00000", "01234", "00111", "01010", "00001"],
     6: ["000000", "012345", "001122", "012012", "012344"],
@@ -34,8 +36,9 @@ TOPOLOGIES = {
 }
 SHAPES = {"a": (), "b": (3, 7), "c": (0,), "d": (1,), "e": (257,), "f": (16,)}
 DTYPES = ("float32", "float64", "float16")
-# By the bytes of a chunk, a float32 array that stands beside these: they have many of the smallest
-# chunks by themselves; some chunks; two of the default size, or it is exchanged pairwise.
+# By the bytes of a chunk, a float32 array that stands beside these: they have many of
+# the smallest chunks by themselves; some chunks; two of the default size, or it is
+# exchanged pairwise.
 LARGER = {"64": 0, "8192": 9001, "": 280_000}
 # The algorithms that differ; the other names take one of these.
 ALGORITHMS = ("flat", "hierarchical", "two_dimensional")

@@ -132,7 +132,8 @@ class SimulatedRank:
         self.launchers = self.pid, self.pid
         self.process = (self.pid, module.processes.stat(self.pid).start)
         self.region = bytearray(HEADER.size)
-        # The last collective call, since when it waits there or not, and whether it does.
+        # The last collective call, since when it waits there or not, and whether it
+        # does.
         self.call, self.since, self.waits = 1, time.monotonic(), False
 
     def state(self) -> str:

@@ -20,7 +20,8 @@ from tests.support.kernel_double import from_bfloat16, to_bfloat16
 if TYPE_CHECKING:
     from tests.support.cupy_double import Gpu
 
-# By NCCL's numbers, dtypes and the constants' names; the last is of the bits of bfloat16.
+# By NCCL's numbers, dtypes and the constants' names; the last is of the bits of
+# bfloat16.
 INTEGERS = "int8", "uint8", "int32", "uint32", "int64", "uint64"
 DTYPES = dict(
     enumerate(map(np.dtype, (*INTEGERS, "float16", "float32", "float64", "uint16")))
@@ -107,7 +108,8 @@ class Launch:
             gpu.bytes_at(operation.send, operation.nbytes)
             for operation in self.operations
         ]
-        # Ranks that call different operations must not get away with it: the name goes ahead.
+        # Ranks that call different operations must not get away with it: the name goes
+        # ahead.
         names = (
             " ".join(operation.name for operation in self.operations)
             .ljust(200)
@@ -364,7 +366,8 @@ def make_nccl(gpu: Gpu) -> ModuleType:
                 SENT.extend(self.mpi.isend(None, rank, GONE) for rank in others)
                 for work in self.pending:
                     work.cancel()
-                # Not freed: a later communicator in its place would get messages meant for this.
+                # Not freed: a later communicator in its place would get messages meant
+                # for this.
                 self.pending.clear()
             if getattr(mine, "group", None) is None:
                 self._end()

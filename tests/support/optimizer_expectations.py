@@ -1,6 +1,7 @@
 """What commands of a drawn training should do, as far as the manual says.
 
-Where it leaves a choice, each of several situations may be the present one, until outcomes tell.
+Where it leaves a choice, each of several situations may be the present one, until
+outcomes tell.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ class Prediction:
 
     then: Situation
     errors: tuple[frozenset[str], ...]  # those that each rank may raise
-    # Of the states: "own" (each rank's as before), "rank 0's" (as before), "stepped" (alike, so
-    # many steps after rank 0's), "any".
+    # Of the states: "own" (each rank's as before), "rank 0's" (as before), "stepped"
+    # (alike, so many steps after rank 0's), "any".
     state: str = "own"
     steps: int = 0
     moved: bool = False  # whether parameters must have changed
@@ -83,8 +84,9 @@ class Situation:
     keeps: bool = False  # what is accumulated and in flight when all get rank 0's state
     differ: bool = False  # in the names of their parameters
     drifted: tuple[str, ...] = ()  # what an error must mention
-    # Whether the next update has nothing to agree on before the loss but the reasons above. Else
-    # all may agree then, and the update counts, whatever the reason of some is.
+    # Whether the next update has nothing to agree on before the loss but the reasons
+    # above. Else all may agree then, and the update counts, whatever the reason of some
+    # is.
     prepared: bool = False
 
     @property

@@ -13,8 +13,8 @@ from allpairspy import AllPairs
 def pairwise(**axes: Iterable[Any]) -> Callable[[Any], Any]:
     """Parametrize a test by all pairs of values: `@pairwise(dtype=DTYPES, layout=LAYOUTS, ...)`.
 
-    For parameters that don't interact, or only in pairs; the rest of the product runs in the full
-    tier, where each case that is left out here carries the marker `full`.
+    For parameters that don't interact, or only in pairs; the rest of the product runs
+    in the full tier, where each case that is left out here carries the marker `full`.
     """
     values = [list(axis) for axis in axes.values()]
     chosen = {tuple(case) for case in AllPairs(values)}

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-# What they import from their own folder, or one beside it, bears names that others may have, too.
+# What they import from their own folder, or one beside it, bears names that others may
+# have, too.
 FOLDERS = tuple(f"{ROOT / top}/" for top in ("benchmarks", "examples", "scripts"))
 
 

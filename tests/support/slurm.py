@@ -1,7 +1,7 @@
 """A real Slurm whose nodes are the hosts of a cluster: its daemons end with the hosts.
 
-Each host has its own network, /run and processes, so that nothing here meets a Slurm or munge of
-this machine, or of another run.
+Each host has its own network, /run and processes, so that nothing here meets a Slurm or
+munge of this machine, or of another run.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ PACKAGES = (
 NODES = ("alpha", "beta")
 # How Slurm is to start ranks of this MPI.
 PMI = "pmix" if on_open_mpi() else "pmi2"
-# With UCX, MPICH sends addresses in lines that Slurm's PMI 2 can't take, filled up with whatever
-# its memory holds: a job starts, or hangs.
+# With UCX, MPICH sends addresses in lines that Slurm's PMI 2 can't take, filled up with
+# whatever its memory holds: a job starts, or hangs.
 SRUN = {"MPIR_CVAR_CH4_NETMOD": "ofi"}
-# It waits for ranks that leave last; --kill-on-bad-exit would end them, and change the status.
-# By what a script of four tasks starts its ranks; Python's script follows.
+# It waits for ranks that leave last; --kill-on-bad-exit would end them, and change the
+# status. By what a script of four tasks starts its ranks; Python's script follows.
 STARTS = {
     "srun": f"MPIR_CVAR_CH4_NETMOD=ofi srun --mpi={PMI} --wait=60 {sys.executable}",
     "mpiexec": f"mpiexec -n 4 {sys.executable}",

@@ -14,7 +14,8 @@ from mpi4py import MPI
 from chainermn_comm import Topology
 from chainermn_comm.named_communicators import CLASSES
 
-# Names in small letters, without what says how arrays lie or that the call returns at once.
+# Names in small letters, without what says how arrays lie or that the call returns at
+# once.
 BARRIERS = {"barrier"}
 COLLECTIVES = {
     "bcast",
@@ -26,7 +27,8 @@ COLLECTIVES = {
     "alltoall",
 }
 MESSAGES = {"send", "recv", "sendrecv"}
-# A collective call that sends so much carries gradients; an agreement's entry has 128 bytes.
+# A collective call that sends so much carries gradients; an agreement's entry has 128
+# bytes.
 DATA_BYTES = 1000
 
 

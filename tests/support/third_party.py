@@ -10,7 +10,8 @@ import pytest
 
 from chainermn_comm import CommunicatorBase
 
-# For tests of model parallelism whose `comm` says something of a third party's, too: by default.
+# For tests of model parallelism whose `comm` says something of a third party's, too: by
+# default.
 WITH_THIRD_PARTY = pytest.mark.parametrize(
     "comm", ["naive", "third party"], indirect=True
 )
@@ -19,7 +20,8 @@ WITH_THIRD_PARTY = pytest.mark.parametrize(
 class PlainCommunicator(CommunicatorBase):
     """Nothing but the abstract members, over mpi4py's pickles.
 
-    Its `bcast_data` is the simplest that can be: it knows nothing of lazy initialisation.
+    Its `bcast_data` is the simplest that can be: it knows nothing of lazy
+    initialisation.
     """
 
     rank = property(lambda self: self.mpi.rank)

@@ -1,10 +1,12 @@
 """Ranks as threads of this process, over a double of mpi4py that counts what each receives.
 
-One rank runs at a time, until it waits for another: hundreds that contend for the interpreter can
-stand still for a minute, as the C library loses wake-ups (glibc's bug 25847, mended in 2.41).
+One rank runs at a time, until it waits for another: hundreds that contend for the
+interpreter can stand still for a minute, as the C library loses wake-ups (glibc's bug
+25847, mended in 2.41).
 
-Collective operations count as MPI's usual algorithms move data: an all-gather gives each rank all
-blocks, a broadcast or reduction takes a tree, a gather gives the root everything.
+Collective operations count as MPI's usual algorithms move data: an all-gather gives
+each rank all blocks, a broadcast or reduction takes a tree, a gather gives the root
+everything.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ NAMES = (
 ALGORITHMS = ("naive", "flat", "hierarchical")
 
 
-# Node of each rank, by the number of ranks: one node, one node a rank, uneven, interleaved.
+# Node of each rank, by the number of ranks: one node, one node a rank, uneven,
+# interleaved.
 class _Imposed(dict[int, list[tuple[int, ...]]]):
     def __missing__(
         self, size: int
@@ -72,7 +73,8 @@ def telling(name: str, size: int) -> list[tuple[int, ...]]:
 def over_nodes(*names: str, least: int = 2) -> Any:
     """Parametrize a world test by `name` and `nodes`, of which only those that tell, and fit.
 
-    Each runs on as many ranks as it has nodes, `least` or more; by default one of each kind.
+    Each runs on as many ranks as it has nodes, `least` or more; by default one of each
+    kind.
     """
     cases = []
     for name, size in product(names, range(least, 1 + max(IMPOSED))):

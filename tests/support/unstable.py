@@ -71,14 +71,16 @@ def run(*command: str) -> int:
         else:
             target.mkdir(parents=True, exist_ok=True)
         lines.append(f"mount --rbind {shlex.quote(place)} {shlex.quote(str(target))}")
-    # Not `chroot` alone, which `nsenter` leaves: tests of several hosts enter their hosts' mounts.
+    # Not `chroot` alone, which `nsenter` leaves: tests of several hosts enter their
+    # hosts' mounts.
     inside = f"umount -l /mnt && cd {shlex.quote(str(ROOT))} && {shlex.join(command)}"
     lines += [
         f"cd {folder}",
         "pivot_root . mnt",
         f"exec chroot . sh -c {shlex.quote(inside)}",
     ]
-    # Make's own settings of the caller, such as the jobs that it shares, are of no use there.
+    # Make's own settings of the caller, such as the jobs that it shares, are of no use
+    # there.
     env = {
         name: value for name, value in os.environ.items() if not name.startswith("MAKE")
     }

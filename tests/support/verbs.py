@@ -1,8 +1,8 @@
 """Every verb of arrays: how ranks call it, and what each of them must get, by NumPy alone.
 
-A verb takes a communicator, `of(n)`, the n-th array in host memory, and `put(n)`, the same where
-this rank's arrays lie. All ranks call it. It returns what this rank got, and a list of what that
-must be, each with the rank in whose kind of memory it must lie.
+A verb takes a communicator, `of(n)`, the n-th array in host memory, and `put(n)`, the
+same where this rank's arrays lie. All ranks call it. It returns what this rank got, and
+a list of what that must be, each with the rank in whose kind of memory it must lie.
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ def check(
 ) -> None:
     """Assert that every verb gives what NumPy says for such dtypes and layouts (collective).
 
-    `there` says of each rank whether its arrays lie on GPUs. Where a double is given, NCCL does
-    what it can, and no array of that touches host memory.
+    `there` says of each rank whether its arrays lie on GPUs. Where a double is given,
+    NCCL does what it can, and no array of that touches host memory.
     """
     for dtype, layout in samples:
         verbs = all_of(dtype)

@@ -1,8 +1,8 @@
 """Hosts made of namespaces: each with its own network, name, processes, /dev/shm and sshd.
 
-They hang on a bridge that lies in a namespace of its own, too: nothing of it can be seen from
-outside, so runs at the same time don't meet, and all of it goes when its processes do, which
-end with the process that made them however that ends.
+They hang on a bridge that lies in a namespace of its own, too: nothing of it can be
+seen from outside, so runs at the same time don't meet, and all of it goes when its
+processes do, which end with the process that made them however that ends.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ SHM = "512m"
 COMMAND_SECONDS = 120.0
 LAUNCH_SECONDS = 300.0
 
-# The life of a host, as its first process: $0 is its name, $1 the folder of the cluster. It says
-# there that it has its mounts, since nothing else is sure to be new: until it has them, it sees
-# what this machine has, which may run an sshd as well.
+# The life of a host, as its first process: $0 is its name, $1 the folder of the
+# cluster. It says there that it has its mounts, since nothing else is sure to be new:
+# until it has them, it sees what this machine has, which may run an sshd as well.
 HOST = f"""
 set -e
 hostname "$0"

@@ -1,7 +1,7 @@
 """The pytest plugin of one rank of an MPI world: ranks agree on outcomes, and none waits forever.
 
-A test that fails on one rank fails on all. One that outlasts its time prints every rank's stack
-and ends the job.
+A test that fails on one rank fails on all. One that outlasts its time prints every
+rank's stack and ends the job.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ import pytest
 
 from tests.support import checks
 
-# Generous: two cores may be shared by four ranks and other work. It ends hangs, no more.
+# Generous: two cores may be shared by four ranks and other work. It ends hangs, no
+# more.
 TEST_SECONDS = float(os.environ.get("CHAINERMN_TEST_SECONDS", "240"))
-# All ranks start a test together; this lets each print its stack before the first one exits.
+# All ranks start a test together; this lets each print its stack before the first one
+# exits.
 GRACE_SECONDS = 2.0
 # Names the folder in which pytest makes temporary ones.
 TEMPORARY = "PYTEST_DEBUG_TEMPROOT"
@@ -46,8 +48,8 @@ def possible_sizes(item: pytest.Item) -> set[int]:
 def sizes_of(items: list[pytest.Item], full: bool) -> dict[pytest.Item, Sequence[int]]:
     """The numbers of ranks on which a tier runs each of its world tests.
 
-    Of a test with many cases, the default tier runs each on one number, so that each value of each
-    parameter is there on all numbers if it can be.
+    Of a test with many cases, the default tier runs each on one number, so that each
+    value of each parameter is there on all numbers if it can be.
     """
     found = {item: _sizes_of(item, full) for item in items}
     if full:
@@ -111,8 +113,9 @@ class World:
             self.comm.rank
         ):  # pytest's reporter is about to take sys.stdout; rank 0's is enough
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-        # At its end pytest clears all but the last three runs' temporary folders. Of four ranks one
-        # clears another's, and the link to it; who then finds that link gone ends in an error.
+        # At its end pytest clears all but the last three runs' temporary folders. Of
+        # four ranks one clears another's, and the link to it; who then finds that link
+        # gone ends in an error.
         folder = Path(os.environ.get(TEMPORARY) or tempfile.gettempdir())
         folder /= f"pytest-{os.getuid()}-rank{self.comm.rank}"
         folder.mkdir(mode=0o700, exist_ok=True)

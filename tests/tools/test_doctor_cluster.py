@@ -300,7 +300,8 @@ def script(**there: Any) -> dict[str, Any]:
     return of(b={"script": {"there": True, **there}}, script=SCRIPT)
 
 
-# Connections: of two hosts, what each found when it connected to the other and to this machine.
+# Connections: of two hosts, what each found when it connected to the other and to this
+# machine.
 GOOD, BAD, FAR = {"seconds": 0.001}, {"problem": "timed out"}, {"seconds": 0.08}
 STALLED = {"problem": "a short message arrives, and a long one stalls"}
 

@@ -27,7 +27,8 @@ from tests.support.processes import is_gone, soon
 MANUAL = Path(__file__).resolve().parents[2] / "docs" / "doctor.md"
 # Ends a test that hangs; the doctor ends by itself, and in less unless it hangs.
 LIMIT_SECONDS = 200
-# What one that hangs is given. It includes starting Python, on a machine that is busy otherwise.
+# What one that hangs is given. It includes starting Python, on a machine that is busy
+# otherwise.
 LONG_SECONDS = 90
 
 

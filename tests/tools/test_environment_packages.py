@@ -15,7 +15,8 @@ def test_missing_packages_are_none(monkeypatch):
 
 
 def test_members_of_a_family_are_named(monkeypatch):
-    # The second NumPy is hidden by the one before it; an interrupted installation left the last.
+    # The second NumPy is hidden by the one before it; an interrupted installation left
+    # the last.
     there = [
         ("cupy_cuda12x", "13.6.0"),
         ("NumPy", "2.4.6"),

@@ -104,8 +104,9 @@ def test_row_is_recognised_first_on_its_real_lines_however_they_were_passed(
         assert names(text)[0] == row.name, passed
 
 
-# What the documents of ChainerMN 1.3 show that a user may see, and what today's programs print
-# where somebody does as those say; each with the rule that must come first.
+# What the documents of ChainerMN 1.3 show that a user may see, and what today's
+# programs print where somebody does as those say; each with the rule that must come
+# first.
 DOCUMENTED = [
     (
         "mvapich_cma_forbidden",
@@ -373,7 +374,8 @@ def test_a_rank_that_really_fails_is_explained():
     job = jobs.run_text(2, FAILS)
     found = names(job.out + job.err)
     assert found[0] == "ranks_disagree"
-    # MPI's own lines come last, where it got round to printing any before it killed the job.
+    # MPI's own lines come last, where it got round to printing any before it killed the
+    # job.
     shown = [list(Kind).index(BY_NAME[name].kind) for name in found]
     assert shown == sorted(shown)
     verdict = verdict_on(job)
@@ -460,7 +462,8 @@ ABORT = (
         (KILLED, "ended by signal 9 (Killed)", False),
         # Caught or not, nothing says.
         (REAL + KILLED, "ended by signal 9 (Killed)", True),
-        # As where a rank waits for the others in MPI_Finalize, until somebody ends the job.
+        # As where a rank waits for the others in MPI_Finalize, until somebody ends the
+        # job.
         (REAL + TERMINATED, "ValueError: real", True),
         (REAL + ABORT + KILLED, "ValueError: real", True),
         # A run before; the log goes on where the job was started again.

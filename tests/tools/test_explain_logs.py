@@ -116,7 +116,8 @@ def test_a_user_reads_last_which_rank_failed_how_and_what_to_do_once(path: Path)
         assert sum(verdict in line for line in last) == 1
         said = [line for line in last if line.startswith("chainermn launch: ")]
         assert said[-1:] == [line for line in said if "/mpiexec" not in line]
-    # mpiexec's own lines come later, or much of them before: it prints them as it likes.
+    # mpiexec's own lines come later, or much of them before: it prints them as it
+    # likes.
     elif kind != "SIGSEGV":  # where the watchdog has seen no more than the end
         assert step in steps[0]
 

@@ -278,8 +278,8 @@ if MPI.COMM_WORLD.rank == 0:
 if sys.argv[1] == "kill":
     MPI.COMM_WORLD.Barrier()
 """
-# MPICH's mpiexec may then kill the other one, and report success all the same. Of two that ended by
-# the same signal it names the lower rank, whichever was the first.
+# MPICH's mpiexec may then kill the other one, and report success all the same. Of two
+# that ended by the same signal it names the lower rank, whichever was the first.
 LEFT = r"rank 0 on .* failed first: os\._exit\(0\)"
 KILLED = "rank 0 on .* failed first: ended by signal 9"
 

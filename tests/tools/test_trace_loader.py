@@ -8,7 +8,8 @@ from chainermn_tools.trace import loader
 from tests.support.traces import Made
 
 EVENTS = 5000
-# As much as a row of the table has in columns, and some; and about what the file has of the event.
+# As much as a row of the table has in columns, and some; and about what the file has of
+# the event.
 MOST_OF_A_CALL, MOST_OF_AN_EVENT = 150, 250
 
 

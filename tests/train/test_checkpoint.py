@@ -26,7 +26,8 @@ from tests.support.checkpoints import (
 )
 from tests.support.killed import shuffled
 
-# Nothing here can tell whether files have reached the disk, which takes most of the time.
+# Nothing here can tell whether files have reached the disk, which takes most of the
+# time.
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("unsynced")]
 
 

@@ -159,7 +159,8 @@ def test_it_resumes_in_the_middle_of_an_epoch_from_any_ranks_file(
         load_npz(path, second)
         assert properties(comm, second) == before
         resumed = [on_all_ranks(comm, next(second)) for _ in range(2)]
-        # The last batch of a repeating iterator goes on into the next epoch's own order.
+        # The last batch of a repeating iterator goes on into the next epoch's own
+        # order.
         assert alike(resumed[0], rest[0])
         assert resumed[1][0] == rest[1][0]
 

@@ -1,7 +1,7 @@
 """A run that is killed with SIGKILL, wherever, and started again ends with the same bits.
 
-test_checkpoint_crashes.py has every change of the files, without the jobs; so the full tier has
-the jobs that are killed at each of these.
+test_checkpoint_crashes.py has every change of the files, without the jobs; so the full
+tier has the jobs that are killed at each of these.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ STOP = 21  # a checkpoint is saved at every third iteration
 LONG_STOP = 90
 FULL = pytest.mark.full
 
-# Where a rank is killed, and the iteration that the next job goes on from, chained: each job is
-# killed in turn. Only the newest generation is kept, so each save collects the one before.
+# Where a rank is killed, and the iteration that the next job goes on from, chained:
+# each job is killed in turn. Only the newest generation is kept, so each save collects
+# the one before.
 Chain = list[tuple[dict[str, Any], int]]
 CHAINS: dict[str, Chain] = {
     "writing": [
@@ -156,8 +157,9 @@ def check_moments(out: Path, seed: int, moments: int, kind: Kind) -> dict[str, s
     draw = random.Random(seed)
     begin = 0
     for number in range(moments):
-        # In the share of the run that is this kill's: the run must get on between kills. By its
-        # seventh step one checkpoint is there, also where they are written in the background.
+        # In the share of the run that is this kill's: the run must get on between
+        # kills. By its seventh step one checkpoint is there, also where they are
+        # written in the background.
         share = (kind.stop - 10) / moments
         first = max(begin + 1, 7, int(number * share))
         kill = {

@@ -260,8 +260,8 @@ def refuse(_):
 
 # Open MPI's daemon is ended when a cut link has left it alone, and never before.
 
-# It starts a rank, says its number, waits for its end, and then for a word that doesn't come. $0 is
-# what Open MPI has in the daemon's command line.
+# It starts a rank, says its number, waits for its end, and then for a word that doesn't
+# come. $0 is what Open MPI has in the daemon's command line.
 DAEMON = """
 sleep 1000 &
 echo $!

@@ -54,7 +54,8 @@ def root_causes(them, silent=()):
         (ranks(inside(0), receiving(1, 0), inside(2)), [1, 0]),
         # A call behind the others', which waits for a rank in no call.
         (ranks(inside(0), inside(1, 4), outside(2, 3)), [2]),
-        # Two communicators: 0 waits for 1, which waits in the other one for 2, or for 0.
+        # Two communicators: 0 waits for 1, which waits in the other one for 2, or for
+        # 0.
         (
             ranks(
                 (inside(0), outside(0, 0, of=PART)),

@@ -20,8 +20,8 @@ TAG = 7
 # So large that a message waits for its receiver.
 x = np.zeros(1 << 20, "f4")
 pair = [x[:8], x[:8]]
-# What rank 0 calls and what rank 1 does; and as what it is recorded: operation, root or peer, tag,
-# bytes (None: what they are is the message's own business).
+# What rank 0 calls and what rank 1 does; and as what it is recorded: operation, root or
+# peer, tag, bytes (None: what they are is the message's own business).
 OF_BOTH = {
     "bcast": (lambda comm: comm.bcast(x, root=1), 1, None),
     "gather": (lambda comm: comm.gather(x, root=1), 1, None),

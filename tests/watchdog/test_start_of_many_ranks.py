@@ -9,10 +9,11 @@ import pytest
 from tests.support.starting import compared_clocks, started
 
 HERE = ["127.0.0.1"]
-# Each rank's part of what is gathered from all: handshake, colors and keys of four splits, node.
+# Each rank's part of what is gathered from all: handshake, colors and keys of four
+# splits, node.
 BYTES_A_RANK = 128 + 4 * 8 + 4
-# Besides: the ranks of the own machine describe themselves, and rank 0 gets each machine's name and
-# addresses.
+# Besides: the ranks of the own machine describe themselves, and rank 0 gets each
+# machine's name and addresses.
 BYTES_A_NEIGHBOUR, BYTES_A_MACHINE = 1500, 100
 LINES_A_MACHINE = 30
 

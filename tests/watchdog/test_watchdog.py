@@ -173,7 +173,8 @@ def in_full(*case):
                 BCAST,
             ],
         ),
-        # Rank 1 waits in the communicator of ranks 0 and 1 for rank 0, which waits for rank 1.
+        # Rank 1 waits in the communicator of ranks 0 and 1 for rank 0, which waits for
+        # rank 1.
         in_full(
             *(3, "in_a_part"),
             ["s.*: rank 1 .* waits in allreduce_obj", "or: rank 0 .* in bcast"],

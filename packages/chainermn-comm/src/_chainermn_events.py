@@ -1,8 +1,9 @@
 """Events that a job sends to `chainermn launch`: lines of JSON in the ranks' standard error.
 
-Nothing else reaches the launcher from any host without a shared folder or an open port. An event
-is a JSON object after a mark and the job's id; docs/decisions/launch.md lists the kinds. Only the
-standard library is imported: a rank imports this before the script, and the monitor has no more.
+Nothing else reaches the launcher from any host without a shared folder or an open port.
+An event is a JSON object after a mark and the job's id; docs/decisions/launch.md lists
+the kinds. Only the standard library is imported: a rank imports this before the script,
+and the monitor has no more.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from typing import Any
 VERSION = 1
 # Identifies the launch; only a job that `chainermn launch` has started has it.
 JOB_VARIABLE = "CHAINERMN_LAUNCH"
-# The launch and the rank's process, whose children inherit JOB_VARIABLE and must not speak for it.
+# The launch and the rank's process, whose children inherit JOB_VARIABLE and must not
+# speak for it.
 REPORTER_VARIABLE = "CHAINERMN_LAUNCH_REPORTER"
-# The variables in which launchers put a process's rank, and the number of ranks. Open MPI's come
+# The variables in which launchers put a process's rank, and the number of ranks. Open
+# MPI's come
 # first: in a step of srun its mpiexec leaves PMI's as they are.
 RANK_VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -29,8 +32,9 @@ RANK_VARIABLES = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # a shell of `srun --pty` has them, too
 )
 MARK = "\x1e"  # begins an event
-# Exit statuses, as in docs/failures.md: where nothing starts; of all ranks that have saved and left
-# after a warning (EX_TEMPFAIL); at a time limit (as of timeout(1)); before a signal's number.
+# Exit statuses, as in docs/failures.md: where nothing starts; of all ranks that have
+# saved and left after a warning (EX_TEMPFAIL); at a time limit (as of timeout(1));
+# before a signal's number.
 NOT_STARTED_STATUS, LEAVING_STATUS, TIMEOUT_STATUS, SIGNAL_STATUS = 2, 75, 124, 128
 # How many seconds they may take for it.
 GRACE_VARIABLE, GRACE_SECONDS = "CHAINERMN_GRACE", 30.0
@@ -45,7 +49,8 @@ LONGEST_TEXTS = range(MOST_BYTES, 15, -20)
 def event_line(job: str, rank: int, kind: str, **fields: Any) -> bytes:
     """Return an event as a line, to be written in one piece; ``job`` is JOB_VARIABLE's value.
 
-    If it would be too long, its longest texts lose their middle. ValueError if that isn't enough.
+    If it would be too long, its longest texts lose their middle. ValueError if that
+    isn't enough.
     """
     event = {"version": VERSION, "event": kind, "rank": rank, **fields}
     for most in LONGEST_TEXTS:

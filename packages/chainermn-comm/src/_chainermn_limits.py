@@ -1,6 +1,7 @@
 """How much of its machine this process may use: limits of cgroups, and threads for each rank.
 
-It imports nothing of `chainermn_comm`, so that diagnostics can use it without changing anything.
+It imports nothing of `chainermn_comm`, so that diagnostics can use it without changing
+anything.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ def cgroup_folders(
 ) -> Iterator[Path]:
     """The folders whose limits hold for this process: its cgroup's and all those above it.
 
-    ``controller`` is "cpu" or "memory", and ``membership`` the text of ``/proc/self/cgroup``, read
-    from there when None. ``root`` is where cgroups of version 1 and 2 are mounted.
+    ``controller`` is "cpu" or "memory", and ``membership`` the text of
+    ``/proc/self/cgroup``, read from there when None. ``root`` is where cgroups of
+    version 1 and 2 are mounted.
     """
     if membership is None:
         try:

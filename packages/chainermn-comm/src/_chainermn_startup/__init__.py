@@ -3,10 +3,10 @@
 `chainermn.pth` runs `register` in every interpreter of an environment that holds
 chainermn-comm. It puts one finder before the others, which answers for two names only:
 
-- `chainermn` is the meta-package's facade, where that is installed, although Chainer ships a
-  folder of that name (CHAINERMN_USE_BUNDLED=1 gives Chainer's);
-- the modules of `chainer` that break on newer Python, NumPy or setuptools are repaired in
-  memory, from the table in `repairs` (CHAINERMN_NO_COMPAT=1 leaves them alone).
+- `chainermn` is the meta-package's facade, where that is installed, although Chainer
+  ships a folder of that name (CHAINERMN_USE_BUNDLED=1 gives Chainer's);
+- the modules of `chainer` that break on newer Python, NumPy or setuptools are repaired
+  in memory, from the table in `repairs` (CHAINERMN_NO_COMPAT=1 leaves them alone).
 
 It opens no connection, starts no process, and writes no file.
 """

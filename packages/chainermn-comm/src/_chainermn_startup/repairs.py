@@ -1,9 +1,9 @@
 """What is repaired in Chainer 7.8.1 as it is imported, and where.
 
-A row changes lines of one module's source in memory, where the installed Python, NumPy or
-setuptools breaks them, or where Chainer's own fault prevents a snapshot. No file is written, and
-the compiled caches of these modules are neither read nor written. Every change keeps the number
-of lines, so that tracebacks stay true.
+A row changes lines of one module's source in memory, where the installed Python, NumPy
+or setuptools breaks them, or where Chainer's own fault prevents a snapshot. No file is
+written, and the compiled caches of these modules are neither read nor written. Every
+change keeps the number of lines, so that tracebacks stay true.
 """
 
 import warnings

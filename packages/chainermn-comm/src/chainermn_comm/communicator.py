@@ -19,26 +19,30 @@ from .reducer import Reducer
 class CommunicatorBase(ABC):
     """What the wrappers of ChainerMN need of a communicator.
 
-    The abstract members are those that ChainerMN 1.3 documents; a class that lacks one cannot be
-    instantiated. The others are composed of these; a subclass may define them to be faster.
+    The abstract members are those that ChainerMN 1.3 documents; a class that lacks one
+    cannot be instantiated. The others are composed of these; a subclass may define them
+    to be faster.
 
-    A *collective* method must be called by all ranks of the communicator, in the
-    same order; the others involve only this rank, or one other. An *array* is anything that NumPy
-    can put in a buffer: any shape, memory order and dtype but ``object``; a scalar; or a tuple or
-    list of arrays, which arrives as a tuple. Arrays arrive in the shape and dtype that were sent;
-    unless a method says otherwise, those of ranks may differ in both. Methods ending in ``_obj``
-    send any picklable object. A *model* is anything with ``namedparams()``, whose parameters have
-    ``data`` and ``grad``; names, shapes and dtypes are equal on all ranks.
+    A *collective* method must be called by all ranks of the communicator, in the same
+    order; the others involve only this rank, or one other. An *array* is anything that
+    NumPy can put in a buffer: any shape, memory order and dtype but ``object``; a
+    scalar; or a tuple or list of arrays, which arrives as a tuple. Arrays arrive in the
+    shape and dtype that were sent; unless a method says otherwise, those of ranks may
+    differ in both. Methods ending in ``_obj`` send any picklable object. A *model* is
+    anything with ``namedparams()``, whose parameters have ``data`` and ``grad``; names,
+    shapes and dtypes are equal on all ranks.
 
-    ``root`` is one of the ranks, the same on all of them; ``source`` or ``dest`` is one other rank.
-    ``tag`` is an int from 0 on: a message is received with the tag with which it was sent.
+    ``root`` is one of the ranks, the same on all of them; ``source`` or ``dest`` is one
+    other rank. ``tag`` is an int from 0 on: a message is received with the tag with
+    which it was sent.
 
-    Where an argument isn't as a method describes it, or pickling or unpickling fails, the rank
-    raises TypeError, ValueError, or what pickle raises; :meth:`send` and the like have sent nothing
-    then. A collective method raises on every rank: the others raise PeerError, which names the rank
-    and says why. All raise RankMismatchError where they call different methods, or where roots,
-    names, or shapes and dtypes differ that must be equal. The communicator can be used afterwards.
-    After :meth:`finalize` a method that communicates raises FinalizedError.
+    Where an argument isn't as a method describes it, or pickling or unpickling fails,
+    the rank raises TypeError, ValueError, or what pickle raises; :meth:`send` and the
+    like have sent nothing then. A collective method raises on every rank: the others
+    raise PeerError, which names the rank and says why. All raise RankMismatchError
+    where they call different methods, or where roots, names, or shapes and dtypes
+    differ that must be equal. The communicator can be used afterwards. After
+    :meth:`finalize` a method that communicates raises FinalizedError.
 
     Attributes:
         reserved_tag: tag of messages between the library's own functions, such as the gradients
@@ -88,8 +92,8 @@ class CommunicatorBase(ABC):
     def intra_size(self) -> int:
         """Number of ranks on this node.
 
-        Collective, and raises what :meth:`allgather_obj` raises, unless a subclass knows the
-        number, as the communicators of ``create_communicator`` do.
+        Collective, and raises what :meth:`allgather_obj` raises, unless a subclass
+        knows the number, as the communicators of ``create_communicator`` do.
         """
         return self.allgather_obj(self.inter_rank).count(self.inter_rank)
 
@@ -104,7 +108,8 @@ class CommunicatorBase(ABC):
 
         Args:
             color: an int from 0 on; the ranks that pass the same one form a group.
-            key: an int that orders the ranks within the group; ties keep the order of ranks.
+            key: an int that orders the ranks within the group; ties keep the order of
+                ranks.
 
         Returns:
             The communicator of this rank's group, with this one's settings.
@@ -120,7 +125,8 @@ class CommunicatorBase(ABC):
     def recv(self, source: int, tag: int) -> Any:
         """Return, as a new array, what rank ``source`` sends with :meth:`send` and this ``tag``.
 
-        TypeError is raised if it sent an object (:meth:`send_obj`), which is then discarded.
+        TypeError is raised if it sent an object (:meth:`send_obj`), which is then
+        discarded.
         """
 
     def send_with_metadata(
@@ -150,8 +156,8 @@ class CommunicatorBase(ABC):
     ) -> tuple[bytes, tuple[Any, ...]]:
         """Receive what rank ``source`` sends with :meth:`send_with_metadata` and this ``tag``.
 
-        Return the metadata and a tuple of arrays. TypeError is raised if it sent something else,
-        which is then discarded. ``label`` is as it is there.
+        Return the metadata and a tuple of arrays. TypeError is raised if it sent
+        something else, which is then discarded. ``label`` is as it is there.
         """
         found = self.recv(source, tag)
         head = found[0] if isinstance(found, tuple) and found else None
@@ -167,15 +173,16 @@ class CommunicatorBase(ABC):
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
         """Return the array ``data`` of ``root`` on every rank (collective).
 
-        What other ranks pass is ignored. ``max_buf_len`` is accepted for scripts of ChainerMN 1.3;
-        sizes have no limit.
+        What other ranks pass is ignored. ``max_buf_len`` is accepted for scripts of
+        ChainerMN 1.3; sizes have no limit.
         """
 
     @abstractmethod
     def gather(self, data: Any, root: int = 0) -> Any:
         """Collect every rank's array ``data`` at ``root`` (collective).
 
-        Return a tuple of ``size`` arrays there, in rank order, its own included; None elsewhere.
+        Return a tuple of ``size`` arrays there, in rank order, its own included; None
+        elsewhere.
         """
 
     @abstractmethod
@@ -190,20 +197,22 @@ class CommunicatorBase(ABC):
         """Return the sum of all ranks' arrays, a new array on every rank (collective).
 
         Args:
-            data: an array of numbers, of the same shape and dtype on all ranks; a bool's sum is a
-                logical or.
-            op: ``"sum"``, or ``"max"`` or ``"min"`` for the largest or smallest of each element's
-                numbers, which are real; NaN if one of them is. The same on all ranks. A subclass
-                may take it from ``super()``, which makes it of :meth:`alltoall`.
+            data: an array of numbers, of the same shape and dtype on all ranks; a
+                bool's sum is a logical or.
+            op: ``"sum"``, or ``"max"`` or ``"min"`` for the largest or smallest of each
+                element's numbers, which are real; NaN if one of them is. The same on
+                all ranks. A subclass may take it from ``super()``, which makes it of
+                :meth:`alltoall`.
         """
         return self.reduce_scatter((data,) * self.size, op)
 
     def reduce_scatter(self, xs: Sequence[Any], op: str = "sum") -> Any:
         """Return the sum of all ranks' ``xs[rank]``, a new array (collective).
 
-        ``xs`` are ``size`` arrays of numbers, ``xs[i]`` for rank ``i``: of the same shape and dtype
-        on all ranks, but those for two ranks may differ. It is summed in rank order, in float32 or
-        wider, but by NCCL. ``op`` is as for :meth:`allreduce`. By default, none is a tuple.
+        ``xs`` are ``size`` arrays of numbers, ``xs[i]`` for rank ``i``: of the same
+        shape and dtype on all ranks, but those for two ranks may differ. It is summed
+        in rank order, in float32 or wider, but by NCCL. ``op`` is as for
+        :meth:`allreduce`. By default, none is a tuple.
         """
         with SharedFailure(self.handshake, "reduce_scatter"):
             arrays = [x if devices.on_gpu(x) else as_array(x, self.rank) for x in xs]
@@ -233,20 +242,21 @@ class CommunicatorBase(ABC):
     ) -> list[bytes]:
         """Check that all ranks mean the same call, and that none has failed (collective).
 
-        The cheapest exchange among all ranks, for use before or after a collective operation:
-        nothing is pickled, no array described, and a payload of up to 96 bytes takes no second
-        exchange.
+        The cheapest exchange among all ranks, for use before or after a collective
+        operation: nothing is pickled, no array described, and a payload of up to 96
+        bytes takes no second exchange.
 
         Args:
             operation: the operation's name, for errors and the watchdog's reports.
-            signature: what must be equal on all ranks: tuples of a name, a str, and its values.
-                They are compared by their ``repr``, where a number of NumPy's is Python's.
+            signature: what must be equal on all ranks: tuples of a name, a str, and its
+                values. They are compared by their ``repr``, where a number of NumPy's
+                is Python's.
             error: why this rank can't take part; None if nothing is wrong.
-            payload: bytes for the other ranks, some kilobytes at most; lengths may differ.
+            payload: bytes for the other ranks, some kilobytes at most; lengths may
+                differ.
 
-        Returns:
-            Every rank's payload, in rank order, on every rank. Where a rank has an ``error``, it
-            raises that itself, and the others PeerError.
+        Returns: Every rank's payload, in rank order, on every rank. Where a rank has an
+            ``error``, it raises that itself, and the others PeerError.
         """
         rank = self.rank
         try:
@@ -346,15 +356,16 @@ class CommunicatorBase(ABC):
     def allreduce_grad(self, model: Any, zero_fill: bool = False) -> None:
         """Replace each gradient of a ``model`` by its mean over ranks (collective).
 
-        ``zero_fill`` is as for :meth:`multi_node_mean_grad`, which calls this without it.
+        ``zero_fill`` is as for :meth:`multi_node_mean_grad`, which calls this without
+        it.
         """
 
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
         """Replace each gradient of a ``model`` by its mean over ranks (collective).
 
-        Each is overwritten, or a new array takes its place. With ``zero_fill`` a missing gradient
-        (None) counts as zeros; without it, the same gradients must be missing on all ranks, and
-        they stay None.
+        Each is overwritten, or a new array takes its place. With ``zero_fill`` a
+        missing gradient (None) counts as zeros; without it, the same gradients must be
+        missing on all ranks, and they stay None.
         """
         if zero_fill:
             for _, param in model.namedparams():
@@ -373,8 +384,8 @@ class CommunicatorBase(ABC):
         Args:
             zero_fill: as for :meth:`multi_node_mean_grad`.
             operation: what the call is made for, for errors and the watchdog's reports.
-            channel: a communicator of the same ranks, made by :meth:`split`, on which gradients
-                travel; another thread may use it. None for this one.
+            channel: a communicator of the same ranks, made by :meth:`split`, on which
+                gradients travel; another thread may use it. None for this one.
         """
         return Reducer(self, zero_fill, operation, channel)
 
@@ -383,7 +394,8 @@ class CommunicatorBase(ABC):
 
         Args:
             sendbuf: an array of the same shape and dtype on all ranks.
-            recvbuf: an array of that shape, into which the mean is written; None for a new array.
+            recvbuf: an array of that shape, into which the mean is written; None for a
+                new array.
         """
         total = self.allreduce(sendbuf)
         if isinstance(total, tuple):
@@ -399,8 +411,8 @@ class CommunicatorBase(ABC):
     def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
         """Give the setting ``name`` a ``value``, the same on all ranks; see the communicator.
 
-        ValueError is raised if there is no such setting, or it can't have that value; ``kwargs``
-        are ignored.
+        ValueError is raised if there is no such setting, or it can't have that value;
+        ``kwargs`` are ignored.
         """
         raise ValueError(f"{type(self).__name__} has no setting {name!r}")
 
@@ -444,7 +456,8 @@ class CommunicatorBase(ABC):
         """Release what the communicator owns (collective); no other method works afterwards.
 
         Raises:
-            RankMismatchError: on all ranks, when some call another method; nothing is released.
+            RankMismatchError: on all ranks, when some call another method; nothing is
+                released.
         """
 
     # A copy of an object that holds a communicator uses the same communicator.

@@ -29,9 +29,11 @@ class Settings:
 
     # The dtype in which gradients travel; None for each one's own.
     allreduce_grad_dtype: np.dtype | None = None
-    # Accepted for old scripts and without effect: copies are always batched where that helps.
+    # Accepted for old scripts and without effect: copies are always batched where that
+    # helps.
     batched_copy: bool = False
-    # The size of the chunks in which gradients travel; None for each algorithm's default.
+    # The size of the chunks in which gradients travel; None for each algorithm's
+    # default.
     chunk_bytes: int | None = None
     reproducible: bool = False  # the bits of a mean depend on no topology and no name
     timeout: Timeout = field(

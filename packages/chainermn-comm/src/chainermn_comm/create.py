@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from _chainermn_events import rank_from_env
 
-# Imported where it is used: it starts MPI, which a data loader's worker process must not do just
-# because the user's script imports this package.
+# Imported where it is used: it starts MPI, which a data loader's worker process must
+# not do just because the user's script imports this package.
 if TYPE_CHECKING:
     from mpi4py import MPI
 
@@ -29,28 +29,31 @@ def create_communicator(
 ) -> MpiCommunicator:
     """Create a communicator (collective over ``mpi_comm``).
 
-    With more than one rank, an uncaught exception on any of them ends the whole job from now
-    on (``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0`` refuses that). Where the ranks on a node would
-    start more BLAS threads than it has cores, their number is limited from now on, and rank 0
-    says so (setting ``OMP_NUM_THREADS``, to any number, refuses that).
+    With more than one rank, an uncaught exception on any of them ends the whole job
+    from now on (``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0`` refuses that). Where the ranks
+    on a node would start more BLAS threads than it has cores, their number is limited
+    from now on, and rank 0 says so (setting ``OMP_NUM_THREADS``, to any number, refuses
+    that).
 
     Args:
-        communicator_name: the algorithm for means of gradients, see the table below. All give the
-            same bits on every rank; those of different names may differ in rounding.
-        mpi_comm: an mpi4py intracommunicator, ``MPI.COMM_WORLD`` by default. It is duplicated
-            and stays the caller's.
-        allreduce_grad_dtype: the dtype in which gradients travel: float16, float32, float64 or a
-            bfloat16; None for each one's own. A mean outside of its range may become infinite, on
-            GPUs also the mean of a gradient outside of it. On one node, means in shared memory
-            ignore a dtype narrower than a gradient's.
+        communicator_name: the algorithm for means of gradients, see the table below.
+            All give the same bits on every rank; those of different names may differ in
+            rounding.
+        mpi_comm: an mpi4py intracommunicator, ``MPI.COMM_WORLD`` by default. It is
+            duplicated and stays the caller's.
+        allreduce_grad_dtype: the dtype in which gradients travel: float16, float32,
+            float64 or a bfloat16; None for each one's own. A mean outside of its range
+            may become infinite, on GPUs also the mean of a gradient outside of it. On
+            one node, means in shared memory ignore a dtype narrower than a gradient's.
         batched_copy: accepted for scripts of ChainerMN 1.3 and without effect.
-        reproducible: whether, on the same number of ranks, the bits of means and sums follow from
-            the numbers alone: neither from which rank is on which node, nor from
-            ``communicator_name``, nor from buckets or chunks. All is summed in the order of ranks.
-            It costs nothing where all ranks are on one node, unless ``allreduce_grad_dtype`` is
-            narrower than the gradients, which are then rounded to it there, too. Over several nodes
-            each rank sends its own gradients. With k ranks per node that is k times the bytes.
-            Gradients on GPUs take the way of ``flat``, through MPI.
+        reproducible: whether, on the same number of ranks, the bits of means and sums
+            follow from the numbers alone: neither from which rank is on which node, nor
+            from ``communicator_name``, nor from buckets or chunks. All is summed in the
+            order of ranks. It costs nothing where all ranks are on one node, unless
+            ``allreduce_grad_dtype`` is narrower than the gradients, which are then
+            rounded to it there, too. Over several nodes each rank sends its own
+            gradients. With k ranks per node that is k times the bytes. Gradients on
+            GPUs take the way of ``flat``, through MPI.
 
     ==================  ==================================================================
     ``hierarchical``    through memory that a node's ranks share; one rank of each node
@@ -64,22 +67,24 @@ def create_communicator(
     ``dummy``           nowhere, to measure everything else
     ==================  ==================================================================
 
-    Gradients on GPUs go through NCCL in a node and between nodes. Where NCCL doesn't connect the
-    nodes, rank 0 says so once, and they go between them through host memory; always by
-    ``non_cuda_aware``. Those of ``flat`` and ``naive`` go through host memory only. Where NCCL
-    takes all sums, a mean is enqueued, and the current stream waits for it; what fails then ends
-    the job. It was tested on one GPU only.
+    Gradients on GPUs go through NCCL in a node and between nodes. Where NCCL doesn't
+    connect the nodes, rank 0 says so once, and they go between them through host
+    memory; always by ``non_cuda_aware``. Those of ``flat`` and ``naive`` go through
+    host memory only. Where NCCL takes all sums, a mean is enqueued, and the current
+    stream waits for it; what fails then ends the job. It was tested on one GPU only.
 
-    Gradients travel in chunks, whose default size depends on the algorithm. The environment
-    variable ``CHAINERMN_CHUNK_BYTES`` overrides it, the same on all ranks: a number of bytes, a
-    multiple of 64 from 64 to 2^30. It is read when a communicator is made; a split keeps it.
+    Gradients travel in chunks, whose default size depends on the algorithm. The
+    environment variable ``CHAINERMN_CHUNK_BYTES`` overrides it, the same on all ranks:
+    a number of bytes, a multiple of 64 from 64 to 2^30. It is read when a communicator
+    is made; a split keeps it.
 
-    A call that waits for more than ten minutes is reported, with the rank that it seems to wait
-    for. ``CHAINERMN_TIMEOUT``, the same on all ranks, sets another number of seconds, at least 1,
-    after which the job is ended too; 0 switches that off. One small process a machine does this.
+    A call that waits for more than ten minutes is reported, with the rank that it seems
+    to wait for. ``CHAINERMN_TIMEOUT``, the same on all ranks, sets another number of
+    seconds, at least 1, after which the job is ended too; 0 switches that off. One
+    small process a machine does this.
 
-    Where ``CHAINERMN_TRACE`` names a folder, set on all ranks or on none, each rank writes there
-    what its communicators do and when; ``chainermn trace`` reads it.
+    Where ``CHAINERMN_TRACE`` names a folder, set on all ranks or on none, each rank
+    writes there what its communicators do and when; ``chainermn trace`` reads it.
 
     Returns:
         The communicator. Release it with ``finalize()`` or a ``with`` block.
@@ -87,9 +92,11 @@ def create_communicator(
     Raises:
         TypeError: ``mpi_comm`` is no mpi4py intracommunicator.
         ValueError: there is no such communicator, dtype, size of chunks or time-out;
-            ``reproducible`` is no bool, or asked of an algorithm that isn't the library's own;
-            ``single_node`` on several nodes; or ``pure_nccl`` where there is no CuPy, GPU or NCCL.
-        RuntimeError: MPI knows of this rank alone, and the launcher has started several.
+            ``reproducible`` is no bool, or asked of an algorithm that isn't the
+            library's own; ``single_node`` on several nodes; or ``pure_nccl`` where
+            there is no CuPy, GPU or NCCL.
+        RuntimeError: MPI knows of this rank alone, and the launcher has started
+            several.
         PeerError: another rank has one of these errors.
         RankMismatchError: on all ranks, when they ask for different communicators.
     """

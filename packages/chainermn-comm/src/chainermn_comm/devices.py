@@ -175,8 +175,8 @@ def translate(error: BaseException, what: str) -> BaseException:
 def kernel(source: str, name: str, registers: int) -> Any:
     """Return the compiled kernel: ``kernel(grid, block, arguments)``, on the current stream.
 
-    A thread has at most that many registers. ``source`` is to be the same string object each time,
-    which is then found without being hashed or compared.
+    A thread has at most that many registers. ``source`` is to be the same string object
+    each time, which is then found without being hashed or compared.
     """
     module = _cupy().RawModule(code=source, options=(f"--maxrregcount={registers}",))
     return module.get_function(name)

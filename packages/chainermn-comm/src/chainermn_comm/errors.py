@@ -12,8 +12,8 @@ import numpy as np
 
 from _chainermn_verdict import FOLLOWS
 
-# Attributes of an error: the call in which all ranks raised, and when that was by this clock; the
-# call alone, where a `SharedFailure` was around it.
+# Attributes of an error: the call in which all ranks raised, and when that was by this
+# clock; the call alone, where a `SharedFailure` was around it.
 _RAISED_ON_ALL, _RAISED_WITHIN = "_chainermn_raised_on_all", "_chainermn_raised_within"
 _clock = count()
 now = _clock.__next__  # a time of that clock
@@ -39,8 +39,8 @@ class RankMismatchError(CommunicationError, ValueError):
 class PeerError(CommunicationError):
     """Another rank has an error and can't take part in this collective operation.
 
-    That rank raises its error itself; the others raise this one, whose text names the rank and its
-    error.
+    That rank raises its error itself; the others raise this one, whose text names the
+    rank and its error.
     """
 
 
@@ -75,8 +75,8 @@ def raise_failure(operation: str, rank: int, texts: Sequence[str | None]) -> NoR
 def raise_mismatch(operation: str, rank: int, views: Sequence[str]) -> NoReturn:
     """Raise RankMismatchError with every rank's values of the first entry that differs.
 
-    ``views`` are of the ranks' signatures, see :func:`view_of`; there are few different ones. The
-    errors of all ranks but one that few agree with are secondary.
+    ``views`` are of the ranks' signatures, see :func:`view_of`; there are few different
+    ones. The errors of all ranks but one that few agree with are secondary.
     """
     decoded = {view: json.loads(view) for view in dict.fromkeys(views)}
     name, values = "the number of calls so far", dict.fromkeys(decoded, "unknown")
@@ -128,9 +128,10 @@ def _plain(value: Any) -> Any:
 class SharedFailure:
     """What is raised within makes all ranks raise; a handshake is to follow where nothing is.
 
-    That includes `KeyboardInterrupt` and `SystemExit`: the other ranks are about to wait. What the
-    handshake's last call has raised on all ranks, within, isn't sent again. ``handshake`` is a
-    communicator's, or is called like it: ``handshake(operation, error=error)``.
+    That includes `KeyboardInterrupt` and `SystemExit`: the other ranks are about to
+    wait. What the handshake's last call has raised on all ranks, within, isn't sent
+    again. ``handshake`` is a communicator's, or is called like it:
+    ``handshake(operation, error=error)``.
     """
 
     def __init__(self, handshake: Callable[..., Any], operation: str) -> None:
@@ -181,6 +182,7 @@ def share_failure(
     except BaseException as raised:
         if raised is not error:
             raise
-        # A frame that is in the error's traceback and refers to the error, as that of the
-        # handshake may, would keep all frames, and their arrays, until the next collection.
+        # A frame that is in the error's traceback and refers to the error, as that of
+        # the handshake may, would keep all frames, and their arrays, until the next
+        # collection.
         error.__traceback__ = traceback

@@ -59,22 +59,24 @@ def takes_second_as_root(method: Method) -> Method:
 class MpiCommunicator(CommunicatorBase):
     """A communicator over MPI, for NumPy and CuPy arrays.
 
-    Made by :func:`chainermn_comm.create_communicator`, or by its class, which raises the same.
-    Where a subclass defines ``multi_node_mean_grad`` or ``allreduce_grad``, optimizers call that.
-    Arrays received are new ones; a rank's own is copied, but ``bcast``'s root may get it back.
-    CuPy's travel in the order of the current streams, and arrive on the receiver's current device.
-    Where NCCL takes gradients, it also takes them (not ``send``'s), if those of all ranks are on
-    GPUs and of dtypes that it sums as NumPy does; else they are copied through host memory. Where
-    CUDA fails in that, a collective method raises ``CommunicationError`` on all ranks; ``send``
-    does on its rank, and sends nothing.
+    Made by :func:`chainermn_comm.create_communicator`, or by its class, which raises
+    the same. Where a subclass defines ``multi_node_mean_grad`` or ``allreduce_grad``,
+    optimizers call that. Arrays received are new ones; a rank's own is copied, but
+    ``bcast``'s root may get it back. CuPy's travel in the order of the current streams,
+    and arrive on the receiver's current device. Where NCCL takes gradients, it also
+    takes them (not ``send``'s), if those of all ranks are on GPUs and of dtypes that it
+    sums as NumPy does; else they are copied through host memory. Where CUDA fails in
+    that, a collective method raises ``CommunicationError`` on all ranks; ``send`` does
+    on its rank, and sends nothing.
 
-    An exception in the middle of a call that moves data (no memory, a signal's handler, CUDA or
-    NCCL while gradients are averaged, which may be after the call) ends the job, as it can't be
-    raised on the other ranks. Where ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0`` refuses that, later
-    calls on this rank raise ``CommunicationError``.
+    An exception in the middle of a call that moves data (no memory, a signal's handler,
+    CUDA or NCCL while gradients are averaged, which may be after the call) ends the
+    job, as it can't be raised on the other ranks. Where
+    ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0`` refuses that, later calls on this rank
+    raise ``CommunicationError``.
 
-    Only one thread at a time may use it; another thread needs a communicator of its own, made by
-    :meth:`split`.
+    Only one thread at a time may use it; another thread needs a communicator of its
+    own, made by :meth:`split`.
     """
 
     #: Whose backends it has, a name that ``create_communicator`` knows.
@@ -92,9 +94,9 @@ class MpiCommunicator(CommunicatorBase):
     ) -> None:
         """Make it from ``mpi_comm`` (collective).
 
-        ``allreduce_grad_dtype``, ``batched_copy`` and ``reproducible`` are what they are of
-        ``create_communicator``, and so is what it raises. Tests may impose a topology, the same on
-        all ranks, and a time-out.
+        ``allreduce_grad_dtype``, ``batched_copy`` and ``reproducible`` are what they
+        are of ``create_communicator``, and so is what it raises. Tests may impose a
+        topology, the same on all ranks, and a time-out.
         """
         asked = mpi_comm, allreduce_grad_dtype, batched_copy, reproducible
         with agreeing(self.communicator_name, *asked, _timeout) as agreed:
@@ -130,9 +132,9 @@ class MpiCommunicator(CommunicatorBase):
         tracer = trace.start(own, settings.trace) if settings.trace else None
         self._observer = combined(recorder, tracer)
         self._topology = topology or Topology.discover(own)
-        # Users have all tags but the three largest: one for the messages of the library's own
-        # functions, two for those of collectives. Open MPI's communicators that were split don't
-        # know the largest tag.
+        # Users have all tags but the three largest: one for the messages of the
+        # library's own functions, two for those of collectives. Open MPI's
+        # communicators that were split don't know the largest tag.
         self.reserved_tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0) - 2
         self._max_tag = self.reserved_tag - 1
         handshake, tag = Handshake(own, self._observer), self.reserved_tag + 1
@@ -238,8 +240,10 @@ class MpiCommunicator(CommunicatorBase):
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
         """Send ``root``'s ``data`` to every rank (collective), and raise as the base does.
 
-        A second argument given by position, without a third one, is the root if it is less than
-        ``size``: older communicators had that there. ``max_buf_len`` has no other effect, since
+        A second argument given by position, without a third one, is the root if it is
+        less than
+        ``size``: older communicators had that there. ``max_buf_len`` has no other
+            effect, since
         what MPI can't count is split.
         """
         return collectives.bcast(self._group, "bcast", data, messages.of_arrays, root)
@@ -375,16 +379,17 @@ class MpiCommunicator(CommunicatorBase):
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
         """Replace each gradient of a ``model`` by its mean over ranks (collective).
 
-        Gradients are real or complex floats, and every rank gets the same bits. One that can't be
-        written to, or shares memory with another, is replaced by a new array. With ``zero_fill``,
-        one that is missing (None) here and present elsewhere counts as zeros; without it that is an
-        error. One that is missing on all ranks stays None. RankMismatchError names the first
-        parameter that differs.
+        Gradients are real or complex floats, and every rank gets the same bits. One
+        that can't be written to, or shares memory with another, is replaced by a new
+        array. With ``zero_fill``, one that is missing (None) here and present elsewhere
+        counts as zeros; without it that is an error. One that is missing on all ranks
+        stays None. RankMismatchError names the first parameter that differs.
 
-        The memory that this takes doesn't depend on the model's size: up to 16 MiB a rank,
-        kept from the first calls on, and on each node a window of 4 MiB for each rank and one more
-        (8 MiB each, and 20 MiB, where there are other nodes). Each gradient that is replaced
-        takes its new array and, where the old one isn't contiguous, a copy during the call.
+        The memory that this takes doesn't depend on the model's size: up to 16 MiB a
+        rank, kept from the first calls on, and on each node a window of 4 MiB for each
+        rank and one more (8 MiB each, and 20 MiB, where there are other nodes). Each
+        gradient that is replaced takes its new array and, where the old one isn't
+        contiguous, a copy during the call.
         """
         group = self._group
         mean_gradients(group, MpiReducer(group, group, zero_fill), model)
@@ -414,7 +419,8 @@ class MpiCommunicator(CommunicatorBase):
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:
         """Return the mean of all ranks' ``sendbuf``, which are of floats (collective).
 
-        ``recvbuf`` is as the base takes it; if ``sendbuf`` is None, its mean overwrites it.
+        ``recvbuf`` is as the base takes it; if ``sendbuf`` is None, its mean overwrites
+        it.
         """
         data = recvbuf if sendbuf is None else sendbuf
         return reduce_arrays(self._group, "multi_node_mean", data, out=recvbuf)
@@ -424,9 +430,10 @@ class MpiCommunicator(CommunicatorBase):
     def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
         """Give the setting ``name`` a ``value`` (not collective), and raise as the base does.
 
-        They are ``allreduce_grad_dtype``, ``batched_copy`` and ``chunk_bytes``, the size of the
-        chunks in which gradients travel (see :func:`chainermn_comm.create_communicator`; None for
-        the default). That can't be changed any more once arrays, or gradients, have been summed.
+        They are ``allreduce_grad_dtype``, ``batched_copy`` and ``chunk_bytes``, the
+        size of the chunks in which gradients travel (see
+        :func:`chainermn_comm.create_communicator`; None for the default). That can't be
+        changed any more once arrays, or gradients, have been summed.
         """
         settings = self._settings.changed(name, value)
         made = any([backend.made for backend in self._backends])
@@ -453,8 +460,8 @@ class MpiCommunicator(CommunicatorBase):
     def finalize(self) -> None:
         """Free this communicator's MPI resources (collective); later calls raise.
 
-        The communicator that the user gave stays theirs. A second call does nothing, nor does
-        one in a process that the rank forked.
+        The communicator that the user gave stays theirs. A second call does nothing,
+        nor does one in a process that the rank forked.
         """
         group = self._releasable
         if group is None:
@@ -474,10 +481,11 @@ class MpiCommunicator(CommunicatorBase):
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         """Finalize (collective); after an exception, release only what needs no other rank.
 
-        Other ranks may not leave the block, and waiting for them would keep the error from showing.
-        So memory and NCCL's communicator are released; MPI's communicators and the node's window,
-        which only all ranks together can free, stay until the process ends. A program that catches
-        such errors and goes on should do so inside of the block, or make no more than some hundred
+        Other ranks may not leave the block, and waiting for them would keep the error
+        from showing. So memory and NCCL's communicator are released; MPI's
+        communicators and the node's window, which only all ranks together can free,
+        stay until the process ends. A program that catches such errors and goes on
+        should do so inside of the block, or make no more than some hundred
         communicators.
         """
         if kind is None:

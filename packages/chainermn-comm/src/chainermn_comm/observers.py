@@ -17,9 +17,9 @@ NOBODY = -1  # in place of a rank, or of a tag
 class CallObserver:
     """Observes the calls of one communicator. This one does nothing; others override methods."""
 
-    # Called with the operation and its number once all ranks have come to a collective call and
-    # mean the same; None if nobody asks. All ranks call it at the same point: an observer that all
-    # of them have may communicate in it.
+    # Called with the operation and its number once all ranks have come to a collective
+    # call and mean the same; None if nobody asks. All ranks call it at the same point:
+    # an observer that all of them have may communicate in it.
     arrived: Any = None
 
     def collective(

@@ -10,8 +10,9 @@ from typing import Any
 
 from .errors import raise_mismatch, view_of
 
-# Work that another thread does, from its start until the main one's stream waits for it, or nobody
-# holds it. All ranks start the same work in the same order; on some it may be over earlier.
+# Work that another thread does, from its start until the main one's stream waits for
+# it, or nobody holds it. All ranks start the same work in the same order; on some it
+# may be over earlier.
 in_background: weakref.WeakSet[Work] = weakref.WeakSet()
 
 
@@ -27,7 +28,8 @@ class Work:
     ) -> None:
         """Raise nothing, not collective: ``wait`` is to call ``take``, and ``assign`` ``give``.
 
-        ``is_in_background``: another thread waits. ``is_planned``: it needs the main thread to end.
+        ``is_in_background``: another thread waits. ``is_planned``: it needs the main
+            thread to end.
         """
         self._take, self._give, self._is_in_background = take, give, is_in_background
         self.is_planned, self._pending = is_planned, threading.Lock()
@@ -39,8 +41,8 @@ class Work:
         """Take the means (collective), in whichever thread uses the communicator of the data.
 
         On GPUs that is done in the order of the current stream. It raises what
-        :meth:`CommunicatorBase.multi_node_mean_grad` raises where ranks could not compare gradients
-        before.
+        :meth:`CommunicatorBase.multi_node_mean_grad` raises where ranks could not
+        compare gradients before.
         """
         try:
             self._take()
@@ -74,10 +76,11 @@ class Work:
 class Reducer:
     """One mean of gradients over the ranks of a communicator.
 
-    Buckets of gradients are handed in (:meth:`add`; the whole model is one bucket), ranks agree
-    (:meth:`agree`), and the means are taken by the work that :meth:`start` returns. Work for a plan
-    may start before. ``agree`` and the work are collective. Made by
-    :meth:`CommunicatorBase.make_reducer`. This class does what public methods of any communicator
+    Buckets of gradients are handed in (:meth:`add`; the whole model is one bucket),
+    ranks agree (:meth:`agree`), and the means are taken by the work that :meth:`start`
+    returns. Work for a plan may start before. ``agree`` and the work are collective.
+    Made by :meth:`CommunicatorBase.make_reducer`. This class does what public methods
+    of any communicator
     can: the means are those of ``multi_node_mean_grad``.
     """
 
@@ -91,7 +94,8 @@ class Reducer:
     ) -> None:
         """Begin without gradients, on ``communicator``; not collective, raises nothing.
 
-        ``zero_fill``, ``operation``, ``channel``: as for :meth:`CommunicatorBase.make_reducer`.
+        ``zero_fill``, ``operation``, ``channel``: as for
+            :meth:`CommunicatorBase.make_reducer`.
         """
         self._communicator, self._rank = communicator, communicator.rank
         self._operation, self._zero_fill = operation, zero_fill
@@ -106,18 +110,22 @@ class Reducer:
     def add(self, bucket: Any, planned: bool = False) -> None:
         """Hand in a bucket, whose gradients stay as they are until their means are taken.
 
-        Not collective, but all ranks hand in the same buckets, between the same collective calls.
+        Not collective, but all ranks hand in the same buckets, between the same
+        collective calls.
 
         Args:
             bucket: a model as for :meth:`CommunicatorBase.allreduce_grad`.
-            planned: whether all ranks, with equal settings, know already that this bucket comes,
-                of arrays like the parameters' own, all NumPy's or all of one GPU. What is missing
-                here travels as zeros, and the means go to new memory.
+            planned: whether all ranks, with equal settings, know already that this
+                bucket comes, of arrays like the parameters' own, all NumPy's or all of
+                one GPU. What is missing here travels as zeros, and the means go to new
+                memory.
 
         Raises:
-            NotImplementedError: ``planned``, on a communicator that can't, or without a channel.
-            TypeError, CommunicationError: a gradient is no array of floats; CUDA fails. PeerError
-                on the ranks that agree, unless it is ``planned``: the caller notifies those.
+            NotImplementedError: ``planned``, on a communicator that can't, or without a
+                channel.
+            TypeError, CommunicationError: a gradient is no array of floats; CUDA fails.
+                PeerError on the ranks that agree, unless it is ``planned``: the caller
+                notifies those.
             RuntimeError: ranks have agreed, and it isn't ``planned``.
         """
         self._check_bucket(planned)
@@ -128,7 +136,8 @@ class Reducer:
     ) -> list[bytes]:
         """Exchange payloads and check that all ranks mean the same gradients (collective).
 
-        That is one handshake. A rank may have handed in nothing: no means then, see ``complete``.
+        That is one handshake. A rank may have handed in nothing: no means then, see
+        ``complete``.
 
         Args:
             signature: what else must be equal on all ranks, as for
@@ -139,7 +148,8 @@ class Reducer:
             Every rank's payload, in rank order, on every rank.
 
         Raises:
-            RankMismatchError: on all ranks, when operations, signatures or gradients differ.
+            RankMismatchError: on all ranks, when operations, signatures or gradients
+                differ.
             PeerError: another rank raised an error instead of agreeing.
         """
         if isinstance(payload, bytes):  # else the handshake refuses it, on all ranks
@@ -151,13 +161,15 @@ class Reducer:
     def start(self, planned: int = 0) -> Work:
         """Return the work of the means of what was handed in, once for each reducer.
 
-        Not collective, but all ranks call it; with a channel, the work may be another thread's. On
-        GPUs a mean that starts later waits for it, so this thread may take none before that ends.
+        Not collective, but all ranks call it; with a channel, the work may be another
+        thread's. On GPUs a mean that starts later waits for it, so this thread may take
+        none before that ends.
 
         Args:
-            planned: how many buckets are planned, the same on all ranks; 0 if none is. Their work
-                takes means while they are handed in, before or after ranks agree, and every rank
-                must hand in all of them. On GPUs it waits for gradients by itself.
+            planned: how many buckets are planned, the same on all ranks; 0 if none is.
+                Their work takes means while they are handed in, before or after ranks
+                agree, and every rank must hand in all of them. On GPUs it waits for
+                gradients by itself.
 
         Raises:
             NotImplementedError: as :meth:`add` does.

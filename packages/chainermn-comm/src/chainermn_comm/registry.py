@@ -13,8 +13,9 @@ from .config import CHUNK_VARIABLE, Settings, chunk_bytes, reproducible, wire_dt
 from .topology import Topology
 from .trace import TRACE_VARIABLE
 
-# mpi4py.MPI starts MPI when it is imported, which a data loader's worker process must not do
-# just because the user's script imports this package. So it is imported where it is used.
+# mpi4py.MPI starts MPI when it is imported, which a data loader's worker process must
+# not do just because the user's script imports this package. So it is imported where it
+# is used.
 if TYPE_CHECKING:
     from mpi4py import MPI
 

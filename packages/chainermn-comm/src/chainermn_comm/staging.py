@@ -1,7 +1,8 @@
 """Copies arrays between GPUs and host memory through page-locked buffers: many at once, few waits.
 
-All copies of a batch are queued before the host waits, each in the order of its device's current
-stream. Large arrays pass through two buffers: one is emptied while the other is filled.
+All copies of a batch are queued before the host waits, each in the order of its
+device's current stream. Large arrays pass through two buffers: one is emptied while the
+other is filled.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from .arithmetic import as_bytes
 from .errors import CommunicationError, PeerError
 from .runtime import wait_until
 
-# Of each buffer. Long beside what a copy costs to begin; page-locked memory is the whole machine's.
+# Of each buffer. Long beside what a copy costs to begin; page-locked memory is the
+# whole machine's.
 BUFFER_BYTES = 32 << 20
 _SMALLEST_BYTES = 4 << 10
 # Arrays and buffers of calls that failed: a device may still copy between them.
@@ -50,8 +52,8 @@ def to_host(arrays: Sequence[Any], rank: int) -> list[np.ndarray]:
 def to_device(arrays: Sequence[np.ndarray], rank: int) -> list[Any]:
     """Return complete copies of contiguous arrays on the current device, in the same orders.
 
-    CommunicationError, whose text names ``rank``, is raised where CUDA fails, or this process can't
-    use a GPU.
+    CommunicationError, whose text names ``rank``, is raised where CUDA fails, or this
+    process can't use a GPU.
     """
     reason = devices.unavailable_reason()
     if reason is not None:
@@ -139,8 +141,8 @@ def cut(sizes: Iterable[int]) -> list[list[Piece]]:
 def buffers(flats: Sequence[Any], count: int = 2) -> Iterator[list[np.ndarray]]:
     """Use at most ``count`` buffers for the batches of :func:`cut`; one if one batch is all.
 
-    They are page-locked if some array is on a GPU. Their sizes are powers of two, so that CuPy's
-    pool, which keeps what was used, keeps few.
+    They are page-locked if some array is on a GPU. Their sizes are powers of two, so
+    that CuPy's pool, which keeps what was used, keeps few.
     """
     nbytes = sum(each.nbytes for each in flats)
     size = min(BUFFER_BYTES, max(_SMALLEST_BYTES, 1 << (nbytes - 1).bit_length()))

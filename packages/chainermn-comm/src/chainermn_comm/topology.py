@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 class Topology:
     """The node of each rank.
 
-    ``nodes`` has each rank's number of its node. Nodes are numbered from 0 in the order of their
-    lowest rank; a node's ranks need not be contiguous. Nothing is checked when one is made.
-    Nodes are counted once, at the first question; after that each answer takes the same time,
-    however many ranks there are.
+    ``nodes`` has each rank's number of its node. Nodes are numbered from 0 in the order
+    of their lowest rank; a node's ranks need not be contiguous. Nothing is checked when
+    one is made. Nodes are counted once, at the first question; after that each answer
+    takes the same time, however many ranks there are.
     """
 
     nodes: tuple[int, ...]
@@ -46,8 +46,8 @@ class Topology:
         """Return the topology in which ranks that can share memory are on one node (collective).
 
         Args:
-            mpi_comm: an mpi4py intracommunicator, which stays the caller's. Anything else raises
-                AttributeError, on this rank only.
+            mpi_comm: an mpi4py intracommunicator, which stays the caller's. Anything
+                else raises AttributeError, on this rank only.
         """
         from mpi4py import MPI
 

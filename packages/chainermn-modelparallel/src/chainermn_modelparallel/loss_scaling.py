@@ -29,11 +29,12 @@ def share_loss_scale(optimizer: Any, communicator: CommunicatorBase) -> None:
         optimizer.loss_scaling()
         chainermn.share_loss_scale(optimizer, comm)
 
-    All ranks get rank 0's scale and interval now. Each step is collective from then on, by a hook
-    of this name that runs before all others: all ranks have to step in the same updates. Call it
-    again after ``setup``, which removes the hook, after ``loss_scaling``, and after loading a
-    snapshot, which holds the scale of multi-node optimizers only; also where a step failed on some
-    ranks, after a multi-node optimizer's ``synchronize``.
+    All ranks get rank 0's scale and interval now. Each step is collective from then on,
+    by a hook of this name that runs before all others: all ranks have to step in the
+    same updates. Call it again after ``setup``, which removes the hook, after
+    ``loss_scaling``, and after loading a snapshot, which holds the scale of multi-node
+    optimizers only; also where a step failed on some ranks, after a multi-node
+    optimizer's ``synchronize``.
 
     Args:
         optimizer: of Chainer, or one that :func:`create_multi_node_optimizer` returned.
@@ -41,10 +42,11 @@ def share_loss_scale(optimizer: Any, communicator: CommunicatorBase) -> None:
 
     Raises:
         TypeError: ``communicator`` is no communicator; raised on this rank only.
-        RuntimeError: ``setup`` has not been called on this rank; PeerError on the others.
-        ValueError: this rank's optimizer doesn't scale dynamically, or is a multi-node one whose
-            parameters are not all initialised, so that its first update wouldn't step; PeerError
-            on the others.
+        RuntimeError: ``setup`` has not been called on this rank; PeerError on the
+            others.
+        ValueError: this rank's optimizer doesn't scale dynamically, or is a multi-node
+            one whose parameters are not all initialised, so that its first update
+            wouldn't step; PeerError on the others.
         RankMismatchError: on all ranks, by ``update``, when their scales differ.
     """
     communicator = check_communicator(communicator, "communicator")
@@ -87,8 +89,8 @@ def _share_overflow(communicator: CommunicatorBase, optimizer: Any) -> None:
 
 def refuse_unshared_scale(rank: int) -> None:
     """Raise if an update whose optimizer adapts a scale of this rank's own is under way."""
-    # A link doesn't know its optimizer, nor the link that contains it. But the optimizer's `update`
-    # is among the calls that led here.
+    # A link doesn't know its optimizer, nor the link that contains it. But the
+    # optimizer's `update` is among the calls that led here.
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_code.co_name == "update":

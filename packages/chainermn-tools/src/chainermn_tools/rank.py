@@ -26,7 +26,8 @@ from chainermn_tools.threads import divide_cores
 
 # Of a traceback's last line.
 HEADLINE_CHARACTERS = 500
-# mpiexec takes an argument that is a colon for the end of one program and the start of another.
+# mpiexec takes an argument that is a colon for the end of one program and the start of
+# another.
 COLON = re.compile(r"\\*:")
 
 _real_exit = os._exit
@@ -47,7 +48,8 @@ def main() -> None:
             # Lines are then written whole, and ranks' lines don't mix.
             stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     divide_cores()
-    # In both places, as the abort hook prints by itself where nobody has set another one.
+    # In both places, as the abort hook prints by itself where nobody has set another
+    # one.
     sys.excepthook = sys.__excepthook__ = _print_error
     if (
         "OMPI_COMM_WORLD_RANK" not in os.environ

@@ -23,8 +23,9 @@ LOCAL_SIZES = (
 def available_cores() -> dict[str, Any]:
     """Return the cores of the ``machine``, and how many of them this process may use.
 
-    They are ``affinity`` (those it may run on), ``cgroup`` (its quota, in cores; None without one)
-    and ``usable``, a whole number of at least 1, and in Slurm no more than its job's.
+    They are ``affinity`` (those it may run on), ``cgroup`` (its quota, in cores; None
+    without one) and ``usable``, a whole number of at least 1, and in Slurm no more than
+    its job's.
     """
     _, quota = tightest_cgroup() or ("", None)
     affinity = len(os.sched_getaffinity(0))

@@ -9,11 +9,12 @@ import warnings
 import weakref
 from collections.abc import Callable
 
-# How long an ending process waits for what still runs. All ranks have begun it, so it ends,
-# unless one of them is gone.
+# How long an ending process waits for what still runs. All ranks have begun it, so it
+# ends, unless one of them is gone.
 EXIT_TIMEOUT_SECONDS = 20.0
-# Python's own switch interval, 5 ms, is what a thread waits each time it needs the interpreter
-# while another one computes in Python: about ten times for a message of 2 MB.
+# Python's own switch interval, 5 ms, is what a thread waits each time it needs the
+# interpreter while another one computes in Python: about ten times for a message of 2
+# MB.
 SWITCH_INTERVAL_SECONDS = 0.5e-3
 
 

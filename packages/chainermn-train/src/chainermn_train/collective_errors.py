@@ -36,9 +36,9 @@ def allgather_checked(
 ) -> list[Any]:
     """Return what ``action`` returns on every rank, in rank order (collective).
 
-    A rank raises its own error, also that in pickling its value; the others a PeerError that
-    names the ranks that failed and says why. If some call another ``operation``, and none has an
-    error, all raise RankMismatchError.
+    A rank raises its own error, also that in pickling its value; the others a PeerError
+    that names the ranks that failed and says why. If some call another ``operation``,
+    and none has an error, all raise RankMismatchError.
     """
     with SharedFailure(communicator.handshake, operation):
         content = pickle.dumps(action(), protocol=5)
@@ -120,8 +120,8 @@ def require_communicator(
     """Return ``communicator``, as a :class:`ForeignCommunicator` if it is another class's.
 
     Raises:
-        TypeError: it is neither, or it has several ranks which can't agree, unless it is needed
-            ``only_for_models``.
+        TypeError: it is neither, or it has several ranks which can't agree, unless it
+            is needed ``only_for_models``.
     """
     # A mock says that it is an instance of what it stands for; its type doesn't.
     if issubclass(type(communicator), CommunicatorBase):

@@ -24,10 +24,11 @@ def can_exchange_models(communicator: Any) -> bool:
 class ForeignCommunicator(CommunicatorBase):
     """A communicator whose parameters and gradients travel by the methods of any object.
 
-    If the object's ``handshake`` is that of a communicator, the object wraps one: all goes through
-    it. Anything else, such as a mock, can't be relied on for more than ``bcast_data`` and
-    ``multi_node_mean_grad`` (or ``allreduce_grad``). So this is the communicator of one rank, which
-    agrees with itself: if there are others, they must do the same as this one.
+    If the object's ``handshake`` is that of a communicator, the object wraps one: all
+    goes through it. Anything else, such as a mock, can't be relied on for more than
+    ``bcast_data`` and ``multi_node_mean_grad`` (or ``allreduce_grad``). So this is the
+    communicator of one rank, which agrees with itself: if there are others, they must
+    do the same as this one.
     """
 
     rank = property(lambda self: self._place.rank)

@@ -43,9 +43,9 @@ def as_number(key: str, value: Any, reporter: str) -> Any:
 def mean_of(values: Sequence[Any], weights: Sequence[int]) -> Any:
     """Return the weighted mean of what :func:`as_number` returned, in the type that it has.
 
-    Python's numbers give a float (or complex), NumPy's a scalar or an array of their dtype, or of
-    float64 where that is none of floats, and variables a variable. All is added in float64 or
-    wider.
+    Python's numbers give a float (or complex), NumPy's a scalar or an array of their
+    dtype, or of float64 where that is none of floats, and variables a variable. All is
+    added in float64 or wider.
     """
     hosts = [to_host(value) for value in values]
     arrays = [np.asarray(host) for host in hosts]

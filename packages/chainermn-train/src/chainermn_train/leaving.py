@@ -1,7 +1,7 @@
 """Signals by which a scheduler says that a job is about to end: noted, for all ranks to agree on.
 
-A trainer with a checkpointer saves and leaves then; the multi-node optimizer carries the word to
-the other ranks.
+A trainer with a checkpointer saves and leaves then; the multi-node optimizer carries
+the word to the other ranks.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _left_behind: set[Any] = set()  # handlers that this module has left behind
 def listen() -> None:
     """Note SIGTERM and SIGUSR1 from now on, unless the user handles them (main thread only).
 
-    A second signal ends this process at once, and so does a time: CHAINERMN_GRACE in seconds, by
-    default 30. ValueError where that is no positive number.
+    A second signal ends this process at once, and so does a time: CHAINERMN_GRACE in
+    seconds, by default 30. ValueError where that is no positive number.
     """
     global _process
     grace_seconds()
@@ -57,8 +57,8 @@ def listen() -> None:
 def stop_listening() -> None:
     """Forget a warning: nobody acts on it (main thread only).
 
-    SIGTERM ends this process again. SIGUSR1 doesn't, up to its last moment: it only warns, and what
-    is left is to end.
+    SIGTERM ends this process again. SIGUSR1 doesn't, up to its last moment: it only
+    warns, and what is left is to end.
     """
     global _warned_at
     _warned_at = None

@@ -47,9 +47,9 @@ def load_arrays(serializer: Any) -> tuple[dict[str, Any], float | None]:
 def serialize_state(optimizer: Any, serializer: Any) -> None:
     """Do what :meth:`chainer.Optimizer.serialize` does, also where a parameter was never updated.
 
-    The update rule of such a parameter has no state, and Chainer saves none; but when it loads,
-    it asks for one unless the rule is disabled (KeyError). That is the case of every snapshot
-    taken before the first step.
+    The update rule of such a parameter has no state, and Chainer saves none; but when
+    it loads, it asks for one unless the rule is disabled (KeyError). That is the case
+    of every snapshot taken before the first step.
     """
     rules_without_state = []
     if isinstance(serializer, chainer.Deserializer):
@@ -91,8 +91,9 @@ def is_missing(serializer: Any, key: str) -> bool:
 def loss_scaling(optimizer: Any) -> tuple[Any, ...]:
     """Return all that the next loss scales depend on; equal on all ranks, they stay so.
 
-    Whether a step is skipped, and with it the dynamic scale, follows from the mean gradients,
-    whose bits are equal on all ranks: a number that isn't finite on one makes that of all so.
+    Whether a step is skipped, and with it the dynamic scale, follows from the mean
+    gradients, whose bits are equal on all ranks: a number that isn't finite on one
+    makes that of all so.
     """
     if getattr(optimizer, "_loss_scale", None) is None:  # nothing else matters then
         return None, False, None, None
@@ -102,8 +103,8 @@ def loss_scaling(optimizer: Any) -> tuple[Any, ...]:
 def describe_settings(optimizer: Any, is_shared: bool) -> dict[str, Any]:
     """Return what must be set equally on all ranks, by names that say how to make it so.
 
-    A dynamic loss scale's present value is left out unless the state ``is_shared``: rank 0's is
-    about to go to all.
+    A dynamic loss scale's present value is left out unless the state ``is_shared``:
+    rank 0's is about to go to all.
     """
     hyperparam: Any = getattr(
         optimizer, "hyperparam", None

@@ -36,9 +36,10 @@ def persistents(model: Any) -> list[Persistent]:
 def broadcast_persistents(communicator: CommunicatorBase, model: Any) -> None:
     """Give rank 0's values to all ranks; where rank 0 has None, the first other one (collective).
 
-    A link learns the shapes of its statistics from its first examples, as its parameters'. A rank
-    that has had none gets the parameters from others; without the statistics, a lazy
-    :class:`~chainer.links.BatchNormalization` would begin anew later, and its parameters with it.
+    A link learns the shapes of its statistics from its first examples, as its
+    parameters'. A rank that has had none gets the parameters from others; without the
+    statistics, a lazy :class:`~chainer.links.BatchNormalization` would begin anew
+    later, and its parameters with it.
     """
     operation, here = (
         "broadcast of persistent values",

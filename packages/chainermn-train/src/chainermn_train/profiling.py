@@ -11,8 +11,9 @@ from typing import Any
 
 from .wrappers import AttributeProxy
 
-# Kernels run asynchronously. A step whose shares are measured has to wait for them, which costs
-# a little overlap, so on GPUs only one step in STEPS_PER_SAMPLE_ON_GPU is measured.
+# Kernels run asynchronously. A step whose shares are measured has to wait for them,
+# which costs a little overlap, so on GPUs only one step in STEPS_PER_SAMPLE_ON_GPU is
+# measured.
 STEPS_PER_SAMPLE_ON_GPU = 16
 
 _UNTIMED = nullcontext()
@@ -78,8 +79,9 @@ class StepClock:
 def region(kind: str) -> AbstractContextManager[None]:
     """Count the time within as ``'waiting'`` or ``'communication'``, in this thread's timed step.
 
-    The exchange of gradients and parameters is communication. Just before it ranks agree on a few
-    numbers, where they wait for one another. A region within a region belongs to the outer one.
+    The exchange of gradients and parameters is communication. Just before it ranks
+    agree on a few numbers, where they wait for one another. A region within a region
+    belongs to the outer one.
     """
     clock = getattr(_thread, "clock", None)
     return _UNTIMED if clock is None else _timed(clock, kind)

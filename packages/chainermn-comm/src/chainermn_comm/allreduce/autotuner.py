@@ -10,15 +10,17 @@ from mpi4py import MPI
 from ..arithmetic import Operand
 from ..messaging import Algorithm
 
-# Calls by which a candidate is measured: the first allocates, and of the others the fastest counts.
+# Calls by which a candidate is measured: the first allocates, and of the others the
+# fastest counts.
 TRIALS = 3
 
 
 class Autotuner(Algorithm):
     """Takes few bytes by the first of the candidates, and more by the fastest.
 
-    The first calls of a size, between two powers of two, use each candidate in turn; rank 0's clock
-    then chooses one for all later calls of that size, so that these need no agreement.
+    The first calls of a size, between two powers of two, use each candidate in turn;
+    rank 0's clock then chooses one for all later calls of that size, so that these need
+    no agreement.
     """
 
     def __init__(

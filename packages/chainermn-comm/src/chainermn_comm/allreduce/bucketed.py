@@ -18,7 +18,8 @@ from ..arithmetic import (
 from ..messaging import Algorithm
 from .pairwise import Allreduce
 
-# A packed chunk: long enough that MPI's latency doesn't count, short enough to stay in cache.
+# A packed chunk: long enough that MPI's latency doesn't count, short enough to stay in
+# cache.
 PACKED_CHUNK_BYTES = 1 << 20
 
 
@@ -72,13 +73,15 @@ class Bucketed(Algorithm):
     def _mean_narrowed(self, chunk: Chunk, operand: Operand) -> None:
         """Take the mean of numbers too large or too small for the 16-bit dtype of a message.
 
-        They travel divided by a power of two, or in a wider dtype: see :mod:`wire_format`. Each
-        segment has a format of its own, so that its bits don't depend on what it is packed with.
+        They travel divided by a power of two, or in a wider dtype: see
+        :mod:`wire_format`. Each segment has a format of its own, so that its bits don't
+        depend on what it is packed with.
         """
         wide = np.empty(chunk.size, accumulator(chunk.dtype))
         chunk.pack(operand.sources, wide)
         sizes = [stop - start for _, start, stop in chunk.segments]
-        # The sum of all ranks' largest magnitudes bounds each number, and also any sum of them.
+        # The sum of all ranks' largest magnitudes bounds each number, and also any sum
+        # of them.
         bounds = absmax_each(wide, sizes)
         self._allreduce([(bounds, bounds)], 1, np.add)
         is_own = [

@@ -1,9 +1,10 @@
 """The sum over many ranks by messages, in about log2(ranks) rounds each way.
 
 Reduce-scatter and all-gather on a circulant graph: J. L. Träff, "Optimal, Non-pipelined
-Reduce-scatter and Allreduce Algorithms", 2024, arXiv:2410.14234. For any number p of ranks each
-takes ceil(log2(p)) rounds, in which a rank sends and receives p - 1 of p blocks in all. Block i is
-summed on rank i, in an order that follows from p and i. See docs/decisions/scaling.md.
+Reduce-scatter and Allreduce Algorithms", 2024, arXiv:2410.14234. For any number p of
+ranks each takes ceil(log2(p)) rounds, in which a rank sends and receives p - 1 of p
+blocks in all. Block i is summed on rank i, in an order that follows from p and i. See
+docs/decisions/scaling.md.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ from ..messaging import ProcessGroup, start_exchange
 from ..runtime import are_done, wait_any
 from .pairwise import Pair
 
-# Most ranks that exchange pairwise, which keeps the order of ranks and takes two rounds.
+# Most ranks that exchange pairwise, which keeps the order of ranks and takes two
+# rounds.
 PAIRWISE_RANKS = 16
-# A chunk has BYTES_PER_ROUND for each round each way, so that neither latency nor Python's time
-# counts beside them; what has few such chunks is divided into shorter ones, whose rounds overlap.
-# See docs/decisions/scaling.md.
+# A chunk has BYTES_PER_ROUND for each round each way, so that neither latency nor
+# Python's time counts beside them; what has few such chunks is divided into shorter
+# ones, whose rounds overlap. See docs/decisions/scaling.md.
 BYTES_PER_ROUND, LEAST_BYTES_PER_ROUND, ENOUGH_CHUNKS = 512 << 10, 128 << 10, 8
-# The exponent of numbers, whether they have the wire's dtype, and the largest bound of the formats
-# of all ranks whose terms they hold: in the end of all.
+# The exponent of numbers, whether they have the wire's dtype, and the largest bound of
+# the formats of all ranks whose terms they hold: in the end of all.
 HEADER = struct.Struct("=qqd")
 HEADER_BYTES = HEADER.size
 
@@ -102,9 +104,9 @@ class InFlight:
 class CirculantSum:
     """One rank's part in sums over the ranks of an mpi4py communicator.
 
-    Several may be in progress. Rounds have memory, which sums use one after the other. So one may
-    end a round only if the sum begun before it is over or has done two rounds more, and may begin
-    only if the last but one has done a round.
+    Several may be in progress. Rounds have memory, which sums use one after the other.
+    So one may end a round only if the sum begun before it is over or has done two
+    rounds more, and may begin only if the last but one has done a round.
     """
 
     def __init__(self, comm: MPI.Intracomm, tag: int = 0) -> None:
@@ -128,12 +130,13 @@ class CirculantSum:
     ) -> InFlight:
         """Begin the sum of one chunk, or its maximum or minimum.
 
-        ``sent`` is this rank's term as the others get it, of ``dtype`` or that in which it is
-        accumulated, and ``own`` as this rank adds it; they stay until the first round has ended.
-        ``out`` returns, from the largest :func:`bound_of` the ranks' terms, where the sum goes,
-        divided before it is rounded (floats only), perhaps the terms' memory. All three are of one
-        length on all ranks. Partial sums that overflow are divided by a power of two; that is
-        noticed only within :func:`overflow_errstate`.
+        ``sent`` is this rank's term as the others get it, of ``dtype`` or that in which
+        it is accumulated, and ``own`` as this rank adds it; they stay until the first
+        round has ended. ``out`` returns, from the largest :func:`bound_of` the ranks'
+        terms, where the sum goes, divided before it is rounded (floats only), perhaps
+        the terms' memory. All three are of one length on all ranks. Partial sums that
+        overflow are divided by a power of two; that is noticed only within
+        :func:`overflow_errstate`.
         """
         self._begun += 1
 

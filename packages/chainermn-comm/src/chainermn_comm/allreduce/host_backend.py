@@ -25,8 +25,8 @@ from .factories import FACTORIES, multi_leader, rank_ordered, single_leader
 from .pairwise import PairwiseAllreduce
 
 _EMPTY = np.empty(0, np.uint8)
-# From here on MPI's own broadcast among more than two ranks of a machine takes up to twice as long;
-# see docs/decisions/messages.md.
+# From here on MPI's own broadcast among more than two ranks of a machine takes up to
+# twice as long; see docs/decisions/messages.md.
 IN_PARTS_BYTES = 8 << 20
 
 

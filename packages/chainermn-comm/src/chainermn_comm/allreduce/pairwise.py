@@ -1,9 +1,10 @@
 """The sum over ranks by messages: ranks exchange shards, each sums its own, and all get the sums.
 
-Up to 16 ranks (:mod:`circulant` has more), every algorithm sums this way where it doesn't go
-through shared memory; between nodes, :mod:`two_level` uses the two exchanges, and sums itself.
-MPI's own reduction promises neither the order of a sum nor 16-bit types. As many bytes are moved as
-by a ring allreduce (Patarasuk and Yuan, 2009). See docs/decisions/sums.md.
+Up to 16 ranks (:mod:`circulant` has more), every algorithm sums this way where it
+doesn't go through shared memory; between nodes, :mod:`two_level` uses the two
+exchanges, and sums itself. MPI's own reduction promises neither the order of a sum nor
+16-bit types. As many bytes are moved as by a ring allreduce (Patarasuk and Yuan, 2009).
+See docs/decisions/sums.md.
 """
 
 from __future__ import annotations
@@ -20,18 +21,20 @@ from ..arithmetic import BLOCK_ELEMENTS, overflow_errstate, shard_slice, sum_row
 from ..messaging import Buffer, ProcessGroup, start_exchange
 from ..runtime import wait_all
 
-# A source and its target, which may be the same: 1-D, contiguous, of one length and dtype.
+# A source and its target, which may be the same: 1-D, contiguous, of one length and
+# dtype.
 Pair: TypeAlias = tuple[np.ndarray, np.ndarray]
 # A function that writes sums over ranks, divided by a number, or maxima or minima.
 Allreduce: TypeAlias = Callable[[Sequence[Pair], int, np.ufunc], None]
 
-# Where a rank receives no more than this, every rank gathers whole buffers and sums them all: one
-# exchange, where shards take two.
+# Where a rank receives no more than this, every rank gathers whole buffers and sums
+# them all: one exchange, where shards take two.
 GATHER_BYTES = 256 << 10
-# The more ranks, the shorter their shards, so that what a rank receives stays the same. But none is
-# shorter than this: from some hundred ranks on a rank receives more.
+# The more ranks, the shorter their shards, so that what a rank receives stays the same.
+# But none is shorter than this: from some hundred ranks on a rank receives more.
 LEAST_SHARD_BYTES = 8 << 10
-# Layouts of gathered rows that are kept; models have few different sizes of small parameters.
+# Layouts of gathered rows that are kept; models have few different sizes of small
+# parameters.
 CACHED_LAYOUTS = 256
 
 
@@ -39,7 +42,8 @@ CACHED_LAYOUTS = 256
 class Schedule:
     """How large the rounds of a sum are, and how many are in flight.
 
-    In a round each rank sums one shard. Delays count the rounds from sending a round's shards.
+    In a round each rank sums one shard. Delays count the rounds from sending a round's
+    shards.
     """
 
     chunk_bytes: int  # a shard's size at most
@@ -51,13 +55,15 @@ class Schedule:
     wait_delay: int = 0  # until the sums of the others are waited for
 
 
-# One round after the other. A shard, what is received for it and its sum stay in a core's cache.
+# One round after the other. A shard, what is received for it and its sum stay in a
+# core's cache.
 BLOCKING = Schedule(2 << 20, 3)
-# For ranks whose cores share little cache: reading what another core has just written is slow
-# there; see docs/decisions/shared-memory.md.
+# For ranks whose cores share little cache: reading what another core has just written
+# is slow there; see docs/decisions/shared-memory.md.
 LATE_GATHER = Schedule(2 << 20, 3, gather_delay=2, wait_delay=2)
-# For ranks that share no memory. MPI progresses messages only during its calls; enough is in
-# flight for a link of 1 Gbit/s to stay busy for some ten milliseconds between them.
+# For ranks that share no memory. MPI progresses messages only during its calls; enough
+# is in flight for a link of 1 Gbit/s to stay busy for some ten milliseconds between
+# them.
 OVERLAPPED = Schedule(1 << 20, 1, sum_delay=2, gather_delay=2, wait_delay=4)
 
 
@@ -112,9 +118,9 @@ class PairwiseAllreduce:
     ) -> None:
         """Write each source's sum over ranks, divided by ``divisor``, to its target (collective).
 
-        Or the maximum or minimum. Dtypes are any of numbers, equal on all ranks, as lengths are.
-        The sum is divided before it is rounded to that dtype, so that a mean that can be
-        represented doesn't overflow.
+        Or the maximum or minimum. Dtypes are any of numbers, equal on all ranks, as
+        lengths are. The sum is divided before it is rounded to that dtype, so that a
+        mean that can be represented doesn't overflow.
         """
         large = []
         for source, target in pairs:
@@ -136,8 +142,9 @@ class PairwiseAllreduce:
     ) -> None:
         """Do what :meth:`allreduce` does, for pairs that come one by one (collective).
 
-        Those that have come are on their way while others are waited for. ``next_pair`` returns
-        the next one; None after the last, and where there is none yet, unless it is to wait.
+        Those that have come are on their way while others are waited for. ``next_pair``
+        returns the next one; None after the last, and where there is none yet, unless
+        it is to wait.
         """
         rounds: Iterator[tuple[list[Buffer], list[Buffer]]] = iter(())
         in_flight: dict[
@@ -162,8 +169,8 @@ class PairwiseAllreduce:
                 terms, sums = in_flight[number]
                 self._sum(self._rows(number, terms), sums[self._rank], divisor, op)
             if (number := tick - self._schedule.gather_delay) in in_flight:
-                # While one rank waits for a buffer, it sends sums before terms that another
-                # receives in the other order.
+                # While one rank waits for a buffer, it sends sums before terms that
+                # another receives in the other order.
                 _, sums = in_flight[number]
                 requests[number] = start_allgather(self._comm, sums, self._tag + 1)
             if (number := tick - self._schedule.wait_delay) in in_flight:
@@ -175,8 +182,8 @@ class PairwiseAllreduce:
     ) -> None:
         """Write the sum over ranks of their ``sources[rank]``, or the maximum, to ``target``.
 
-        Collective. Arrays are 1-D and contiguous; those for one rank have its target's length and
-        dtype on all ranks.
+        Collective. Arrays are 1-D and contiguous; those for one rank have its target's
+        length and dtype on all ranks.
         """
         widest = max(source.itemsize for source in sources)
         step = max(1, self._shard_bytes // widest)

@@ -12,7 +12,8 @@ from .bucketed import Bucketed
 from .circulant import CirculantAllreduce
 from .pairwise import Pair, PairwiseAllreduce
 
-# Arrays of this size and more, if they travel in their own dtype, go from rank to rank in place.
+# Arrays of this size and more, if they travel in their own dtype, go from rank to rank
+# in place.
 IN_PLACE_BYTES = 1 << 20
 
 

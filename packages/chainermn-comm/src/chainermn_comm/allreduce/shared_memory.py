@@ -1,7 +1,8 @@
 """Means of gradients on one node, by way of memory that its ranks share.
 
-Each group of chunks passes stages: packed into slots of its rank, summed over the node's ranks,
-unpacked. At tick t stage s works on group t - s, and the node's ranks pass a barrier once a tick.
+Each group of chunks passes stages: packed into slots of its rank, summed over the
+node's ranks, unpacked. At tick t stage s works on group t - s, and the node's ranks
+pass a barrier once a tick.
 """
 
 from __future__ import annotations
@@ -27,23 +28,27 @@ from ..messaging import Algorithm, ProcessGroup
 from ..runtime import barrier
 from .shared_window import NoSharedMemory, SharedWindow
 
-# A chunk is summed in a core's cache. How many of them stay in it from packing to unpacking depends
-# on the machine; a group has room for MOST_CHUNKS.
+# A chunk is summed in a core's cache. How many of them stay in it from packing to
+# unpacking depends on the machine; a group has room for MOST_CHUNKS.
 SHARED_CHUNK_BYTES = 256 << 10
 MOST_CHUNKS = 8
-# Groups n and n + WINDOW_GROUPS use the same slots; one is read at the tick after it was written.
+# Groups n and n + WINDOW_GROUPS use the same slots; one is read at the tick after it
+# was written.
 WINDOW_GROUPS = 2
-# On a node of at most REDUNDANT_RANKS ranks, each rank sums the whole chunk itself: one barrier
-# less. With more ranks, each sums one shard for all, since n times the bytes would move; but every
-# rank still sums what has at most REDUNDANT_BYTES over all ranks, and may sum what has at most
-# MOST_REDUNDANT_BYTES where a barrier takes long. See docs/decisions/shared-memory.md.
+# On a node of at most REDUNDANT_RANKS ranks, each rank sums the whole chunk itself: one
+# barrier less. With more ranks, each sums one shard for all, since n times the bytes
+# would move; but every rank still sums what has at most REDUNDANT_BYTES over all ranks,
+# and may sum what has at most MOST_REDUNDANT_BYTES where a barrier takes long. See
+# docs/decisions/shared-memory.md.
 REDUNDANT_RANKS = 2
 REDUNDANT_BYTES = 512 << 10
 MOST_REDUNDANT_BYTES = 4 << 20
-# Making views of slots anew takes as long as a small model's sum; models have few sizes of chunks.
+# Making views of slots anew takes as long as a small model's sum; models have few sizes
+# of chunks.
 CACHED_VIEWS = 256
 
-# Does a step of the sum of a chunk, of an operand whose arrays are 1-D; chunks are numbered.
+# Does a step of the sum of a chunk, of an operand whose arrays are 1-D; chunks are
+# numbered.
 Stage = Callable[[Operand, int, Chunk], None]
 
 
@@ -55,7 +60,8 @@ class Way(NamedTuple):
 
 
 DEFAULT_WAY = Way(MOST_CHUNKS, REDUNDANT_BYTES)
-# For a node to measure, see docs/decisions/shared-memory.md; the first alone for two ranks.
+# For a node to measure, see docs/decisions/shared-memory.md; the first alone for two
+# ranks.
 OTHER_WAYS = Way(4, REDUNDANT_BYTES), Way(MOST_CHUNKS, MOST_REDUNDANT_BYTES)
 
 
@@ -68,12 +74,14 @@ class SharedMemoryAllreduce(Algorithm):
     def __init__(self, group: ProcessGroup, chunk_bytes: int | None) -> None:
         """Split the ranks by node, and allocate the node's window (collective).
 
-        Where that or some rank's own memory can't be had, NoSharedMemory is raised on all ranks.
+        Where that or some rank's own memory can't be had, NoSharedMemory is raised on
+        all ranks.
         """
         comm, rank, topology = group.comm, group.rank, group.topology
         self._ranks = topology.intra_size(rank)
         self._chunk_bytes = chunk_bytes or self.default_chunk_bytes
-        # Of the last call, as loops repeat it. In the end: groups, and whether each rank sums them.
+        # Of the last call, as loops repeat it. In the end: groups, and whether each
+        # rank sums them.
         self._last: tuple[list[int], Dtypes, Way, list[list[Chunk]], bool]
         self._last = [], [], DEFAULT_WAY, [], True
         # By slot, size and dtype: each rank's numbers.
@@ -122,8 +130,8 @@ class SharedMemoryAllreduce(Algorithm):
         rest()
 
     def prepare(self, operand: Operand, way: Way = DEFAULT_WAY) -> Callable[[], None]:
-        # Pack the first chunk. No other rank accesses its slot until the barrier: what it held
-        # before has been read by all ranks when a call of `allreduce` ends.
+        # Pack the first chunk. No other rank accesses its slot until the barrier: what
+        # it held before has been read by all ranks when a call of `allreduce` ends.
         flat = operand.flattened()
         groups, redundant = self._planned(flat, way)
         stages, first = self._stages(redundant), self._next_group
@@ -197,7 +205,8 @@ class SharedMemoryAllreduce(Algorithm):
         work = out if accumulator(chunk.dtype) == chunk.dtype else None
         in_place = flats[index] is operand.sources[index] and not is_packed
         if in_place and work is not None and self._intra_rank < 2:
-            # This rank's own values are read from its gradient, which the sum overwrites.
+            # This rank's own values are read from its gradient, which the sum
+            # overwrites.
             originals, rows = rows, list(rows)
             rows[self._intra_rank] = out
         sum_rows(rows, out, operand.divisor, work, originals, operand.op)

@@ -15,12 +15,13 @@ from mpi4py import MPI
 
 from .. import runtime
 
-# Windows lie here on MPICH and on Open MPI. A page that can't be allocated is SIGBUS at its
-# first access, not an exception, so there must be room for all of it before. The reserve is for
-# what MPI itself puts there.
+# Windows lie here on MPICH and on Open MPI. A page that can't be allocated is SIGBUS at
+# its first access, not an exception, so there must be room for all of it before. The
+# reserve is for what MPI itself puts there.
 FOLDER = "/dev/shm"
 RESERVE_BYTES = 8 << 20
-# Files that a rank must be able to open: where one can not, Open MPI lets the others wait for ever.
+# Files that a rank must be able to open: where one can not, Open MPI lets the others
+# wait for ever.
 RESERVE_FILES = 8
 MADV_POPULATE_WRITE = 23  # of Linux 5.14 and later; not yet in module mmap
 
@@ -38,8 +39,8 @@ class NoSharedMemory(Exception):
 class SharedWindow:
     """One buffer for each rank of a node, which all of them can read and write.
 
-    What a rank writes before :meth:`barrier` the others can read after it. Views of the buffers
-    must not outlive the window.
+    What a rank writes before :meth:`barrier` the others can read after it. Views of the
+    buffers must not outlive the window.
     """
 
     def __init__(self, comm: MPI.Intracomm, sizes: list[int]) -> None:
@@ -62,8 +63,8 @@ class SharedWindow:
     ) -> SharedWindow:
         """Open a window on each node, and check that it works (collective over ``comm``).
 
-        On all ranks this raises NoSharedMemory, and leaves no window, when there is none for some
-        node, or some rank has a ``reason`` not to use one.
+        On all ranks this raises NoSharedMemory, and leaves no window, when there is
+        none for some node, or some rank has a ``reason`` not to use one.
         """
         _raise_on_all(comm, reason or obstacle(sum(sizes)))
         window, reason = None, ""
@@ -72,7 +73,8 @@ class SharedWindow:
         except (MPI.Exception, MemoryError) as error:
             last = str(error).strip().splitlines()[-1:]
             reason = ": ".join([NOT_ALLOCATED, *last])
-        # One that only some ranks of the node have can't be freed, which takes all of them.
+        # One that only some ranks of the node have can't be freed, which takes all of
+        # them.
         if not all(node.allgather(window is not None)):
             window = None
         try:
@@ -90,8 +92,8 @@ class SharedWindow:
     def prefault(self) -> bool:
         """Make the kernel allocate this rank's part now; return False where it has none left.
 
-        Files of shared memory are sparse: others may take what was free when one was made, and
-        the first access to a page that can't be allocated ends the process.
+        Files of shared memory are sparse: others may take what was free when one was
+        made, and the first access to a page that can't be allocated ends the process.
         """
         own = self._window.Shared_query(self._comm.rank)[0]
         if self._comm.size == 1 or not own.nbytes:  # memory of this process
@@ -110,7 +112,8 @@ class SharedWindow:
 
     def barrier(self) -> None:
         """Wait for the node's ranks; what each wrote before is then visible to all."""
-        # The barrier orders processes, not memory (MPI 3.1, example 11.7): hence both syncs.
+        # The barrier orders processes, not memory (MPI 3.1, example 11.7): hence both
+        # syncs.
         self.sync()
         runtime.barrier(self._comm)
         self.sync()

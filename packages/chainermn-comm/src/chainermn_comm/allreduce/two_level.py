@@ -1,11 +1,12 @@
 """Means of gradients over several nodes: shared memory within each, messages between them.
 
-To the stages of :mod:`shared_memory` come those between nodes: while a chunk's messages travel, the
-chunks before and after it are packed, summed and unpacked. A node's sum travels in its wire format,
-and everything else is done in the dtype in which sums are accumulated.
+To the stages of :mod:`shared_memory` come those between nodes: while a chunk's messages
+travel, the chunks before and after it are packed, summed and unpacked. A node's sum
+travels in its wire format, and everything else is done in the dtype in which sums are
+accumulated.
 
-Some ranks of each node, its leaders, exchange with other nodes: each sends and receives an equal
-share of every chunk; pairwise up to 16 nodes, by :mod:`circulant` among more.
+Some ranks of each node, its leaders, exchange with other nodes: each sends and receives
+an equal share of every chunk; pairwise up to 16 nodes, by :mod:`circulant` among more.
 """
 
 from __future__ import annotations
@@ -35,19 +36,20 @@ from .circulant import CirculantSum, InFlight, ScaledArray, goes_in_rounds, skip
 from .pairwise import start_allgather, start_reduce_scatter
 from .shared_memory import SharedMemoryAllreduce, Stage
 
-# Chunks n and n + INTER_NODE_SLOTS use the same slot. What is sent at one tick is waited for at the
-# next.
+# Chunks n and n + INTER_NODE_SLOTS use the same slot. What is sent at one tick is
+# waited for at the next.
 INTER_NODE_SLOTS, IN_FLIGHT = 4, 2
-# With many nodes, a chunk's rounds are divided among at most EXCHANGE_TICKS ticks, so that there
-# is always a large message among the chunks in flight; and a chunk is longer, since Python takes
-# its time for each round.
+# With many nodes, a chunk's rounds are divided among at most EXCHANGE_TICKS ticks, so
+# that there is always a large message among the chunks in flight; and a chunk is
+# longer, since Python takes its time for each round.
 EXCHANGE_TICKS, ROUNDS_PER_MIB = 4, 4
 # The widest numbers that are summed: complex256.
 WIDEST_BYTES = 32
 # Tags of messages between nodes.
 FORMATS, SUMS, MEANS = 0, 1, 2
-# What lies in the node's window beside each rank's terms: the node's sums, the same in the wire
-# dtype, the means, and what the wire formats of each shard of the sums and of the means depend on.
+# What lies in the node's window beside each rank's terms: the node's sums, the same in
+# the wire dtype, the means, and what the wire formats of each shard of the sums and of
+# the means depend on.
 SUM_RING, NARROW_RING, MEAN_RING, STATS_RING = range(4)
 STATS_DTYPE = np.dtype(np.float64)
 
@@ -63,8 +65,8 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
     ) -> None:
         """Split the ranks by node and by leader, and allocate each node's window (collective).
 
-        See :class:`SharedMemoryAllreduce`. Each node has as many ``leaders``, so at most the ranks
-        of the smallest node.
+        See :class:`SharedMemoryAllreduce`. Each node has as many ``leaders``, so at
+        most the ranks of the smallest node.
         """
         comm, rank, topology = group.comm, group.rank, group.topology
         self._nodes, self._node = topology.inter_size, topology.inter_rank(rank)
@@ -102,7 +104,8 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
         self._wide_rows = np.empty(nbytes, np.uint8)
 
     def _stages(self, redundant: bool) -> list[Stage]:
-        # Not more ticks than rounds: means are written in their slot after half of them.
+        # Not more ticks than rounds: means are written in their slot after half of
+        # them.
         ticks: list[Stage] = [self._exchange] * min(EXCHANGE_TICKS, self._rounds)
         exchange = [self._begin_exchange, *ticks]
         return [self._pack, self._sum_in_node, self._quantize, *exchange, self._unpack]
@@ -212,7 +215,8 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
         """Take this tick's rounds of a chunk; by circulant, of all chunks in turn."""
         if number not in self._exchanges:
             return
-        # The oldest of a tick's chunks comes last here, and must be the first to end a round.
+        # The oldest of a tick's chunks comes last here, and must be the first to end a
+        # round.
         self._turns.insert(0, number)
         if self._by_circulant and number != min(self._exchanges):
             return

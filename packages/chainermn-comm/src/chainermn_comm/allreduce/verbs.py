@@ -17,8 +17,9 @@ def reduce_arrays(
 ) -> Any:
     """Return the sum, maximum, minimum or mean over ranks of users' arrays (collective).
 
-    The operation is "allreduce", "reduce_scatter" of a value for each rank, or "multi_node_mean" of
-    floats; only the last may have an array for the result, ``out``, which is then returned.
+    The operation is "allreduce", "reduce_scatter" of a value for each rank, or
+    "multi_node_mean" of floats; only the last may have an array for the result,
+    ``out``, which is then returned.
     """
     scatters, mean = operation == "reduce_scatter", operation == "multi_node_mean"
     own, divisor = group.rank if scatters else 0, group.size if mean else 1
@@ -73,8 +74,8 @@ def _prepared(
 ) -> tuple[list[list[Any]], list[Any]]:
     """Return each message's arrays as they are summed, and arrays for sums like one's ``own``.
 
-    On the host they have this machine's byte order. On a GPU they are in C order, and the result is
-    ``out`` where that is the source, too.
+    On the host they have this machine's byte order. On a GPU they are in C order, and
+    the result is ``out`` where that is the source, too.
     """
     if not any([each.stays for each in made]):
         rows = [

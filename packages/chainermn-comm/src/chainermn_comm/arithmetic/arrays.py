@@ -79,7 +79,8 @@ def integer_between(value: Any, least: int, most: int, what: str) -> int:
 
 def can_be_summed(dtype: np.dtype) -> bool:
     """Return whether the dtype is a number (bool counts; its sum is a logical or)."""
-    # ml_dtypes' numbers, bfloat16 among them, are of NumPy's kind V with a type of their own.
+    # ml_dtypes' numbers, bfloat16 among them, are of NumPy's kind V with a type of
+    # their own.
     return dtype.kind in "biufc" or (
         dtype.kind == "V" and not issubclass(dtype.type, np.void)
     )

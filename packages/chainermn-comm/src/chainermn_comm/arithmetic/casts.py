@@ -1,8 +1,9 @@
 """float16 to float32 and back: the bits of NumPy's own casts, in less time.
 
-NumPy converts one number at a time, and numbers below the range of normal float16 numbers (6e-5),
-where gradients often are, take many times longer. Here whole blocks that stay in a core's cache are
-converted by integer and float32 operations. See docs/decisions/float16.md.
+NumPy converts one number at a time, and numbers below the range of normal float16
+numbers (6e-5), where gradients often are, take many times longer. Here whole blocks
+that stay in a core's cache are converted by integer and float32 operations. See
+docs/decisions/float16.md.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ FLOAT16, FLOAT32, UINT32 = (
     np.dtype(np.float32),
     np.dtype(np.uint32),
 )
-# Elements that are cast or summed at a time: what NumPy allocates for them stays in cache and
-# costs no page faults.
+# Elements that are cast or summed at a time: what NumPy allocates for them stays in
+# cache and costs no page faults.
 BLOCK_ELEMENTS = 1 << 16
 
 MAGNITUDE, EXPONENT, SIGN = (
@@ -71,8 +72,8 @@ def _narrow(source: np.ndarray, out: np.ndarray) -> None:
     if rounded.max(initial=0) >= TOO_LARGE:  # or infinite, or no number
         np.copyto(out, source, casting="unsafe")
         return
-    # The last place of a number 2^13 times as large is that of the float16 number: adding it
-    # rounds there, to nearest even.
+    # The last place of a number 2^13 times as large is that of the float16 number:
+    # adding it rounds there, to nearest even.
     np.bitwise_and(rounded, EXPONENT, out=spacing)
     np.maximum(spacing, smallest, out=spacing)
     spacing += TIMES_2_13

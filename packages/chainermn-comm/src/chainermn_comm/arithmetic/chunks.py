@@ -10,8 +10,9 @@ import numpy as np
 
 from .casts import FLOAT16, FLOAT32, cast_into
 
-# Arrays of at most a chunk's bytes divided by this are packed together: three quarters of each such
-# chunk are full then, and the copies that packing takes are few bytes of most models.
+# Arrays of at most a chunk's bytes divided by this are packed together: three quarters
+# of each such chunk are full then, and the copies that packing takes are few bytes of
+# most models.
 SMALL_FRACTION = 4
 CACHE_LINE = 64
 
@@ -21,8 +22,8 @@ class Chunk:
     """Segments of gradients that travel together."""
 
     dtype: np.dtype  # in which they travel
-    # (index of the array, start, stop) of each segment of a flattened array; if there are several,
-    # each is a whole array.
+    # (index of the array, start, stop) of each segment of a flattened array; if there
+    # are several, each is a whole array.
     segments: tuple[tuple[int, int, int], ...]
     size: int  # number of elements
 
@@ -78,9 +79,10 @@ def plan_chunks(
 ) -> list[Chunk]:
     """Divide arrays of ``sizes`` elements into chunks of at most ``chunk_bytes``.
 
-    A large array is divided into equal chunks of its own, so that they can be summed in its own
-    memory; only small ones are packed together, whole. Chunks have one element at least. ``dtypes``
-    are those in which the arrays travel; chunks are in their order.
+    A large array is divided into equal chunks of its own, so that they can be summed in
+    its own memory; only small ones are packed together, whole. Chunks have one element
+    at least. ``dtypes`` are those in which the arrays travel; chunks are in their
+    order.
     """
     chunks: list[Chunk] = []
     for dtype in dict.fromkeys(dtypes):

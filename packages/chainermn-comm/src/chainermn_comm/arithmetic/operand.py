@@ -14,8 +14,8 @@ Dtypes: TypeAlias = Sequence[np.dtype]
 class Operand(NamedTuple):
     """Arrays that are summed together; equal shapes and dtypes on all ranks.
 
-    What travels together follows from what is equal on all ranks (sizes, dtypes, ``wire_dtypes``),
-    never from the memory order of an array on one rank.
+    What travels together follows from what is equal on all ranks (sizes, dtypes,
+    ``wire_dtypes``), never from the memory order of an array on one rank.
     """
 
     sources: Arrays  # of any memory order
@@ -25,7 +25,8 @@ class Operand(NamedTuple):
     op: np.ufunc = (
         np.add
     )  # or maximum or minimum, of arrays that travel in their own dtype
-    # The memory of all targets, one after the other, where all have one dtype and travel in it.
+    # The memory of all targets, one after the other, where all have one dtype and
+    # travel in it.
     flat: np.ndarray | None = None
 
     def only(self, indices: Sequence[int]) -> Operand:
@@ -52,6 +53,6 @@ class Operand(NamedTuple):
         return Operand(sources, targets, self.wire_dtypes, self.divisor, self.op)
 
 
-# Returns the next operand. None after the last one; also where the next one has not been handed in
-# yet, unless it is to wait for it.
+# Returns the next operand. None after the last one; also where the next one has not
+# been handed in yet, unless it is to wait for it.
 NextOperand: TypeAlias = Callable[[bool], Operand | None]

@@ -22,13 +22,15 @@ def sum_rows(
 ) -> None:
     """Sum 1-D rows of ranks and divide, in float32 or wider; or take the maximum or minimum.
 
-    Rows are unchanged, but for the one that ``out`` may be, which has their dtype or one that
-    accumulates in it. A sum of floats, no other, is divided before it is rounded; one that
-    overflows is computed again from divided terms. That is noticed only within
-    :func:`overflow_errstate`, which the caller enters, as it costs too much for each block.
+    Rows are unchanged, but for the one that ``out`` may be, which has their dtype or
+    one that accumulates in it. A sum of floats, no other, is divided before it is
+    rounded; one that overflows is computed again from divided terms. That is noticed
+    only within :func:`overflow_errstate`, which the caller enters, as it costs too much
+    for each block.
 
-    ``work`` is memory for the sum, of :func:`accumulator`'s dtype; it may be ``out``, unless a row
-    after the first two is. ``originals`` are the rows in other memory, where it overwrites one.
+    ``work`` is memory for the sum, of :func:`accumulator`'s dtype; it may be ``out``,
+    unless a row after the first two is. ``originals`` are the rows in other memory,
+    where it overwrites one.
     """
     if op is not np.add:
         out[...] = reduce(op, originals or rows)
@@ -69,9 +71,9 @@ def sum_rows(
 def scaled_sum(rows: Sequence[np.ndarray], out: np.ndarray) -> int:
     """Sum rows in rank order into ``out``, which is in other memory and has their dtype.
 
-    That is one that :func:`accumulator` returns. Where the sum overflows, which is noticed only
-    within :func:`overflow_errstate`, it is divided by a power of two, whose exponent is returned;
-    else 0.
+    That is one that :func:`accumulator` returns. Where the sum overflows, which is
+    noticed only within :func:`overflow_errstate`, it is divided by a power of two,
+    whose exponent is returned; else 0.
     """
     try:
         if len(rows) == 1:
@@ -111,9 +113,9 @@ def _arithmetic(
 def _mean_of_large(
     rows: Sequence[np.ndarray], dtype: np.dtype, divisor: float
 ) -> np.ndarray:
-    # Terms divided by a power of two that is at least their number are exact, their sum stays
-    # in range, and dividing it by the rest rounds once. Elements whose plain sum doesn't
-    # overflow get the same bits as without their neighbours.
+    # Terms divided by a power of two that is at least their number are exact, their sum
+    # stays in range, and dividing it by the rest rounds once. Elements whose plain sum
+    # doesn't overflow get the same bits as without their neighbours.
     power = 1 << (len(rows) - 1).bit_length()
     _, _, scale, factor = _arithmetic(dtype, divisor)
     with np.errstate(all="ignore"):

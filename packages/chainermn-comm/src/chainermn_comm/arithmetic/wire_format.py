@@ -1,11 +1,11 @@
 """How numbers fit the dtype in which they travel: with a common exponent, or in a wider dtype.
 
-float16 has few exponents. A sum of several ranks' numbers can be too large for it where their mean
-is not, and dividing before rounding can make zeros of small numbers. So the numbers of an
-array, or of a part that fits a chunk, are divided by a power of two that brings them to where
-float16 has its full precision, and its exponent travels with them. Where one number is so large
-that small ones would lose precision, all travel in float32. Between nodes that is done by chunk,
-for sums and for means.
+float16 has few exponents. A sum of several ranks' numbers can be too large for it where
+their mean is not, and dividing before rounding can make zeros of small numbers. So the
+numbers of an array, or of a part that fits a chunk, are divided by a power of two that
+brings them to where float16 has its full precision, and its exponent travels with them.
+Where one number is so large that small ones would lose precision, all travel in
+float32. Between nodes that is done by chunk, for sums and for means.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import numpy as np
 from .arrays import accumulator
 from .casts import FLOAT16
 
-# Scaled sums are below 2^15, which float16 holds (its limit is 2^16). Where a number is 2^11
-# or more before it is scaled, all travel in float32.
+# Scaled sums are below 2^15, which float16 holds (its limit is 2^16). Where a number is
+# 2^11 or more before it is scaled, all travel in float32.
 TOP_EXPONENT, LARGE = 15, 2.0**11
 # 2^100 times the smallest number is in the range of float32.
 LEAST_EXPONENT = -100
-# bfloat16 has float32's exponents, but its largest number is a little smaller: what is larger may
-# round to infinity.
+# bfloat16 has float32's exponents, but its largest number is a little smaller: what is
+# larger may round to infinity.
 LARGE_FOR_BFLOAT16 = 2.0**127
 
 
@@ -76,7 +76,8 @@ def bound_of(exponent: float, is_narrow: bool) -> float:
 def mean_format(bound: float, wire: np.dtype, is_cast: bool) -> WireFormat:
     """Choose how means over ranks travel; ``bound`` is the largest :func:`bound_of` the ranks'.
 
-    They need a format only where some of them are for arrays of another dtype (``is_cast``).
+    They need a format only where some of them are for arrays of another dtype
+    (``is_cast``).
     """
     if not is_cast or wire == accumulator(wire):
         return WireFormat(wire, 0)

@@ -1,8 +1,9 @@
 """Ends the whole job, non-zero, when one rank ends in failure while others may wait for it.
 
 MPI leaves the other ranks waiting when a rank ends by an uncaught exception or by
-`sys.exit(3)`: it goes on to `MPI_Finalize`, which waits for them. Here that rank prints what
-happened and calls `MPI_Abort`. A signal or a kill is the launcher's to notice, and it does.
+`sys.exit(3)`: it goes on to `MPI_Finalize`, which waits for them. Here that rank prints
+what happened and calls `MPI_Abort`. A signal or a kill is the launcher's to notice, and
+it does.
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ from . import exit_status
 from .forks import real_exit
 
 VARIABLE = "CHAINERMN_FORCE_ABORT_ON_EXCEPTION"
-# Shows the child processes of a rank that they are no ranks: they inherit the launcher's
-# variables, but a second MPI_Init under the same rank number fails.
+# Shows the child processes of a rank that they are no ranks: they inherit the
+# launcher's variables, but a second MPI_Init under the same rank number fails.
 RANK_PROCESS = "CHAINERMN_RANK_PROCESS"
 # For a rank whose error may only follow from another rank's to be ended silently.
 SECONDARY_ERROR_SECONDS = 1.5
-# Between the report and MPI_Abort: MPICH's launcher drops what it has not read by then, and other
-# ranks that fail get to print theirs; see docs/decisions/abort.md.
+# Between the report and MPI_Abort: MPICH's launcher drops what it has not read by then,
+# and other ranks that fail get to print theirs; see docs/decisions/abort.md.
 FORWARDING_SECONDS = 0.5
-# Ranks that fail at the same time write one after the other, as Open MPI's launcher mixes texts
-# longer than 4 kB. There are only TURNS turns, so that the last isn't late.
+# Ranks that fail at the same time write one after the other, as Open MPI's launcher
+# mixes texts longer than 4 kB. There are only TURNS turns, so that the last isn't late.
 TURN_SECONDS, TURNS = 0.04, 8
-# After this the process ends even if MPI_Abort hangs; the launcher then ends the others.
+# After this the process ends even if MPI_Abort hangs; the launcher then ends the
+# others.
 LAST_RESORT_SECONDS = 3.0
 # The process that our hooks are for, and the excepthook in whose place ours is.
 _replaced: tuple[int, Any] | None = None
@@ -47,14 +49,16 @@ _leaving = 0  # the exit status of all ranks, which have agreed to leave
 def add_hook() -> None:
     """End the whole job when this rank fails; from now on, whatever the environment says.
 
-    A failure is an uncaught exception in the main thread, `SystemExit` with another code than 0 or
-    None, or `os._exit` before MPI is finalized. The rank prints its number and what happened: of an
-    exception the traceback too, through `sys.excepthook` as it was if somebody had set it. It then
-    calls `MPI_Abort` with the exit's own code where it has one (Ctrl-C: 130), else 1. Nothing is
-    changed with one rank, in an interactive interpreter, in a rank's child or after MPI's end.
+    A failure is an uncaught exception in the main thread, `SystemExit` with another
+    code than 0 or None, or `os._exit` before MPI is finalized. The rank prints its
+    number and what happened: of an exception the traceback too, through
+    `sys.excepthook` as it was if somebody had set it. It then calls `MPI_Abort` with
+    the exit's own code where it has one (Ctrl-C: 130), else 1. Nothing is changed with
+    one rank, in an interactive interpreter, in a rank's child or after MPI's end.
 
-    Initializes MPI, as importing `mpi4py.MPI` does: a rank that fails before `MPI_Init` leaves
-    the others waiting in theirs. Not collective, but meant to be called on every rank.
+    Initializes MPI, as importing `mpi4py.MPI` does: a rank that fails before `MPI_Init`
+    leaves the others waiting in theirs. Not collective, but meant to be called on every
+    rank.
     """
     process = str(os.getpid())
     if os.environ.get(RANK_PROCESS, process) != process:
@@ -69,7 +73,8 @@ def add_hook() -> None:
 def install_by_default() -> None:
     """Do :func:`add_hook`, unless refused or alone; called when a communicator is created.
 
-    The communicator's own size doesn't count: others may wait for a rank that is alone in its own.
+    The communicator's own size doesn't count: others may wait for a rank that is alone
+    in its own.
     """
     from mpi4py import MPI
 
@@ -86,7 +91,8 @@ def install_if_forced() -> None:
 def abort_if_desynchronized() -> None:
     """Abort the job because of the exception being handled, if others may wait for this rank.
 
-    It is for exceptions such as a signal handler's, between steps that all ranks take together.
+    It is for exceptions such as a signal handler's, between steps that all ranks take
+    together.
     """
     kind, value, trace = sys.exc_info()
     if kind is None or value is None or not _others_may_wait():
@@ -176,7 +182,8 @@ def _on_system_exit(code: object) -> None:
 def _os_exit(status: int) -> NoReturn:
     try:
         if _others_may_wait():
-            # MPICH's launcher kills the other ranks and reports success after os._exit(0).
+            # MPICH's launcher kills the other ranks and reports success after
+            # os._exit(0).
             abort_job(
                 f"os._exit({status}) before MPI was finalized", exit_code(status) or 1
             )
@@ -198,7 +205,8 @@ def _at_exit() -> None:
 def abort_job(what: str, code: int, details: str = "") -> NoReturn:
     """Print why this rank fails and abort the job with an exit status from 1 to 255.
 
-    ``details`` come first, such as a traceback, and then what they don't say of ``what``.
+    ``details`` come first, such as a traceback, and then what they don't say of
+    ``what``.
     """
     try:
         time.sleep(sys.modules["mpi4py.MPI"].COMM_WORLD.rank % TURNS * TURN_SECONDS)

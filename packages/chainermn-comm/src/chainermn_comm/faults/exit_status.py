@@ -1,9 +1,9 @@
 """Notices when the interpreter is about to end because of `SystemExit`, and with which code.
 
-Python calls no hook for this, and wrapping `sys.exit` misses `raise SystemExit(3)`, and is fooled
-when the exception is caught. From 3.12 on `sys.monitoring` sees it leave the outermost frame. 3.11,
-which no longer changes, reads its `code`, a descriptor of ours, when no frame is left (see
-docs/decisions/abort.md).
+Python calls no hook for this, and wrapping `sys.exit` misses `raise SystemExit(3)`, and
+is fooled when the exception is caught. From 3.12 on `sys.monitoring` sees it leave the
+outermost frame. 3.11, which no longer changes, reads its `code`, a descriptor of ours,
+when no frame is left (see docs/decisions/abort.md).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Lets a child that a rank forked end without touching the rank's MPI.
 
-mpi4py calls `MPI_Finalize` when an interpreter ends, in a forked child too. There it takes the
-parent's place among the ranks: on MPICH that ends the job, on Open MPI the child hangs. So such a
-child leaves by `os._exit`, as those of `multiprocessing` do, before its parent's exit functions.
+mpi4py calls `MPI_Finalize` when an interpreter ends, in a forked child too. There it
+takes the parent's place among the ranks: on MPICH that ends the job, on Open MPI the
+child hangs. So such a child leaves by `os._exit`, as those of `multiprocessing` do,
+before its parent's exit functions.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ OPERATION = "NCCL, moving arrays between GPUs"
 class NcclBackend(Backend):
     """NCCL among the devices that are current at the first use. Sums are in NCCL's own order.
 
-    Gradients are packed, and may go in two levels, so that an algorithm has NCCL's communicators
-    of its own for them.
+    Gradients are packed, and may go in two levels, so that an algorithm has NCCL's
+    communicators of its own for them.
     """
 
     def __init__(self, group: ProcessGroup, gradients: Factory) -> None:
@@ -36,8 +36,9 @@ class NcclBackend(Backend):
     def takes(self, arrays: Arrays, op: Any = None) -> bool:
         if self._usable is False or "cupy" not in sys.modules:
             return False
-        # Work of two communicators that comes in different orders on two ranks can wait for each
-        # other for ever: only one thread gives any, and none while means are in the background.
+        # Work of two communicators that comes in different orders on two ranks can wait
+        # for each other for ever: only one thread gives any, and none while means are
+        # in the background.
         if in_background or threading.current_thread() is not threading.main_thread():
             return False
         if self._usable is None:

@@ -80,8 +80,9 @@ class Communicators:
     def sum_in_place(self, buffer: Any, size: int, stream: Any) -> None:
         """Overwrite the first ``size`` elements by their sums, in the stream's order (collective).
 
-        ``buffer`` is a multiple of ``shards`` elements: each shard is summed on one of the node's
-        ranks, then between nodes, and copied to all. What pads the last one is left out.
+        ``buffer`` is a multiple of ``shards`` elements: each shard is summed on one of
+        the node's ranks, then between nodes, and copied to all. What pads the last one
+        is left out.
         """
         if not self._several_nodes:
             if self.intra is not None:

@@ -1,7 +1,7 @@
 """Makes an NCCL communicator with a time-out, so that a rank that fails doesn't hang the others.
 
-NCCL's own call blocks until all ranks have come, whatever happens to them, and CuPy has no other.
-So a thread calls it, while the rank listens for other ranks' failures.
+NCCL's own call blocks until all ranks have come, whatever happens to them, and CuPy has
+no other. So a thread calls it, while the rank listens for other ranks' failures.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from ..errors import CommunicationError, SharedFailure, describe_exception
 from ..messaging import Handshake
 from ..watchdog import timeout_from_env
 
-# By default; some seconds are usual on large jobs. CHAINERMN_TIMEOUT counts where it is shorter.
+# By default; some seconds are usual on large jobs. CHAINERMN_TIMEOUT counts where it is
+# shorter.
 CONNECT_SECONDS, VARIABLE = 60.0, "CHAINERMN_NCCL_TIMEOUT"
 LISTEN_SECONDS = 5e-3  # between two looks for other ranks' failures
 OPERATION = "making an NCCL communicator"
@@ -33,8 +34,8 @@ def connect(comm: MPI.Intracomm, make: Callable[[], Any]) -> Any:
     """Return what ``make`` returns, once it has returned on all ranks (collective).
 
     ``make`` blocks until all ranks of ``comm`` call it, and is called in a thread.
-    CommunicationError is raised on all ranks where it fails on one, or takes too long; the thread
-    may then be blocked for ever. What it makes after all is aborted.
+    CommunicationError is raised on all ranks where it fails on one, or takes too long;
+    the thread may then be blocked for ever. What it makes after all is aborted.
     """
     handshake, made = Handshake(comm), Future[Any]()
     others = [rank for rank in range(comm.size) if rank != comm.rank]

@@ -1,11 +1,12 @@
 """Means of gradients on GPUs by NCCL, in each node and between nodes.
 
-Chunks are packed, summed and unpacked on three streams, each beside its neighbours. A chunk has a
-slot, with a buffer, from when it is packed until it is unpacked. Each event is recorded before the
-next chunk's work is enqueued on the stream, so that nothing waits for more than it needs.
+Chunks are packed, summed and unpacked on three streams, each beside its neighbours. A
+chunk has a slot, with a buffer, from when it is packed until it is unpacked. Each event
+is recorded before the next chunk's work is enqueued on the stream, so that nothing
+waits for more than it needs.
 
-A call only enqueues that, and the current stream waits for its end; a :class:`Watcher` looks after
-it. Where NCCL or CUDA fails, then or later, the job ends.
+A call only enqueues that, and the current stream waits for its end; a :class:`Watcher`
+looks after it. Where NCCL or CUDA fails, then or later, the job ends.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ from .communicators import Communicators
 from .staged import OPERATION, flatten
 from .watcher import Watcher
 
-# NCCL wants tens of megabytes to reach its bandwidth; not measured, as that takes several GPUs.
+# NCCL wants tens of megabytes to reach its bandwidth; not measured, as that takes
+# several GPUs.
 CHUNK_BYTES = 32 << 20
 # While NCCL sums a chunk, the one before is unpacked and the one after packed.
 SLOTS = 3
 # Calls whose shapes are known to fit on all ranks.
 MOST_KNOWN = 4096
-# A loop's gradients often lie where those of the step before lay, or alternate between few places.
-# With `overlap` a step makes a call for each MiB of them. Most plans take some kilobytes.
+# A loop's gradients often lie where those of the step before lay, or alternate between
+# few places. With `overlap` a step makes a call for each MiB of them. Most plans take
+# some kilobytes.
 PLANS = 1024
 
 

@@ -19,7 +19,8 @@ EACH = 8
 TILE = THREADS * EACH
 # A few times as many as a device runs at once. Each searches once for its tiles.
 MAX_BLOCKS = 1 << 12
-# Of a thread. With more of them a device runs fewer threads at once; with fewer packing spills.
+# Of a thread. With more of them a device runs fewer threads at once; with fewer packing
+# spills.
 REGISTERS = 40
 # Of a table: three 64-bit numbers.
 ROW_BYTES = 24
@@ -167,8 +168,8 @@ def places(flats: Sequence[Any]) -> Places:
 def segment_table(chunks: Sequence[Chunk], places: Places) -> np.ndarray:
     """Return the table that the kernels walk, for all chunks one after the other.
 
-    It is (rows, 3) int64: begin, address, itemsize. Each chunk has a row for each of its segments
-    of arrays at these places, and one that ends it.
+    It is (rows, 3) int64: begin, address, itemsize. Each chunk has a row for each of
+    its segments of arrays at these places, and one that ends it.
     """
     table = []
     for chunk in chunks:
@@ -192,9 +193,9 @@ def launch(
 ) -> None:
     """Run the kernel "pack" or "unpack" on the current stream; return at once.
 
-    ``table`` is a chunk's :func:`segment_table` of ``count`` segments, and ``buffer`` has room for
-    its ``size`` elements of ``dtype``, one of `DTYPE_CODES`; both are on the GPU. Packing divides
-    them, in float32 or wider, before they are rounded.
+    ``table`` is a chunk's :func:`segment_table` of ``count`` segments, and ``buffer``
+    has room for its ``size`` elements of ``dtype``, one of `DTYPE_CODES`; both are on
+    the GPU. Packing divides them, in float32 or wider, before they are rounded.
     """
     kernel = devices.kernel(SOURCE, f"{name}_{DTYPE_CODES[dtype.name]}", REGISTERS)
     blocks = min(-(-size // TILE), MAX_BLOCKS)

@@ -19,8 +19,8 @@ Arrays: TypeAlias = Sequence[Any]
 # The first version that knows bfloat16; every NCCL for CUDA 12 is newer.
 OLDEST = (2, 10)
 BFLOAT16 = 9  # NCCL's number, which CuPy has a name for since 14
-# Of what NCCL sums as NumPy does: not float16, whose sums it rounds at each step. It has maxima
-# and minima of floats, too, but those lose NaNs.
+# Of what NCCL sums as NumPy does: not float16, whose sums it rounds at each step. It
+# has maxima and minima of floats, too, but those lose NaNs.
 INTEGERS = ("int8", "uint8", "int32", "uint32", "int64", "uint64")
 SUMS = ("float32", "float64", *INTEGERS)
 # How long `abort` waits for another thread that calls NCCL.
@@ -30,16 +30,16 @@ ABORT_SECONDS = 1.0
 class NcclCommunicator:
     """NCCL among the GPUs of some ranks.
 
-    Methods enqueue work on a stream, and return at once. Arrays are contiguous, on this rank's GPU;
-    those of bfloat16 are its bits, uint16. Sums are NCCL's: in an order and with roundings of its
-    own, the same bits on every rank.
+    Methods enqueue work on a stream, and return at once. Arrays are contiguous, on this
+    rank's GPU; those of bfloat16 are its bits, uint16. Sums are NCCL's: in an order and
+    with roundings of its own, the same bits on every rank.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         """Connect the current devices (collective over ``comm``, which stays the caller's).
 
-        CommunicationError is raised on all ranks where NCCL fails on one, or takes longer than
-        CHAINERMN_NCCL_TIMEOUT says.
+        CommunicationError is raised on all ranks where NCCL fails on one, or takes
+        longer than CHAINERMN_NCCL_TIMEOUT says.
         """
         self._lock = threading.RLock()
         self.rank, self.size = comm.rank, comm.size
@@ -151,8 +151,8 @@ class NcclCommunicator:
     def check(self) -> None:
         """Raise NCCL's asynchronous error, if there is one (not collective).
 
-        It doesn't wait for another thread that calls NCCL, and may itself wait for other ranks: it
-        raises nothing then.
+        It doesn't wait for another thread that calls NCCL, and may itself wait for
+        other ranks: it raises nothing then.
         """
         if self._lock.acquire(blocking=False):
             try:
@@ -163,8 +163,8 @@ class NcclCommunicator:
 
     def abort(self) -> None:
         """Abort what is in flight, whether or not the other ranks do; nothing works afterwards."""
-        # A call of NCCL's in another thread returns at once, but for one that waits for a rank that
-        # is gone: then only this ends it.
+        # A call of NCCL's in another thread returns at once, but for one that waits for
+        # a rank that is gone: then only this ends it.
         locked = self._lock.acquire(timeout=ABORT_SECONDS)
         try:
             comm, self._comm = self._comm, None
@@ -214,8 +214,9 @@ def sums(dtype: np.dtype, op: np.ufunc) -> bool:
 def abort_all(communicators: Sequence[NcclCommunicator]) -> None:
     """Abort communicators whose work goes by one stream; what fails is ignored.
 
-    An abort returns when the work of its communicator is over, which may be behind that of another
-    one on the stream. NCCL's group begins all aborts before it waits for any.
+    An abort returns when the work of its communicator is over, which may be behind that
+    of another one on the stream. NCCL's group begins all aborts before it waits for
+    any.
     """
     with contextlib.suppress(Exception), contextlib.ExitStack() as stack:
         if len(communicators) > 1:

@@ -1,6 +1,7 @@
 """Sums of arrays on a GPU through page-locked host memory, by an algorithm for arrays there.
 
-While a chunk is summed, the one after comes from the device, and the one before goes back.
+While a chunk is summed, the one after comes from the device, and the one before goes
+back.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class StagedAllreduce(Algorithm):
         with group.in_step(OPERATION):
             self._device = group.run_or_raise(OPERATION, self._make)
             self._host = host(group)
-        # Numbers that travel in 16 bits have an exponent for each piece: what is reproducible is
-        # always cut alike.
+        # Numbers that travel in 16 bits have an exponent for each piece: what is
+        # reproducible is always cut alike.
         settings = group.settings
         self._chunk_bytes = (
             not settings.reproducible and settings.chunk_bytes
@@ -99,7 +100,8 @@ class StagedAllreduce(Algorithm):
         if chunk.dtype != np.uint16:
             own = chunk.dtype
             wires = [own if wire.itemsize == own.itemsize else wire for wire in wires]
-        # An array of the bits of bfloat16 is no gradient, but a sum of :class:`StagedSum`.
+        # An array of the bits of bfloat16 is no gradient, but a sum of
+        # :class:`StagedSum`.
         dtype = wires[0] if chunk.dtype == np.uint16 else chunk.dtype
         rows = [part.view(dtype) for _, part in parts]
         self._host.allreduce(Operand(rows, rows, wires, operand.divisor, operand.op))

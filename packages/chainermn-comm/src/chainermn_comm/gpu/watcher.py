@@ -1,8 +1,8 @@
 """Watches what was enqueued on a device: a call returns before its work is over, or has failed.
 
-The process has one thread for that, which polls CUDA's events and NCCL's asynchronous errors. After
-one a process is of no use: it ends the job, or, where the user refused that, aborts NCCL's
-communicators, and the one that uses them is of no use any more.
+The process has one thread for that, which polls CUDA's events and NCCL's asynchronous
+errors. After one a process is of no use: it ends the job, or, where the user refused
+that, aborts NCCL's communicators, and the one that uses them is of no use any more.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from ..messaging import ProcessGroup
 from ..runtime import wait_until
 from .nccl import NcclCommunicator, abort_all
 
-# Between two polls of the thread while work is under way. Short beside a step of training; work
-# that is over keeps its memory until the next poll.
+# Between two polls of the thread while work is under way. Short beside a step of
+# training; work that is over keeps its memory until the next poll.
 POLL_SECONDS = 5e-3
-# How long a process that ends, or a block that an exception left, waits for the device to finish.
+# How long a process that ends, or a block that an exception left, waits for the device
+# to finish.
 DRAIN_SECONDS = 5.0
 
 # What a device may still use, since it failed or didn't finish in time.
@@ -74,8 +75,8 @@ class Watcher:
     def enqueuing(self, keep: Any, stream: Any = None) -> Iterator[Any]:
         """Let the current stream wait for what is enqueued inside on a stream, which this gives.
 
-        That is the current one by default. ``keep`` lives until the work is over. The thread polls
-        until then; without a thread this waits for it.
+        That is the current one by default. ``keep`` lives until the work is over. The
+        thread polls until then; without a thread this waits for it.
         """
         with self.ending(keep):
             has_thread = _start_thread()
@@ -120,8 +121,8 @@ class Watcher:
     def ending(self, keep: Any = ()) -> Iterator[None]:
         """Use the device; what is raised, CUDA's and NCCL's as CommunicationError, ends the job.
 
-        Where the user refused that, NCCL is aborted after the first error; what the device may
-        still use, ``keep`` too, is never let go.
+        Where the user refused that, NCCL is aborted after the first error; what the
+        device may still use, ``keep`` too, is never let go.
         """
         since = now()
         try:
@@ -144,7 +145,8 @@ class Watcher:
     def abandon(self, streams: Sequence[Any] = ()) -> bool:
         """Abort NCCL; return whether all work, on streams too, is over within some seconds."""
         self._leave()
-        # All of this rank's, as each waits for what is on the streams, which may be another's.
+        # All of this rank's, as each waits for what is on the streams, which may be
+        # another's.
         mine = [
             each for each in [self, *_watchers] if each._group.comm == self._group.comm
         ]
@@ -181,8 +183,8 @@ class Watcher:
 def _start_thread() -> bool:
     """Start the thread, if there is none yet; return whether there can be one.
 
-    Another thread must not call MPI otherwise, and the job may have to end; each call then waits
-    for its end.
+    Another thread must not call MPI otherwise, and the job may have to end; each call
+    then waits for its end.
     """
     global _thread
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:

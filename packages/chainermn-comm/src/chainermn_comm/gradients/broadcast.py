@@ -21,8 +21,8 @@ OPERATION = "bcast_data"
 def bcast_parameters(group: ProcessGroup, model: Any) -> None:
     """Give every rank the parameters of rank 0 (collective).
 
-    A parameter that rank 0 hasn't initialised comes from the lowest rank that has; one that
-    no rank has is left alone.
+    A parameter that rank 0 hasn't initialised comes from the lowest rank that has; one
+    that no rank has is left alone.
     """
     with SharedFailure(group.handshake, OPERATION):
         named = parameters.named(model, group.rank)
@@ -37,7 +37,8 @@ def bcast_parameters(group: ProcessGroup, model: Any) -> None:
     nbytes = sum(array.nbytes for array in arrays if array is not None)
     payloads = group.handshake(OPERATION, signature, payload, nbytes)
     rows = [pickle.loads(payload) for payload in payloads]
-    # Each parameter that is sent, with the rank that sends it, and its shape and dtype there.
+    # Each parameter that is sent, with the rank that sends it, and its shape and dtype
+    # there.
     sent: list[tuple[Any, int, tuple[int, ...], np.dtype]] = []
     for (name, param), specs in zip(named, zip(*rows, strict=True), strict=True):
         having = [(rank, *spec) for rank, spec in enumerate(specs) if spec is not None]

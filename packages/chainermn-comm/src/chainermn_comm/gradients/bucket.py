@@ -25,8 +25,8 @@ NOT_INITIALISED = "not initialised (bcast_data would bring it)"
 class GradientSignature:
     """What must be equal on all ranks: settings, and each gradient's name, dtype and shape.
 
-    They are the entries of a handshake's signature, in the order of the parameters' names. Dtype
-    and shape of a missing gradient are its parameter's.
+    They are the entries of a handshake's signature, in the order of the parameters'
+    names. Dtype and shape of a missing gradient are its parameter's.
     """
 
     entries: tuple[tuple[Any, ...], ...]
@@ -60,11 +60,13 @@ class Bucket:
 
     params: list[Any]
     grads: list[Any]  # None where there is none
-    # Where the means are to be written; the list `grads` itself if all can be overwritten.
+    # Where the means are to be written; the list `grads` itself if all can be
+    # overwritten.
     targets: list[Any]
     signature: GradientSignature
     complete: bool  # no gradient is missing
-    # The dtypes in which the present gradients travel, if all of them are NumPy's; else None.
+    # The dtypes in which the present gradients travel, if all of them are NumPy's; else
+    # None.
     wire_dtypes: Sequence[np.dtype] | None
     planned: bool = (
         False  # what is missing travels as zeros, and the means go to new memory
@@ -168,7 +170,8 @@ def bucket_of(
     ``is_local`` says whether gradients in host memory go through no network.
 
     Raises:
-        TypeError: a gradient isn't a float array, or is complex and would travel as a float.
+        TypeError: a gradient isn't a float array, or is complex and would travel as a
+            float.
         MemoryError: a gradient that has to be replaced can't be allocated.
     """
     names, params = parameters.names_and_params(model, rank)
@@ -203,7 +206,8 @@ def _checked_signature(
 ) -> GradientSignature:
     """Return the signature of gradients that may be missing, on a GPU, or of any other type.
 
-    Gradients of uninitialised parameters become None in ``grads``, and NumPy's scalars arrays.
+    Gradients of uninitialised parameters become None in ``grads``, and NumPy's scalars
+    arrays.
     """
     wire = settings.allreduce_grad_dtype
     entries = _common_entries(settings, zero_fill)
@@ -236,8 +240,8 @@ class _Known(NamedTuple):
     own_memory: bool  # each owns its memory, and a result may be written there
 
 
-# Loops repeat few different buckets; computing this again would take as long as summing the
-# gradients of a small model.
+# Loops repeat few different buckets; computing this again would take as long as summing
+# the gradients of a small model.
 @lru_cache(maxsize=256)
 def _plain(
     settings: Settings,
@@ -266,9 +270,9 @@ def wire_dtypes_of(
 ) -> Sequence[np.dtype]:
     """Return the dtypes in which gradients of these dtypes travel.
 
-    Those that stay in memory travel in no narrower dtype than their own. In host memory a gradient
-    as wide as the wire dtype is not cast: float16 as bfloat16 and back can overflow, and bfloat16
-    as float16 more so.
+    Those that stay in memory travel in no narrower dtype than their own. In host memory
+    a gradient as wide as the wire dtype is not cast: float16 as bfloat16 and back can
+    overflow, and bfloat16 as float16 more so.
     """
     wire = settings.allreduce_grad_dtype
     if wire is None:

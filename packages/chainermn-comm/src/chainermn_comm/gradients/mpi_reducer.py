@@ -18,8 +18,9 @@ from ..reducer import Reducer
 from .bucket import Bucket, GradientSignature, bucket_of, joined
 
 OPERATION, DESCRIPTION = "allreduce_grad", "a mean of gradients"
-# What a rank sends to the others: the digest of its gradients' signature, and the length of the
-# caller's payload, which follows. If gradients are missing, a bit for each follows that.
+# What a rank sends to the others: the digest of its gradients' signature, and the
+# length of the caller's payload, which follows. If gradients are missing, a bit for
+# each follows that.
 _HEAD = struct.Struct("<16sB")
 _NO_GRADIENTS = bytes(16)
 
@@ -27,8 +28,9 @@ _NO_GRADIENTS = bytes(16)
 class MpiReducer(Reducer):
     """A reducer on MPI communicators.
 
-    The first bucket is prepared as it is handed in, if it has not been planned: ``agree`` then also
-    serves as the barrier that an algorithm needs between packing and summing.
+    The first bucket is prepared as it is handed in, if it has not been planned:
+    ``agree`` then also serves as the barrier that an algorithm needs between packing
+    and summing.
     """
 
     takes_plans = True
@@ -189,8 +191,8 @@ class MpiReducer(Reducer):
     def _parameter_on_gpu(self) -> Any:
         """Return a parameter's array on a GPU, if there is one.
 
-        Work of two communicators of NCCL's that ranks enqueue in different orders can wait for each
-        other for ever. So each waits for what was started before it.
+        Work of two communicators of NCCL's that ranks enqueue in different orders can
+        wait for each other for ever. So each waits for what was started before it.
         """
         buckets = [bucket for bucket in self._buckets if not bucket.wire_dtypes]
         arrays = [param.data for bucket in buckets for param in bucket.params]

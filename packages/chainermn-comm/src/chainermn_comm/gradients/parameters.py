@@ -10,8 +10,8 @@ import numpy as np
 from .. import devices
 from ..arithmetic import as_array, can_be_summed
 
-# Bits of `numpy.ndarray.flags.num` (reading flags by name takes longer) of an array into which a
-# result may be written: C-contiguous, writeable, in memory of its own.
+# Bits of `numpy.ndarray.flags.num` (reading flags by name takes longer) of an array
+# into which a result may be written: C-contiguous, writeable, in memory of its own.
 OWN_MEMORY = 0x1 | 0x400 | 0x4
 
 
@@ -30,7 +30,8 @@ def named(model: Any, rank: int) -> list[tuple[str, Any]]:
 def names_and_params(model: Any, rank: int) -> tuple[tuple[str, ...], list[Any]]:
     """Return the names, sorted, and their parameters.
 
-    A model that never changes may have both as ``sorted_names`` and ``params``, which saves this.
+    A model that never changes may have both as ``sorted_names`` and ``params``, which
+    saves this.
     """
     names = getattr(model, "sorted_names", None)
     if names is not None:
@@ -61,8 +62,8 @@ def checked(array: Any, name: str, rank: int) -> Any:
 def own_memory(grads: list[Any]) -> list[bool]:
     """Return for each gradient whether a result may be written into it.
 
-    Chainer makes gradients that are read-only, of stride 0, transposed, or shared between
-    parameters; those have to be replaced.
+    Chainer makes gradients that are read-only, of stride 0, transposed, or shared
+    between parameters; those have to be replaced.
     """
     flags = [grad.flags for grad in grads]
     # CuPy's arrays are all writeable, and say nothing of it.

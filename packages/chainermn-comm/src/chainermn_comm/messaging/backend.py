@@ -26,15 +26,15 @@ class Algorithm(ABC):
     def allreduce(self, operand: Operand) -> None:
         """Write the sum over ranks of each source, divided, into its target (collective).
 
-        Beside sources and targets this takes a few chunks of memory, and a copy of each source that
-        is not C-contiguous.
+        Beside sources and targets this takes a few chunks of memory, and a copy of each
+        source that is not C-contiguous.
         """
 
     def prepare(self, operand: Operand) -> Callable[[], None]:
         """Do the part of :meth:`allreduce` that needs no other rank, and writes to no target.
 
-        The function that it returns does the rest (collective). It is to be called once all ranks
-        have prepared alike and have passed a barrier since, or not at all.
+        The function that it returns does the rest (collective). It is to be called once
+        all ranks have prepared alike and have passed a barrier since, or not at all.
         """
         return partial(self.allreduce, operand)
 
@@ -57,10 +57,10 @@ Factory: TypeAlias = Callable[["ProcessGroup"], Algorithm]
 class Backend(Algorithm):
     """Sums and moves arrays in one kind of memory among a group's ranks.
 
-    Ranks have agreed before each call: they know the sizes of what they get, and list the arrays
-    between two of them in the same order. A rank's own stay where they are. On GPUs results are
-    there in the order of the current stream. Gradients' operands say in which dtype they may
-    travel; users' arrays travel in their own.
+    Ranks have agreed before each call: they know the sizes of what they get, and list
+    the arrays between two of them in the same order. A rank's own stay where they are.
+    On GPUs results are there in the order of the current stream. Gradients' operands
+    say in which dtype they may travel; users' arrays travel in their own.
 
     Attributes:
         group: the ranks.

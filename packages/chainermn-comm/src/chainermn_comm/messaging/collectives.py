@@ -1,9 +1,10 @@
 """Collective operations on messages: a handshake that carries the headers, then the arrays.
 
-Each function is collective. ``make`` builds the messages of values; what it raises is raised on all
-ranks before any data move. Arrays on GPUs stay there where those of all ranks can; else they pass
-through host memory. Of objects, and of what passed there, ranks check at the end that all of them
-could unpickle what has come, or put it on their GPU.
+Each function is collective. ``make`` builds the messages of values; what it raises is
+raised on all ranks before any data move. Arrays on GPUs stay there where those of all
+ranks can; else they pass through host memory. Of objects, and of what passed there,
+ranks check at the end that all of them could unpickle what has come, or put it on their
+GPU.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from .backend import Backend, Parts, Takes
 from .messages import Message
 from .process_group import ProcessGroup
 
-# The least bytes for which ranks check that all of them could allocate before any data move: beside
-# such a transfer, a handshake costs nothing.
+# The least bytes for which ranks check that all of them could allocate before any data
+# move: beside such a transfer, a handshake costs nothing.
 CONFIRMED_BYTES = 64 << 20
-# The most bytes that travel in the handshake's payload: copying them costs less than a transfer.
+# The most bytes that travel in the handshake's payload: copying them costs less than a
+# transfer.
 SMALL_BYTES = 16 << 10
 _PREFIX = struct.Struct("<QB")  # bytes of a rank's data, and where they lie
-# Some came from a GPU, and are in host memory now; they are still there; they could stay there.
+# Some came from a GPU, and are in host memory now; they are still there; they could
+# stay there.
 COPIED, STAYS, CAN_STAY = 1, 2, 4
 
 _NO_ROOT: Any = object()  # of an operation without a root
@@ -188,8 +191,8 @@ class _Call:
     ) -> None:
         """Agree on the call (collective).
 
-        ``values_of`` the checked root gives what this rank sends, by rank. Where that is one value,
-        the handshake can carry what ``describe`` makes of its message.
+        ``values_of`` the checked root gives what this rank sends, by rank. Where that
+        is one value, the handshake can carry what ``describe`` makes of its message.
         """
         self.group, self.operation, self.make = group, operation, make
         takes = None if make is messages.of_objects else group.device.takes

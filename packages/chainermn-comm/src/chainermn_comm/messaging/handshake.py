@@ -26,13 +26,13 @@ from ..errors import (
 )
 from ..observers import NOBODY, CallObserver
 
-# What must be equal on all ranks: entries of a name and its values. Of signatures that differ, the
-# first entry that differs is reported.
+# What must be equal on all ranks: entries of a name and its values. Of signatures that
+# differ, the first entry that differs is reported.
 Signature = Iterable[tuple[Any, ...]]
 
-# What each rank contributes: digest of operation and signature, calls so far, 1 if the rank has an
-# error, length of its payload. The payload's first bytes follow, so that short ones, such as the
-# headers of a few arrays, need no second exchange.
+# What each rank contributes: digest of operation and signature, calls so far, 1 if the
+# rank has an error, length of its payload. The payload's first bytes follow, so that
+# short ones, such as the headers of a few arrays, need no second exchange.
 _PREFIX = struct.Struct("<16sQII")
 _INLINE_BYTES = 96
 _ENTRY_BYTES = _PREFIX.size + _INLINE_BYTES
@@ -43,9 +43,9 @@ _CACHED_SIGNATURES = 64
 class Handshake:
     """The handshake of one communicator's ranks.
 
-    Each call is one ``Allgather`` of 128 bytes a rank. Ranks that call different operations take
-    part in it all the same, and stay in step for the next call. It is also a barrier: no rank
-    returns before all have entered.
+    Each call is one ``Allgather`` of 128 bytes a rank. Ranks that call different
+    operations take part in it all the same, and stay in step for the next call. It is
+    also a barrier: no rank returns before all have entered.
     """
 
     def __init__(
@@ -58,7 +58,8 @@ class Handshake:
         self._arrived = self._observer.arrived
         self.leave = self._observer.leave  # reports the end of a call
         self._calls = 0
-        # What interrupted steps that all ranks take together: this rank is out of step since then.
+        # What interrupted steps that all ranks take together: this rank is out of step
+        # since then.
         self.interruptions: list[str] = []
         self._received = bytearray(_ENTRY_BYTES * comm.size)
         self._starts = range(0, len(self._received), _ENTRY_BYTES)
@@ -76,9 +77,9 @@ class Handshake:
     ) -> list[bytes]:
         """Check one collective call, as ``CommunicatorBase.handshake`` says (collective).
 
-        ``nbytes`` is how much data this rank has, for the observer. An ``error`` is raised where a
-        :class:`SharedFailure` catches it. A user's signature is ``typed``: its values may have no
-        hash, or equal ones another type.
+        ``nbytes`` is how much data this rank has, for the observer. An ``error`` is
+        raised where a :class:`SharedFailure` catches it. A user's signature is
+        ``typed``: its values may have no hash, or equal ones another type.
         """
         if error is not None:
             self._fail(operation, error)
@@ -108,7 +109,8 @@ class Handshake:
         return payloads
 
     def _fail(self, operation: str, error: BaseException) -> NoReturn:
-        # The others are elsewhere, or they have raised in the last call, as this rank did.
+        # The others are elsewhere, or they have raised in the last call, as this rank
+        # did.
         if self.interruptions:
             raise error
         if is_known_to_all(error, (id(self), self._calls)):

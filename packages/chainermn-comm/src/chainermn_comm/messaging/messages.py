@@ -14,8 +14,8 @@ from mpi4py import MPI
 from .. import devices, staging
 from ..arithmetic import as_array, as_bytes, empty
 
-# What a message's arrays stand for: one array, several, several sent with metadata, or a pickle
-# followed by its out-of-band buffers (pickle protocol 5).
+# What a message's arrays stand for: one array, several, several sent with metadata, or
+# a pickle followed by its out-of-band buffers (pickle protocol 5).
 ARRAY, TUPLE, WITH_METADATA, OBJECT = "array", "tuple", "with_metadata", "object"
 
 # What each of a communicator's ways to receive takes.
@@ -29,7 +29,8 @@ class Message(NamedTuple):
     """A value that travels."""
 
     kind: str  # one of ARRAY, TUPLE, WITH_METADATA, OBJECT
-    # Contiguous in C or Fortran order. Those of `on_gpu` are in host memory while they travel.
+    # Contiguous in C or Fortran order. Those of `on_gpu` are in host memory while they
+    # travel.
     arrays: tuple[Any, ...]
     scalars: tuple[int, ...] = ()  # the indices of arrays that stand for scalars
     # The indices of arrays that came from a GPU, and shall be on one where they arrive.
@@ -90,8 +91,8 @@ class Message(NamedTuple):
 def of_array(data: Any, rank: int) -> Message:
     """Return the message that carries an array, a scalar, or a tuple or list of them.
 
-    Of anything else a TypeError is raised, whose text names ``rank``; CommunicationError where
-    arrays can't be copied from a GPU.
+    Of anything else a TypeError is raised, whose text names ``rank``;
+    CommunicationError where arrays can't be copied from a GPU.
     """
     return of_arrays([data], rank)[0]
 
@@ -101,7 +102,8 @@ def of_arrays(
 ) -> list[Message]:
     """Return :func:`of_array` of each value; all arrays on GPUs are copied together.
 
-    They stay on their GPU, and are made contiguous, if ``takes`` says True of all arrays.
+    They stay on their GPU, and are made contiguous, if ``takes`` says True of all
+    arrays.
     """
     found = [_of_array(value, rank) for value in values]
     if not any([each.on_gpu for each in found]):  # nearly always
@@ -225,9 +227,9 @@ def _contiguous(item: Any, rank: int) -> np.ndarray:
     )
 
 
-# A plain dtype travels as its short string. Structured and foreign ones are pickled apart, and
-# unpickled for each array: the names of their fields can be changed by the array's owner, and where
-# that fails the array's data can still be discarded.
+# A plain dtype travels as its short string. Structured and foreign ones are pickled
+# apart, and unpickled for each array: the names of their fields can be changed by the
+# array's owner, and where that fails the array's data can still be discarded.
 def _dtype_token(dtype: np.dtype) -> str | bytes:
     is_plain = dtype.isbuiltin == 1 or np.dtype(dtype.str) == dtype
     return dtype.str if is_plain else pickle.dumps(dtype)

@@ -1,8 +1,8 @@
 """Sends and receives one message between two ranks.
 
-The first of MPI's messages has a prefix, the header and the metadata, as much of these as fits. If
-the arrays' data fit after them, they are there, too; most messages need no other. Else the arrays
-follow out of line, where they aren't copied.
+The first of MPI's messages has a prefix, the header and the metadata, as much of these
+as fits. If the arrays' data fit after them, they are there, too; most messages need no
+other. Else the arrays follow out of line, where they aren't copied.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ def recv(
 ) -> tuple[bytes, Any]:
     """Receive a message of :func:`send`: its metadata and value.
 
-    If the tag is ``MPI.ANY_TAG``, it is the next message; one whose tag is greater than ``max_tag``
-    is part of another function, and stays where it is.
+    If the tag is ``MPI.ANY_TAG``, it is the next message; one whose tag is greater than
+    ``max_tag`` is part of another function, and stays where it is.
 
-    TypeError is raised then, and if it is of none of these ``kinds``; CommunicationError if arrays
-    can't be put on a GPU; and whatever hinders making one (no memory, a dtype's package). But for
-    the first, the message is discarded.
+    TypeError is raised then, and if it is of none of these ``kinds``;
+    CommunicationError if arrays can't be put on a GPU; and whatever hinders making one
+    (no memory, a dtype's package). But for the first, the message is discarded.
     """
     comm, source, tag, observer = envelope
     first = np.empty(INLINE_BYTES, np.uint8)

@@ -23,7 +23,8 @@ from .backend import Backend
 from .handshake import Handshake
 
 Value = TypeVar("Value")
-# Of steps that were interrupted, what they worked on: MPI may still write to their arrays.
+# Of steps that were interrupted, what they worked on: MPI may still write to their
+# arrays.
 _orphaned: list[Any] = []
 
 
@@ -35,10 +36,12 @@ class ProcessGroup:
     handshake: Handshake
     tag: int  # this and the next one are of the messages of collective operations
     topology: Topology
-    # Aborts the job because of the exception being handled, unless the user refused that.
+    # Aborts the job because of the exception being handled, unless the user refused
+    # that.
     abort: Callable[[], None]
     settings: Settings = field(default_factory=Settings)
-    # For arrays in host memory, and on GPUs. The group that backends themselves have has none.
+    # For arrays in host memory, and on GPUs. The group that backends themselves have
+    # has none.
     host: Backend = None  # type: ignore[assignment]
     device: Backend = None  # type: ignore[assignment]
     is_finalized: bool = False
@@ -49,8 +52,9 @@ class ProcessGroup:
     def in_step(self, operation: str) -> InStep:
         """Within, all ranks take the same steps together: handshakes, and moving data.
 
-        What one rank alone raises there ends the job, as the others can't know. Where the user
-        refused that, the interruption is recorded: the communicator can't be used any more.
+        What one rank alone raises there ends the job, as the others can't know. Where
+        the user refused that, the interruption is recorded: the communicator can't be
+        used any more.
         """
         if self.is_finalized:
             raise FinalizedError(
@@ -81,8 +85,8 @@ class ProcessGroup:
     ) -> Value:
         """Return what ``make`` returns, once it has returned on all ranks (collective).
 
-        It is the operation, or a ``part`` of it. What it raises is raised on all ranks, CUDA's and
-        NCCL's errors as CommunicationError.
+        It is the operation, or a ``part`` of it. What it raises is raised on all ranks,
+        CUDA's and NCCL's errors as CommunicationError.
         """
         what = f"{operation}, {part}" if part else operation
         with self.in_step(operation):

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from mpi4py import MPI
 
-# MPI counts in C ints, and not every MPI has the large-count calls. Of less memory than this, a
-# received message could not even be discarded.
+# MPI counts in C ints, and not every MPI has the large-count calls. Of less memory than
+# this, a received message could not even be discarded.
 MAX_MESSAGE_BYTES = 64 << 20
 
 # A contiguous 1-D array that MPI takes.
@@ -34,9 +34,9 @@ def start_exchange(
 ) -> list[MPI.Request]:
     """Start to receive and to send buffers; the requests are for the caller to wait for.
 
-    Each comes with the other rank; those of this one stay where they are. Between two ranks,
-    buffers arrive in the order in which they are sent, so both must list them in the same order,
-    with the same sizes.
+    Each comes with the other rank; those of this one stay where they are. Between two
+    ranks, buffers arrive in the order in which they are sent, so both must list them in
+    the same order, with the same sizes.
     """
     rank, requests = comm.rank, []
     for start, buffers in (comm.Irecv, incoming), (comm.Isend, outgoing):
@@ -57,9 +57,10 @@ def bcast_buffer(comm: MPI.Intracomm, buffer: Buffer, root: int) -> None:
 def bcast_in_parts(comm: MPI.Intracomm, buffer: Buffer, root: int, tag: int) -> None:
     """Overwrite the buffer, of one size on all ranks, by root's (collective).
 
-    It is for ranks that copy from one another's memory. Root sends each a part, which that sends to
-    the others: the scatter and collect of M. Barnett et al., "Building a High-Performance
-    Collective Communication Library", 1994, by direct messages, the only ones with this ``tag``.
+    It is for ranks that copy from one another's memory. Root sends each a part, which
+    that sends to the others: the scatter and collect of M. Barnett et al., "Building a
+    High-Performance Collective Communication Library", 1994, by direct messages, the
+    only ones with this ``tag``.
     """
     parts = list(enumerate(np.array_split(buffer, comm.size)))
     own = [(rank, parts[comm.rank][1]) for rank in range(comm.size) if rank != root]

@@ -15,9 +15,9 @@ from _chainermn_limits import chosen_thread_variables, threads_per_rank, tightes
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# threadpoolctl limits the libraries that are loaded. Those that are loaded later (SciPy brings a
-# BLAS of its own) and child processes read these variables. OMP_NUM_THREADS is not set, because
-# programs use OpenMP for other things than the BLAS.
+# threadpoolctl limits the libraries that are loaded. Those that are loaded later (SciPy
+# brings a BLAS of its own) and child processes read these variables. OMP_NUM_THREADS is
+# not set, because programs use OpenMP for other things than the BLAS.
 LATE_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 
 _largest_size = 1  # that a communicator had so far for which threads were counted
@@ -45,8 +45,9 @@ def blas_payload(ranks: int) -> bytes:
 def limit_blas_threads(mpi_comm: MPI.Intracomm) -> None:
     """Limit BLAS threads where the ranks on a node have more than the node has cores (collective).
 
-    Nothing is done on a node with one rank, nor where the user set a number in the environment. The
-    limit stays until the process ends. Rank 0 says so, once, since none is limited again.
+    Nothing is done on a node with one rank, nor where the user set a number in the
+    environment. The limit stays until the process ends. Rank 0 says so, once, since
+    none is limited again.
     """
     from mpi4py import MPI
 

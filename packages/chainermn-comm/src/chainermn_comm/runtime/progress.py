@@ -1,7 +1,7 @@
 """How a thread waits for messages: at once and with all of a core, or leaving the core to others.
 
-MPI's blocking calls poll without pause: fastest, but a thread that communicates while others
-compute had better test for messages now and then.
+MPI's blocking calls poll without pause: fastest, but a thread that communicates while
+others compute had better test for messages now and then.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:  # importing it starts MPI
 
 # A link of 1 Gbit/s brings 250 KB meanwhile, which the sockets' buffers hold.
 POLL_INTERVAL = 2e-3  # seconds
-# Each test of the requests moves what MPI finds, up to some amount; this number keeps a link of
-# 1 Gbit/s busy, see docs/decisions/double_buffering.md.
+# Each test of the requests moves what MPI finds, up to some amount; this number keeps a
+# link of 1 Gbit/s busy, see docs/decisions/double_buffering.md.
 TESTS_PER_POLL = 12
 
 _thread = threading.local()
@@ -29,14 +29,14 @@ def patient_waits(urgent: threading.Event) -> Iterator[None]:
     """Within, this thread's collective calls leave the core to other threads while they wait.
 
     It is for a thread that communicates in the background, on a communicator made by
-    :func:`~chainermn_comm.create_communicator` (of others' communicators nothing changes), and for
-    calls that take the mean of gradients; other calls wait as always, and so does each call's
-    handshake, for ranks that come late. Entering it is not collective: some ranks may be within
-    and others not. It raises nothing of its own.
+    :func:`~chainermn_comm.create_communicator` (of others' communicators nothing
+    changes), and for calls that take the mean of gradients; other calls wait as always,
+    and so does each call's handshake, for ranks that come late. Entering it is not
+    collective: some ranks may be within and others not. It raises nothing of its own.
 
     Args:
-        urgent: from when it is set, because somebody waits for this thread, its waits are as fast
-            as ever.
+        urgent: from when it is set, because somebody waits for this thread, its waits
+            are as fast as ever.
     """
     before = getattr(_thread, "urgent", None)
     _thread.urgent = urgent

@@ -1,8 +1,9 @@
 """This process's trace file: calls are put into a list, which a thread writes now and then.
 
-The file is an array of JSON in Chrome's trace event format, whose closing bracket may be missing.
-Nothing here raises into a training: where the file can't be written, or not fast enough, a warning
-says so, and calls are dropped. A write to a hanging disk can't be interrupted: hence the thread.
+The file is an array of JSON in Chrome's trace event format, whose closing bracket may
+be missing. Nothing here raises into a training: where the file can't be written, or not
+fast enough, a warning says so, and calls are dropped. A write to a hanging disk can't
+be interrupted: hence the thread.
 """
 
 from __future__ import annotations
@@ -24,18 +25,21 @@ from ..observers import NOBODY
 TRACE_VARIABLE = "CHAINERMN_TRACE"
 # When the process is killed, it loses at most the calls of this time.
 FLUSH_SECONDS = 0.25
-# Calls that wait to be written, of some 250 bytes each: a hanging disk must not take all memory.
+# Calls that wait to be written, of some 250 bytes each: a hanging disk must not take
+# all memory.
 MOST_WAITING = 100_000
-# For the thread to write its last, less than `faults.abort.LAST_RESORT_SECONDS`: a disk may hang.
+# For the thread to write its last, less than `faults.abort.LAST_RESORT_SECONDS`: a disk
+# may hang.
 END_SECONDS = 2.0
 now = time.perf_counter  # CLOCK_MONOTONIC, which all processes of a machine share
 to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 SCHEMA = 1  # raised when an event's argument changes its name or meaning
 
-# Operation, name of the communicator, whether it is collective, bytes, root or peer, tag. A call is
-# a tuple, which is cheap to make: its kind; number of the collective call; start, end, and when all
-# had arrived (0: unknown), in seconds of this process's clock; thread; name of its exception.
+# Operation, name of the communicator, whether it is collective, bytes, root or peer,
+# tag. A call is a tuple, which is cheap to make: its kind; number of the collective
+# call; start, end, and when all had arrived (0: unknown), in seconds of this process's
+# clock; thread; name of its exception.
 Kind = tuple[str, str, bool, int, int, int]
 Call = tuple[Kind, int, float, float, float, int, str | None]
 

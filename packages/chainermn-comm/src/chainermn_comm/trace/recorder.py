@@ -12,7 +12,8 @@ from ..observers import NOBODY, CallObserver
 from . import file
 from .file import Kind, TraceFile, now
 
-# Clocks drift: they are compared again at this collective call, at twice as many, and so on.
+# Clocks drift: they are compared again at this collective call, at twice as many, and
+# so on.
 FIRST_COMPARISON = 64
 # Of each comparison; only the shortest count.
 ROUNDS = 10
@@ -29,7 +30,8 @@ def start(comm: MPI.Intracomm, folder: str) -> CallTracer:
     members = comm.allgather(world.rank)
     mine = file.begin(folder, run, world.rank, world.size)
     made = CallTracer(comm, mine, f"{first}.{number}")
-    # A process that was in another communicator before may have a file of that one's run.
+    # A process that was in another communicator before may have a file of that one's
+    # run.
     about = {"communicator": made.name, "rank": comm.rank, "ranks": members, "run": run}
     mine.add_metadata("chainermn communicator", **about)
     made.compare_clocks()
@@ -88,8 +90,9 @@ class CallTracer(CallObserver):
 def _measure_clock(comm: MPI.Intracomm) -> tuple[float, float, float]:
     """Return when clocks were compared (collective), how far rank 0's is ahead, twice the error.
 
-    All are seconds. Each rank enters a barrier before any rank leaves it: that bounds how far the
-    clocks are apart from both sides. The bounds cross if one clock is faster and a rank is stopped.
+    All are seconds. Each rank enters a barrier before any rank leaves it: that bounds
+    how far the clocks are apart from both sides. The bounds cross if one clock is
+    faster and a rank is stopped.
     """
     times = np.empty((2, ROUNDS))
     for number in range(ROUNDS):

@@ -1,7 +1,8 @@
 """Reports which rank keeps the others waiting, and ends the job if asked; see docs/decisions/.
 
-A rank records each call in memory (`rank/`, `status_region`) that one process a machine, the
-`monitor/`, maps and reads; it needs nothing else of the ranks, and only the standard library.
+A rank records each call in memory (`rank/`, `status_region`) that one process a
+machine, the `monitor/`, maps and reads; it needs nothing else of the ranks, and only
+the standard library.
 """
 
 from .rank.init_timeout import enforce_init_timeout as enforce_init_timeout

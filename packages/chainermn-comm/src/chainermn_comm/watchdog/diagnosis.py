@@ -101,8 +101,9 @@ class WaitGraph:
     def root_causes(self, stalled: Waits) -> list[Rank]:
         """Return the ranks for which, in the end, these calls wait; the likeliest first.
 
-        Of the ranks that are waited for, those that themselves wait for none. Where all wait for
-        one another, all of them; none where they wait for ranks that nothing is known of.
+        Of the ranks that are waited for, those that themselves wait for none. Where all
+        wait for one another, all of them; none where they wait for ranks that nothing
+        is known of.
         """
         reached: dict[int, Rank] = {
             rank.world: rank for rank, _ in stalled if rank.is_lost

@@ -1,7 +1,8 @@
 """The memory in which a rank records its calls, and which the monitor maps: its layout, reading.
 
-The status region has a slot for each communicator and lies in an anonymous file of the rank, so
-that nothing can be left behind. Times are `time.monotonic()`, which a machine's processes share.
+The status region has a slot for each communicator and lies in an anonymous file of the
+rank, so that nothing can be left behind. Times are `time.monotonic()`, which a
+machine's processes share.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ REGION_BYTES = (1 + SLOTS) * SLOT_BYTES
 HEADER = struct.Struct("<Id")
 # Behind it: calls of `update` that this rank has made, and its examples in them.
 PROGRESS, PROGRESS_AT = struct.Struct("<qq"), slice(16, 32)
-# At the start of a slot: the communicator (the world's number of its rank 0; how many that rank had
-# made before), this process's rank in it, and its size (0: the slot is free).
+# At the start of a slot: the communicator (the world's number of its rank 0; how many
+# that rank had made before), this process's rank in it, and its size (0: the slot is
+# free).
 IDENTITY = struct.Struct("<qqii")
 # Then: state, when that began, collective calls so far, bytes, peer or root, tag, name.
 CALL = struct.Struct("<B7xdQqii128s")

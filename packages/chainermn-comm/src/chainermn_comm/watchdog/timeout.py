@@ -20,7 +20,8 @@ class Timeout:
         DEFAULT_SECONDS  # after which a waiting call is reported; 0 for never
     )
     ends_job: bool = False  # whether the job is ended then, and when a link is cut
-    # Seconds without a sign of another host that mean a cut link, once calls wait as long.
+    # Seconds without a sign of another host that mean a cut link, once calls wait as
+    # long.
     silence: float = SILENCE_SECONDS
 
     def __str__(self) -> str:

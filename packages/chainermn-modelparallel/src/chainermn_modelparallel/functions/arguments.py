@@ -18,9 +18,10 @@ _issubclass = lru_cache(maxsize=256)(issubclass)
 def check_communicator(comm: Any, name: str = "comm") -> CommunicatorBase:
     """Return what is to communicate; raise TypeError unless it is a communicator (not collective).
 
-    An object of any class is one if it wraps one, as by ``__getattr__``: its ``handshake`` is that
-    of a communicator. For a double of one rank, such as a mock in a user's test, whose answers
-    can't be relied on, it is a communicator of this process alone.
+    An object of any class is one if it wraps one, as by ``__getattr__``: its
+    ``handshake`` is that of a communicator. For a double of one rank, such as a mock in
+    a user's test, whose answers can't be relied on, it is a communicator of this
+    process alone.
     """
     kind: type = type(comm)
     if _issubclass(kind, CommunicatorBase):
@@ -73,7 +74,8 @@ def check_peer(communicator: Any, rank: Any, tag: Any = 0) -> tuple[int, int]:
 def check_integer(name: str, value: Any, this_rank: int) -> int:
     """Return the value as an int; raise TypeError, naming rank and argument, if it is none.
 
-    True and False are none: a ``force_tuple`` given as the tag would be waited for in vain.
+    True and False are none: a ``force_tuple`` given as the tag would be waited for in
+    vain.
     """
     number = as_integer(value)
     if number is None:

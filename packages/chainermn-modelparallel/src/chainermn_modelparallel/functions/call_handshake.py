@@ -1,7 +1,8 @@
 """The handshake before a collective call of a function, forward or backward, moves any data.
 
-Ranks that call different functions, or run backward through them in different orders, find out
-here, and all of them raise; so does every rank when one of them can't take part.
+Ranks that call different functions, or run backward through them in different orders,
+find out here, and all of them raise; so does every rank when one of them can't take
+part.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Handshake(NamedTuple):
         bool  # whether some rank needs a gradient; backward is then collective
     )
     payloads: list[bytes]  # each rank's bytes, in rank order
-    # Ranks where backward can't run though some rank needs a gradient: it must not run anywhere.
+    # Ranks where backward can't run though some rank needs a gradient: it must not run
+    # anywhere.
     without_graph: tuple[int, ...] = ()
 
     def require_graph(self, operation: str, rank: int) -> None:
@@ -61,13 +63,15 @@ def handshake(
 ) -> Handshake:
     """Do the communicator's ``handshake``, and learn whether some rank needs a gradient.
 
-    Collective. ``requires_grad`` says whether this rank does. Backward gives the ``call_id`` of the
-    call whose gradients travel as ``forward_id``: calls that are alike then don't swap them. The
-    operation is the function's name, without ``chainermn.functions``.
+    Collective. ``requires_grad`` says whether this rank does. Backward gives the
+    ``call_id`` of the call whose gradients travel as ``forward_id``: calls that are
+    alike then don't swap them. The operation is the function's name, without
+    ``chainermn.functions``.
 
     Raises:
-        RankMismatchError: on all ranks, when operations, signatures or those ids differ, or when
-            not all ranks make a graph of the gradients, though some could be differentiated.
+        RankMismatchError: on all ranks, when operations, signatures or those ids
+            differ, or when not all ranks make a graph of the gradients, though some
+            could be differentiated.
         PeerError: another rank has an error, as of a ``SharedFailure``.
     """
     send_pending_cancellations(comm)

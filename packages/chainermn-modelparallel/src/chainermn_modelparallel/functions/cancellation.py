@@ -14,7 +14,8 @@ from chainermn_comm import CommunicatorBase
 
 from .messages import encode_header, send_message
 
-# Why there will be no gradients, and what to do, as the rank that waits for them reports it.
+# Why there will be no gradients, and what to do, as the rank that waits for them
+# reports it.
 NO_BACKPROP, DROPPED = 1, 2
 REASONS = {
     NO_BACKPROP: (
@@ -29,7 +30,8 @@ REASONS = {
 # Most that are kept or sent: a user who drops more evaluates a model, and was warned.
 MAX_CANCELLATIONS = 1000
 
-# The sends that were dropped though a gradient may come for them: id, and how they were called.
+# The sends that were dropped though a gradient may come for them: id, and how they were
+# called.
 _dropped_sends: deque[tuple[int, str]] = deque(maxlen=MAX_CANCELLATIONS)
 # Sends whose backward raised when it received the gradients of one of those.
 failed_sends: deque[int] = deque(maxlen=MAX_CANCELLATIONS)
@@ -100,7 +102,8 @@ def unknown_gradient_error(
 ) -> RuntimeError:
     """Return the error of a send that gets gradients for another one, which is gone.
 
-    Its own gradients, which are yet to come, are then nobody's error: it is in ``failed_sends``.
+    Its own gradients, which are yet to come, are then nobody's error: it is in
+    ``failed_sends``.
     """
     failed_sends.append(waiting_id)
     reason = (

@@ -1,7 +1,8 @@
 """Collective operations as functions of Chainer, each with the operation for its gradients.
 
-What moves arrays between ranks is linear, so backward is the adjoint operation, and so on for
-higher derivatives. The loss that is differentiated is the sum of all ranks' losses.
+What moves arrays between ranks is linear, so backward is the adjoint operation, and so
+on for higher derivatives. The loss that is differentiated is the sum of all ranks'
+losses.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from .ordered_function import (
     requires_grad_mask,
 )
 
-# Takes the communicator, this rank's arrays and the root; returns this rank's results. Either is
-# empty on ranks that give or get nothing. Collective.
+# Takes the communicator, this rank's arrays and the root; returns this rank's results.
+# Either is empty on ranks that give or get nothing. Collective.
 Operation = Callable[[CommunicatorBase, Arrays, int], Arrays]
 
 
@@ -72,7 +73,8 @@ OPS: dict[str, tuple[Operation, str]] = {
     "reduce_scatter": (lambda comm, xs, _: (comm.reduce_scatter(xs),), "allgather"),
     "allreduce": (_allreduce, "allreduce"),
     "mean": (lambda comm, xs, _: (comm.multi_node_mean(xs[0]),), "mean"),
-    # For values that are equal on all ranks, whose loss counts once: see tensor_parallel_ops.py.
+    # For values that are equal on all ranks, whose loss counts once: see
+    # tensor_parallel_ops.py.
     "copy_to_region": (lambda comm, xs, _: xs, "reduce_from_region"),
     "reduce_from_region": (_allreduce, "copy_to_region"),
     "split_to_region": (lambda comm, xs, _: (xs[comm.rank],), "gather_from_region"),
@@ -99,9 +101,9 @@ def apply_collective(
 ) -> Variables:
     """Apply one of ``OPS`` to variables, and return this rank's results (collective).
 
-    What ``make_inputs`` raises is raised here, and makes the other ranks raise. Reports and errors
-    name the call ``operation``, by default ``op``. A rank that gets no result has an empty
-    delegate variable instead if backward has to run, else nothing.
+    What ``make_inputs`` raises is raised here, and makes the other ranks raise. Reports
+    and errors name the call ``operation``, by default ``op``. A rank that gets no
+    result has an empty delegate variable instead if backward has to run, else nothing.
 
     Raises:
         TypeError: ``comm`` is no communicator.
@@ -125,7 +127,8 @@ def apply_collective(
         return tuple(
             [Variable(y.array, requires_grad=False) for y in outputs if node.specs]
         )
-    # Without an input that requires a gradient, Chainer would not call backward on this rank.
+    # Without an input that requires a gradient, Chainer would not call backward on this
+    # rank.
     leaf = Variable(empty_on_device_of(inputs[0].array if inputs else None))
     return node.apply((*inputs, leaf))
 
@@ -142,7 +145,8 @@ def array_specs(variables: Variables) -> Signature:
 class CollectiveFunction(OrderedFunctionNode):
     """One call of a collective operation.
 
-    Inputs: those of the operation, control inputs, and an empty leaf if backward will run.
+    Inputs: those of the operation, control inputs, and an empty leaf if backward will
+        run.
     Outputs: this rank's results, or an empty one if there are none.
     """
 

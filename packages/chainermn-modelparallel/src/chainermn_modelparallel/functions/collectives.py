@@ -2,23 +2,26 @@
 
 Every function is collective, and so is its backward, unless no rank needs a gradient:
 
-- The loss that is differentiated is the sum of the losses from which the ranks start backward. So
-  a variable that one rank gives to several gets the sum of their gradients.
-- Once an input needs a gradient on any rank, backward has to come to the function on every rank,
-  and to several functions in the same order; one ``backward`` comes to them in the reverse of the
-  order in which they were called. A result without a gradient counts as having one of zeros; but
-  a rank where backward doesn't reach the function at all keeps the others waiting, until it calls
-  something else on the same communicator (then all raise) or ``CHAINERMN_TIMEOUT`` is over. Where
-  a rank's loss depends on none of the results, connect one to it:
-  ``loss = pseudo_connect(result, loss)``.
+- The loss that is differentiated is the sum of the losses from which the ranks start
+  backward. So a variable that one rank gives to several gets the sum of their
+  gradients.
+- Once an input needs a gradient on any rank, backward has to come to the function on
+  every rank, and to several functions in the same order; one ``backward`` comes to them
+  in the reverse of the order in which they were called. A result without a gradient
+  counts as having one of zeros; but a rank where backward doesn't reach the function at
+  all keeps the others waiting, until it calls something else on the same communicator
+  (then all raise) or ``CHAINERMN_TIMEOUT`` is over. Where a rank's loss depends on none
+  of the results, connect one to it: ``loss = pseudo_connect(result, loss)``.
 - Gradients can be differentiated again (``enable_double_backprop=True``, on all ranks).
-- TypeError says that ``comm`` is no communicator, or that no variable or array was given where one
-  must be; ValueError that there is no such rank, that variables are not initialised, or not as many
-  or as large as described. The other ranks raise PeerError then. All raise RankMismatchError when
-  they call different functions or what must be equal differs; and by backward, if a gradient is
-  needed and some rank called in ``no_backprop_mode``.
-- Nothing is converted: each array and each gradient is sent in its own dtype. Sums are taken in
-  float32 or wider and rounded once, by the communicators of ``create_communicator``.
+- TypeError says that ``comm`` is no communicator, or that no variable or array was
+  given where one must be; ValueError that there is no such rank, that variables are not
+  initialised, or not as many or as large as described. The other ranks raise PeerError
+  then. All raise RankMismatchError when they call different functions or what must be
+  equal differs; and by backward, if a gradient is needed and some rank called in
+  ``no_backprop_mode``.
+- Nothing is converted: each array and each gradient is sent in its own dtype. Sums are
+  taken in float32 or wider and rounded once, by the communicators of
+  ``create_communicator``.
 """
 
 from __future__ import annotations
@@ -40,14 +43,14 @@ from .ordered_function import Variables
 def bcast(comm: CommunicatorBase, x: Any = None, root: int = 0) -> Variable:
     """Give the root's variable to every rank (collective).
 
-    Backward gives the root's ``x`` the sum of all ranks' gradients. A rank's own result keeps the
-    way there even if that rank gave nothing.
+    Backward gives the root's ``x`` the sum of all ranks' gradients. A rank's own result
+    keeps the way there even if that rank gave nothing.
 
     Args:
         comm: the communicator.
-        x: at the root, a variable or an array of any shape and dtype. Elsewhere its value is not
-            used and it may be None; a variable gets a gradient of zeros, and is where a second
-            backward starts.
+        x: at the root, a variable or an array of any shape and dtype. Elsewhere its
+            value is not used and it may be None; a variable gets a gradient of zeros,
+            and is where a second backward starts.
         root: the rank whose variable is given, the same on all ranks.
 
     Returns:
@@ -66,12 +69,11 @@ def gather(comm: CommunicatorBase, x: Any, root: int = 0) -> Any:
         x: a variable or an array of any shape and dtype; they may differ between ranks.
         root: where to, the same on all ranks.
 
-    Returns:
-        At the root a tuple of ``comm.size`` variables in rank order, its own included. Elsewhere
-        None; but if some rank's ``x`` needs a gradient, a delegate variable as that of
-        :func:`send` (float32 of shape ``(0,)``), because that gradient can only come back if
-        backward starts here too: call its ``backward``, or connect it to this rank's loss with
-        :func:`pseudo_connect`.
+    Returns: At the root a tuple of ``comm.size`` variables in rank order, its own
+        included. Elsewhere None; but if some rank's ``x`` needs a gradient, a delegate
+        variable as that of :func:`send` (float32 of shape ``(0,)``), because that
+        gradient can only come back if backward starts here too: call its ``backward``,
+        or connect it to this rank's loss with :func:`pseudo_connect`.
     """
 
     def make_inputs() -> Inputs:
@@ -88,14 +90,15 @@ def scatter(
 ) -> Variable:
     """Give the root's i-th variable to rank i (collective).
 
-    Backward gives each of the root's variables the gradient of the rank that it went to.
+    Backward gives each of the root's variables the gradient of the rank that it went
+    to.
 
     Args:
         comm: the communicator.
-        xs: at the root, a tuple or list of ``comm.size`` variables or arrays; shapes and dtypes
-            may differ. Or one variable or array with as many rows. Elsewhere the values are not
-            used and it may be None; variables get gradients of zeros, and are where a second
-            backward starts.
+        xs: at the root, a tuple or list of ``comm.size`` variables or arrays; shapes
+            and dtypes may differ. Or one variable or array with as many rows. Elsewhere
+            the values are not used and it may be None; variables get gradients of
+            zeros, and are where a second backward starts.
         root: the rank whose variables are scattered, the same on all ranks.
 
     Returns:
@@ -111,8 +114,8 @@ def alltoall(comm: CommunicatorBase, xs: Sequence[Any]) -> Variables:
 
     Args:
         comm: the communicator.
-        xs: a tuple or list of ``comm.size`` variables or arrays; shapes and dtypes may differ.
-            Or one variable or array with as many rows.
+        xs: a tuple or list of ``comm.size`` variables or arrays; shapes and dtypes may
+            differ. Or one variable or array with as many rows.
 
     Returns:
         ``comm.size`` variables, the i-th from rank i.
@@ -140,11 +143,13 @@ def allgather(comm: CommunicatorBase, x: Any) -> Variables:
 def allreduce(comm: CommunicatorBase, x: Any, op: str = "sum") -> Variable:
     """Return the sum or the mean of all ranks' variables, on every rank (collective).
 
-    Backward gives ``x`` the sum (or the mean) of the gradients that the result has on all ranks.
+    Backward gives ``x`` the sum (or the mean) of the gradients that the result has on
+    all ranks.
 
     Args:
         comm: the communicator.
-        x: a variable or an array, of the same shape and dtype on all ranks; floats for a mean.
+        x: a variable or an array, of the same shape and dtype on all ranks; floats for
+            a mean.
         op: ``"sum"`` or ``"mean"``.
 
     Returns:
@@ -174,11 +179,12 @@ def reduce_scatter(comm: CommunicatorBase, xs: Sequence[Any]) -> Variable:
 
     Args:
         comm: the communicator.
-        xs: a tuple or list of ``comm.size`` variables or arrays, or one with as many rows;
-            ``xs[i]``, which goes into rank i's sum, has the same shape and dtype on all ranks.
+        xs: a tuple or list of ``comm.size`` variables or arrays, or one with as many
+            rows; ``xs[i]``, which goes into rank i's sum, has the same shape and dtype
+            on all ranks.
 
-    Returns:
-        A variable of the shape and dtype of ``xs[comm.rank]``, summed in rank order but by NCCL.
+    Returns: A variable of the shape and dtype of ``xs[comm.rank]``, summed in rank
+        order but by NCCL.
     """
 
     def make_inputs() -> Inputs:

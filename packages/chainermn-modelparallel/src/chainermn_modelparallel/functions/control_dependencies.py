@@ -21,25 +21,28 @@ from .ordered_function import (
 def pseudo_connect(delegate_variable: Variable | None, *actual_variables: Any) -> Any:
     """Make variables depend on another one, so that backward reaches it.
 
-    The results hold the actual variables' data. Backward through any of them gives the actual
-    variables their gradients as they are, and continues to ``delegate_variable`` with a gradient
-    of zeros. So one ``backward`` reaches parts of the graph that only communication connects.
-    Where it begins at a single result without a gradient, as of a delegate, both get zeros.
-    Not collective; differentiable any number of times.
+    The results hold the actual variables' data. Backward through any of them gives the
+    actual variables their gradients as they are, and continues to ``delegate_variable``
+    with a gradient of zeros. So one ``backward`` reaches parts of the graph that only
+    communication connects. Where it begins at a single result without a gradient, as of
+    a delegate, both get zeros. Not collective; differentiable any number of times.
 
     Args:
-        delegate_variable: what backward is to visit too, of any shape and dtype, and on any
-            device: usually what :func:`~chainermn.functions.send` returned. None where there is
-            nothing to visit, as the last rank of :func:`create_multi_node_n_step_rnn` has it.
+        delegate_variable: what backward is to visit too, of any shape and dtype, and on
+            any
+            device: usually what :func:`~chainermn.functions.send` returned. None where
+                there is
+            nothing to visit, as the last rank of :func:`create_multi_node_n_step_rnn`
+            has it.
         actual_variables: variables or arrays, at least one, of any shape and dtype.
 
-    Returns:
-        A variable, or a tuple of them if there are several actual variables. A single scalar, such
-        as a loss, can also be unpacked like the tuple of one that Chainer 7's ``chainermn`` gave.
+    Returns: A variable, or a tuple of them if there are several actual variables. A
+        single scalar, such as a loss, can also be unpacked like the tuple of one that
+        Chainer 7's ``chainermn`` gave.
 
     Raises:
-        TypeError: ``delegate_variable`` is neither variable nor None, an actual one is neither
-            variable nor array, or there is none.
+        TypeError: ``delegate_variable`` is neither variable nor None, an actual one is
+            neither variable nor array, or there is none.
     """
     if delegate_variable is None:
         delegate_variable = Variable(EMPTY, requires_grad=False)
@@ -66,8 +69,8 @@ def pseudo_connect(delegate_variable: Variable | None, *actual_variables: Any) -
 class ScalarVariable(Variable):
     """A variable without dimensions, which is also like a tuple of itself alone.
 
-    ChainerMN 1.3 gave a variable (``y = pseudo_connect(...)``), Chainer 7 a tuple of one
-    (``y, = pseudo_connect(...)``): both ways of writing work. It hides no elements.
+    ChainerMN 1.3 gave a variable (``y = pseudo_connect(...)``), Chainer 7 a tuple of
+    one (``y, = pseudo_connect(...)``): both ways of writing work. It hides no elements.
     """
 
     def __iter__(self) -> Iterator[Variable]:
@@ -135,7 +138,8 @@ class PseudoConnect(chainer.FunctionNode):
         if 0 in indexes:
             zeros = keep_control_dependencies(grad_outputs, (zeros_for_input(self, 0),))
         if len(self.inputs) == 2 and grad_outputs[0] is None:
-            # Backward starts here, without a gradient as from delegates, and has to go both ways.
+            # Backward starts here, without a gradient as from delegates, and has to go
+            # both ways.
             grad_outputs = (zeros_for_input(self, 1),)
         return tuple(
             grad_outputs[index - 1] if index > 0 else zeros[0] for index in indexes

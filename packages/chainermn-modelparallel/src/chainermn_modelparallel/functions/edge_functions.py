@@ -1,7 +1,7 @@
 """The functions at the two ends of an edge of the computational graph from one rank to another.
 
-Backward of a receive sends gradients, and backward of a send receives them. Gradients that can be
-differentiated go by a new edge, in the other direction.
+Backward of a receive sends gradients, and backward of a send receives them. Gradients
+that can be differentiated go by a new edge, in the other direction.
 """
 
 from __future__ import annotations
@@ -110,14 +110,15 @@ class SendFunction(EdgeFunction):
             header = message[1]
             if header.differentiable != differentiable or header.cancellation:
                 raise self._no_gradients_error(header, differentiable)
-            # A second backward through the gradients asks for this edge's gradients again.
+            # A second backward through the gradients asks for this edge's gradients
+            # again.
             delegate = self.control_output() if 1 in header.requires_grad_mask else None
             results, _ = make_outputs(message, self._gradient_edge, delegate)
             positions = header.positions
         if positions or len(results) != len(indexes):
             given = dict(zip(positions or range(len(results)), results, strict=True))
-            # Zeros and not None elsewhere, so that backward reaches what lies before this edge:
-            # other ranks may wait for it.
+            # Zeros and not None elsewhere, so that backward reaches what lies before
+            # this edge: other ranks may wait for it.
             results = tuple(
                 [given[i] if i in given else zeros_for_input(self, i) for i in indexes]
             )
@@ -167,13 +168,15 @@ class SendFunction(EdgeFunction):
 class RecvFunction(EdgeFunction):
     """The function of a receive.
 
-    Inputs: the delegate, if there is one, and a leaf that requires a gradient, without which
+    Inputs: the delegate, if there is one, and a leaf that requires a gradient, without
+        which
     backward might not come here. Outputs: the message's arrays.
     """
 
     _function = "recv"
     arrays: Arrays = ()  # what `forward` is to return
-    # Whether a second backward can't start here: the delegate leads to no variable of this rank.
+    # Whether a second backward can't start here: the delegate leads to no variable of
+    # this rank.
     not_twice_differentiable = False
 
     def bind(self, message: Message) -> None:
@@ -251,7 +254,8 @@ class RecvFunction(EdgeFunction):
 def prebuild_output(edge: Edge, delegate: Variable | None) -> Variable | None:
     """Build the function of a receive, and its output, while the message travels.
 
-    As if the message brought one array, which is missing; None where Chainer has to build them.
+    As if the message brought one array, which is missing; None where Chainer has to
+    build them.
     """
     if not chainer_config("enable_backprop"):
         return None
@@ -269,7 +273,8 @@ def make_outputs(
 ) -> tuple[Variables, RecvFunction | None]:
     """Return the message's arrays as variables, and the function that sends their gradients.
 
-    That function, which continues to the delegate, is None if backward has nothing to do.
+    That function, which continues to the delegate, is None if backward has nothing to
+    do.
     """
     _, header, arrays = message
     mask = header.requires_grad_mask

@@ -1,9 +1,9 @@
 """Messages between `send` and `recv`: arrays, and a header that says who waits for gradients.
 
-Gradients travel back on a tag of the library's own, each with the id of the message it answers.
-So neither the order in which Chainer walks the graph on the two ranks nor the tags of the
-messages can pair a gradient with the wrong send. Ranks that each send a large message first still
-wait for each other, as MPI does.
+Gradients travel back on a tag of the library's own, each with the id of the message it
+answers. So neither the order in which Chainer walks the graph on the two ranks nor the
+tags of the messages can pair a gradient with the wrong send. Ranks that each send a
+large message first still wait for each other, as MPI does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from .ordered_function import SCOPE, Arrays
 
 # A header begins with it, so that no other metadata is taken for one.
 _MAGIC = b"CMNMSG"
-# Magic, differentiable, cancellation, not_twice_differentiable, reply_id, bytes of the mask.
+# Magic, differentiable, cancellation, not_twice_differentiable, reply_id, bytes of the
+# mask.
 _FIXED = struct.Struct("<6s?B?qI")
 _ID = struct.Struct("<q")  # of the message, which follows its header
 # Stands for an id where there is none.
@@ -39,20 +40,22 @@ class Header(NamedTuple):
 
     # A byte for each array: 1 where the sender's backward will wait for its gradient.
     requires_grad_mask: bytes
-    # For each array, which of the answered message's it belongs to; empty if to all in turn.
+    # For each array, which of the answered message's it belongs to; empty if to all in
+    # turn.
     positions: tuple[int, ...] = ()
     # Whether backward made a graph of them.
     differentiable: bool = False
     # If there will be none, why: a key of `cancellation.REASONS`.
     cancellation: int = 0
-    # Whether a second backward must not reach their sender, which has no variable to start from.
+    # Whether a second backward must not reach their sender, which has no variable to
+    # start from.
     not_twice_differentiable: bool = False
     # By which they may themselves be answered.
     reply_id: int = NO_REPLY
 
 
-# What is received: the message's id, or that of the message that it answers; its header; and new
-# arrays of any shape, memory order and dtype.
+# What is received: the message's id, or that of the message that it answers; its
+# header; and new arrays of any shape, memory order and dtype.
 Message: TypeAlias = tuple[int, Header, Arrays]
 
 

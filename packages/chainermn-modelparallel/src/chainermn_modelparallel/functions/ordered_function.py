@@ -24,24 +24,28 @@ Gradients: TypeAlias = tuple[Variable | None, ...]
 class OrderedFunctionNode(chainer.FunctionNode):
     """A function that talks to other ranks, forward and backward.
 
-    Of the functions that it has reached, Chainer's backward visits the one of the highest `rank`
-    first: a depth in the graph, that need only be higher than those of the functions before. Ours
-    are also higher than that of every communication that ran earlier in this process. So ranks
-    whose calls met in forward meet in backward too, however deep the rest of their graphs is.
+    Of the functions that it has reached, Chainer's backward visits the one of the
+    highest `rank`
+    first: a depth in the graph, that need only be higher than those of the functions
+        before. Ours
+    are also higher than that of every communication that ran earlier in this process.
+    So ranks whose calls met in forward meet in backward too, however deep the rest of
+    their graphs is.
     """
 
     # An array without data, set by `forward` if it is not NumPy's.
     empty_array: Any = EMPTY
     _control_output: ref[Any] | None = None
-    # One number. As an attribute of the class it would make Python look up all others anew.
+    # One number. As an attribute of the class it would make Python look up all others
+    # anew.
     _last_sequence: ClassVar[list[int]] = [0]
 
     def apply(self, inputs: Arrays) -> Variables:
         """Run `forward` and build the graph, as Chainer does.
 
-        Chainer's checks of types take most of the time of a short message, and ours are made
-        before anything is sent. So Chainer's are left out where the arrays are NumPy's and no
-        hook or debug mode looks on.
+        Chainer's checks of types take most of the time of a short message, and ours are
+        made before anything is sent. So Chainer's are left out where the arrays are
+        NumPy's and no hook or debug mode looks on.
         """
         if self.begin_apply(inputs):
             return self.build_outputs(
@@ -57,8 +61,8 @@ class OrderedFunctionNode(chainer.FunctionNode):
     def begin_apply(self, inputs: Arrays) -> bool:
         """Do what comes before `forward`; return False, with nothing done, if Chainer has to.
 
-        It has to unless the arrays are NumPy's, and no hook, check or recording looks on.
-        :meth:`build_outputs` may follow, also more than once, or not.
+        It has to unless the arrays are NumPy's, and no hook, check or recording looks
+        on. :meth:`build_outputs` may follow, also more than once, or not.
         """
         if (
             chainer.get_function_hooks()
@@ -106,7 +110,8 @@ class OrderedFunctionNode(chainer.FunctionNode):
     def control_output(self) -> Variable:
         """Return an output without data, made when it is first asked for, to connect gradients to.
 
-        Through it a second backward comes back here, whether or not the gradients depend on this
+        Through it a second backward comes back here, whether or not the gradients
+        depend on this
         function: it will on other ranks.
         """
         node = self._control_output() if self._control_output else None

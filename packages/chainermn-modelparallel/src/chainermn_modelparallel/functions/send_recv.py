@@ -20,37 +20,38 @@ from .ordered_function import Arrays, Variables, chainer_config, requires_grad_m
 def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Variable:
     """Send variables to another rank, which calls :func:`recv`.
 
-    Not collective: the two ranks take part. ``backward`` of the result waits for the gradients
-    from the other rank and continues with them; so the other rank has to run backward too. No
-    gradients are waited for, nor sent there, for variables that need none here: arrays,
-    integers, ``requires_grad=False``, and all of them under ``chainer.no_backprop_mode()``.
-    One ``backward`` comes to what was sent, received and communicated collectively in the reverse
-    of the order in which that was done. Call several of them in the reverse order of the sends, on
-    both ranks. Gradients find their send in any order; but what is large, data or gradients, keeps
-    the rank that sends it until the other one receives it. Two ranks that both send first wait for
-    each other, which is reported at ``CHAINERMN_TIMEOUT``: let one receive first, or use
-    :func:`~chainermn.functions.alltoall` for exchanges among all ranks.
+    Not collective: the two ranks take part. ``backward`` of the result waits for the
+    gradients from the other rank and continues with them; so the other rank has to run
+    backward too. No gradients are waited for, nor sent there, for variables that need
+    none here: arrays, integers, ``requires_grad=False``, and all of them under
+    ``chainer.no_backprop_mode()``. One ``backward`` comes to what was sent, received
+    and communicated collectively in the reverse of the order in which that was done.
+    Call several of them in the reverse order of the sends, on both ranks. Gradients
+    find their send in any order; but what is large, data or gradients, keeps the rank
+    that sends it until the other one receives it. Two ranks that both send first wait
+    for each other, which is reported at ``CHAINERMN_TIMEOUT``: let one receive first,
+    or use :func:`~chainermn.functions.alltoall` for exchanges among all ranks.
 
     Args:
-        x: a variable or an array, or a tuple or list of them; any shapes, memory orders and
-            dtypes, which may differ. Nothing is converted on the way.
+        x: a variable or an array, or a tuple or list of them; any shapes, memory orders
+            and dtypes, which may differ. Nothing is converted on the way.
         communicator: the communicator to which both ranks belong.
         rank: where to.
         tag: distinguishes messages between the same two ranks; from 0 on.
 
-    Returns:
-        A delegate variable: it holds no data (float32 of shape ``(0,)``), only the way back.
-        Keep it: make it the ``delegate_variable`` of the next :func:`recv` or of
-        :func:`pseudo_connect`, or call its ``backward``. If it is dropped before, and gradients
-        would have come, there is a ``RuntimeWarning``.
+    Returns: A delegate variable: it holds no data (float32 of shape ``(0,)``), only the
+        way back. Keep it: make it the ``delegate_variable`` of the next :func:`recv` or
+        of :func:`pseudo_connect`, or call its ``backward``. If it is dropped before,
+        and gradients would have come, there is a ``RuntimeWarning``.
 
     Raises:
-        TypeError: an argument is of the wrong type, arrays of CPU and GPU are mixed, or an array
-            holds Python objects.
-        ValueError: there is no such other rank or tag, ``x`` is empty, or a parameter in it is
-            not initialised. Nothing has been sent then, and the other rank still waits.
-        RankMismatchError: by ``backward`` of the result, when the other rank ran its ``recv`` in
-            ``chainer.no_backprop_mode()``, or dropped what that returned.
+        TypeError: an argument is of the wrong type, arrays of CPU and GPU are mixed, or
+            an array holds Python objects.
+        ValueError: there is no such other rank or tag, ``x`` is empty, or a parameter
+            in it is not initialised. Nothing has been sent then, and the other rank
+            still waits.
+        RankMismatchError: by ``backward`` of the result, when the other rank ran its
+            ``recv`` in ``chainer.no_backprop_mode()``, or dropped what that returned.
     """
     rank, tag = check_peer(communicator, rank, tag)
     variables, arrays = _check_variables(x, communicator.rank)
@@ -104,32 +105,34 @@ def recv(
 ) -> Any:
     """Receive the variables that another rank sends with :func:`send`.
 
-    Not collective: the two ranks take part. ``backward`` of the result sends the gradients to the
-    other rank, if that rank has use for them; then it continues to ``delegate_variable``. Received
-    variables without a gradient of their own count as having one of zeros there. Call several
-    ``backward`` in the reverse order of the sends, as for :func:`send`. The gradient itself can be
-    differentiated (``enable_double_backprop=True`` on both ranks); the gradient of
-    ``delegate_variable`` is then where this rank's second backward starts. Without one, a second
-    backward through these gradients raises RankMismatchError on the other rank.
+    Not collective: the two ranks take part. ``backward`` of the result sends the
+    gradients to the other rank, if that rank has use for them; then it continues to
+    ``delegate_variable``. Received variables without a gradient of their own count as
+    having one of zeros there. Call several ``backward`` in the reverse order of the
+    sends, as for :func:`send`. The gradient itself can be differentiated
+    (``enable_double_backprop=True`` on both ranks); the gradient of
+    ``delegate_variable`` is then where this rank's second backward starts. Without one,
+    a second backward through these gradients raises RankMismatchError on the other
+    rank.
 
     Args:
         communicator: the communicator to which both ranks belong.
         rank: where from.
-        delegate_variable: what backward of the result is to visit afterwards: the result of
-            an earlier :func:`send` of this process, or any other variable.
+        delegate_variable: what backward of the result is to visit afterwards: the
+            result of an earlier :func:`send` of this process, or any other variable.
         tag: the sender's.
         force_tuple: return a tuple even if it holds one variable.
 
-    Returns:
-        A variable, or a tuple of them if several were sent; fresh arrays with the shapes and
-        dtypes of those sent. Variables that need no gradient at the sender need none here
-        either, unless there is a ``delegate_variable`` to be reached through them. In
-        ``chainer.no_backprop_mode()`` none does; if the sender is not in it, ``backward`` of what
-        its ``send`` returned raises RankMismatchError there.
+    Returns: A variable, or a tuple of them if several were sent; fresh arrays with the
+        shapes and dtypes of those sent. Variables that need no gradient at the sender
+        need none here either, unless there is a ``delegate_variable`` to be reached
+        through them. In ``chainer.no_backprop_mode()`` none does; if the sender is not
+        in it, ``backward`` of what its ``send`` returned raises RankMismatchError
+        there.
 
     Raises:
-        TypeError: an argument is of the wrong type, or the other rank sent something else with
-            this tag (which is then discarded).
+        TypeError: an argument is of the wrong type, or the other rank sent something
+            else with this tag (which is then discarded).
         ValueError: there is no such other rank or tag.
     """
     outputs, _ = recv_variables(communicator, rank, delegate_variable, tag)
@@ -145,9 +148,9 @@ def recv_variables(
 ) -> tuple[Variables, RecvFunction | None]:
     """Return what :func:`recv` does as a tuple, and the function that sends the gradients.
 
-    That is None where there are none to send, and no delegate to continue to. If the delegate
-    variable is ``not_twice_differentiable``, because it leads to no variable of this rank's own, it
-    is as good as none for a second backward.
+    That is None where there are none to send, and no delegate to continue to. If the
+    delegate variable is ``not_twice_differentiable``, because it leads to no variable
+    of this rank's own, it is as good as none for a second backward.
     """
     rank, tag = check_peer(communicator, rank, tag)
     if delegate_variable is not None and not isinstance(delegate_variable, Variable):

@@ -67,11 +67,11 @@ def sync_batch_norm(
 ) -> tuple[Variable, SyncBatchNormFunction]:
     """Normalize this rank's part of the batch (collective; so is backward, if an x needs it).
 
-    ``make_inputs`` returns x, gamma, beta and the axes that are averaged over, which ascend; what
-    it raises is raised here, and as PeerError on the other ranks. Parts of the batch may be of
-    different sizes, or empty. gamma and beta, the same on all ranks, have the shape that is left of
-    x's without the axes. Returns y, of x's shape and dtype, and the function, which knows the
-    statistics.
+    ``make_inputs`` returns x, gamma, beta and the axes that are averaged over, which
+    ascend; what it raises is raised here, and as PeerError on the other ranks. Parts of
+    the batch may be of different sizes, or empty. gamma and beta, the same on all
+    ranks, have the shape that is left of x's without the axes. Returns y, of x's shape
+    and dtype, and the function, which knows the statistics.
     """
     comm = check_communicator(comm)
     with SharedFailure(comm.handshake, SCOPE + NAME):
@@ -85,10 +85,11 @@ def sync_batch_norm(
 class SyncBatchNormFunction(OrderedFunctionNode):
     """Normalizes this rank's part of the batch (collective, with one exchange).
 
-    Inputs: x, gamma, beta, and an empty leaf that requires a gradient, since one may be needed
-    elsewhere. Output: y. After ``forward``, the same on all ranks: ``count`` of values in a
-    channel, and the whole batch's ``mean`` and ``var`` (without correction for the count), float32
-    or wider, of gamma's shape.
+    Inputs: x, gamma, beta, and an empty leaf that requires a gradient, since one may be
+        needed
+    elsewhere. Output: y. After ``forward``, the same on all ranks: ``count`` of values
+    in a channel, and the whole batch's ``mean`` and ``var`` (without correction for the
+    count), float32 or wider, of gamma's shape.
     """
 
     label = NAME
@@ -127,8 +128,8 @@ class SyncBatchNormFunction(OrderedFunctionNode):
     def _combine_statistics(self, count: int, local: np.ndarray) -> None:
         """Set count, mean and variance of the whole batch, combining the ranks' in rank order.
 
-        Deviations are from each rank's own mean, so that no digits are lost where the mean is
-        large; the sums over ranks are taken in float64.
+        Deviations are from each rank's own mean, so that no digits are lost where the
+        mean is large; the sums over ranks are taken in float64.
         """
         shape = local.shape[1:]
         signature = (("dtype and channels", local.dtype, shape),)
@@ -142,7 +143,8 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         means, squares = _stack_ranks(
             [row[_COUNT.size :] for row in call.payloads], local
         )
-        # Arrays without axes: NumPy takes longer for Python's numbers, and for axes of one.
+        # Arrays without axes: NumPy takes longer for Python's numbers, and for axes of
+        # one.
         per_value = np.array(1 / max(self.count, 1))
         weights = np.array(float(counts[0]))  # nearly always that of all ranks
         if counts.count(counts[0]) < len(counts):
@@ -233,7 +235,8 @@ class SyncBatchNormFunction(OrderedFunctionNode):
             )
             gx = spread(scale) * gy - (x_hat * spread(sums[0]) + spread(sums[1]))
             gx = F.cast(gx * inv_std, x.dtype)
-            # A second backward from any of the three then takes part in the exchanges above.
+            # A second backward from any of the three then takes part in the exchanges
+            # above.
             ggamma, gbeta = pseudo_connect(sums, ggamma, gbeta)
         return gx, F.cast(ggamma, gamma.dtype), F.cast(gbeta, gamma.dtype)
 

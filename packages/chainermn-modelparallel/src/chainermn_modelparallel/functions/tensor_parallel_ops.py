@@ -1,13 +1,14 @@
 """Operations between values that are equal on all ranks and a region that ranks share out.
 
-Ranks that split one model's arithmetic, rather than its data, all compute the same loss from the
-same values. So the gradient of a sum over ranks is, for each rank's term, the sum's own gradient;
-every rank has a copy of that. The gradient of a value that all ranks use is the sum of what each of
-them computes. In ``collectives.py`` every rank's loss counts instead.
+Ranks that split one model's arithmetic, rather than its data, all compute the same loss
+from the same values. So the gradient of a sum over ranks is, for each rank's term, the
+sum's own gradient; every rank has a copy of that. The gradient of a value that all
+ranks use is the sum of what each of them computes. In ``collectives.py`` every rank's
+loss counts instead.
 
-All are collective, backward too, and differentiable any number of times. All but the last take a
-function that makes this rank's input; what it raises is raised here, and as PeerError on the other
-ranks.
+All are collective, backward too, and differentiable any number of times. All but the
+last take a function that makes this rank's input; what it raises is raised here, and as
+PeerError on the other ranks.
 """
 
 from __future__ import annotations

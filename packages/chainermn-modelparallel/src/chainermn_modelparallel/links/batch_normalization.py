@@ -23,32 +23,34 @@ from ..functions import (
 class MultiNodeBatchNormalization(L.BatchNormalization):
     """Batch normalization by the statistics of all ranks' batches together.
 
-    It gives what :class:`chainer.links.BatchNormalization` gives for the ranks' batches put
-    together, whose parts may be of different sizes, or empty. The running statistics are the same
-    on all ranks, and those of the whole batch. Parameters, persistent values and their names are
-    those of :class:`chainer.links.BatchNormalization`, so snapshots of one load into the other.
+    It gives what :class:`chainer.links.BatchNormalization` gives for the ranks' batches
+    put together, whose parts may be of different sizes, or empty. The running
+    statistics are the same on all ranks, and those of the whole batch. Parameters,
+    persistent values and their names are those of
+    :class:`chainer.links.BatchNormalization`, so snapshots of one load into the other.
 
-    While ``chainer.config.train`` is true, calling the link is collective, and so is backward if
-    any rank's input needs a gradient; each takes one exchange. Then backward has to run on every
-    rank, on those with an empty batch too. An input gets the gradient of the sum of all ranks'
-    losses. ``gamma`` and ``beta`` get this rank's share, which
-    :func:`create_multi_node_optimizer` averages as it does the others. Otherwise the link uses
-    its running statistics, and no communication.
+    While ``chainer.config.train`` is true, calling the link is collective, and so is
+    backward if any rank's input needs a gradient; each takes one exchange. Then
+    backward has to run on every rank, on those with an empty batch too. An input gets
+    the gradient of the sum of all ranks' losses. ``gamma`` and ``beta`` get this rank's
+    share, which :func:`create_multi_node_optimizer` averages as it does the others.
+    Otherwise the link uses its running statistics, and no communication.
 
     Args:
-        size: number of channels, or their shape if it has more axes; None if ``axis`` is given.
+        size: number of channels, or their shape if it has more axes; None if ``axis``
+            is given.
         comm: the communicator; all its ranks take part.
         decay: how much of the running statistics stays at each call.
         eps: added to the variance.
         dtype: of the parameters and running statistics, float32 by default; None for
-            ``chainer.config.dtype`` (float32 for ``mixed16``), as Chainer's own link has it.
-            Statistics of a batch are computed in float32 or wider.
+            ``chainer.config.dtype`` (float32 for ``mixed16``), as Chainer's own link
+            has it. Statistics of a batch are computed in float32 or wider.
         use_gamma: whether to scale the result by a parameter.
         use_beta: whether to add a parameter to the result.
         initial_gamma: initializer, number or array; 1 by default.
         initial_beta: likewise; 0 by default.
-        communication_backend: ``"auto"``, ``"mpi"`` or ``"nccl"``. All go by the communicator's
-            ``handshake``, through host memory: statistics are small.
+        communication_backend: ``"auto"``, ``"mpi"`` or ``"nccl"``. All go by the
+            communicator's ``handshake``, through host memory: statistics are small.
             ``"nccl"`` demands inputs on a GPU.
         axis: what is averaged over, as for :class:`chainer.links.BatchNormalization`.
         initial_avg_mean: likewise.
@@ -87,8 +89,8 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
         """Normalize this rank's part of the batch (collective while training).
 
         Args:
-            x: a variable or an array of floats, of shape ``(N, size, ...)``, or what ``axis``
-                says; ``N`` may differ between ranks, and be 0.
+            x: a variable or an array of floats, of shape ``(N, size, ...)``, or what
+                ``axis`` says; ``N`` may differ between ranks, and be 0.
             finetune: accumulate running statistics with equal weights, as
                 :class:`chainer.links.BatchNormalization` does.
 
@@ -97,9 +99,11 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
 
         Raises:
             TypeError: ``x`` is no variable or array of floats, or on another device.
-            ValueError: its shape doesn't fit, or it is not on a GPU as ``"nccl"`` demands.
+            ValueError: its shape doesn't fit, or it is not on a GPU as ``"nccl"``
+                demands.
             PeerError: another rank raised one of these.
-            RankMismatchError: on all ranks, when they call something else, or channels differ.
+            RankMismatchError: on all ranks, when they call something else, or channels
+                differ.
         """
         if not chainer.config.train:
             return super().forward(x, finetune=finetune)

@@ -22,31 +22,33 @@ from ..functions import (
 )
 from ..loss_scaling import refuse_unshared_scale
 
-# The ranks to which a component sends, or from which it receives, in order; None stands for the
-# model's arguments or output.
+# The ranks to which a component sends, or from which it receives, in order; None stands
+# for the model's arguments or output.
 Route = tuple[int, ...] | None
 
 
 class MultiNodeChainList(chainer.ChainList):
     """This rank's components of a model that spans ranks.
 
-    Each rank makes one, adds its components with :meth:`add_link` and calls it; what a component
-    returns goes to other ranks' components. Components run in the order in which they were added,
-    and backward visits them the other way round, on each rank, so backward meets no deadlock that
-    forward did not.
+    Each rank makes one, adds its components with :meth:`add_link` and calls it; what a
+    component returns goes to other ranks' components. Components run in the order in
+    which they were added, and backward visits them the other way round, on each rank,
+    so backward meets no deadlock that forward did not.
 
-    Calling it runs forward. Its arguments go to each component with ``rank_in=None``; it returns
-    what the component with ``rank_out=None`` returned, whatever that is; backward through the
-    variables in it, also within tuples, lists and dicts, goes on to the other ranks. A rank
-    without such a component gets a delegate variable without data (float32 of shape ``(0,)``);
-    call its ``backward``, which takes part in the other ranks' backward. Gradients can't be
-    differentiated again by way of a rank whose first component begins with what it receives: there
-    is no variable of its own from which it could take part in a second backward, so that one raises
+    Calling it runs forward. Its arguments go to each component with ``rank_in=None``;
+    it returns what the component with ``rank_out=None`` returned, whatever that is;
+    backward through the variables in it, also within tuples, lists and dicts, goes on
+    to the other ranks. A rank without such a component gets a delegate variable without
+    data (float32 of shape ``(0,)``); call its ``backward``, which takes part in the
+    other ranks' backward. Gradients can't be differentiated again by way of a rank
+    whose first component begins with what it receives: there is no variable of its own
+    from which it could take part in a second backward, so that one raises
     RankMismatchError on the rank that sent. Write that with :func:`recv` and its
     ``delegate_variable``.
 
-    It holds only this rank's parameters: optimizers, serializers and ``to_device`` work as with
-    any :class:`chainer.ChainList`. A copy, deep or not, has the same communicator.
+    It holds only this rank's parameters: optimizers, serializers and ``to_device`` work
+    as with any :class:`chainer.ChainList`. A copy, deep or not, has the same
+    communicator.
 
     Making one is not collective.
 
@@ -72,18 +74,19 @@ class MultiNodeChainList(chainer.ChainList):
         """Add a component.
 
         Args:
-            link: the component. With ``rank_in`` it is called with one argument for each rank
-                that it receives from: a variable, or a tuple if the sender's returned several.
-            rank_in: the rank, or an iterable of ranks, from which it receives, in this order; None
-                for the arguments of the model.
-            rank_out: the rank, or ranks likewise, to which what it returns is sent; None to make
-                that the model's output. Only one component can give the model's output. A rank may
-                send to a later component of its own.
+            link: the component. With ``rank_in`` it is called with one argument for
+                each rank that it receives from: a variable, or a tuple if the sender's
+                returned several.
+            rank_in: the rank, or an iterable of ranks, from which it receives, in this
+                order; None for the arguments of the model.
+            rank_out: the rank, or ranks likewise, to which what it returns is sent;
+                None to make that the model's output. Only one component can give the
+                model's output. A rank may send to a later component of its own.
 
         Raises:
             TypeError: ``link`` is no link, or a rank no integer.
-            ValueError: there is no such rank, a list of them is empty, or another component gives
-                the model's output already.
+            ValueError: there is no such rank, a list of them is empty, or another
+                component gives the model's output already.
         """
         here = self._comm.rank
         if not isinstance(link, chainer.Link):
@@ -121,12 +124,13 @@ class MultiNodeChainList(chainer.ChainList):
         """Run this rank's components; see the class (collective: all with components call it).
 
         Raises:
-            TypeError: a component with a ``rank_out`` returned something else than a variable, an
-                array, or a tuple or list of them; None, if it has no ``return``.
-            ValueError: there is no component, or what goes to or from a component of this rank has
-                no counterpart here.
-            RuntimeError: it is called by an optimizer's ``update`` that adapts a loss scale of this
-                rank's own; see :func:`share_loss_scale`.
+            TypeError: a component with a ``rank_out`` returned something else than a
+                variable, an array, or a tuple or list of them; None, if it has no
+                ``return``.
+            ValueError: there is no component, or what goes to or from a component of
+                this rank has no counterpart here.
+            RuntimeError: it is called by an optimizer's ``update`` that adapts a loss
+                scale of this rank's own; see :func:`share_loss_scale`.
         """
         here = self._comm.rank
         refuse_unshared_scale(here)

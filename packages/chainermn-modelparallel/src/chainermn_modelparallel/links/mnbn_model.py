@@ -21,22 +21,21 @@ def create_mnbn_model(
 ) -> Any:
     """Copy a model, with every batch normalization made a multi-node one (not collective).
 
-    The copy has the classes, structure, parameters, persistent values, update rules and names of
-    the original, and arrays of its own; link hooks and communicators are shared with it. Each
-    :class:`chainer.links.BatchNormalization` in it, at whatever depth, is a
-    :class:`MultiNodeBatchNormalization` in the copy. A link that occurs in several places occurs
-    in the same ones there, as one.
+    The copy has the classes, structure, parameters, persistent values, update rules and
+    names of the original, and arrays of its own; link hooks and communicators are
+    shared with it. Each :class:`chainer.links.BatchNormalization` in it, at whatever
+    depth, is a :class:`MultiNodeBatchNormalization` in the copy. A link that occurs in
+    several places occurs in the same ones there, as one.
 
     Args:
-        link: any link: a chain, chain list, sequential, or a batch normalization itself. Call it
-            before an optimizer is set up with the model.
+        link: any link: a chain, chain list, sequential, or a batch normalization
+            itself. Call it before an optimizer is set up with the model.
         comm: the communicator whose ranks share their batches.
         communication_backend: as for :class:`MultiNodeBatchNormalization`.
 
-    Returns:
-        The copy. A subclass of :class:`chainer.links.BatchNormalization` is converted if it has
-        no more than a constructor of its own; others, which may compute something else, are left
-        as they are, with a warning.
+    Returns: The copy. A subclass of :class:`chainer.links.BatchNormalization` is
+        converted if it has no more than a constructor of its own; others, which may
+        compute something else, are left as they are, with a warning.
 
     Raises:
         TypeError: ``link`` is no link, or ``comm`` no communicator.

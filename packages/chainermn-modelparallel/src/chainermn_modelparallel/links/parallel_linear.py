@@ -51,7 +51,8 @@ class _ParallelLinear(chainer.Link):
                     f"rank {comm.rank}: {name} must be an integer of at least {least}{reason}, got "
                     f"{size!r}"
                 )
-        # The whole matrix is drawn, so that shards are those of what one process would draw.
+        # The whole matrix is drawn, so that shards are those of what one process would
+        # draw.
         whole = L.Linear(in_size, out_size, *initial)
         ends = self._shard_ends()
         shard, everything = slice([0, *ends][comm.rank], ends[comm.rank]), slice(None)
@@ -101,27 +102,29 @@ class _ParallelLinear(chainer.Link):
 class ColumnParallelLinear(_ParallelLinear):
     """A linear layer whose outputs are divided among the ranks: each has some columns of y.
 
-    Rank r holds the rows of ``W``, and the elements of ``b``, that make its columns. All ranks
-    call the link with the same x (collective, as is backward) and compute the same loss, which
-    counts once: gradients are those of one process with :class:`chainer.links.Linear`.
+    Rank r holds the rows of ``W``, and the elements of ``b``, that make its columns.
+    All ranks call the link with the same x (collective, as is backward) and compute the
+    same loss, which counts once: gradients are those of one process with
+    :class:`chainer.links.Linear`.
 
-    Seed all ranks alike: then the parts are those of the matrix that one process would draw, and
-    the random numbers of the ranks stay in step. The parts must not be averaged over ``comm``: a
-    multi-node optimizer needs a communicator of ranks that hold the same part
-    (``comm.split``). A snapshot holds this rank's part alone, so save and load one for each rank,
-    with the same number of ranks; to take over a whole :class:`chainer.links.Linear`, give its
-    arrays as ``initialW`` and ``initial_bias``.
+    Seed all ranks alike: then the parts are those of the matrix that one process would
+    draw, and the random numbers of the ranks stay in step. The parts must not be
+    averaged over ``comm``: a multi-node optimizer needs a communicator of ranks that
+    hold the same part (``comm.split``). A snapshot holds this rank's part alone, so
+    save and load one for each rank, with the same number of ranks; to take over a whole
+    :class:`chainer.links.Linear`, give its arrays as ``initialW`` and ``initial_bias``.
 
     Args:
         in_size: number of inputs.
         out_size: number of outputs of all ranks together, at least one for each.
         comm: the communicator whose ranks divide the matrix.
         nobias: without ``b``.
-        initialW: initializer, number, or array of shape ``(out_size, in_size)``, of the whole
-            matrix; as for :class:`chainer.links.Linear`.
+        initialW: initializer, number, or array of shape ``(out_size, in_size)``, of the
+            whole matrix; as for :class:`chainer.links.Linear`.
         initial_bias: likewise, of shape ``(out_size,)``.
         gather_output: whether every rank gets all of y. Without it, a
-            :class:`RowParallelLinear` with ``input_is_parallel`` can take this rank's columns.
+            :class:`RowParallelLinear` with ``input_is_parallel`` can take this rank's
+            columns.
 
     Raises:
         TypeError: ``comm`` is no communicator.
@@ -147,8 +150,9 @@ class ColumnParallelLinear(_ParallelLinear):
         """Return the linear map of x (collective).
 
         Args:
-            x: a variable or an array of shape ``(N, in_size)``, of the parameters' dtype, the
-                same on all ranks. Further axes are flattened into the second.
+            x: a variable or an array of shape ``(N, in_size)``, of the parameters'
+                dtype, the same on all ranks. Further axes are flattened into the
+                second.
 
         Returns:
             A variable of shape ``(N, out_size)``, or with this rank's columns only.
@@ -157,7 +161,8 @@ class ColumnParallelLinear(_ParallelLinear):
             TypeError: ``x`` is no variable or array.
             ValueError: its shape or dtype is another.
             PeerError: another rank raised one of these.
-            RankMismatchError: on all ranks, when shapes differ or they call something else.
+            RankMismatchError: on all ranks, when shapes differ or they call something
+                else.
         """
         x = copy_to_region(self.comm, lambda: self._check_input(x, self.in_size))
         y = F.linear(x, self.W, self.b)
@@ -167,9 +172,9 @@ class ColumnParallelLinear(_ParallelLinear):
 class RowParallelLinear(_ParallelLinear):
     """A linear layer whose inputs are divided among the ranks: each takes some columns of x.
 
-    Rank r holds the columns of ``W`` that take its inputs; ``b`` is the same on all ranks. The
-    ranks' products are summed, and all get the whole of y (collective, as is backward). See
-    :class:`ColumnParallelLinear` for seeds, optimizers and snapshots.
+    Rank r holds the columns of ``W`` that take its inputs; ``b`` is the same on all
+    ranks. The ranks' products are summed, and all get the whole of y (collective, as is
+    backward). See :class:`ColumnParallelLinear` for seeds, optimizers and snapshots.
 
     Args:
         in_size: number of inputs of all ranks together, at least one for each.
@@ -204,9 +209,9 @@ class RowParallelLinear(_ParallelLinear):
         """Return the linear map of x (collective).
 
         Args:
-            x: a variable or an array of the parameters' dtype: of shape ``(N, in_size)`` and the
-                same on all ranks, or with this rank's columns if ``input_is_parallel``. Further
-                axes are flattened into the second.
+            x: a variable or an array of the parameters' dtype: of shape ``(N,
+                in_size)`` and the same on all ranks, or with this rank's columns if
+                ``input_is_parallel``. Further axes are flattened into the second.
 
         Returns:
             A variable of shape ``(N, out_size)``, the same on all ranks.

@@ -17,8 +17,8 @@ SHARE = 0.8
 def available_bytes(ranks: int) -> int:
     """Return the bytes of memory that each of ``ranks`` ranks on this node may take.
 
-    The least of what the machine has free, what the cgroups let them, and what a process may
-    have (``ulimit -v``).
+    The least of what the machine has free, what the cgroups let them, and what a
+    process may have (``ulimit -v``).
     """
     free = [memory()["available_bytes"] / ranks]
     free += [

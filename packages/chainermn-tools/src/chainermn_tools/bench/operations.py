@@ -35,8 +35,8 @@ class Operation:
     bus_factor: Callable[
         [int], float
     ]  # bus bandwidth over algorithm bandwidth, by ranks
-    # Takes a communicator, the array to send, and an array of the same size for results; both
-    # float32.
+    # Takes a communicator, the array to send, and an array of the same size for
+    # results; both float32.
     make_invocation: Callable[[CommunicatorBase, np.ndarray, np.ndarray], Invocation]
     transfers_per_call: int = 1  # transfers that follow one another in a call
     min_ranks: int = 1  # the operation is skipped in jobs of fewer ranks

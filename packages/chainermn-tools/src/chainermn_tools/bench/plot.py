@@ -9,7 +9,8 @@ from chainermn_tools.bench.operations import BASELINES, MEAN_GRAD
 from chainermn_tools.bench.text import label, title
 from chainermn_tools.formatting import format_bytes
 
-# For any kind of eye, and in grey: colours of Okabe and Ito, each with a mark of its own.
+# For any kind of eye, and in grey: colours of Okabe and Ito, each with a mark of its
+# own.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKS = "osD^vP*"
 BASELINE_STYLES = ("--", ":")

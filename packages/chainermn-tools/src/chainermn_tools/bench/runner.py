@@ -26,10 +26,11 @@ if TYPE_CHECKING:  # importing it starts MPI
 # Raised when a key of the report changes its name or its meaning.
 SCHEMA = 3
 FLOAT_BYTES = 4
-# Arrays as long as `bytes` that a rank holds at most: its own, one for the baselines' results,
-# what an operation returns, and a copy that MPI or an operation makes.
+# Arrays as long as `bytes` that a rank holds at most: its own, one for the baselines'
+# results, what an operation returns, and a copy that MPI or an operation makes.
 ARRAYS = 4
-# Bytes with which every operation of every communicator is checked before anything is timed.
+# Bytes with which every operation of every communicator is checked before anything is
+# timed.
 CHECK_BYTES = 64 << 10
 # Sizes up to this get equal shares of the time.
 EVEN_BYTES = 4 << 20

@@ -12,10 +12,12 @@ from chainermn_tools.bench.operations import Invocation
 if TYPE_CHECKING:  # importing it starts MPI
     from mpi4py import MPI
 
-# Calls whose time counts as one: as many as take this time, since a clock and a barrier cost some.
+# Calls whose time counts as one: as many as take this time, since a clock and a barrier
+# cost some.
 BATCH_SECONDS = 2e-3
 MAX_CALLS, MAX_ROUNDS = 100, 40
-# A communicator may try several ways before it settles for one; large sizes have less time.
+# A communicator may try several ways before it settles for one; large sizes have less
+# time.
 WARM_UP_CALLS, WARM_UP_SECONDS = 10, 0.3
 NAP_SECONDS = 2e-4
 
@@ -35,7 +37,8 @@ class Times:
 def is_correct(world: MPI.Intracomm, invocation: Invocation) -> tuple[bool, str | None]:
     """Make one call with fresh values and look at the result (collective).
 
-    Return whether it was right on all ranks, and what it raised, if anything; the same everywhere.
+    Return whether it was right on all ranks, and what it raised, if anything; the same
+    everywhere.
     """
     problem = None
     correct = False
@@ -59,11 +62,12 @@ def time_all(
 ) -> tuple[list[Times], float]:
     """Check and time invocations in turn, round after round (collective).
 
-    Others' work on the machine then slows all of them alike. There is at least one round, and more
-    until the time is over.
+    Others' work on the machine then slows all of them alike. There is at least one
+    round, and more until the time is over.
 
-    Return for each invocation what was found, the same on all ranks; no times where it was wrong or
-    raised. And how long all of it took at least: the checks, a call, and a round.
+    Return for each invocation what was found, the same on all ranks; no times where it
+    was wrong or raised. And how long all of it took at least: the checks, a call, and a
+    round.
     """
     start = time.perf_counter()
     found = [Times(*is_correct(world, invocation)) for invocation in invocations]

@@ -19,7 +19,8 @@ from chainermn_tools.launch import JobResult, run_script
 
 EVENT = "bench"  # with the report; each row of its tables is an event of its own
 TABLES = ("hosts", "checks", "results", "skipped")
-# Beyond the time that the ranks give themselves: to start, and to end by themselves first.
+# Beyond the time that the ranks give themselves: to start, and to end by themselves
+# first.
 START_SECONDS = 30.0
 
 
@@ -61,8 +62,9 @@ def measure_here(
 ) -> dict[str, Any] | None:
     """Have a rank of an MPI job `measure` (collective over all its ranks).
 
-    After ``limit`` seconds this process ends, and with it the job. Return the report at rank 0,
-    None elsewhere. Raise Unavailable if MPI doesn't load, or knows of fewer ranks than started.
+    After ``limit`` seconds this process ends, and with it the job. Return the report at
+    rank 0, None elsewhere. Raise Unavailable if MPI doesn't load, or knows of fewer
+    ranks than started.
     """
     timer = threading.Timer(limit, _give_up, (limit,))
     timer.daemon = True

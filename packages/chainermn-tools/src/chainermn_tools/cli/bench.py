@@ -15,7 +15,8 @@ from chainermn_tools.jobs import Unavailable, available_cores, rank_from_env
 # `dummy` moves nothing, and `pure_nccl` no arrays in host memory, as are those here.
 NOT_MEASURED = ("dummy", "pure_nccl")
 DEFAULT_SECONDS = 60.0
-# A run that takes LIMIT_FACTOR times as long as it should, and LEAST_LIMIT_SECONDS at least, hangs.
+# A run that takes LIMIT_FACTOR times as long as it should, and LEAST_LIMIT_SECONDS at
+# least, hangs.
 LIMIT_FACTOR, LEAST_LIMIT_SECONDS = 3.0, 60.0
 # Sizes that are measured go from 1 KiB by fours.
 SMALLEST, STEP = KIB, 4
@@ -62,17 +63,20 @@ def bench(
 ) -> None:
     """Check what communicators return, and measure how fast they are.
 
-    Sizes go from 1 KiB to 256 MiB; values are compared with what they must be before anything
-    is timed. Bandwidths are defined as in nccl-tests. Arrays lie in host memory.
+    Sizes go from 1 KiB to 256 MiB; values are compared with what they must be before
+    anything is timed. Bandwidths are defined as in nccl-tests. Arrays lie in host
+    memory.
 
-    It starts the ranks by itself, on this host, or measures those that an MPI launcher started:
+    It starts the ranks by itself, on this host, or measures those that an MPI launcher
+    started:
 
     \b
         chainermn bench -n 4 --plot bench.png
         mpiexec -hosts a,b -n 4 chainermn bench
 
-    Exit status: 0 when all values were right; 1 when some were not, or nothing could be measured;
-    2 for a wrong command line; 124 when it took too long; else that of the job that failed.
+    Exit status: 0 when all values were right; 1 when some were not, or nothing could be
+    measured; 2 for a wrong command line; 124 when it took too long; else that of the
+    job that failed.
     """
     place = rank_from_env()
     names = _names(wanted)
@@ -105,7 +109,8 @@ def bench(
     else:
         from chainermn_tools.bench.text import render
 
-        # Open MPI gives each rank a terminal of its own, wherever mpiexec's output goes.
+        # Open MPI gives each rank a terminal of its own, wherever mpiexec's output
+        # goes.
         render(
             report, Console(force_terminal=False if place else None, highlight=False)
         )

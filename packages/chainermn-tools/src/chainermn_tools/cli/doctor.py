@@ -66,16 +66,16 @@ def doctor(
 ) -> None:
     """Find out what is wrong here, and how to mend it.
 
-    The doctor first checks this machine, its MPI and its GPUs. Then it starts a few ranks here, and
-    they try every communicator. With --hosts or --hostfile, or within a job of
-    Slurm, it checks the hosts last:
+    The doctor first checks this machine, its MPI and its GPUs. Then it starts a few
+    ranks here, and they try every communicator. With --hosts or --hostfile, or within a
+    job of Slurm, it checks the hosts last:
 
     \b
         chainermn doctor -n 8
         chainermn doctor --hosts a:4,b:4 --script train.py
 
-    Exit status: 0 if all is well, 1 if a check failed, 3 if there are warnings only, 2 for a
-    wrong command line, 128 + n if this program was ended by signal n.
+    Exit status: 0 if all is well, 1 if a check failed, 3 if there are warnings only, 2
+    for a wrong command line, 128 + n if this program was ended by signal n.
     """
     started = time.monotonic()
     try:

@@ -16,7 +16,8 @@ from chainermn_tools import environment
 from chainermn_tools.doctor import CheckResult, Context, Stage
 from chainermn_tools.formatting import print_line, print_row, print_text
 
-# Raised when a key of the JSON changes its name or its meaning; a new check or key is no change.
+# Raised when a key of the JSON changes its name or its meaning; a new check or key is
+# no change.
 SCHEMA = 3
 # Of the time for the environment, what the programs may take that are asked.
 PROGRAMS_SHARE = 0.7
@@ -96,7 +97,8 @@ def as_markdown(
 ) -> str:
     """Return results and environment in Markdown, folded away below one line.
 
-    The results took ``seconds``, and collecting the environment may take ``environment_time``.
+    The results took ``seconds``, and collecting the environment may take
+    ``environment_time``.
     """
     file = io.StringIO()
     console = Console(file=file, force_terminal=False)
@@ -122,8 +124,8 @@ def show_all(
 ) -> list[CheckResult]:
     """Print the stages' results as they come, and a summary; return the results.
 
-    On a terminal sentences are wrapped to its width, and a hint is never broken, so that it can be
-    copied; elsewhere each is one line, printed at once.
+    On a terminal sentences are wrapped to its width, and a hint is never broken, so
+    that it can be copied; elsewhere each is one line, printed at once.
     """
     width = max(len(check.name) for stage in stages for check in stage.checks)
     shown: list[CheckResult] = []

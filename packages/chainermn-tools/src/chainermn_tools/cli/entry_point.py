@@ -10,7 +10,8 @@ from importlib import import_module
 
 import click
 
-# Each is a click.Command of this name, in a file of this name. To add one, put its name here.
+# Each is a click.Command of this name, in a file of this name. To add one, put its name
+# here.
 COMMANDS = (
     "bench",
     "doctor",

@@ -29,5 +29,6 @@ def env(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:
-        # Open MPI gives each rank a terminal of its own, wherever mpiexec's output goes.
+        # Open MPI gives each rank a terminal of its own, wherever mpiexec's output
+        # goes.
         environment.render(report, Console(force_terminal=False if place else None))

@@ -24,10 +24,12 @@ def explain(ctx: click.Context, as_json: bool, file: str) -> None:
     \b
         mpiexec -n 4 python train.py 2>&1 | tee log | chainermn explain
 
-    First comes which rank failed first, how, and what to do, where the log says so. Then come
-    known failures, causes first; what only says that something else failed comes last.
+    First comes which rank failed first, how, and what to do, where the log says so.
+    Then come known failures, causes first; what only says that something else failed
+    comes last.
 
-    Exit status: 0 when something was recognised, 1 when nothing was, 2 when FILE can't be read.
+    Exit status: 0 when something was recognised, 1 when nothing was, 2 when FILE can't
+    be read.
     """
     if file == "-" and sys.stdin.isatty():
         click.echo("Reading a log from the terminal; Ctrl-D ends it.", err=True)

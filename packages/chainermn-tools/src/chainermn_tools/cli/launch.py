@@ -104,30 +104,34 @@ def launch(
         chainermn launch --hosts a:2,b:2 --log-dir logs -m package.train
         chainermn launch -n 4 -- -W error -X dev train.py
 
-    It prints the line that it runs. What follows the script goes to it; what follows -- is a
-    command line of Python, with its own options.
+    It prints the line that it runs. What follows the script goes to it; what follows --
+    is a command line of Python, with its own options.
 
-    In a job of Slurm, PBS, LSF or SGE, hosts come from the job unless named, and ranks unless -n is
-    given: its tasks, or one a node. The mpiexec is that on PATH, of MPICH or Open MPI or a
-    relative. In Slurm, where that is missing or of another MPI than mpi4py's, it is srun.
+    In a job of Slurm, PBS, LSF or SGE, hosts come from the job unless named, and ranks
+    unless -n is
+    given: its tasks, or one a node. The mpiexec is that on PATH, of MPICH or Open MPI
+        or a
+    relative. In Slurm, where that is missing or of another MPI than mpi4py's, it is
+    srun.
 
-    The job succeeds if mpiexec reports success and no rank fails. A rank fails by an error, by
-    dying, or by os._exit. Otherwise the first rank that failed is shown, with its
-    exit status and, of an exception, the traceback. With --max-restarts all ranks are then
-    started anew, after a pause that grows; the script goes on from its last checkpoint, as with
-    create_multi_node_checkpointer, and finds in CHAINERMN_RESTARTS how often it was. Rank 0 gets
-    what is typed; Ctrl-C ends all. SIGTERM and SIGUSR1 reach the ranks as SIGTERM, to save and
-    leave with status 75.
+    The job succeeds if mpiexec reports success and no rank fails. A rank fails by an
+    error, by dying, or by os._exit. Otherwise the first rank that failed is shown, with
+    its exit status and, of an exception, the traceback. With --max-restarts all ranks
+    are then started anew, after a pause that grows; the script goes on from its last
+    checkpoint, as with create_multi_node_checkpointer, and finds in CHAINERMN_RESTARTS
+    how often it was. Rank 0 gets what is typed; Ctrl-C ends all. SIGTERM and SIGUSR1
+    reach the ranks as SIGTERM, to save and leave with status 75.
 
     OMP_NUM_THREADS is set to a host's cores divided by its ranks, unless it, or another
     BLAS's variable, is set already.
 
-    With --json all output of ranks goes to standard error, and one object to standard output.
+    With --json all output of ranks goes to standard error, and one object to standard
+    output.
 
-    Exit status: 0 if the job succeeds; 2 if nothing starts; 75 if all ranks have saved and left;
-    124 after --timeout, or after CHAINERMN_TIMEOUT, the watchdog's limit; 130 after Ctrl-C, and
-    128 + n after another signal n to this program. Else it is that of the rank that failed first:
-    1 after an exception, 128 + n after signal n.
+    Exit status: 0 if the job succeeds; 2 if nothing starts; 75 if all ranks have saved
+    and left; 124 after --timeout, or after CHAINERMN_TIMEOUT, the watchdog's limit; 130
+    after Ctrl-C, and 128 + n after another signal n to this program. Else it is that of
+    the rank that failed first: 1 after an exception, 128 + n after signal n.
     """
     try:
         named = options.named_hosts(host_list, hostfile)

@@ -28,8 +28,8 @@ def named_hosts(
 ) -> tuple[jobs.Host, ...]:
     """Return the hosts of --hosts or --hostfile; none without either.
 
-    Raise ValueError if both are given, or one names no hosts; unless ``strict``, a hostfile may
-    hold anything, and then names none.
+    Raise ValueError if both are given, or one names no hosts; unless ``strict``, a
+    hostfile may hold anything, and then names none.
     """
     if host_list is not None and hostfile is not None:
         raise ValueError("--hosts and --hostfile exclude each other")

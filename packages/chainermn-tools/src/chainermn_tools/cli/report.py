@@ -23,9 +23,9 @@ from chainermn_tools.formatting import printable
 def report(results: tuple[str, ...], output: str) -> None:
     """Show a job in one HTML file: learning curves, ranks' time lines, waiting, environment.
 
-    A RESULT is a folder or a file. In a trainer's result folder it looks for the file "log" of
-    LogReport, for "env.json", and for a trace, also one folder deeper. Without "env.json" the page
-    shows the environment of this machine:
+    A RESULT is a folder or a file. In a trainer's result folder it looks for the file
+    "log" of LogReport, for "env.json", and for a trace, also one folder deeper. Without
+    "env.json" the page shows the environment of this machine:
 
     \b
         chainermn env --json > result/env.json
@@ -34,7 +34,8 @@ def report(results: tuple[str, ...], output: str) -> None:
 
     The page needs no network, and says what is missing.
 
-    Exit status: 0, or 2 when there is nothing to show, or a file can't be read or written.
+    Exit status: 0, or 2 when there is nothing to show, or a file can't be read or
+    written.
     """
     from chainermn_tools import report as reports
 

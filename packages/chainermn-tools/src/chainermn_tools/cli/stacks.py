@@ -10,13 +10,14 @@ import click
 def stacks(job: int | None) -> None:
     """Print the Python stacks of all ranks of a running job, which runs on.
 
-    Run it on a host of the job, the first one to see all ranks. JOB is the PID of mpiexec, or of a
-    rank, on this host; without it, the only job here:
+    Run it on a host of the job, the first one to see all ranks. JOB is the PID of
+    mpiexec, or of a rank, on this host; without it, the only job here:
 
     \b
         chainermn stacks 4711
 
-    Exit status: 0; 1 when the job has ended or doesn't answer; 2 when no such job is seen here.
+    Exit status: 0; 1 when the job has ended or doesn't answer; 2 when no such job is
+    seen here.
     """
     from chainermn_tools import live
 

@@ -24,15 +24,17 @@ SORT_KEYS = ("rank", *SHARES, *RATES, "memory_bytes")
 def top(job: int | None, sort: str, as_json: bool) -> None:
     """Look into a running job: what each rank does, and for which one others wait.
 
-    Run it on a host of the job, the first one to see all ranks. JOB is the PID of mpiexec, or of a
-    rank, on this host; without it, the only job here. A terminal's table is refreshed until Ctrl-C.
-    Shares and rates are of ten seconds, steps calls of multi-node optimizers' `update`:
+    Run it on a host of the job, the first one to see all ranks. JOB is the PID of
+    mpiexec, or of a rank, on this host; without it, the only job here. A terminal's
+    table is refreshed until Ctrl-C. Shares and rates are of ten seconds, steps calls of
+    multi-node optimizers' `update`:
 
     \b
         chainermn top --sort waited_for
         chainermn top 4711 --json
 
-    Exit status: 0; 1 when the job has ended or doesn't answer; 2 when no such job is seen here.
+    Exit status: 0; 1 when the job has ended or doesn't answer; 2 when no such job is
+    seen here.
     """
     from chainermn_tools import live
 

@@ -43,8 +43,9 @@ def trace(
         mpiexec -genv CHAINERMN_TRACE traces -n 4 python train.py
         chainermn trace traces --html trace.html --output merged.json
 
-    Clocks of the ranks are aligned. Files that end in the middle, as a killed job leaves them, are
-    read as far as they go. The last section says which rank comes last to collective calls.
+    Clocks of the ranks are aligned. Files that end in the middle, as a killed job
+    leaves them, are read as far as they go. The last section says which rank comes last
+    to collective calls.
 
     Exit status: 0, or 2 when there is no trace, or a file can't be written.
     """

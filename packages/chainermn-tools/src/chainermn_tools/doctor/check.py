@@ -12,12 +12,13 @@ from typing import Any, Literal, TypeVar
 
 from chainermn_tools.jobs import Host, assign_slots
 
-# "warning": it works, but slower or less safely than it could. "skipped": there was nothing to
-# check, or no point in checking since something that the check needs has failed.
+# "warning": it works, but slower or less safely than it could. "skipped": there was
+# nothing to check, or no point in checking since something that the check needs has
+# failed.
 Status = Literal["ok", "warning", "failed", "skipped"]
 Result = TypeVar("Result")
-# Programs of a check are ended before the check's deadline, so that they are gone by then: this
-# many seconds before, but no more than this share of the remaining time.
+# Programs of a check are ended before the check's deadline, so that they are gone by
+# then: this many seconds before, but no more than this share of the remaining time.
 CLEANUP_SECONDS, CLEANUP_SHARE = 3.0, 0.25
 # What one small program may take: loading MPI or CUDA from a cold network disk is slow.
 PROGRAM_SECONDS, PROGRAM_SHARE = 30.0, 0.5
@@ -107,8 +108,8 @@ class Context:
     def time_for(self, usual: float, share: float, max_share: float = 1.0) -> float:
         """Return how long a part of a check may take, in seconds; more with a longer time-out.
 
-        It gets the usual seconds, or this share of the remaining time if that is longer, and never
-        more than ``max_share`` of it.
+        It gets the usual seconds, or this share of the remaining time if that is
+        longer, and never more than ``max_share`` of it.
         """
         remaining = self.remaining()
         return min(max_share * remaining, max(usual, share * remaining))
@@ -141,8 +142,9 @@ class Check:
     name: str  # unique among all stages; what JSON and people call it
     question: str  # in the user's words
     run: Run  # it may raise and hang; the others go on
-    # Names of checks of this stage or an earlier one without whose success this one has no point:
-    # it is skipped when one of them failed, and starts when all have finished.
+    # Names of checks of this stage or an earlier one without whose success this one has
+    # no point: it is skipped when one of them failed, and starts when all have
+    # finished.
     needs: tuple[str, ...] = ()
 
 

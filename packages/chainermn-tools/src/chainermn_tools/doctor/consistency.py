@@ -195,8 +195,8 @@ def _differing_packages(
 ) -> list[str]:
     """Return the packages whose version on one of the hosts is wrong.
 
-    Those that this machine lacks, which may have no GPU and run no rank, must be on all hosts or
-    on none.
+    Those that this machine lacks, which may have no GPU and run no rank, must be on all
+    hosts or on none.
     """
     families = tuple(f"{family}-" for family in PACKAGE_FAMILIES)
     names = {name for facts in hosts for name in facts if name.startswith(families)}

@@ -90,8 +90,8 @@ def hostfile(context: Context) -> CheckResult:
 def foreign_lines(text: str, vendor: str | None) -> dict[int, tuple[str, str]]:
     """Find the lines of a hostfile that another MPI than the vendor's would read, if it is known.
 
-    Return by the line's number, from 1, the line and how the vendor's MPI wants it: MPICH and its
-    relatives `host:2`, and Open MPI `host slots=2`.
+    Return by the line's number, from 1, the line and how the vendor's MPI wants it:
+    MPICH and its relatives `host:2`, and Open MPI `host slots=2`.
     """
     found: dict[int, tuple[str, str]] = {}
     is_hydra = vendor in HYDRA_VENDORS
@@ -223,8 +223,8 @@ def connections(_: Context, cluster: ClusterFacts) -> CheckResult:
 def _tried_connections(cluster: ClusterFacts) -> dict[Pair, dict[str, Any] | None]:
     """Return what came of each host's try to connect to another; None where it did not finish.
 
-    Of this machine only connections from others to it count, which ranks' launchers make to
-    mpiexec; and none where it is one of the hosts.
+    Of this machine only connections from others to it count, which ranks' launchers
+    make to mpiexec; and none where it is one of the hosts.
     """
     able = cluster.facts()
     targets = {**able}

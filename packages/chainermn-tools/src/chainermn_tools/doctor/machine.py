@@ -20,8 +20,8 @@ from chainermn_tools.doctor.software import mpi_vendor
 
 SHM_FOLDER = Path("/dev/shm")
 MIB = 1 << 20
-# MPICH 5 ends by SIGSEGV or SIGBUS as it starts with less than about 14 MiB and 5 MiB a rank;
-# Open MPI 5 starts with 1 MiB, and needs some for windows.
+# MPICH 5 ends by SIGSEGV or SIGBUS as it starts with less than about 14 MiB and 5 MiB a
+# rank; Open MPI 5 starts with 1 MiB, and needs some for windows.
 START_BYTES, START_RANK_BYTES = 14 * MIB, 5 * MIB
 OPEN_MPI_BYTES = 4 * MIB
 # A communicator takes up to 4 MiB a rank, and only where 8 MiB stay free beside.

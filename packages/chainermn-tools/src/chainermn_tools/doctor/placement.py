@@ -35,8 +35,9 @@ from chainermn_tools.formatting import format_bytes, format_count
 MAX_RANKS_PER_HOST = 2
 # Names that fit into an event.
 HOSTS_AT_ONCE = 40
-# Usual seconds of the job, share of the remaining time, and the most of it; then each host may be
-# tried alone. Ranks do little: one that isn't done by then hangs, or is very slow.
+# Usual seconds of the job, share of the remaining time, and the most of it; then each
+# host may be tried alone. Ranks do little: one that isn't done by then hangs, or is
+# very slow.
 JOB_TIME = (60.0, 0.4, 0.6)
 # Most hosts whose pairs are all tried; of more hosts, only neighbours are.
 MAX_ALL_PAIRS = 6

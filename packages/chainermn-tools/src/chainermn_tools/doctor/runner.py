@@ -57,8 +57,9 @@ CLUSTER = Stage("hosts", "Over the hosts", _over_hosts, fraction=1.0)
 def run_checks(stages: Sequence[Stage], context: Context) -> Iterator[CheckResult]:
     """Run the stages one after another, and yield a result for every check, whatever hangs.
 
-    Results come in the stages' order, each as soon as it is there. The context's deadline is that
-    of all stages together. Each check runs in a thread, which is left behind if it hangs.
+    Results come in the stages' order, each as soon as it is there. The context's
+    deadline is that of all stages together. Each check runs in a thread, which is left
+    behind if it hangs.
     """
     results: dict[str, CheckResult] = {}
     for number, stage in enumerate(stages, start=1):

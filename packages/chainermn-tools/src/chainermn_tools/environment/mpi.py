@@ -45,8 +45,9 @@ def mpi_library() -> dict[str, Any]:
 def mpi_mismatch(library: dict[str, Any], launcher: dict[str, Any]) -> str | None:
     """Return why the launcher cannot start the library's programs; None if it can, or if unknown.
 
-    Started by another vendor's `mpiexec`, each process thinks that it is rank 0 of 1. So it
-    is with Open MPI when the major versions differ. Hydra also starts MVAPICH's programs.
+    Started by another vendor's `mpiexec`, each process thinks that it is rank 0 of 1.
+    So it is with Open MPI when the major versions differ. Hydra also starts MVAPICH's
+    programs.
     """
     if "unavailable" in library or "unavailable" in launcher or not launcher["vendor"]:
         return None
@@ -64,9 +65,10 @@ def mpi_mismatch(library: dict[str, Any], launcher: dict[str, Any]) -> str | Non
 def topology(timeout: float) -> dict[str, Any]:
     """Return the ranks and their nodes (collective if a launcher started this process).
 
-    Under a launcher these are the ranks that it started; else two are started. MPI is called in a
-    subprocess, which under a launcher takes this one's place as a rank: where MPI can't start, it
-    ends its process or hangs. Raise Unavailable then, and on all ranks but 0.
+    Under a launcher these are the ranks that it started; else two are started. MPI is
+    called in a subprocess, which under a launcher takes this one's place as a rank:
+    where MPI can't start, it ends its process or hangs. Raise Unavailable then, and on
+    all ranks but 0.
     """
     if jobs.rank_from_env() is not None:
         return {
@@ -81,8 +83,8 @@ def topology(timeout: float) -> dict[str, Any]:
 def gather_ranks() -> dict[str, Any] | None:
     """Gather every rank's node, host and cores at rank 0, and finalize MPI (collective).
 
-    Return a dict for the report at rank 0, None elsewhere; raise Unavailable if the launcher
-    started several ranks and MPI knows of one.
+    Return a dict for the report at rank 0, None elsewhere; raise Unavailable if the
+    launcher started several ranks and MPI knows of one.
     """
     from mpi4py import MPI
 

@@ -40,7 +40,8 @@ def python() -> dict[str, Any]:
 
 def start_method() -> str:
     """Return how multiprocessing starts processes."""
-    # Asked plainly, multiprocessing would settle it, and the caller could choose no more.
+    # Asked plainly, multiprocessing would settle it, and the caller could choose no
+    # more.
     chosen = multiprocessing.get_start_method(allow_none=True)
     return chosen or multiprocessing.get_all_start_methods()[0]
 

@@ -34,8 +34,8 @@ def run_concurrently(
 ) -> dict[str, Any]:
     """Run probes concurrently, for ``timeout`` seconds; they return what JSON can hold.
 
-    Return under each name, in the order given, the answer, or ``{"unavailable": reason}`` when the
-    probe raised or has not finished. Never raise.
+    Return under each name, in the order given, the answer, or ``{"unavailable":
+    reason}`` when the probe raised or has not finished. Never raise.
     """
     answers: dict[str, Any] = {}
 
@@ -64,11 +64,13 @@ def call_in_subprocess(
 ) -> Answer:
     """Call a function in a fresh Python process, and return what it returned.
 
-    The function is at the top level of a module, takes nothing and returns what JSON can hold, or
-    None when another rank answers of the launcher, a command line such as ``mpiexec -n 2``.
-    Raise TimedOut if it took too long, and Unavailable if it raised, crashed or gave no answer.
+    The function is at the top level of a module, takes nothing and returns what JSON
+    can hold, or None when another rank answers of the launcher, a command line such as
+    ``mpiexec -n 2``. Raise TimedOut if it took too long, and Unavailable if it raised,
+    crashed or gave no answer.
     """
-    # `-c` puts the current folder first on the path, which the command `chainermn` does not.
+    # `-c` puts the current folder first on the path, which the command `chainermn` does
+    # not.
     code = (
         "import sys; sys.path[:] = [p for p in sys.path if p]\n"
         f"from {__name__} import print_answer\n"
@@ -93,6 +95,7 @@ def print_answer(function: Callable[[], Any]) -> None:
     except Exception as error:
         found = unavailable(error)
     if found.get("answer", ...) is not None:
-        # One write, in one piece and on its own line even if something was printed before.
+        # One write, in one piece and on its own line even if something was printed
+        # before.
         sys.stdout.flush()
         os.write(1, f"\n{MARK}{json.dumps(found)}\n".encode())

@@ -39,16 +39,17 @@ SECRET = re.compile(r"AUTH|CREDENTIAL|JWT|KEY|PASS|SECRET|TOKEN")
 def collect(seconds: float = TIMEOUT_SECONDS) -> dict[str, Any]:
     """Collect what a bug report needs about this machine and what is installed on it.
 
-    Collective if an MPI launcher started this process; then rank 0's ``topology`` shows all
-    ranks, and the rest is about this process and its machine.
+    Collective if an MPI launcher started this process; then rank 0's ``topology`` shows
+    all ranks, and the rest is about this process and its machine.
 
     Args:
-        seconds: timeout of each program; they run concurrently, so all takes little longer.
+        seconds: timeout of each program; they run concurrently, so all takes little
+            longer.
 
-    Returns:
-        What JSON can hold. ``schema`` is the version of the other keys. A part that could not
-        be found out, at any depth, is ``{"unavailable": reason}``. Keys ending in ``_bytes``
-        are numbers of bytes; None stands for what is not installed or not set.
+    Returns: What JSON can hold. ``schema`` is the version of the other keys. A part
+        that could not be found out, at any depth, is ``{"unavailable": reason}``. Keys
+        ending in ``_bytes`` are numbers of bytes; None stands for what is not installed
+        or not set.
     """
     probes = {
         "python": python,
@@ -87,8 +88,8 @@ def _printable(value: str) -> str:
 def render(report: dict[str, Any], console: Console) -> None:
     """Print a report that :func:`collect` returned on the console.
 
-    On a terminal long values are folded to its width; elsewhere each value is one line, whatever
-    its length, so that it can be searched.
+    On a terminal long values are folded to its width; elsewhere each value is one line,
+    whatever its length, so that it can be searched.
     """
     for name, rows in sections(report):
         print_line(name, console, "bold")

@@ -29,18 +29,18 @@ class Kind(Enum):
 class ErrorRule:
     """A known failure and what to do about it.
 
-    A line of a log means this failure when it holds one of the ``literals`` and matches the
-    ``pattern``, if there is one.
+    A line of a log means this failure when it holds one of the ``literals`` and matches
+    the ``pattern``, if there is one.
     """
 
     name: str  # unique; what tests and people call it
     kind: Kind  # how much its message says
     component: str  # the program or library that prints it
-    # Texts, specific enough that no healthy job prints them. Each is part of one line (the
-    # launcher may have put a rank at its beginning).
+    # Texts, specific enough that no healthy job prints them. Each is part of one line
+    # (the launcher may have put a rank at its beginning).
     literals: tuple[str, ...]
-    # Real output, as test: some line for every literal, and nothing in it may mean another
-    # ROOT_CAUSE.
+    # Real output, as test: some line for every literal, and nothing in it may mean
+    # another ROOT_CAUSE.
     examples: tuple[str, ...]
     meaning: str  # what happened, in a sentence or two
     fix: tuple[str, ...]  # what to try, first things first; commands where possible

@@ -14,8 +14,8 @@ from chainermn_tools.explain.verdict import LITERALS, VerdictFinder
 from chainermn_tools.formatting import printable
 
 BLOCK_BYTES = 1 << 20
-# A "line" longer than a block (binary data) is cut; the pieces overlap by this much, so that a
-# message at a cut is still whole in one of them.
+# A "line" longer than a block (binary data) is cut; the pieces overlap by this much, so
+# that a message at a cut is still whole in one of them.
 OVERLAP_BYTES = 4096
 # Before and after a literal; the longest message that is known has 212.
 AROUND_BYTES = 1024
@@ -43,9 +43,10 @@ def search(
 ) -> list[Match]:
     """Find the failures of some rules, or of all, in a log, which may hold anything.
 
-    Return each failure once: what says most first, and what only says that something else failed
-    last; among equals in the log's order. Where a ``finder`` finds who failed first, the launcher's
-    echoes of that are left out. Raise OSError if the log can't be read.
+    Return each failure once: what says most first, and what only says that something
+    else failed last; among equals in the log's order. Where a ``finder`` finds who
+    failed first, the launcher's echoes of that are left out. Raise OSError if the log
+    can't be read.
     """
     found: dict[str, Match] = {}
     alike: Counter[tuple[str, str]] = (
@@ -108,7 +109,8 @@ def _lines_with(
 ) -> Iterator[tuple[int, int]]:
     """Return where the lines with one of these texts begin and end, but for those before ``fresh``.
 
-    Of a long line, what is around the text: some lines would keep a pattern busy for minutes.
+    Of a long line, what is around the text: some lines would keep a pattern busy for
+    minutes.
     """
     wanted = [literal.encode() for literal in literals]
     positions = [block.find(literal) for literal in wanted]
@@ -135,7 +137,8 @@ def _lines_with(
 def _blocks(log: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
     """Yield the log in blocks of whole lines, without terminals' colours.
 
-    With each go the number of its first line, and how many of its bytes were in the one before.
+    With each go the number of its first line, and how many of its bytes were in the one
+    before.
     """
     line, fresh, rest = 1, 0, b""
     while piece := log.read(BLOCK_BYTES):

@@ -49,11 +49,13 @@ FORMS = (
     ),
 )
 SIGNAL, TRACEBACK, ABORT = 4, 5, 6
-# Of these the last one counts: a job starts again, and a call that waited for long may end.
+# Of these the last one counts: a job starts again, and a call that waited for long may
+# end.
 LATER_IS_BETTER = (0, 3)
 SECONDARY = re.compile(r"(?:uncaught |[\w.]+\.)(?:PeerError|Exception)\b")
 RANKS_TAG = re.compile(r"\[(?:\S+,)?(\d+)\](?:<std\w+>:)? ?| *(\d+): ")
-# Above a traceback that is a record of `logging`, and lines that may follow one that isn't.
+# Above a traceback that is a record of `logging`, and lines that may follow one that
+# isn't.
 LOGGED = re.compile(rb"\b(?:WARNING|ERROR|CRITICAL)\b.*\n\Z")
 FEW_LINES = 4
 RAISED = re.compile(r"[\w.]+(?::|\s*$)")  # the last line of a traceback
@@ -92,7 +94,8 @@ class VerdictFinder:
         self._found: dict[int, Verdict] = {}  # by the numbers of FORMS
         self._tracebacks: dict[str, str] = {}  # by their last lines
         self._crash = ""  # as faulthandler prints it
-        # The last traceback: its last line, whether it is kept, and whether it is a log's record.
+        # The last traceback: its last line, whether it is kept, and whether it is a
+        # log's record.
         self._ended, self._is_kept, self._logged = 0, False, False
 
     def verdict(self) -> Verdict | None:

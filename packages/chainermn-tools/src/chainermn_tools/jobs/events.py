@@ -14,14 +14,15 @@ from _chainermn_events import MARK, MOST_BYTES, VERSION
 
 # What begins like an event and is longer, with a tag before it, is none.
 MAX_LINE_BYTES = MOST_BYTES + 512
-# Before a rank's line, if asked for: MPICH's `[0] `; Open MPI's `[1,0]<stderr>: `, job and rank;
-# srun's `0: ` or ` 0: `.
+# Before a rank's line, if asked for: MPICH's `[0] `; Open MPI's `[1,0]<stderr>: `, job
+# and rank; srun's `0: ` or ` 0: `.
 TAG = rb"(?:\[(?:[^\[\],\s]{0,200},)?(\d{1,9})\](?:<std(?:out|err)>:)? ?|^ {0,9}(\d{1,9}): )"
 OPEN_MPI_TAG = re.compile(rb"\[[^\[\],\s]{0,200},(\d{1,9})\]<std(?:out|err)>: ?")
 SRUN_TAG = re.compile(rb"^ {0,9}(\d{1,9}): ", re.MULTILINE)
 TAGGED = re.compile(rb"\[(\d{1,9})\] ?(.*)")
-# What mpiexec reports of a rank that ended badly, MPICH's and then Open MPI's (which breaks
-# lines); then what a rank's Open MPI prints of a signal, after which mpiexec may blame another.
+# What mpiexec reports of a rank that ended badly, MPICH's and then Open MPI's (which
+# breaks lines); then what a rank's Open MPI prints of a signal, after which mpiexec may
+# blame another.
 HYDRA_LOST = re.compile(r"^=   PID (\d+) RUNNING AT (\S+)\s*$", re.M)
 HYDRA_CODE = re.compile(r"^=   EXIT CODE: (\d+)\s*$", re.M)
 HYDRA_SIGNAL = re.compile(r"^YOUR APPLICATION TERMINATED .* \(signal (\d+)\)", re.M)

@@ -6,9 +6,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-# What ssh could take for an option, and a shell for anything but a word, is no name of a host.
+# What ssh could take for an option, and a shell for anything but a word, is no name of
+# a host.
 HOST_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
-# `host`, `host:2` (MPICH), or `host slots=2` (Open MPI; `cpu=2` and `cpus=2` in its old releases).
+# `host`, `host:2` (MPICH), or `host slots=2` (Open MPI; `cpu=2` and `cpus=2` in its old
+# releases).
 LINE = re.compile(
     r"(?P<name>[^\s:]+)(?::(?P<hydra>\d+))?(?:\s+(?:slots|cpus?)\s*=\s*(?P<open_mpi>\d+))?"
 )
@@ -49,8 +51,9 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
 def assign_slots(hosts: Sequence[Host], ranks: int | None) -> dict[str, int]:
     """Return how many ranks each host gets, without the hosts that get none.
 
-    Hosts are filled in their order; without numbers of slots they share the ranks evenly. None for
-    the ranks stands for all slots. Raise ValueError if the ranks don't fit.
+    Hosts are filled in their order; without numbers of slots they share the ranks
+    evenly. None for the ranks stands for all slots. Raise ValueError if the ranks don't
+    fit.
     """
     if ranks is None:
         return {host.name: host.slots or 1 for host in hosts}

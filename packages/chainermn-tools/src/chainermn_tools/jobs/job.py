@@ -23,9 +23,10 @@ from chainermn_tools.jobs.events import (
 from chainermn_tools.jobs.signals import WARNINGS
 from chainermn_tools.jobs.supervisor import BoundedOutput, Request, supervise
 
-# How long a job may go on once a rank reported that it failed, or others that one was lost: the
-# abort hook ends it in about one second, but a rank that fails before MPI is initialized leaves
-# the others waiting, and mpiexec itself waits for ever for a host whose link is cut.
+# How long a job may go on once a rank reported that it failed, or others that one was
+# lost: the abort hook ends it in about one second, but a rank that fails before MPI is
+# initialized leaves the others waiting, and mpiexec itself waits for ever for a host
+# whose link is cut.
 FAILED_SECONDS = 4.0
 # From SIGTERM to SIGKILL.
 TERM_GRACE_SECONDS = 5.0
@@ -33,7 +34,8 @@ TERM_GRACE_SECONDS = 5.0
 LINGER_SECONDS = 1.0
 # The end of the output, which is searched for known errors where no rank has started.
 TAIL_BYTES = 1 << 16
-# Events after which a job does not come to a good end; docs/decisions/launch.md lists all.
+# Events after which a job does not come to a good end; docs/decisions/launch.md lists
+# all.
 FAILURES = ("failed", "exited", "aborted", "rank_lost", "watchdog_abort")
 
 
@@ -65,8 +67,9 @@ class JobOutput:
     def lost_ranks(self) -> dict[int, LostProcess]:
         """Return the ranks of this job that mpiexec reports as lost.
 
-        Ranks may print such reports too, of jobs that they start, or from an old log. So the
-        process must be one that started here, has not finished, and, on this host, is gone.
+        Ranks may print such reports too, of jobs that they start, or from an old log.
+        So the process must be one that started here, has not finished, and, on this
+        host, is gone.
         """
         started, finished = self.first_of("started"), self.first_of("finished")
         found: dict[int, LostProcess] = {}
@@ -112,7 +115,8 @@ def run_job(
     signals: Sequence[
         int
     ] = (),  # grows meanwhile: one signal ends the job, another kills it
-    # Seconds between a signal that warns and the job's end, for the ranks to save and leave.
+    # Seconds between a signal that warns and the job's end, for the ranks to save and
+    # leave.
     grace: float = GRACE_SECONDS,
     tagged: bool = False,  # whether mpiexec was asked to begin each line with its rank
     forward: bool = True,  # else the output is collected, and there is no input

@@ -19,7 +19,8 @@ from chainermn_tools.jobs.variables import is_forwarded
 from chainermn_tools.threads import available_cores
 
 HYDRA_VENDORS = ("MPICH", "MVAPICH", "Intel MPI")
-# What `mpiexec --version` prints, most specific first: MVAPICH and Intel MPI build on Hydra too.
+# What `mpiexec --version` prints, most specific first: MVAPICH and Intel MPI build on
+# Hydra too.
 VENDOR_PATTERNS = (
     ("MVAPICH", r"mvapich"),
     ("Intel MPI", r"intel\(r\) mpi|intel mpi"),
@@ -49,8 +50,9 @@ def find_srun(library: str) -> dict[str, Any]:
 def find_launcher(timeout: float, program: str = "mpiexec") -> dict[str, Any]:
     """Ask an mpiexec, by default that on PATH, for its version, for at most ``timeout`` seconds.
 
-    Return ``path``, ``vendor``, ``version`` (both None where it doesn't say) and ``description``,
-    the lines that it printed. Raise Unavailable if there is none, or it fails or hangs.
+    Return ``path``, ``vendor``, ``version`` (both None where it doesn't say) and
+    ``description``, the lines that it printed. Raise Unavailable if there is none, or
+    it fails or hangs.
     """
     path = mpiexec_path(program)
     try:
@@ -112,7 +114,8 @@ def mpiexec_command(
     if launcher["vendor"] == "Slurm":
         # --kill-on-bad-exit would end ranks that still save and leave.
         args += [f"--mpi={launcher['plugin']}", "--wait=60", "--input=0"]
-        # MPICH's addresses over UCX are longer than what PMI 2 takes; ranks hang as they start.
+        # MPICH's addresses over UCX are longer than what PMI 2 takes; ranks hang as
+        # they start.
         needs = launcher["plugin"] == "pmi2" and "MPIR_CVAR_CH4_NETMOD" not in variables
         args += [
             f"--export=ALL{',MPIR_CVAR_CH4_NETMOD=ofi' * needs}",

@@ -13,8 +13,8 @@ from chainermn_tools.jobs.signals import SIGNAL_NAMES
 from chainermn_tools.jobs.supervisor import BoundedOutput, Request, supervise
 from chainermn_tools.jobs.tags import TAG_VARIABLE
 
-# Characters of a failed command's output that are quoted: a launcher says what is wrong first,
-# a Python traceback last.
+# Characters of a failed command's output that are quoted: a launcher says what is wrong
+# first, a Python traceback last.
 QUOTED_FIRST, QUOTED_LAST = 200, 200
 
 
@@ -29,8 +29,9 @@ class TimedOut(Unavailable):
 def run(args: Sequence[str], timeout: float) -> CompletedProcess[str]:
     """Run a program to its end, and collect its output on both streams; no shell is involved.
 
-    After ``timeout`` seconds it and all that it started here are ended, which may take another
-    ``TERM_GRACE_SECONDS``; then the return code is None. Raise OSError if it can't be started.
+    After ``timeout`` seconds it and all that it started here are ended, which may take
+    another ``TERM_GRACE_SECONDS``; then the return code is None. Raise OSError if it
+    can't be started.
     """
     deadline = time.monotonic() + timeout
     timed_out = False
@@ -56,8 +57,8 @@ def run(args: Sequence[str], timeout: float) -> CompletedProcess[str]:
 def check_output(args: Sequence[str], timeout: float) -> str:
     """Run a command to its end, and return what it printed on both streams.
 
-    Raise TimedOut if it took more than ``timeout`` seconds, and was ended with all that it started,
-    and Unavailable if it could not be started, failed or crashed.
+    Raise TimedOut if it took more than ``timeout`` seconds, and was ended with all that
+    it started, and Unavailable if it could not be started, failed or crashed.
     """
     name = os.path.basename(args[0])
     try:

@@ -8,7 +8,8 @@ import shutil
 
 from chainermn_tools.jobs.hosts import HOST_NAME
 
-# The variables that name mpiexec's ssh: of MPICH and its relatives, and then of Open MPI.
+# The variables that name mpiexec's ssh: of MPICH and its relatives, and then of Open
+# MPI.
 HYDRA_AGENTS = ("HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP_EXEC")
 OPEN_MPI_AGENTS = (
     "PRTE_MCA_plm_ssh_agent",
@@ -17,7 +18,8 @@ OPEN_MPI_AGENTS = (
 )
 # What makes mpiexec start ranks by other means than srun.
 OVERRULING = ("HYDRA_LAUNCHER", "HYDRA_BOOTSTRAP", "PRTE_MCA_plm", "OMPI_MCA_plm")
-# A step beside the job's own, on cores that they share. A Slurm that is too old ignores them.
+# A step beside the job's own, on cores that they share. A Slurm that is too old ignores
+# them.
 BESIDE = {"SLURM_OVERLAP": "1", "SLURM_OVERCOMMIT": "1"}
 OPTIONS = (
     *("-T", "-x"),

@@ -72,7 +72,8 @@ def supervise(
     *,
     env: Mapping[str, str],
     tag: Tag,  # added to ``env``: whatever inherits it is killed at the end
-    # Called with 1 or 2, for standard output or error, and the next bytes; with none at its end.
+    # Called with 1 or 2, for standard output or error, and the next bytes; with none at
+    # its end.
     on_output: Callable[[int, bytes], None],
     # Asked ten times a second, and after each output.
     request: Callable[[], Request | None],
@@ -80,15 +81,15 @@ def supervise(
     pass_stdin: bool = False,  # else there is no input; what is typed at a terminal is passed on
     die_with_parent: bool = False,  # whether it gets SIGTERM when this process is killed
     term_grace: float = TERM_GRACE_SECONDS,
-    # Seconds that a process which outlives the program may be silent before it is killed; its
-    # output is passed on meanwhile.
+    # Seconds that a process which outlives the program may be silent before it is
+    # killed; its output is passed on meanwhile.
     linger: float = 0.0,
 ) -> int:
     """Run a program, pass on its output as it comes, and leave none of its processes here.
 
-    It runs in a session of its own, so that Ctrl-C reaches only this process. Return the exit
-    status, minus n after signal n. Raise OSError if the program can't be started, which is
-    InterruptedError where no programs are started any more.
+    It runs in a session of its own, so that Ctrl-C reaches only this process. Return
+    the exit status, minus n after signal n. Raise OSError if the program can't be
+    started, which is InterruptedError where no programs are started any more.
     """
     if die_with_parent:
         if shutil.which(args[0], path=env.get("PATH")) is None:
@@ -116,7 +117,8 @@ def supervise(
             stderr=subprocess.STDOUT if merge_stderr else subprocess.PIPE,
             bufsize=0,
             env={**env, tag[0]: tag[1]},
-            # As from a shell: a rank finds its launcher through a file that it inherited.
+            # As from a shell: a rank finds its launcher through a file that it
+            # inherited.
             close_fds=False,
             start_new_session=True,
         )

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from chainermn_tools.jobs.signals import handle_signals
 
-# Whatever a program starts inherits this variable, and so it is found again: Open MPI's ranks
-# have process groups of their own.
+# Whatever a program starts inherits this variable, and so it is found again: Open MPI's
+# ranks have process groups of their own.
 TAG_VARIABLE = "CHAINERMN_STARTED_BY"
-# While some are killed others may be born, so all processes are listed again, but not for ever.
+# While some are killed others may be born, so all processes are listed again, but not
+# for ever.
 MAX_KILL_ROUNDS = 5
 
 # A variable, and a value so random that no other process has it there.
@@ -29,8 +30,8 @@ _closed = False
 def kill_children_on_exit() -> Iterator[None]:
     """Kill the programs that threads still run at the end of the block; no other can then start.
 
-    Threads that were left behind may run some, and nobody waits for those. In the block signals
-    that would end this process raise SystemExit (main thread only).
+    Threads that were left behind may run some, and nobody waits for those. In the block
+    signals that would end this process raise SystemExit (main thread only).
     """
     global _closed
     _closed = False

@@ -40,13 +40,14 @@ class JobResult:
 def classify(output: JobOutput, ranks: int) -> JobResult:
     """Classify a job by the events of its ranks, and by what mpiexec reports.
 
-    A job succeeds when mpiexec says so and no rank reports a failure. Otherwise all ranks may have
-    left together, with LEAVING_STATUS, or the first of these that there is gets the blame:
+    A job succeeds when mpiexec says so and no rank reports a failure. Otherwise all
+    ranks may have left together, with LEAVING_STATUS, or the first of these that there
+    is gets the blame:
 
     1. an error of a rank's own, which is not secondary (see rank.py);
     2. the watchdog's reason (``watchdog_abort``, sent by chainermn_comm's monitor);
-    3. a rank that exited at once (``exited``), or was lost: the monitor (``rank_lost``), or mpiexec
-       on its standard error, says which;
+    3. a rank that exited at once (``exited``), or was lost: the monitor
+       (``rank_lost``), or mpiexec on its standard error, says which;
     4. a secondary error, which may be a consequence of another rank's.
     """
     if not output.events:
@@ -140,7 +141,8 @@ def _first_ended(output: JobOutput) -> tuple[int, str, int] | None:
     reported = next(
         (event for event in output.events if event.kind == "rank_lost"), None
     )
-    # MPICH's mpiexec kills the others at once, and then names the lowest of all that are dead.
+    # MPICH's mpiexec kills the others at once, and then names the lowest of all that
+    # are dead.
     if reported is None or (lost is not None and lost[0] == reported["lost"]):
         return lost
     # What faulthandler prints: MPICH mixes the signals of all ranks.

@@ -47,10 +47,11 @@ def run_script(
 ) -> tuple[JobResult, jobs.JobOutput]:
     """Run a Python script with its arguments on several ranks, and again after failures.
 
-    With ``min_ranks`` it is started again on hosts that answer, once they have as many ranks. It
-    is not started again where that can't help, after a signal or its time limit. A signal that
-    warns gives the ranks ``grace`` seconds to save and leave. Return the last result, and the last
-    job's output. Raise OSError if the output can't be written.
+    With ``min_ranks`` it is started again on hosts that answer, once they have as many
+    ranks. It is not started again where that can't help, after a signal or its time
+    limit. A signal that warns gives the ranks ``grace`` seconds to save and leave.
+    Return the last result, and the last job's output. Raise OSError if the output can't
+    be written.
     """
     signals: list[int] = []
     known = hosts

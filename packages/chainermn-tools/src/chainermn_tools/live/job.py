@@ -14,11 +14,14 @@ import psutil  # type: ignore[import-untyped]
 
 from chainermn_comm.watchdog.diagnosis import WaitGraph, rank_from_reply
 
-# What a monitor's socket in Linux's abstract namespace is called; the monitor's PID follows.
+# What a monitor's socket in Linux's abstract namespace is called; the monitor's PID
+# follows.
 NAME = "chainermn monitor "
-# What programs that start ranks are called; the nearest above a rank gives its job a number.
+# What programs that start ranks are called; the nearest above a rank gives its job a
+# number.
 LAUNCHERS = ("mpiexec", "mpirun", "orterun", "prte", "srun", "slurmstepd")
-# A monitor waits 1.5 s for stacks of its ranks, and 2.5 s for the answers of other hosts.
+# A monitor waits 1.5 s for stacks of its ranks, and 2.5 s for the answers of other
+# hosts.
 ANSWER_SECONDS = 10.0
 
 
@@ -68,7 +71,8 @@ def choose(number: int | None) -> LiveJob:
 
 def ask(job: LiveJob, what: str) -> WaitGraph:
     """Return what the job's monitors say of "calls" or "stacks"; ClickException if none does."""
-    # Twice: a monitor doesn't wait for who was stopped (Ctrl-Z) in the middle of a question.
+    # Twice: a monitor doesn't wait for who was stopped (Ctrl-Z) in the middle of a
+    # question.
     answers = [
         _answer(monitor, what) or _answer(monitor, what) for monitor in job.monitors
     ]

@@ -18,7 +18,8 @@ from chainermn_tools.live.job import LiveJob, ask
 
 WAITING, WIRE, COMPUTING = "waiting", "on the wire", "computing"
 SUMMARY_SECONDS, MOST_READINGS = 2.0, 50
-# Between two readings, and at least as a multiple of what one takes from a core of the ranks.
+# Between two readings, and at least as a multiple of what one takes from a core of the
+# ranks.
 PAUSE_SECONDS, PAUSE_TIMES = 0.2, 50
 
 # When, all ranks, what each did, and those that others waited for, the likeliest first.

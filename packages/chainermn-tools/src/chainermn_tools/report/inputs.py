@@ -43,7 +43,8 @@ class Inputs:
 def find(paths: Sequence[Path]) -> Inputs:
     """Read what files hold, and what folders do; a trace may be one folder deeper.
 
-    Raise NoReport without a log and a trace, for two of a kind, and for one that can't be read.
+    Raise NoReport without a log and a trace, for two of a kind, and for one that can't
+    be read.
     """
     places: dict[str, Path] = {}
     for kind, place in itertools.chain.from_iterable(map(_kinds, paths)):

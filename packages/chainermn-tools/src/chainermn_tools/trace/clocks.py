@@ -10,8 +10,9 @@ import numpy as np
 
 from chainermn_tools.trace.table import RankTrace, Run
 
-# Two comparisons show drift if their error is less than this share of the time between them. Clocks
-# of computers drift less, and to go on with a slope that is all error would be worse than none.
+# Two comparisons show drift if their error is less than this share of the time between
+# them. Clocks of computers drift less, and to go on with a slope that is all error
+# would be worse than none.
 DRIFT = 1e-4
 
 
@@ -42,8 +43,8 @@ class ClockOffset:
 def align(run: Run) -> float:
     """Align all calls' times to the clock of the first rank that is there, which starts at zero.
 
-    Return the microseconds by which ranks' times may be wrong. Ranks whose clocks nobody compared
-    go by the time of day, and the run's warnings name them.
+    Return the microseconds by which ranks' times may be wrong. Ranks whose clocks
+    nobody compared go by the time of day, and the run's warnings name them.
     """
     offsets = _offsets(run)
     first = next(iter(run.ranks))

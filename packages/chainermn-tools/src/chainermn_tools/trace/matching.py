@@ -22,8 +22,8 @@ COLLECTIVE = np.dtype(
 def match(run: Run) -> tuple[np.ndarray, int]:
     """Record in each call for how long it waited, and for which rank; times must be aligned.
 
-    Return the collective calls of more than one rank in the order of time, shape (n,), dtype
-    ``COLLECTIVE``, and how many lack ranks.
+    Return the collective calls of more than one rank in the order of time, shape (n,),
+    dtype ``COLLECTIVE``, and how many lack ranks.
     """
     _match_messages(run)
     table = run.table

@@ -1,6 +1,7 @@
 """Sums up a run as JSON can hold it: by operation, by rank, and which calls were late.
 
-The run's times are aligned, its calls matched, and ``collectives`` is as `match` returns it.
+The run's times are aligned, its calls matched, and ``collectives`` is as `match`
+returns it.
 """
 
 from __future__ import annotations

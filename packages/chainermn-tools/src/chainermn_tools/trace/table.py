@@ -13,8 +13,8 @@ import numpy as np
 # Rows that are taken out of a table at a time.
 ROWS_AT_ONCE = 1 << 15
 # A call of a rank as a row of a table: some 100 bytes each; a long job writes millions.
-# Names are numbers, their places in the run's list of names. Times are in microseconds, of the
-# rank's own clock until they are aligned.
+# Names are numbers, their places in the run's list of names. Times are in microseconds,
+# of the rank's own clock until they are aligned.
 CALL = np.dtype(
     [
         ("rank", "i4"),  # in MPI.COMM_WORLD
@@ -74,14 +74,14 @@ class RankTrace:
     zero: float  # what that clock showed then, in microseconds
     # Of each communicator, its ranks in MPI.COMM_WORLD.
     members: dict[str, list[int]] = field(default_factory=dict)
-    # Of each communicator: microseconds of this clock, what is to be added to it to have the
-    # clock of the communicator's rank 0, and how long the question took.
+    # Of each communicator: microseconds of this clock, what is to be added to it to
+    # have the clock of the communicator's rank 0, and how long the question took.
     clocks: dict[str, list[tuple[float, float, float]]] = field(default_factory=dict)
-    # Its calls in the order in which they ended, shape (n,), dtype `CALL`; a part of the run's
-    # table.
+    # Its calls in the order in which they ended, shape (n,), dtype `CALL`; a part of
+    # the run's table.
     rows: np.ndarray = field(default_factory=lambda: np.empty(0, CALL))
-    # Events that are shown as they are, such as names of threads; JSON, since dicts take four times
-    # the memory.
+    # Events that are shown as they are, such as names of threads; JSON, since dicts
+    # take four times the memory.
     other: list[str] = field(default_factory=list)
     damaged: int = 0  # lines that couldn't be read
 

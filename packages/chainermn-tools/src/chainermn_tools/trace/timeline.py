@@ -9,7 +9,8 @@ import numpy as np
 
 from chainermn_tools.trace.table import Run
 
-# A screen shows a thousand columns and some dozens of rows; what is finer shows when it is zoomed.
+# A screen shows a thousand columns and some dozens of rows; what is finer shows when it
+# is zoomed.
 MOST_RANKS, MOST_BINS, MOST_CELLS = 64, 8192, 1 << 19
 # Of all ranks, the longest; shorter ones are seen in the bins.
 MOST_CALLS = 20_000
@@ -21,7 +22,8 @@ def time_lines(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         run: its times are aligned, and its calls matched.
-        summary: what `summarize` returned of it; calls around its longest waits are shown, too.
+        summary: what `summarize` returned of it; calls around its longest waits are
+            shown, too.
     """
     rows = sorted(summary["ranks"][:MOST_RANKS], key=lambda one: int(one["rank"]))
     length = float(run.table["end"].max(initial=0.0)) or 1.0

@@ -2,8 +2,8 @@
 
     python -m chainermn_train.checkpoint result/run.0.10 model.npz
 
-It takes the file of any rank; those of all must be there. In the file that it makes, a model has
-the path "updater/model:main/".
+It takes the file of any rank; those of all must be there. In the file that it makes, a
+model has the path "updater/model:main/".
 """
 
 from __future__ import annotations

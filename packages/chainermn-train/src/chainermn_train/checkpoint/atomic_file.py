@@ -19,7 +19,8 @@ BegunFile: TypeAlias = contextlib.AbstractContextManager[Callable[[], None]]
 def begun(path: Path, fill: Callable[[BinaryIO], Any]) -> Iterator[Callable[[], None]]:
     """Write a file under another name, which goes to the disk while the block runs.
 
-    What it yields gives the file its name, all of it or (OSError) nothing. Otherwise nothing stays.
+    What it yields gives the file its name, all of it or (OSError) nothing. Otherwise
+    nothing stays.
     """
     temporary = path.with_name(path.name + TEMPORARY)
 

@@ -25,7 +25,8 @@ class BackgroundWriter:
     ) -> Future[None]:
         """Copy arrays and have ``write`` called with the copies; return its future end.
 
-        What was started before must have ended. An exception in copying is the future's.
+        What was started before must have ended. An exception in copying is the
+        future's.
         """
         try:
             old, self._copies = self._copies, {}

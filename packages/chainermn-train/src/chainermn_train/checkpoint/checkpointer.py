@@ -37,10 +37,10 @@ _DEFAULT_FOLDER = "result"  # the trainer's own default
 class MultiNodeCheckpointer(Extension):
     """The extension that :func:`create_multi_node_checkpointer` makes.
 
-    ``name``, ``comm``, ``cp_interval``, ``gc_interval``, ``path`` and ``background`` are as there,
-    where they are checked. Making one is not collective; its methods are, but for
-    :meth:`initialize`, :meth:`get_stats` and :meth:`on_error`. Copying or pickling it raises
-    TypeError.
+    ``name``, ``comm``, ``cp_interval``, ``gc_interval``, ``path`` and ``background``
+    are as there, where they are checked. Making one is not collective; its methods are,
+    but for :meth:`initialize`, :meth:`get_stats` and :meth:`on_error`. Copying or
+    pickling it raises TypeError.
     """
 
     trigger = (1, "iteration")
@@ -92,23 +92,26 @@ class MultiNodeCheckpointer(Extension):
     def save(self, target: Any, iteration: int | None = None) -> None:
         """Save the state of all ranks (collective).
 
-        A trainer or updater that was saved at its iteration already is not saved again, so
-        several triggers may fire at once. Where ``iteration`` is given, the new checkpoint
-        takes the place of an older one of that number; a job that is killed meanwhile goes on
-        from one or the other.
+        A trainer or updater that was saved at its iteration already is not saved again,
+        so several triggers may fire at once. Where ``iteration`` is given, the new
+        checkpoint takes the place of an older one of that number; a job that is killed
+        meanwhile goes on from one or the other.
 
         Args:
-            target: what to save: a trainer, or anything that has Chainer's ``serialize``.
-            iteration: number of the checkpoint, the same on all ranks. None for that of the
-                trainer or updater; for another target, one more than the last.
+            target: what to save: a trainer, or anything that has Chainer's
+                ``serialize``.
+            iteration: number of the checkpoint, the same on all ranks. None for that of
+                the trainer or updater; for another target, one more than the last.
 
         Raises:
             TypeError: the target can't be serialized without pickle.
             ValueError: the iteration is older than the newest checkpoint in the folder,
                 from which a resume would go on; or it differs between ranks; or another
-                checkpointer of this process, not yet finalized, saves by the same name there.
-            OSError: a file could not be written, in the background that of the save before, or an
-                older one not be removed. Older checkpoints are as they were.
+                checkpointer of this process, not yet finalized, saves by the same name
+                there.
+            OSError: a file could not be written, in the background that of the save
+                before, or an older one not be removed. Older checkpoints are as they
+                were.
             PeerError: another rank raised one of these.
         """
         self._check_iterators(target)
@@ -203,8 +206,8 @@ class MultiNodeCheckpointer(Extension):
     def get_stats(self) -> str:
         """Return in words how long saves have held this rank, in seconds (not collective).
 
-        The numbers follow ``avg=``, ``min=`` and ``max=``. What is written in the background
-        counts only where training waits for it.
+        The numbers follow ``avg=``, ``min=`` and ``max=``. What is written in the
+        background counts only where training waits for it.
         """
         if not (times := self._seconds):
             return "no checkpoint has been saved"
@@ -240,23 +243,25 @@ class MultiNodeCheckpointer(Extension):
         Call it after all extensions have been added to the trainer. Rank 0 prints which
         checkpoints are incomplete, and why.
 
-        Where another number of ranks saved it, all get what was the same on all of them. Gradients
-        that were added up are those of rank 0. An iterator with a :class:`DistributedOrderSampler`
-        goes on behind the last example that any rank has seen; another one is as far in its epoch
-        as those were on average, in a new order unless all shared one. Random numbers are drawn
-        anew, and the rest that was a rank's own is that of the rank of its number (where there are
-        more, again from rank 0 on). Rank 0 prints what begins anew.
+        Where another number of ranks saved it, all get what was the same on all of
+        them. Gradients that were added up are those of rank 0. An iterator with a
+        :class:`DistributedOrderSampler` goes on behind the last example that any rank
+        has seen; another one is as far in its epoch as those were on average, in a new
+        order unless all shared one. Random numbers are drawn anew, and the rest that
+        was a rank's own is that of the rank of its number (where there are more, again
+        from rank 0 on). Rank 0 prints what begins anew.
 
-        From now on a trainer also obeys a scheduler's warning. After SIGTERM or SIGUSR1 on any rank
-        all save at the end of the iteration, and leave with exit status 75. A second signal ends a
-        rank at once, and so does CHAINERMN_GRACE: seconds since the first one, by default 30. What
-        the user's program handles itself is left to it.
+        From now on a trainer also obeys a scheduler's warning. After SIGTERM or SIGUSR1
+        on any rank all save at the end of the iteration, and leave with exit status 75.
+        A second signal ends a rank at once, and so does CHAINERMN_GRACE: seconds since
+        the first one, by default 30. What the user's program handles itself is left to
+        it.
 
         Args:
             trainer: what was saved, made in the same way.
             optimizer: a multi-node optimizer whose first update needn't broadcast the
-                parameters when they were loaded with the same bits on all ranks. Those of a
-                trainer are found without it.
+                parameters when they were loaded with the same bits on all ranks. Those
+                of a trainer are found without it.
             path: another folder to look in, this time. None for the one where it saves.
 
         Returns:
@@ -266,7 +271,8 @@ class MultiNodeCheckpointer(Extension):
         Raises:
             TypeError: ``trainer`` has no ``serialize``.
             RuntimeError: on all ranks: there are checkpoints, but none is complete.
-            ValueError: a checkpoint doesn't fit ``trainer``, which may be partly loaded.
+            ValueError: a checkpoint doesn't fit ``trainer``, which may be partly
+                loaded.
             PeerError: another rank raised.
         """
         self._check_iterators(trainer)

@@ -21,35 +21,37 @@ def create_multi_node_checkpointer(
 ) -> MultiNodeCheckpointer:
     """Make an extension that saves the state of all ranks, for the job to go on from.
 
-    Making it is no collective call; saving and ``maybe_load`` are (all ranks must call them).
-    What is the same on all ranks (the model, the optimizer, counters) is saved once, each rank
-    writing a part of it into its file ``<name>.<rank>.<iteration>``. Beside that there is what is a
-    rank's own, such as its place among its examples, and the state of NumPy's and Python's random
-    generators. A checkpoint is complete when all files are there and whole, so a job may be
-    killed at any time; an incomplete one is never loaded. ``maybe_load`` takes one on any number
-    of ranks. Ranks may share the folder or each have their own, on their node, to which they must
-    come back.
+    Making it is no collective call; saving and ``maybe_load`` are (all ranks must call
+    them). What is the same on all ranks (the model, the optimizer, counters) is saved
+    once, each rank writing a part of it into its file ``<name>.<rank>.<iteration>``.
+    Beside that there is what is a rank's own, such as its place among its examples, and
+    the state of NumPy's and Python's random generators. A checkpoint is complete when
+    all files are there and whole, so a job may be killed at any time; an incomplete one
+    is never loaded. ``maybe_load`` takes one on any number of ranks. Ranks may share
+    the folder or each have their own, on their node, to which they must come back.
 
         checkpointer = create_multi_node_checkpointer("run", comm)
         trainer.extend(checkpointer, trigger=(25, "iteration"))
         checkpointer.maybe_load(trainer, optimizer)  # after all other extensions are there
         trainer.run()
 
-    Without a ``trigger`` it saves at every iteration. In the trainer it is an extension of the
-    run's name.
+    Without a ``trigger`` it saves at every iteration. In the trainer it is an extension
+    of the run's name.
 
-    When training has finished without an error on this rank, all checkpoints are removed.
+    When training has finished without an error on this rank, all checkpoints are
+    removed.
 
     Args:
         name: of the run: part of the files' names; the same on all ranks.
         comm: the ranks that train together.
         cp_interval: how many checkpoints are kept at least.
         gc_interval: older ones are removed as soon as there are as many of them.
-        path: the folder; made if need be. None for the trainer's ``out``; for another target,
-            its ``out`` if that is a path, or else ``result``.
-        background: hold training only while ranks compare checksums of the state and copy what
-            they write, which takes as much memory; write the copy meanwhile. Errors in writing are
-            raised at the next save or :meth:`~MultiNodeCheckpointer.flush`.
+        path: the folder; made if need be. None for the trainer's ``out``; for another
+            target, its ``out`` if that is a path, or else ``result``.
+        background: hold training only while ranks compare checksums of the state and
+            copy what they write, which takes as much memory; write the copy meanwhile.
+            Errors in writing are raised at the next save or
+            :meth:`~MultiNodeCheckpointer.flush`.
 
     Warns:
         RuntimeWarning: once, on rank 0, when a trainer is saved or loaded with a
@@ -58,7 +60,8 @@ def create_multi_node_checkpointer(
 
     Raises:
         TypeError: an argument is of the wrong type.
-        ValueError: the name can't be part of a file's name, or an interval is less than 1.
+        ValueError: the name can't be part of a file's name, or an interval is less than
+            1.
     """
     comm = require_communicator(comm, "create_multi_node_checkpointer")
     if not isinstance(name, str):

@@ -25,8 +25,9 @@ def read_legacy(
 ) -> tuple[int | None, list[State]]:
     """Return the iteration and all ranks' states of the newest checkpoint of 2.0 (collective).
 
-    Where this number of ranks has saved it, each gets its own alone. The iteration is None where
-    there is no such checkpoint; RuntimeError is raised if none of those that there are is whole.
+    Where this number of ranks has saved it, each gets its own alone. The iteration is
+    None where there is no such checkpoint; RuntimeError is raised if none of those that
+    there are is whole.
     """
     manifests = allgather_checked(comm, OPERATION, lambda: _manifests(comm, folder))[0]
     for iteration, digests in sorted(manifests.items(), reverse=True):

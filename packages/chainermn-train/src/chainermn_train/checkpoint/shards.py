@@ -13,7 +13,8 @@ import numpy as np
 
 from .atomic_file import BegunFile, begun
 
-# Prefix of names that aren't Chainer's. Those of a multi-node optimizer begin with "chainermn/".
+# Prefix of names that aren't Chainer's. Those of a multi-node optimizer begin with
+# "chainermn/".
 RESERVED_PREFIX = "chainermn-file/"
 _HEADER, _OWN, _PIECE = (
     RESERVED_PREFIX + each for each in ("header", "own/", "piece/")
@@ -61,7 +62,8 @@ class Shard:
 def encode(head: Head, shard: Shard) -> dict[str, np.ndarray]:
     """Return the arrays of a file, by name, the header first; they are those of the shard.
 
-    Chainer's :func:`chainer.serializers.load_npz` finds shared ones under their own names.
+    Chainer's :func:`chainer.serializers.load_npz` finds shared ones under their own
+    names.
     """
     arrays: State = dict(shard.shared)
     arrays.update({_PIECE + name: piece.data for name, piece in shard.pieces.items()})

@@ -41,24 +41,25 @@ def multi_node_snapshot(
     """Make a snapshot extension write one file for each set of ranks that have the same state.
 
     For trainers that are the same on all ranks but, say, for reports on rank 0. With
-    ``autoload`` all load their set's file, also where the number of ranks has changed since. That
-    only works for state that belongs to no rank, unlike iterators of different examples. Use
-    :func:`create_multi_node_checkpointer` to go on exactly as before.
+    ``autoload`` all load their set's file, also where the number of ranks has changed
+    since. That only works for state that belongs to no rank, unlike iterators of
+    different examples. Use :func:`create_multi_node_checkpointer` to go on exactly as
+    before.
 
         snapshot = multi_node_snapshot(comm, extensions.snapshot(autoload=True), [0])
         trainer.extend(snapshot, trigger=(1, "epoch"))  # files of rank 0, and of all others
 
-    Files are called as the snapshot says, and ``.<number of the set>``. Nothing is pickled, nor
-    unpickled.
+    Files are called as the snapshot says, and ``.<number of the set>``. Nothing is
+    pickled, nor unpickled.
 
     Args:
         comm: the ranks that train together.
         snapshot: what :func:`chainer.training.extensions.snapshot` returned.
-        replica_sets: each a rank or several ranks; those not named are one more set. The same
-            on all ranks. So ``[]`` means that all have the same state.
+        replica_sets: each a rank or several ranks; those not named are one more set.
+            The same on all ranks. So ``[]`` means that all have the same state.
 
-    Returns:
-        The extension, to be used on all ranks (collective when it is called and initialized).
+    Returns: The extension, to be used on all ranks (collective when it is called and
+        initialized).
 
     Raises:
         TypeError: an argument is of the wrong type.
@@ -103,9 +104,9 @@ def _ranks(replica_set: Any, size: int) -> list[int]:
 class MultiNodeSnapshot(UnpicklableMixin, Extension):
     """The extension that :func:`multi_node_snapshot` makes; a copy has the same communicator.
 
-    ``comm`` and ``snapshot`` are as there; ``named`` are the ranks of each replica set but that of
-    all others (ValueError if one is named twice). Making one is not collective; calling and
-    initializing it is. Pickling it raises TypeError.
+    ``comm`` and ``snapshot`` are as there; ``named`` are the ranks of each replica set
+    but that of all others (ValueError if one is named twice). Making one is not
+    collective; calling and initializing it is. Pickling it raises TypeError.
     """
 
     default_name = "multi_node_snapshot"
@@ -166,13 +167,15 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
     def initialize(self, trainer: Any) -> None:
         """Load the newest snapshot, if ``autoload`` says so (collective).
 
-        One that is incomplete, as not all sets have it or it can't be read, is passed over; rank 0
-        says so. Where another number of ranks took it, it is as with a checkpointer.
+        One that is incomplete, as not all sets have it or it can't be read, is passed
+        over; rank 0 says so. Where another number of ranks took it, it is as with a
+        checkpointer.
 
         Raises:
             RuntimeError: on all ranks: there are snapshots, but none is complete.
-            ValueError: the snapshot doesn't fit the trainer: another model, other replica sets, or
-                an iterator over another number of examples on as many ranks.
+            ValueError: the snapshot doesn't fit the trainer: another model, other
+                replica sets, or an iterator over another number of examples on as many
+                ranks.
             PeerError: another rank raised.
         """
         self._comm.handshake(OPERATION, self._settings.items())

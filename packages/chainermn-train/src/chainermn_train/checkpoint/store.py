@@ -190,8 +190,8 @@ class Store:
     def newest(self) -> tuple[Save | None, list[State], str]:
         """Return the newest complete save, the ranks' states, and which were skipped, in words.
 
-        None and no states where nothing was ever saved completely. RuntimeError where something
-        was, but nothing is complete now.
+        None and no states where nothing was ever saved completely. RuntimeError where
+        something was, but nothing is complete now.
         """
         skipped: dict[Save, str] = {}
         lost = False  # whether something else than the end of a job has left files
@@ -261,7 +261,8 @@ class Store:
         """Return what isn't needed any more (not collective).
 
         That is all before the newest ``cp_interval`` complete saves, once they are
-        ``gc_interval``, what the newest one takes the place of, and what is incomplete before it.
+        ``gc_interval``, what the newest one takes the place of, and what is incomplete
+        before it.
         """
         by_iteration = {save.iteration: save for save in sorted(self.complete)}
         complete = [*by_iteration.values()]

@@ -14,16 +14,19 @@ def get_n_iterations_for_one_epoch(
 ) -> int:
     """Return in how many iterations rank 0 goes through its data set once (collective).
 
-    The last batch may be smaller. With :func:`scatter_dataset`, the parts of other ranks take as
-    many (or, with ``force_equal_length=False``, perhaps one less).
+    The last batch may be smaller. With :func:`scatter_dataset`, the parts of other
+    ranks take as many (or, with ``force_equal_length=False``, perhaps one less).
 
     Args:
-        dataset: on rank 0 its part of the data set, anything with ``len()``; ignored elsewhere.
-        local_batch_size: on rank 0 the number of examples in its batches; ignored elsewhere.
+        dataset: on rank 0 its part of the data set, anything with ``len()``; ignored
+            elsewhere.
+        local_batch_size: on rank 0 the number of examples in its batches; ignored
+            elsewhere.
         comm: the ranks.
 
     Raises:
-        TypeError, ValueError: on rank 0, an argument is not as above (PeerError on the others).
+        TypeError, ValueError: on rank 0, an argument is not as above (PeerError on the
+            others).
         TypeError: ``comm`` is not a communicator; raised at once on this rank only.
     """
     operation = "get_n_iterations_for_one_epoch"
@@ -43,9 +46,9 @@ def get_epoch_trigger(
 ) -> tuple[float, str]:
     """Return ``n_epochs`` of :func:`get_n_iterations_for_one_epoch` as a trigger (collective).
 
-    That is ``(number, "iteration")``. It fires at the same iterations on all ranks, also where the
-    epochs of their data sets don't end at the same time. ``dataset``, ``local_batch_size`` and
-    ``comm`` are as there, and so is what it raises.
+    That is ``(number, "iteration")``. It fires at the same iterations on all ranks,
+    also where the epochs of their data sets don't end at the same time. ``dataset``,
+    ``local_batch_size`` and ``comm`` are as there, and so is what it raises.
     """
     return n_epochs * get_n_iterations_for_one_epoch(
         dataset, local_batch_size, comm

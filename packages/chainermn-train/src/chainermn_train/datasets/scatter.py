@@ -36,42 +36,46 @@ def scatter_dataset(
 ) -> SubDataset:
     """Divide the data set of one rank among all ranks, in almost equal parts (collective).
 
-    Every rank receives its own examples only: slices of NumPy arrays as arrays, lists as lists,
-    paths as paths, also inside Chainer's ``TupleDataset``, ``DictDataset``, ``SubDataset``,
-    ``ConcatenatedDataset``, ``TransformDataset``, ``ImageDataset`` and ``LabeledImageDataset``, and
-    subclasses that override none of ``__getitem__``, ``get_example`` and ``__len__``. No example is
-    computed or read on the way. Of a data set of another class, which only that class can divide,
-    each rank receives the object, and uses its own share of the indices.
+    Every rank receives its own examples only: slices of NumPy arrays as arrays, lists
+    as lists, paths as paths, also inside Chainer's ``TupleDataset``, ``DictDataset``,
+    ``SubDataset``, ``ConcatenatedDataset``, ``TransformDataset``, ``ImageDataset`` and
+    ``LabeledImageDataset``, and subclasses that override none of ``__getitem__``,
+    ``get_example`` and ``__len__``. No example is computed or read on the way. Of a
+    data set of another class, which only that class can divide, each rank receives the
+    object, and uses its own share of the indices.
 
-    Arrays lie in files without a name, in ``/dev/shm`` or, if that has no room, in the temporary
-    folder, as long as the data set lives. Examples of arrays are views; what is changed in place
-    stays in this process's data set. A pickle of the data set refers to those files, so that worker
-    processes share them: it can be loaded on the same machine, by the same user, while the process
-    that made it has the data set; else loading raises OSError. Arrays of Python objects, lists, and
-    examples taken from the data set are pickled as ever.
+    Arrays lie in files without a name, in ``/dev/shm`` or, if that has no room, in the
+    temporary folder, as long as the data set lives. Examples of arrays are views; what
+    is changed in place stays in this process's data set. A pickle of the data set
+    refers to those files, so that worker processes share them: it can be loaded on the
+    same machine, by the same user, while the process that made it has the data set;
+    else loading raises OSError. Arrays of Python objects, lists, and examples taken
+    from the data set are pickled as ever.
 
     Args:
-        dataset: at ``root`` anything with ``len()`` and integer indices; ignored elsewhere.
-            It may be empty, or have fewer examples than there are ranks.
+        dataset: at ``root`` anything with ``len()`` and integer indices; ignored
+            elsewhere. It may be empty, or have fewer examples than there are ranks.
         comm: a ChainerMN communicator or an mpi4py intracommunicator.
         root: the rank whose data set is divided.
         shuffle: whether examples are put in random order first.
-        seed: from 0 to 2**32 - 1; the same seed gives the same subsets whenever the numbers
-            of examples and ranks are the same. None for another order each time. Only used
-            by ``root``, as are the following.
+        seed: from 0 to 2**32 - 1; the same seed gives the same subsets whenever the
+            numbers of examples and ranks are the same. None for another order each
+            time. Only used by ``root``, as are the following.
         max_buf_len: bytes of arrays sent at once at most; at most 2147483647.
-        force_equal_length: give all ranks the same number of examples, so that they do the
-            same number of iterations in an epoch; if the number of examples is not divisible by the
-            number of ranks, up to one example a rank then goes to two ranks. False gives each
-            example to exactly one rank, and one more to the first ranks than to the others.
+        force_equal_length: give all ranks the same number of examples, so that they do
+            the same number of iterations in an epoch; if the number of examples is not
+            divisible by the number of ranks, up to one example a rank then goes to two
+            ranks. False gives each example to exactly one rank, and one more to the
+            first ranks than to the others.
 
     Returns:
         This rank's part, a :class:`chainer.datasets.SubDataset`.
 
     Raises:
-        TypeError, ValueError: an argument is not as above, on any rank. That rank raises
-            this error, the others a :class:`~chainermn_comm.errors.PeerError` that names it. So do
-            they if the root fails to take or pickle a part, or a rank to unpickle its own.
+        TypeError, ValueError: an argument is not as above, on any rank. That rank
+            raises this error, the others a :class:`~chainermn_comm.errors.PeerError`
+            that names it. So do they if the root fails to take or pickle a part, or a
+            rank to unpickle its own.
         RankMismatchError: on all ranks, if they name different roots.
         OSError: there is no room for the arrays; raised likewise.
         TypeError: ``comm`` is not a communicator; raised at once on this rank only.
@@ -103,8 +107,8 @@ def scatter_index(
 ) -> tuple[int, int]:
     """Divide the indices of a data set that all ranks have among them (collective).
 
-    With an order that all ranks share, ``SubDataset(dataset, begin, end, order)`` is what
-    :func:`scatter_dataset` gives, and no example is sent.
+    With an order that all ranks share, ``SubDataset(dataset, begin, end, order)`` is
+    what :func:`scatter_dataset` gives, and no example is sent.
 
     Args:
         n_total_samples: at ``root`` the number of examples; ignored elsewhere.
@@ -177,8 +181,9 @@ def length_of(dataset: Any, root: int) -> int:
 
 def _share(count: int, rank: int, size: int, equal: bool) -> tuple[int, int]:
     """Return (begin, end) of a rank's share of ``range(count)``."""
-    # Equal shares are all as long as the longest; each runs into the next where it must. Of others,
-    # the first are the longer ones. Seeds give the ranks the same examples as in Chainer 7.
+    # Equal shares are all as long as the longest; each runs into the next where it
+    # must. Of others, the first are the longer ones. Seeds give the ranks the same
+    # examples as in Chainer 7.
     if equal:
         begin = count * rank // size
         return begin, begin + -(-count // size)

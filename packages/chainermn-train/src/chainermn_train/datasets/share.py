@@ -23,12 +23,14 @@ _OPERATION = "share_dataset"
 def share_dataset(dataset: Any, comm: CommunicatorBase, root: int = 0) -> Any:
     """Give one rank's data set to all, with one copy of its arrays on each machine (collective).
 
-    It is for iterators with a :class:`DistributedOrderSampler`, which deals its examples over all
-    ranks anew in each epoch. Arrays travel, and lie in memory that the ranks of a machine share, as
-    :func:`scatter_dataset` says. Lists and data sets of other classes are copied to each rank.
+    It is for iterators with a :class:`DistributedOrderSampler`, which deals its
+    examples over all ranks anew in each epoch. Arrays travel, and lie in memory that
+    the ranks of a machine share, as :func:`scatter_dataset` says. Lists and data sets
+    of other classes are copied to each rank.
 
     Args:
-        dataset: at ``root`` anything with ``len()`` and integer indices; ignored elsewhere.
+        dataset: at ``root`` anything with ``len()`` and integer indices; ignored
+            elsewhere.
         comm: a ChainerMN communicator.
         root: the rank whose data set it is.
 
@@ -36,7 +38,8 @@ def share_dataset(dataset: Any, comm: CommunicatorBase, root: int = 0) -> Any:
         A data set with all examples, in their order.
 
     Raises:
-        TypeError, ValueError, RankMismatchError, OSError: as :func:`scatter_dataset` raises them.
+        TypeError, ValueError, RankMismatchError, OSError: as :func:`scatter_dataset`
+            raises them.
     """
     comm = require_communicator(comm, _OPERATION)
     with SharedFailure(comm.handshake, _OPERATION):

@@ -1,7 +1,8 @@
 """NumPy arrays that processes of one machine share, in files without a name.
 
-Such an array is pickled as a handle of its file, so that worker processes map the same memory.
-A process that writes gets its own copy of the pages it writes to, so that none changes another's.
+Such an array is pickled as a handle of its file, so that worker processes map the same
+memory. A process that writes gets its own copy of the pages it writes to, so that none
+changes another's.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ from typing import Any
 import numpy as np
 
 MEMORY_FOLDER = "/dev/shm"
-# MPI keeps its own buffers in that folder without reserving them, so that filling it to the
-# last byte kills ranks later, by SIGBUS. Room for the buffers of some ranks stays free.
+# MPI keeps its own buffers in that folder without reserving them, so that filling it to
+# the last byte kills ranks later, by SIGBUS. Room for the buffers of some ranks stays
+# free.
 LEFT_FREE_BYTES = 32 << 20
-# A file begins with its token, which differs where a descriptor is another file by now, or on
-# another machine; the array after it begins at a cache line.
+# A file begins with its token, which differs where a descriptor is another file by now,
+# or on another machine; the array after it begins at a cache line.
 _TOKEN_BYTES, _BEGIN = 32, 64
 
-# Python names it from 3.13 on. Pages that are never written to need no memory set aside.
+# Python names it from 3.13 on. Pages that are never written to need no memory set
+# aside.
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 _sharing = (
@@ -40,8 +43,8 @@ _sharing = (
 class SharedFile:
     """A file whose whole length is reserved and mapped; it lives as long as this.
 
-    What a process writes to the mapping is its own: neither the file nor another mapping has it.
-    A copy, deep or by pickling, maps the file anew.
+    What a process writes to the mapping is its own: neither the file nor another
+    mapping has it. A copy, deep or by pickling, maps the file anew.
     """
 
     def __init__(self, descriptor: int, token: bytes) -> None:
@@ -106,10 +109,10 @@ class SharedFile:
 class SharedArray:
     """A data set: the rows of a NumPy array.
 
-    It lies in a shared file, or in this process's own memory until it is first pickled or copied.
-    A pickle holds only the file's handle: the same user's processes on this machine can load it,
-    while this process has the data set. If this process has written to the array since, it is put
-    into another file first.
+    It lies in a shared file, or in this process's own memory until it is first pickled
+    or copied. A pickle holds only the file's handle: the same user's processes on this
+    machine can load it, while this process has the data set. If this process has
+    written to the array since, it is put into another file first.
     """
 
     def __init__(self, array: np.ndarray, file: SharedFile | None = None) -> None:

@@ -43,15 +43,16 @@ _Splitter = Callable[[Any, np.ndarray, TakeRows], Any]
 def subset(dataset: Any, indices: np.ndarray, take: TakeRows) -> Any:
     """Return a data set of the examples at ``indices`` (int64, shape (n,)), in that order.
 
-    What is in _SPLITTERS is divided, and subclasses of Chainer's data sets there that find
-    examples as these do: arrays as arrays, paths as paths; nothing is computed or read. Any other
-    data set is unsplittable; the result holds the whole of it.
+    What is in _SPLITTERS is divided, and subclasses of Chainer's data sets there that
+    find examples as these do: arrays as arrays, paths as paths; nothing is computed or
+    read. Any other data set is unsplittable; the result holds the whole of it.
     """
     cls = type(dataset)
     if cls in _SPLITTERS:
         return _SPLITTERS[cls](dataset, indices, take)
     for base in cls.__mro__:
-        # One that overrides how examples are found may mean something else by its indices.
+        # One that overrides how examples are found may mean something else by its
+        # indices.
         if base in _INHERITABLE and all(
             getattr(cls, name, None) is getattr(base, name, None)
             for name in _FINDS_EXAMPLES
@@ -125,6 +126,7 @@ _SPLITTERS: dict[type, _Splitter] = {
     ImageDataset: _replacing("_paths"),
     LabeledImageDataset: _replacing("_pairs"),
 }
-# Built-in sequences and arrays are subclassed to mean something else: masked arrays, say.
+# Built-in sequences and arrays are subclassed to mean something else: masked arrays,
+# say.
 _INHERITABLE = _SPLITTERS.keys() - {np.ndarray, np.memmap, SharedArray, list, tuple}
 _FINDS_EXAMPLES = ("__getitem__", "get_example", "__len__")

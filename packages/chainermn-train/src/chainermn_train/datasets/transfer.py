@@ -1,7 +1,7 @@
 """The transfer of each rank's part of one rank's data set.
 
-The rows of NumPy arrays go in messages into files that each rank makes (shared_arrays.py). All
-other data are pickled.
+The rows of NumPy arrays go in messages into files that each rank makes
+(shared_arrays.py). All other data are pickled.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .shared_arrays import SharedArray
 from .subset import subset
 
 _OPERATION = "scatter_dataset"
-# Longer messages are no faster, and the memory that they are received in would stay with the
-# process.
+# Longer messages are no faster, and the memory that they are received in would stay
+# with the process.
 _MESSAGE_BYTES = 1 << 20
 
 

@@ -20,15 +20,16 @@ class AllreducePersistent(UnpicklableMixin, training.Extension):
     """Replaces each persistent float of a model by its mean over ranks.
 
     It is meant for the running mean and variance of
-    :class:`~chainer.links.BatchNormalization`. Each rank has its own; their mean stands for more
-    examples. Calling it before the model is stored or evaluated is enough: by
-    default it runs once an epoch, before extensions of ``PRIORITY_WRITER`` such as evaluators.
+    :class:`~chainer.links.BatchNormalization`. Each rank has its own; their mean stands
+    for more examples. Calling it before the model is stored or evaluated is enough: by
+    default it runs once an epoch, before extensions of ``PRIORITY_WRITER`` such as
+    evaluators.
 
     Floats of every width, as arrays on the host or a GPU or as scalars, are averaged in
-    float32 or wider; all of them travel together. Arrays are changed in place. Everything
-    else (integers such as ``BatchNormalization.N``, complex numbers, strings) is left alone.
-    A value that is still None on some ranks, as in a link that has had no examples there,
-    counts nothing there, and gets the others' mean.
+    float32 or wider; all of them travel together. Arrays are changed in place.
+    Everything else (integers such as ``BatchNormalization.N``, complex numbers,
+    strings) is left alone. A value that is still None on some ranks, as in a link that
+    has had no examples there, counts nothing there, and gets the others' mean.
 
     Calling it is collective: its trigger has to fire on all ranks at the same time.
 
@@ -56,8 +57,8 @@ class AllreducePersistent(UnpicklableMixin, training.Extension):
         """Average the persistent values (collective); ``trainer`` is not used.
 
         Raises:
-            RankMismatchError: on all ranks, when a persistent float is missing on some of
-                them, or is no float, or has another shape or dtype there.
+            RankMismatchError: on all ranks, when a persistent float is missing on some
+                of them, or is no float, or has another shape or dtype there.
         """
 
         def find() -> dict[str, Any]:

@@ -18,30 +18,32 @@ from ..wrappers import UnpicklableMixin
 class MultiNodeEarlyStoppingTrigger(UnpicklableMixin, EarlyStoppingTrigger):
     """Chainer's :class:`~chainer.training.triggers.EarlyStoppingTrigger` for all ranks together.
 
-    Pass it as ``stop_trigger`` to the :class:`~chainer.training.Trainer` of every rank. At
-    each check the mean of what all ranks observed since the last one is compared with the
-    best mean so far, so all ranks come to the same decision. Ranks that observed nothing
-    count nothing. Where none did, rank 0 warns, and training goes on.
+    Pass it as ``stop_trigger`` to the :class:`~chainer.training.Trainer` of every rank.
+    At each check the mean of what all ranks observed since the last one is compared
+    with the best mean so far, so all ranks come to the same decision. Ranks that
+    observed nothing count nothing. Where none did, rank 0 warns, and training goes on.
 
-    Each call is collective (one small exchange): as soon as ``max_trigger`` fires on one rank, all
-    ranks stop, and as soon as ``check_trigger`` fires on one, all ranks check. Either may thus be a
-    trigger that depends on the rank, such as a :class:`~chainer.training.triggers.TimeTrigger`.
+    Each call is collective (one small exchange): as soon as ``max_trigger`` fires on
+    one rank, all ranks stop, and as soon as ``check_trigger`` fires on one, all ranks
+    check. Either may thus be a trigger that depends on the rank, such as a
+    :class:`~chainer.training.triggers.TimeTrigger`.
 
-    Unlike Chainer's, it is saved with the trainer, so that a resumed training stops when
-    an uninterrupted one would have.
+    Unlike Chainer's, it is saved with the trainer, so that a resumed training stops
+    when an uninterrupted one would have.
 
     Args:
         comm: the ranks.
         check_trigger: when to compare: a trigger, or a tuple such as ``(1, 'epoch')``.
-        monitor: the observation to compare, such as ``'validation/main/loss'``: a number.
-        patience: the number of checks in a row without a better mean after which training
-            stops; None for 3. ``patients`` is accepted for it, as in Chainer.
+        monitor: the observation to compare, such as ``'validation/main/loss'``: a
+            number.
+        patience: the number of checks in a row without a better mean after which
+            training stops; None for 3. ``patients`` is accepted for it, as in Chainer.
         mode: ``'min'`` or ``'max'``, what is better; ``'auto'`` takes ``'max'`` if
             ``monitor`` has ``accuracy`` in it.
         verbose: print on rank 0 when training stops early.
         max_trigger: when to stop in any case.
-        suffix: what is added to ``monitor`` for the name under which the mean that was compared
-            is put into the observation.
+        suffix: what is added to ``monitor`` for the name under which the mean that was
+            compared is put into the observation.
 
     Raises:
         TypeError: ``comm`` is not a communicator.
@@ -76,7 +78,8 @@ class MultiNodeEarlyStoppingTrigger(UnpicklableMixin, EarlyStoppingTrigger):
         """Return whether training should stop, the same on all ranks (collective).
 
         Raises:
-            BaseException: whatever a trigger raises on this rank (PeerError on the others).
+            BaseException: whatever a trigger raises on this rank (PeerError on the
+                others).
         """
         self._trainer = weakref.ref(trainer)
 
@@ -134,8 +137,8 @@ class MultiNodeEarlyStoppingTrigger(UnpicklableMixin, EarlyStoppingTrigger):
 
     def serialize(self, serializer: Any) -> None:
         """Save or load the best mean, the patience used up, and what was observed since."""
-        # A snapshot is taken within an iteration, before the trainer asks the stop trigger.
-        # A run that resumes from it won't have this iteration's observation.
+        # A snapshot is taken within an iteration, before the trainer asks the stop
+        # trigger. A run that resumes from it won't have this iteration's observation.
         trainer = self._trainer()
         if trainer is not None:
             self._observe(trainer.observation)

@@ -19,31 +19,35 @@ def create_multi_node_evaluator(
 ) -> Any:
     """Make an evaluator report the mean over all ranks' examples, on every rank.
 
-    Its ``evaluate()`` becomes collective: all ranks must call it, or run trainers that do
-    so at the same time. Each rank's result counts as much as the number of examples in the
-    data set of its ``'main'`` iterator. A rank without examples counts nothing, and the
-    original ``evaluate()`` is not called there. Where no rank's main iterator has a
-    ``dataset`` (an evaluator class that iterates by itself), ranks count equally. A value
-    that only some ranks report is the mean over those. It has the type that the ranks' values
-    have: a float, a NumPy scalar or array on the host, or a variable, of the same dtype (float64
+    Its ``evaluate()`` becomes collective: all ranks must call it, or run trainers that
+    do so at the same time. Each rank's result counts as much as the number of examples
+    in the data set of its ``'main'`` iterator. A rank without examples counts nothing,
+    and the original ``evaluate()`` is not called there. Where no rank's main iterator
+    has a ``dataset`` (an evaluator class that iterates by itself), ranks count equally.
+    A value that only some ranks report is the mean over those. It has the type that the
+    ranks' values
+    have: a float, a NumPy scalar or array on the host, or a variable, of the same dtype
+        (float64
     for integers).
 
-    ``evaluate()`` raises on all ranks what fails on one of them: the error itself there, a
-    :class:`~chainermn_comm.errors.PeerError` that names the rank on the others. Copies of the
-    evaluator, shallow or deep, have the same communicator; it can't be pickled (TypeError).
+    ``evaluate()`` raises on all ranks what fails on one of them: the error itself
+    there, a :class:`~chainermn_comm.errors.PeerError` that names the rank on the
+    others. Copies of the evaluator, shallow or deep, have the same communicator; it
+    can't be pickled (TypeError).
 
     Args:
-        actual_evaluator: an instance of :class:`chainer.training.extensions.Evaluator` or a
-            subclass, which may have its own ``evaluate``; or any other extension or object whose
-            ``evaluate()`` returns a dict of numbers or arrays.
+        actual_evaluator: an instance of :class:`chainer.training.extensions.Evaluator`
+            or a subclass, which may have its own ``evaluate``; or any other extension
+            or object whose ``evaluate()`` returns a dict of numbers or arrays.
         communicator: the ranks that evaluate together.
 
-    Returns:
-        ``actual_evaluator`` itself, changed as above and still an instance of its class.
+    Returns: ``actual_evaluator`` itself, changed as above and still an instance of its
+        class.
 
     Raises:
-        TypeError: an argument is not an evaluator or not a communicator, or the evaluator
-            is a multi-node evaluator already, or of a class whose instances have no ``__dict__``.
+        TypeError: an argument is not an evaluator or not a communicator, or the
+            evaluator is a multi-node evaluator already, or of a class whose instances
+            have no ``__dict__``.
     """
     communicator = require_communicator(communicator, "create_multi_node_evaluator")
     if "_mn_communicator" in getattr(actual_evaluator, "__dict__", ()):
@@ -65,7 +69,8 @@ def create_multi_node_evaluator(
     # evaluator's own class, under the same name, rather than a method put into the
     # instance: `super()`, copies (see wrappers.py) and `isinstance` all go on working.
     cls = type(actual_evaluator)
-    # Not by assignments, which a mock, or a class with `__setattr__`, takes for something else.
+    # Not by assignments, which a mock, or a class with `__setattr__`, takes for
+    # something else.
     vars(object)["__class__"].__set__(actual_evaluator, _multi_node_class(cls))
     # A function that was put into the instance would go before the subclass's.
     in_class = None if hasattr(cls, "evaluate") else evaluate
@@ -79,8 +84,8 @@ def create_multi_node_evaluator(
 def _multi_node_class(cls: Any) -> Any:
     """Return a subclass, of the same name, whose ``evaluate`` calls the class's on each rank.
 
-    Instances can change to it, since it has one base and adds no slots. ``_mn_evaluate`` of an
-    instance, if it isn't None, goes before the class's.
+    Instances can change to it, since it has one base and adds no slots.
+    ``_mn_evaluate`` of an instance, if it isn't None, goes before the class's.
     """
 
     def evaluate(self: Any) -> dict[str, Any]:
@@ -126,7 +131,8 @@ def _checked(result: Any) -> dict[str, Any]:
 def _mean(results: list[tuple[int | None, dict[str, Any]]]) -> dict[str, Any]:
     """Return the mean of each key, weighted by the ranks' numbers of examples, if there are any.
 
-    All ranks have the same list and add it up in the same order, so they get the same bits.
+    All ranks have the same list and add it up in the same order, so they get the same
+    bits.
     """
     unknown = [rank for rank, (count, _) in enumerate(results) if count is None]
     if unknown and len(unknown) < len(results):

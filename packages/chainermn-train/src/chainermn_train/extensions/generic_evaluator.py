@@ -45,12 +45,13 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
                 score, truth = map(np.concatenate, zip(*results))
                 return {"auc": roc_auc_score(truth, score)}
 
-    Results are sent batch by batch. A rank other than ``root`` holds no more than one; ``root``
-    holds those of all batches of all ranks at once, so return no more from ``calc_local`` than
-    ``aggregate`` needs. Ranks may have different numbers of examples, or none.
+    Results are sent batch by batch. A rank other than ``root`` holds no more than one;
+    ``root`` holds those of all batches of all ranks at once, so return no more from
+    ``calc_local`` than ``aggregate`` needs. Ranks may have different numbers of
+    examples, or none.
 
-    If ``aggregate`` returns a dict, each number or array in it is also reported on all ranks, as
-    ``<name of the extension>/<key>``. What the model itself reports is not.
+    If ``aggregate`` returns a dict, each number or array in it is also reported on all
+    ranks, as ``<name of the extension>/<key>``. What the model itself reports is not.
 
     Calling it is collective: its trigger has to fire on all ranks at the same time. By
     default that is once an epoch, under the name ``validation``.
@@ -58,18 +59,18 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
     Args:
         comm: the ranks.
         iterator: the iterator over this rank's examples, with ``repeat=False``.
-        target: the model, or any function, that the default ``calc_local`` calls. A class with
-            a ``calc_local`` of its own may use it for anything.
+        target: the model, or any function, that the default ``calc_local`` calls. A
+            class with a ``calc_local`` of its own may use it for anything.
         device: where the converter puts the batches; None to leave them.
         converter: makes a batch of examples arrays.
         root: the rank that aggregates; the same on all ranks.
-        progress_hook: called on ``root`` after each of its own batches with the batch, a list of
-            examples.
+        progress_hook: called on ``root`` after each of its own batches with the batch,
+            a list of examples.
 
     Raises:
-        TypeError: ``comm`` is not a communicator, ``iterator`` not an iterator, ``root`` not an
-            integer; or ``progress_hook``, or the ``target`` of the default ``calc_local``, can't
-            be called.
+        TypeError: ``comm`` is not a communicator, ``iterator`` not an iterator,
+            ``root`` not an integer; or ``progress_hook``, or the ``target`` of the
+            default ``calc_local``, can't be called.
         ValueError: there is no rank ``root``, or the iterator repeats without end.
     """
 
@@ -137,8 +138,8 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
         Called once, on ``root`` only.
 
         Args:
-            results: what ``calc_local`` returned for the first batch of each rank that has
-                one, in rank order, then for the second batches, and so on.
+            results: what ``calc_local`` returned for the first batch of each rank that
+                has one, in rank order, then for the second batches, and so on.
         """
         return results
 
@@ -151,7 +152,8 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
             What ``aggregate`` returns on ``root``, and None on the other ranks.
 
         Raises:
-            BaseException: whatever failed on this rank (PeerError, which names it, on the others).
+            BaseException: whatever failed on this rank (PeerError, which names it, on
+                the others).
             RankMismatchError: on all ranks, when they were given different ``root``.
         """
         result = self._aggregate_at_root()
@@ -165,8 +167,8 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
     def evaluate(self) -> Any:
         """Return on all ranks what ``aggregate`` returns (collective); raise as a call does.
 
-        It has to be picklable. Variables and GPU arrays in it (or in tuples, lists and dicts in
-        it) are NumPy arrays on all ranks.
+        It has to be picklable. Variables and GPU arrays in it (or in tuples, lists and
+        dicts in it) are NumPy arrays on all ranks.
         """
         result = self._aggregate_at_root()
         return bcast_checked(self.comm, _OPERATION, lambda: to_host(result), self.root)

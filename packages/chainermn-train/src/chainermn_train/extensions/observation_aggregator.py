@@ -20,10 +20,11 @@ from ..wrappers import UnpicklableMixin
 class ObservationAggregator(UnpicklableMixin, training.Extension):
     """Combines a reported value over all ranks, so that each rank's ``LogReport`` sees the same.
 
-    It runs at every iteration, after extensions that report values (such as evaluators) and before
-    those that read them. Values are kept until ``comm_trigger`` fires; then those of all ranks are
-    combined, and the result is the observation ``aggregated_key`` of that iteration, on every rank.
-    Ranks that observed nothing since add nothing. Where no rank did, nothing is reported.
+    It runs at every iteration, after extensions that report values (such as evaluators)
+    and before those that read them. Values are kept until ``comm_trigger`` fires; then
+    those of all ranks are combined, and the result is the observation
+    ``aggregated_key`` of that iteration, on every rank. Ranks that observed nothing
+    since add nothing. Where no rank did, nothing is reported.
 
     If ``aggregated_key`` is ``original_key``, a rank's own value is taken out of the
     observation when it is kept, so that no log mixes it with the result.
@@ -33,15 +34,16 @@ class ObservationAggregator(UnpicklableMixin, training.Extension):
 
     Args:
         comm: the ranks.
-        original_key: the observation to combine, such as ``'main/loss'``: a number, an array of
-            numbers, or a variable; anything picklable where there is an ``aggregator``.
+        original_key: the observation to combine, such as ``'main/loss'``: a number, an
+            array of numbers, or a variable; anything picklable where there is an
+            ``aggregator``.
         aggregated_key: the name of the result; ``original_key`` if None.
         comm_trigger: when to combine: a trigger, or a tuple such as ``(1, 'epoch')``.
         aggregator: called on rank 0 with a list of each rank's list of values, in rank
-            order, oldest first, as they were observed (variables and GPU arrays as NumPy
-            arrays); it returns the result, any picklable object. None for the mean of all
-            values, in the type that they have: a float, a NumPy scalar or array on the host, or
-            a variable, of the same dtype (float64 for integers).
+            order, oldest first, as they were observed (variables and GPU arrays as
+            NumPy arrays); it returns the result, any picklable object. None for the
+            mean of all values, in the type that they have: a float, a NumPy scalar or
+            array on the host, or a variable, of the same dtype (float64 for integers).
 
     Raises:
         TypeError: ``comm`` is not a communicator, or ``aggregator`` can't be called.
@@ -77,9 +79,10 @@ class ObservationAggregator(UnpicklableMixin, training.Extension):
         """Keep this iteration's value; combine those kept if it is time (collective then).
 
         Raises:
-            TypeError: there is no aggregator, and this rank observed something that is neither
-                a number nor an array of them (PeerError on the others).
-            BaseException: whatever the aggregator raises, on rank 0 (a ``PeerError`` elsewhere).
+            TypeError: there is no aggregator, and this rank observed something that is
+                neither a number nor an array of them (PeerError on the others).
+            BaseException: whatever the aggregator raises, on rank 0 (a ``PeerError``
+                elsewhere).
         """
         observation = trainer.observation
         if self.original_key in observation:

@@ -18,17 +18,17 @@ def on_rank(extension: Any, comm: CommunicatorBase, rank: int = 0) -> OneRankExt
         trainer.extend(on_rank(extensions.LogReport(), comm))
         trainer.extend(on_rank(extensions.PrintReport(["epoch", "main/loss"]), comm))
 
-    Name, trigger, priority and every other attribute are those of ``extension``. On other ranks
-    it is registered too, under the same name, but does nothing: it is not called, initialised,
-    finalised or notified of errors, and has no state in snapshots. A snapshot that ``rank`` took
-    can thus be loaded on all ranks.
+    Name, trigger, priority and every other attribute are those of ``extension``. On
+    other ranks it is registered too, under the same name, but does nothing: it is not
+    called, initialised, finalised or notified of errors, and has no state in snapshots.
+    A snapshot that ``rank`` took can thus be loaded on all ranks.
 
-    It is for extensions that only watch: reports, plots, progress bars, snapshots. One that
-    changes training, such as a learning rate schedule, must run on all ranks.
+    It is for extensions that only watch: reports, plots, progress bars, snapshots. One
+    that changes training, such as a learning rate schedule, must run on all ranks.
 
     Args:
-        extension: anything that ``Trainer.extend`` takes: an extension, a function made one
-            by :func:`chainer.training.make_extension`, or a plain function.
+        extension: anything that ``Trainer.extend`` takes: an extension, a function made
+            one by :func:`chainer.training.make_extension`, or a plain function.
         comm: says which rank this is; nothing is communicated.
         rank: the rank where the extension runs.
 
@@ -36,9 +36,9 @@ def on_rank(extension: Any, comm: CommunicatorBase, rank: int = 0) -> OneRankExt
         The extension to give to ``Trainer.extend``.
 
     Raises:
-        TypeError: ``extension`` can't be called, or communicates (as a multi-node evaluator
-            does), so that all ranks must run it; ``comm`` is not a communicator, or ``rank`` not
-            an integer.
+        TypeError: ``extension`` can't be called, or communicates (as a multi-node
+            evaluator does), so that all ranks must run it; ``comm`` is not a
+            communicator, or ``rank`` not an integer.
         ValueError: there is no such rank.
     """
     comm = require_communicator(comm, "on_rank")

@@ -30,22 +30,25 @@ class ThroughputReport(UnpicklableMixin, training.Extension):
         the mean
 
     and all ranks report the same observations, so that ``LogReport`` keeps them:
-    ``throughput/examples_per_second`` (all ranks' examples), ``throughput/seconds_per_step``
-    (the mean over ranks), the shares of it ``throughput/computing``, ``throughput/waiting``
-    and ``throughput/wire``, which add up to 1, and ``throughput/slowest_rank``.
+    ``throughput/examples_per_second`` (all ranks' examples),
+    ``throughput/seconds_per_step`` (the mean over ranks), the shares of it
+    ``throughput/computing``, ``throughput/waiting`` and ``throughput/wire``, which add
+    up to 1, and ``throughput/slowest_rank``.
 
-    A step is a call of the updater's ``update``: evaluation, snapshots and other extensions don't
-    count. *On the wire* is the time in the exchange of gradients (and of parameters, in the first
-    step). Just before it, the multi-node optimizer agrees on a few integers; what a rank spends
-    there is *waiting* for slower ranks, but for some microseconds. All else is *computing*, reading
-    the data included. The slowest rank is the one that computes longest. With double buffering, the
-    wait for what is still on its way is *on the wire*; what goes on behind a step is no part of it.
+    A step is a call of the updater's ``update``: evaluation, snapshots and other
+    extensions don't count. *On the wire* is the time in the exchange of gradients (and
+    of parameters, in the first step). Just before it, the multi-node optimizer agrees
+    on a few integers; what a rank spends there is *waiting* for slower ranks, but for
+    some microseconds. All else is *computing*, reading the data included. The slowest
+    rank is the one that computes longest. With double buffering, the wait for what is
+    still on its way is *on the wire*; what goes on behind a step is no part of it.
 
-    Nothing more is communicated in a step, and on CPUs timing costs some microseconds. On
-    GPUs the shares are measured in one step of 16, which waits for its kernels.
+    Nothing more is communicated in a step, and on CPUs timing costs some microseconds.
+    On GPUs the shares are measured in one step of 16, which waits for its kernels.
 
-    While the trainer runs, ``trainer.updater`` is an object that forwards to the original one.
-    Nothing is kept in snapshots: the first report of a resumed training covers what was done since.
+    While the trainer runs, ``trainer.updater`` is an object that forwards to the
+    original one. Nothing is kept in snapshots: the first report of a resumed training
+    covers what was done since.
 
     Calling it is collective: its trigger has to fire on all ranks at the same time.
 
@@ -71,8 +74,8 @@ class ThroughputReport(UnpicklableMixin, training.Extension):
         """Start timing (collective).
 
         Raises:
-            TypeError: the trainer's updater has no multi-node optimizer on this rank, or its
-                main iterator no data set (PeerError on the others).
+            TypeError: the trainer's updater has no multi-node optimizer on this rank,
+                or its main iterator no data set (PeerError on the others).
         """
         updater = trainer.updater
         with raise_on_all_ranks(self.comm, "ThroughputReport"):
@@ -96,7 +99,8 @@ class ThroughputReport(UnpicklableMixin, training.Extension):
         """Report on the steps since the last call (collective).
 
         Raises:
-            BaseException: the examples can't be counted on this rank (PeerError on the others).
+            BaseException: the examples can't be counted on this rank (PeerError on the
+                others).
         """
 
         def pop() -> tuple[float, StepTimes]:

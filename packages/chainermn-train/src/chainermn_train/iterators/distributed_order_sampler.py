@@ -36,24 +36,28 @@ class DistributedOrderSampler(OrderSampler):
         sampler = chainermn.iterators.DistributedOrderSampler(comm, seed=0)
         iterator = SerialIterator(dataset, batch_size, order_sampler=sampler)
 
-    An epoch's permutation follows from the seed and the epoch, and rank *r* of *n* takes each
-    *n*-th example of it from the *r*-th on. So a batch of all ranks together is what a single rank
-    would have with *n* times the batch size, and a job that goes on from a checkpoint with another
-    number of ranks sees the rest of the epoch, each example once.
+    An epoch's permutation follows from the seed and the epoch, and rank *r* of *n*
+    takes each *n*-th example of it from the *r*-th on. So a batch of all ranks together
+    is what a single rank would have with *n* times the batch size, and a job that goes
+    on from a checkpoint with another number of ranks sees the rest of the epoch, each
+    example once.
 
-    It is for a ``SerialIterator``, ``MultithreadIterator`` or ``MultiprocessIterator``, whose
-    epochs are then those of the whole data set, and one iterator at a time. Making it is
-    collective; iterators that use it aren't.
+    It is for a ``SerialIterator``, ``MultithreadIterator`` or ``MultiprocessIterator``,
+    whose epochs are then those of the whole data set, and one iterator at a time.
+    Making it is collective; iterators that use it aren't.
 
     Args:
         comm: the ranks.
-        seed: an integer from 0 to 2**32 - 1, the same on all ranks and in the job that goes on.
-        drop_last: what becomes of examples that are left over where the number of ranks doesn't
-            divide that of examples. False: some ranks get one of the epoch's first examples again,
-            so that all have as many. True: no rank gets them in this epoch.
+        seed: an integer from 0 to 2**32 - 1, the same on all ranks and in the job that
+            goes on.
+        drop_last: what becomes of examples that are left over where the number of ranks
+            doesn't divide that of examples. False: some ranks get one of the epoch's
+            first examples again, so that all have as many. True: no rank gets them in
+            this epoch.
 
     Raises:
-        TypeError, ValueError: an argument is not as above (PeerError on the other ranks).
+        TypeError, ValueError: an argument is not as above (PeerError on the other
+            ranks).
         RankMismatchError: on all ranks, if arguments differ between ranks.
         TypeError: ``comm`` is not a communicator; raised at once on this rank only.
     """
@@ -68,16 +72,18 @@ class DistributedOrderSampler(OrderSampler):
         comm.handshake(_OPERATION, (("seed", self.seed), ("drop_last", self.drop_last)))
         self._rank, self._size = comm.rank, comm.size
         self._examples: int | None = None
-        # Of the orders that it has returned, by their checksums: each follows from a place.
+        # Of the orders that it has returned, by their checksums: each follows from a
+        # place.
         self._places: dict[bytes, Place] = {}
 
     def __call__(self, current_order: np.ndarray, current_position: int) -> np.ndarray:
         """Return this rank's part of the next epoch's permutation: indices, int64.
 
-        They are as many in each epoch, the number of examples divided by that of ranks (rounded
-        down with ``drop_last``, else up). ``current_order`` is what it returned for the epoch that
-        ends, or, as in a reset, that of the indices; ValueError if it is of another data set, seed
-        or number of ranks. ``current_position`` has no influence.
+        They are as many in each epoch, the number of examples divided by that of ranks
+        (rounded down with ``drop_last``, else up). ``current_order`` is what it
+        returned for the epoch that ends, or, as in a reset, that of the indices;
+        ValueError if it is of another data set, seed or number of ranks.
+        ``current_position`` has no influence.
         """
         count = len(current_order)
         # A part of few examples may be 0, 1, and so on, too.
@@ -101,7 +107,8 @@ class DistributedOrderSampler(OrderSampler):
             self._share(place.examples - place.seen),
         )
         permutation = shuffled([self.seed, place.epoch], place.examples)
-        # What lies before the position has been seen: an iterator's orders are equally long.
+        # What lies before the position has been seen: an iterator's orders are equally
+        # long.
         first = place.seen + self._rank - (length - left) * self._size
         indices = first + self._size * np.arange(length)
         order = permutation[indices % max(1, place.examples)]

@@ -43,27 +43,30 @@ def create_multi_node_iterator(
 ) -> MultiNodeIterator:
     """Make an iterator give one rank's batches to all ranks (collective).
 
-    For models that are spread over ranks which need the same examples, such as an encoder on
-    one rank and a decoder on another. Each batch travels once, in one broadcast; where all
-    ranks can read the data set, :func:`create_synchronized_iterator` sends no batch at all.
+    For models that are spread over ranks which need the same examples, such as an
+    encoder on one rank and a decoder on another. Each batch travels once, in one
+    broadcast; where all ranks can read the data set,
+    :func:`create_synchronized_iterator` sends no batch at all.
 
     Args:
         actual_iterator: at ``rank_master`` any Chainer iterator; examples may be of any
-            picklable type: arrays of any shape and dtype, numbers, strings, and tuples, lists
-            and dicts of them. Other ranks take no batches from theirs, which may be None.
-            A ``MultiprocessIterator`` that shuffles needs a :class:`ResumableOrderSampler` to
-            resume with the same batches.
+            picklable type: arrays of any shape and dtype, numbers, strings, and tuples,
+            lists and dicts of them. Other ranks take no batches from theirs, which may
+            be None. A ``MultiprocessIterator`` that shuffles needs a
+            :class:`ResumableOrderSampler` to resume with the same batches.
         communicator: the ranks that share the batches.
         rank_master: the rank whose batches are shared.
 
-    Returns:
-        An iterator that is used like ``actual_iterator``; see :class:`MultiNodeIterator`.
+    Returns: An iterator that is used like ``actual_iterator``; see
+        :class:`MultiNodeIterator`.
 
     Raises:
-        TypeError, ValueError: an argument is not as above, on any rank. That rank raises this
-            error, the others a :class:`~chainermn_comm.errors.PeerError` that names it.
+        TypeError, ValueError: an argument is not as above, on any rank. That rank
+            raises this error, the others a :class:`~chainermn_comm.errors.PeerError`
+            that names it.
         RankMismatchError: on all ranks, if they name different masters.
-        TypeError: ``communicator`` is not a communicator; raised at once on this rank only.
+        TypeError: ``communicator`` is not a communicator; raised at once on this rank
+            only.
 
     Warns:
         RuntimeWarning: once, at the master, if ``actual_iterator`` is a ``MultiprocessIterator``
@@ -87,19 +90,22 @@ def create_multi_node_iterator(
 class MultiNodeIterator(IteratorProxy):
     """An iterator that gives the batches of one rank, the master, on every rank.
 
-    :meth:`next`, :meth:`reset` and :meth:`serialize` are collective: all ranks must call them
-    in the same order. An error in one of them is raised on all ranks, the error itself where
-    it happened and a :class:`~chainermn_comm.errors.PeerError` that names that rank elsewhere;
-    so is :class:`~chainermn_comm.errors.RankMismatchError` if ranks call different ones.
+    :meth:`next`, :meth:`reset` and :meth:`serialize` are collective: all ranks must
+    call them in the same order. An error in one of them is raised on all ranks, the
+    error itself where it happened and a :class:`~chainermn_comm.errors.PeerError` that
+    names that rank elsewhere; so is :class:`~chainermn_comm.errors.RankMismatchError`
+    if ranks call different ones.
 
     ``epoch``, ``is_new_epoch``, ``epoch_detail``, ``previous_epoch_detail``,
-    ``current_position``, ``repeat`` and ``batch_size`` are the master's on every rank. Every
-    other attribute is that of the rank's own actual iterator, to read and to set. A rank whose
-    iterator's ``dataset`` isn't as long as the master's has a stand-in of that length.
+    ``current_position``, ``repeat`` and ``batch_size`` are the master's on every rank.
+    Every other attribute is that of the rank's own actual iterator, to read and to set.
+    A rank whose iterator's ``dataset`` isn't as long as the master's has a stand-in of
+    that length.
 
     A copy, shallow or deep, has the same communicator. It can't be pickled (TypeError).
 
-    Making one is collective; :func:`create_multi_node_iterator` checks ``actual_iterator`` first.
+    Making one is collective; :func:`create_multi_node_iterator` checks
+    ``actual_iterator`` first.
 
     Attributes:
         actual: the iterator that this rank gave; batches come from the master's.
@@ -109,8 +115,8 @@ class MultiNodeIterator(IteratorProxy):
 
     _OWN = IteratorProxy._OWN | {"rank_master"}
 
-    # On ranks other than the master, the master's shared attributes are those of this object
-    # itself; so is what is set on a rank that has no iterator.
+    # On ranks other than the master, the master's shared attributes are those of this
+    # object itself; so is what is set on a rank that has no iterator.
 
     def __init__(
         self, actual_iterator: Any, communicator: CommunicatorBase, rank_master: int
@@ -165,8 +171,8 @@ class MultiNodeIterator(IteratorProxy):
     def serialize(self, serializer: Any) -> None:
         """Save or load the state (collective).
 
-        Every rank saves the state of the master's iterator, so that every rank's file serves to
-        resume. The master's own is what is loaded. Raises as the class says.
+        Every rank saves the state of the master's iterator, so that every rank's file
+        serves to resume. The master's own is what is loaded. Raises as the class says.
         """
         loading = isinstance(serializer, chainer.Deserializer)
 

@@ -27,8 +27,8 @@ class ResumableOrderSampler(OrderSampler):
     The order of the indices themselves never comes up.
 
     Args:
-        seed: of the first order after the iterator is made or reset: an integer from 0 to
-            2**32 - 1, or several. None for one drawn from NumPy's global generator.
+        seed: of the first order after the iterator is made or reset: an integer from 0
+            to 2**32 - 1, or several. None for one drawn from NumPy's global generator.
 
     Raises:
         TypeError, ValueError: ``seed`` is not as above.
@@ -51,11 +51,12 @@ class ResumableOrderSampler(OrderSampler):
     def __call__(self, current_order: np.ndarray, current_position: int) -> np.ndarray:
         """Return the order of the next epoch, int64; ``current_position`` has no influence.
 
-        ``current_order`` is that of the epoch that ends; that of the indices for a reset.
+        ``current_order`` is that of the epoch that ends; that of the indices for a
+        reset.
         """
         seed = current_order
-        # Nothing may depend on how many orders have been drawn ahead: only resets are counted,
-        # and only a reset begins with the order of the indices.
+        # Nothing may depend on how many orders have been drawn ahead: only resets are
+        # counted, and only a reset begins with the order of the indices.
         if np.array_equal(current_order, np.arange(len(current_order))):
             seed = np.array([*self._seed, self._resets])
             self._resets += 1

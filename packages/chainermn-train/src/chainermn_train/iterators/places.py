@@ -42,13 +42,15 @@ def place(
 ) -> list[str]:
     """Set an iterator's entries of a ``state``, which begin with ``path``; return what begins anew.
 
-    ``states`` are those that ranks have saved, and ``places`` the :func:`places_of` them.
+    ``states`` are those that ranks have saved, and ``places`` the :func:`places_of`
+    them.
     """
     order_key = path + ("order" if path + "order" in state else "_order")
     sampler, shared = getattr(iterator, "order_sampler", None), shared_order(iterator)
     count, start = places.get(name, (len(iterator.dataset), None))
     orders = [np.asarray(each.get(order_key)) for each in states]
-    # A single rank has one order, too, but several that begin with it may mean to have their own.
+    # A single rank has one order, too, but several that begin with it may mean to have
+    # their own.
     is_one = type(sampler) is ResumableOrderSampler and len(orders) > 1
     is_one = is_one and len({each.tobytes() for each in orders}) == 1
     is_one = is_one or isinstance(iterator, MultiNodeIterator | SynchronizedIterator)

@@ -32,24 +32,27 @@ def create_synchronized_iterator(
 ) -> SynchronizedIterator:
     """Make all ranks' iterators visit examples in the same order (collective).
 
-    No batch is sent: every rank reads its own data set, which should have the same examples, or
-    those parts of the same examples that the rank needs. The iterator starts again from the
-    beginning. Where it shuffles, the order is drawn from rank 0's generator, and goes on as with
-    a :class:`ResumableOrderSampler`. This replaces the iterator's own order sampler, if any.
+    No batch is sent: every rank reads its own data set, which should have the same
+    examples, or those parts of the same examples that the rank needs. The iterator
+    starts again from the beginning. Where it shuffles, the order is drawn from rank 0's
+    generator, and goes on as with a :class:`ResumableOrderSampler`. This replaces the
+    iterator's own order sampler, if any.
 
     Args:
         actual_iterator: a ``SerialIterator``, ``MultiprocessIterator`` or
-            ``MultithreadIterator`` of Chainer, shuffling or not. Classes may differ between ranks.
+            ``MultithreadIterator`` of Chainer, shuffling or not. Classes may differ
+            between ranks.
         communicator: the ranks that iterate together.
 
-    Returns:
-        An iterator that is used like ``actual_iterator``; see :class:`SynchronizedIterator`.
+    Returns: An iterator that is used like ``actual_iterator``; see
+        :class:`SynchronizedIterator`.
 
     Raises:
         TypeError: the iterator is none of the above (PeerError on the others).
-        RankMismatchError: on all ranks, if the number of examples, the batch size, ``repeat``
-            or whether to shuffle differ between ranks.
-        TypeError: ``communicator`` is not a communicator; raised at once on this rank only.
+        RankMismatchError: on all ranks, if the number of examples, the batch size,
+            ``repeat`` or whether to shuffle differ between ranks.
+        TypeError: ``communicator`` is not a communicator; raised at once on this rank
+            only.
 
     Warns:
         RuntimeWarning: on rank 0, if an order sampler of the user's own is replaced; and once, if
@@ -84,8 +87,8 @@ def create_synchronized_iterator(
     with raise_on_all_ranks(communicator, _OPERATION):
         if sampler is not None:
             actual_iterator.order_sampler = ResumableOrderSampler(seeds[0])
-            # The thread that fetches ahead has its own reference. Chainer 7.8.1 is the last
-            # release.
+            # The thread that fetches ahead has its own reference. Chainer 7.8.1 is the
+            # last release.
             loop = getattr(actual_iterator, "_prefetch_loop", None)
             if loop is not None:
                 loop.order_sampler = actual_iterator.order_sampler
@@ -96,12 +99,14 @@ def create_synchronized_iterator(
 class SynchronizedIterator(IteratorProxy):
     """An iterator that visits examples in the same order on all ranks.
 
-    Ranks must make the same calls; only loading from a snapshot is collective, since it sees to
-    it that ranks were given the same state. An error in making a batch stays on its rank.
+    Ranks must make the same calls; only loading from a snapshot is collective, since it
+    sees to it that ranks were given the same state. An error in making a batch stays on
+    its rank.
 
-    Every attribute but these is that of the actual iterator, to read and to set. A copy,
-    shallow or deep, has the same communicator. Pickling it raises TypeError. Making one checks
-    nothing and is not collective; :func:`create_synchronized_iterator`, which does, is.
+    Every attribute but these is that of the actual iterator, to read and to set. A
+    copy, shallow or deep, has the same communicator. Pickling it raises TypeError.
+    Making one checks nothing and is not collective;
+    :func:`create_synchronized_iterator`, which does, is.
 
     Attributes:
         actual: the iterator that this rank gave.
@@ -117,7 +122,8 @@ class SynchronizedIterator(IteratorProxy):
         """Save or load the state (loading is collective).
 
         Raises:
-            RankMismatchError: on all ranks, if the state that was loaded differs between ranks.
+            RankMismatchError: on all ranks, if the state that was loaded differs
+                between ranks.
         """
         if not isinstance(serializer, chainer.Deserializer):
             self.actual.serialize(serializer)

@@ -34,9 +34,9 @@ def use_forkserver() -> None:
         if __name__ == "__main__":
             chainermn.iterators.use_forkserver()
 
-    Workers then import the script anew (hence the ``if``), and get the data set as a pickle. A
-    worker that imports ``mpi4py.MPI`` on the way does not start MPI, which would end the job.
-    Each draws random numbers of its own, from NumPy's generator too.
+    Workers then import the script anew (hence the ``if``), and get the data set as a
+    pickle. A worker that imports ``mpi4py.MPI`` on the way does not start MPI, which
+    would end the job. Each draws random numbers of its own, from NumPy's generator too.
 
     It may be called again. Not collective.
 
@@ -46,8 +46,8 @@ def use_forkserver() -> None:
     method = multiprocessing.get_start_method(allow_none=True)
     if method is None:
         multiprocessing.set_start_method("forkserver")
-        # Python's default, and Chainer: workers start faster, and share its memory, where they
-        # don't import it themselves.
+        # Python's default, and Chainer: workers start faster, and share its memory,
+        # where they don't import it themselves.
         multiprocessing.set_forkserver_preload(
             ["__main__", f"{__package__}.forkserver_preload"]
         )
@@ -82,8 +82,8 @@ def warn_of_fork(iterator: Any) -> None:
 
 def _before_fork() -> None:
     """Warn, once and on rank 0, if multiprocessing forks a process that has started MPI."""
-    # An iterator that no function of ours has seen starts its workers so. What else forks, such
-    # as subprocess, goes on to another program at once.
+    # An iterator that no function of ours has seen starts its workers so. What else
+    # forks, such as subprocess, goes on to another program at once.
     global _warned
     if (
         _warned
@@ -105,8 +105,8 @@ def _has_mpi() -> bool:
 
 def await_workers(iterator: Any) -> None:
     """Wait until a MultiprocessIterator has a batch; do nothing for other iterators."""
-    # An example that raises in a worker ends the thread that fetches batches (a RuntimeError
-    # here), and Chainer's iterator would wait for it without end.
+    # An example that raises in a worker ends the thread that fetches batches (a
+    # RuntimeError here), and Chainer's iterator would wait for it without end.
     if not isinstance(iterator, MultiprocessIterator):
         return
     queue, loop = iterator._comm, iterator._prefetch_loop

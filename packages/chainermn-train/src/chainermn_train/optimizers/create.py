@@ -31,44 +31,49 @@ def create_multi_node_optimizer(
 ) -> MultiNodeOptimizer:
     """Make a Chainer optimizer work on all ranks at once.
 
-    Making it is no collective call; its ``update`` is (all ranks must call it). Ranks may start
-    from different weights and states: the first update gives rank 0's to all. It compares class and
-    hyperparameters, which must be equal on all ranks; change them on every rank. Hooks that draw
-    random numbers, such as ``chainer.optimizer_hooks.GradientNoise``, let ranks drift apart, unless
-    all draw the same: seed NumPy's generator (CuPy's on GPUs) alike on all ranks, and let nothing
-    else, such as shuffling or dropout, draw from it on some of them only.
+    Making it is no collective call; its ``update`` is (all ranks must call it). Ranks
+    may start from different weights and states: the first update gives rank 0's to all.
+    It compares class and hyperparameters, which must be equal on all ranks; change them
+    on every rank. Hooks that draw random numbers, such as
+    ``chainer.optimizer_hooks.GradientNoise``, let ranks drift apart, unless all draw
+    the same: seed NumPy's generator (CuPy's on GPUs) alike on all ranks, and let
+    nothing else, such as shuffling or dropout, draw from it on some of them only.
 
     Args:
-        actual_optimizer: a Chainer optimizer, set up or not; or anything with its ``setup``,
-            ``update`` and ``target``.
+        actual_optimizer: a Chainer optimizer, set up or not; or anything with its
+            ``setup``, ``update`` and ``target``.
         communicator: the ranks that train together. In a test anything will do that has
             ``bcast_data`` and ``multi_node_mean_grad``, a mock, say.
-        double_buffering: exchange gradients in the background while the next update's are
-            computed. Each update then steps along the gradients of the update before it; the
-            first one doesn't step. It takes memory for a second set of gradients, and changes
-            what is learnt a little. For GPUs and CPUs, with any communicator. A Trainer that has
-            run to its end steps along what is left, here and with ``accumulate_steps``.
+        double_buffering: exchange gradients in the background while the next update's
+            are computed. Each update then steps along the gradients of the update
+            before it; the first one doesn't step. It takes memory for a second set of
+            gradients, and changes what is learnt a little. For GPUs and CPUs, with any
+            communicator. A Trainer that has run to its end steps along what is left,
+            here and with ``accumulate_steps``.
         zero_fill: count a gradient that a rank doesn't have (None) as zeros. Without it
             ranks must agree on which gradients are missing.
-        accumulate_steps: how many updates make one step: their gradients are added up on each
-            rank, and the last of these updates exchanges and uses the mean of all. Every
-            update counts the same, whatever its number of examples.
-        overlap: send gradients while backward computes the others. Parameters become those of the
-            synchronous way. None decides: on where ranks sit on several machines or parameters on
-            GPUs, off inside one machine's CPUs, where no core is free. It takes memory for a
-            second set of gradients. Where it can't be done (no loss function, ``accumulate_steps``,
-            another's communicator, an ``allreduce_grad_dtype`` narrower than a parameter, 16-bit
-            parameters where only some ranks share a machine) gradients are sent after backward.
-        on_drift: what happens where ranks' parameters or optimizer states are found to differ. Each
-            update that exchanges compares 2 KiB of them, or a thousandth if that is more, so that
-            some 1,000 updates compare all: ``"raise"`` RankMismatchError, give rank 0's state to
-            all (``"synchronize"``, with a warning), or ``"ignore"`` it and compare nothing.
+        accumulate_steps: how many updates make one step: their gradients are added up
+            on each rank, and the last of these updates exchanges and uses the mean of
+            all. Every update counts the same, whatever its number of examples.
+        overlap: send gradients while backward computes the others. Parameters become
+            those of the synchronous way. None decides: on where ranks sit on several
+            machines or parameters on GPUs, off inside one machine's CPUs, where no core
+            is free. It takes memory for a second set of gradients. Where it can't be
+            done (no loss function, ``accumulate_steps``, another's communicator, an
+            ``allreduce_grad_dtype`` narrower than a parameter, 16-bit parameters where
+            only some ranks share a machine) gradients are sent after backward.
+        on_drift: what happens where ranks' parameters or optimizer states are found to
+            differ. Each update that exchanges compares 2 KiB of them, or a thousandth
+            if that is more, so that some 1,000 updates compare all: ``"raise"``
+            RankMismatchError, give rank 0's state to all (``"synchronize"``, with a
+            warning), or ``"ignore"`` it and compare nothing.
 
-    Returns:
-        An optimizer that is used like ``actual_optimizer``; see :class:`MultiNodeOptimizer`.
+    Returns: An optimizer that is used like ``actual_optimizer``; see
+        :class:`MultiNodeOptimizer`.
 
     Raises:
-        TypeError: an argument is not an optimizer, not a communicator or not an integer.
+        TypeError: an argument is not an optimizer, not a communicator or not an
+            integer.
         ValueError: ``accumulate_steps`` is less than 1, both ``overlap`` and
             ``double_buffering`` are on, or ``on_drift`` is none of these.
     """

@@ -86,7 +86,8 @@ def decide(total: Report, size: int, is_last: bool = True) -> Decision:
     counts = total.in_flight, total.before_loss, total.has_channel
     is_together = all(count in (0, size) for count in counts)
     if not (are_alike and is_together):
-        # The update still counts where its loss comes later, on parameters that have values.
+        # The update still counts where its loss comes later, on parameters that have
+        # values.
         can_count = total.before_loss == size and not total.cannot_count
         return Decision.SYNCHRONIZE if can_count else Decision.START_AGAIN
     if total.drifted:
@@ -108,8 +109,9 @@ def agree(
 ) -> Report:
     """Return the sums of all ranks' reports, by the reducer that has the gradients (collective).
 
-    ``drifted`` is set where ``digest`` differs between ranks, and ``uneven`` where ``num_calls``,
-    the updates of the present group, do; RankMismatchError if the ``call`` or gradients differ.
+    ``drifted`` is set where ``digest`` differs between ranks, and ``uneven`` where
+    ``num_calls``, the updates of the present group, do; RankMismatchError if the
+    ``call`` or gradients differ.
     """
     row = _ROW.pack(*own[:-2], digest, num_calls)
     with region("waiting"):

@@ -26,7 +26,8 @@ class DelayedExchange(GradientExchange):
     def __init__(self, communicator: CommunicatorBase, zero_fill: bool) -> None:
         super().__init__(communicator, zero_fill)
         self._thread: BackgroundThread | None = None
-        # Where gradients are on a GPU: it, its stream for the thread, and when they are computed.
+        # Where gradients are on a GPU: it, its stream for the thread, and when they are
+        # computed.
         self._device: Any = None
         self._stream: Any = None
         self._computed: Any = None
@@ -45,13 +46,15 @@ class DelayedExchange(GradientExchange):
         reducer = self._communicator.make_reducer(
             self._zero_fill, OPERATION, self.channel
         )
-        # All that can fail on one rank alone, before ranks agree; the thread finds it done.
+        # All that can fail on one rank alone, before ranks agree; the thread finds it
+        # done.
         with SharedFailure(self._communicator.handshake, OPERATION):
             gradients = GradientSet.detach_from(params, scale)
             self._handed_in = reducer, gradients, scale
             if self._flight is None:
                 gradients.give_copies()
-            # Also where this rank has none, as all make the channel for the same device.
+            # Also where this rank has none, as all make the channel for the same
+            # device.
             devices = [device_of(each.data) for each in gradients.gradients]
             self._device = next(filter(None, devices), None)
             if self._stream is None:

@@ -1,7 +1,8 @@
 """A detector of ranks whose parameters or optimizer state have drifted apart.
 
-In each update ranks compare a checksum of one slice, in the next one that of the slice that
-follows; a turn goes through all. The checksum rides in the synchronization that is there anyway.
+In each update ranks compare a checksum of one slice, in the next one that of the slice
+that follows; a turn goes through all. The checksum rides in the synchronization that is
+there anyway.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from ..optimizer_state import array_of, keys_of, updates_of
 from .decision import OPERATION
 from .parameter_set import ParameterSet
 
-# Bytes of a slice, which takes some ten microseconds, and most slices: of a large model they are
-# longer. Adler-32 needs no table; that of CRC-32 takes as much of the caches as the slice.
+# Bytes of a slice, which takes some ten microseconds, and most slices: of a large model
+# they are longer. Adler-32 needs no table; that of CRC-32 takes as much of the caches
+# as the slice.
 SLICE_BYTES = 2 << 10
 MOST_SLICES = 1000
 _COUNTS = struct.Struct("<qqd")
@@ -120,8 +122,8 @@ class DriftDetector:
     def raise_difference(self, communicator: CommunicatorBase, optimizer: Any) -> None:
         """Raise RankMismatchError that names what differs, if anything does (collective).
 
-        Nothing does where only the bits of NaNs differ, or where ranks are at different slices, as
-        after an interruption or a copy on one rank: they begin a new turn.
+        Nothing does where only the bits of NaNs differ, or where ranks are at different
+        slices, as after an interruption or a copy on one rank: they begin a new turn.
         """
         pieces, present = (
             self._turn[self._next],
@@ -191,7 +193,8 @@ class DriftDetector:
                 turn[-1].append(piece._replace(start=start, stop=stop))
                 room -= (stop - start) * array.itemsize
                 start = stop
-        # Momenta come to be in the first step: slices aren't those of the turn before then.
+        # Momenta come to be in the first step: slices aren't those of the turn before
+        # then.
         if len(self._alike_at) != len(turn):
             self._alike_at = [min(self._alike_at, default=self._steps)] * len(turn)
         self._turn = turn

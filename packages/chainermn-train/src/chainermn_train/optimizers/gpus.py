@@ -44,8 +44,9 @@ def using_stream(
 ) -> Iterator[None]:
     """Use a stream, which comes after an event; ``wait`` for the stream at the end.
 
-    Without a GPU, if ``device`` is None, this does nothing. Where CUDA fails at the beginning, that
-    is raised at the end: the other ranks wait for what this one does with them inside.
+    Without a GPU, if ``device`` is None, this does nothing. Where CUDA fails at the
+    beginning, that is raised at the end: the other ranks wait for what this one does
+    with them inside.
     """
     failure = None
     with contextlib.ExitStack() as stack:

@@ -14,24 +14,25 @@ from .decision import OPERATION
 from .gradient_set import GradientSet, multiply_gradients, set_scale
 from .parameter_set import ParameterSet
 
-# What is under way is four times as much: a link of 1 Gbit/s stays busy between two looks of a
-# thread that seldom has the interpreter, and small messages of others wait 4 ms behind it at most.
-# See docs/decisions/double_buffering.md.
+# What is under way is four times as much: a link of 1 Gbit/s stays busy between two
+# looks of a thread that seldom has the interpreter, and small messages of others wait 4
+# ms behind it at most. See docs/decisions/double_buffering.md.
 PIECE_BYTES = 125 << 10
 
 
 class GradientExchange(UnpicklableMixin):
     """The exchange of one optimizer, which an update waits for; other kinds are subclasses.
 
-    An update computes gradients and hands them in (:meth:`ready`), ranks agree by the reducer that
-    this returns, and :meth:`finish` gives means to the parameters; or :meth:`cancel` ends it where
-    nobody steps.
+    An update computes gradients and hands them in (:meth:`ready`), ranks agree by the
+    reducer that this returns, and :meth:`finish` gives means to the parameters; or
+    :meth:`cancel` ends it where nobody steps.
     """
 
     def __init__(self, communicator: CommunicatorBase, zero_fill: bool) -> None:
         """Exchange on ``communicator``; not collective."""
         self._communicator, self._zero_fill = communicator, zero_fill
-        # For another thread, while the training uses the given one; all ranks have it, or none.
+        # For another thread, while the training uses the given one; all ranks have it,
+        # or none.
         self.channel: CommunicatorBase | None = None
         self._handed_in: tuple[Reducer, Any, float | None] | None = None
         self._flight: GradientSet | None = (
@@ -71,7 +72,8 @@ class GradientExchange(UnpicklableMixin):
     def ready(self, params: ParameterSet, scale: float | None) -> Reducer:
         """Hand in the present gradients, which are final, with this loss scale."""
         reducer = self._communicator.make_reducer(self._zero_fill, OPERATION)
-        # A communicator with its own method for the mean gets the model, and may look at all of it.
+        # A communicator with its own method for the mean gets the model, and may look
+        # at all of it.
         reducer.add(params if reducer.takes_plans else params.target)
         self._handed_in = reducer, params, scale
         return reducer
@@ -79,8 +81,8 @@ class GradientExchange(UnpicklableMixin):
     def finish(self, factor: float = 1.0) -> bool:
         """Exchange what was handed in (collective, after ranks have agreed on all of it).
 
-        Means are multiplied by ``factor``, the same on all ranks. Return whether the parameters'
-        gradients are means to step along, perhaps of an update before.
+        Means are multiplied by ``factor``, the same on all ranks. Return whether the
+        parameters' gradients are means to step along, perhaps of an update before.
         """
         assert self._handed_in is not None  # else nothing was ready
         reducer, params, scale = self._handed_in
@@ -146,8 +148,8 @@ class GradientExchange(UnpicklableMixin):
 def make_channel(communicator: CommunicatorBase, device: Any) -> CommunicatorBase:
     """Return a communicator of the same ranks, for gradients in pieces (collective).
 
-    A thread exchanges gradients on it, beside the training. Those on a GPU, the ``device``, travel
-    in the pieces that GPUs want.
+    A thread exchanges gradients on it, beside the training. Those on a GPU, the
+    ``device``, travel in the pieces that GPUs want.
     """
     channel = communicator.split(0, communicator.rank)
     if device is not None:

@@ -34,7 +34,8 @@ class Gradient:
 class GradientSet:
     """Gradients of parameters, the objects, with one loss scale; a model for a communicator.
 
-    The set of parameters never changes: where a model's does, its gradients are dropped.
+    The set of parameters never changes: where a model's does, its gradients are
+    dropped.
 
     Attributes:
         gradients: one for each parameter, in an order that is equal on all ranks.
@@ -62,11 +63,13 @@ class GradientSet:
     def detach_from(cls, params: ParameterSet, scale: float | None) -> GradientSet:
         """Move the gradients out of parameters, whose gradients are None then.
 
-        Arrays with other owners (parameters, views, the user) or read-only ones are copied, not
+        Arrays with other owners (parameters, views, the user) or read-only ones are
+        copied, not
         moved: somebody might write into them meanwhile.
         """
         detached = cls.empty(params, scale)
-        # One reference is `grad`; before Python 3.14 the function's argument is another.
+        # One reference is `grad`; before Python 3.14 the function's argument is
+        # another.
         sole = 1 if sys.version_info >= (3, 14) else 2
         for each in detached.gradients:
             grad = present_gradient(each.param)
@@ -173,7 +176,8 @@ class GradientGroup:
     ) -> None:
         """Make the sums, divided by the group's number of updates, the parameters' gradients.
 
-        The present gradients are the last terms, if ``and_present``. The group stays as it is.
+        The present gradients are the last terms, if ``and_present``. The group stays as
+        it is.
         """
         sums = self.sums or GradientSet.empty(params, scale)
         rescale(params, sums.scale)
@@ -223,9 +227,9 @@ def group_of_rank(
 ) -> dict[str, Any]:
     """Return a group's state for one of ``size`` ranks, of those that other ranks had saved.
 
-    ``states`` are of Chainer's serializers, and have groups at ``path``. Rank 0 has all gradients,
-    which count as if each earlier update had had as many terms as later ones, one of each rank: its
-    examples are those of all ranks, whatever their number.
+    ``states`` are of Chainer's serializers, and have groups at ``path``. Rank 0 has all
+    gradients, which count as if each earlier update had had as many terms as later
+    ones, one of each rank: its examples are those of all ranks, whatever their number.
     """
     saved = [NpzDeserializer(state, path) for state in states]
     loaded = [load_arrays(each["sums"]) for each in saved]
@@ -263,8 +267,9 @@ def not_updated(params: ParameterSet) -> list[Any]:
 def rescale(params: ParameterSet, scale: float | None) -> None:
     """Let all present gradients be as if they had been computed with this loss scale.
 
-    They were computed with others where the user's own code calls backward, or has changed the
-    scale in the middle of a group. Chainer keeps the scale in each parameter that backward meets.
+    They were computed with others where the user's own code calls backward, or has
+    changed the scale in the middle of a group. Chainer keeps the scale in each
+    parameter that backward meets.
     """
     for param in params.params:
         if param._loss_scale != scale:
@@ -281,8 +286,8 @@ def are_scaled_by(params: ParameterSet, scale: float | None) -> bool:
 def set_scale(params: Iterable[Any], scale: float | None) -> None:
     """Let the step undo the loss scale wherever there is a gradient, and nowhere else.
 
-    Backward may have met a parameter on other ranks only. Hooks treat one that no rank has a
-    gradient of as one process does.
+    Backward may have met a parameter on other ranks only. Hooks treat one that no rank
+    has a gradient of as one process does.
     """
     for param in params:
         param._loss_scale = None if present_gradient(param) is None else scale

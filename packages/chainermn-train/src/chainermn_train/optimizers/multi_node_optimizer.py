@@ -45,15 +45,17 @@ _STALE = 2  # in a snapshot, where 1 stands for gradients in flight
 class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     """A Chainer optimizer whose :meth:`update` steps along the mean gradient of all ranks.
 
-    Every other attribute and method is that of ``actual_optimizer``, to read and to set:
-    hyperparameters, hooks, ``target``, ``t`` and so on. Hooks therefore see the mean gradient.
+    Every other attribute and method is that of ``actual_optimizer``, to read and to
+    set: hyperparameters, hooks, ``target``, ``t`` and so on. Hooks therefore see the
+    mean gradient.
 
-    It is not a subclass of :class:`chainer.Optimizer`, whose class attributes would hide
-    the actual optimizer's; Chainer's updaters, extensions and serializers don't ask for one.
+    It is not a subclass of :class:`chainer.Optimizer`, whose class attributes would
+    hide the actual optimizer's; Chainer's updaters, extensions and serializers don't
+    ask for one.
 
-    A copy, shallow or deep, has the same communicator. Pickling it raises TypeError. The arguments
-    are those of :func:`create_multi_node_optimizer`, which makes it and checks them, and the
-    ``exchange`` of gradients. Making one is not collective.
+    A copy, shallow or deep, has the same communicator. Pickling it raises TypeError.
+    The arguments are those of :func:`create_multi_node_optimizer`, which makes it and
+    checks them, and the ``exchange`` of gradients. Making one is not collective.
 
     Attributes:
         actual_optimizer: the optimizer that steps.
@@ -110,45 +112,52 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     ) -> None:
         """Update the parameters with the mean of all ranks' gradients (collective).
 
-        Ranks may start from different states, and may initialise, add or replace parameters later.
-        Whenever the set of initialised parameters has changed on any rank since the last call, or
-        a step has raised on some (in a hook, say), all ranks get rank 0's state, as by
-        :meth:`synchronize`, and on every rank gradients in flight or added up are dropped. If the
-        set has changed on every rank, each gave ``lossfun`` and has all its parameters
-        initialised, it happens before ``lossfun`` is called, and the update counts. Otherwise the
-        gradients belong to parameters that ranks didn't share, and the call *does not step* (``t``
-        stays): so with lazily initialised links, such as ``L.Linear(None, 10)``, the first call
-        does, and so does the first call without a loss function. Ranks that have drifted apart in
-        other ways are noticed: see ``on_drift`` of :func:`create_multi_node_optimizer`.
+        Ranks may start from different states, and may initialise, add or replace
+        parameters later. Whenever the set of initialised parameters has changed on any
+        rank since the last call, or a step has raised on some (in a hook, say), all
+        ranks get rank 0's state, as by :meth:`synchronize`, and on every rank gradients
+        in flight or added up are dropped. If the set has changed on every rank, each
+        gave ``lossfun`` and has all its parameters initialised, it happens before
+        ``lossfun`` is called, and the update counts. Otherwise the gradients belong to
+        parameters that ranks didn't share, and the call *does not step* (``t`` stays):
+        so with lazily initialised links, such as ``L.Linear(None, 10)``, the first call
+        does, and so does the first call without a loss function. Ranks that have
+        drifted apart in other ways are noticed: see ``on_drift`` of
+        :func:`create_multi_node_optimizer`.
 
         A rank that has no examples can take part by calling ``target.cleargrads()``
         and then ``update()``: its gradients count as zeros (if ``zero_fill``).
 
-        With double buffering, the call steps along the gradients of the call before (the
-        first doesn't step), while its own are on their way. With ``overlap`` gradients leave while
-        backward computes the others, and the call steps along its own. With ``accumulate_steps=k``
-        every k-th call exchanges and steps, and only the first and the last of k are collective;
-        all keep the loss scale that was set at the first. :meth:`flush` uses what is left.
+        With double buffering, the call steps along the gradients of the call before
+        (the first doesn't step), while its own are on their way. With ``overlap``
+        gradients leave while backward computes the others, and the call steps along its
+        own. With ``accumulate_steps=k`` every k-th call exchanges and steps, and only
+        the first and the last of k are collective; all keep the loss scale that was set
+        at the first. :meth:`flush` uses what is left.
 
-        Gradients of parameters that are not updated (:meth:`chainer.Link.disable_update`) stay on
-        their rank: hooks see zeros in their place.
+        Gradients of parameters that are not updated
+        (:meth:`chainer.Link.disable_update`) stay on their rank: hooks see zeros in
+        their place.
 
         Args:
-            lossfun: called with ``args`` and ``kwds``; the gradients of the variable that
-                it returns are computed. None if the gradients are there already.
+            lossfun: called with ``args`` and ``kwds``; the gradients of the variable
+                that it returns are computed. None if the gradients are there already.
             args: arguments of ``lossfun``.
             kwds: keyword arguments of ``lossfun``.
 
         Raises:
-            RuntimeError: :meth:`setup` has not been called on this rank (PeerError on the others).
-            RankMismatchError: ranks have different optimizers, scale losses differently, or were
-                given different arguments; some flush; their states have drifted apart; or,
-                without ``zero_fill``, not all have the same gradients (with double buffering on
-                another's communicator the next call says so).
-            BaseException: whatever ``lossfun`` or its backward raises on this rank (PeerError on
-                the others). No rank steps then, and all may go on with the next update. Between the
-                first and the last of ``accumulate_steps`` calls it is raised on this rank only, and
-                the others count one gradient less.
+            RuntimeError: :meth:`setup` has not been called on this rank (PeerError on
+                the others).
+            RankMismatchError: ranks have different optimizers, scale losses
+                differently, or were given different arguments; some flush; their states
+                have drifted apart; or, without ``zero_fill``, not all have the same
+                gradients (with double buffering on another's communicator the next call
+                says so).
+            BaseException: whatever ``lossfun`` or its backward raises on this rank
+                (PeerError on the others). No rank steps then, and all may go on with
+                the next update. Between the first and the last of ``accumulate_steps``
+                calls it is raised on this rank only, and the others count one gradient
+                less.
         """
         self._update(None if lossfun is None else partial(lossfun, *args, **kwds))
         count_update(
@@ -192,15 +201,16 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     def flush(self) -> None:
         """Use the gradients that no step has used yet (collective).
 
-        Those in flight, with double buffering, make a step; then those that have been added up
-        on any rank, if fewer than ``accumulate_steps``, make another one, along the mean of
-        them all. To be called by all ranks when training ends, or at the end of an epoch
-        whose examples shall all count before the next; it does nothing where nothing is left.
-        Where :meth:`update` would give rank 0's state to all and drop gradients, it does that.
+        Those in flight, with double buffering, make a step; then those that have been
+        added up on any rank, if fewer than ``accumulate_steps``, make another one,
+        along the mean of them all. To be called by all ranks when training ends, or at
+        the end of an epoch whose examples shall all count before the next; it does
+        nothing where nothing is left. Where :meth:`update` would give rank 0's state to
+        all and drop gradients, it does that.
 
         Raises:
-            RankMismatchError: other ranks update: they have made fewer updates, or more; or as
-                :meth:`update` raises it.
+            RankMismatchError: other ranks update: they have made fewer updates, or
+                more; or as :meth:`update` raises it.
             BaseException: what made the exchange in flight fail.
         """
         exchange = self._exchange
@@ -226,13 +236,15 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     def synchronize(self) -> None:
         """Give rank 0's state to all ranks (collective); the first update does so by itself.
 
-        That is: parameters, persistent values such as batch statistics, the optimizer's state, its
-        ``t`` and its loss scale. What rank 0 has no value for comes from the first rank that has
-        one. Gradients in flight or added up are dropped.
+        That is: parameters, persistent values such as batch statistics, the optimizer's
+        state, its ``t`` and its loss scale. What rank 0 has no value for comes from the
+        first rank that has one. Gradients in flight or added up are dropped.
 
         Raises:
-            RuntimeError: :meth:`setup` has not been called on this rank (PeerError on the others).
-            RankMismatchError: names of parameters differ, or other ranks do something else.
+            RuntimeError: :meth:`setup` has not been called on this rank (PeerError on
+                the others).
+            RankMismatchError: names of parameters differ, or other ranks do something
+                else.
         """
         self._require_model()
         self._exchange.close()  # a copy on one rank has no channel
@@ -241,20 +253,21 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     def finalize(self) -> None:
         """Wait for the exchange in flight and free the communicator it used (collective).
 
-        Only where gradients travel beside the computing there is anything to free, and only a
-        program that makes many optimizers needs to. The communicator that the user gave stays
-        theirs. What made the exchange fail is not raised.
+        Only where gradients travel beside the computing there is anything to free, and
+        only a program that makes many optimizers needs to. The communicator that the
+        user gave stays theirs. What made the exchange fail is not raised.
         """
         self._exchange.close()
 
     def serialize(self, serializer: Any) -> None:
         """Save or load the optimizer's state, as :meth:`chainer.Optimizer.serialize` does.
 
-        Beyond what Chainer saves: gradients in flight (it waits for their means, which are
-        equal on all ranks) and those added up so far (each rank's own), a dynamic loss scale,
-        and the float32 parameters of :meth:`use_fp32_update`. So training that resumes goes on
-        with the same bits (not collective). What a snapshot of Chainer's own lacks is left out.
-        The next update gives rank 0's state to all; see :meth:`assume_synchronized`.
+        Beyond what Chainer saves: gradients in flight (it waits for their means, which
+        are equal on all ranks) and those added up so far (each rank's own), a dynamic
+        loss scale, and the float32 parameters of :meth:`use_fp32_update`. So training
+        that resumes goes on with the same bits (not collective). What a snapshot of
+        Chainer's own lacks is left out. The next update gives rank 0's state to all;
+        see :meth:`assume_synchronized`.
 
         Raises:
             ValueError: the snapshot holds gradients that this optimizer, with other
@@ -292,8 +305,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         """Say that all ranks have the same state: the next update won't give them rank 0's.
 
         For users who load it on every rank and have made sure that they are equal, as
-        ``maybe_load`` of a checkpointer does. Not collective; if a rank doesn't say so, the
-        next update does so all the same. Before :meth:`setup` it raises AttributeError.
+        ``maybe_load`` of a checkpointer does. Not collective; if a rank doesn't say so,
+        the next update does so all the same. Before :meth:`setup` it raises
+        AttributeError.
         """
         self._state.assume(self.target)
         self._drift.restart()
@@ -336,8 +350,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     def _compute(self, compute_loss: Callable[[], Any], agreed: Agreed) -> Agreed:
         """Compute gradients, which may leave meanwhile if ranks agree to it before backward.
 
-        An error stays in its rank until all know of it: else a caller that catches it, to skip a
-        batch, would be one collective call ahead of the other ranks.
+        An error stays in its rank until all know of it: else a caller that catches it,
+        to skip a batch, would be one collective call ahead of the other ranks.
         """
         exchange, params, handshake = (
             self._exchange,
@@ -373,8 +387,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     def _agree_on_gradients(self, call: str, own: int) -> Agreed:
         """Hand the gradients in if they complete a group, and agree (collective).
 
-        ``own`` is 1 if the parameters' present gradients are among them, else 0: all that there
-        are complete a group then.
+        ``own`` is 1 if the parameters' present gradients are among them, else 0: all
+        that there are complete a group then.
         """
         group, exchange, params = self._group, self._exchange, self._params
         changed = resend = can_plan = 0
@@ -598,10 +612,11 @@ def join(optimizer: MultiNodeOptimizer) -> Iterator[None]:
             for batch in batches:
                 optimizer.update(model, *batch)
 
-    A rank that leaves takes part in the others' updates without examples until they have left, too:
-    means are over the ranks that had examples, and all have the same parameters. Until then only
-    updates are possible: whoever does something else (a flush, an evaluator, a save) raises
-    RankMismatchError on all ranks. Where an exception leaves the block, nothing of this happens.
+    A rank that leaves takes part in the others' updates without examples until they
+    have left, too: means are over the ranks that had examples, and all have the same
+    parameters. Until then only updates are possible: whoever does something else (a
+    flush, an evaluator, a save) raises RankMismatchError on all ranks. Where an
+    exception leaves the block, nothing of this happens.
 
     Args:
         optimizer: made by :func:`create_multi_node_optimizer`.

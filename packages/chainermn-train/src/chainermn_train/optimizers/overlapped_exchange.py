@@ -1,8 +1,9 @@
 """Gradients that travel while backward computes the others; no step is along old ones.
 
-Ranks plan after a synchronous update: rank 0's order, in which gradients became final, is cut into
-buckets. From then on they agree before backward that all send; a thread sends each bucket as soon
-as it is final, on a communicator of its own; and they agree after backward that all went well.
+Ranks plan after a synchronous update: rank 0's order, in which gradients became final,
+is cut into buckets. From then on they agree before backward that all send; a thread
+sends each bucket as soon as it is final, on a communicator of its own; and they agree
+after backward that all went well.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from .gradient_set import (
 )
 from .parameter_set import ParameterSet
 
-# Long enough that a bucket's costs don't count, short enough that the first one leaves early.
+# Long enough that a bucket's costs don't count, short enough that the first one leaves
+# early.
 BUCKET_BYTES = 1 << 20
 _HOST = "host memory"
 _ALONE = "gradients are exchanged after backward"
@@ -122,9 +124,9 @@ class _Sending:
 class OverlappedExchange(GradientExchange):
     """Each update steps along the means of its own gradients, which leave during backward.
 
-    Until there is a plan, and where none can be made, gradients are sent after backward. All ranks
-    have the same plan. Once they have agreed to send, each sends all its buckets, without gradients
-    where it fails meanwhile.
+    Until there is a plan, and where none can be made, gradients are sent after
+    backward. All ranks have the same plan. Once they have agreed to send, each sends
+    all its buckets, without gradients where it fails meanwhile.
     """
 
     def __init__(
@@ -286,8 +288,8 @@ def _wire_dtype(communicator: CommunicatorBase) -> Any:
 def _rounds_by_message(params: ParameterSet, communicator: CommunicatorBase) -> bool:
     """Return whether numbers may be rounded as those that travel in the same message ask.
 
-    They are where they become narrower for the wire; a node's sum of 16-bit numbers does. What is
-    reproducible is rounded alike in any message.
+    They are where they become narrower for the wire; a node's sum of 16-bit numbers
+    does. What is reproducible is rounded alike in any message.
     """
     if communicator.get_config("reproducible"):
         return False

@@ -13,12 +13,14 @@ from ..collective_errors import raise_on_all_ranks, values_of_first_holders
 class ParameterSet:
     """The parameters that a model had at one time, in the order of their names.
 
-    A parameter that two links share has the first of its names. It is a model for a communicator.
+    A parameter that two links share has the first of its names. It is a model for a
+    communicator.
     """
 
     def __init__(self, target: Any) -> None:
         self.target = target
-        # References are kept, not ids: a new parameter may be given the id of one that was deleted.
+        # References are kept, not ids: a new parameter may be given the id of one that
+        # was deleted.
         self._walk = list(target.params())
         by_id: dict[int, tuple[str, Any]] = {}
         for name, param in sorted(target.namedparams(), key=operator.itemgetter(0)):

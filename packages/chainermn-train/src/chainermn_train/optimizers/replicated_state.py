@@ -37,8 +37,8 @@ class ReplicatedState(UnpicklableMixin):
     def report(self, optimizer: Any) -> Report | None:
         """Return what ranks must know of before the loss; None if nothing has changed.
 
-        That the last step failed here they learn after backward, as others may communicate in
-        their loss by now.
+        That the last step failed here they learn after backward, as others may
+        communicate in their loss by now.
         """
         target, shared, loaded = optimizer.target, self.shared, self._loaded
         is_rescaled = self._scaling != loss_scaling(optimizer)

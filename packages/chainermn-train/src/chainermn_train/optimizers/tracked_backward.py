@@ -1,9 +1,10 @@
 """Backward that reports each parameter's gradient as soon as it is final.
 
-This is the only file that relies on the insides of Chainer 7: that backward keeps gradients in a
-``GradTable``, whose lists grow with each function that runs, and takes them out of it at the end. A
-function hook cannot see gradients, but sees which function has run. A caller that is given a
-gradient has to check whether the parameter gets that one.
+This is the only file that relies on the insides of Chainer 7: that backward keeps
+gradients in a ``GradTable``, whose lists grow with each function that runs, and takes
+them out of it at the end. A function hook cannot see gradients, but sees which function
+has run. A caller that is given a gradient has to check whether the parameter gets that
+one.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ def backward(
 ) -> None:
     """Do what ``loss.backward(loss_scale=loss_scale)`` does, and report final gradients.
 
-    A gradient is final when every function that uses the parameter has run. It isn't reported
-    where only some have run, or where it is an array neither of NumPy nor of CuPy. ``on_final`` is
-    called in this thread, before the parameter has the gradient; on a GPU, once its kernels are
-    enqueued.
+    A gradient is final when every function that uses the parameter has run. It isn't
+    reported where only some have run, or where it is an array neither of NumPy nor of
+    CuPy. ``on_final`` is called in this thread, before the parameter has the gradient;
+    on a GPU, once its kernels are enqueued.
     """
     tracker = _Tracker(loss, params, on_final)
     with tracker, _captured_by(tracker):

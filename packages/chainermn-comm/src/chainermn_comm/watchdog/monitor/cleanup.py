@@ -11,8 +11,8 @@ from .. import processes
 from ..processes import GONE, Process, Stat
 
 FOLDER = "/dev/shm/"
-# How names of files begin that MPICH, Open MPI, UCX, NCCL and Python make for one job. Others, such
-# as data sets, belong to the user and are never removed.
+# How names of files begin that MPICH, Open MPI, UCX, NCCL and Python make for one job.
+# Others, such as data sets, belong to the user and are never removed.
 MADE_FOR_A_JOB = (
     *("mpich_shm_", "mpich_shar_tmp", "sm_segment.", "osc_rdma.", "vader_segment."),
     *("ucx_shm_", "nccl-", "sem.mp-"),
@@ -21,12 +21,13 @@ MADE_FOR_A_JOB = (
 LAUNCHER_SECONDS = 1.0
 # For processes that were ended to be gone: until then a file is in use.
 WAIT_SECONDS = 3.0
-# For a daemon of the launcher to learn from it that the job is over, unless a link is cut.
+# For a daemon of the launcher to learn from it that the job is over, unless a link is
+# cut.
 DAEMON_SECONDS = 5.0
 # Between two scans, which read the maps of all ranks: it doubles from one to the next.
 SCAN_SECONDS, LONGEST_SCAN_SECONDS = 0.5, 30.0
-# Open MPI's daemon on other machines than the first; in its command line, that it serves one job
-# (a site's own serve many).
+# Open MPI's daemon on other machines than the first; in its command line, that it
+# serves one job (a site's own serve many).
 DAEMON, ONE_JOB = "prted", "prterun-"
 
 Identity = tuple[int, int]  # device and inode
@@ -35,7 +36,8 @@ Identity = tuple[int, int]  # device and inode
 class SharedFiles:
     """The files in shared memory that a job's ranks on this machine have made.
 
-    Which processes have mapped a file is known only while a rank lives: call `scan` before.
+    Which processes have mapped a file is known only while a rank lives: call `scan`
+    before.
     """
 
     def __init__(self, ranks: list[Process]) -> None:

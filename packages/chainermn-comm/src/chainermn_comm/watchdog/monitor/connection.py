@@ -1,8 +1,9 @@
 """A connection between two monitors: lines of JSON, each with a proof that its sender is one.
 
-Both sides first send random digits. Each line has an HMAC of these, of its number and contents,
-with the secret that the ranks exchanged through MPI. The kernel ends a connection whose other
-machine acknowledges nothing any more; a process that is stopped there does no harm.
+Both sides first send random digits. Each line has an HMAC of these, of its number and
+contents, with the secret that the ranks exchanged through MPI. The kernel ends a
+connection whose other machine acknowledges nothing any more; a process that is stopped
+there does no harm.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-# Bytes of a line: of who has proved nothing yet, and of a monitor with its ranks' stacks.
+# Bytes of a line: of who has proved nothing yet, and of a monitor with its ranks'
+# stacks.
 GREETING_BYTES, LARGEST = 1024, 1 << 22
 # For the other side to take what is sent, which is little.
 SEND_SECONDS = 2.0

@@ -19,11 +19,13 @@ from ..processes import GONE, RUNNING
 from ..report import normalize_stacks
 from ..status_region import REGION_BYTES, read_abort_time, read_calls, read_progress
 
-# Time for a rank to write its stacks; without them (it is in the kernel) the report goes out, too.
+# Time for a rank to write its stacks; without them (it is in the kernel) the report
+# goes out, too.
 STACKS_SECONDS = 1.5
 # Of a rank's stacks, that are read.
 STACK_BYTES = 1 << 16
-# Total time for printing, over all standard errors that are tried: a stopped launcher reads none.
+# Total time for printing, over all standard errors that are tried: a stopped launcher
+# reads none.
 PRINT_SECONDS = 4.0
 # Time for a process whose files are closed to be gone.
 GONE_SECONDS = 1.0
@@ -118,8 +120,9 @@ class ExitTracker:
             None  # if it died without calling MPI_Abort
         )
         for rank in ranks:
-            # The kernel closes a process's files before it is gone, the last opened first: we hear
-            # of it before the launcher does, which kills others that are gone sooner.
+            # The kernel closes a process's files before it is gone, the last opened
+            # first: we hear of it before the launcher does, which kills others that are
+            # gone sooner.
             selector.register(
                 rank.liveness, EVENT_READ, partial(self._handle_end, rank)
             )

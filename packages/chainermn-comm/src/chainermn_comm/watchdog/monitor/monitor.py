@@ -26,16 +26,19 @@ from .connection import Message
 from .local_ranks import ExitTracker, MonitoredRank, collect_stacks, print_for, stderrs
 from .star import Star
 
-# Time between two looks: short enough for a report in time, and nothing taken from the ranks.
+# Time between two looks: short enough for a report in time, and nothing taken from the
+# ranks.
 TICK_SECONDS = 0.5
-# Time for the launcher to forward the report before the end; between SIGTERM and SIGKILL.
+# Time for the launcher to forward the report before the end; between SIGTERM and
+# SIGKILL.
 FORWARDING_SECONDS, TERM_SECONDS = 0.5, 1.0
-# Time for the monitors of other machines to reply, who may ask for stacks; to say that a rank of
-# theirs failed earlier; and for the hub to report, after which a spoke does.
+# Time for the monitors of other machines to reply, who may ask for stacks; to say that
+# a rank of theirs failed earlier; and for the hub to report, after which a spoke does.
 REPLY_SECONDS, FAILED_SECONDS, HUB_SECONDS = 2.5, 0.3, 8.0
 # Between two messages to the hub about calls that wait.
 REPEAT_SECONDS = 1.0
-# A monitor that comes so late was stopped, and the job with it (or the machine is very busy).
+# A monitor that comes so late was stopped, and the job with it (or the machine is very
+# busy).
 PAUSE_SECONDS = 2.0
 # Characters of a text in an event.
 PIECE = 500
@@ -46,7 +49,8 @@ ABORT_SECONDS = 3.0
 class Monitor:
     """Watches until the ranks have ended, or ends them.
 
-    The hub judges for all machines, and a spoke, from what its own ranks do, where the hub doesn't.
+    The hub judges for all machines, and a spoke, from what its own ranks do, where the
+    hub doesn't.
     """
 
     def __init__(self, config: dict[str, Any], ranks: Sequence[MonitoredRank]) -> None:
@@ -69,13 +73,16 @@ class Monitor:
         )
         silence = self.timeout.silence
         self.star = Star(self.selector, listener, config["star"], silence, self.hear)
-        # For how long a call has waited elsewhere, as spokes say; when this one said so.
+        # For how long a call has waited elsewhere, as spokes say; when this one said
+        # so.
         self.told, self.told_at = 0.0, -math.inf
-        # Of each machine when a rank failed first, and which; None if it called MPI_Abort.
+        # Of each machine when a rank failed first, and which; None if it called
+        # MPI_Abort.
         self.failures: list[tuple[float, Rank | None]] = []
         self.failure_due: float | None = None  # when the first of them is reported
         self.knows_failure, self.held = False, list[int]()
-        # Since when machines are lost; the number of calls then; if that is known or does no harm.
+        # Since when machines are lost; the number of calls then; if that is known or
+        # does no harm.
         self.lost_at, self.count_then, self.knows_loss = math.inf, 0, False
 
     def look(self) -> bool:
@@ -94,7 +101,8 @@ class Monitor:
                 self.poll(self.tick)
             return False
         self.report_failure()
-        # MPI_Abort may fail to end the job. Their monitors tell of ranks elsewhere that called it.
+        # MPI_Abort may fail to end the job. Their monitors tell of ranks elsewhere that
+        # called it.
         aborts = [when for when, lost in self.failures if lost is None]
         aborts += [read_abort_time(rank.region) for rank in self.ranks]
         self.must_end |= any(0 < when < now - ABORT_SECONDS for when in aborts)
@@ -235,7 +243,8 @@ class Monitor:
             return False
         graph = self.everyone("calls", now)
         waiting = self.waits(graph, self.timeout.silence, now)
-        # Those that can be reached must wait for others alone, each for the whole silence.
+        # Those that can be reached must wait for others alone, each for the whole
+        # silence.
         all_waiting = [call for rank in graph.ranks.values() for call in rank.waits]
         is_outside = any(not rank.is_lost for rank in graph.root_causes(waiting))
         if not waiting or is_outside or len(waiting) < len(all_waiting):

@@ -1,7 +1,8 @@
 """The star of a job's monitors: each keeps one connection to the first machine's, the hub.
 
-Nothing is sent before a call waits for long or a rank has failed: the kernel sees whether the other
-machine is there. The monitor's selector calls what is ready; only connecting to the hub waits.
+Nothing is sent before a call waits for long or a rank has failed: the kernel sees
+whether the other machine is there. The monitor's selector calls what is ready; only
+connecting to the hub waits.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from typing import Any
 
 from .connection import DIGITS, Connection, Message, is_cut
 
-# Connections that have proved nothing yet: the most, where the oldest goes, and their time.
+# Connections that have proved nothing yet: the most, where the oldest goes, and their
+# time.
 MOST_STRANGERS, GREETING_SECONDS = 256, 5.0
 # That are taken before those that have come are read again.
 MOST_ACCEPTED = 64
-# After a connection that could not be taken: at once it would be so again, until strangers go.
+# After a connection that could not be taken: at once it would be so again, until
+# strangers go.
 REFUSED_SECONDS = 0.1
 # To reach the hub, for which all else waits, and before it is tried again.
 CONNECT_SECONDS, RETRY_SECONDS = 1.0, 2.0

@@ -1,7 +1,8 @@
 """Watches the making of the first communicator, which brings the ranks together for a monitor.
 
-Until then no rank knows where others are, so each that waits keeps a thread. It binds a socket, in
-Linux's abstract namespace, whose name the others of its machine know. The first one reports.
+Until then no rank knows where others are, so each that waits keeps a thread. It binds a
+socket, in Linux's abstract namespace, whose name the others of its machine know. The
+first one reports.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from ..timeout import Timeout
 from . import recorder
 
 RANK_NAMES = [rank for rank, _ in RANK_VARIABLES]
-# From a report to the end, for the launcher to forward it; the other ranks wait for longer.
+# From a report to the end, for the launcher to forward it; the other ranks wait for
+# longer.
 FIRST_SECONDS, OTHERS_SECONDS = 0.5, 2.0
 _said: list[socket.socket] = []  # kept open until this process ends
 
@@ -34,7 +36,8 @@ def enforce_init_timeout(
 ) -> Iterator[None]:
     """Report, and end the job by ``abort`` if asked, when the ranks don't all come in time.
 
-    ``members`` have to come, by their numbers in MPI.COMM_WORLD; this rank is the first of them.
+    ``members`` have to come, by their numbers in MPI.COMM_WORLD; this rank is the first
+    of them.
     """
     done = threading.Event()
 

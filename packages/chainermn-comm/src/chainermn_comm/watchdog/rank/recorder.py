@@ -104,8 +104,9 @@ def mark_finalizing() -> None:
         allocate(layout.WORLD, 0, 1).collective(layout.FINALIZE, 0)
 
 
-# mpi4py calls MPI_Finalize after all exit functions. Since they are called in reverse order, this
-# one is registered as early as can be: those that take long are no wait in MPI_Finalize.
+# mpi4py calls MPI_Finalize after all exit functions. Since they are called in reverse
+# order, this one is registered as early as can be: those that take long are no wait in
+# MPI_Finalize.
 atexit.register(mark_finalizing)
 
 

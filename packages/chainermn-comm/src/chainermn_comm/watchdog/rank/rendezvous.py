@@ -1,7 +1,7 @@
 """Brings the ranks of a communicator together, and starts the monitor of each machine.
 
-Ranks describe themselves to the first one of their machine alone. Of these, the first one gets to
-know the others' names, and they get to know where its monitor listens.
+Ranks describe themselves to the first one of their machine alone. Of these, the first
+one gets to know the others' names, and they get to know where its monitor listens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from .recorder import CallRecorder, StatusRegion
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# The parent package imports NumPy, which the monitor has no need of; so it gets a bare one.
+# The parent package imports NumPy, which the monitor has no need of; so it gets a bare
+# one.
 PROGRAM = """
 import os, sys, types
 sys.path.append(os.path.dirname(sys.argv[1]))
@@ -53,8 +54,9 @@ _num_registered = 0
 def register(comm: MPI.Intracomm, world: int, timeout: Timeout) -> CallRecorder | None:
     """Have the calls on a communicator watched, and return their recorder (collective over it).
 
-    Ranks that no monitor knows yet get one for all of them that are on the same machine. The
-    ``timeout`` is the same on all ranks, and ``world`` this process's rank in MPI.COMM_WORLD.
+    Ranks that no monitor knows yet get one for all of them that are on the same
+    machine. The ``timeout`` is the same on all ranks, and ``world`` this process's rank
+    in MPI.COMM_WORLD.
     """
     global _num_registered
     if comm.size == 1:
@@ -68,7 +70,8 @@ def register(comm: MPI.Intracomm, world: int, timeout: Timeout) -> CallRecorder 
     except OSError as problem:
         _warn(problem)
     is_new = region is not None and not region.is_monitored
-    # Whether any rank is new, and rank 0's numbers, by which all call this communicator.
+    # Whether any rank is new, and rank 0's numbers, by which all call this
+    # communicator.
     common = array(
         "q", (is_new, *((world, _num_registered) if comm.rank == 0 else (-1, -1)))
     )
@@ -132,7 +135,8 @@ def _join_star(
         )
         hub = {"names": [name], "secret": secrets.token_hex(16), "endpoints": endpoints}
     place = {"number": leaders.rank, **leaders.bcast(hub)}
-    # An address that both have is a bridge's, unless they share all (containers of a machine).
+    # An address that both have is a bridge's, unless they share all (containers of a
+    # machine).
     far = [endpoint for endpoint in place["endpoints"] if endpoint[0] not in own]
     place["endpoints"] = far or place["endpoints"]
     return listener, place if names is None else {**place, "names": names}
@@ -177,13 +181,15 @@ def _launch_monitor(config: dict[str, Any]) -> None:
             [sys.executable, "-I", "-S", "-c", PROGRAM, package, *pids],
             stdin=subprocess.PIPE,  # other users can read a command line, not the secrets in it
             stdout=subprocess.DEVNULL,
-            # Nobody else can open a socket; any other file the monitor opens when it must print.
+            # Nobody else can open a socket; any other file the monitor opens when it
+            # must print.
             stderr=None if stat.S_ISSOCK(os.fstat(2).st_mode) else subprocess.DEVNULL,
             pass_fds=[] if config["listener"] is None else [config["listener"]],
             cwd="/",
             env={name: os.environ[name] for name in kept if name in os.environ},
         )
-        # It leaves a child of its own behind, which no `os.wait` of the script's will reap.
+        # It leaves a child of its own behind, which no `os.wait` of the script's will
+        # reap.
         process.communicate(json.dumps(config).encode(), START_SECONDS)
     except (OSError, subprocess.SubprocessError) as problem:
         _warn(problem)

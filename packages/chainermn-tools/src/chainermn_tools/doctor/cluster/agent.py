@@ -1,8 +1,9 @@
 """The program that the doctor runs on each host, this one too: it reports facts and connects.
 
-It is sent as text to whatever Python the host has. So it imports nothing of ours, and keeps to what
-Python 3.6 understands: newer types stand in quotes. It reads orders, JSON objects a line each, and
-answers each with a line that begins with MARK. It ends with its input, or when its time is over.
+It is sent as text to whatever Python the host has. So it imports nothing of ours, and
+keeps to what Python 3.6 understands: newer types stand in quotes. It reads orders, JSON
+objects a line each, and answers each with a line that begins with MARK. It ends with
+its input, or when its time is over.
 """
 
 import contextlib
@@ -25,7 +26,8 @@ MARK = "chainermn-doctor:"
 BACKLOG = 128  # connections that may wait until they are accepted
 CONNECT_THREADS = 100  # threads that try connections
 MAX_TEXT_LENGTH = 4000
-# More than any network carries in one piece. One that is set to carry more than it can loses it.
+# More than any network carries in one piece. One that is set to carry more than it can
+# loses it.
 STALL_TEST_BYTES = 1 << 18
 STALLED = "a short message arrives, and a long one stalls"
 

@@ -30,10 +30,11 @@ from chainermn_tools.jobs import Unavailable
 
 # The name of this machine among the hosts; no host can have it.
 THIS_MACHINE = "this machine"
-# Logins at the same time: more would overload a gateway, a directory service or this machine.
+# Logins at the same time: more would overload a gateway, a directory service or this
+# machine.
 MAX_LOGINS = 16
-# For logins and all answers: usual seconds, share of the remaining time, and the most of it. The
-# rest is for trying connections and for starting ranks.
+# For logins and all answers: usual seconds, share of the remaining time, and the most
+# of it. The rest is for trying connections and for starting ranks.
 ANSWER_TIME = (30.0, 0.25, 0.4)
 LOGIN_TIME = (10.0, 0.1, 0.2)
 VERSION_TIME = (5.0, 0.05, 0.2)  # of mpiexec when it is asked for its version
@@ -132,8 +133,8 @@ def _log_in(
 ) -> dict[str, Session | ssh.SSHFailure]:
     """Start a session with each host and send it the agent, a limited number at the same time.
 
-    All must be started within the seconds, whichever hang: a login that takes longer than its share
-    no longer counts.
+    All must be started within the seconds, whichever hang: a login that takes longer
+    than its share no longer counts.
     """
     share = seconds / (1 + math.ceil(len(commands) / MAX_LOGINS))
     slots = threading.Semaphore(MAX_LOGINS)

@@ -1,7 +1,8 @@
 """Sessions with the agent on each host, over ssh or on this machine.
 
-The command that ssh passes to a host's login shell, of whatever kind, is always the same: a POSIX
-shell reads its code from its input, and paths as data, which can't be taken for anything else.
+The command that ssh passes to a host's login shell, of whatever kind, is always the
+same: a POSIX shell reads its code from its input, and paths as data, which can't be
+taken for anything else.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from chainermn_tools.doctor.cluster import agent
 COMMAND = "exec sh -c 'IFS= read -r code && eval \"$code\"'"
 # The next line of the input is the program; it reads what follows.
 LOADER = 'import json, sys; exec(compile(json.loads(sys.stdin.readline()), "doctor", "exec"))'
-# Python's path is a line of the input, too; where it doesn't run, the shell answers why.
+# Python's path is a line of the input, too; where it doesn't run, the shell answers
+# why.
 CODE = (
     f"IFS= read -r python; \"$python\" -c '{LOADER}'; status=$?; "
     f"[ $status = 0 ] || printf '\\n%s{{\"status\": %d}}\\n' {agent.MARK} $status"

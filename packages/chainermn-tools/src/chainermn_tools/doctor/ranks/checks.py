@@ -29,13 +29,14 @@ from chainermn_tools.doctor.software import find_launcher, find_library
 if TYPE_CHECKING:  # importing it starts MPI
     from mpi4py import MPI
 
-# All that `chainermn_comm.create_communicator` knows; importing it here could start its hooks.
+# All that `chainermn_comm.create_communicator` knows; importing it here could start its
+# hooks.
 COMMUNICATORS = (
     *("naive", "flat", "hierarchical", "two_dimensional", "single_node"),
     *("non_cuda_aware", "pure_nccl", "dummy"),
 )
-# On busy cores a mean of gradients may run at a hundredth of a copy's rate. Where it has less than
-# this share, something is in the way.
+# On busy cores a mean of gradients may run at a hundredth of a copy's rate. Where it
+# has less than this share, something is in the way.
 SLOW_SHARE = 0.004
 START, ALLGATHER, MESSAGES = "ranks_start", "ranks_meet", "messages"
 NEEDS = ("packages", "mpi4py", "mpiexec", "mpi_match", "shared_memory")

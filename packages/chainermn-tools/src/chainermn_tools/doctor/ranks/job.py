@@ -2,9 +2,9 @@
 
     python job.py ORDER
 
-runs a rank. ORDER is JSON: the ``seconds`` after which the rank ends itself, and the module and the
-name of the ``task`` that it calls with the ``options``. It reports what it finds as events, so that
-this is known however the rank ends.
+runs a rank. ORDER is JSON: the ``seconds`` after which the rank ends itself, and the
+module and the name of the ``task`` that it calls with the ``options``. It reports what
+it finds as events, so that this is known however the rank ends.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ if TYPE_CHECKING:  # importing it starts MPI
 
 # The kind of the events by which ranks report.
 EVENT = "doctor"
-# Ranks stay on this machine even where a scheduler granted others: Hydra, Intel's, Open MPI 5, 4.
+# Ranks stay on this machine even where a scheduler granted others: Hydra, Intel's, Open
+# MPI 5, 4.
 HERE = "localhost"
 STAY_HERE = {
     "HYDRA_LAUNCHER": "fork",
@@ -47,13 +48,14 @@ STAY_HERE = {
     "OMPI_MCA_ras": "^slurm",
     "OMPI_MCA_plm": "rsh",
 }
-# Ranks of Open MPI that wait leave the core to others, without which few cores are far slower.
+# Ranks of Open MPI that wait leave the core to others, without which few cores are far
+# slower.
 YIELDING = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 # How long after its time limit a rank ends itself, if nobody has ended it.
 SPARE_SECONDS = 3
 
-# What each rank here does, by the name of the check that evaluates it. The check's file adds it, in
-# the order in which the steps are taken: what may crash a rank comes late.
+# What each rank here does, by the name of the check that evaluates it. The check's file
+# adds it, in the order in which the steps are taken: what may crash a rank comes late.
 STEPS: dict[str, Callable[[MPI.Intracomm], dict[str, Any]]] = {}
 
 
@@ -146,8 +148,9 @@ class StepChecks(Checks):
     ) -> Callable[[Callable[[Context, RankJob], CheckResult]], Check]:
         """Return a decorator that makes a check of a function that evaluates what all ranks found.
 
-        ``probe`` is what each rank does (collective); it returns what JSON can hold. Where a rank
-        doesn't come through it there is nothing to evaluate, unless that ``evaluates_incomplete``.
+        ``probe`` is what each rank does (collective); it returns what JSON can hold.
+        Where a rank doesn't come through it there is nothing to evaluate, unless that
+        ``evaluates_incomplete``.
         """
         STEPS[name] = probe
 
@@ -175,9 +178,10 @@ def run_ranks(
 ) -> RankJob:
     """Run ranks as `chainermn launch` does, without showing what they print.
 
-    Each calls the task, a function at the top level of a module, with the options, which JSON must
-    be able to hold. ``threads`` is None where the user chose. A ``launcher`` in place of mpiexec
-    knows the hosts itself. Raise Unavailable without either.
+    Each calls the task, a function at the top level of a module, with the options,
+    which JSON must be able to hold. ``threads`` is None where the user chose. A
+    ``launcher`` in place of mpiexec knows the hosts itself. Raise Unavailable without
+    either.
     """
     found = launcher or find_launcher(context)
     seconds, name = int(timeout) + SPARE_SECONDS, (task.__module__, task.__name__)

@@ -28,7 +28,8 @@ from chainermn_tools.bench.values import fill_pattern, matches_pattern
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# Elements of the gradients that are timed: more than caches hold, and still a moment's work.
+# Elements of the gradients that are timed: more than caches hold, and still a moment's
+# work.
 COUNT = 4 << 20
 CHECKED_COUNT = 12345
 TIMED_SECONDS = 0.2
@@ -51,8 +52,9 @@ ROUNDS = 2  # of such a message, there and back; the faster one counts, since th
 def try_messages(world: MPI.Intracomm) -> dict[str, Any]:
     """Send messages through MPI itself, from rank 0 to the last and back (collective).
 
-    Return ``correct``: whether they arrived as they were; ``problem``: what was raised, or None;
-    ``bytes_per_second`` of them and ``copied_bytes_per_second`` of a copy in memory.
+    Return ``correct``: whether they arrived as they were; ``problem``: what was raised,
+    or None; ``bytes_per_second`` of them and ``copied_bytes_per_second`` of a copy in
+    memory.
     """
     if world.size == 1:
         return {"correct": True, "problem": None}
@@ -65,8 +67,10 @@ def try_communicator(
 ) -> dict[str, Any]:
     """Try a communicator on NumPy arrays, and on GPUs if each rank has one (collective).
 
-    Return ``wrong``: operations that gave wrong values, on any rank; ``problem``: what was raised;
-    ``reason``: why it can't be made here; where a mean of large gradients is ``timed``, too, rates
+    Return ``wrong``: operations that gave wrong values, on any rank; ``problem``: what
+    was raised;
+    ``reason``: why it can't be made here; where a mean of large gradients is ``timed``,
+        too, rates
     as of :func:`try_messages`.
     """
     no_gpus = _gpu_problem(world, name)
@@ -184,8 +188,8 @@ def exchange_messages(
 ) -> None:
     """Send a large message there and back between each two hosts, one pair at a time (collective).
 
-    The first host's rank reports ``pair=[a, b]`` and what was found: ``correct``, the ``seconds``
-    of a message, and its number of ``bytes``.
+    The first host's rank reports ``pair=[a, b]`` and what was found: ``correct``, the
+    ``seconds`` of a message, and its number of ``bytes``.
     """
     for a, b in pairs:
         if a in hosts and b in hosts:
