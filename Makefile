@@ -86,17 +86,17 @@ test-openmpi:
 
 # The default tier on another Python: one that is found here, or of Debian's unstable suite.
 test-second-python: $(TESTS)
-	$(BIN)/python -m tests.support.interpreters $(SECOND) -- \
+	$(BIN)/python -m tests.support.hosts.interpreters $(SECOND) -- \
 	    make test VENV=.venv-second PYTHON=
 
 # Where the machine lacks 3.14 and 3.15, they come from Debian's unstable suite, as root and with
 # debootstrap; the others must be there.
 test-pythons: $(TESTS)
 	for version in 3.11 3.15; do \
-	    $(BIN)/python -m tests.support.interpreters $$version -- \
+	    $(BIN)/python -m tests.support.hosts.interpreters $$version -- \
 	        make test VENV=.venv-second PYTHON= || exit 1; done
 	for version in 3.12 3.13 3.14; do \
-	    $(BIN)/python -m tests.support.interpreters $$version -- \
+	    $(BIN)/python -m tests.support.hosts.interpreters $$version -- \
 	        make test-packaging VENV=.venv-second PYTHON= || exit 1; done
 
 test-packaging: $(TESTS)

@@ -109,7 +109,7 @@ def start_on_hosts_and_run(
         )  # when it has lasted too long
         return 0 if run(args) else 1
     sys.path.insert(0, str(ROOT))
-    from tests.support.virtual_hosts import Cluster, missing
+    from tests.support.hosts.virtual_hosts import Cluster, missing
 
     lacking = missing()
     if lacking:

@@ -2,7 +2,7 @@
 
     python benchmarks/scaling_hosts.py
 
-The hosts are namespaces of this machine (`tests/support/virtual_hosts.py`), so it needs
+The hosts are namespaces of this machine (`tests/support/hosts/virtual_hosts.py`), so it needs
 root, iproute2 and openssh-server. Each has one rank, but for the first job, of two
 hosts of two ranks, which measures latency, bandwidth, and what messages, arithmetic and
 barriers take. All cases of a job take turns, and ratios are taken round by round.

@@ -1,7 +1,7 @@
 """The tiers of the tests, the ranks of a world, and what every test must do: check something.
 
 `pytest` runs the tests without the marker `world`; `mpiexec -n N pytest --world` those
-with it, on the numbers of ranks that tests/support/world.py says. `--full` runs the
+with it, on the numbers of ranks that tests/support/plugins/world.py says. `--full` runs the
 full tier.
 """
 
@@ -13,8 +13,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.support import checks
-from tests.support.world import World, only_elsewhere, possible_sizes, sizes_of
+from tests.support.plugins import checks
+from tests.support.plugins.world import World, only_elsewhere, possible_sizes, sizes_of
 
 # One profile: no deadline, since a busy machine is no failure; the same examples each
 # time and on all ranks, so that a failure is seen again.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -141,17 +140,6 @@ def test_a_folder_is_imported_by_what_it_re_exports(package):
         if rest not in offered and not {module, module.rpartition(".")[0]} & DIRECT:
             wrong.append(f"{where}: {imported} isn't re-exported by {folder}")
     assert not wrong, "\n".join(wrong)
-
-
-def test_no_folder_has_more_than_14_files():
-    files = [path for path in PACKAGES.glob("*/src/**/*") if path.is_file()]
-    counts = Counter(
-        path.parent for path in files if path.suffix not in (".pyc", ".so")
-    )
-    folder, most = counts.most_common(1)[0]
-    assert most <= 14, (
-        f"{folder.relative_to(PACKAGES)} has {most}: which of them belong together?"
-    )
 
 
 # Of numbers and objects; at its first use on a communicator mpi4py duplicates that with

@@ -13,16 +13,16 @@ import pytest
 from tests.chaos.faults import Case
 from tests.chaos.runs import Hosts
 from tests.chaos.trials import CUT, MOST_SECONDS, Trials
-from tests.support.failing import (
+from tests.support.hosts.strangers import share_of_a_core
+from tests.support.hosts.virtual_hosts import Cluster, missing
+from tests.support.jobs.failing import (
     COMMUNICATOR,
     RAISE,
     TRACEBACK,
     failed,
     seconds_since_failure,
 )
-from tests.support.jobs import PRELUDE
-from tests.support.strangers import share_of_a_core
-from tests.support.virtual_hosts import Cluster, missing
+from tests.support.jobs.runner import PRELUDE
 
 pytestmark = pytest.mark.alone
 
@@ -57,7 +57,7 @@ world.Barrier()  # imports take their time, which no watchdog counts
 comm = create_communicator("naive")
 others_stay = 1000
 """
-IN_VAIN = "from tests.support.planted import abort_in_vain\n"
+IN_VAIN = "from tests.support.worlds.planted import abort_in_vain\n"
 
 
 @pytest.mark.parametrize("end", FAILURES)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import jobs
+from tests.support.jobs import runner
 
 TESTS = Path(__file__).parent
 FILES = sorted(path for path in TESTS.rglob("*.py") if "given" not in path.parts)
@@ -109,6 +109,11 @@ def internals(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name
 
 
+def is_held_to_public_names(path: Path) -> bool:
+    """Whether it has tests. What these share, in support or beside them, may look inside."""
+    return path.name.startswith(("test_", "conftest"))
+
+
 def is_inside_of(path: Path, module: str) -> bool:
     """Whether this is the module's file: named after its last components, in a folder of its."""
     parts, stem = module.split("."), path.stem.removeprefix("test_")
@@ -154,7 +159,7 @@ def test_insides_are_imported_by_the_file_of_their_name_or_by_support() -> None:
     wrong = [
         f"{path}:{line}: {module}"
         for path, tree in trees()
-        if path.parts[0] != "support"
+        if is_held_to_public_names(path)
         for line, module in internals(tree)
         if not is_inside_of(path, module)
     ]
@@ -166,7 +171,7 @@ def test_private_attributes_are_used_by_the_file_of_their_module_or_by_support()
 ):
     wrong = []
     for path, tree in trees():
-        if path.parts[0] == "support":
+        if not is_held_to_public_names(path):
             continue
         inside = [module for _, module in internals(tree) if is_inside_of(path, module)]
         known = FOREIGN | {name for module in inside for name in private_names(module)}
@@ -182,7 +187,9 @@ def test_clocks_are_read_by_support_and_the_promises_of_time_alone() -> None:
     wrong = [
         f"{path}:{number}: {line.strip()}"
         for path in (path.relative_to(TESTS) for path in FILES)
-        if not CLOCKS.intersection(path.parts) and path.name != Path(__file__).name
+        if not CLOCKS.intersection(path.parts)
+        and path.name != Path(__file__).name
+        and path.name.startswith("test_")
         for number, line in enumerate((TESTS / path).read_text().splitlines(), 1)
         if CLOCK.search(line)
     ]
@@ -302,7 +309,7 @@ def test_a_test_that_checks_nothing_fails(
     """This is how executions that assert nothing are kept out of every run."""
     monkeypatch.setenv("PYTHONPATH", str(TESTS.parent))
     pytester.makeconftest(
-        "from tests.support import checks\nchecks.install()\n"
+        "from tests.support.plugins import checks\nchecks.install()\n"
         "def pytest_configure(config): config.pluginmanager.register(checks.Plugin(False))\n"
     )
     pytester.makepyfile(INNER)
@@ -330,7 +337,7 @@ def test_a_world_test_that_checks_nothing_on_any_rank_fails(
     """Rank 0 reports what all ranks did."""
     pytester.makeconftest("from tests.conftest import *")
     path = pytester.makepyfile(IN_A_WORLD)
-    job = jobs.run(2, "-m", "pytest", "--world", "-v", "-p", "no:cacheprovider", path)
+    job = runner.run(2, "-m", "pytest", "--world", "-v", "-p", "no:cacheprovider", path)
     assert job.returncode == 1, job
     outcomes = dict(re.findall(r"::(test_\w+) (PASSED|FAILED)", job.out))
     assert outcomes == {
@@ -360,7 +367,7 @@ def test_each_of_many_cases_is_on_one_number_of_ranks_and_each_value_on_both(
     path = pytester.makepyfile(OF_MANY_CASES)
     found = []
     for ranks in (2, 3):
-        job = jobs.run(
+        job = runner.run(
             ranks, "-m", "pytest", "--world", "-v", "-p", "no:cacheprovider", path
         )
         assert job.returncode == 0, job
@@ -383,7 +390,7 @@ def test_a_file_that_neither_run_would_collect_whole_is_an_error(
     else:  # and this, that nothing is
         text = "from pytest import mark as m\npytestmark = m.world\ndef test_it(): assert 1\n"
     path = pytester.makepyfile(text)
-    job = jobs.run(
+    job = runner.run(
         1, "-m", "pytest", *["--world"] * world, "-p", "no:cacheprovider", path
     )
     assert job.returncode == pytest.ExitCode.USAGE_ERROR, job

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.support.scripts import ROOT, imported
+from tests.support.jobs.scripts import ROOT, imported
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support import commands
-from tests.support.scripts import ROOT
+from tests.support.jobs import commands
+from tests.support.jobs.scripts import ROOT
 
 FOLDER = ROOT / "benchmarks"
 PEERS = [

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tests.support import gpus
-from tests.support.cupy_double import installed
-from tests.support.scripts import ROOT, imported
+from tests.support.doubles import gpus
+from tests.support.doubles.cupy_double import installed
+from tests.support.jobs.scripts import ROOT, imported
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(1, 2)]
 

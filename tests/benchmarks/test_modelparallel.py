@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import run
-from tests.support.scripts import ROOT
+from tests.support.jobs.commands import run
+from tests.support.jobs.scripts import ROOT
 
 SCRIPT = ROOT / "benchmarks" / "modelparallel.py"
 

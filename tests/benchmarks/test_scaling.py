@@ -10,12 +10,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.support import commands
-from tests.support.circulant import by_circulant
-from tests.support.counted_messages import counted_messages
-from tests.support.models import with_grads
-from tests.support.scripts import ROOT
-from tests.support.topologies import on_nodes
+from tests.benchmarks.counted_messages import counted_messages
+from tests.support.jobs import commands
+from tests.support.jobs.scripts import ROOT
+from tests.support.worlds.circulant import by_circulant
+from tests.support.worlds.models import with_grads
+from tests.support.worlds.topologies import on_nodes
 
 SIZE = 400_003  # of float32: more than is gathered, and some chunks
 CHUNKS = {"default": None, "small": 64 << 10}

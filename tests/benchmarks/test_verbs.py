@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from chainermn_comm import create_communicator
-from tests.support.commands import run
-from tests.support.scripts import ROOT
+from tests.support.jobs.commands import run
+from tests.support.jobs.scripts import ROOT
 
 SCRIPT = ROOT / "benchmarks" / "verbs.py"
 

@@ -17,7 +17,7 @@ import sys
 import time
 from importlib.metadata import version
 
-from tests.support.virtual_hosts import Cluster, missing
+from tests.support.hosts.virtual_hosts import Cluster, missing
 
 from .faults import EARLY, ROUND, draw
 from .monitors import disturbed

@@ -20,8 +20,8 @@ from pathlib import Path
 from mpi4py import MPI
 
 from chainermn_comm import create_communicator
-from tests.support.models import check_mean
-from tests.support.operations import OPERATIONS, bcast
+from tests.support.oracles.operations import OPERATIONS, bcast
+from tests.support.worlds.models import check_mean
 
 # How often a rank looks at itself, over the run.
 SAMPLES = 30

@@ -14,9 +14,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from tests.support import jobs
-from tests.support.scripts import ROOT
-from tests.support.virtual_hosts import Cluster, missing
+from tests.support.hosts.virtual_hosts import Cluster, missing
+from tests.support.jobs import runner
+from tests.support.jobs.scripts import ROOT
 
 from . import runs
 from .faults import KINDS, Case
@@ -90,7 +90,7 @@ def log_of_job(kind: str, folder: Path) -> str:
     with subprocess.Popen(
         words,
         cwd=folder,
-        env=jobs.variables({}),
+        env=runner.variables({}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from tests.support import jobs
-from tests.support.processes import soon
-from tests.support.strangers import hubs_port, monitors_on
-from tests.support.virtual_hosts import Cluster
+from tests.support.hosts.strangers import hubs_port, monitors_on
+from tests.support.hosts.virtual_hosts import Cluster
+from tests.support.jobs import runner
+from tests.support.jobs.processes import soon
 
 # How long one monitor or link is disturbed, at most; the limits that this goes beyond.
 DISTURBED_SECONDS, TIMEOUT, SILENCE = 6.0, "4", "2"
 JOB_SECONDS = 300.0
 # For so long ranks meet, at most WAIT_SECONDS apart.
-SCRIPT = f"""{jobs.PRELUDE}
+SCRIPT = f"""{runner.PRELUDE}
 import random, sys, time
 from chainermn_comm import create_communicator
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from tests.support import jobs
-from tests.support.processes import soon
-from tests.support.virtual_hosts import Cluster
-from tests.support.watchdog import is_monitor
+from tests.support.hosts.virtual_hosts import Cluster
+from tests.support.jobs import runner
+from tests.support.jobs.processes import soon
+from tests.support.watchdog.records import is_monitor
 
 from .faults import STOP, Case
 
@@ -63,17 +63,17 @@ class Here:
     """This machine, which others use too."""
 
     def run(
-        self, case: Case, file: Path, added: dict[str, str], meanwhile: jobs.Meanwhile
-    ) -> jobs.Job:
+        self, case: Case, file: Path, added: dict[str, str], meanwhile: runner.Meanwhile
+    ) -> runner.Job:
         """Run the job that the file describes."""
         launch = [sys.executable, "-m", "chainermn_tools", "launch"]
-        mpiexec = [str(jobs.MPIEXEC), "-n", str(case.ranks), sys.executable]
+        mpiexec = [str(runner.MPIEXEC), "-n", str(case.ranks), sys.executable]
         words = (
             mpiexec if case.launcher == "mpiexec" else [*launch, "-n", str(case.ranks)]
         )
-        return jobs.run_command(
+        return runner.run_command(
             [*words, str(TRAINING), str(file)],
-            jobs.variables(added),
+            runner.variables(added),
             JOB_SECONDS,
             lambda: self.processes(added[MARK]),
             cwd=file.parent,
@@ -114,8 +114,8 @@ class Hosts:
         ]
 
     def run(
-        self, case: Case, file: Path, added: dict[str, str], meanwhile: jobs.Meanwhile
-    ) -> jobs.Job:
+        self, case: Case, file: Path, added: dict[str, str], meanwhile: runner.Meanwhile
+    ) -> runner.Job:
         """Run the job that the file describes, from the first host."""
         second = case.ranks // 2 if case.hosts == 2 else 0
         numbers = zip(self.cluster.hosts, (case.ranks - second, second), strict=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.virtual_hosts import Cluster, missing
+from tests.support.hosts.virtual_hosts import Cluster, missing
 
 from .faults import AT_RANDOM, KINDS, MOMENTS, POINTS, ROUND, Case, draw
 from .monitors import disturbed

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import jobs
+from tests.support.jobs import runner
 
 SCRIPT = Path(__file__).with_name("loads.py")
 SECONDS = 1200.0  # ends a hang, no more
@@ -39,7 +39,7 @@ def growth(samples, name):
     ],
 )
 def test_memory_files_and_threads_stay_flat_under_load(ranks, load, count):
-    job = jobs.run(ranks, SCRIPT, load, count, seconds=SECONDS)
+    job = runner.run(ranks, SCRIPT, load, count, seconds=SECONDS)
     assert job.returncode == 0, job
     (line,) = (line for line in job.out.splitlines() if line.startswith("LOADED "))
     found = json.loads(line.partition(" ")[2])

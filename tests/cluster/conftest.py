@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.virtual_hosts import Cluster, missing
+from tests.support.hosts.virtual_hosts import Cluster, missing
 
 HOSTS = ("alpha", "beta", "gamma")
 

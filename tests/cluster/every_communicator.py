@@ -17,9 +17,9 @@ import numpy as np
 from mpi4py import MPI
 
 from chainermn_comm import create_communicator
-from tests.support.many_ranks import wrong_means
-from tests.support.models import with_grads
-from tests.support.operations import OPERATIONS
+from tests.support.oracles.operations import OPERATIONS
+from tests.support.worlds.many_ranks import wrong_means
+from tests.support.worlds.models import with_grads
 
 WORLD = MPI.COMM_WORLD
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.topologies import NAMES
+from tests.support.worlds.topologies import NAMES
 
 # One process of pytest has what the jobs found.
 pytestmark = pytest.mark.xdist_group("cluster/test_communicators.py")

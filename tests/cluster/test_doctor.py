@@ -16,12 +16,12 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.support import commands
-from tests.support.doctor import COMMUNICATORS
-from tests.support.doctor_hosts import LIBRARIES, Hosts
-from tests.support.jobs import MPIEXEC
-from tests.support.processes import soon
-from tests.support.virtual_hosts import DEVICE
+from tests.support.hosts.doctor_hosts import LIBRARIES, Hosts
+from tests.support.hosts.virtual_hosts import DEVICE
+from tests.support.jobs import commands
+from tests.support.jobs.processes import soon
+from tests.support.jobs.runner import MPIEXEC
+from tests.support.tools.doctor import COMMUNICATORS
 
 ALL = "alpha,beta,gamma"
 OPEN_MPI = "Open MPI" in commands.run(MPIEXEC, "--version").stdout

@@ -10,16 +10,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.failing import (
+from tests.support.hosts.virtual_hosts import Cluster
+from tests.support.jobs.failing import (
     RAISE,
     TRACEBACK,
     check_ended,
     check_last_words,
     script,
 )
-from tests.support.jobs import PRELUDE, SECONDS, run_command, variables
-from tests.support.processes import soon
-from tests.support.virtual_hosts import Cluster
+from tests.support.jobs.processes import soon
+from tests.support.jobs.runner import PRELUDE, SECONDS, run_command, variables
 
 TWO = {"alpha": 2, "beta": 2}
 TRAFFIC = ("tc", "-s", "qdisc", "show", "dev", "eth0")
@@ -63,7 +63,7 @@ MPI.COMM_WORLD.Bcast(np.zeros(2_500_000, np.uint8))
 # A communicator whose ranks have made their shared window.
 STREAMING = """
 import numpy as np
-from tests.support.models import with_grads
+from tests.support.worlds.models import with_grads
 from chainermn_comm import create_communicator
 create_communicator().allreduce_grad(with_grads(w=np.ones(1_000_000, "float32")))
 """
@@ -111,7 +111,7 @@ def test_a_host_with_little_shared_memory_uses_mpi_and_one_line_says_so(
     path = tmp_path / "script.py"
     path.write_text(f"""{PRELUDE}
 import numpy as np
-from tests.support.models import with_grads
+from tests.support.worlds.models import with_grads
 from chainermn_comm import create_communicator
 with create_communicator({name!r}) as comm:
     for call in range(2):
@@ -148,7 +148,9 @@ WITH_SSHD = 'mount -t tmpfs tmpfs /run; mkdir /run/sshd; exec "$@"'
 # A host fails a moment after it was started, and a little more goes by before it is
 # plugged in.
 SLOW = {"hostname": "sleep 1", "ip": 'case "$*" in *veth*) sleep 2;; esac'}
-MAKE = f"from tests.support.virtual_hosts import Cluster; Cluster(({'x' * 99!r},))"
+MAKE = (
+    f"from tests.support.hosts.virtual_hosts import Cluster; Cluster(({'x' * 99!r},))"
+)
 
 
 def test_a_host_fails_to_start_as_well_where_this_machine_runs_an_sshd(

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support import elastic, jobs
-from tests.support.processes import soon
+from tests.support.jobs import elastic, runner
+from tests.support.jobs.processes import soon
 
 ELASTIC = Path(elastic.__file__)
 
@@ -94,7 +94,7 @@ def test_the_run_goes_on_with_the_hosts_that_still_answer(cluster, tmp_path):
     begins = [int(each) for each in re.findall(r"^BEGIN (\d+)", job.out, re.M)]
     assert begins[0] == 0
     assert begins[-1] >= 20
-    alone = jobs.run(1, ELASTIC, digits, tmp_path / "whole", stop, "at once", -1, 0)
+    alone = runner.run(1, ELASTIC, digits, tmp_path / "whole", stop, "at once", -1, 0)
     ends = [
         json.loads(re.search(r"^END (.*)$", each.out, re.M)[1]) for each in (job, alone)
     ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
-from tests.support import commands, looking
+from tests.support.jobs import commands
+from tests.support.watchdog import looking
 
 
 def test_the_first_host_shows_all_ranks_and_others_their_own(cluster, tmp_path):

@@ -8,9 +8,9 @@ import re
 import psutil
 import pytest
 
-from tests.support.jobs import PRELUDE
-from tests.support.processes import soon
-from tests.support.virtual_hosts import Cluster, missing
+from tests.support.hosts.virtual_hosts import Cluster, missing
+from tests.support.jobs.processes import soon
+from tests.support.jobs.runner import PRELUDE
 
 SCRIPT = f"""{PRELUDE}
 import sys, time
@@ -83,7 +83,7 @@ CUT = f"""{PRELUDE}
 import sys, time
 from pathlib import Path
 import numpy as np
-from tests.support.watchdog import communicator_within
+from tests.support.watchdog.records import communicator_within
 
 comm = communicator_within("naive", seconds=24.0, silence=8.0, ends_job=True)
 comm.allreduce(np.ones(10))
@@ -145,7 +145,7 @@ def ranks_of(cluster, path):
 LOST = f"""{PRELUDE}
 import time
 import numpy as np
-from tests.support.watchdog import communicator_within
+from tests.support.watchdog.records import communicator_within
 
 comm = communicator_within("naive", seconds=28.0, silence=8.0)
 comm.allreduce(np.ones(10))

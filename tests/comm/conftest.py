@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from chainermn_comm import create_communicator
-from tests.support.topologies import ALGORITHMS, by_name
-from tests.support.tracing import traced_into
+from tests.support.tools.tracing import traced_into
+from tests.support.worlds.topologies import ALGORITHMS, by_name
 
 
 @pytest.fixture(params=by_name(*ALGORITHMS))

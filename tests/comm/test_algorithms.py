@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.support.drawn_models import (
+from tests.comm.late_ranks import late_ranks
+from tests.support.oracles.drawn_models import (
     DTYPES,
     Entry,
     check_model,
@@ -18,9 +19,8 @@ from tests.support.drawn_models import (
     has,
     models,
 )
-from tests.support.late_ranks import late_ranks
-from tests.support.models import Model, Param, with_grads
-from tests.support.topologies import IMPOSED, on_nodes, over_nodes
+from tests.support.worlds.models import Model, Param, with_grads
+from tests.support.worlds.topologies import IMPOSED, on_nodes, over_nodes
 
 pytestmark = pytest.mark.world
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.support import jobs
+from tests.support.jobs import runner
 
 CREATE = (
     "import os, sys\n"
@@ -28,7 +28,7 @@ def create(
 ) -> subprocess.CompletedProcess[str]:
     """Create a communicator in a process that a shell starts: its parent is no rank."""
     script = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", CREATE, *words]
-    variables = jobs.variables(environment)
+    variables = runner.variables(environment)
     return subprocess.run(
         script, env=variables, capture_output=True, text=True, timeout=60
     )
@@ -86,6 +86,6 @@ def test_a_program_that_a_rank_starts_is_meant_to_be_alone():
     """It inherits the launcher's variables, here Slurm's."""
     command = [sys.executable, "-c", STARTS, CREATE]
     done = subprocess.run(
-        command, env=jobs.variables(SLURM), capture_output=True, text=True, timeout=60
+        command, env=runner.variables(SLURM), capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from chainermn_comm import CommunicatorBase, PeerError
-from tests.support.models import Model, Param
-from tests.support.samples import same, sample
-from tests.support.shortage import no_memory_for
+from tests.support.oracles.samples import same, sample
+from tests.support.worlds.models import Model, Param
+from tests.support.worlds.shortage import no_memory_for
 
 # Three ranks are a ring that has a middle. Communicators of all names share the
 # methods.

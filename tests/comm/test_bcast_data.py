@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from chainermn_comm import PeerError, RankMismatchError
-from tests.support.models import Model, Param
-from tests.support.samples import same
+from tests.support.oracles.samples import same
+from tests.support.worlds.models import Model, Param
 
 pytestmark = pytest.mark.world
 

@@ -13,7 +13,7 @@ from chainermn_comm.runtime.blas_threads import (
     allowed_threads,
     usable_cores,
 )
-from tests.support import jobs
+from tests.support.jobs import runner
 
 
 def share(cores, threads=1, group=None, chosen=False) -> RankResources:
@@ -143,7 +143,7 @@ UNSET = {
 
 def threads_in_job(ranks: int, **environment: str) -> tuple[list[dict], str]:
     """What each rank reports of its threads, and what the job says on standard error."""
-    job = jobs.run_text(ranks, SCRIPT, environment=UNSET | environment)
+    job = runner.run_text(ranks, SCRIPT, environment=UNSET | environment)
     assert job.returncode == 0, job
     line = next(line for line in job.out.splitlines() if line.startswith("FOUND"))
     return json.loads(line.removeprefix("FOUND ")), job.err

@@ -11,8 +11,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from tests.support import redundant_sums
-from tests.support.models import with_grads
+from tests.comm import redundant_sums
+from tests.support.worlds.models import with_grads
 
 pytestmark = pytest.mark.world
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from chainermn_comm import PeerError, RankMismatchError, create_communicator
-from tests.support import gpus
-from tests.support.chunk_sizes import recorded_sizes
-from tests.support.cupy_double import installed
-from tests.support.models import check_mean, with_grads
-from tests.support.pairwise import pairwise
-from tests.support.topologies import IMPOSED, on_nodes, over_nodes
+from tests.comm.chunk_sizes import recorded_sizes
+from tests.support.doubles import gpus
+from tests.support.doubles.cupy_double import installed
+from tests.support.plugins.pairwise import pairwise
+from tests.support.worlds.models import check_mean, with_grads
+from tests.support.worlds.topologies import IMPOSED, on_nodes, over_nodes
 
 pytestmark = pytest.mark.world
 

@@ -12,12 +12,12 @@ import pytest
 from chainermn_comm import create_communicator
 from chainermn_comm.allreduce import circulant as inside
 from chainermn_comm.allreduce.circulant import CirculantAllreduce, skips
-from tests.support import jobs
-from tests.support.circulant import by_circulant, group_of, is_chosen_for
-from tests.support.many_ranks import CALLS, wrong_means
-from tests.support.models import check_mean
-from tests.support.one_of_many import most_bytes, rank_1_of
-from tests.support.topologies import on_nodes, over_nodes
+from tests.support.jobs import runner
+from tests.support.worlds.circulant import by_circulant, group_of, is_chosen_for
+from tests.support.worlds.many_ranks import CALLS, wrong_means
+from tests.support.worlds.models import check_mean
+from tests.support.worlds.one_of_many import most_bytes, rank_1_of
+from tests.support.worlds.topologies import on_nodes, over_nodes
 
 world_tests = pytest.mark.world
 FEW = pytest.mark.sizes(2, 3, 4)
@@ -169,14 +169,14 @@ def test_a_rank_that_is_alone_has_its_own_mean(world):
 
 @pytest.mark.parametrize("ranks", [5, pytest.param(7, marks=pytest.mark.full)])
 def test_means_of_more_ranks_are_right(ranks):
-    job = jobs.run(ranks, "-m", "tests.support.circulant")
+    job = runner.run(ranks, "-m", "tests.support.worlds.circulant")
     assert job.returncode == 0, job
     assert job.out.split() == ["MEANS", str(3 * 2 * (CALLS + 1))], job
 
 
 @pytest.mark.full
 def test_means_of_so_many_ranks_that_sums_go_in_rounds_anyway_are_right():
-    job = jobs.run(17, "-m", "tests.support.circulant", seconds=600)
+    job = runner.run(17, "-m", "tests.support.worlds.circulant", seconds=600)
     assert job.returncode == 0, job
     assert job.out.split() == ["MEANS", str(3 * 2 * (CALLS + 1))], job
 

@@ -9,8 +9,8 @@ import pytest
 from mpi4py import MPI
 
 from chainermn_comm import CommunicatorBase
-from tests.support.models import Model, Param
-from tests.support.third_party import PlainCommunicator
+from tests.support.worlds.models import Model, Param
+from tests.support.worlds.third_party import PlainCommunicator
 
 REQUIRED = {
     *("rank", "size", "intra_rank", "inter_rank", "inter_size", "split"),

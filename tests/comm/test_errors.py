@@ -11,7 +11,7 @@ import pytest
 
 from chainermn_comm import CommunicatorBase, PeerError, RankMismatchError
 from chainermn_comm.errors import SharedFailure, raise_mismatch, view_of
-from tests.support.freed import Batch, caught_with, freed_at_once
+from tests.support.oracles.freed import Batch, caught_with, freed_at_once
 
 RANKS, PARAMETERS, ODD = 1024, 200, 700
 

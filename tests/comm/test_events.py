@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from _chainermn_events import event_line
-from tests.support import jobs
-from tests.support.events import ENVIRONMENT, LAUNCH, sent, the_only
+from tests.support.jobs import runner
+from tests.support.watchdog.events import ENVIRONMENT, LAUNCH, sent, the_only
 
 EMIT = "import sys; from _chainermn_events import emit; emit('test', words=sys.argv[1])"
 RANK_2 = {"PMI_RANK": "2", "PMI_SIZE": "3"}
@@ -19,7 +19,7 @@ def stderr_of(script: str, *arguments: str, environment: dict[str, str]) -> str:
     command = [sys.executable, "-c", script, *arguments]
     result = subprocess.run(
         command,
-        env=jobs.variables(environment),
+        env=runner.variables(environment),
         stderr=subprocess.PIPE,
         text=True,
         check=True,
@@ -114,7 +114,7 @@ print("went on")
 """
     command = [sys.executable, "-c", script]
     assert (
-        subprocess.check_output(command, env=jobs.variables(ENVIRONMENT))
+        subprocess.check_output(command, env=runner.variables(ENVIRONMENT))
         == b"went on\n"
     )
 

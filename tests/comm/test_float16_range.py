@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from ml_dtypes import finfo
 
-from tests.support.circulant import by_circulant
-from tests.support.models import with_grads
-from tests.support.topologies import on_nodes, over_nodes
+from tests.support.worlds.circulant import by_circulant
+from tests.support.worlds.models import with_grads
+from tests.support.worlds.topologies import on_nodes, over_nodes
 
 pytestmark = pytest.mark.world
 

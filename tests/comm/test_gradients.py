@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from chainermn_comm import PeerError, RankMismatchError, create_communicator
-from tests.support.models import Model, Param, with_grads
-from tests.support.pairwise import pairwise
-from tests.support.shortage import no_memory_for
-from tests.support.topologies import NAMES, by_name
+from tests.support.plugins.pairwise import pairwise
+from tests.support.worlds.models import Model, Param, with_grads
+from tests.support.worlds.shortage import no_memory_for
+from tests.support.worlds.topologies import NAMES, by_name
 
 pytestmark = pytest.mark.world
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from chainermn_comm import CommunicatorBase, PeerError, RankMismatchError
-from tests.support.freed import Batch, caught_with, freed_at_once
+from tests.support.oracles.freed import Batch, caught_with, freed_at_once
 
 pytestmark = [
     pytest.mark.world,

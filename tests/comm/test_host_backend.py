@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from chainermn_comm.allreduce import host_backend
-from tests.support.models import with_grads
-from tests.support.topologies import on_nodes
+from tests.support.worlds.models import with_grads
+from tests.support.worlds.topologies import on_nodes
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
 

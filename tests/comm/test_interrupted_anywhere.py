@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.interrupted import MEAN_NAMES, NAMES
-from tests.support.jobs import run_text
+from tests.comm.interrupted import MEAN_NAMES, NAMES
+from tests.support.jobs.runner import run_text
 
 SEED = 0
 SCRIPT = """
 import sys
 from pathlib import Path
-from tests.support.interrupted import run
+from tests.comm.interrupted import run
 base, name, odd, path, *places = sys.argv[1:]
 run(base, name, int(odd), Path(path), list(map(float, places)))
 """

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from tests.support.jobs import run_text
+from tests.support.jobs.runner import run_text
 
 # The functions that call MPI.
 HANDSHAKE, DATA = "__call__", "wait_all bcast_buffer bcast_in_parts exchange"
@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 from chainermn_comm import CommunicationError, create_communicator
-from tests.support.models import with_grads
+from tests.support.worlds.models import with_grads
 
 def check(comm, what, reason):
     array = np.ones(3)
@@ -45,7 +45,7 @@ SCRIPT = (
     CHECK
     + """
 import signal, time
-from tests.support.planted import delay_second_handshakes
+from tests.support.worlds.planted import delay_second_handshakes
 
 def interrupt(_, frame):
     place = frame.f_code.co_name
@@ -105,7 +105,7 @@ def test_an_algorithm_whose_memory_was_being_made_leaves_a_communicator_that_say
     script = (
         CHECK
         + """
-from tests.support.planted import fail_while_memory_is_shared
+from tests.support.worlds.planted import fail_while_memory_is_shared
 
 comm = create_communicator("hierarchical")
 if comm.rank == 0:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from chainermn_comm import create_communicator
-from tests.support.models import with_grads
-from tests.support.shared_memory import is_in_shared_memory
-from tests.support.topologies import ALGORITHMS, NAMES, by_name, on_nodes
+from tests.support.worlds.models import with_grads
+from tests.support.worlds.shared_memory import is_in_shared_memory
+from tests.support.worlds.topologies import ALGORITHMS, NAMES, by_name, on_nodes
 
 pytestmark = pytest.mark.world
 

@@ -19,9 +19,9 @@ from chainermn_comm import (
     Topology,
     create_communicator,
 )
-from tests.support.models import check_mean, with_grads
-from tests.support.planted import interrupted_while_ranks_compare
-from tests.support.topologies import (
+from tests.support.worlds.models import check_mean, with_grads
+from tests.support.worlds.planted import interrupted_while_ranks_compare
+from tests.support.worlds.topologies import (
     ALGORITHMS,
     IMPOSED,
     algorithm_of,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support import jobs
-from tests.support.many_ranks import CALLS, TOPOLOGIES, runs
+from tests.support.jobs import runner
+from tests.support.worlds.many_ranks import CALLS, TOPOLOGIES, runs
 
 SECONDS = (
     240.0  # 4 to 12 s on two idle cores; ranks that wait in MPI take each other's time
@@ -18,6 +18,6 @@ SECONDS = (
     [pytest.param(n, marks=[pytest.mark.full] if n != 5 else []) for n in TOPOLOGIES],
 )
 def test_means_are_right_and_bit_identical_over_any_topology(ranks):
-    job = jobs.run(ranks, "-m", "tests.support.many_ranks", seconds=SECONDS)
+    job = runner.run(ranks, "-m", "tests.support.worlds.many_ranks", seconds=SECONDS)
     assert job.returncode == 0, job
     assert job.out.split() == ["MEANS", str(len(runs(ranks)) * (CALLS + 1))], job

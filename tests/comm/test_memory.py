@@ -7,9 +7,9 @@ import gc
 import numpy as np
 import pytest
 
-from tests.support.models import Model, Param
-from tests.support.one_of_many import most_bytes
-from tests.support.topologies import on_nodes
+from tests.support.worlds.models import Model, Param
+from tests.support.worlds.one_of_many import most_bytes
+from tests.support.worlds.topologies import on_nodes
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 4)]
 

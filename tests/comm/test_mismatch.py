@@ -7,9 +7,9 @@ import pytest
 from mpi4py import MPI
 
 from chainermn_comm import RankMismatchError, create_communicator
-from tests.support.models import with_grads
-from tests.support.raised import raises_on_all
-from tests.support.shortage import no_memory_for
+from tests.support.oracles.raised import raises_on_all
+from tests.support.worlds.models import with_grads
+from tests.support.worlds.shortage import no_memory_for
 
 # Three ranks show all that two do, and that several have the same signature. The
 # handshake comes before any algorithm is made, so the communicator's name makes no

@@ -19,7 +19,7 @@ from chainermn_comm.named_communicators import (
     MpiCommunicatorBase,
     NaiveCommunicator,
 )
-from tests.support.models import check_mean, with_grads
+from tests.support.worlds.models import check_mean, with_grads
 
 pytestmark = pytest.mark.world
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from chainermn_comm import CommunicatorBase, RankMismatchError, create_communicator
-from tests.support.circulant import by_circulant, no_sums_by_messages
-from tests.support.models import with_grads
-from tests.support.raised import raises_on_all
-from tests.support.samples import DTYPES, same, sample
-from tests.support.third_party import PlainCommunicator
+from tests.support.oracles.raised import raises_on_all
+from tests.support.oracles.samples import DTYPES, same, sample
+from tests.support.worlds.circulant import by_circulant, no_sums_by_messages
+from tests.support.worlds.models import with_grads
+from tests.support.worlds.third_party import PlainCommunicator
 
 pytestmark = pytest.mark.world
 OPERATIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}

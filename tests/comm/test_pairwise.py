@@ -14,10 +14,10 @@ import pytest
 from chainermn_comm import create_communicator, patient_waits
 from chainermn_comm.allreduce import pairwise as inside
 from chainermn_comm.allreduce.pairwise import BLOCKING, OVERLAPPED, PairwiseAllreduce
-from tests.support.circulant import group_of
-from tests.support.models import with_grads
-from tests.support.one_of_many import most_bytes, rank_1_of
-from tests.support.topologies import on_nodes
+from tests.support.worlds.circulant import group_of
+from tests.support.worlds.models import with_grads
+from tests.support.worlds.one_of_many import most_bytes, rank_1_of
+from tests.support.worlds.topologies import on_nodes
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
 

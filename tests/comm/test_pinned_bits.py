@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.support import pinned_bits
+from tests.comm import pinned_bits
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(1, 2, 3, 4)]
 

@@ -21,13 +21,13 @@ from chainermn_comm import (
     create_communicator,
 )
 from chainermn_comm.reducer import in_background
-from tests.support.freed import freed_at_once
-from tests.support.models import Model, Param, check_mean, with_grads
-from tests.support.planted import interrupted_in_handshakes
-from tests.support.raised import raises_on_all
-from tests.support.synchronizations import written_down
-from tests.support.third_party import PlainCommunicator
-from tests.support.topologies import on_nodes
+from tests.support.doubles.synchronizations import written_down
+from tests.support.oracles.freed import freed_at_once
+from tests.support.oracles.raised import raises_on_all
+from tests.support.worlds.models import Model, Param, check_mean, with_grads
+from tests.support.worlds.planted import interrupted_in_handshakes
+from tests.support.worlds.third_party import PlainCommunicator
+from tests.support.worlds.topologies import on_nodes
 
 pytestmark = pytest.mark.world
 

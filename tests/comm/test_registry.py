@@ -9,8 +9,8 @@ import pytest
 
 from chainermn_comm import create_communicator
 from chainermn_comm.registry import REGISTRY, Entry
-from tests.support.models import check_mean
-from tests.support.topologies import host_backend
+from tests.support.worlds.models import check_mean
+from tests.support.worlds.topologies import host_backend
 
 pytestmark = pytest.mark.world
 

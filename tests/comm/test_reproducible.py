@@ -14,10 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chainermn_comm import PeerError, RankMismatchError, create_communicator
-from tests.support.circulant import by_circulant
-from tests.support.drawn_models import DTYPES, check_model, gradients, has, models
-from tests.support.models import Model, Param, check_mean, with_grads
-from tests.support.topologies import IMPOSED, NAMES, on_nodes
+from tests.support.oracles.drawn_models import (
+    DTYPES,
+    check_model,
+    gradients,
+    has,
+    models,
+)
+from tests.support.worlds.circulant import by_circulant
+from tests.support.worlds.models import Model, Param, check_mean, with_grads
+from tests.support.worlds.topologies import IMPOSED, NAMES, on_nodes
 
 pytestmark = pytest.mark.world
 

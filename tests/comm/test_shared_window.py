@@ -9,9 +9,9 @@ import pytest
 
 from chainermn_comm.allreduce import shared_window
 from chainermn_comm.allreduce.shared_window import SharedWindow
-from tests.support.models import check_mean
-from tests.support.shared_memory import is_in_shared_memory
-from tests.support.topologies import on_nodes, over_nodes
+from tests.support.worlds.models import check_mean
+from tests.support.worlds.shared_memory import is_in_shared_memory
+from tests.support.worlds.topologies import on_nodes, over_nodes
 
 pytestmark = pytest.mark.world
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.support import jobs
+from tests.support.jobs import runner
 
 COMMUNICATORS = 12
 FEW_MIB = 38  # for few of their windows: 4 MiB each, up to 11 for MPI, and 8 that must stay free
@@ -15,7 +15,7 @@ MOUNT = (
     'mount --make-rprivate / && mount -t tmpfs -o size=$0m tmpfs /dev/shm && exec "$@"'
 )
 SMALL = ["unshare", "--mount", "sh", "-c", MOUNT, str(FEW_MIB)]
-CHAINERMN = str(jobs.MPIEXEC.parent / "chainermn")
+CHAINERMN = str(runner.MPIEXEC.parent / "chainermn")
 RANKS, DOCKER_MIB = 32, 64  # that many on a machine, and Docker's default
 SECONDS = 120.0  # ends MPICH's wait where it has too little
 MANY = (
@@ -23,8 +23,8 @@ MANY = (
     + """
 import os, sys
 from chainermn_comm import create_communicator
-from tests.support.models import check_mean
-from tests.support.shared_memory import on_an_old_kernel, taken_after_the_check
+from tests.support.worlds.models import check_mean
+from tests.support.worlds.shared_memory import on_an_old_kernel, taken_after_the_check
 
 kernel, others = sys.argv[1:]
 if kernel == "old":
@@ -44,7 +44,7 @@ print("FREE", *[one.f_bavail * one.f_frsize >> 20 for one in free], flush=True)
 )
 ONE = """
 from chainermn_comm import create_communicator
-from tests.support.models import check_mean
+from tests.support.worlds.models import check_mean
 comm = create_communicator()
 check_mean(comm, 300_000)
 comm.finalize()
@@ -52,8 +52,8 @@ print("RIGHT", flush=True)
 """
 FILES = """
 import contextlib, os, resource, numpy.testing
-from tests.support.models import check_mean
-from tests.support.topologies import on_nodes
+from tests.support.worlds.models import check_mean
+from tests.support.worlds.topologies import on_nodes
 
 comm = on_nodes((0, 0, 1, 1))
 if comm.rank == 0:
@@ -71,7 +71,7 @@ def lacking() -> str:
     """What this machine lacks to mount a small /dev/shm; "" if nothing."""
     if not shutil.which("unshare"):
         return "no unshare (Debian: apt-get install util-linux)"
-    tried = jobs.run_command([*SMALL, "true"], jobs.variables(), jobs.SECONDS)
+    tried = runner.run_command([*SMALL, "true"], runner.variables(), runner.SECONDS)
     return f"no right to mount: {tried.err.strip()}" if tried.returncode else ""
 
 
@@ -88,15 +88,15 @@ def test_many_communicators_take_what_is_there_and_give_it_back(
 ):
     if why := lacking():
         pytest.skip(f"no small /dev/shm can be had here: {why}")
-    if others == "take it after the check" and jobs.on_open_mpi():
+    if others == "take it after the check" and runner.on_open_mpi():
         pytest.skip(
             "on Open MPI the others then wait for ever for the rank that has no room"
         )
     path = tmp_path / "script.py"
-    path.write_text(jobs.PRELUDE + MANY)
+    path.write_text(runner.PRELUDE + MANY)
     command = [
         *SMALL,
-        str(jobs.MPIEXEC),
+        str(runner.MPIEXEC),
         "-n",
         "2",
         sys.executable,
@@ -104,7 +104,7 @@ def test_many_communicators_take_what_is_there_and_give_it_back(
         kernel,
         others,
     ]
-    job = jobs.run_command(command, jobs.variables(), jobs.SECONDS)
+    job = runner.run_command(command, runner.variables(), runner.SECONDS)
     assert job.returncode == 0, job
     assert 0 < job.err.count("no room for shared memory") < COMMUNICATORS, job
     frees = [
@@ -116,7 +116,7 @@ def test_many_communicators_take_what_is_there_and_give_it_back(
 
 
 def test_a_node_that_has_no_file_left_for_a_window():
-    job = jobs.run_text(4, FILES)
+    job = runner.run_text(4, FILES)
     assert job.returncode == 0, job
     assert job.out.count("RIGHT") == 4, job
     assert job.err.count("shared memory could not be allocated on some node") == 1, job
@@ -124,17 +124,17 @@ def test_a_node_that_has_no_file_left_for_a_window():
 
 def start_many(folder, mib):
     path = folder / "script.py"
-    path.write_text(jobs.PRELUDE + ONE)
+    path.write_text(runner.PRELUDE + ONE)
     command = [
         *SMALL[:-1],
         str(mib),
-        str(jobs.MPIEXEC),
+        str(runner.MPIEXEC),
         "-n",
         str(RANKS),
         sys.executable,
         str(path),
     ]
-    return jobs.run_command(command, jobs.variables(), SECONDS)
+    return runner.run_command(command, runner.variables(), SECONDS)
 
 
 @pytest.mark.full
@@ -146,14 +146,14 @@ def test_many_ranks_in_a_container_of_docker_s_default_are_told_to_give_it_more(
         pytest.skip(f"no small /dev/shm can be had here: {why}")
     job = start_many(tmp_path, DOCKER_MIB)
     assert job.err.count("docker run --shm-size=1g") == 1, job
-    if jobs.on_open_mpi():
+    if runner.on_open_mpi():
         assert job.out.count("RIGHT") == RANKS, job
         return
     assert job.returncode != 0, job
     log = tmp_path / "job.log"
     log.write_text(job.err)
-    told = jobs.run_command(
-        [CHAINERMN, "explain", str(log)], jobs.variables(), jobs.SECONDS
+    told = runner.run_command(
+        [CHAINERMN, "explain", str(log)], runner.variables(), runner.SECONDS
     )
     assert "docker run --shm-size=1g ...   # or --ipc=host" in told.out, told
 

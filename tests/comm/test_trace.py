@@ -13,10 +13,16 @@ import pytest
 
 from chainermn_comm import RankMismatchError, create_communicator
 from chainermn_comm.trace import TRACE_VARIABLE, end_trace
-from tests.support.models import check_mean, with_grads
-from tests.support.topologies import by_name
-from tests.support.tracing import calls, clock_at_speed, events, is_traced, leave_call
-from tests.support.watchdog import Neighbour
+from tests.support.tools.tracing import (
+    calls,
+    clock_at_speed,
+    events,
+    is_traced,
+    leave_call,
+)
+from tests.support.watchdog.records import Neighbour
+from tests.support.worlds.models import check_mean, with_grads
+from tests.support.worlds.topologies import by_name
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(1, 2, 3), pytest.mark.ranks(3)]
 

@@ -13,8 +13,8 @@ import pytest
 
 from chainermn_comm import create_communicator
 from chainermn_comm.trace import file
-from tests.support.processes import soon
-from tests.support.tracing import calls
+from tests.support.jobs.processes import soon
+from tests.support.tools.tracing import calls
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(1, 2, 3), pytest.mark.ranks(3)]
 

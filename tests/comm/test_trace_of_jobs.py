@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.jobs import Job, run_command, run_text, variables
+from tests.support.jobs.runner import Job, run_command, run_text, variables
 
 # Each rank's clock is far from the others', and goes faster than rank 0's; by their own
 # words ranks are on different machines. Rank 1 is late each time.
 SKEWED = """
 import json, sys, time
 from mpi4py import MPI
-from tests.support.tracing import on_machine
+from tests.support.tools.tracing import on_machine
 rank = MPI.COMM_WORLD.rank
 true = time.perf_counter
 zero = MPI.COMM_WORLD.bcast(true())

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from chainermn_comm import create_communicator
-from tests.support.processes import soon
-from tests.support.watchdog import monitors_of, reads_our_calls
+from tests.support.jobs.processes import soon
+from tests.support.watchdog.records import monitors_of, reads_our_calls
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3)]
 

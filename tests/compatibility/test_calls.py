@@ -12,8 +12,8 @@ import pytest
 from tests.compatibility import listed
 from tests.compatibility.cases import CASES
 from tests.compatibility.describing import differences, told
-from tests.support import jobs
-from tests.support.scripts import ROOT
+from tests.support.jobs import runner
+from tests.support.jobs.scripts import ROOT
 
 # One process of pytest has what the jobs found.
 pytestmark = pytest.mark.xdist_group("compatibility/test_calls.py")
@@ -30,13 +30,13 @@ class Called:
     """What each rank got of each case; those from which the job ended on are missing."""
 
     ranks: list[dict[str, Any]]
-    job: jobs.Job
+    job: runner.Job
 
 
 def called(folder: Path, names: list[str], environment: dict[str, str]) -> Called:
     quiet = {"PYTHONWARNINGS": "ignore", **environment}
     where = ("-m", "tests.compatibility.calls", folder, *names)
-    job = jobs.run(RANKS, *where, environment=quiet, cwd=ROOT)
+    job = runner.run(RANKS, *where, environment=quiet, cwd=ROOT)
     texts = [
         path.read_text() if (path := folder / str(n)).exists() else ""
         for n in range(RANKS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support import jobs
+from tests.support.jobs import runner
 
 TEXT = """
 import sys, chainer, chainermn, numpy as np
@@ -46,7 +46,7 @@ else:
 def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("written")
     bundled = {"CHAINERMN_USE_BUNDLED": "1", "PYTHONWARNINGS": "ignore"}
-    job = jobs.run_text(
+    job = runner.run_text(
         2,
         f"import warnings; warnings.resetwarnings()\n{TEXT}",
         "save",
@@ -58,6 +58,6 @@ def written(tmp_path_factory):
 
 
 def test_snapshots_of_chainer_7s_are_loaded_and_go_on(written):
-    job = jobs.run_text(2, TEXT, "load", cwd=written)
+    job = runner.run_text(2, TEXT, "load", cwd=written)
     assert job.returncode == 0, job
     assert sorted(job.out.splitlines()) == ["went on 0", "went on 1"]

@@ -10,8 +10,8 @@ import pytest
 
 from tests.compatibility import listed
 from tests.compatibility.signatures import TABLE, found, read, refusals, tables
-from tests.support import commands
-from tests.support.scripts import ROOT
+from tests.support.jobs import commands
+from tests.support.jobs.scripts import ROOT
 
 LINES = tables()
 DIFFERENCES = [each for each in listed.load() if each.signatures]

@@ -12,8 +12,8 @@ import click
 import pytest
 
 from chainermn_tools import cli
-from tests.support.commands import environment
-from tests.support.jobs import run_command
+from tests.support.jobs.commands import environment
+from tests.support.jobs.runner import run_command
 
 from .blocks import PAGES, ROOT, Block, blocks
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.support.examples import (
+from tests.support.jobs.examples import (
     CIFAR,
     DATES,
     DCGAN,
@@ -13,7 +13,7 @@ from tests.support.examples import (
     train,
     train_here,
 )
-from tests.support.scripts import imported
+from tests.support.jobs.scripts import imported
 
 
 def alone_and_together(test):

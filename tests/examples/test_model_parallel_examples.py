@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.support.examples import (
+from tests.support.jobs.examples import (
     CONV,
     DATES,
     DATES_APART,
@@ -16,7 +16,7 @@ from tests.support.examples import (
     train,
     train_here,
 )
-from tests.support.scripts import imported
+from tests.support.jobs.scripts import imported
 
 
 @pytest.mark.world

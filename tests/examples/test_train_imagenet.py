@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.examples import IMAGENET, SECONDS, log_of, train
-from tests.support.jobs import Job
-from tests.support.killing import kill_when
-from tests.support.scripts import imported
+from tests.support.jobs.examples import IMAGENET, SECONDS, log_of, train
+from tests.support.jobs.killing import kill_when
+from tests.support.jobs.runner import Job
+from tests.support.jobs.scripts import imported
 
 SMALL = ("--batchsize", "10", "--loaderjob", "1", "--size", "16")
 CLASSES = {"china", "circle", "flower", "square", "triangle"}

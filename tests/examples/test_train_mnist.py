@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.support.examples import (
+from tests.support.jobs.examples import (
     MNIST,
     SECONDS,
     log_of,
@@ -16,8 +16,8 @@ from tests.support.examples import (
     train,
     train_here,
 )
-from tests.support.jobs import Job, run
-from tests.support.killing import kill_when
+from tests.support.jobs.killing import kill_when
+from tests.support.jobs.runner import Job, run
 
 SMALL = ("--unit", "60", "--epoch", "3", "--batchsize", "20")
 KEYS = {"epoch", "iteration", "elapsed_time", "main/loss", "main/accuracy"}

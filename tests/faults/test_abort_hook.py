@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from tests.support import events
-from tests.support.failing import (
+from tests.support.jobs.failing import (
     ADD_HOOK,
     ALONE,
     COMMUNICATOR,
@@ -17,8 +16,9 @@ from tests.support.failing import (
     failed,
     text,
 )
-from tests.support.jobs import CHECK_GRADIENTS, run, run_text
-from tests.support.processes import is_gone
+from tests.support.jobs.processes import is_gone
+from tests.support.jobs.runner import CHECK_GRADIENTS, run, run_text
+from tests.support.watchdog import events
 
 FORCED = {"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "1"}
 
@@ -63,7 +63,7 @@ def test_forced_before_a_communicator_exists():
     # One rank fails before it has used MPI in any way, and the other begins to.
     script = """
 import sys, chainermn_comm
-from tests.support.planted import say_failing
+from tests.support.worlds.planted import say_failing
 if sys.modules["mpi4py.MPI"].COMM_WORLD.rank == 1:
     say_failing()
     raise ValueError("failure!")
@@ -297,7 +297,7 @@ assert hooks() == once != before
 
 PLANTED = f"""{CHECK_GRADIENTS}
 from chainermn_comm import create_communicator
-from tests.support import planted
+from tests.support.worlds import planted
 """
 
 

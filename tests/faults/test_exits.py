@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.failing import (
+from tests.support.jobs.failing import (
     ADD_HOOK,
     BODY,
     EXIT_3,
@@ -20,8 +20,8 @@ from tests.support.failing import (
     script,
     text,
 )
-from tests.support.jobs import run, run_text
-from tests.support.pairwise import in_full
+from tests.support.jobs.runner import run, run_text
+from tests.support.plugins.pairwise import in_full
 
 # What the failing rank does, the exit status of the job, the last words on stderr.
 REPORTED = {

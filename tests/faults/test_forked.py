@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from tests.support.jobs import CHECK_GRADIENTS, run_text
+from tests.support.jobs.runner import CHECK_GRADIENTS, run_text
 
 USE = """
 try:

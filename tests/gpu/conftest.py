@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.support import gpus
-from tests.support.cupy_double import Gpu, installed
+from tests.support.doubles import gpus
+from tests.support.doubles.cupy_double import Gpu, installed
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from chainermn_comm import PeerError, create_communicator
-from tests.support import gpus
-from tests.support.gpus import put_sample as on_gpu
-from tests.support.models import Model, Param
-from tests.support.samples import DTYPES, LAYOUTS, same, sample
-from tests.support.verbs import check_array
+from tests.support.doubles import gpus
+from tests.support.doubles.gpus import put_sample as on_gpu
+from tests.support.oracles.samples import DTYPES, LAYOUTS, same, sample
+from tests.support.oracles.verbs import check_array
+from tests.support.worlds.models import Model, Param
 
 pytestmark = pytest.mark.world
 check = partial(check_array, is_there=True)

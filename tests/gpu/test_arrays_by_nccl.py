@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from chainermn_comm import CommunicationError, create_communicator
-from tests.support import gpus
-from tests.support.models import Model, Param
-from tests.support.samples import same, sample
-from tests.support.scripts import ROOT
-from tests.support.topologies import on_nodes
-from tests.support.verbs import check
+from tests.support.doubles import gpus
+from tests.support.jobs.scripts import ROOT
+from tests.support.oracles.samples import same, sample
+from tests.support.oracles.verbs import check
+from tests.support.worlds.models import Model, Param
+from tests.support.worlds.topologies import on_nodes
 
 pytestmark = [pytest.mark.world, pytest.mark.ranks(1, 2, 3, 4)]
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from chainermn_comm import CommunicationError, create_communicator
-from tests.support import gpus
-from tests.support.nccl_double import NcclError
-from tests.support.topologies import on_nodes
+from tests.support.doubles import gpus
+from tests.support.doubles.nccl_double import NcclError
+from tests.support.worlds.topologies import on_nodes
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
 

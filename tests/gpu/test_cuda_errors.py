@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from chainermn_comm import CommunicationError
-from tests.support import gpus
-from tests.support.device_double import ILLEGAL_ADDRESS, OUT_OF_MEMORY
-from tests.support.models import Model, Param
-from tests.support.nccl_double import NcclError
-from tests.support.topologies import on_nodes
+from tests.support.doubles import gpus
+from tests.support.doubles.device_double import ILLEGAL_ADDRESS, OUT_OF_MEMORY
+from tests.support.doubles.nccl_double import NcclError
+from tests.support.worlds.models import Model, Param
+from tests.support.worlds.topologies import on_nodes
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
 

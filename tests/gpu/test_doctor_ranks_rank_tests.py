@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from chainermn_tools.doctor.ranks import rank_tests
-from tests.support import gpus
-from tests.support.device_double import ILLEGAL_ADDRESS
+from tests.support.doubles import gpus
+from tests.support.doubles.device_double import ILLEGAL_ADDRESS
 
 SMALL = (("f4", 123), ("f2", 9), ("f8", 1))
 NAMES = ["flat", "hierarchical", "pure_nccl", "dummy"]

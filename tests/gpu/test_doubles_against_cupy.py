@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support import cupy_double, gpus
-from tests.support.cupy_uses import uses
-from tests.support.kernel_double import WIRE_DTYPES
-from tests.support.nccl_double import NcclError
+from tests.gpu.cupy_uses import uses
+from tests.support.doubles import cupy_double, gpus
+from tests.support.doubles.kernel_double import WIRE_DTYPES
+from tests.support.doubles.nccl_double import NcclError
 
 pytestmark = [
     pytest.mark.full,

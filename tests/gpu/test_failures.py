@@ -16,10 +16,10 @@ from chainermn_comm import (
     RankMismatchError,
     create_communicator,
 )
-from tests.support import gpus
-from tests.support.gpus import NCCL, assert_mean, have_one_each, mean_of, put
-from tests.support.models import Model, Param
-from tests.support.topologies import on_nodes
+from tests.support.doubles import gpus
+from tests.support.doubles.gpus import NCCL, assert_mean, have_one_each, mean_of, put
+from tests.support.worlds.models import Model, Param
+from tests.support.worlds.topologies import on_nodes
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.support.jobs import run_text
+from tests.support.jobs.runner import run_text
 
 RANKS, FAILING = 2, 1
 SCRIPT = """
@@ -14,12 +14,12 @@ import sys, time
 from contextlib import nullcontext
 import numpy as np
 from mpi4py import MPI
-from tests.support import gpus
-from tests.support.cupy_double import installed
-from tests.support.device_double import ILLEGAL_ADDRESS, OUT_OF_MEMORY
-from tests.support.models import Model, Param
-from tests.support.nccl_double import NcclError
-from tests.support.topologies import on_nodes
+from tests.support.doubles import gpus
+from tests.support.doubles.cupy_double import installed
+from tests.support.doubles.device_double import ILLEGAL_ADDRESS, OUT_OF_MEMORY
+from tests.support.worlds.models import Model, Param
+from tests.support.doubles.nccl_double import NcclError
+from tests.support.worlds.topologies import on_nodes
 
 name, where, nodes, how = sys.argv[1:]
 context = installed()

@@ -12,12 +12,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chainermn_comm import create_communicator
-from tests.support import gpus
-from tests.support.drawn_models import DTYPES, check_model, gradients, has, models
-from tests.support.gpus import DTYPES as GPU_DTYPES
-from tests.support.gpus import NCCL, STAGED, Real, assert_mean, mean_of, means_of, put
-from tests.support.models import Model, Param, with_grads
-from tests.support.topologies import IMPOSED, on_nodes
+from tests.support.doubles import gpus
+from tests.support.doubles.gpus import DTYPES as GPU_DTYPES
+from tests.support.doubles.gpus import (
+    NCCL,
+    STAGED,
+    Real,
+    assert_mean,
+    mean_of,
+    means_of,
+    put,
+)
+from tests.support.oracles.drawn_models import (
+    DTYPES,
+    check_model,
+    gradients,
+    has,
+    models,
+)
+from tests.support.worlds.models import Model, Param, with_grads
+from tests.support.worlds.topologies import IMPOSED, on_nodes
 
 pytestmark = pytest.mark.world
 

@@ -7,8 +7,8 @@ import pytest
 
 from chainermn_comm import CommunicationError
 from chainermn_comm.gpu.nccl import NcclCommunicator
-from tests.support import gpus
-from tests.support.nccl_double import NcclError
+from tests.support.doubles import gpus
+from tests.support.doubles.nccl_double import NcclError
 
 pytestmark = [pytest.mark.world, pytest.mark.ranks(1, 2, 3)]
 

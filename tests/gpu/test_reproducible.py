@@ -7,9 +7,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from tests.support.gpus import NCCL, STAGED, means_of
-from tests.support.models import with_grads
-from tests.support.topologies import IMPOSED, on_nodes
+from tests.support.doubles.gpus import NCCL, STAGED, means_of
+from tests.support.worlds.models import with_grads
+from tests.support.worlds.topologies import IMPOSED, on_nodes
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(3, 4)]
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support import gpus
-from tests.support.topologies import IMPOSED, on_nodes
+from tests.support.doubles import gpus
+from tests.support.worlds.topologies import IMPOSED, on_nodes
 
 pytestmark = [pytest.mark.world, pytest.mark.ranks(3)]
 

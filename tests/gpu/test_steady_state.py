@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from chainermn_comm import CommunicationError
-from tests.support import gpus
-from tests.support.device_double import ILLEGAL_ADDRESS, ticks_waited
-from tests.support.models import Model, Param
-from tests.support.topologies import on_nodes
+from tests.support.doubles import gpus
+from tests.support.doubles.device_double import ILLEGAL_ADDRESS, ticks_waited
+from tests.support.worlds.models import Model, Param
+from tests.support.worlds.topologies import on_nodes
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from chainermn_comm import RankMismatchError, create_communicator
-from tests.support import gpus
-from tests.support.exchanges import KINDS, OneProcess, exchanging
-from tests.support.gpus import NCCL, STAGED
-from tests.support.training import (
+from tests.support.doubles import gpus
+from tests.support.doubles.gpus import NCCL, STAGED
+from tests.support.training.exchanges import KINDS, OneProcess, exchanging
+from tests.support.training.trainers import (
     assert_near,
     load_state,
     parameter_bits,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from chainermn_comm import CommunicationError, PeerError, create_communicator
-from tests.support import gpus
-from tests.support.device_double import ILLEGAL_ADDRESS
-from tests.support.models import Model, Param
+from tests.support.doubles import gpus
+from tests.support.doubles.device_double import ILLEGAL_ADDRESS
+from tests.support.worlds.models import Model, Param
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.support import gpus
-from tests.support.samples import DTYPES, LAYOUTS
-from tests.support.topologies import IMPOSED, on_nodes
-from tests.support.verbs import check
+from tests.support.doubles import gpus
+from tests.support.oracles.samples import DTYPES, LAYOUTS
+from tests.support.oracles.verbs import check
+from tests.support.worlds.topologies import IMPOSED, on_nodes
 
 pytestmark = [pytest.mark.world, pytest.mark.ranks(1, 2, 3, 4)]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tests.support.compared import all_compared as all_compared
-from tests.support.third_party import PlainCommunicator
+from tests.support.training.compared import all_compared as all_compared
+from tests.support.worlds.third_party import PlainCommunicator
 
 
 @pytest.fixture(params=["naive", pytest.param("third party", marks=pytest.mark.full)])

@@ -10,7 +10,7 @@ import pytest
 from chainer import Variable
 
 from chainermn_modelparallel import MultiNodeChainList, pseudo_connect, recv, send
-from tests.support.device_arrays import Device, received_on_devices
+from tests.modelparallel.device_arrays import Device, received_on_devices
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2)]
 

@@ -15,8 +15,8 @@ from chainer import Variable
 
 from chainermn_comm import PeerError, RankMismatchError
 from chainermn_modelparallel import MultiNodeBatchNormalization, pseudo_connect
-from tests.support.pairwise import tiered
-from tests.support.third_party import WITH_THIRD_PARTY
+from tests.support.plugins.pairwise import tiered
+from tests.support.worlds.third_party import WITH_THIRD_PARTY
 
 pytestmark = pytest.mark.world
 

@@ -13,9 +13,9 @@ import pytest
 from chainer import Variable
 
 from chainermn_modelparallel import MultiNodeChainList, send
-from tests.support import graphs
-from tests.support.graphs import Component, Part
-from tests.support.third_party import WITH_THIRD_PARTY
+from tests.support.oracles import graphs
+from tests.support.oracles.graphs import Component, Part
+from tests.support.worlds.third_party import WITH_THIRD_PARTY
 
 pytestmark = pytest.mark.world
 

@@ -34,10 +34,10 @@ from chainermn_modelparallel import (
     scatter,
     send,
 )
-from tests.support.freed import Batch, freed_at_once
-from tests.support.pairwise import pairwise
-from tests.support.third_party import WITH_THIRD_PARTY
-from tests.support.topologies import NAMES
+from tests.support.oracles.freed import Batch, freed_at_once
+from tests.support.plugins.pairwise import pairwise
+from tests.support.worlds.third_party import WITH_THIRD_PARTY
+from tests.support.worlds.topologies import NAMES
 
 pytestmark = pytest.mark.world
 

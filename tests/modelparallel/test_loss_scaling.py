@@ -21,7 +21,7 @@ from chainermn_modelparallel import (
     share_loss_scale,
 )
 from chainermn_train import create_multi_node_optimizer
-from tests.support.third_party import WITH_THIRD_PARTY
+from tests.support.worlds.third_party import WITH_THIRD_PARTY
 
 pytestmark = [
     pytest.mark.world,

@@ -14,7 +14,7 @@ from chainer import Variable
 
 from chainermn_comm import RankMismatchError
 from chainermn_modelparallel import MultiNodeChainList, allgather, recv, send
-from tests.support.third_party import WITH_THIRD_PARTY
+from tests.support.worlds.third_party import WITH_THIRD_PARTY
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2), WITH_THIRD_PARTY]
 

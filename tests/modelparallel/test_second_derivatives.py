@@ -23,8 +23,8 @@ from chainermn_modelparallel import (
     recv,
     send,
 )
-from tests.support import graphs
-from tests.support.graphs import Component, Part
+from tests.support.oracles import graphs
+from tests.support.oracles.graphs import Component, Part
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3)]
 

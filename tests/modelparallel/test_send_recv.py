@@ -15,8 +15,8 @@ from chainer import Variable
 from chainer.memory_layouts import CUDNN_CHANNEL_LAST_X
 
 from chainermn_modelparallel import pseudo_connect, recv, send
-from tests.support.pairwise import pairwise
-from tests.support.third_party import WITH_THIRD_PARTY
+from tests.support.plugins.pairwise import pairwise
+from tests.support.worlds.third_party import WITH_THIRD_PARTY
 
 # Others look on, in the full tier.
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3), pytest.mark.ranks(2)]

@@ -13,8 +13,12 @@ from typing import Any
 import pytest
 from uv import find_uv_bin
 
-from tests.support.interpreters import PYTHONS, found_combinations, found_interpreters
-from tests.support.scripts import ROOT
+from tests.support.hosts.interpreters import (
+    PYTHONS,
+    found_combinations,
+    found_interpreters,
+)
+from tests.support.jobs.scripts import ROOT
 
 CONSTRAINTS = str(ROOT / "build-constraints.txt")
 SECONDS = 300  # ends what hangs; a slow index takes tens of seconds

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from tests.support.commands import BIN, run
-from tests.support.explained import explained, rules_of
-from tests.support.scripts import ROOT
+from tests.support.jobs.commands import BIN, run
+from tests.support.jobs.scripts import ROOT
+from tests.support.tools.explained import explained, rules_of
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 # By the heading above each.

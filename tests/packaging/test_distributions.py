@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.interpreters import PYTHONS, found_interpreters
-from tests.support.scripts import ROOT
+from tests.support.hosts.interpreters import PYTHONS, found_interpreters
+from tests.support.jobs.scripts import ROOT
 
 PARTS = [f"chainermn-{part}" for part in ("comm", "train", "modelparallel", "tools")]
 # A distribution and the siblings that it brings.

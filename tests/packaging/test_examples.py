@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from tests.support.scripts import ROOT
+from tests.support.jobs.scripts import ROOT
 
 READMES = sorted((ROOT / "examples").glob("*/README.md"))
 # Of each command, in place of whole runs.

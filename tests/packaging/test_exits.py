@@ -8,9 +8,9 @@ import os
 
 import pytest
 
-from tests.support import failing
-from tests.support.interpreters import found_combinations
-from tests.support.jobs import run_command
+from tests.support.hosts.interpreters import found_combinations
+from tests.support.jobs import failing
+from tests.support.jobs.runner import run_command
 
 SECONDS = 300.0  # ends a hang, no more
 

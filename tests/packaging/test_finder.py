@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import commands
-from tests.support.scripts import ROOT
+from tests.support.jobs import commands
+from tests.support.jobs.scripts import ROOT
 
 EDITABLE = [*sorted((ROOT / "packages").iterdir()), ROOT]
 WHOSE = "import chainermn, chainer; print(chainermn.__file__)"

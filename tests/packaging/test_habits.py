@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.commands import BIN, invoke, run
-from tests.support.interpreters import PYTHONS
-from tests.support.scripts import ROOT
+from tests.support.hosts.interpreters import PYTHONS
+from tests.support.jobs.commands import BIN, invoke, run
+from tests.support.jobs.scripts import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 FORM = ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml"

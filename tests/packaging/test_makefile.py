@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from tests.support.commands import program, run
-from tests.support.scripts import ROOT
+from tests.support.jobs.commands import program, run
+from tests.support.jobs.scripts import ROOT
 
 NEWER = 2_000_000_000  # a time after that of every file copied
 

@@ -8,7 +8,7 @@ import chainer
 import chainermn
 import pytest
 
-from tests.support import commands
+from tests.support.jobs import commands
 
 # By module, below `chainermn`.
 PATHS = {

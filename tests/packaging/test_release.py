@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import run
-from tests.support.scripts import ROOT, imported
+from tests.support.jobs.commands import run
+from tests.support.jobs.scripts import ROOT, imported
 
 SCRIPT = ROOT / "scripts" / "release.py"
 UNRELEASED = "## {} (not released yet)\n\n- Something changed.\n\n"

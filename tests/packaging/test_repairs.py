@@ -9,8 +9,8 @@ import chainer
 import pytest
 
 from _chainermn_startup import repairs
-from tests.support.interpreters import found_combinations
-from tests.support.pairwise import tiered
+from tests.support.hosts.interpreters import found_combinations
+from tests.support.plugins.pairwise import tiered
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "check_chainer.py"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.slurm import Slurm, lacking
+from tests.support.hosts.slurm import Slurm, lacking
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support import commands
-from tests.support.doctor_hosts import Hosts
-from tests.support.slurm import PMI, SRUN, Slurm
+from tests.support.hosts.doctor_hosts import Hosts
+from tests.support.hosts.slurm import PMI, SRUN, Slurm
+from tests.support.jobs import commands
 
 pytestmark = pytest.mark.full
 FOUR = ("--nodes=2", "--ntasks=4")

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support import elastic, jobs
-from tests.support.examples import MNIST, log_of, train
-from tests.support.processes import soon
-from tests.support.slurm import STARTS, Slurm
+from tests.support.hosts.slurm import STARTS, Slurm
+from tests.support.jobs import elastic, runner
+from tests.support.jobs.examples import MNIST, log_of, train
+from tests.support.jobs.processes import soon
 
 pytestmark = pytest.mark.full
 FOUR = ("--nodes=2", "--ntasks=4", "--overcommit")
@@ -55,8 +55,8 @@ def test_the_example_ends_with_the_accuracy_of_one_machine(slurm, tmp_path, star
 def test_tasks_of_an_array_do_not_meet(slurm, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        jobs.PRELUDE
-        + jobs.CHECK_GRADIENTS
+        runner.PRELUDE
+        + runner.CHECK_GRADIENTS
         + "import os, chainermn_comm\n"
         + "comm = chainermn_comm.create_communicator()\n"
         + "check_gradients(comm)\n"
@@ -146,7 +146,7 @@ def test_a_job_whose_node_went_down_is_requeued_and_goes_on(slurm, tmp_path):
     begins = [int(each) for each in re.findall(r"^BEGIN (\d+)", job.output(), re.M)]
     assert len(begins) == 2
     assert begins[1] >= 20
-    once = jobs.run(
+    once = runner.run(
         1, ELASTIC, elastic.digits(tmp_path), tmp_path / "one", QUICK, "at once", -1, 0
     )
     ends = [

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from tests.docs.blocks import blocks
-from tests.support.examples import MNIST
-from tests.support.slurm import PMI
+from tests.support.hosts.slurm import PMI
+from tests.support.jobs.examples import MNIST
 
 pytestmark = pytest.mark.full
 SCRIPTS = [one.text for one in blocks("docs/clusters.md") if "#SBATCH" in one.text]

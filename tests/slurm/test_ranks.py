@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import jobs
-from tests.support.processes import soon
-from tests.support.slurm import EXPLAIN, PMI, SRUN, STARTS
+from tests.support.hosts.slurm import EXPLAIN, PMI, SRUN, STARTS
+from tests.support.jobs import runner
+from tests.support.jobs.processes import soon
 
 OTHER_PMI = {"pmi2": "pmix", "pmix": "pmi2"}[PMI]
 FOUR = ("-N", 2, "-n", 4, "--overcommit")
 SCRIPT = (
-    jobs.PRELUDE
-    + jobs.CHECK_GRADIENTS
+    runner.PRELUDE
+    + runner.CHECK_GRADIENTS
     + """
 import chainermn_comm
 comm = chainermn_comm.create_communicator()

@@ -1,1 +1,12 @@
-"""What tests share, each once: jobs, models, doubles, hosts, and what a test must do."""
+"""What several tests share, each thing once, in a folder for each subject.
+
+- plugins: how pytest chooses and judges tests, on one rank and on many
+- worlds: communicators, topologies, and what goes wrong on a rank
+- doubles: stand-ins for CuPy, NCCL, devices and clocks
+- jobs: scripts that run on several ranks, and how they end
+- hosts: several hosts on this machine, Slurm on them, and other Pythons
+- oracles: what must come out
+- training: models, trainers, exchanges of gradients, checkpoints
+- watchdog: what ranks record, monitors, events
+- tools: what the commands read, made up
+"""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.doctor import CheckResult, Machine
+from tests.support.tools.doctor import CheckResult, Machine
 
 
 @pytest.fixture

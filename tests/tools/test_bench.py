@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from chainermn_tools.cli import bench
 from chainermn_tools.cli.bench import sizes_to_measure
-from tests.support.bench import measured, start_nothing
+from tests.support.tools.bench import measured, start_nothing
 
 
 @pytest.fixture

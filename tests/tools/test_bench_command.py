@@ -2,8 +2,8 @@
 
 import json
 
-from tests.support import commands
-from tests.support.scripts import ROOT
+from tests.support.jobs import commands
+from tests.support.jobs.scripts import ROOT
 
 QUICK = ("bench", "--communicator", "flat", "--max-size", "1K", "--seconds", 20)
 

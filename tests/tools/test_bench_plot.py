@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from chainermn_tools.bench import plot
-from tests.support.bench import report
+from tests.support.tools.bench import report
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from chainermn_tools.bench import runner
-from tests.support.bench import shorten
+from tests.support.tools.bench import shorten
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(1, 3)]
 QUICK: dict[str, Any] = {"sizes": [1024, 4096], "seconds": 60.0}

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from chainermn_tools.bench import text
-from tests.support.bench import report
+from tests.support.tools.bench import report
 
 
 def shown(found: dict[str, object], **console: Any) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from chainermn_tools.bench import worker
-from tests.support.commands import BIN
+from tests.support.jobs.commands import BIN
 
 
 @pytest.fixture

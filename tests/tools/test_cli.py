@@ -8,7 +8,7 @@ import click
 import pytest
 
 from chainermn_tools.cli import COMMANDS, commands
-from tests.support.commands import (
+from tests.support.jobs.commands import (
     BIN,
     SECONDS,
     chainermn,
@@ -17,8 +17,8 @@ from tests.support.commands import (
     run,
     start,
 )
-from tests.support.pairwise import tiered
-from tests.support.scripts import ROOT
+from tests.support.jobs.scripts import ROOT
+from tests.support.plugins.pairwise import tiered
 
 
 def test_every_command_of_the_table_is_there_with_help():

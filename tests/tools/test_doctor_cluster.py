@@ -11,7 +11,8 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from tests.support.doctor import (
+from tests.support.jobs.processes import is_gone
+from tests.support.tools.doctor import (
     FACTS,
     HERE,
     HYDRA,
@@ -23,7 +24,6 @@ from tests.support.doctor import (
     partners,
     write_program,
 )
-from tests.support.processes import is_gone
 
 # What OpenSSH says, with -v.
 OFFER = "debug1: Offering public key: /home/me/.ssh/id_ed25519 ED25519 SHA256:x agent\n"

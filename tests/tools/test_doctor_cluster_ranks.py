@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.support.doctor import COMMUNICATORS, each_row
+from tests.support.tools.doctor import COMMUNICATORS, each_row
 
 BEGAN = ({"began": "a"}, {"began": "b"})
 BOTH = (*BEGAN, {"hosts": ["a", "b"]})

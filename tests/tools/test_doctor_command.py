@@ -18,11 +18,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support import commands
-from tests.support import doctor as of_doctor
-from tests.support.doctor import STAGES, Machine, failed, ok, skipped, warning
-from tests.support.jobs import MPIEXEC
-from tests.support.processes import is_gone, soon
+from tests.support.jobs import commands
+from tests.support.jobs.processes import is_gone, soon
+from tests.support.jobs.runner import MPIEXEC
+from tests.support.tools import doctor as of_doctor
+from tests.support.tools.doctor import STAGES, Machine, failed, ok, skipped, warning
 
 MANUAL = Path(__file__).resolve().parents[2] / "docs" / "doctor.md"
 # Ends a test that hangs; the doctor ends by itself, and in less unless it hangs.

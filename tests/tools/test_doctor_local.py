@@ -12,7 +12,7 @@ from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from tests.support.doctor import Machine, Unavailable, each_row
+from tests.support.tools.doctor import Machine, Unavailable, each_row
 
 PIP = f"{sys.executable} -m pip install"
 VERSION = version("chainermn-comm")  # others that are installed need it

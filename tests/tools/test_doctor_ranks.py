@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.doctor import COMMUNICATORS, STAGES, STEPS
+from tests.support.tools.doctor import COMMUNICATORS, STAGES, STEPS
 
 # Of two ranks.
 START, ALLGATHER, MESSAGES = STEPS[:3]

@@ -8,7 +8,7 @@ import pytest
 
 from chainermn_comm import create_communicator
 from chainermn_tools.doctor.ranks import rank_tests
-from tests.support.doctor import COMMUNICATORS
+from tests.support.tools.doctor import COMMUNICATORS
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3)]
 

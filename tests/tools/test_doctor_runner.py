@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.doctor import (
+from tests.support.tools.doctor import (
     Check,
     Context,
     Unavailable,

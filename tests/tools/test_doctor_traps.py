@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.support.doctor import Machine, said_by
+from tests.support.tools.doctor import Machine, said_by
 
 TRAPS = [
     *(

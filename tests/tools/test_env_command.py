@@ -11,9 +11,9 @@ from importlib import metadata
 
 import pytest
 
-from tests.support import commands
-from tests.support.commands import BIN, chainermn, program, run, with_program
-from tests.support.processes import is_gone, soon
+from tests.support.jobs import commands
+from tests.support.jobs.commands import BIN, chainermn, program, run, with_program
+from tests.support.jobs.processes import is_gone, soon
 
 full = pytest.mark.full
 SECTIONS = "python packages imports mpi topology machine blas gpus variables"

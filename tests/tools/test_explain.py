@@ -14,9 +14,10 @@ from rich.console import Console
 
 from chainermn_tools import explain
 from chainermn_tools.explain import ErrorRule, Kind
-from tests.support import commands, doctor, jobs
-from tests.support.explained import verdict_on
-from tests.support.scripts import ROOT
+from tests.support.jobs import commands, runner
+from tests.support.jobs.scripts import ROOT
+from tests.support.tools import doctor
+from tests.support.tools.explained import verdict_on
 
 RULES = explain.load_rules()
 BY_NAME = {row.name: row for row in RULES}
@@ -371,7 +372,7 @@ comm.allreduce(numpy.zeros(2 + comm.rank))
 
 
 def test_a_rank_that_really_fails_is_explained():
-    job = jobs.run_text(2, FAILS)
+    job = runner.run_text(2, FAILS)
     found = names(job.out + job.err)
     assert found[0] == "ranks_disagree"
     # MPI's own lines come last, where it got round to printing any before it killed the

@@ -13,7 +13,7 @@ import pytest
 
 from tests.chaos.faults import KINDS
 from tests.chaos.logs import CASES, FOLDER, JOBS, VICTIM
-from tests.support import commands
+from tests.support.jobs import commands
 
 # How the rank failed, and the next step.
 DISAGREE = ("ranks disagree on ", "look for an `if comm.rank`")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.explained import VerdictFinder
+from tests.support.tools.explained import VerdictFinder
 
 # The package has a function of that name, too.
 module = importlib.import_module("chainermn_tools.explain.search")

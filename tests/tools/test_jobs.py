@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from chainermn_tools import jobs
-from tests.support.processes import is_gone, soon
+from tests.support.jobs.processes import is_gone, soon
 
 # Ends a test that hangs; nothing here takes so long.
 LIMIT_SECONDS = 60

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from chainermn_tools.launch import classification
-from tests.support.explained import verdict_on
-from tests.support.launched import Event, JobOutput, LostProcess
+from tests.support.tools.explained import verdict_on
+from tests.support.tools.launched import Event, JobOutput, LostProcess
 
 STARTED = [Event(r, "started", {"pid": 100 + r, "host": f"h{r}"}) for r in range(2)]
 

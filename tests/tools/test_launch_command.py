@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import commands
-from tests.support.explained import verdict_on
-from tests.support.jobs import on_open_mpi
-from tests.support.pairwise import tiered
-from tests.support.processes import is_gone, soon
+from tests.support.jobs import commands
+from tests.support.jobs.processes import is_gone, soon
+from tests.support.jobs.runner import on_open_mpi
+from tests.support.plugins.pairwise import tiered
+from tests.support.tools.explained import verdict_on
 
 full = pytest.mark.full
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.browser import opened
-from tests.support.commands import chainermn, invoke
-from tests.support.pages import Page
-from tests.support.traces import Made, write_many, write_two
+from tests.support.jobs.commands import chainermn, invoke
+from tests.support.tools.traces import Made, write_many, write_two
+from tests.tools.browser import opened
+from tests.tools.pages import Page
 
 EVIL = '</script><script>document.documentElement.dataset.evil="yes"</script><b>&amp;\x1b"\'<!--'
 LOG = [

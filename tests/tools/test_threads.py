@@ -8,7 +8,7 @@ import pytest
 import _chainermn_limits
 from _chainermn_limits import THREAD_VARIABLES
 from chainermn_tools import threads
-from tests.support.files import write
+from tests.support.jobs.files import write
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,9 @@ import subprocess
 import pytest
 
 from tests.chaos.faults import KINDS, MOMENTS, Case
-from tests.support import commands, looking
-from tests.support.looking import looked_into, while_running
+from tests.support.jobs import commands
+from tests.support.watchdog import looking
+from tests.support.watchdog.looking import looked_into, while_running
 
 # Where the GIL is held no Python runs; of a stopped process there are no stacks.
 STALLS = [name for name, kind in KINDS.items() if kind.group == "stall"]

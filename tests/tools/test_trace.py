@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from tests.support.commands import invoke
-from tests.support.traces import (
+from tests.support.jobs.commands import invoke
+from tests.support.tools.traces import (
     RUN,
     Made,
     calls,

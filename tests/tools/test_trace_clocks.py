@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from chainermn_tools.trace import clocks
-from tests.support.traces import Made, calls, unaligned
+from tests.support.tools.traces import Made, calls, unaligned
 
 
 @pytest.mark.parametrize("drift", [0.0, 5e-5, -5e-5])

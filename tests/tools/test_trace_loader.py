@@ -5,7 +5,7 @@ import tracemalloc
 import pytest
 
 from chainermn_tools.trace import loader
-from tests.support.traces import Made
+from tests.support.tools.traces import Made
 
 EVENTS = 5000
 # As much as a row of the table has in columns, and some; and about what the file has of

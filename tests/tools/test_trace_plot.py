@@ -3,7 +3,7 @@
 import pytest
 
 from chainermn_tools.trace import plot
-from tests.support.traces import Made, matched
+from tests.support.tools.traces import Made, matched
 
 
 @pytest.mark.parametrize("ranks", [0, 1, 40])

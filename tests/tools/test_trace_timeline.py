@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from chainermn_tools.trace import timeline
-from tests.support.traces import matched, summarized, write_two
+from tests.support.tools.traces import matched, summarized, write_two
 
 
 def test_shares_of_time_are_those_of_the_calls():

@@ -11,11 +11,11 @@ import pytest
 
 from chainermn_comm import CommunicatorBase, create_communicator
 from chainermn_train import create_multi_node_optimizer
-from tests.support.compared import all_compared as all_compared
-from tests.support.linear import ScaledMean
-from tests.support.third_party import PlainCommunicator
-from tests.support.topologies import on_nodes
-from tests.support.training import trainer_over
+from tests.support.training.compared import all_compared as all_compared
+from tests.support.training.linear import ScaledMean
+from tests.support.training.trainers import trainer_over
+from tests.support.worlds.third_party import PlainCommunicator
+from tests.support.worlds.topologies import on_nodes
 
 SIX = np.arange(6, dtype=np.float32)
 

@@ -16,7 +16,8 @@ from chainer.iterators import (
 )
 from chainer.serializers import load_npz
 
-from tests.support.checkpoints import (
+from tests.support.jobs.killed import shuffled
+from tests.support.training.checkpoints import (
     bits,
     files,
     generation,
@@ -24,7 +25,6 @@ from tests.support.checkpoints import (
     noisy,
     run_until,
 )
-from tests.support.killed import shuffled
 
 # Nothing here can tell whether files have reached the disk, which takes most of the
 # time.

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from chainermn_train import create_multi_node_checkpointer, create_multi_node_optimizer
-from tests.support.alike import alike
-from tests.support.checkpoints import (
+from tests.support.oracles.alike import alike
+from tests.support.training.checkpoints import (
     bits,
     files,
     generation,
@@ -20,7 +20,7 @@ from tests.support.checkpoints import (
     save_and_flush,
     saved,
 )
-from tests.support.training import state_of
+from tests.support.training.trainers import state_of
 
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("unsynced")]
 

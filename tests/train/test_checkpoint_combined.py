@@ -9,9 +9,9 @@ import pytest
 from chainer import training
 
 from chainermn_train import create_multi_node_optimizer
-from tests.support.alike import alike
-from tests.support.checkpoints import make_checkpointer, run_until
-from tests.support.training import state_of
+from tests.support.oracles.alike import alike
+from tests.support.training.checkpoints import make_checkpointer, run_until
+from tests.support.training.trainers import state_of
 
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("unsynced")]
 STOP, INTERVAL = 11, 2

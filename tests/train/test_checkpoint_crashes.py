@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.checkpoints import (
+from tests.support.training.checkpoints import (
     files,
     generation,
     link,
     make_checkpointer,
     on_rank_0,
 )
-from tests.support.crashes import State, crashes
+from tests.train.crashes import State, crashes
 
 # On two ranks: each of some fifty crashes is an own resume.
 pytestmark = [

@@ -9,7 +9,8 @@ import chainer
 import numpy as np
 import pytest
 
-from tests.support.checkpoints import (
+from tests.support.oracles.pickles import Awkward
+from tests.support.training.checkpoints import (
     files,
     generation,
     link,
@@ -19,7 +20,6 @@ from tests.support.checkpoints import (
     save_and_flush,
     saved,
 )
-from tests.support.pickles import Awkward
 
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("unsynced")]
 

@@ -13,7 +13,7 @@ import pytest
 from chainer.iterators import MultiprocessIterator
 
 from chainermn_train import ResumableOrderSampler, create_multi_node_checkpointer
-from tests.support.checkpoints import (
+from tests.support.training.checkpoints import (
     files,
     generation,
     link,

@@ -25,7 +25,7 @@ from chainermn_train import (
     create_multi_node_optimizer,
     create_synchronized_iterator,
 )
-from tests.support.checkpoints import (
+from tests.support.training.checkpoints import (
     bits,
     files,
     link,

@@ -30,7 +30,7 @@ from chainermn_train.extensions import (
     MultiNodeEarlyStoppingTrigger,
     ObservationAggregator,
 )
-from tests.support.pairwise import tiered
+from tests.support.plugins.pairwise import tiered
 
 pytestmark = pytest.mark.world
 

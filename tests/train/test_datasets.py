@@ -28,7 +28,7 @@ from chainermn_train import (
     scatter_dataset,
     scatter_index,
 )
-from tests.support.pickles import Awkward
+from tests.support.oracles.pickles import Awkward
 
 pytestmark = pytest.mark.world
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from chainermn_comm import RankMismatchError, create_communicator
-from tests.support.gpu_streams import Device, Streams
-from tests.support.stale import (
+from tests.support.doubles.gpu_streams import Device, Streams
+from tests.support.training.stale import (
     WIDTH,
     TanhNet,
     batch_of,
@@ -25,8 +25,8 @@ from tests.support.stale import (
     hooked_adam,
     stale_loop,
 )
-from tests.support.third_party import WatchedCommunicator
-from tests.support.training import parameter_bits, state_of
+from tests.support.training.trainers import parameter_bits, state_of
+from tests.support.worlds.third_party import WatchedCommunicator
 
 pytestmark = pytest.mark.world
 

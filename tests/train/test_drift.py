@@ -15,8 +15,8 @@ import pytest
 from chainermn_comm import PeerError, RankMismatchError, create_communicator
 from chainermn_train import create_multi_node_optimizer
 from chainermn_train.optimizers import drift
-from tests.support.exchanges import HIERARCHICAL, KINDS, exchanging, states
-from tests.support.training import float32_parameters
+from tests.support.training.exchanges import HIERARCHICAL, KINDS, exchanging, states
+from tests.support.training.trainers import float32_parameters
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
 

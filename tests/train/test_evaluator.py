@@ -14,8 +14,8 @@ from chainer.training import extensions
 
 from chainermn_comm import PeerError
 from chainermn_train import create_multi_node_evaluator
-from tests.support.linear import ScaledMean
-from tests.support.training import logged
+from tests.support.training.linear import ScaledMean
+from tests.support.training.trainers import logged
 
 pytestmark = pytest.mark.world
 

@@ -12,17 +12,17 @@ from chainer.training.extensions import ParameterStatistics
 
 from chainermn_comm import RankMismatchError, Reducer
 from chainermn_modelparallel import MultiNodeBatchNormalization
-from tests.support.exchanges import HIERARCHICAL, KINDS, OneProcess, exchanging
-from tests.support.linear import Model, X
-from tests.support.pairwise import pairwise
-from tests.support.third_party import PlainCommunicator
-from tests.support.training import (
+from tests.support.plugins.pairwise import pairwise
+from tests.support.training.exchanges import HIERARCHICAL, KINDS, OneProcess, exchanging
+from tests.support.training.linear import Model, X
+from tests.support.training.trainers import (
     assert_near,
     logged,
     parameter_bits,
     same_everywhere,
     trainer_over,
 )
+from tests.support.worlds.third_party import PlainCommunicator
 
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("double_precision")]
 

@@ -10,9 +10,9 @@ import chainer.functions as F
 import chainer.links as L
 import pytest
 
-from tests.support.exchanges import HIERARCHICAL, KINDS, exchanging, states
-from tests.support.pairwise import pairwise
-from tests.support.stale import TanhNet, batch_of
+from tests.support.plugins.pairwise import pairwise
+from tests.support.training.exchanges import HIERARCHICAL, KINDS, exchanging, states
+from tests.support.training.stale import TanhNet, batch_of
 
 pytestmark = [pytest.mark.world, HIERARCHICAL]
 

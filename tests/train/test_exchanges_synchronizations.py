@@ -8,9 +8,9 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from tests.support.exchanges import KINDS, exchanging
-from tests.support.synchronizations import written_down
-from tests.support.training import state_of
+from tests.support.doubles.synchronizations import written_down
+from tests.support.training.exchanges import KINDS, exchanging
+from tests.support.training.trainers import state_of
 
 pytestmark = pytest.mark.world
 

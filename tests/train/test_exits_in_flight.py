@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.jobs import run_text
+from tests.support.jobs.runner import run_text
 
 SCRIPT = """
 import sys, warnings

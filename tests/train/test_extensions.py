@@ -15,7 +15,7 @@ from chainermn_train import (
     create_multi_node_optimizer,
     extensions,
 )
-from tests.support.linear import ScaledMean
+from tests.support.training.linear import ScaledMean
 
 pytestmark = pytest.mark.world
 

@@ -17,8 +17,8 @@ import pytest
 from chainermn_comm import PeerError, RankMismatchError
 from chainermn_modelparallel import MultiNodeBatchNormalization
 from chainermn_train import create_multi_node_optimizer
-from tests.support.exchanges import HIERARCHICAL, KINDS, exchanging, states
-from tests.support.training import load_state, state_of
+from tests.support.training.exchanges import HIERARCHICAL, KINDS, exchanging, states
+from tests.support.training.trainers import load_state, state_of
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4), HIERARCHICAL]
 

@@ -20,8 +20,12 @@ from chainermn_train import (
     scatter_dataset,
     scatter_index,
 )
-from tests.support.linear import Model, X, sgd
-from tests.support.training import parameter_bits, same_everywhere, trainer_over
+from tests.support.training.linear import Model, X, sgd
+from tests.support.training.trainers import (
+    parameter_bits,
+    same_everywhere,
+    trainer_over,
+)
 
 THREE = np.ones((4, 3), np.float32)
 

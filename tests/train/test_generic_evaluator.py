@@ -14,8 +14,8 @@ from chainer.iterators import MultithreadIterator, SerialIterator
 
 from chainermn_comm import PeerError, RankMismatchError
 from chainermn_train.extensions import GenericMultiNodeEvaluator
-from tests.support.linear import ScaledMean
-from tests.support.training import logged
+from tests.support.training.linear import ScaledMean
+from tests.support.training.trainers import logged
 
 pytestmark = pytest.mark.world
 

@@ -13,9 +13,14 @@ import pytest
 from chainermn_comm import PeerError
 from chainermn_train import create_multi_node_optimizer
 from chainermn_train.optimizers import gradient_set
-from tests.support.exchanges import HIERARCHICAL, KINDS, exchanging, states
-from tests.support.stale import TanhNet, batch_of
-from tests.support.training import assert_near, load_state, same_everywhere, state_of
+from tests.support.training.exchanges import HIERARCHICAL, KINDS, exchanging, states
+from tests.support.training.stale import TanhNet, batch_of
+from tests.support.training.trainers import (
+    assert_near,
+    load_state,
+    same_everywhere,
+    state_of,
+)
 
 pytestmark = pytest.mark.world
 

@@ -33,12 +33,12 @@ from chainermn_train import (
     create_multi_node_optimizer,
     create_synchronized_iterator,
 )
-from tests.support.alike import alike
-from tests.support.checkpoints import make_checkpointer, run_until
-from tests.support.iterators import every_kind, processes, serial, threads
-from tests.support.pairwise import tiered
-from tests.support.pickles import Awkward
-from tests.support.training import logged
+from tests.support.oracles.alike import alike
+from tests.support.oracles.pickles import Awkward
+from tests.support.plugins.pairwise import tiered
+from tests.support.training.checkpoints import make_checkpointer, run_until
+from tests.support.training.iterators import every_kind, processes, serial, threads
+from tests.support.training.trainers import logged
 
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("forkserver")]
 

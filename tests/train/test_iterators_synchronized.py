@@ -12,7 +12,7 @@ from chainer.serializers import load_npz, save_npz
 
 from chainermn_comm import PeerError, RankMismatchError
 from chainermn_train import create_synchronized_iterator
-from tests.support.iterators import every_kind, processes, serial, threads
+from tests.support.training.iterators import every_kind, processes, serial, threads
 
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("forkserver")]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from chainermn_train import use_forkserver
-from tests.support.jobs import PRELUDE, Job, run
+from tests.support.jobs.runner import PRELUDE, Job, run
 
 # Importing it starts MPI: what a script does at its top, a worker does again.
 SCRIPT = (

@@ -10,8 +10,8 @@ from chainer.optimizer_hooks import GradientClipping
 
 from chainermn_comm import RankMismatchError
 from chainermn_train import create_multi_node_checkpointer, join
-from tests.support.exchanges import KINDS, exchanging
-from tests.support.training import assert_near, same_everywhere, trainer_over
+from tests.support.training.exchanges import KINDS, exchanging
+from tests.support.training.trainers import assert_near, same_everywhere, trainer_over
 
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("double_precision")]
 

@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from tests.support import elastic, jobs
+from tests.support.jobs import elastic, runner
 
 STOP = 120  # iterations: four epochs of 29, and some of the fifth
 SIZES = (1, 2, 3, 4)
@@ -17,7 +17,7 @@ SIZES = (1, 2, 3, 4)
 
 def run(ranks, out, background, victim=-1, seconds=0.0):
     digits = elastic.digits(out.parent)
-    return jobs.run(
+    return runner.run(
         ranks, elastic.__file__, digits, out, STOP, background, victim, seconds
     )
 

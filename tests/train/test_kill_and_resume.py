@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.support import jobs
+from tests.support.jobs import killed, runner
 
-SCRIPT = Path(__file__).parents[1] / "support" / "killed.py"
+SCRIPT = Path(killed.__file__)
 STOP = 21  # a checkpoint is saved at every third iteration
 LONG_STOP = 90
 FULL = pytest.mark.full
@@ -69,11 +69,11 @@ class Kind:
     background: bool = False
     again: bool = False
 
-    def run(self, out: Path, kill: dict[str, Any] | None) -> jobs.Job:
+    def run(self, out: Path, kill: dict[str, Any] | None) -> runner.Job:
         options = {**asdict(self), "out": str(out), "kill": kill}
-        return jobs.run(self.ranks, SCRIPT, json.dumps(options))
+        return runner.run(self.ranks, SCRIPT, json.dumps(options))
 
-    def digests(self, done: jobs.Job) -> dict[str, str]:
+    def digests(self, done: runner.Job) -> dict[str, str]:
         """What each rank ended with."""
         assert done.returncode == 0, done
         lines = [
@@ -84,7 +84,7 @@ class Kind:
         return found
 
 
-def begin_of(done: jobs.Job) -> int:
+def begin_of(done: runner.Job) -> int:
     return int(done.out.split("BEGIN ")[1].split()[0])
 
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from chainermn_train import leaving
-from tests.support import jobs
+from tests.support.jobs import runner
 
 TRAIN = """
 import os, signal, sys, time
@@ -83,7 +83,7 @@ def last(pids, _launcher):
 
 
 def train(out: Path, stop=10_000, how="", kind="multi-node", **options):
-    return jobs.run_text(2, TRAIN, out, stop, how, kind, **options)
+    return runner.run_text(2, TRAIN, out, stop, how, kind, **options)
 
 
 @pytest.mark.parametrize(
@@ -175,10 +175,10 @@ OWN = "_faulthandler.unregister(_signal.SIGUSR1)\n"
 @pytest.mark.parametrize("launcher", ["launch", "mpiexec"])
 def test_a_warning_after_training_ends_no_rank(tmp_path, launcher):
     """Whether it still saves the model, say, or waits in MPI_Finalize for one that does."""
-    (tmp_path / "train.py").write_text(jobs.PRELUDE + OWN + TRAIN)
+    (tmp_path / "train.py").write_text(runner.PRELUDE + OWN + TRAIN)
     options = [tmp_path / "train.py", tmp_path / "out", 4, "late", "multi-node"]
     start = [sys.executable, "-m", "chainermn_tools", "launch", "-n", 2]
-    start = start if launcher == "launch" else [jobs.MPIEXEC, "-n", 2, sys.executable]
+    start = start if launcher == "launch" else [runner.MPIEXEC, "-n", 2, sys.executable]
 
     def warn(_, said):
         for _, pid in re.findall(
@@ -188,14 +188,14 @@ def test_a_warning_after_training_ends_no_rank(tmp_path, launcher):
                 os.kill(int(pid), signal.SIGUSR1)
 
     command = [*map(str, [*start, *options])]
-    done = jobs.run_command(command, jobs.variables(), 60, meanwhile=warn)
+    done = runner.run_command(command, runner.variables(), 60, meanwhile=warn)
     assert done.returncode == 0, done
     assert done.out.count("END True") == 2
 
 
 def test_launch_passes_the_signal_on(tmp_path):
     """And the ranks have left before the grace is over, after which they get another one."""
-    (tmp_path / "train.py").write_text(jobs.PRELUDE + OWN + TRAIN)
+    (tmp_path / "train.py").write_text(runner.PRELUDE + OWN + TRAIN)
     out = tmp_path / "out"
     options = [tmp_path / "train.py", out, 100_000, "", "multi-node"]
     command = [
@@ -209,9 +209,9 @@ def test_launch_passes_the_signal_on(tmp_path):
         2,
     ]
     command += ["--grace", 600]
-    done = jobs.run_command(
+    done = runner.run_command(
         [*map(str, [*command, *options])],
-        jobs.variables(),
+        runner.variables(),
         60,
         meanwhile=Sender(2, lambda _, launcher: launcher, signal.SIGTERM),
     )

@@ -14,9 +14,9 @@ from chainer import training
 
 from chainermn_comm import RankMismatchError
 from chainermn_train import create_multi_node_optimizer
-from tests.support.linear import Model, X, sgd
-from tests.support.stale import TanhNet, batch_of
-from tests.support.training import (
+from tests.support.training.linear import Model, X, sgd
+from tests.support.training.stale import TanhNet, batch_of
+from tests.support.training.trainers import (
     clear_momenta,
     float32_parameters,
     load_state,

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from chainermn_comm import RankMismatchError
-from tests.support.exchanges import HIERARCHICAL, KINDS, exchanging, states
-from tests.support.optimizer_commands import OPTIMIZERS, Part, PlantedError, Tiny
-from tests.support.pairwise import pairwise
-from tests.support.training import load_state, parameters, state_of
+from tests.support.plugins.pairwise import pairwise
+from tests.support.training.exchanges import HIERARCHICAL, KINDS, exchanging, states
+from tests.support.training.trainers import load_state, parameters, state_of
+from tests.train.optimizer_machine.commands import OPTIMIZERS, Part, PlantedError, Tiny
 
 pytestmark = [
     pytest.mark.world,

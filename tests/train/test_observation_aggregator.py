@@ -11,8 +11,8 @@ from chainer import training
 
 from chainermn_comm import PeerError
 from chainermn_train.extensions import ObservationAggregator
-from tests.support.linear import ScaledMean
-from tests.support.training import logged
+from tests.support.training.linear import ScaledMean
+from tests.support.training.trainers import logged
 
 pytestmark = pytest.mark.world
 

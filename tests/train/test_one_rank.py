@@ -14,7 +14,7 @@ from chainer.training import extensions
 
 from chainermn_train import create_multi_node_evaluator
 from chainermn_train.extensions import AllreducePersistent, on_rank
-from tests.support.linear import ScaledMean
+from tests.support.training.linear import ScaledMean
 
 pytestmark = pytest.mark.world
 

@@ -14,9 +14,9 @@ from chainer.training import extensions
 
 from chainermn_comm import PeerError, RankMismatchError
 from chainermn_train import create_multi_node_optimizer
-from tests.support.linear import Model, X, bad_batch, sgd
-from tests.support.training import parameters, same_everywhere, trainer_over
-from tests.support.watchdog import recorded_progress
+from tests.support.training.linear import Model, X, bad_batch, sgd
+from tests.support.training.trainers import parameters, same_everywhere, trainer_over
+from tests.support.watchdog.records import recorded_progress
 
 pytestmark = pytest.mark.world
 

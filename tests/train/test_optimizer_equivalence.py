@@ -10,8 +10,8 @@ import pytest
 from chainer.optimizer_hooks import GradientClipping, WeightDecay
 
 from chainermn_train import create_multi_node_optimizer
-from tests.support.pairwise import pairwise
-from tests.support.training import assert_near, same_everywhere
+from tests.support.plugins.pairwise import pairwise
+from tests.support.training.trainers import assert_near, same_everywhere
 
 pytestmark = pytest.mark.world
 

@@ -12,9 +12,9 @@ import pytest
 
 from chainermn_comm import PeerError, RankMismatchError
 from chainermn_train import create_multi_node_optimizer
-from tests.support.linear import Model, X, bad_batch, sgd
-from tests.support.pairwise import tiered
-from tests.support.training import parameter_bits, same_everywhere
+from tests.support.plugins.pairwise import tiered
+from tests.support.training.linear import Model, X, bad_batch, sgd
+from tests.support.training.trainers import parameter_bits, same_everywhere
 
 pytestmark = pytest.mark.world
 

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from tests.support.exchanges import HIERARCHICAL, KINDS
-from tests.support.lockstep import chosen_seed
-from tests.support.optimizer_machine import play
+from tests.support.training.exchanges import HIERARCHICAL, KINDS
+from tests.train.optimizer_machine.lockstep import chosen_seed
+from tests.train.optimizer_machine.machine import play
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3), HIERARCHICAL]
 

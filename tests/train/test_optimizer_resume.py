@@ -8,9 +8,9 @@ import pytest
 from chainer.training import extensions, triggers
 
 from chainermn_train import create_multi_node_optimizer
-from tests.support.pairwise import pairwise
-from tests.support.stale import BATCH, TanhNet, batch_of, buffered, hooked_adam
-from tests.support.training import (
+from tests.support.plugins.pairwise import pairwise
+from tests.support.training.stale import BATCH, TanhNet, batch_of, buffered, hooked_adam
+from tests.support.training.trainers import (
     load_state,
     parameter_bits,
     same_everywhere,

@@ -13,12 +13,19 @@ import pytest
 
 from chainermn_comm import PeerError, RankMismatchError, create_communicator
 from chainermn_train import create_multi_node_optimizer
-from tests.support.gpu_streams import Streams, parameters_on_gpus
-from tests.support.overlapped import CLASSES, WIDTH, Deep, Twins, batch, sending
-from tests.support.overlapped import small_buckets as small_buckets
-from tests.support.third_party import PlainCommunicator
-from tests.support.topologies import on_nodes
-from tests.support.training import parameter_bits, same_everywhere
+from tests.support.doubles.gpu_streams import Streams, parameters_on_gpus
+from tests.support.training.overlapped import (
+    CLASSES,
+    WIDTH,
+    Deep,
+    Twins,
+    batch,
+    sending,
+)
+from tests.support.training.overlapped import small_buckets as small_buckets
+from tests.support.training.trainers import parameter_bits, same_everywhere
+from tests.support.worlds.third_party import PlainCommunicator
+from tests.support.worlds.topologies import on_nodes
 
 pytestmark = pytest.mark.world
 

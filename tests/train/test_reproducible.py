@@ -14,8 +14,8 @@ from chainer.training.extensions import Evaluator
 from chainermn_modelparallel import MultiNodeBatchNormalization, allreduce
 from chainermn_train import create_multi_node_evaluator
 from chainermn_train.extensions import AllreducePersistent
-from tests.support.exchanges import KINDS, exchanging, states
-from tests.support.topologies import on_nodes
+from tests.support.training.exchanges import KINDS, exchanging, states
+from tests.support.worlds.topologies import on_nodes
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(4)]
 

@@ -29,9 +29,9 @@ from chainer.iterators import MultiprocessIterator
 
 from chainermn_comm import PeerError, create_communicator
 from chainermn_train import scatter_dataset
-from tests.support.alike import alike
-from tests.support.mapped import Reporting, lies_in
-from tests.support.pickles import Awkward
+from tests.support.oracles.alike import alike
+from tests.support.oracles.mapped import Reporting, lies_in
+from tests.support.oracles.pickles import Awkward
 
 pytestmark = pytest.mark.world
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tests.support import jobs
+from tests.support.jobs import runner
 
 KILLED = (
-    jobs.PRELUDE
+    runner.PRELUDE
     + """
 import os, signal
 import numpy as np
@@ -40,7 +40,7 @@ def test_a_root_that_is_killed_ends_the_job_and_leaves_no_file(tmp_path: Path) -
     script.write_text(KILLED)
     folder.mkdir()
     before = ours_in_memory()
-    job = jobs.run(2, script, environment={"TMPDIR": str(folder)}, seconds=150)
+    job = runner.run(2, script, environment={"TMPDIR": str(folder)}, seconds=150)
     assert "filling" in job.out, job
     assert job.returncode not in (0, None), job
     assert list(folder.iterdir()) == []

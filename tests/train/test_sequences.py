@@ -13,8 +13,8 @@ import pytest
 
 from chainermn_comm import PeerError
 from chainermn_train import create_multi_node_optimizer
-from tests.support.pairwise import pairwise
-from tests.support.training import load_state, state_of
+from tests.support.plugins.pairwise import pairwise
+from tests.support.training.trainers import load_state, state_of
 
 pytestmark = pytest.mark.world
 

@@ -9,8 +9,8 @@ from chainer.datasets import TupleDataset
 
 from chainermn_comm import PeerError
 from chainermn_train import share_dataset
-from tests.support.alike import alike
-from tests.support.mapped import lies_in
+from tests.support.oracles.alike import alike
+from tests.support.oracles.mapped import lies_in
 
 pytestmark = pytest.mark.world
 

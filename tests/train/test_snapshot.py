@@ -19,8 +19,8 @@ from chainermn_train import (
     create_multi_node_optimizer,
     multi_node_snapshot,
 )
-from tests.support.checkpoints import bits, files, on_rank_0
-from tests.support.pickles import Awkward
+from tests.support.oracles.pickles import Awkward
+from tests.support.training.checkpoints import bits, files, on_rank_0
 
 pytestmark = pytest.mark.world
 

@@ -9,12 +9,12 @@ import pytest
 
 from chainermn_comm import CommunicationError, PeerError, create_communicator
 from chainermn_train import create_multi_node_optimizer
-from tests.support.cupy_double import Gpu, installed
-from tests.support.device_double import ILLEGAL_ADDRESS
-from tests.support.gpu_streams import all_arrays_on_one_gpu
-from tests.support.overlapped import Deep, batch
-from tests.support.overlapped import small_buckets as small_buckets
-from tests.support.training import same_everywhere
+from tests.support.doubles.cupy_double import Gpu, installed
+from tests.support.doubles.device_double import ILLEGAL_ADDRESS
+from tests.support.doubles.gpu_streams import all_arrays_on_one_gpu
+from tests.support.training.overlapped import Deep, batch
+from tests.support.training.overlapped import small_buckets as small_buckets
+from tests.support.training.trainers import same_everywhere
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3)]
 

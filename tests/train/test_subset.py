@@ -20,7 +20,7 @@ from chainer.datasets import (
 )
 
 from chainermn_train.datasets import subset
-from tests.support.alike import alike
+from tests.support.oracles.alike import alike
 
 N = 40
 # An array's rows are copied, so that the part doesn't keep the whole alive.

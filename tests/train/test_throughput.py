@@ -12,9 +12,9 @@ import pytest
 from chainermn_comm import PeerError
 from chainermn_train import create_multi_node_optimizer
 from chainermn_train.extensions import ThroughputReport
-from tests.support.linear import ScaledMean
-from tests.support.simulated_time import SimulatedCommunicator, SimulatedTime
-from tests.support.training import logged, trainer_over
+from tests.support.doubles.simulated_time import SimulatedCommunicator, SimulatedTime
+from tests.support.training.linear import ScaledMean
+from tests.support.training.trainers import logged, trainer_over
 
 pytestmark = pytest.mark.world
 

@@ -15,8 +15,8 @@ from chainermn_train import (
     create_multi_node_optimizer,
     scatter_dataset,
 )
-from tests.support.pairwise import tiered
-from tests.support.training import logged, trainer_over
+from tests.support.plugins.pairwise import tiered
+from tests.support.training.trainers import logged, trainer_over
 
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("double_precision")]
 

@@ -16,18 +16,18 @@ import pytest
 
 from chainermn_comm.watchdog.monitor import cleanup
 from chainermn_comm.watchdog.monitor.cleanup import SharedFiles
-from tests.support import jobs
-from tests.support.pairwise import in_full
-from tests.support.processes import is_gone, is_running, soon
-from tests.support.watchdog import birth
+from tests.support.jobs import runner
+from tests.support.jobs.processes import is_gone, is_running, soon
+from tests.support.plugins.pairwise import in_full
+from tests.support.watchdog.records import birth
 
 SHARED = Path("/dev/shm")
-SCRIPT = f"""{jobs.CHECK_GRADIENTS}
+SCRIPT = f"""{runner.CHECK_GRADIENTS}
 import atexit, contextlib, multiprocessing, os, subprocess, sys, threading, time
 import numpy as np
 from mpi4py import MPI
 from chainermn_comm import create_communicator
-from tests.support.watchdog import communicator_within
+from tests.support.watchdog.records import communicator_within
 
 WELL = ("finalized", "one finalized", "not finalized", "left by an exception")
 how = sys.argv[1]
@@ -79,7 +79,7 @@ if how == "abort" and world.rank == 1:
 if how == "all killed":
     os.kill(os.getpid(), 9)
 if how == "abort in vain" and world.rank == 1:
-    from tests.support.planted import abort_in_vain
+    from tests.support.worlds.planted import abort_in_vain
     abort_in_vain()  # as after a cut link: the monitor ends the ranks
 if how == "launcher":
     print("WAITING", flush=True)
@@ -88,7 +88,7 @@ if how not in WELL:
 """
 
 
-def left_of(job: jobs.Job, folder: Path) -> list[object]:
+def left_of(job: runner.Job, folder: Path) -> list[object]:
     """What a job had and that is still there, once the monitor had the time to clean up."""
     lines = [line.split() for line in job.out.splitlines()]
     names = {name for line in lines if line[:1] == ["FILES"] for name in line[1:]}
@@ -114,7 +114,7 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-def run(how: str, folder: Path, then: jobs.Meanwhile | None = None) -> jobs.Job:
+def run(how: str, folder: Path, then: runner.Meanwhile | None = None) -> runner.Job:
     """Run the script, whose ranks go on once the monitor has warned."""
     warned = folder.with_name("warned")
 
@@ -125,7 +125,7 @@ def run(how: str, folder: Path, then: jobs.Meanwhile | None = None) -> jobs.Job:
             then(launcher, said)
 
     environment = {"TMPDIR": str(folder)}
-    return jobs.run_text(
+    return runner.run_text(
         2, SCRIPT, how, warned, environment=environment, meanwhile=meanwhile
     )
 
@@ -222,10 +222,10 @@ def test_what_others_use_or_own_is_not_removed(monkeypatch):
         files = SharedFiles([(rank.pid, birth(rank.pid))])
         assert not files.remove()  # the rank still lives
         assert mine.exists()
-        rank.communicate(timeout=jobs.SECONDS)
+        rank.communicate(timeout=runner.SECONDS)
         assert not files.remove()  # its worker still lives
         assert [path.exists() for path in everything] == [False] + 4 * [True]
-        worker.communicate(timeout=jobs.SECONDS)
+        worker.communicate(timeout=runner.SECONDS)
         with monkeypatch.context() as patched:
             patched.setattr(os, "geteuid", lambda: os.getuid() + 1)
             again = SharedFiles([(os.getpid(), birth(os.getpid()))])

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import pytest
 
 from chainermn_comm.watchdog.diagnosis import WaitGraph, rank_from_reply
-from tests.support.watched_ranks import (
+from tests.support.watchdog.watched_ranks import (
     ENDED,
     GONE,
     PART,

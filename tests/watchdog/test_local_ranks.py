@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from chainermn_comm.watchdog.monitor import local_ranks
-from tests.support.watchdog import description
+from tests.support.watchdog.records import description
 
 
 def test_launchers_that_read_nothing_keep_the_end_waiting_once_and_not_for_each_rank(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.monitors import simulation
+from tests.support.watchdog.monitors import simulation
 
 SIZES = pytest.mark.parametrize(
     "size", [128, pytest.param(1024, marks=pytest.mark.full)]

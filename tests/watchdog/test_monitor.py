@@ -14,17 +14,24 @@ from types import SimpleNamespace
 import pytest
 
 from chainermn_comm.watchdog.monitor import monitor
-from tests.support import events, jobs
-from tests.support.explained import verdict_on
-from tests.support.monitors import close, cut, star_of
-from tests.support.processes import is_gone
-from tests.support.watchdog import COLLECTIVE, MonitoredRank, clock, description, record
+from tests.support.jobs import runner
+from tests.support.jobs.processes import is_gone
+from tests.support.tools.explained import verdict_on
+from tests.support.watchdog import events
+from tests.support.watchdog.monitors import close, cut, star_of
+from tests.support.watchdog.records import (
+    COLLECTIVE,
+    MonitoredRank,
+    clock,
+    description,
+    record,
+)
 
 COMMUNICATOR = (0, 1)
 # A rank in no call, after one or before the first.
 OTHER_RANK = """
 import json, sys
-from tests.support.watchdog import description, record
+from tests.support.watchdog.records import description, record
 described = description(int(sys.argv[1]))
 recorder = record((0, 1), int(sys.argv[1]), 3)
 if sys.argv[2] == "after a call":
@@ -38,7 +45,7 @@ sys.stdin.read()
 # One that waits in MPI_Finalize and has a child.
 LAST_RANK = """
 import json, os, subprocess, sys
-from tests.support.watchdog import FINALIZE, WORLD, description, record
+from tests.support.watchdog.records import FINALIZE, WORLD, description, record
 os.setpgid(0, 0)
 described = description(1)
 record(WORLD, 0, 1).collective(FINALIZE, 0)
@@ -66,7 +73,7 @@ def start_rank() -> Iterator:
             [sys.executable, "-c", OTHER_RANK, str(world), when],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=jobs.variables(),
+            env=runner.variables(),
         )
         started.append(process)
         return process, json.loads(process.stdout.readline())  # type: ignore[union-attr]
@@ -338,12 +345,12 @@ def test_a_job_that_is_ended_while_its_ranks_finalize_has_failed():
     """So no child of them is left."""
     command = [sys.executable, "-c", LAST_RANK]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, env=jobs.variables(), **pipes) as rank:
+    with subprocess.Popen(command, env=runner.variables(), **pipes) as rank:
         described, child = json.loads(rank.stdout.readline())  # type: ignore[union-attr]
         made = make_monitor([described])
         assert made.ranks[0].read(clock()).has_finished
         made.end_ranks()
-        assert rank.wait(timeout=jobs.SECONDS) != 0
+        assert rank.wait(timeout=runner.SECONDS) != 0
         made.clean()
         assert is_gone(child)
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from chainermn_comm.watchdog.monitor import process
-from tests.support.watchdog import MonitoredRank, description
-from tests.support.watched_ranks import job_of, outside, ranks
+from tests.support.watchdog.records import MonitoredRank, description
+from tests.support.watchdog.watched_ranks import job_of, outside, ranks
 
 
 def test_a_monitor_that_fails_is_started_again_and_at_last_the_ranks_are_told(

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from chainermn_comm import create_communicator
-from tests.support.models import with_grads
-from tests.support.watchdog import COLLECTIVE, MESSAGE, NOBODY, Neighbour
+from tests.support.watchdog.records import COLLECTIVE, MESSAGE, NOBODY, Neighbour
+from tests.support.worlds.models import with_grads
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2)]
 

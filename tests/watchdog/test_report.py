@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from chainermn_comm.watchdog.report import normalize_stacks, rank_list, report, warning
-from tests.support.watched_ranks import (
+from tests.support.watchdog.watched_ranks import (
     ENDED,
     PART,
     Timeout,

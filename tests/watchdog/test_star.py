@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from chainermn_comm.watchdog.monitor import star
-from tests.support.monitors import CUT, close, link_of, links
+from tests.support.watchdog.monitors import CUT, close, link_of, links
 
 
 def ask(made, seconds=5.0):

@@ -6,7 +6,7 @@ from math import log2
 
 import pytest
 
-from tests.support.starting import compared_clocks, started
+from tests.watchdog.starting import compared_clocks, started
 
 HERE = ["127.0.0.1"]
 # Each rank's part of what is gathered from all: handshake, colors and keys of four

@@ -9,14 +9,14 @@ import sys
 import pytest
 
 from chainermn_comm.watchdog import status_region
-from tests.support import jobs
-from tests.support.watchdog import clock
+from tests.support.jobs import runner
+from tests.support.watchdog.records import clock
 
 ENOUGH = 20_000
 # Notes calls as fast as it can, where nothing takes long, until it is told to end.
 RANK = """
 import os, select, sys
-from tests.support.watchdog import description, record
+from tests.support.watchdog.records import description, record
 described, recorder = description(0), record((0, 1), 0, 2)
 print(f"/proc/{os.getpid()}/fd/{described['region']}", flush=True)
 number = 0
@@ -30,7 +30,11 @@ while not select.select([sys.stdin], [], [], 0)[0]:
 @pytest.fixture
 def region():
     """The memory of a process that records calls without end."""
-    how = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": jobs.variables()}
+    how = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "env": runner.variables(),
+    }
     with subprocess.Popen([sys.executable, "-c", RANK], text=True, **how) as process:
         assert process.stdout is not None
         with open(process.stdout.readline().strip(), "rb") as file:

@@ -10,10 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support import events, jobs
-from tests.support.explained import explained, verdict_on
-from tests.support.processes import soon
-from tests.support.watchdog import monitors_of
+from tests.support.jobs import runner
+from tests.support.jobs.processes import soon
+from tests.support.tools.explained import explained, verdict_on
+from tests.support.watchdog import events
+from tests.support.watchdog.records import monitors_of
 
 # Long enough for the ranks to be where they shall be, on a machine that is busy.
 SECONDS = 5.0
@@ -23,7 +24,7 @@ import os, signal, sys, threading, time
 import numpy as np
 from chainermn_comm import create_communicator
 from mpi4py import MPI
-from tests.support.watchdog import communicator_within
+from tests.support.watchdog.records import communicator_within
 
 how, report_at, file = sys.argv[1:]
 print("RANK", os.getpid(), flush=True)
@@ -85,7 +86,7 @@ print("going on", flush=True)
 def run(ranks, how, script=SCRIPT):
     """The job, which the watchdog ends."""
     environment = {"CHAINERMN_TIMEOUT": f"{SECONDS:g}", **events.ENVIRONMENT}
-    job = jobs.run_text(ranks, script, how, "by default", "", environment=environment)
+    job = runner.run_text(ranks, script, how, "by default", "", environment=environment)
     assert job.returncode not in (0, None), job
     left_nothing(job)
     return replace(job, err=events.shown(job.err))
@@ -213,7 +214,7 @@ import os
 import chainer, numpy as np
 from chainermn_comm import create_communicator
 from chainermn_train import create_multi_node_optimizer
-from tests.support.planted import stop_while_a_thread_shares_memory
+from tests.support.worlds.planted import stop_while_a_thread_shares_memory
 
 print("RANK", os.getpid(), flush=True)
 comm = create_communicator()
@@ -243,7 +244,7 @@ def test_by_default_there_is_a_report_and_the_job_goes_on(tmp_path):
             file.touch()
 
     # The script imposes what is 600 s by default.
-    job = jobs.run_text(2, SCRIPT, "asleep", SECONDS, file, meanwhile=look)
+    job = runner.run_text(2, SCRIPT, "asleep", SECONDS, file, meanwhile=look)
     assert job.returncode == 0, job
     left_nothing(job)
     said(job, "culprit: rank 1 .* is in no call", "The ranks go on waiting")
@@ -267,7 +268,7 @@ def test_a_monitor_that_is_killed_is_started_again():
 
     environment = {"CHAINERMN_TIMEOUT": f"{SECONDS:g}"}
     words = ("in_python", "by default", "")
-    job = jobs.run_text(
+    job = runner.run_text(
         2, SCRIPT, *words, environment=environment, meanwhile=kill_monitor
     )
     assert killed, job
@@ -289,7 +290,7 @@ chainermn_comm.create_communicator("naive").allreduce_obj(1)
 def test_an_exit_function_that_takes_long_is_no_wait_in_finalize():
     """Though it was registered before the first communicator was made."""
     environment = {"CHAINERMN_TIMEOUT": f"{SECONDS:g}"}
-    job = jobs.run_text(2, EXIT_FUNCTIONS, environment=environment)
+    job = runner.run_text(2, EXIT_FUNCTIONS, environment=environment)
     assert job.returncode == 0, job
     assert "ChainerMN" not in job.err, job
     left_nothing(job)
@@ -387,7 +388,7 @@ refused(str(10 + MPI.COMM_WORLD.rank), RankMismatchError)
 
 
 def test_bad_values_and_values_that_differ_are_errors_on_all_ranks():
-    job = jobs.run_text(2, REFUSED)
+    job = runner.run_text(2, REFUSED)
     assert job.returncode == 0, job
     refused = re.findall("^REFUSED CHAINERMN_TIMEOUT.*", job.out, re.M)
     for value in BAD_VALUES:
@@ -412,5 +413,5 @@ with create_communicator("naive") as comm:
 
 
 def test_one_rank_costs_neither_a_monitor_nor_a_thread():
-    job = jobs.run_text(1, UNWATCHED)
+    job = runner.run_text(1, UNWATCHED)
     assert job.returncode == 0, job

@@ -1,0 +1,95 @@
+"""Bits of means and sums by every name, topology and wire dtype, as they were when written down.
+
+mpiexec -n N python -m tests.comm.pinned_bits    # writes down those of N ranks
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tests.support.worlds.models import Model, Param
+from tests.support.worlds.topologies import NAMES, on_nodes, telling
+
+FILE = Path(__file__).parent / "given" / "bits.json"
+WIRES = (None, "float16", "float32", "float64")
+# A large array is divided into chunks, and a few small ones are packed together.
+SHAPES = ((300_001,), (7, 11), (), (40_000,), (0, 3), (513,))
+DTYPES = ("float32", "float16", "float64", "float32", "float32", "bfloat16")
+SUMMED = (
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex64",
+    "int8",
+    "uint32",
+    "int64",
+    "bool",
+)
+
+
+def numbers(seed: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Of all magnitudes that float16 has, and on every NumPy the same."""
+    size = int(np.prod(shape))
+    state = np.arange(size, dtype=np.uint64) + np.uint64(seed << 32 | 1)
+    for factor in (6364136223846793005, 1442695040888963407):
+        state = (state ^ state >> np.uint64(29)) * np.uint64(factor)
+    mantissa = (state >> np.uint64(40)).astype(np.float64) / 2**23 - 1
+    drawn = np.ldexp(mantissa, (state & np.uint64(15)).astype(int) - 10)
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    found: np.ndarray = (drawn * 64 if kind.kind in "iu" else drawn).astype(
+        np.int64 if kind.kind in "iu" else kind
+    )
+    return found.astype(kind).reshape(shape)
+
+
+def _digest(arrays: Any) -> str:
+    joined = b"".join(np.asarray(array).tobytes() for array in arrays)
+    return hashlib.sha256(joined).hexdigest()[:12]
+
+
+def found(size: int) -> Iterator[tuple[str, str]]:
+    """A name for each case on so many ranks, and the digest of its bits (collective)."""
+    for name in NAMES:
+        for nodes in telling(name, size):
+            for wire in WIRES:
+                with on_nodes(nodes, name, allreduce_grad_dtype=wire) as comm:
+                    specs = list(enumerate(zip(SHAPES, DTYPES, strict=True)))
+                    grads = [numbers(10 * comm.rank + i, *spec) for i, spec in specs]
+                    params = {
+                        f"p{i}": Param(np.zeros_like(g), g) for i, g in enumerate(grads)
+                    }
+                    model = Model(**params)
+                    comm.multi_node_mean_grad(model)
+                    means = [param.grad for param in model.params.values()]
+                    yield f"{name} {''.join(map(str, nodes))} {wire}", _digest(means)
+                    if wire is None:
+                        sums = [
+                            comm.allreduce(numbers(comm.rank, (70_001,), dtype))
+                            for dtype in SUMMED
+                        ]
+                        yield f"{name} {''.join(map(str, nodes))} sums", _digest(sums)
+
+
+def main() -> None:
+    from mpi4py import MPI
+
+    size = MPI.COMM_WORLD.size
+    bits = dict(found(size))
+    if MPI.COMM_WORLD.rank == 0:
+        known = json.loads(FILE.read_text()) if FILE.exists() else {}
+        FILE.parent.mkdir(exist_ok=True)
+        FILE.write_text(
+            json.dumps({**known, str(size): bits}, indent=0, sort_keys=True) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""A stand-in for CuPy and its NCCL on NumPy and MPI, as strict as a GPU and able to misbehave.
+
+The device is that of `device_double`. NCCL's operations travel by MPI, and its sums are
+rounded at each step and not in rank order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from chainermn_comm import devices
+from tests.support.doubles.device_double import (
+    MEMORY_BYTES,
+    Allocation,
+    CUDARuntimeError,
+    Event,
+    Gpu,
+    Stream,
+    allocate_pinned,
+    current_stream,
+)
+from tests.support.doubles.kernel_double import WIRE_DTYPES, run_kernel
+from tests.support.doubles.nccl_double import make_nccl
+
+
+class CudaDevice:
+    """The device of that number; all of them have the same memory."""
+
+    def __init__(self, gpu: Gpu, device: int | None = None) -> None:
+        self.gpu, self.id = gpu, gpu.current_device if device is None else device
+
+    @property
+    def pci_bus_id(self) -> str:
+        return self.gpu.bus_id
+
+    def use(self) -> None:
+        self.gpu.current_device = self.id
+
+    def __enter__(self) -> CudaDevice:
+        self.before, self.gpu.current_device = self.gpu.current_device, self.id
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.gpu.current_device = self.before
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CudaDevice) and self.id == other.id
+
+
+class ndarray:
+    """An array on the device: a view of an allocation that NumPy doesn't take for an array."""
+
+    def __init__(
+        self, gpu: Gpu, memory: Allocation, host: np.ndarray, device: int
+    ) -> None:
+        self._gpu, self._memory, self._host = gpu, memory, host
+        self.device = CudaDevice(gpu, device)
+
+    shape, dtype, size, ndim, nbytes, strides, itemsize = (
+        property(attrgetter(f"_host.{name}"))
+        for name in ("shape", "dtype", "size", "ndim", "nbytes", "strides", "itemsize")
+    )
+    data = property(lambda self: SimpleNamespace(ptr=self._host.ctypes.data))
+    T = property(lambda self: self._like(self._host.T))
+
+    @property
+    def flags(self) -> SimpleNamespace:
+        host = self._host
+        whole = host.size == self._memory.bytes.nbytes // host.itemsize
+        c, f = host.flags.c_contiguous, host.flags.f_contiguous
+        return SimpleNamespace(c_contiguous=c, f_contiguous=f, owndata=whole)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        assert self._host.flags.c_contiguous, "MPI takes contiguous memory only"
+        about = {"shape": self.shape, "typestr": self.dtype.str, "version": 3}
+        return {**about, "data": (self.data.ptr, False)}
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        raise TypeError("Implicit conversion to a NumPy array is not allowed.")
+
+    def get(self, *, order: str = "C") -> np.ndarray:
+        self._gpu.drain(current_stream(self._gpu))
+        self._gpu.copied_to_host += self.nbytes
+        return np.array(self._host, order=order)
+
+    def __itruediv__(self, other: int) -> ndarray:
+        self._later("divide", lambda: np.divide(self._host, other, out=self._host))
+        return self
+
+    def reshape(self, *shape: Any) -> ndarray:
+        return self._like(self._host.reshape(*shape))
+
+    def view(self, dtype: Any) -> ndarray:
+        return self._like(self._host.view(dtype))
+
+    def __getitem__(self, slices: Any) -> ndarray:
+        return self._like(self._host[slices])
+
+    def __setitem__(self, slices: Any, value: Any) -> None:
+        self._gpu.drain(current_stream(self._gpu))
+        self._host[slices] = value._host if isinstance(value, ndarray) else value
+
+    def copy(self, order: str = "C") -> ndarray:
+        """A copy, which the device makes later, in the order of the current stream."""
+        made = Allocation(self._gpu, self.nbytes)
+        fortran = self._host.flags.f_contiguous and not self._host.flags.c_contiguous
+        kept = "F" if order == "K" and fortran else "C"
+        host = (
+            made.bytes[: self.nbytes].view(self.dtype).reshape(self.shape, order=kept)
+        )
+        found = ndarray(self._gpu, made, host, self.device.id)
+        self._later("copy", lambda: np.copyto(host, self._host))
+        return found
+
+    def _later(self, name: str, work: Callable[[], Any]) -> None:
+        def run() -> bool:
+            work()
+            return True
+
+        self._gpu.put(current_stream(self._gpu), name, run)
+
+    def _like(self, host: np.ndarray) -> ndarray:
+        assert host.size == 0 or np.shares_memory(host, self._host), (
+            "CuPy would copy here"
+        )
+        return ndarray(self._gpu, self._memory, host, self.device.id)
+
+
+def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
+    """The modules `cupy`, `cupy.cuda` and `cupy.cuda.nccl` of that device."""
+    numbers = itertools.count(0)
+    Stream(gpu, next(numbers))  # the null stream
+
+    def empty(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
+        shape, dtype = (
+            (shape,) if isinstance(shape, int) else tuple(shape),
+            np.dtype(dtype),
+        )
+        nbytes = int(np.prod(shape)) * dtype.itemsize
+        memory = Allocation(gpu, nbytes)
+        flat = memory.bytes[:nbytes].view(dtype)
+        return ndarray(
+            gpu, memory, flat.reshape(shape, order=order), gpu.current_device
+        )
+
+    def asarray(a: np.ndarray) -> ndarray:
+        order = "F" if a.flags.f_contiguous and not a.flags.c_contiguous else "C"
+        array = empty(a.shape, a.dtype, order)
+        array._host[...] = a
+        return array
+
+    def asnumpy(a: ndarray, *, order: str = "C") -> np.ndarray:
+        return a.get(order=order)
+
+    def ascontiguousarray(a: ndarray) -> ndarray:
+        return a if a.flags.c_contiguous else asarray(np.ascontiguousarray(a._host))
+
+    def zeros_like(a: ndarray, *, order: str = "K") -> ndarray:
+        return asarray(np.zeros_like(a._host, order=order))
+
+    def get_default_memory_pool() -> SimpleNamespace:
+        used = sum(gpu.memory.values())
+        return SimpleNamespace(used_bytes=lambda: used, free_all_blocks=lambda: None)
+
+    def memcpy_async(dst: int, src: int, size: int, kind: int, stream: int) -> None:
+        gpu.reach(f"memcpyAsync to {'host' if kind == 2 else 'device'}")
+        gpu.copied_to_host += size if kind == 2 else 0
+
+        def copy() -> bool:
+            if size:
+                there = gpu.bytes_at(dst, size, pinned=kind == 2)
+                there[...] = gpu.bytes_at(src, size, pinned=kind == 1)
+            return True
+
+        gpu.put(gpu.stream_at(stream), "copy", copy)
+
+    def event_query(event: int) -> int:
+        return gpu.query(gpu.events[event])
+
+    def device_count() -> int:
+        if gpu.count < 0:
+            raise RuntimeError(
+                "cudaErrorInsufficientDriver: CUDA driver version is insufficient"
+            )
+        return gpu.count
+
+    def properties(device: int) -> dict[str, Any]:
+        assert 0 <= device < gpu.count
+        return {
+            "name": b"Double",
+            "totalGlobalMem": MEMORY_BYTES,
+            "major": 7,
+            "minor": 0,
+        }
+
+    class RawModule:
+        def __init__(self, code: str, *, options: tuple[str, ...] = ()) -> None:
+            assert 'extern "C"' in code
+
+        def get_function(self, name: str) -> Callable[..., None]:
+            gpu.reach("compile")
+
+            def launch(
+                grid: tuple[int], block: tuple[int], args: tuple[Any, ...]
+            ) -> None:
+                assert grid[0] > 0, "CUDA refuses a launch without blocks"
+                gpu.reach("launchKernel")
+                table, count, buffer, size, divisor = args
+                gpu.calls.append(name)
+                if name.startswith("pack"):
+                    letter = name.removeprefix("pack_")
+                    gpu.packed.append(
+                        int(size) * np.dtype(WIRE_DTYPES[letter]).itemsize
+                    )
+                rows, wire = table.data.ptr, buffer.data.ptr
+
+                def work() -> bool:
+                    run_kernel(
+                        name, gpu.bytes_at, rows, int(count), wire, int(size), divisor
+                    )
+                    return True
+
+                gpu.put(current_stream(gpu), name, work)
+
+            return launch
+
+    cupy, cuda = ModuleType("cupy"), ModuleType("cupy.cuda")
+    cuda.nccl = make_nccl(gpu)
+    cuda.runtime = SimpleNamespace(
+        CUDARuntimeError=CUDARuntimeError,
+        getDeviceCount=device_count,
+        getDeviceProperties=properties,
+        driverGetVersion=lambda: 12090,
+        runtimeGetVersion=lambda: 12090,
+        memGetInfo=lambda: (MEMORY_BYTES - sum(gpu.memory.values()), MEMORY_BYTES),
+        eventQuery=event_query,
+        memcpyAsync=memcpy_async,
+        memcpyHostToDevice=1,
+        memcpyDeviceToHost=2,
+        memcpyDeviceToDevice=3,
+    )
+    cuda.Device = lambda device=None: CudaDevice(gpu, device)
+    cuda.Stream = lambda *, non_blocking=False: Stream(gpu, next(numbers))
+    cuda.Event = lambda *, disable_timing=False: Event(gpu)
+    cuda.get_elapsed_time = lambda start_event, end_event: (
+        1e3 * (end_event.time - start_event.time)
+    )
+    cuda.get_current_stream = lambda: current_stream(gpu)
+    cuda.alloc_pinned_memory = lambda size: allocate_pinned(gpu, size)
+    cupy.cuda, cupy.ndarray, cupy.RawModule = cuda, ndarray, RawModule
+    cupy.empty, cupy.asarray, cupy.asnumpy = empty, asarray, asnumpy
+    cupy.ascontiguousarray, cupy.zeros_like = ascontiguousarray, zeros_like
+    cupy.get_default_memory_pool = get_default_memory_pool
+    return cupy, cuda, cuda.nccl
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[Gpu]:
+    """Make `import cupy` give the double; yields its device."""
+    gpu = Gpu(MPI.COMM_WORLD.rank)
+    with pytest.MonkeyPatch.context() as patch:
+        names = "cupy", "cupy.cuda", "cupy.cuda.nccl"
+        for name, module in zip(names, make_cupy(gpu), strict=True):
+            patch.setitem(sys.modules, name, module)
+        devices.kernel.cache_clear()  # another double's
+        try:
+            yield gpu
+        finally:
+            gpu.closed = True

@@ -1,0 +1,274 @@
+"""GPUs as tests see them, by the same functions on the double and on a real device."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from chainermn_comm import CommunicatorBase, devices, staging
+from chainermn_comm.arithmetic import Chunk, plan_chunks
+from chainermn_comm.gpu import communicators, device_allreduce, kernels, watcher
+from chainermn_comm.messaging import Handshake
+from chainermn_comm.reducer import Work, in_background
+from tests.support.doubles.cupy_double import installed
+from tests.support.oracles.samples import sample
+from tests.support.worlds.models import Model, Param
+
+# Those that go through NCCL where a node has several ranks, and those that MPI serves
+# alone.
+NCCL = ("hierarchical", "two_dimensional", "single_node", "pure_nccl", "non_cuda_aware")
+STAGED = ("naive", "flat")
+DTYPES = ("float16", "float32", "float64")
+
+on_gpu, address = devices.on_gpu, devices.address
+pinned, copy_to_device = devices.pinned, devices.copy
+why_none, kernel_source = devices.unavailable_reason, kernels.SOURCE
+REGISTERS = kernels.REGISTERS
+own_bus_id = devices.bus_id
+
+
+class Real:
+    """A rank's real device. What can be set of the double, to let it misbehave, does nothing."""
+
+    def __init__(self, is_shared: bool) -> None:
+        self.is_shared = is_shared  # by several ranks
+
+
+@contextlib.contextmanager
+def real(world: Any) -> Iterator[Real]:
+    """The rank's real device is the current one.
+
+    Where ranks have to share devices, NCCL and our own check take each rank for a host
+    of its own: NCCL then goes through sockets, slowly, but by all of its real calls.
+    """
+    import cupy
+
+    count = cupy.cuda.runtime.getDeviceCount()
+    cupy.cuda.Device(world.rank % count).use()
+    with pytest.MonkeyPatch.context() as patch:
+        if world.size > count:
+            patch.setenv("NCCL_HOSTID", f"rank {world.rank}")
+            patch.setenv("NCCL_SOCKET_IFNAME", "lo")
+            patch.setattr(
+                devices, "bus_id", lambda: f"{own_bus_id()} of rank {world.rank}"
+            )
+        yield Real(world.size > count)
+
+
+@contextlib.contextmanager
+def of_kind(kind: str, world: Any) -> Iterator[Any]:
+    """The rank's `device`, or its `double`, on whose streams nothing may be left."""
+    if kind == "device":
+        with real(world) as device:
+            yield device
+        return
+    with installed() as device:
+        yield device
+        for stream in device.streams:
+            device.drain(stream)
+
+
+def to_host(array: Any) -> np.ndarray:
+    """A copy in host memory, in the array's order; the double doesn't count what tests look at."""
+    found = array.get(order="A")
+    if hasattr(array, "_gpu"):
+        array._gpu.copied_to_host -= found.nbytes
+    return found
+
+
+def put(array: np.ndarray, layout: str = "C") -> Any:
+    """The array on the current device, with a memory layout as `drawn_models` names them."""
+    import cupy
+
+    if layout == "reversed" and array.ndim:
+        return cupy.asarray(np.ascontiguousarray(array[::-1]))[::-1]
+    if layout == "strided" and array.ndim:
+        return cupy.asarray(np.repeat(array, 2, axis=0))[::2]
+    return cupy.asarray(array)
+
+
+def put_sample(rank: int, dtype: str = "float32", layout: str = "C") -> Any:
+    """What `samples.sample` gives, on the current device, and a view there where it is one here."""
+    views = {"slice": np.s_[1:, ::2], "reversed": np.s_[::-1, ::-1], "empty": np.s_[:0]}
+    if layout in views:
+        return put(sample(rank, dtype))[views[layout]]
+    return put(sample(rank, dtype, layout))
+
+
+def means_of(comm: CommunicatorBase, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The means over ranks of a model's gradients, which lie on GPUs meanwhile (collective)."""
+    grads = [put(array) for array in arrays]
+    model = Model(**{f"p{i:03}": Param(grad, grad) for i, grad in enumerate(grads)})
+    comm.allreduce_grad(model)
+    return [to_host(model[name].grad) for name in model.params]
+
+
+def mean_of(comm: CommunicatorBase, array: np.ndarray) -> np.ndarray:
+    return means_of(comm, [array])[0]
+
+
+def assert_mean(comm: CommunicatorBase, size: int = 1000) -> None:
+    """Assert that gradients of 0, 1, ... by rank have the right mean (collective)."""
+    mean = mean_of(comm, np.full(size, comm.rank, "f4"))
+    np.testing.assert_allclose(
+        mean, np.full(size, (comm.size - 1) / 2, "f4"), rtol=1e-6
+    )
+
+
+def settle(world: Any, comm: CommunicatorBase) -> None:
+    """Return once no rank has work under way that its thread looks after (collective)."""
+    own = getattr(comm._backends[1].made, "_watcher", None)  # type: ignore[attr-defined]
+    while own in watcher._busy and watcher._thread is not None:
+        time.sleep(1e-3)
+    world.Barrier()
+
+
+def wait_for_failure(comm: CommunicatorBase) -> None:
+    """Return once the thread has seen a failure, or a call has raised one; no rank waits then."""
+    while not comm._interruptions:  # type: ignore[attr-defined]
+        time.sleep(1e-3)
+
+
+def finalize_or_hear(comm: CommunicatorBase) -> None:
+    """Raise what finalize does, or what the watching thread has seen before (collective)."""
+    comm.finalize()
+    comm.allreduce_obj(1)
+
+
+def have_one_each(world: Any) -> bool:
+    """Whether no two ranks have the same device (collective)."""
+    return len(set(world.allgather(devices.bus_id()))) == world.size
+
+
+def one_each(world: Any) -> None:
+    """Skip the test where two ranks have the same device (collective)."""
+    if not have_one_each(world):
+        pytest.skip(f"NCCL wants a device for each of the {world.size} ranks")
+
+
+@contextlib.contextmanager
+def on_one_device(gpu: Any) -> Iterator[None]:
+    """All ranks have the same device for a while."""
+    import cupy
+
+    with cupy.cuda.Device(0), pytest.MonkeyPatch.context() as patch:
+        if isinstance(gpu, Real):
+            patch.setattr(devices, "bus_id", own_bus_id)
+        else:
+            patch.setattr(gpu, "bus_id", "0000:17:00.0")
+        yield
+
+
+@contextlib.contextmanager
+def failing(
+    place: str, message: str, error: type[BaseException] = RuntimeError
+) -> Iterator[None]:
+    """Let a `stream`, `pinned memory` or the kernel `pack` or `unpack` fail on this rank."""
+
+    def fail(kernel: Any = None, *args: Any) -> None:
+        if place in ("pack", "unpack") and kernel != place:
+            return launch(kernel, *args)
+        raise error(message)
+
+    launch = kernels.launch
+    where, name = {
+        "stream": (devices, "new_stream"),
+        "pinned memory": (devices, "pinned"),
+    }.get(place, (kernels, "launch"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(where, name, fail)
+        yield
+
+
+@contextlib.contextmanager
+def nccl_between_nodes(works: bool) -> Iterator[None]:
+    """Whether NCCL can connect nodes; where it can't, it is MPI that does."""
+
+    def refuse(*_: Any) -> tuple[None, str]:
+        return None, "NCCL was told not to"
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not works:
+            patch.setattr(communicators, "connect_or_explain", refuse)
+        yield
+
+
+@contextlib.contextmanager
+def slots(number: int) -> Iterator[None]:
+    """So many buffers serve for the chunks of a call."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_allreduce, "SLOTS", number)
+        yield
+
+
+@contextlib.contextmanager
+def nccl_in_background(is_busy: bool = True) -> Iterator[None]:
+    """Another thread of this rank takes means."""
+    work = Work(list, list, is_busy)
+    yield
+    work.leave_background()
+
+
+def forget_means() -> None:
+    """Take no means of other tests for being in the background."""
+    in_background.clear()
+
+
+def watchers() -> int:
+    """How many look after work on devices."""
+    return len(watcher._watchers)
+
+
+def without_thread(patch: pytest.MonkeyPatch) -> Callable[[], bool]:
+    """MPI admits no other threads; what is returned says whether one was started after all."""
+    patch.setattr(MPI, "Query_thread", lambda: MPI.THREAD_SERIALIZED)
+    patch.setattr(watcher, "_thread", None)
+    return lambda: watcher._thread is not None
+
+
+def count_allgathers(patch: pytest.MonkeyPatch) -> list[int]:
+    """How often ranks agree from now on, in a list of one number."""
+    count, call = [0], Handshake.__call__
+
+    def counting(self: Handshake, *args: Any, **how: Any) -> Any:
+        count[0] += 1
+        return call(self, *args, **how)
+
+    patch.setattr(Handshake, "__call__", counting)
+    return count
+
+
+def forbid_digests(patch: pytest.MonkeyPatch) -> None:
+    """Let gradients fail from now on that are unlike all before."""
+    patch.setattr("chainermn_comm.gradients.bucket.digest_of", None)
+
+
+@contextlib.contextmanager
+def small_buffers(nbytes: int = 4096) -> Iterator[None]:
+    """Arrays pass through page-locked buffers of so many bytes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staging, "BUFFER_BYTES", nbytes)
+        yield
+
+
+def memory_in_use() -> tuple[int, int]:
+    """Bytes of CuPy's arrays, and those that the device has not free."""
+    import cupy
+
+    gc.collect()
+    pool = cupy.get_default_memory_pool()
+    pool.free_all_blocks()
+    free, total = cupy.cuda.runtime.memGetInfo()
+    return pool.used_bytes(), total - free
+
+
+def chunks_of(sizes: Sequence[int], wire: str, chunk_bytes: int) -> list[Chunk]:
+    """How gradients of so many elements are cut, all of the same wire dtype."""
+    return plan_chunks(tuple(sizes), (np.dtype(wire),) * len(sizes), chunk_bytes)

@@ -1,0 +1,86 @@
+"""The examples: run as a job, or by all ranks of this world; and what they leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from tests.support.jobs.runner import Job, run
+from tests.support.jobs.scripts import ROOT, imported
+
+EXAMPLES = ROOT / "examples"
+MNIST = EXAMPLES / "mnist" / "train_mnist.py"
+LAYERS = EXAMPLES / "mnist" / "train_mnist_model_parallel.py"
+DUAL = EXAMPLES / "mnist" / "train_mnist_dual_parallel.py"
+CIFAR = EXAMPLES / "cifar" / "train_cifar.py"
+DCGAN = EXAMPLES / "dcgan" / "train_dcgan.py"
+CONV = EXAMPLES / "parallel_convolution" / "train_parallel_convolution.py"
+DATES = EXAMPLES / "seq2seq" / "train_seq2seq.py"
+DATES_APART = EXAMPLES / "seq2seq" / "train_seq2seq_model_parallel.py"
+IMAGENET = EXAMPLES / "imagenet" / "train_imagenet.py"
+SECONDS = 600.0  # ends a hang, no more
+
+
+def train(ranks: int, script: Path, *arguments: object, **how: Any) -> Job:
+    """A job that must succeed, without warnings."""
+    job = run(ranks, script, *arguments, **{"seconds": SECONDS, **how})
+    assert job.returncode == 0, job
+    assert "Traceback" not in job.err
+    assert "Warning" not in job.err
+    return job
+
+
+def train_here(script: Path, *arguments: object) -> str:
+    """Run the example's `main` on all ranks of this world, or in this process if it is alone.
+
+    Returns:
+        What all ranks printed; but for Chainer's tables.
+    """
+    from mpi4py import MPI
+
+    out = io.StringIO()
+    with (
+        imported(script) as module,
+        mock.patch.object(sys, "argv", [str(script), *map(str, arguments)]),
+        contextlib.redirect_stdout(out),
+    ):
+        module.main()
+    return "".join(MPI.COMM_WORLD.allgather(out.getvalue()))
+
+
+def log_of(out: Path) -> list[dict[str, Any]]:
+    """What LogReport wrote, which must not be without an entry."""
+    log = json.loads((out / "log").read_text())
+    assert [entry["epoch"] for entry in log] == list(range(1, len(log) + 1))
+    assert log
+    return log
+
+
+def same_bits(actual: Path, expected: Path) -> None:
+    """Assert that two saved models have the same numbers, but for the time it took."""
+    # Chainer writes None as an object.
+    with (
+        np.load(actual, allow_pickle=True) as one,
+        np.load(expected, allow_pickle=True) as other,
+    ):
+        assert set(one.files) == set(other.files)
+        keys = [key for key in one.files if "elapsed_time" not in key]
+        numbers = [key for key in keys if other[key].dtype.kind in "fiub"]
+        assert numbers
+        for key in numbers:
+            np.testing.assert_array_equal(
+                one[key], other[key], err_msg=f"{actual.name}: {key}"
+            )
+
+
+def shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Of each array of a saved model."""
+    with np.load(path) as file:
+        return {name: file[name].shape for name in file.files}

@@ -1,0 +1,124 @@
+"""Scripts of which some ranks end in failure, and what is checked of the job afterwards."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from tests.support.jobs.runner import PRELUDE, Job, run_text
+
+# The others outlast any job here that doesn't end by itself.
+OTHERS_STAY = 1000.0
+
+START = f"""{PRELUDE}
+import os, signal, sys, threading, time
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+def say_failing():  # without this package, which the environments of some jobs don't have
+    print("failing at", time.time(), flush=True)
+"""
+# Rank `failing` ends, when all have come so far, as `end` says; the others do as
+# `others` say.
+BODY = f"""
+def wait():
+    deadline = time.time() + {OTHERS_STAY}
+    if others == "barrier":
+        world.Barrier()
+    elif others == "sleep":
+        time.sleep({OTHERS_STAY})
+    else:
+        while time.time() < deadline:
+            pass
+
+def fail():
+    say_failing()
+    exec(end)
+
+world.Barrier()
+if world.rank in failing:
+    fail()
+else:
+    wait()
+"""
+ADD_HOOK = "from chainermn_comm.faults import abort; abort.add_hook()\n"
+ALONE = """from chainermn_comm import create_communicator
+create_communicator("naive", world.Split(world.rank == world.size - 1))
+"""
+COMMUNICATOR = (
+    "from chainermn_comm import create_communicator; create_communicator('naive')\n"
+)
+
+
+def text(
+    end: str = "",
+    others: str = "barrier",
+    failing: tuple[int, ...] = (1,),
+    install: str = ADD_HOOK,
+    body: str = BODY,
+) -> str:
+    """A script; what it does, see BODY."""
+    return f"{START}{install}end, others, failing = {end!r}, {others!r}, {failing!r}\n{body}"
+
+
+def script(folder: Path, *arguments: Any, **options: Any) -> Path:
+    """The path of a script that `text` makes of these arguments."""
+    path = folder / "script.py"
+    path.write_text(text(*arguments, **options))
+    return path
+
+
+def failed(
+    ranks: int,
+    code: int | None,
+    words: tuple[str, ...] = (),
+    environment: dict[str, str] | None = None,
+    **options: Any,
+) -> Job:
+    """The job of a script that `text` makes; it has ended with this status and these last words."""
+    job = run_text(ranks, text(**options), environment=environment)
+    check_ended(job, code)
+    if words:
+        (*_, rank) = options.get("failing", (1,))
+        check_last_words(job, *(word.format(rank) for word in words))
+    return job
+
+
+def check_ended(job: Job, code: int | None = None) -> None:
+    """The job ended because of the failure, with this exit status (None: anything but success)."""
+    assert job.returncode not in (0, None), job
+    assert seconds_since_failure(job) >= 0, job
+    assert code is None or job.returncode == code, job
+
+
+def seconds_since_failure(job: Job) -> float:
+    """From the last rank's failure, which it recorded itself, to the end of mpiexec."""
+    failed = re.findall(r"failing at (\S+)", job.out)
+    assert failed, job
+    return job.ended - float(failed[-1])
+
+
+def check_last_words(job: Job, *lines: str) -> None:
+    """Those lines stand in that order, with nothing after them but what the launcher adds."""
+    words = [line for line in job.err.splitlines() if line.strip()]
+    position = -1
+    for line in lines:
+        later = [
+            i for i, word in enumerate(words) if i > position and word.startswith(line)
+        ]
+        assert later, f"{line!r} is missing\n{job}"
+        position = later[-1]
+    rest = "\n".join(words[position + 1 :])
+    assert "Traceback" not in rest, job
+    assert "ChainerMN" not in rest, job
+
+
+RAISE = "raise ValueError('failure!')"
+TRACEBACK = (
+    *("Traceback", "ValueError: failure!"),
+    *(
+        "ChainerMN: rank {} of 2: uncaught ValueError, ending the job",
+        "Next step: read the trace",
+    ),
+)
+EXIT_3 = ("ChainerMN: rank {} of 2: sys.exit(3)", "Next step: ")

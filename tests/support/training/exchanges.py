@@ -1,0 +1,104 @@
+"""What tests of every exchange of gradients share: its kinds, and one process that does as much."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import chainer
+import numpy as np
+import pytest
+
+from chainermn_train import create_multi_node_optimizer
+from tests.support.training.trainers import parameter_bits, state_of
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An exchange: how it is asked for, and what it promises."""
+
+    arguments: dict[str, Any] = field(
+        default_factory=dict
+    )  # of `create_multi_node_optimizer`
+    delay: int = 0  # steps from that which takes gradients to that which uses them
+    # Of a mean on one node that is taken at once: barriers between what ranks write to
+    # its memory and what they read there, beside an update's one agreement, which
+    # serves as one.
+    barriers: int = 0
+    agreements: int = 1  # of an update, the first of which comes before data move
+
+
+KINDS = {
+    "synchronous": Kind({"overlap": False}),
+    "double buffering": Kind({"double_buffering": True}, delay=1, barriers=1),
+    # Before backward and after it.
+    "overlap": Kind({"overlap": True}, barriers=1, agreements=2),
+}
+
+# For tests whose `comm` needs be no third party's, too: it shares memory, where
+# gradients lie that were handed in and are given up.
+HIERARCHICAL = pytest.mark.parametrize("comm", ["hierarchical"], indirect=True)
+
+
+def exchanging(
+    kind: str, comm: Any, actual: Any, model: chainer.Link, steps: int = 1
+) -> Any:
+    """A multi-node optimizer of that kind."""
+    arguments = {**KINDS[kind].arguments, "accumulate_steps": steps}
+    return create_multi_node_optimizer(actual, comm, **arguments).setup(model)
+
+
+def states(optimizer: Any) -> dict[str, bytes | None]:
+    """The bits of the parameters, and of what Chainer's optimizer saves: counts and moments."""
+    found = state_of(optimizer.actual_optimizer)
+    kept = {
+        key: None if it is None else np.asarray(it).tobytes()
+        for key, it in found.items()
+    }
+    return {
+        **parameter_bits(optimizer.target),
+        **{f"state of {key}": kept[key] for key in kept},
+    }
+
+
+class OneProcess:
+    """Trains with the batches of all ranks put together, and knows nothing of ranks."""
+
+    def __init__(self, kind: str, optimizer: Any, steps: int = 1) -> None:
+        """The optimizer was set up; so many updates make a step, as in `accumulate_steps`."""
+        self._optimizer, self._model = optimizer, optimizer.target
+        self._delay, self._steps = KINDS[kind].delay, steps
+        self._group: list[dict[str, Any]] = []  # gradients by name, of each update
+        self._waiting: list[dict[str, Any]] = []  # their means, which no step has used
+
+    def update(self, *batch: Any) -> None:
+        loss = self._model(*batch)
+        self._model.cleargrads()
+        loss.backward(loss_scale=self._optimizer._loss_scale)
+        self._group.append(
+            {name: param.grad for name, param in self._model.namedparams()}
+        )
+        if len(self._group) == self._steps:
+            self._end_group()
+            if len(self._waiting) > self._delay:
+                self._step()
+
+    def flush(self) -> None:
+        if self._group:
+            self._end_group()
+        while self._waiting:
+            self._step()
+
+    def _end_group(self) -> None:
+        means = {}
+        for name in self._group[0]:
+            terms = [grads[name] for grads in self._group if grads[name] is not None]
+            means[name] = sum(terms) / len(self._group) if terms else None
+        self._waiting.append(means)
+        self._group = []
+
+    def _step(self) -> None:
+        means = self._waiting.pop(0)
+        for name, param in self._model.namedparams():
+            param.grad = None if means[name] is None else means[name].copy()
+        self._optimizer.update()
