@@ -33,9 +33,8 @@ def write(folder: Path) -> None:
     for path, text in stubs.items():
         children = [name for name in stubs if name and name.rpartition(".")[0] == path]
         for name in (each.rpartition(".")[2] for each in sorted(children)):
-            if (
-                f" {name} as " not in stubs[f"{path}.{name}".lstrip(".")]
-            ):  # else a name's module
+            # Else a name's module.
+            if f" {name} as " not in stubs[f"{path}.{name}".lstrip(".")]:
                 text += f"from . import {name} as {name}\n"
         stem = folder.joinpath(*path.split(".")) if path else folder
         file = stem / "__init__.pyi" if children else stem.with_suffix(".pyi")

@@ -69,9 +69,8 @@ def measure(megabytes: int, rounds: int, folder: Path, realtime: bool) -> int:
     comm = create_communicator("naive")
     target = chainer.Link()
     generator, size = np.random.default_rng(0), megabytes * 10**6 // ARRAYS // 4
-    arrays = [
-        generator.random(size, np.float32) for _ in range(ARRAYS)
-    ]  # in memory of their own
+    # In memory of their own.
+    arrays = [generator.random(size, np.float32) for _ in range(ARRAYS)]
     for number, array in enumerate(arrays):
         target.add_persistent(f"array{number}", array)
     nbytes, part = ARRAYS * array.nbytes, size // comm.size

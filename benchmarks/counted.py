@@ -135,9 +135,8 @@ def counted(
             buffers: list[Any] = [Counted(buffer, counts) for buffer in self.buffers]
             self.buffers = buffers
 
-    class Messages(
-        MPI.Intracomm
-    ):  # MPI for Python makes its duplicates of the same class
+    # MPI for Python makes its duplicates of the same class.
+    class Messages(MPI.Intracomm):
         def Isend(self, buf: Any, *peer: int) -> MPI.Request:
             counts.sent += _nbytes(buf)
             return super().Isend(buf, *peer)

@@ -63,9 +63,8 @@ def run(world: MPI.Intracomm, shapes: Shapes, console: Console) -> list[dict[str
     """
     import cupy
 
-    draw = np.random.default_rng(
-        world.rank
-    )  # CUDA divides zeros more slowly than other numbers
+    # CUDA divides zeros more slowly than other numbers.
+    draw = np.random.default_rng(world.rank)
     grads = [cupy.asarray(draw.standard_normal(s, np.float32)) for s in shapes.values()]
     rows: list[dict[str, Any]] = []
     if world.rank == 0:
@@ -137,7 +136,8 @@ def on_device(cases: Cases) -> dict[str, np.ndarray]:
     for turn in range(-1, ROUNDS):  # the first, which compiles, doesn't count
         for name, launch in cases.items():
             start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-            launch()  # keeps the device busy until the host has put the others in its queue
+            # Keeps the device busy until the host has put the others in its queue.
+            launch()
             start.record(stream)
             for _ in range(LAUNCHES):
                 launch()

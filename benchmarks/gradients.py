@@ -33,9 +33,8 @@ class Gradients:
         self.shapes = shapes
         self.source = source_of(shapes, comm.rank)
         self.peer = source_of(shapes, (comm.rank + 1) % comm.size)
-        self.flat = (
-            self.source.copy()
-        )  # touched, so that nobody's first call pays for it
+        # Touched, so that nobody's first call pays for it.
+        self.flat = self.source.copy()
         total = np.zeros(self.source.size)
         self.bound = np.zeros_like(self.source)
         for rank in range(comm.size):

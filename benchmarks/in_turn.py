@@ -37,7 +37,8 @@ def time_in_turn(
     # works on lie in the caches, whichever case was timed before.
     in_a_row: int = 1,
     calls: int = 1,  # whose mean counts as one time
-    realtime: bool = False,  # whether nothing else may have this core meanwhile; needs root
+    # Whether nothing else may have this core meanwhile; needs root.
+    realtime: bool = False,
 ) -> np.ndarray:
     """Time cases in turn, in another order each round (collective).
 
@@ -67,8 +68,8 @@ def time_in_turn(
 
 
 def time_call(
-    world: MPI.Intracomm
-    | None,  # the ranks that begin together; None for this rank by itself
+    # The ranks that begin together; None for this rank by itself.
+    world: MPI.Intracomm | None,
     call: Callable[[], object] | None,  # None on ranks that have nothing to do
     calls: int = 1,
     *,

@@ -104,9 +104,8 @@ def start_on_hosts_and_run(
         environment: variables of the ranks.
     """
     if ON_HOSTS in os.environ:
-        faulthandler.register(
-            signal.SIGUSR1, all_threads=True
-        )  # when it has lasted too long
+        # When it has lasted too long.
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
         return 0 if run(args) else 1
     sys.path.insert(0, str(ROOT))
     from tests.support.hosts.virtual_hosts import Cluster, missing

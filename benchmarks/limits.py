@@ -82,9 +82,8 @@ def judge_moved(name: str, times: float, nbytes: int, ranks: int) -> dict[str, A
     """What is said of a communicator's counted bytes, so many times the gradients' ``nbytes``."""
     what = f"{name}: bytes moved over the gradients' (counted)"
     most = ranks + 1 if ranks * nbytes <= REDUNDANT_BYTES else MOVED
-    return judge(
-        what, AT_MOST, most, np.array([times]), slack=1.01
-    )  # ranks also talk a little
+    # Ranks also talk a little.
+    return judge(what, AT_MOST, most, np.array([times]), slack=1.01)
 
 
 def judge(

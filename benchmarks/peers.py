@@ -80,9 +80,8 @@ def copies(gradients: Gradients, handoff: Handoff) -> list[Case]:
         gradients.source,
         gradients.grads,
     )
-    spoil = partial(
-        np.negative, source, flat
-    )  # brings both into the cache, if they fit
+    # Brings both into the cache, if they fit.
+    spoil = partial(np.negative, source, flat)
     copy = partial(np.copyto, flat, source)
     chunks = cut(grads)
 

@@ -45,9 +45,8 @@ def run(args: argparse.Namespace) -> bool:
     """
     comm = MPI.COMM_WORLD.Dup()
     mine = sorted(os.sched_getaffinity(0))
-    args.realtime &= comm.size <= len(
-        mine
-    )  # else ranks that wait would keep the others from work
+    # Else ranks that wait would keep the others from work.
+    args.realtime &= comm.size <= len(mine)
     names = args.communicator or MEASURED
     communicators: Communicators = {peers.BUNDLED: ("bundled", peers.bundled(comm))}
     communicators |= {name: ("ours", peers.ours(name, comm)) for name in names}

@@ -24,9 +24,8 @@ from chainermn_tools.formatting import format_bytes
 # All ranks at once take twice as long as one alone where two of them share a core, or
 # the way to memory, and about as long where they don't.
 SHARED_FROM = 1.4
-TELLING_FLOATS = (
-    8_000_000  # a copy of fewer stays in a cache and says nothing of memory
-)
+# A copy of fewer stays in a cache and says nothing of memory.
+TELLING_FLOATS = 8_000_000
 
 
 def document(

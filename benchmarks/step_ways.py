@@ -217,9 +217,8 @@ def measure(
     right = [is_right(comm, way) for way in ways]
     seconds = max(comm.allgather(_time(comm, ways[0], 3)))
     calls = max(LEAST_STEPS, round(TURN_SECONDS / seconds))
-    times = np.zeros(
-        (rounds, len(ways) + 1)
-    )  # of a step; last, of one without exchange again
+    # Of a step; last, of one without exchange again.
+    times = np.zeros((rounds, len(ways) + 1))
     gc.collect()
     gc.disable()
     try:
@@ -230,9 +229,8 @@ def measure(
             times[number, -1] = _time(comm, ways[0], calls)
     finally:
         gc.enable()
-    times = np.max(
-        comm.allgather(times), axis=0
-    )  # a step is over when the slowest rank has it
+    # A step is over when the slowest rank has it.
+    times = np.max(comm.allgather(times), axis=0)
     alone = times[:, [0, -1]]
     kept = (alone < DISTURBED * np.median(alone)).all(axis=1)
     kept[np.argmin(alone.max(axis=1))] = True  # something is to be told in any case
@@ -269,7 +267,8 @@ def is_right(comm: MPI.Intracomm, way: Way) -> bool:
 def _time(comm: MPI.Intracomm, way: Way, steps: int) -> float:
     """Return the seconds that each of so many steps in a row took on this rank (collective)."""
     comm.Barrier()
-    way.step()  # not timed: afterwards what travels beside a step is the step's before it
+    # Not timed: afterwards what travels beside a step is the step's before it.
+    way.step()
     start = time.perf_counter()
     for _ in range(steps):
         way.step()

@@ -22,9 +22,8 @@ def make_table(
         collapse_padding=True,
         pad_edge=False,
     )
-    table.add_column(
-        first
-    )  # it alone is wrapped where a terminal is narrow: numbers stay whole
+    # It alone is wrapped where a terminal is narrow: numbers stay whole.
+    table.add_column(first)
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:

@@ -78,9 +78,8 @@ def main() -> None:
     top: Any = None
     if comm.rank == 0:
         command = [sys.executable, "-m", "chainermn_tools", "top", str(os.getpid())]
-        shown = os.environ | {
-            "FORCE_COLOR": "1"
-        }  # by which rich takes it for a terminal
+        # By which rich takes it for a terminal.
+        shown = os.environ | {"FORCE_COLOR": "1"}
         top = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=shown)
         time.sleep(START_SECONDS)
     seconds, shares = np.zeros((args.rounds, 2)), []

@@ -47,9 +47,8 @@ FOREIGN = {
     "_asdict",
     "_fields",
 }
-IMPORTS = re.compile(
-    r"^[ \t]*((?:from|import) chainermn_\w.*)", re.M
-)  # in a script's text
+# In a script's text.
+IMPORTS = re.compile(r"^[ \t]*((?:from|import) chainermn_\w.*)", re.M)
 # They take a module's name as text.
 NAMING = ("import_module", "setattr", "patch", "patch.object", "patch.dict", "getattr")
 # Tests of several subjects on GPUs.
@@ -60,9 +59,8 @@ ON_BOTH = {"gpu", "one_each"}
 USES_GPUS = re.compile(
     r"import cupy|\bgpus\.(?!why_none)|\b(?:put|assert_mean|mean_of)\("
 )
-AGAINST_CUPY = (
-    "test_doubles_against_cupy.py"  # it compares the double's names with CuPy's
-)
+# It compares the double's names with CuPy's.
+AGAINST_CUPY = "test_doubles_against_cupy.py"
 # They read clocks: the adapters, the program of chaos, the promises of time, and skewed
 # clocks.
 CLOCKS = {"support", "chaos", "test_promises_of_time.py", "test_trace_of_jobs.py"}

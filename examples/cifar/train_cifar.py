@@ -122,9 +122,8 @@ def main():
     trainer = training.Trainer(updater, (args.epoch, "epoch"), out=args.out)
     # On every rank: each changes the learning rate of its own optimizer.
     trainer.extend(extensions.ExponentialShift("lr", 0.5), trigger=(5, "epoch"))
-    if (
-        not args.mnbn
-    ):  # each rank has running means of what it saw: average them, then evaluate
+    # Each rank has running means of what it saw: average them, then evaluate.
+    if not args.mnbn:
         trainer.extend(chainermn.extensions.AllreducePersistent(model, comm))
     evaluator = extensions.Evaluator(test_iter, model, device=device)
     trainer.extend(chainermn.create_multi_node_evaluator(evaluator, comm))

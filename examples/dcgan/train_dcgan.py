@@ -80,9 +80,8 @@ def main():
         device = comm.intra_rank
         chainer.cuda.get_device_from_id(device).use()
 
-    np.random.seed(
-        comm.rank
-    )  # a run can be repeated; each rank draws other random numbers
+    # A run can be repeated; each rank draws other random numbers.
+    np.random.seed(comm.rank)
     digits = load_digits() if comm.rank == 0 else None
     if comm.rank == 0:
         print(f"{len(digits)} digits; ranks {comm.size}", flush=True)

@@ -77,9 +77,8 @@ def main():
             f"communicator {args.communicator}, ranks {comm.size}, nodes {comm.inter_size}"
         )
     train = chainermn.scatter_dataset(train, comm, shuffle=True, seed=0)
-    test = chainermn.scatter_dataset(
-        test, comm, force_equal_length=False
-    )  # none counts twice
+    # None counts twice.
+    test = chainermn.scatter_dataset(test, comm, force_equal_length=False)
     train_iter = chainer.iterators.SerialIterator(train, args.batchsize)
     test_iter = chainer.iterators.SerialIterator(
         test, args.batchsize, repeat=False, shuffle=False

@@ -51,9 +51,8 @@ def main():
         device = comm.intra_rank
         chainer.cuda.get_device_from_id(device).use()
 
-    np.random.seed(
-        comm.rank
-    )  # a run can be repeated; optimizers give rank 0's and 1's layers
+    # A run can be repeated; optimizers give rank 0's and 1's layers.
+    np.random.seed(comm.rank)
     train, test = load_digits()
     if comm.rank == 0:
         print(
@@ -62,9 +61,8 @@ def main():
         print(f"{data_comm.size} copies of the model, each on {model_comm.size} ranks")
     train = chainermn.scatter_dataset(train, data_comm, shuffle=True, seed=0)
     test = chainermn.scatter_dataset(test, data_comm, force_equal_length=False)
-    if (
-        model_comm.rank == 1
-    ):  # it keeps step with the first, but has no use for the digits
+    # It keeps step with the first, but has no use for the digits.
+    if model_comm.rank == 1:
         train, test = map(chainermn.create_empty_dataset, (train, test))
     train_iter = chainer.iterators.SerialIterator(train, args.batchsize)
     test_iter = chainer.iterators.SerialIterator(

@@ -84,16 +84,14 @@ def main():
     model = create_model(comm, args.unit)
     if args.gpu:
         model.to_gpu()
-    optimizer = (
-        chainer.optimizers.Adam()
-    )  # no multi-node one: no two ranks have the same layer
+    # No multi-node one: no two ranks have the same layer.
+    optimizer = chainer.optimizers.Adam()
     optimizer.setup(model)
 
     updater = training.StandardUpdater(train_iter, optimizer, device=device)
     trainer = training.Trainer(updater, (args.epoch, "epoch"), out=args.out)
-    trainer.extend(
-        extensions.Evaluator(test_iter, model, device=device)
-    )  # on both ranks, too
+    # On both ranks, too.
+    trainer.extend(extensions.Evaluator(test_iter, model, device=device))
     if comm.rank == 0:  # the rank that has the loss
         columns = [
             "main/loss",

@@ -117,16 +117,14 @@ def main():
     model = L.Classifier(network) if comm.rank == 0 else network
     if args.gpu:
         model.to_gpu()
-    optimizer = (
-        chainer.optimizers.Adam()
-    )  # no multi-node one: no two ranks have the same channels
+    # No multi-node one: no two ranks have the same channels.
+    optimizer = chainer.optimizers.Adam()
     optimizer.setup(model)
 
     updater = training.StandardUpdater(train_iter, optimizer, device=device)
     trainer = training.Trainer(updater, (args.epoch, "epoch"), out=args.out)
-    trainer.extend(
-        extensions.Evaluator(test_iter, model, device=device)
-    )  # on all ranks, too
+    # On all ranks, too.
+    trainer.extend(extensions.Evaluator(test_iter, model, device=device))
     if comm.rank == 0:
         columns = [
             "main/loss",

@@ -41,9 +41,8 @@ class Modules(InspectLoader):
         exec(code, names)
         public = [name for name in names if not name.startswith("_")]
         for child in _children(own):
-            if (
-                child in public
-            ):  # an import of it later would put the module in the name's place
+            # An import of it later would put the module in the name's place.
+            if child in public:
                 import_module(f"{module.__name__}.{child}")
         vars(module).update({name: names[name] for name in public})
         module.__all__ = sorted(public)  # type: ignore[attr-defined]

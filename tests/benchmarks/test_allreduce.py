@@ -210,11 +210,8 @@ def test_a_slower_naive_misses_its_limit_and_sharing_is_told(load, slower, ok) -
         "memcpy, one rank": [1.0, 1.0, 1.0],
         "memcpy, all ranks": [1.0, 1.9, 2.1],
         "handoff": [2.0, 2.0, 2.0],
-        "bundled naive": [
-            4.0,
-            8.0,
-            40.0,
-        ],  # ratios are of a round, so noise that lasts cancels
+        # Ratios are of a round, so noise that lasts cancels.
+        "bundled naive": [4.0, 8.0, 40.0],
         "naive": [4.0 * slower, 8.0 * slower, 40.0 * slower],
     }
     rows = [{"name": name, "kind": "ours", "ms": ms} for name, ms in times.items()]

@@ -32,7 +32,8 @@ def run_out_of_memory() -> None:
     resource.setrlimit(
         resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1])
     )
-    held = []  # the traceback will hold it, so that all that follows has no memory either
+    # The traceback will hold it, so that all that follows has no memory either.
+    held = []
     while True:
         held.append(bytearray(BLOCK_BYTES))
 
@@ -83,9 +84,8 @@ class Moment:
     """When a fault comes."""
 
     function: str  # of the job, as a traceback shows it
-    operations: tuple[
-        str, ...
-    ]  # the others wait in one of them, or ranks disagree in it
+    # The others wait in one of them, or ranks disagree in it.
+    operations: tuple[str, ...]
     iterations: tuple[int, ...] = (0,)  # the job saves at every third
 
 
@@ -113,10 +113,8 @@ def is_possible(kind: str, moment: str) -> bool:
     return (kind, moment) not in (("shape", "finalize"), ("disk", "finalize"))
 
 
-ENDING = (
-    "signal",
-    "warning",
-)  # groups of signals that end a process, the second in good order
+# Groups of signals that end a process, the second in good order.
+ENDING = ("signal", "warning")
 POINTS = [
     (kind, moment) for kind in KINDS for moment in MOMENTS if is_possible(kind, moment)
 ]

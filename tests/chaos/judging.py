@@ -113,9 +113,8 @@ def _of_stall(case: Case, seen: Seen) -> Checks:
 def _of_deviation(case: Case, seen: Seen) -> Checks:
     assert case.moment is not None
     found = DISAGREE.search(seen.err)
-    if (
-        found is None
-    ):  # an argument that ranks must have in common, which `train` checks
+    # An argument that ranks must have in common, which `train` checks.
+    if found is None:
         said = [
             line for line in seen.err.splitlines() if re.match(r"^[\w.]*Error: ", line)
         ]

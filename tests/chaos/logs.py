@@ -130,9 +130,8 @@ def main() -> None:
                 said = log_of_job(kind, folder)
                 (FOLDER / f"{kind}.launch.log").write_text(shortened(said, folder))
             continue
-        for launcher in (
-            LAUNCHERS if kind != "link" else LAUNCHERS[:1]
-        ):  # mpiexec waits for ever
+        # Mpiexec waits for ever.
+        for launcher in LAUNCHERS if kind != "link" else LAUNCHERS[:1]:
             case = replace(CASES[kind], launcher=launcher)
             with contextlib.ExitStack() as stack:
                 ground: Here | Hosts = Here()

@@ -36,9 +36,8 @@ DISK = "1m"
 class Seen:
     """A job that has been run; times are `time.time()`, and None where nothing happened."""
 
-    returncode: (
-        int | None
-    )  # None if it had to be ended; then `err` has the stacks of all ranks
+    # None if it had to be ended; then `err` has the stacks of all ranks.
+    returncode: int | None
     out: str = ""
     err: str = ""
     pids: dict[int, int] = field(default_factory=dict)  # of the ranks

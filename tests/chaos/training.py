@@ -142,10 +142,10 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     case = json.loads(Path(sys.argv[1]).read_text())
     status, out = Path(case["status"]), Path(case["out"])
-    (out / "filler").unlink(
-        missing_ok=True
-    )  # the disk has been cleared; no rank fills it yet
-    MPI.COMM_WORLD.Barrier()  # that some ranks take longer to start on a busy machine is no stall
+    # The disk has been cleared; no rank fills it yet.
+    (out / "filler").unlink(missing_ok=True)
+    # That some ranks take longer to start on a busy machine is no stall.
+    MPI.COMM_WORLD.Barrier()
     comm = create_communicator(case["communicator"])
     plan = Plan(case["fault"], comm.rank, status, out)
     write_status(status / f"rank.{comm.rank}", f"{os.getpid()}")

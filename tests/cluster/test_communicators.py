@@ -84,9 +84,8 @@ def test_ranks_know_their_place(world, name):
 def test_the_mean_is_right_and_bit_identical_and_goes_over_the_network(world, name):
     hosts, found = world
     nodes = len(set(hosts))
-    share = (
-        2 * (nodes - 1) / nodes
-    )  # of an allreduce between nodes: reduce-scatter, allgather
+    # Of an allreduce between nodes: reduce-scatter, allgather.
+    share = 2 * (nodes - 1) / nodes
     for mine in found:
         for wire, nbytes in (("wide", 4 * VALUES), ("narrow", 2 * VALUES)):
             assert mine[name][wire]["wrong"] == []

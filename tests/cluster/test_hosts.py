@@ -131,9 +131,8 @@ print("right")
 def test_nothing_is_left_of_hosts_even_if_one_fails_to_start(cluster):
     devices, children = set(psutil.net_if_addrs()), set(psutil.Process().children())
     with Cluster(("one", "two")) as others:
-        assert (
-            others.run("two", "hostname").strip() == "two"
-        )  # beside those of the whole run
+        # Beside those of the whole run.
+        assert others.run("two", "hostname").strip() == "two"
         assert set(psutil.net_if_addrs()) == devices
         assert all(map(psutil.pid_exists, others.inits.values()))
     assert not any(map(psutil.pid_exists, others.inits.values()))

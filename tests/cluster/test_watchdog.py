@@ -68,7 +68,8 @@ comm.allreduce_obj(1)
 """
 
 
-@pytest.mark.full  # where mpiexec has ended before the first host's monitor hears, it is lost
+# Where mpiexec has ended before the first host's monitor hears, it is lost.
+@pytest.mark.full
 def test_the_rank_that_died_first_is_named_over_hosts(cluster, path):
     path.write_text(KILLED)
     job = cluster.job({"alpha": 1, "beta": 1}, path)

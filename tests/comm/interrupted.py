@@ -20,9 +20,8 @@ OURS = "/chainermn_comm/"
 LARGE = collectives.SMALL_BYTES // 8 + 1  # numbers that travel by themselves
 MEAN_NAMES = ("flat", "hierarchical")
 STEADY_CALLS = 3
-UNTOUCHED = (
-    2  # calls before the first that is interrupted: later ones find more in caches
-)
+# Calls before the first that is interrupted: later ones find more in caches.
+UNTOUCHED = 2
 
 
 # What a handler may raise: an error of the system, or of another communicator.

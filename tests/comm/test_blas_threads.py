@@ -150,9 +150,8 @@ def threads_in_job(ranks: int, **environment: str) -> tuple[list[dict], str]:
 
 
 def test_threads_are_limited_once_and_stay_so():
-    ranks = (
-        CORES + 1
-    )  # so that one thread is each one's share, whatever this machine has
+    # So that one thread is each one's share, whatever this machine has.
+    ranks = CORES + 1
     found, said = threads_in_job(ranks)
     for rank in found:
         assert rank["before"], "NumPy has no BLAS that threadpoolctl knows"

@@ -53,9 +53,8 @@ def test_float32_of_any_bits_and_below_float16():
 def test_any_length_and_one_number_too_large_among_others(size):
     numbers = np.random.default_rng(2).standard_normal(size, "f4")
     for last in (1, 65520, np.nextafter(np.float32(65520), np.float32(0))):
-        numbers[-1:] = (
-            last  # the second rounds to infinity; what is just below does not
-        )
+        # The second rounds to infinity; what is just below does not.
+        numbers[-1:] = last
         check(numbers, "float16")
 
 

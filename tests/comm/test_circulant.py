@@ -71,9 +71,8 @@ def test_the_sum_is_that_of_numpy(world, dtype, chunk_bytes):
     )
     for size, result in zip(SIZES, found, strict=True):
         if kind.kind in "biu":
-            expected = np.array(rows[size]).sum(
-                0, dtype=kind
-            )  # may wrap, or is a logical or
+            # May wrap, or is a logical or.
+            expected = np.array(rows[size]).sum(0, dtype=kind)
             np.testing.assert_array_equal(result, expected)
             continue
         wide = np.array([row.astype(np.complex128) for row in rows[size]])

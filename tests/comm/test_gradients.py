@@ -99,9 +99,8 @@ def test_mean_is_the_sum_in_rank_order_divided(world, name, own, wire):
             ]
             expected = mean_in_rank_order(rows, travelling)
             assert grad.dtype == dtype
-            if (
-                travelling == "float16" != dtype
-            ):  # with its precision, but with more exponents
+            # With its precision, but with more exponents.
+            if travelling == "float16" != dtype:
                 digits = np.frexp(grad)[0] * 2**11
                 np.testing.assert_array_equal(digits, np.round(digits))
                 np.testing.assert_allclose(grad, expected, rtol=2.0**-10, atol=2.0**-24)
@@ -235,9 +234,8 @@ def model_of(**others: Param | None) -> Model:
 )
 def test_models_that_differ_are_told_by_parameter(comm, others, told):
     odd = comm.size - 1
-    for _ in range(
-        2
-    ):  # later a rank has packed its first gradients by the time that it is told
+    # Later a rank has packed its first gradients by the time that it is told.
+    for _ in range(2):
         model = model_of(**others) if comm.rank == odd else model_of()
         with pytest.raises(RankMismatchError, match=told) as caught:
             comm.allreduce_grad(model)

@@ -43,9 +43,8 @@ def use(world, name: str, nodes: tuple[int, ...], times: int) -> set[int]:
             numbers.add(own.py2f())
             own.Free()
         with on_nodes(nodes, name) as comm:
-            comm.set_config(
-                "chunk_bytes", 1 << 16
-            )  # windows of the usual size take long to make
+            # Windows of the usual size take long to make.
+            comm.set_config("chunk_bytes", 1 << 16)
             comm.allreduce_grad(with_grads(w=np.ones(300, "f4")))
             with comm.split(0, 0) as part:
                 part.allreduce_grad(with_grads(w=np.ones(300, "f4")))

@@ -7,9 +7,8 @@ import pytest
 from tests.support.jobs import runner
 from tests.support.worlds.many_ranks import CALLS, TOPOLOGIES, runs
 
-SECONDS = (
-    240.0  # 4 to 12 s on two idle cores; ranks that wait in MPI take each other's time
-)
+# 4 to 12 s on two idle cores; ranks that wait in MPI take each other's time.
+SECONDS = 240.0
 
 
 # One number by default: each takes long on two cores, and they differ little.

@@ -32,7 +32,6 @@ def test_a_signal_between_a_step_and_its_end_does_not(world):
     group = group_of(world)
     step = group.in_step("a step")
     step.__enter__()
-    del (
-        step
-    )  # as a handler's exception leaves it, which is raised before the end is called
+    # As a handler's exception leaves it, which is raised before the end is called.
+    del step
     assert group.handshake.interruptions == []

@@ -58,9 +58,8 @@ several_ranks = pytest.mark.sizes(2, 3, 4)
 @pytest.fixture(params=OURS)
 def comm(request, world) -> Iterator[Any]:
     with MAKERS[request.param](world) as communicator:
-        check_mean(
-            communicator
-        )  # all is made that a test may need while a thread communicates
+        # All is made that a test may need while a thread communicates.
+        check_mean(communicator)
         yield communicator
 
 
@@ -232,9 +231,8 @@ def test_a_third_partys_payload_that_is_none_raises_on_all(world):
 @with_third_party
 def test_steps_in_another_order_are_refused(comm):
     model = with_grads(w=np.full(3, comm.rank, "f4"))
-    check_mean(
-        comm
-    )  # from the second one on, no barrier stands between packing and summing
+    # From the second one on, no barrier stands between packing and summing.
+    check_mean(comm)
     reducer = comm.make_reducer()
     reducer.add(model)
     with pytest.raises(RuntimeError, match="allreduce_grad: agree\\(\\) before start"):
@@ -349,9 +347,8 @@ def test_missing_gradients_stay_so_or_count_as_zeros(comm, on_all, on_one, zero_
     finish(comm.make_reducer(zero_fill), *buckets)
     found = bits(*buckets)
     assert found == expected(comm, missing, zero_fill)
-    if not (
-        zero_fill and isinstance(comm, PlainCommunicator)
-    ):  # which can't ask the others
+    # Which can't ask the others.
+    if not (zero_fill and isinstance(comm, PlainCommunicator)):
         nowhere = on_all if comm.size > 1 else missing
         assert {name for name in found if found[name] is None} == set(nowhere)
 

@@ -66,8 +66,7 @@ def test_memory_that_is_not_shared_is_noticed(world):
         world.size > 1
     )
     if world.rank:
-        window.buffers[0] = np.zeros(
-            64, np.uint8
-        )  # as if this rank mapped something else
+        # As if this rank mapped something else.
+        window.buffers[0] = np.zeros(64, np.uint8)
     assert window.is_shared() == (world.size == 1)
     window.close()

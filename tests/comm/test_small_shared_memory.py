@@ -10,7 +10,8 @@ import pytest
 from tests.support.jobs import runner
 
 COMMUNICATORS = 12
-FEW_MIB = 38  # for few of their windows: 4 MiB each, up to 11 for MPI, and 8 that must stay free
+# For few of their windows: 4 MiB each, up to 11 for MPI, and 8 that must stay free.
+FEW_MIB = 38
 MOUNT = (
     'mount --make-rprivate / && mount -t tmpfs -o size=$0m tmpfs /dev/shm && exec "$@"'
 )

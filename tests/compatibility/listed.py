@@ -20,12 +20,10 @@ class Difference:
     why: str
     cases: tuple[str, ...] = ()
     signatures: tuple[str, ...] = ()
-    hung: tuple[
-        str, ...
-    ] = ()  # cases in which the older one hangs or dies; it isn't asked
-    where: tuple[
-        str, ...
-    ] = ()  # the differences inside these cases, as `fits` takes them
+    # Cases in which the older one hangs or dies; it isn't asked.
+    hung: tuple[str, ...] = ()
+    # The differences inside these cases, as `fits` takes them.
+    where: tuple[str, ...] = ()
     since: tuple[int, ...] = ()  # the Python from which on they differ
 
     @property

@@ -43,9 +43,8 @@ class Block:
     language: str  # as the fence says; `shell` where the block is indented
     title: str  # name of a file, or ""
     text: str  # without indentation that all of it has
-    note: dict[
-        str, str
-    ]  # what the comment right before it says, by the first words of it
+    # What the comment right before it says, by the first words of it.
+    note: dict[str, str]
 
     @property
     def ranks(self) -> int:

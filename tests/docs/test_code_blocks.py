@@ -17,9 +17,8 @@ from tests.support.jobs.runner import run_command
 
 from .blocks import PAGES, ROOT, Block, blocks
 
-GIVEN = (
-    Path(__file__).parent / "given"
-)  # what a page's blocks take for granted, by page
+# What a page's blocks take for granted, by page.
+GIVEN = Path(__file__).parent / "given"
 SECONDS = 600.0  # ends what hangs
 SHELL = ("bash", "sh", "shell", "console")
 
@@ -74,9 +73,8 @@ def shell(folder: Path, block: Block) -> None:
     for command, shown in re.findall(
         r"^\$ (.*(?:\\\n.*)*)\n((?:(?!\$ ).*\n)*)", block.text, re.M
     ):
-        out = re.sub(
-            r"\x1b\[\w|\0", "", bash(command)
-        )  # Open MPI's launcher prints a NUL
+        # Open MPI's launcher prints a NUL.
+        out = re.sub(r"\x1b\[\w|\0", "", bash(command))
         assert re.search(pattern(shown), out), (
             f"{block} shows\n{shown}\nbut it is\n{out}"
         )

@@ -69,9 +69,8 @@ def test_links_of_readmes_lead_to_files() -> None:
 
 def test_variables_are_read_somewhere() -> None:
     sources = "".join(file.read_text() for file in ROOT.glob("packages/**/*.py"))
-    variables = named(
-        r"(?<!_)CHAINERMN_[A-Z_]*[A-Z]"
-    )  # with "_" before it, it is click's
+    # With "_" before it, it is click's.
+    variables = named(r"(?<!_)CHAINERMN_[A-Z_]*[A-Z]")
     assert not [
         f"{page}: nothing reads {v}" for page, v in variables if f'"{v}"' not in sources
     ]

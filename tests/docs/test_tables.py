@@ -10,7 +10,9 @@ HEAD = re.compile(r"^(\|.*)\n\|[-| :]+\|$", re.M)
 def test_each_column_of_a_table_has_a_head():
     """But the first, whose cells are heads of their rows."""
     found = [
-        (page, head) for page in PAGES for head in HEAD.findall((ROOT / page).read_text())
+        (page, head)
+        for page in PAGES
+        for head in HEAD.findall((ROOT / page).read_text())
     ]
     assert found
     for page, head in found:

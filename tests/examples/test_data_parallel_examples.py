@@ -62,9 +62,8 @@ def test_the_learning_rate_shifts_on_all_ranks(tmp_path):
 
 @alone_and_together
 def test_the_generator_comes_near_to_digits(world, folder):
-    out = train_here(
-        DCGAN, "--epoch", world.size, "--picture", world.size
-    )  # 57 iterations
+    # 57 iterations.
+    out = train_here(DCGAN, "--epoch", world.size, "--picture", world.size)
     assert out.count("1797 digits") == 1
     if world.rank == 0:
         with imported(DCGAN) as dcgan:

@@ -37,9 +37,8 @@ def check(job: Job, out: Path, epochs: int, ranks: int = 2) -> None:
         for name in ("main", "validation/main"):
             assert 0 < entry[f"{name}/loss"] < 10
             assert 0 <= entry[f"{name}/accuracy"] <= 1
-        right = (
-            entry["validation/main/accuracy"] * 25
-        )  # the mean over all images, of both ranks
+        # The mean over all images, of both ranks.
+        right = entry["validation/main/accuracy"] * 25
         assert right == pytest.approx(round(right))
     # Checkpoints are gone when all is done.
     assert {file.name for file in out.iterdir()} == {"log", "model.npz"}
@@ -67,9 +66,8 @@ def test_the_images_are_there_and_always_the_same(images, tmp_path):
 def test_any_number_of_ranks_learns(ranks, images, tmp_path):
     job = train(ranks, IMAGENET, images, *SMALL, "--epoch", ranks + 2, cwd=tmp_path)
     check(job, tmp_path / "result", ranks + 2, ranks)
-    assert (
-        max(entry["main/accuracy"] for entry in log_of(tmp_path / "result")) > 0.4
-    )  # of five
+    # Of five.
+    assert max(entry["main/accuracy"] for entry in log_of(tmp_path / "result")) > 0.4
 
 
 @pytest.mark.full
@@ -90,9 +88,8 @@ def test_a_killed_job_goes_on(images, tmp_path):
 
     def begun():
         numbers = [file.suffix[1:] for file in out.glob("imagenet.commit.*")]
-        return [
-            int(number) for number in numbers if number != "tmp"
-        ]  # it is being written
+        # It is being written.
+        return [int(number) for number in numbers if number != "tmp"]
 
     endless = (IMAGENET, images, *SMALL, "--checkpoint", "2", "--epoch", "100000")
     kill_when(begun, *endless, cwd=tmp_path, seconds=SECONDS)

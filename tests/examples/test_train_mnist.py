@@ -103,9 +103,8 @@ def test_a_killed_run_goes_on_with_the_same_bits_and_only_if_it_is_told_to(tmp_p
 
     arguments = (*SMALL, "--out", killed, "--epoch")
     seconds = {"cwd": tmp_path, "seconds": SECONDS}
-    kill_when(
-        lambda: newest() >= 72, MNIST, *arguments, 100000, **seconds
-    )  # 36 an epoch
+    # 36 an epoch.
+    kill_when(lambda: newest() >= 72, MNIST, *arguments, 100000, **seconds)
     job = run(2, MNIST, *arguments, 1, **seconds)
     assert job.returncode
     assert (

@@ -129,9 +129,8 @@ raise ValueError(''.join(f'\\nby {world.rank} line {i:03} of 200' for i in range
     job = failed(3, 1, end=end, failing=(0, 1, 2))
     lines = job.err.splitlines()
     begins = [i for i, line in enumerate(lines) if line.endswith("line 000 of 200")]
-    assert begins, (
-        job
-    )  # on a busy machine some ranks are ended before they come to speak
+    # On a busy machine some ranks are ended before they come to speak.
+    assert begins, job
     whole = []
     for begin in begins:
         rank = lines[begin].split()[1]

@@ -130,8 +130,7 @@ def uses() -> Uses:
     files = [file for file in every if re.search("devices|cupy", file.read_text())]
     for file in sorted(files, key=lambda file: file.name != "devices.py"):
         own = returns if file.name == "devices.py" else dict(returns)
-        for _ in range(
-            3
-        ):  # functions are used before they are read, and use such themselves
+        # Functions are used before they are read, and use such themselves.
+        for _ in range(3):
             _Reader(found, file, own).visit(ast.parse(file.read_text()))
     return found

@@ -19,9 +19,8 @@ from typing import TextIO
 # Of one command, in which a rank may hang.
 SECONDS = 1800.0
 FILE = Path("result/gpu-report.txt")
-WARNINGS = (
-    3  # the doctor's status: it works, though slower or less safely than it could
-)
+# The doctor's status: it works, though slower or less safely than it could.
+WARNINGS = 3
 
 
 def commands(ranks: int, launcher: str) -> list[list[str]]:

@@ -142,13 +142,11 @@ def test_an_error_at_any_call_is_raised_and_none_waits(
         if call != "work":
             comm.allreduce_grad(models[3])
     assert any(re.search("cudaError|NCCL_ERROR", text) for text in raised), raised
-    assert True in world.allgather(
-        fails and double.recover()
-    )  # others may have heard before
+    # Others may have heard before.
+    assert True in world.allgather(fails and double.recover())
     comm.finalize()
-    with on_nodes(
-        nodes[: world.size], "flat"
-    ) as comm:  # it was for this communicator alone
+    # It was for this communicator alone.
+    with on_nodes(nodes[: world.size], "flat") as comm:
         if call != "work":
             gpus.assert_mean(comm)
 

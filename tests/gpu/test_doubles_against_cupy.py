@@ -45,7 +45,8 @@ def real() -> dict[str, Any]:
         "cupy.RawModule().get_function()": cupy.RawKernel.__call__,
         "cupy.cuda.Device()": cupy.cuda.Device,
         "cupy.cuda.Event()": cupy.cuda.Event,
-        "cupy.cuda.Stream()": cupy.cuda.Stream.null,  # an instance has more than its class
+        # An instance has more than its class.
+        "cupy.cuda.Stream()": cupy.cuda.Stream.null,
         "cupy.cuda.get_current_stream()": cupy.cuda.Stream.null,
         "cupy.cuda.nccl.NcclCommunicator()": nccl.NcclCommunicator,
         "cupy.get_default_memory_pool()": cupy.cuda.MemoryPool,

@@ -119,9 +119,8 @@ def check(
     compiled, letter: str, sizes: list[int], dtypes: list[str], offset: int, grid: int
 ):
     rng = np.random.default_rng([*sizes, offset])
-    pairs = zip(
-        sizes, dtypes, strict=True
-    )  # each array is aligned to its own size and no more
+    # Each array is aligned to its own size and no more.
+    pairs = zip(sizes, dtypes, strict=True)
     grads = [interesting(rng, size + offset, dtype)[offset:] for size, dtype in pairs]
     table, total = table_of(grads), sum(sizes)
     blocks = min(-(-total // kernels.TILE), grid)

@@ -238,9 +238,8 @@ def test_gradients_travel_as_bfloat16(world, gpu, name, uneven):
 
 
 def test_values_are_divided_before_nccl_sums_them(world, one_each):
-    large = np.finfo("float16").max * np.float16(
-        0.99
-    )  # the last bits of the range may be lost
+    # The last bits of the range may be lost.
+    large = np.finfo("float16").max * np.float16(0.99)
     with create_communicator("pure_nccl", allreduce_grad_dtype="float16") as comm:
         mean = mean_of(comm, np.array([large, 1], "float16"))
     np.testing.assert_allclose(mean, [large, 1], rtol=4 * np.finfo("float16").eps)
@@ -304,9 +303,8 @@ def test_planned_buckets_come_after_their_gradients_on_another_stream(world, gpu
         for bucket in (Model(a=a, c=c), Model(b=b)):
             for host, memory, grad in zip(hosts, pinned, grads, strict=True):
                 memory[...] = host.view(np.uint8)
-                gpus.copy_to_device(
-                    memory, grad, null
-                )  # which the null stream does late
+                # Which the null stream does late.
+                gpus.copy_to_device(memory, grad, null)
             reducer.add(bucket, planned=True)
         stream = cupy.cuda.Stream(non_blocking=True)
         with stream:
@@ -399,9 +397,8 @@ def test_device_memory_is_a_few_chunks(world, one_each):
 MIB_LEFT = 64
 LENGTHS = [
     pytest.param(3, marks=pytest.mark.ranks(2)),
-    pytest.param(
-        500, marks=[pytest.mark.full, pytest.mark.sizes(1, 2)]
-    ),  # more take minutes
+    # More take minutes.
+    pytest.param(500, marks=[pytest.mark.full, pytest.mark.sizes(1, 2)]),
 ]
 
 

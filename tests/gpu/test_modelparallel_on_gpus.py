@@ -76,9 +76,8 @@ def test_the_second_derivative_crosses_ranks(comm):
         x = Variable(cupy.ones(3, "f"))
         (gx,) = chainer.grad([send(x, comm, 1)], [x], enable_double_backprop=True)
         F.sum(gx**2).backward()
-        np.testing.assert_allclose(
-            x.grad.get(), [36, 36, 36], rtol=1e-5
-        )  # of (3 x^2)^2
+        # Of (3 x^2)^2.
+        np.testing.assert_allclose(x.grad.get(), [36, 36, 36], rtol=1e-5)
     else:
         hold = Variable(np.zeros(0, "f"))
         y = recv(comm, 0, delegate_variable=hold)

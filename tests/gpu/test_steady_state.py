@@ -90,9 +90,8 @@ def test_nccl_never_waits_for_an_unpack(world, double, name, wire):
     unpacks = [piece for piece in line if piece.name.startswith("unpack")]
     assert len(unpacks) > 8 if wire else len(unpacks) == 1
     assert ticks_waited(line, NCCL, "unpack") == 0
-    if (
-        wire
-    ):  # an unpack begins when its chunk's sum has ended, not when the next one's has
+    # An unpack begins when its chunk's sum has ended, not when the next one's has.
+    if wire:
         sums = [piece for piece in line if piece.name.startswith(NCCL)]
         each = len(sums) // len(unpacks)
         ends = [piece.end for piece in sums[each - 1 :: each]]

@@ -54,9 +54,8 @@ class Both:
     ):
         shape, size, axis = FORMS[form]
         counts = SHARDS[shards][: comm.size]
-        counts = (
-            counts if any(counts) else (2,)
-        )  # Chainer's own fails with nothing at all
+        # Chainer's own fails with nothing at all.
+        counts = counts if any(counts) else (2,)
         ends = np.cumsum(counts)
         self.mine = slice(ends[comm.rank] - counts[comm.rank], ends[comm.rank])
         self.comm, self.dtype = comm, dtype
@@ -94,9 +93,8 @@ class Both:
         self.close(mine.grad, x.grad[self.mine])
 
 
-@pytest.mark.filterwarnings(
-    "ignore:A batch with no more than one sample"
-)  # Chainer's own link
+# Chainer's own link.
+@pytest.mark.filterwarnings("ignore:A batch with no more than one sample")
 @pytest.mark.parametrize(("shards", "form", "dtype"), COMBINATIONS)
 def test_parts_give_what_the_whole_batch_gives(comm, random, shards, form, dtype):
     both = Both(comm, random, shards, form, dtype)

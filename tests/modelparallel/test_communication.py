@@ -62,9 +62,8 @@ def test_hooks_see_forward_and_backward(comm):
         F.sum(allreduce(comm, x)).backward()
     names = [name for name, _ in seen.call_history]
     assert names[:2] == ["CollectiveFunction", "Sum"]
-    assert (
-        names.count("CollectiveFunction") == 3
-    )  # forward, backward, and what that calls
+    # Forward, backward, and what that calls.
+    assert names.count("CollectiveFunction") == 3
     y, seen = allreduce(comm, x), TimerHook()  # a hook of one function
     y.creator.add_hook(seen)
     F.sum(y).backward()

@@ -57,7 +57,8 @@ class Case(NamedTuple):
     lossfun: Any
     whole: Any
     lossfun_of_whole: Any
-    part: Any  # of the parameter array of `whole` that this rank's one parameter is equal to
+    # Of the parameter array of `whole` that this rank's one parameter is equal to.
+    part: Any
 
 
 def chain(comm: Any, parts: int) -> tuple[MultiNodeChainList, Any, list[Scale]]:

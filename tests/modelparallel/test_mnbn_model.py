@@ -84,9 +84,8 @@ def test_every_batch_normalization_is_converted_and_nothing_else(comm):
 
 def test_values_are_kept_and_not_shared(comm, random):
     original = model()
-    original(
-        random.standard_normal((3, 5)).astype("f")
-    )  # initialises, moves running statistics
+    # Initialises, moves running statistics.
+    original(random.standard_normal((3, 5)).astype("f"))
     original[0].counter += 1
     converted = create_mnbn_model(original, comm)
     theirs, ours = dict(original.namedparams()), dict(converted.namedparams())

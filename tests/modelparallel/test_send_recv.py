@@ -30,9 +30,8 @@ LAYOUTS = {
     "read-only": lambda r: np.broadcast_to(r.standard_normal((4,)), (3, 4)),
     "0-d": lambda r: np.array(r.standard_normal()),
     "empty": lambda r: np.zeros((0, 3)),
-    "large": lambda r: r.standard_normal(
-        (300, 400)
-    ),  # MPI waits for the receiver with these
+    # MPI waits for the receiver with these.
+    "large": lambda r: r.standard_normal((300, 400)),
 }
 
 

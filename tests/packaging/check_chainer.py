@@ -265,9 +265,8 @@ def outcome(name):
         warnings.simplefilter(
             "error" if name.endswith("without_deprecation") else "ignore"
         )
-        warnings.filterwarnings(
-            "ignore", message=".*multi-threaded.*fork"
-        )  # Python 3.12's own
+        # Python 3.12's own.
+        warnings.filterwarnings("ignore", message=".*multi-threaded.*fork")
         try:
             globals()[f"check_{name}"]()
         except BaseException:  # SystemExit too: it is one check that failed

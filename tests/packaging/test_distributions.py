@@ -28,9 +28,8 @@ FULL = pytest.mark.full
 # What `import` and the diagnostics use before MPI may be initialised.
 BESIDE_COMM = ("startup", "limits", "events", "verdict")
 OPTIONAL = {"cupy"}  # there with the extras cuda12 and cuda13
-TRIED = {
-    "chainermn-tools": {"chainer"}
-}  # where it is installed, to tell what goes wrong
+# Where it is installed, to tell what goes wrong.
+TRIED = {"chainermn-tools": {"chainer"}}
 
 
 def metadata(wheel: Path) -> Message:
@@ -71,9 +70,8 @@ def test_distribution_installs_and_imports_alone(
         env = request.getfixturevalue("everything")
     else:
         env = environment()
-        env.install(
-            wheels[name], *find_links, "mpich"
-        )  # any MPI: a machine's own would do as well
+        # Any MPI: a machine's own would do as well.
+        env.install(wheels[name], *find_links, "mpich")
     env.check()
     public = "chainermn" if name == "chainermn" else MODULES[name]
     there = {module: other in TREES[name] for other, module in MODULES.items()}

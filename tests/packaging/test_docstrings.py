@@ -42,9 +42,8 @@ def with_members(path: str, kind: type) -> Iterator[tuple[str, Any]]:
     yield path, kind
     if not issubclass(kind, Exception):
         for name, member in inspect.getmembers(kind):
-            function = getattr(
-                member, "fget", member
-            )  # a property's, or a method itself
+            # A property's, or a method itself.
+            function = getattr(member, "fget", member)
             ours = (getattr(function, "__module__", None) or "").startswith("chainermn")
             if ours and inspect.isroutine(function) and not name.startswith("_"):
                 yield f"{path}.{name}", member

@@ -44,9 +44,8 @@ def bare(environment, needs):
 
 def install(installer, env, *what):
     if installer == "pip":
-        isolated = (
-            "--no-build-isolation" not in what
-        )  # which pip allows no constraint for
+        # Which pip allows no constraint for.
+        isolated = "--no-build-isolation" not in what
         command = [
             "-m",
             "pip",
@@ -65,9 +64,8 @@ def install(installer, env, *what):
     "installer", ["pip", pytest.param("uv", marks=pytest.mark.full)]
 )
 def test_ours_is_found_in_any_order_of_installation(installer, bare, wheels):
-    install(
-        installer, bare, "chainer"
-    )  # pip compiles its modules: those caches are stale
+    # Pip compiles its modules: those caches are stale.
+    install(installer, bare, "chainer")
     install(installer, bare, *wheels.values())
     assert is_ours(bare.run("-c", WHOSE))
     install(installer, bare, "chainer")
@@ -122,10 +120,8 @@ def test_target_folder_is_served_by_import_of_chainermn_comm(bare, wheels, tmp_p
     bare.run("-c", f"import sys; assert not ({finder})", env=path)
     bare.run("-c", f"import sys, chainermn_comm; assert {finder}", env=path)
     assert is_ours(bare.run("-c", f"import chainermn_comm; {WHOSE}", env=path))
-    for name in (
-        "chainermn_train",
-        "chainermn_modelparallel",
-    ):  # may come before Chainer, too
+    # May come before Chainer, too.
+    for name in ("chainermn_train", "chainermn_modelparallel"):
         bare.run("-c", f"import {name}, chainer; chainer.Variable", env=path)
 
 

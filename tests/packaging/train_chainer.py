@@ -70,9 +70,8 @@ def train_and_resume(name, out):
 
 
 def main():
-    warnings.filterwarnings(
-        "ignore", message=".*multi-threaded.*fork"
-    )  # Python 3.12's own
+    # Python 3.12's own.
+    warnings.filterwarnings("ignore", message=".*multi-threaded.*fork")
     found = {}
     for name in ("serial", "multithread", "fork", "forkserver", "spawn"):
         with tempfile.TemporaryDirectory() as out:

@@ -64,10 +64,8 @@ def test_nobody_at_the_port_is_told():
 
 def test_programs_of_the_doctor_find_one_another_even_beside_one_that_stalls():
     serve = functools.partial(agent.serve, token=TOKEN)
-    with (
-        served(serve) as port,
-        socket.create_connection(("127.0.0.1", port)),
-    ):  # reads nothing
+    # Reads nothing.
+    with served(serve) as port, socket.create_connection(("127.0.0.1", port)):
         assert connect(port).keys() == {"seconds"}
 
 

@@ -68,9 +68,8 @@ def gpus(
         if isinstance(devices, int)
         else devices
     )
-    oldest = (
-        {} if nccl == OLD else {"oldest_nccl": [2, 4]}
-    )  # else the communicators' is asked for
+    # Else the communicators' is asked for.
+    oldest = {} if nccl == OLD else {"oldest_nccl": [2, 4]}
     there = (
         {"PATH": "/usr/bin:/bin"} if smi is None else {"program": ("nvidia-smi", smi)}
     )

@@ -81,10 +81,8 @@ def test_a_path_reaches_a_host_whole_and_runs_nothing(shell, name, python):
         script = os.path.join(folder, name)
         Path(script).write_text("")
         said = said_by(shell, os.path.join(elsewhere, python), script, elsewhere)
-        assert said in (
-            {"status": 127},
-            {"status": 126},
-        )  # there is none, or it is a folder
+        # There is none, or it is a folder.
+        assert said in ({"status": 127}, {"status": 126})
         for path, there in ((script, True), (script + "?", False)):
             assert (
                 said_by(shell, sys.executable, path, elsewhere)["script"]["there"]
@@ -97,9 +95,8 @@ def test_a_path_reaches_a_host_whole_and_runs_nothing(shell, name, python):
 @settings(max_examples=5)
 @given(name=file_names)
 def test_a_path_reaches_python_whole(name):
-    assume(
-        name not in ("", ".", "..") and "\n" not in name
-    )  # a path of Python's is a line
+    # A path of Python's is a line.
+    assume(name not in ("", ".", "..") and "\n" not in name)
     with (
         tempfile.TemporaryDirectory() as folder,
         tempfile.TemporaryDirectory() as elsewhere,

@@ -266,9 +266,8 @@ def test_rows_of_ours_have_the_texts_that_our_packages_print(row: ErrorRule):
     ]
     printed = {word for line in meant for word in words_of_ours(line)}
     pattern = row.pattern.pattern if row.pattern else ""
-    plain = re.sub(
-        r"\\.|\w\?", " ", pattern
-    )  # without `\d` and the like, and what may be absent
+    # Without `\d` and the like, and what may be absent.
+    plain = re.sub(r"\\.|\w\?", " ", pattern)
     assert set(re.findall(r"\w+", " ".join((*row.literals, plain)))) <= printed
 
 

@@ -53,11 +53,8 @@ SAID = {
 LOGS = sorted(FOLDER.glob("*.log"))
 # All ranks, or a host, and no single rank.
 OF_NO_RANK = ("SIGTERM", "link", "ctrl_c")
-VICTIMS = {
-    "typo": r"\d",
-    "odd": "3",
-    "disk": r"\d",
-}  # any, where it is the same for all
+# Any, where it is the same for all.
+VICTIMS = {"typo": r"\d", "odd": "3", "disk": r"\d"}
 LAST_LINES = 10
 
 

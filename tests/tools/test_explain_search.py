@@ -42,9 +42,8 @@ FAILURES = b"Host key verification failed." + b"." * 500 + b"\n"
 @pytest.mark.parametrize("piece", [b"\0\xff", b"main/loss 0.1\n", FAILURES])
 def test_a_long_log_takes_little_memory(piece, monkeypatch):
     monkeypatch.setattr(module, "BLOCK_BYTES", 1 << 16)
-    log = io.BytesIO(
-        piece * ((2 << 20) // len(piece))
-    )  # so many bytes without a newline, or lines
+    # So many bytes without a newline, or lines.
+    log = io.BytesIO(piece * ((2 << 20) // len(piece)))
     tracemalloc.start()
     module.search(log)
     peak = tracemalloc.get_traced_memory()[1]
@@ -65,9 +64,8 @@ def test_patterns_see_no_more_of_a_line_than_messages_have(monkeypatch):
     line = b"ChainerMN: likely culprit: rank 1 (process 1 on " * 20_000
     assert module.search(io.BytesIO(line + b"\n" + line), [row]) == []
     assert 0 < longest <= 2 * module.AROUND_BYTES
-    log = io.BytesIO(
-        line[:9600] + b"host) is gone. Host key verification failed."
-    )  # in one line
+    # In one line.
+    log = io.BytesIO(line[:9600] + b"host) is gone. Host key verification failed.")
     finder = VerdictFinder()
     (found,) = module.search(log, finder=finder)
     assert found.rule.name == "ssh_host_key"

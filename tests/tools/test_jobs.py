@@ -122,6 +122,5 @@ def test_an_orphan_that_cannot_be_found_and_goes_on_writing_is_not_waited_for(
     endless = "while :; do echo more; sleep 0.01; done"
     found = jobs.run(["sh", "-c", f'env -i sh -c "{endless}" & echo $!'], LIMIT_SECONDS)
     assert found.returncode == 0
-    assert soon(
-        lambda: is_gone(int(found.stdout.split()[0]))
-    )  # nobody reads what it writes
+    # Nobody reads what it writes.
+    assert soon(lambda: is_gone(int(found.stdout.split()[0])))

@@ -135,10 +135,8 @@ def test_the_first_rank_that_failed_is_named(one, status, text):
 def test_of_ranks_that_the_watchdog_ends_none_is_blamed_for_that(said, text):
     lost = LostProcess(100, None, "h0", code=15)
     found = classification.classify(output(said, lost=[lost], status=15), 2)
-    assert (found.success, found.status) == (
-        False,
-        124,
-    )  # and not 15, of an innocent rank
+    # And not 15, of an innocent rank.
+    assert (found.success, found.status) == (False, 124)
     assert found.message.startswith(f"the watchdog ended the job: {text}")
     assert found.message.count("\nNext step: ") == 1
 

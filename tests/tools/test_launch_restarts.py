@@ -55,12 +55,8 @@ def test_hosts_that_come_back_are_used(monkeypatch, started):
     options = {"hosts": KNOWN, "max_restarts": 4, "min_ranks": 2}
     result, _ = restarts.run_script(LAUNCHER, 5, ["train.py"], said.append, **options)
     assert not result.success
-    assert started == [
-        KNOWN,
-        {"alpha": 2},
-        {"beta": 2, "gamma": 1},
-        KNOWN,
-    ]  # gamma is too few
+    # Gamma is too few.
+    assert started == [KNOWN, {"alpha": 2}, {"beta": 2, "gamma": 1}, KNOWN]
     assert "hosts that answer have 1 ranks, less than 2" in said
     assert "starting again with 5 ranks, 4 of 4" in said
 

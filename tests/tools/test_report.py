@@ -68,10 +68,8 @@ def test_a_page_has_all_parts_and_needs_no_network(tmp_path):
     assert str(tmp_path / "result" / "env.json") in page.sections["environment"]
     assert not {"src", "href", "action"} & {name for name, _ in page.attributes}
     loads = re.findall(r"https?://[^\s\"']*|url\(|@import|fetch\(", file.read_text())
-    assert {*loads} == {
-        "http://www.w3.org/2000/svg",
-        "http://www.w3.org/1999/xhtml",
-    }  # names
+    # Names.
+    assert {*loads} == {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xhtml"}
     (policy,) = [
         value for name, value in page.attributes if value and "default-src" in value
     ]

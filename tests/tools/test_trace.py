@@ -61,9 +61,8 @@ def test_who_waited_for_whom(tmp_path):
 
 
 def test_messages_are_matched_in_order_by_pair_and_tag(tmp_path):
-    first = Made(tmp_path, 0, 2).communicator(
-        "0.1", [1, 0]
-    )  # the communicator turns ranks round
+    # The communicator turns ranks round.
+    first = Made(tmp_path, 0, 2).communicator("0.1", [1, 0])
     first.call("send", 0, 1, peer=0, tag=1).call("send", 10, 60, peer=0, tag=2)
     first.call("send_obj", 70, 71, peer=0, tag=1).write()
     second = Made(tmp_path, 1, 2).communicator("0.1", [1, 0])

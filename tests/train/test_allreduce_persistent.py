@@ -61,15 +61,13 @@ def test_in_a_trainer_an_evaluator_sees_the_means(comm, trainer_for):
     looking("before", own, training.PRIORITY_WRITER + 2)
     trainer.run()
     assert len(own) == len(seen) == 2
-    everyones = np.array(
-        comm.allgather_obj(own)
-    )  # rank, epoch, mean or variance, channel
+    # Rank, epoch, mean or variance, channel.
+    everyones = np.array(comm.allgather_obj(own))
     np.testing.assert_allclose(seen, everyones.mean(axis=0), rtol=1e-6)
     if comm.size > 1:
         assert not np.allclose(own, seen)
-    np.testing.assert_array_equal(
-        comm.allgather_obj(seen), [seen] * comm.size
-    )  # the same bits
+    # The same bits.
+    np.testing.assert_array_equal(comm.allgather_obj(seen), [seen] * comm.size)
     assert model.norm.N == 0
 
 
@@ -90,9 +88,8 @@ def test_floats_of_every_width_are_averaged_in_place(comm, dtype):
     assert model.a.array is array
     assert array.dtype == dtype
     np.testing.assert_array_equal(array, np.full((2, 3), 1000 * mean, dtype))
-    np.testing.assert_array_equal(
-        large, np.full(2, 60000, dtype)
-    )  # the sum is none in float16
+    # The sum is none in float16.
+    np.testing.assert_array_equal(large, np.full(2, 60000, dtype))
     np.testing.assert_array_equal(model.a.zero, np.array(mean, dtype))
     assert (type(model.a.scalar), model.a.scalar) == (dtype, mean)
     np.testing.assert_array_equal(model.a.frozen, np.full(2, mean, dtype))
@@ -149,9 +146,8 @@ def test_values_that_differ_are_named_on_all_ranks(comm, value, text):
         model.add_persistent("b", value if comm.rank == 1 else np.ones(2, np.float32))
     with pytest.raises(RankMismatchError, match=text):
         AllreducePersistent(model, comm)()
-    np.testing.assert_array_equal(
-        model.a, np.ones(2, np.float32) * comm.rank
-    )  # as it was
+    # As it was.
+    np.testing.assert_array_equal(model.a, np.ones(2, np.float32) * comm.rank)
 
 
 def test_what_is_no_model_is_named(naive):

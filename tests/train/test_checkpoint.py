@@ -58,9 +58,8 @@ def in_order_by_workers(dataset):
 def test_resume_ends_with_the_bits_of_an_uninterrupted_run(
     comm, folder, background, iterate
 ):
-    every = (
-        2 if iterate is by_threads else 0
-    )  # its order may be drawn anew as it is saved
+    # Its order may be drawn anew as it is saved.
+    every = 2 if iterate is by_threads else 0
     whole, expected, _ = make_trainer(
         comm, folder / "whole", every=every, iterate=iterate
     )

@@ -191,9 +191,8 @@ def test_what_fails_on_one_rank_while_others_count_the_save_keeps_it(naive, fold
         return rows
 
     handshake = naive.handshake
-    with mock.patch.object(
-        naive, "handshake", counted
-    ):  # which leaves nothing on the instance
+    # Which leaves nothing on the instance.
+    with mock.patch.object(naive, "handshake", counted):
         make_checkpointer(naive, folder / "other").save(link(1, 1), 1)
         if naive.rank == last:  # by the last one all know that it is written
             most, calls[:] = len(calls), []

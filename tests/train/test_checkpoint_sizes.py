@@ -112,9 +112,8 @@ def test_what_is_the_same_is_saved_once(naive, folder):
     make_checkpointer(naive, folder).save(target)
     sizes = [path.stat().st_size for path in sorted(folder.glob("run.*.1"))]
     assert len(sizes) == naive.size
-    assert (
-        sum(sizes) < target.big.nbytes + naive.size * 80_000
-    )  # random generators, as text
+    # Random generators, as text.
+    assert sum(sizes) < target.big.nbytes + naive.size * 80_000
     assert max(sizes) < min(sizes) + 20_000
     target.big, target.small, target.own = (
         np.zeros(300_000),

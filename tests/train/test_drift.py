@@ -102,10 +102,8 @@ def test_what_differs_is_named_within_a_turn_until_it_is_mended(
 ):
     disturb, name = DISTURBED[what]
     model, optimizer = trained(comm, kind, updates=0)
-    for param in (
-        model.last.W,
-        model.first.b,
-    ):  # else values that moments move may differ first
+    # Else values that moments move may differ first.
+    for param in (model.last.W, model.first.b):
         param.update_rule.hyperparam.alpha = 0
     update(comm, optimizer, TURN + 5)
     t = optimizer.t
@@ -117,9 +115,8 @@ def test_what_differs_is_named_within_a_turn_until_it_is_mended(
     assert "synchronize()" in str(raised.value)
     assert f"on rank {where % comm.size}" in str(raised.value)
     before = states(optimizer)
-    with pytest.raises(
-        RankMismatchError, match=name
-    ):  # nothing is lost, nobody goes on
+    # Nothing is lost, nobody goes on.
+    with pytest.raises(RankMismatchError, match=name):
         update(comm, optimizer, 1)
     assert before == states(optimizer)
     optimizer.synchronize()

@@ -79,9 +79,8 @@ def test_it_is_still_an_instance_of_its_class(naive):
     assert isinstance(wrapped, Mine)
     assert type(wrapped).__name__ == "Mine"
     assert (wrapped.default_name, wrapped.trigger) == ("mine", (3, "iteration"))
-    assert not isinstance(
-        Mine(iterator([]), Model()), type(wrapped)
-    )  # the class is untouched
+    # The class is untouched.
+    assert not isinstance(Mine(iterator([]), Model()), type(wrapped))
 
 
 def test_a_custom_evaluate_is_averaged(comm):

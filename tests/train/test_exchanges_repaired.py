@@ -256,7 +256,6 @@ def test_gradients_of_parameters_that_one_rank_replaced_move_no_others(
         if factor == 64 and comm.rank == changing % comm.size:
             replace_second(model, optimizer)
     optimizer.flush()
-    assert (
-        comm.allgather_obj(seen) == [[[1] * 3]] * comm.size
-    )  # of the last update alone
+    # Of the last update alone.
+    assert comm.allgather_obj(seen) == [[[1] * 3]] * comm.size
     optimizer.finalize()

@@ -129,9 +129,8 @@ def test_before_messages_between_nodes_there_is_one_agreement(world, kind):
         found = calls_of_updates(kind, comm, calls)
     for each in found:
         assert_one_agreement(kind, each)
-    sends = (
-        NODES[world.size].index(NODES[world.size][world.rank]) == world.rank
-    )  # for its node
+    # For its node.
+    sends = NODES[world.size].index(NODES[world.size][world.rank]) == world.rank
     assert [moved_data(each) for each in found] == [sends] * UPDATES
 
 

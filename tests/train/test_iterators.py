@@ -295,9 +295,8 @@ def test_a_rank_without_the_examples_knows_how_many_there_are(comm):
 def test_an_empty_data_set_and_an_empty_file(comm):
     iterator = of_master(comm, serial([], repeat=False, shuffle=False))
     assert len(iterator.dataset) == 0
-    with pytest.raises(
-        ZeroDivisionError if comm.rank == 0 else PeerError
-    ):  # as Chainer's own
+    # As Chainer's own.
+    with pytest.raises(ZeroDivisionError if comm.rank == 0 else PeerError):
         next(iterator)
     with pytest.raises(
         KeyError if comm.rank == 0 else PeerError, match="current_position"

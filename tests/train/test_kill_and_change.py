@@ -49,9 +49,8 @@ def test_killed_at_random_moments_and_resumed_by_other_ranks(
         assert int(begin) >= reached, (number, size, killed)
         saved = [int(each) for each in re.findall(r"^SAVED (\d+)", killed.out, re.M)]
         reached = max([int(begin), *saved])
-        if (
-            killed.returncode == 0
-        ):  # it was done before: another run, with other moments
+        # It was done before: another run, with other moments.
+        if killed.returncode == 0:
             out, reached, again = tmp_path / f"run {number}", 0, again + 1
             found = end_of(killed)
             np.testing.assert_allclose(found[0], weights, rtol=0, atol=1e-10)

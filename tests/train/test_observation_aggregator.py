@@ -50,9 +50,8 @@ def test_every_rank_logs_the_mean_of_all_ranks(comm, train):
     log = logged(trainer)
     means = [start + 0.5 + 10 * (comm.size - 1) / 2 for start in (0, 2, 4, 0, 2, 4)]
     np.testing.assert_allclose([entry["main/mean"] for entry in log], means, rtol=1e-12)
-    own = comm.allgather_obj(
-        [entry["main/loss"] for entry in log]
-    )  # under its own name
+    # Under its own name.
+    own = comm.allgather_obj([entry["main/loss"] for entry in log])
     np.testing.assert_allclose([entry["loss"] for entry in log], np.mean(own, axis=0))
     mine = [entry["main/mean"] for entry in log]
     assert seen == mine
@@ -187,9 +186,8 @@ def test_what_is_no_number_on_one_rank_is_told_on_all(comm):
         TypeError if comm.rank == last else PeerError, match="'x' as str"
     ):
         observed(aggregator, x="one" if comm.rank == last else 1.0)
-    assert observed(aggregator, 2, x=1.0) == {
-        "x": 1.0
-    }  # what could not be sent is gone
+    # What could not be sent is gone.
+    assert observed(aggregator, 2, x=1.0) == {"x": 1.0}
 
 
 def test_an_aggregator_is_a_function(naive):

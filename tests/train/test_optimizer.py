@@ -89,7 +89,8 @@ def test_a_deep_copy_trains_on_with_the_same_communicator(comm):
     for each in optimizer, twin:
         each.target.cleargrads()
         each.target(X).backward()
-        each.update()  # steps: the copy's parameters are known to be the same everywhere
+        # Steps: the copy's parameters are known to be the same everywhere.
+        each.update()
         assert each.t == 1
     for name, array in parameters(twin.target).items():
         np.testing.assert_array_equal(array, parameters(model)[name])
@@ -191,9 +192,8 @@ def test_a_link_that_is_not_used_yet_does_not_hinder_training(comm):
     for _ in range(2):  # the first is lost: not all are initialised
         optimizer.update(model, X)
     assert optimizer.t == 1
-    assert same_everywhere(comm, Model(comm.rank)) == (
-        comm.size == 1
-    )  # the check can fail
+    # The check can fail.
+    assert same_everywhere(comm, Model(comm.rank)) == (comm.size == 1)
     mine = model.main.W.array.tobytes()
     assert comm.allgather_obj(mine) == [mine] * comm.size
     model.more = model.unused  # now it is used, on all ranks at the same time

@@ -47,9 +47,8 @@ def test_a_failing_loss_is_an_error_on_all_ranks_and_the_batch_can_be_skipped(
         for _ in range(2):
             optimizer.update(model, X)
         assert same_everywhere(comm, model)
-    lost = (
-        lazy and where == "loss"
-    )  # else all are initialised when an update first succeeds
+    # Else all are initialised when an update first succeeds.
+    lost = lazy and where == "loss"
     assert optimizer.t == 4 - lost
 
 

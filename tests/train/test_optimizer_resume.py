@@ -88,9 +88,8 @@ def test_snapshots_of_other_kinds_are_loaded_or_refused(naive):
     for number in range(3):
         optimizer.update(model, batch_of(0, number))
     snapshot = state_of(optimizer)
-    assert all(
-        np.asarray(value).dtype != object for value in snapshot.values()
-    )  # no pickles
+    # No pickles.
+    assert all(np.asarray(value).dtype != object for value in snapshot.values())
     plain = hooked_adam(TanhNet(0))
     load_state(plain, snapshot)
     assert plain.t == 2

@@ -369,9 +369,8 @@ def test_without_a_loss_function_it_trains_as_ever(comm, before):
     twins = Twins(comm)
     twins.update(before)
     if not before:
-        twins.each(
-            lambda _, optimizer: optimizer.update()
-        )  # gives all rank 0's weights
+        # Gives all rank 0's weights.
+        twins.each(lambda _, optimizer: optimizer.update())
     twins.update(3, without_loss=True)
     twins.update(3)
     twins.update(3, without_loss=comm.rank == 0)

@@ -36,10 +36,8 @@ def test_what_another_thread_sends_is_no_part_of_the_step(clock_time):
     clock = profiling.StepClock()
 
     def send():
-        with (
-            profiling.region("communication"),
-            profiling.region("waiting"),
-        ):  # counts once
+        # Counts once.
+        with profiling.region("communication"), profiling.region("waiting"):
             clock_time.sleep(1)
 
     with clock.step():

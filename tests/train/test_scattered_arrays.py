@@ -108,9 +108,8 @@ def test_they_arrive_from_any_root_on_any_communicator(comm):
 def test_pieces_are_no_longer_than_max_buf_len(world, plain_communicator, limit):
     class Limited(plain_communicator):  # type: ignore[valid-type,misc]
         def send(self, data, dest, tag):
-            assert data.nbytes <= max(
-                limit, 16
-            )  # 16: the message that says how many follow
+            # 16: the message that says how many follow.
+            assert data.nbytes <= max(limit, 16)
             super().send(data, dest, tag)
 
         def bcast(self, data, max_buf_len=None, root=0):
@@ -128,9 +127,8 @@ def test_pieces_are_no_longer_than_max_buf_len(world, plain_communicator, limit)
 
 
 def test_long_and_memory_mapped_arrays_come_in_several_blocks(naive, tmp_path):
-    whole = np.arange(1 << 20, dtype=np.int64).reshape(
-        -1, 2048
-    )  # 8 MiB, and blocks of 1 MiB
+    # 8 MiB, and blocks of 1 MiB.
+    whole = np.arange(1 << 20, dtype=np.int64).reshape(-1, 2048)
     mapped = np.memmap(tmp_path / "data", np.int64, "w+", shape=whole.shape)
     mapped[:] = whole
     for source, shuffle in itertools.product((whole, mapped), (False, True)):
@@ -157,17 +155,15 @@ def pss():
 def test_a_node_holds_one_copy(naive, shuffle):
     nbytes = 30_000_000
     whole = at(naive, 0, np.ones((nbytes // 5000, 1250), np.float32))
-    scatter_dataset(
-        at(naive, 0, rows(3)), naive
-    )  # what the first call allocates for good
+    # What the first call allocates for good.
+    scatter_dataset(at(naive, 0, rows(3)), naive)
     naive.allgather_obj(None)
     before = pss()
     naive.allgather_obj(None)
     part = scatter_dataset(whole, naive, shuffle=shuffle)
     part[0][:] = 1  # takes this page only
-    assert sum(example.sum() for example in part) == 1250 * len(
-        part
-    )  # every page of it
+    # Every page of it.
+    assert sum(example.sum() for example in part) == 1250 * len(part)
     naive.allgather_obj(None)
     after = pss()
     assert sum(naive.allgather_obj(after - before)) <= 1.5 * nbytes
@@ -385,9 +381,8 @@ def test_what_was_written_is_in_a_pickle_of_it(naive):
     ],
 )
 def test_workers_read_the_same_memory(naive, monkeypatch, method):
-    monkeypatch.setenv(
-        "MPI4PY_RC_INITIALIZE", "0"
-    )  # workers that import mpi4py don't start MPI
+    # Workers that import mpi4py don't start MPI.
+    monkeypatch.setenv("MPI4PY_RC_INITIALIZE", "0")
     multiprocessing.set_start_method(method, force=True)
     whole = rows(60)
     part = scatter_dataset(at(naive, 0, whole), naive)

@@ -117,9 +117,8 @@ def test_each_set_has_the_state_of_its_first_rank(naive, folder, sets, first, su
     target = chainer.Link()
     target.add_persistent("value", np.array([naive.rank * 10], "f8"))
     target.add_persistent("nothing", None)
-    trainer, _, snapshot = make(
-        naive, folder, 2, iter(sets), target=target
-    )  # any iterable
+    # Any iterable.
+    trainer, _, snapshot = make(naive, folder, 2, iter(sets), target=target)
     trainer.run()
     assert files(naive, folder) == names(*(f"2{each}" for each in suffixes))
     target.value[:], target.nothing = -1, 1

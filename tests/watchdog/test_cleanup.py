@@ -173,9 +173,8 @@ def test_a_launcher_that_is_killed(folder):
 
     job = run("launcher", folder, kill_launcher)
     assert ours, job
-    if (
-        MPI.get_vendor()[0] == "Open MPI"
-    ):  # its ranks, which sleep here, hadn't ended after 30 s
+    # Its ranks, which sleep here, hadn't ended after 30 s.
+    if MPI.get_vendor()[0] == "Open MPI":
         for one in ours:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
@@ -216,9 +215,8 @@ def test_what_others_use_or_own_is_not_removed(monkeypatch):
     users: list[subprocess.Popen] = []
     try:
         rank = start(mine, shared, data, python, group=lambda: 0)
-        worker = start(
-            shared, group=lambda: rank.pid
-        )  # as one of the rank's that it left behind
+        # As one of the rank's that it left behind.
+        worker = start(shared, group=lambda: rank.pid)
         files = SharedFiles([(rank.pid, birth(rank.pid))])
         assert not files.remove()  # the rank still lives
         assert mine.exists()
@@ -232,9 +230,8 @@ def test_what_others_use_or_own_is_not_removed(monkeypatch):
             again._known = dict(files._known)
             assert again.remove()  # it is another user's
         assert shared.exists()
-        with (
-            monkeypatch.context() as patched
-        ):  # no descriptor is left to see who uses it
+        # No descriptor is left to see who uses it.
+        with monkeypatch.context() as patched:
             patched.setattr(cleanup, "_mapped", refuse)
             assert not files.remove()
         assert shared.exists()

@@ -33,9 +33,8 @@ def test_a_rank_that_does_not_come_gets_one_warning_and_one_report(size, ends_jo
         assert made.until(lambda: len(made.ended) == size * ends_job, LATE), len(
             made.ended
         )
-        assert not made.until(
-            lambda: len(made.printed) > 2, 2.0
-        )  # nobody else says anything
+        # Nobody else says anything.
+        assert not made.until(lambda: len(made.printed) > 2, 2.0)
         (one, warning), (other, report) = made.printed
     assert one == other == 0
     assert f"rank {size - 1} (process" in warning

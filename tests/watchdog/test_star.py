@@ -80,9 +80,8 @@ def test_a_hub_that_is_stopped_or_gone_is_not_taken_for_a_cut_link(monkeypatch):
     with links(2, silence=0.1) as made:
         made.connect()
         (spoke,) = made.spokes
-        made.selector.unregister(
-            made.listener
-        )  # the kernel takes connections in, nobody answers
+        # The kernel takes connections in, nobody answers.
+        made.selector.unregister(made.listener)
         made.hub._lose(made.hub.links[1])
         assert made.until(lambda: not spoke.links)
         assert not made.until(lambda: spoke.links or spoke.lost(), 1.0)

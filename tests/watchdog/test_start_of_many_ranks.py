@@ -36,9 +36,8 @@ def test_each_rank_receives_little_of_each_other_and_rank_0_a_name_of_each_machi
         lines.append(dict(start.counts.lines))
     few, many = (found.pop(0) for found in lines)
     assert many - few <= LINES_A_MACHINE * (256 - 64) / ranks_per_node + 32
-    assert (
-        max(lines[1].values()) <= max(lines[0].values()) + 32
-    )  # for more steps in trees
+    # For more steps in trees.
+    assert max(lines[1].values()) <= max(lines[0].values()) + 32
 
 
 def test_each_machine_gets_a_monitor_that_knows_the_hub_which_knows_all_names(
@@ -62,9 +61,8 @@ def test_each_machine_gets_a_monitor_that_knows_the_hub_which_knows_all_names(
         ((address, port),) = star["endpoints"]
         assert (address, port) == ("127.0.0.1", hub["endpoints"][0][1])
         if leader:
-            assert len(start.counts.senders[leader]) <= 4 + 1 + log2(
-                64
-            )  # who sums in a tree
+            # Who sums in a tree.
+            assert len(start.counts.senders[leader]) <= 4 + 1 + log2(64)
     (identity,) = {identity for identity, *_ in start.identities}
     assert identity[0] == 0
     assert [it[1:] for it in start.identities] == [(rank, 64) for rank in range(64)]

@@ -54,9 +54,8 @@ def event_line(job: str, rank: int, kind: str, **fields: Any) -> bytes:
     """
     event = {"version": VERSION, "event": kind, "rank": rank, **fields}
     for most in LONGEST_TEXTS:
-        line = (
-            f"{MARK}{job} {json.dumps(_shorten(event, most))}\n".encode()
-        )  # all ASCII
+        # All ASCII.
+        line = f"{MARK}{job} {json.dumps(_shorten(event, most))}\n".encode()
         if len(line) <= MOST_BYTES:
             return line
     raise ValueError(f"an event {kind!r} of {len(line)} bytes is too long")

@@ -34,9 +34,8 @@ def trained(chainermn, comm, iterations=4, every=1, **how):
     with contextlib.suppress(KeyboardInterrupt):
         trainer.run()
     checkpointer.finalize = finalize
-    getattr(
-        checkpointer, "flush", lambda: None
-    )()  # older files go while training goes on
+    # Older files go while training goes on.
+    getattr(checkpointer, "flush", lambda: None)()
     MPI.COMM_WORLD.Barrier()
     return checkpointer, model
 

@@ -64,6 +64,7 @@ def training(chainermn, comm, iterations=2, value=1.0, length=None, optimizer=No
     rule = optimizer or chainer.optimizers.SGD(0.001)
     rule = chainermn.create_multi_node_optimizer(rule, comm).setup(model)
     model.cleargrads()
-    rule.update()  # rank 0's parameters for all; with a loss, one of them would step as well
+    # Rank 0's parameters for all; with a loss, one of them would step as well.
+    rule.update()
     examples = [row for n in range(2) for row in inputs(comm.rank + n)]
     return trainer(rule, examples, iterations, length=length), model

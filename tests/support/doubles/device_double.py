@@ -58,13 +58,11 @@ class Gpu:
         self.bus_id = f"0000:{rank:02x}:00.0"
         self.delay = 3  # a piece of work is put off up to so many times
         self.version = 22203  # NCCL's
-        self.nccl_fails = (
-            False  # work of NCCL never ends, and it says that there is an error
-        )
+        # Work of NCCL never ends, and it says that there is an error.
+        self.nccl_fails = False
         self.nccl_works_for: Any = None  # the communicator whose work has begun
-        self.group_fails = (
-            False  # breaks a rule: a group's operations are lost, and it says so
-        )
+        # Breaks a rule: a group's operations are lost, and it says so.
+        self.group_fails = False
         self.ignores_events = False  # breaks a rule: streams don't wait for events
         self.init_hangs = False  # the making of an NCCL communicator doesn't return
         self.closed = False  # nobody uses it any more: what hangs ends
@@ -79,12 +77,10 @@ class Gpu:
         self.made: list[str] = []  # every call that can fail, in this order
         self.copied_to_host = 0  # bytes
         self.packed: list[int] = []  # bytes of each chunk
-        self.host_waits = (
-            0  # times that a thread of the user's asked again for what wasn't done
-        )
-        self.ticks: dict[
-            str, int
-        ] = {}  # that work takes, by the name's beginning; 1 by default
+        # Times that a thread of the user's asked again for what wasn't done.
+        self.host_waits = 0
+        # That work takes, by the name's beginning; 1 by default.
+        self.ticks: dict[str, int] = {}
         self.timeline: list[Piece] = []
         self.status = 0  # CUDA's error of queued work, which all later calls get, too
         self.lock = threading.RLock()

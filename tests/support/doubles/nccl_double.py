@@ -31,17 +31,15 @@ NAMES = [
     "BFLOAT16",
 ]
 BIRTHS = 30_000  # the tag of the messages by which ranks find each other
-GONE = (
-    BIRTHS  # on a communicator of NCCL's: that of its end, which the other ranks notice
-)
+# On a communicator of NCCL's: that of its end, which the other ranks notice.
+GONE = BIRTHS
 TRANSFERS = GONE + 1  # on such a one: the first tag of what is sent between two ranks
 ID_BYTES = 128
 POLL_SECONDS = 1e-3
 ABORT_SECONDS = 5.0  # after which an abort that waits is taken for one that never ends
 SENT: list[MPI.Request] = []  # by communicators that were aborted
-NUMBERS = (
-    itertools.count()
-)  # of the communicators of this process, over all its doubles
+# Of the communicators of this process, over all its doubles.
+NUMBERS = itertools.count()
 
 
 class NcclError(RuntimeError):
@@ -167,9 +165,8 @@ class Exchange(Launch):
 def make_nccl(gpu: Gpu) -> ModuleType:
     """The module of that device."""
     world = MPI.COMM_WORLD
-    mine = (
-        threading.local()
-    )  # `group`: what the thread's open group holds; None without one
+    # `group`: what the thread's open group holds; None without one.
+    mine = threading.local()
 
     def put(communicator: Any, stream: int, operation: Operation | Transfer) -> None:
         gpu.reach(operation.name.split()[0])

@@ -36,10 +36,8 @@ PROGRAMS = {
     "srun": "slurm-client",
     "munged": "munge",
 }
-PACKAGES = (
-    "libpmix-dev",
-    "slurm-wlm-basic-plugins",
-)  # srun looks for PMIx by a link of it
+# Srun looks for PMIx by a link of it.
+PACKAGES = ("libpmix-dev", "slurm-wlm-basic-plugins")
 NODES = ("alpha", "beta")
 # How Slurm is to start ranks of this MPI.
 PMI = "pmix" if on_open_mpi() else "pmi2"
@@ -175,9 +173,8 @@ class Slurm:
 
         def are_so() -> bool:
             nonlocal said
-            with contextlib.suppress(
-                subprocess.CalledProcessError
-            ):  # the controller starts
+            # The controller starts.
+            with contextlib.suppress(subprocess.CalledProcessError):
                 said = self.client(
                     "sinfo", "-h", "-N", "-o", "%N %T", "-n", ",".join(nodes)
                 )

@@ -165,9 +165,8 @@ class Cluster:
     def limit(self, rate: str | None) -> None:
         """Shape what every host sends to a rate such as "1gbit"; None for no limit."""
         for host in self.hosts:
-            with contextlib.suppress(
-                subprocess.CalledProcessError
-            ):  # there may be none
+            # There may be none.
+            with contextlib.suppress(subprocess.CalledProcessError):
                 self.run(host, "tc", "qdisc", "del", "dev", DEVICE, "root")
             if rate is not None:
                 shape = f"tbf rate {rate} burst 256kb latency 50ms".split()

@@ -37,9 +37,8 @@ class Entry:
     shape: tuple[int, ...]
     dtype: str
     layout: str
-    missing: frozenset[
-        int
-    ]  # ranks that have none, where missing ones are filled with zeros
+    # Ranks that have none, where missing ones are filled with zeros.
+    missing: frozenset[int]
     exponent: int  # powers of ten, like spread
     spread: int = 0
     nowhere: bool = False  # no rank has one

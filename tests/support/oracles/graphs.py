@@ -98,9 +98,8 @@ def in_one_process(graph: list[Part], links: list[Component]) -> dict[int, Any]:
 def graphs(draw, size: int) -> list[Part]:
     """Components in an order in which they can run; messages are received as they were sent."""
     graph: list[Part] = []
-    waiting: list[dict[int, int]] = [
-        {} for _ in range(size)
-    ]  # at each rank: how many from whom
+    # At each rank: how many from whom.
+    waiting: list[dict[int, int]] = [{} for _ in range(size)]
     for _ in range(draw(st.integers(1, 7))):
         rank = draw(st.integers(0, size - 1))
         senders = [r for r, count in waiting[rank].items() for _ in range(count)]

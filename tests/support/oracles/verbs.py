@@ -173,9 +173,8 @@ def check(
     for dtype, layout in samples:
         verbs = all_of(dtype)
         if len(set(there)) > 1:
-            verbs.pop(
-                "allreduce_grad", None
-            )  # which wants a model on GPUs everywhere or nowhere
+            # Which wants a model on GPUs everywhere or nowhere.
+            verbs.pop("allreduce_grad", None)
         for name, (verb, by_nccl) in verbs.items():
             try:
                 with on_a_stream() if there[comm.rank] else nullcontext():

@@ -63,9 +63,8 @@ def _counted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _counting(visit: Callable[[Any, ast.Assert], list[ast.stmt]]) -> Any:
     def visit_assert(self: Any, node: ast.Assert) -> list[ast.stmt]:
-        if str(self.module_path).endswith(
-            "_double.py"
-        ):  # what a double takes for granted
+        # What a double takes for granted.
+        if str(self.module_path).endswith("_double.py"):
             return visit(self, node)
         statement = ast.parse(COUNT_ONE).body[0]
         for each in ast.walk(statement):

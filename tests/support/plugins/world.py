@@ -56,16 +56,14 @@ def sizes_of(items: list[pytest.Item], full: bool) -> dict[pytest.Item, Sequence
         return found
     functions: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if (
-            item.get_closest_marker("gpu") is None
-        ):  # those are skipped where there is none
+        # Those are skipped where there is none.
+        if item.get_closest_marker("gpu") is None:
             functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for cases in functions.values():
         if len(cases) <= FEW_CASES or cases[0].get_closest_marker("ranks"):
             continue
-        done: set[tuple[str, int]] = (
-            set()
-        )  # a value, and a number of ranks that it was on
+        # A value, and a number of ranks that it was on.
+        done: set[tuple[str, int]] = set()
         taken: Counter[int] = Counter()
         for item in cases:
             values = item.name.partition("[")[2].rstrip("]").split("-")
@@ -109,9 +107,8 @@ class World:
         self.comm = MPI.COMM_WORLD.Dup()
         self.size = self.comm.size
         self.stderr = os.dup(2)  # capturing is suspended while plugins are configured
-        if (
-            self.comm.rank
-        ):  # pytest's reporter is about to take sys.stdout; rank 0's is enough
+        # Pytest's reporter is about to take sys.stdout; rank 0's is enough.
+        if self.comm.rank:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         # At its end pytest clears all but the last three runs' temporary folders. Of
         # four ranks one clears another's, and the link to it; who then finds that link

@@ -17,9 +17,8 @@ from tests.support.training.trainers import parameter_bits, state_of
 class Kind:
     """An exchange: how it is asked for, and what it promises."""
 
-    arguments: dict[str, Any] = field(
-        default_factory=dict
-    )  # of `create_multi_node_optimizer`
+    # Of `create_multi_node_optimizer`.
+    arguments: dict[str, Any] = field(default_factory=dict)
     delay: int = 0  # steps from that which takes gradients to that which uses them
     # Of a mean on one node that is taken at once: barriers between what ranks write to
     # its memory and what they read there, beside an update's one agreement, which

@@ -16,11 +16,8 @@ from chainermn_train import create_multi_node_optimizer
 from chainermn_train.optimizers import overlapped_exchange
 from tests.support.training.trainers import parameter_bits, same_everywhere
 
-BATCH, WIDTH, CLASSES = (
-    3,
-    260,
-    3,
-)  # a layer of WIDTH by WIDTH has more than BUCKET_BYTES
+# A layer of WIDTH by WIDTH has more than BUCKET_BYTES.
+BATCH, WIDTH, CLASSES = 3, 260, 3
 BUCKET_BYTES = 1 << 18
 
 

@@ -52,9 +52,8 @@ def cut(spoke: Star) -> None:
 def close(spoke: Star) -> None:
     """Close what a spoke has open."""
     for one in (*spoke.links.values(), *spoke._strangers):
-        with contextlib.suppress(
-            KeyError, ValueError
-        ):  # its own thread has been faster
+        # Its own thread has been faster.
+        with contextlib.suppress(KeyError, ValueError):
             spoke._lose(one)
 
 

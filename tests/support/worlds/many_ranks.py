@@ -126,9 +126,8 @@ if __name__ == "__main__":
     wrong, means = [], 0
     for chunk_bytes, name, nodes in runs(WORLD.size):
         os.environ[CHUNK_VARIABLE] = chunk_bytes
-        wires = (
-            ("float16", None, "float64") if chunk_bytes else (None,)
-        )  # others aren't pairwise
+        # Others aren't pairwise.
+        wires = ("float16", None, "float64") if chunk_bytes else (None,)
         wire = wires[means // (CALLS + 1) % len(wires)]
         with on_nodes(nodes, name, allreduce_grad_dtype=wire) as comm:
             found = wrong_means(comm, wire, LARGER[chunk_bytes])

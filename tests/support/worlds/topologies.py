@@ -27,9 +27,8 @@ ALGORITHMS = ("naive", "flat", "hierarchical")
 # Node of each rank, by the number of ranks: one node, one node a rank, uneven,
 # interleaved.
 class _Imposed(dict[int, list[tuple[int, ...]]]):
-    def __missing__(
-        self, size: int
-    ) -> list[tuple[int, ...]]:  # on a machine of many GPUs
+    # On a machine of many GPUs.
+    def __missing__(self, size: int) -> list[tuple[int, ...]]:
         return [(0,) * size, tuple(rank * 2 // size for rank in range(size))]
 
 
@@ -57,15 +56,11 @@ def on_nodes(
 
 def telling(name: str, size: int) -> list[tuple[int, ...]]:
     """The imposed topologies that say something new of a communicator's algorithm on CPUs."""
-    if name in (
-        "naive",
-        "flat",
-        "single_node",
-    ):  # nodes make no difference, or there is one
+    # Nodes make no difference, or there is one.
+    if name in ("naive", "flat", "single_node"):
         return IMPOSED[size][:1]
-    if (
-        name == "two_dimensional"
-    ):  # elsewhere one rank of a node exchanges: that is `hierarchical`
+    # Elsewhere one rank of a node exchanges: that is `hierarchical`.
+    if name == "two_dimensional":
         return [n for n in IMPOSED[size] if len(set(n)) > 1 < min(map(n.count, n))]
     return IMPOSED[size]
 

@@ -52,9 +52,8 @@ class Outcome(NamedTuple):
     text: str
     warned: str
     t: int
-    state: dict[
-        str, bytes | None
-    ]  # parameters, update rules' state and t, t, epoch, loss scale
+    # Parameters, update rules' state and t, t, epoch, loss scale.
+    state: dict[str, bytes | None]
     persistent: bytes
 
 
@@ -282,9 +281,8 @@ class OneRank:
             each for each in texts if not any(known in each for known in OF_OVERFLOWS)
         ]
         optimizer = self._optimizer
-        scale = optimizer._loss_scale and float(
-            optimizer._loss_scale
-        )  # Chainer's least is int
+        # Chainer's least is int.
+        scale = optimizer._loss_scale and float(optimizer._loss_scale)
         state = {**states(optimizer), "loss scale": repr(scale).encode()}
         return Outcome(
             error,

@@ -278,9 +278,8 @@ class OptimizerMachine(RuleBasedStateMachine):
             return
         some = next(iter(self._ranks(rank)))
         self._do(lambda each: each.nothing(), "disturb", some, what)
-        if any(
-            each.state != self._last[0].state for each in self._last
-        ):  # it has momenta
+        # It has momenta.
+        if any(each.state != self._last[0].state for each in self._last):
             self._expect_in_update(DRIFTS[what])
             self.synchronize()
 

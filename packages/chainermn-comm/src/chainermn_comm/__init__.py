@@ -24,4 +24,5 @@ __all__ = [
 ]
 
 _register_finder()  # again, for where `.pth` files don't run (--target, PYTHONPATH)
-_install_if_forced()  # the abort hook, where CHAINERMN_FORCE_ABORT_ON_EXCEPTION=1 asks for it
+# The abort hook, where CHAINERMN_FORCE_ABORT_ON_EXCEPTION=1 asks for it.
+_install_if_forced()

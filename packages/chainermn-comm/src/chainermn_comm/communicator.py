@@ -273,7 +273,8 @@ class CommunicatorBase(ABC):
             if error is not None:
                 raise error
         finally:
-            del error  # its traceback refers to this frame: a cycle would keep all its frames alive
+            # Its traceback refers to this frame: a cycle would keep all its frames alive.
+            del error
         views, texts, payloads = zip(*rows, strict=True)
         if any(texts):
             raise_failure(operation, rank, texts)

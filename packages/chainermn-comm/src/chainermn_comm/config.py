@@ -21,9 +21,8 @@ CHUNK_VARIABLE = "CHAINERMN_CHUNK_BYTES"
 CHUNK_STEP, CHUNK_MAXIMUM = 64, 1 << 30
 
 
-@dataclass(
-    frozen=True, eq=False
-)  # what is cached for them is found by identity, which is fast
+# What is cached for them is found by identity, which is fast.
+@dataclass(frozen=True, eq=False)
 class Settings:
     """The settings of a communicator, as its user chose them."""
 
@@ -36,12 +35,10 @@ class Settings:
     # default.
     chunk_bytes: int | None = None
     reproducible: bool = False  # the bits of a mean depend on no topology and no name
-    timeout: Timeout = field(
-        default_factory=lambda: Timeout(0.0)
-    )  # how long a call may wait
-    trace: str | None = (
-        None  # the folder where calls are traced; None where they aren't
-    )
+    # How long a call may wait.
+    timeout: Timeout = field(default_factory=lambda: Timeout(0.0))
+    # The folder where calls are traced; None where they aren't.
+    trace: str | None = None
 
     def changed(self, name: str, value: Any) -> Settings:
         """Return these settings with one changed; raise ValueError if that can't be."""

@@ -194,9 +194,8 @@ class MpiCommunicator(CommunicatorBase):
             part.Allgather(np.array([self._rank], np.int32), members)
             topology = self._topology.restrict(members.tolist())
             made = type(self).__new__(type(self))
-            vars(made).update(
-                vars(self)
-            )  # what a subclass of the user's has of its own stays
+            # What a subclass of the user's has of its own stays.
+            vars(made).update(vars(self))
             made._open(part, topology)
             made._comms.append(part)
         return made
@@ -402,9 +401,8 @@ class MpiCommunicator(CommunicatorBase):
         operation: str = "allreduce_grad",
         channel: CommunicatorBase | None = None,
     ) -> Reducer:
-        own: Any = (
-            self.multi_node_mean_grad
-        )  # or another class's or communicator's in its place
+        # Or another class's or communicator's in its place.
+        own: Any = self.multi_node_mean_grad
         is_ours = getattr(own, "__func__", None) is MpiCommunicator.multi_node_mean_grad
         is_ours = is_ours and own.__self__ is self
         # In this order: isinstance of an abstract class takes as long as all the rest.

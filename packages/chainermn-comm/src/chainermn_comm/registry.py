@@ -91,9 +91,8 @@ def agreeing(
         watchdog.watch_call("create_communicator", comm.size),
         group.in_step("create_communicator"),
     ):
-        traffic = (
-            comm.Dup()
-        )  # the user's communicator may be carrying messages of theirs
+        # The user's communicator may be carrying messages of theirs.
+        traffic = comm.Dup()
         try:
             handshake = Handshake(traffic)
             with SharedFailure(handshake, "create_communicator"):

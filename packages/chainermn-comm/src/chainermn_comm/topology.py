@@ -51,9 +51,8 @@ class Topology:
         """
         from mpi4py import MPI
 
-        leader = np.array(
-            [mpi_comm.rank], np.int32
-        )  # the node's lowest rank, which names it
+        # The node's lowest rank, which names it.
+        leader = np.array([mpi_comm.rank], np.int32)
         node = mpi_comm.Split_type(MPI.COMM_TYPE_SHARED)
         try:
             node.Bcast(leader)

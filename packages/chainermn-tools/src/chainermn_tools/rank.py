@@ -42,18 +42,16 @@ def main() -> None:
     if not is_module and not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.path.dirname(os.path.realpath(script))
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(
-            AttributeError, ValueError
-        ):  # somebody put another one there
+        # Somebody put another one there.
+        with contextlib.suppress(AttributeError, ValueError):
             # Lines are then written whole, and ranks' lines don't mix.
             stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     divide_cores()
     # In both places, as the abort hook prints by itself where nobody has set another
     # one.
     sys.excepthook = sys.__excepthook__ = _print_error
-    if (
-        "OMPI_COMM_WORLD_RANK" not in os.environ
-    ):  # whose handlers would take the place of these
+    # Whose handlers would take the place of these.
+    if "OMPI_COMM_WORLD_RANK" not in os.environ:
         faulthandler.enable(2, all_threads=False)  # a crash shows the Python line
     process = os.getpid()
     emit("started", pid=process, host=socket.gethostname())

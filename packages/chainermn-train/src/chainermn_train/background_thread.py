@@ -65,10 +65,8 @@ class BackgroundThread:
                     _running.discard(self)
                     if not len(_running):
                         sys.setswitchinterval(_usual_interval[0])
-            del (
-                self,
-                work,
-            )  # they may hold much memory, and the error's traceback this frame
+            # They may hold much memory, and the error's traceback this frame.
+            del self, work
 
     def wait(self, seconds: float | None = None) -> BaseException | None:
         """Wait for the end, at most ``seconds``; return the exception that ended it, if any."""

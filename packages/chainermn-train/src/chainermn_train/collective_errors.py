@@ -42,9 +42,8 @@ def allgather_checked(
     """
     with SharedFailure(communicator.handshake, operation):
         content = pickle.dumps(action(), protocol=5)
-    payload = (
-        content if len(content) <= _MAX_PAYLOAD_BYTES else b""
-    )  # a pickle is never empty
+    # A pickle is never empty.
+    payload = content if len(content) <= _MAX_PAYLOAD_BYTES else b""
     contents: Any = communicator.handshake(operation, payload=payload)
     if not all(contents):
         contents = communicator.allgather(np.frombuffer(content, np.uint8))

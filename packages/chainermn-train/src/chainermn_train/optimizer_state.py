@@ -106,9 +106,8 @@ def describe_settings(optimizer: Any, is_shared: bool) -> dict[str, Any]:
     A dynamic loss scale's present value is left out unless the state ``is_shared``:
     rank 0's is about to go to all.
     """
-    hyperparam: Any = getattr(
-        optimizer, "hyperparam", None
-    )  # chainer.Optimizer has none
+    # chainer.Optimizer has none.
+    hyperparam: Any = getattr(optimizer, "hyperparam", None)
     values = {} if hyperparam is None else hyperparam.get_dict()
     numbers = {
         name: each for name, each in values.items() if isinstance(each, int | float)

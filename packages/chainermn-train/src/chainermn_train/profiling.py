@@ -17,9 +17,8 @@ from .wrappers import AttributeProxy
 STEPS_PER_SAMPLE_ON_GPU = 16
 
 _UNTIMED = nullcontext()
-_thread = (
-    threading.local()
-)  # .clock: that of the step which this thread is in; None in a region
+# .clock: that of the step which this thread is in; None in a region.
+_thread = threading.local()
 
 
 @dataclass
@@ -28,13 +27,11 @@ class StepTimes:
 
     steps: int = 0
     seconds: float = 0.0
-    sampled: float = (
-        0.0  # of those steps whose shares were measured: all of them on CPUs
-    )
+    # Of those steps whose shares were measured: all of them on CPUs.
+    sampled: float = 0.0
     waiting: float = 0.0  # of `sampled`, the time in which ranks wait for one another
-    communication: float = (
-        0.0  # of `sampled`, that in the exchange of gradients and parameters
-    )
+    # Of `sampled`, that in the exchange of gradients and parameters.
+    communication: float = 0.0
 
     @property
     def computing(self) -> float:

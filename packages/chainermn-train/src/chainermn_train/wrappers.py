@@ -31,7 +31,8 @@ class AttributeProxy:
     """Read, set and delete the attributes of a wrapped object, except those of ``_OWN``."""
 
     _OWN: frozenset[str] = frozenset({"actual"})
-    _ACTUAL = "actual"  # the wrapped object; a subclass that names another attribute sets it itself
+    # The wrapped object; a subclass that names another attribute sets it itself.
+    _ACTUAL = "actual"
 
     def __init__(self, actual: Any) -> None:
         self.actual = actual

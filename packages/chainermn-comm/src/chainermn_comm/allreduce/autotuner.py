@@ -28,9 +28,8 @@ class Autotuner(Algorithm):
     ) -> None:
         """Own the algorithms; measure from ``least_bytes`` on."""
         self._comm, self._candidates, self._least_bytes = comm, candidates, least_bytes
-        self._seconds: dict[
-            int, list[float]
-        ] = {}  # by size: per byte, of each trial so far
+        # By size: per byte, of each trial so far.
+        self._seconds: dict[int, list[float]] = {}
         self._chosen: dict[int, Algorithm] = {}
 
     def allreduce(self, operand: Operand) -> None:

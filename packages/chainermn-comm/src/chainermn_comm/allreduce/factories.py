@@ -91,9 +91,8 @@ def _through_shared_memory(group: ProcessGroup, leaders: int) -> Algorithm:
     shared: SharedMemoryAllreduce | None = None
     cause = ""
     with group.in_step("a mean of gradients"):
-        for chunk_bytes in dict.fromkeys(
-            (group.settings.chunk_bytes, None)
-        ):  # the default may fit
+        # The default may fit.
+        for chunk_bytes in dict.fromkeys((group.settings.chunk_bytes, None)):
             try:
                 if topology.inter_size == 1:
                     shared = SharedMemoryAllreduce(group, chunk_bytes)

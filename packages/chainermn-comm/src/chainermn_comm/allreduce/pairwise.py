@@ -47,9 +47,8 @@ class Schedule:
     """
 
     chunk_bytes: int  # a shard's size at most
-    received_chunks: (
-        int  # the most that a rank receives from all others in a round, in chunks
-    )
+    # The most that a rank receives from all others in a round, in chunks.
+    received_chunks: int
     sum_delay: int = 0  # until they are summed
     gather_delay: int = 0  # until the sums are sent
     wait_delay: int = 0  # until the sums of the others are waited for
@@ -147,9 +146,8 @@ class PairwiseAllreduce:
         it is to wait.
         """
         rounds: Iterator[tuple[list[Buffer], list[Buffer]]] = iter(())
-        in_flight: dict[
-            int, tuple[list[Buffer], list[Buffer]]
-        ] = {}  # shards: terms and sums
+        # Shards: terms and sums.
+        in_flight: dict[int, tuple[list[Buffer], list[Buffer]]] = {}
         requests: dict[int, list[MPI.Request]] = {}
         for tick in itertools.count():
             shards = next(rounds, None)

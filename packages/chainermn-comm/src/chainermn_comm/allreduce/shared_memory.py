@@ -87,9 +87,8 @@ class SharedMemoryAllreduce(Algorithm):
         # By slot, size and dtype: each rank's numbers.
         self._views: dict[tuple[int, int, np.dtype], list[np.ndarray]] = {}
         self._next_group = 0  # groups so far: slot numbers go on from call to call
-        self._packed = (
-            object()
-        )  # another one for each call that has packed its first group
+        # Another one for each call that has packed its first group.
+        self._packed = object()
         self._intra = MPI.Intracomm(comm.Split(topology.inter_rank(rank), rank))
         self._intra_rank = self._intra.rank
         reason = ""
@@ -167,9 +166,8 @@ class SharedMemoryAllreduce(Algorithm):
         """Return the groups of chunks, and whether each rank may sum all of them."""
         sizes, dtypes = [target.size for target in operand.targets], operand.wire_dtypes
         last_sizes, last_dtypes, last_way, groups, redundant = self._last
-        if (
-            sizes != last_sizes or dtypes is not last_dtypes or way is not last_way
-        ):  # no hashing
+        # No hashing.
+        if sizes != last_sizes or dtypes is not last_dtypes or way is not last_way:
             chunks = plan_chunks(tuple(sizes), tuple(dtypes), self._chunk_bytes)
             most = min(way.chunks_per_group, self.most_chunks)
             groups = [

@@ -271,9 +271,8 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
 
     def _sent(self, number: int, chunk: Chunk) -> ScaledArray:
         """Return the node's sums as they travel."""
-        exponent, largest = self._shard_stats(number).max(
-            axis=0
-        )  # NaN, if there is one
+        # NaN, if there is one.
+        exponent, largest = self._shard_stats(number).max(axis=0)
         chosen = choose_wire_format(float(largest), int(exponent), chunk.dtype)
         if chosen.dtype == accumulator(chunk.dtype):
             return ScaledArray(self._sums(number, chunk), chosen.exponent)

@@ -27,9 +27,8 @@ MAGNITUDE, EXPONENT, SIGN = (
     UINT32.type(0x7F800000),
     UINT32.type(0x8000),
 )
-SMALLEST_NORMAL = (
-    0x38800000  # 2^-14 as a float32: below it, float16 numbers are evenly spaced
-)
+# 2^-14 as a float32: below it, float16 numbers are evenly spaced.
+SMALLEST_NORMAL = 0x38800000
 TOO_LARGE = 0x477FF000  # 65520 as a float32, which rounds to infinity
 TIMES_2_13 = UINT32.type(13 << 23)  # added to an exponent
 BIAS = UINT32.type((SMALLEST_NORMAL + (13 << 23)) >> 13)

@@ -19,12 +19,12 @@ class Operand(NamedTuple):
     """
 
     sources: Arrays  # of any memory order
-    targets: Arrays  # C-contiguous, of the same shapes and dtypes; a target may be its source
+    # C-contiguous, of the same shapes and dtypes; a target may be its source.
+    targets: Arrays
     wire_dtypes: Dtypes  # in which each array travels
     divisor: int = 1  # of the result; other than 1 for sums of floats only
-    op: np.ufunc = (
-        np.add
-    )  # or maximum or minimum, of arrays that travel in their own dtype
+    # Or maximum or minimum, of arrays that travel in their own dtype.
+    op: np.ufunc = np.add
     # The memory of all targets, one after the other, where all have one dtype and
     # travel in it.
     flat: np.ndarray | None = None

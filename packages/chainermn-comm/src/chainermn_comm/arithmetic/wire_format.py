@@ -61,9 +61,8 @@ def choose_wire_format(largest: float, exponent: int, wire: np.dtype) -> WireFor
     is_narrow, exponents = fit_each(np.array([largest]), wire)
     if exponent or not is_narrow[0]:
         return WireFormat(accumulator(wire), exponent)
-    if (
-        largest == 0 and wire == FLOAT16
-    ):  # for no other rank's numbers is this too large
+    # For no other rank's numbers is this too large.
+    if largest == 0 and wire == FLOAT16:
         return WireFormat(wire, LEAST_EXPONENT)
     return WireFormat(wire, int(exponents[0]))
 

@@ -155,9 +155,8 @@ def _excepthook(
         previous(kind, value, trace)
         return
     what, details = f"uncaught {kind.__name__}", ""
-    code = (
-        130 if issubclass(kind, KeyboardInterrupt) else 1
-    )  # 128 + SIGINT, as a shell has it
+    # 128 + SIGINT, as a shell has it.
+    code = 130 if issubclass(kind, KeyboardInterrupt) else 1
     try:
         if is_secondary(value):
             time.sleep(SECONDARY_ERROR_SECONDS)
@@ -213,9 +212,8 @@ def abort_job(what: str, code: int, details: str = "") -> NoReturn:
         emit("aborted", what=what, status=code)
         # Ctrl-C reaches each rank somewhere else.
         if is_first_here(what if code == 130 else what + details):
-            step = (
-                "" if active_job() else f"{next_step(what)}\n"
-            )  # which the launcher adds
+            # Which the launcher adds.
+            step = "" if active_job() else f"{next_step(what)}\n"
             _write_stderr(f"\n{details}{_headline(what)}, ending the job.\n{step}")
         time.sleep(FORWARDING_SECONDS)
     finally:  # even if a second Ctrl-C arrives meanwhile
@@ -247,9 +245,8 @@ def mpi_abort(code: int) -> NoReturn:
         faulthandler.dump_traceback_later(LAST_RESORT_SECONDS, exit=True, file=2)
         end_trace()
         # MPICH's launcher may miss worker processes of this rank on a busy machine.
-        with contextlib.suppress(
-            Exception
-        ):  # there may be none, and MPI_Abort must be called
+        # There may be none, and MPI_Abort must be called.
+        with contextlib.suppress(Exception):
             for worker in sys.modules["multiprocessing"].active_children():
                 worker.terminate()
         sys.modules["mpi4py.MPI"].COMM_WORLD.Abort(code)

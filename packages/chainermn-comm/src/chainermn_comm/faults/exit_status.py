@@ -74,17 +74,15 @@ else:
 
         def read_code(exception: SystemExit) -> object:
             code = descriptor.__get__(exception)
-            if (
-                sys._getframe().f_back is None
-            ):  # no Python code reads it, but the interpreter
+            # No Python code reads it, but the interpreter.
+            if sys._getframe().f_back is None:
                 _notify(code)
             return code
 
         members["code"] = property(read_code, descriptor.__set__, descriptor.__delete__)
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
-        for module in list(
-            sys.modules.values()
-        ):  # sys, and modules with `from sys import exit`
+        # Sys, and modules with `from sys import exit`.
+        for module in list(sys.modules.values()):
             if (
                 not isinstance(module, types.ModuleType)
                 or module is sys.modules[__name__]

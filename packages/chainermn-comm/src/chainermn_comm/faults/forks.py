@@ -33,9 +33,8 @@ def _in_child() -> None:
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         _exit_codes.clear()
         sys.last_value = None  # which an uncaught exception sets
-        exit_status.watch(
-            _exit_codes.append
-        )  # instead of what the abort hook watches for
+        # Instead of what the abort hook watches for.
+        exit_status.watch(_exit_codes.append)
         atexit.register(_exit_without_mpi)
 
 

@@ -53,9 +53,8 @@ class PreparedCall(NamedTuple):
 
     plan: Plan
     inputs: list[Any]  # what is read, 1-D and contiguous
-    flats: list[
-        Any
-    ]  # what is written, likewise; the same arrays where that is the same memory
+    # What is written, likewise; the same arrays where that is the same memory.
+    flats: list[Any]
     buffers: list[Any]  # one for each slot
     divisor: int
 
@@ -105,9 +104,8 @@ class DeviceAllreduce(Algorithm):
                 chunk for chunk in plan.chunks if self._target(chunk, flats) is None
             ]
             nbytes = max(map(self._padded_bytes, packed), default=0)
-            if (
-                self._buffers[0].nbytes < nbytes
-            ):  # the old ones live as long as the calls before
+            # The old ones live as long as the calls before.
+            if self._buffers[0].nbytes < nbytes:
                 self._buffers = [devices.empty(nbytes) for _ in self._buffers]
         call = PreparedCall(plan, inputs, flats, self._buffers, operand.divisor)
 

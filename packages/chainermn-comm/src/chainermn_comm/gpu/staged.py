@@ -22,9 +22,8 @@ from ..messaging import Algorithm, Factory, Handshake, ProcessGroup
 from ..topology import Topology
 
 OPERATION = "averaging gradients on GPUs"
-CHUNK_BYTES = (
-    4 << 20
-)  # short beside the whole, so that copies and sums overlap; not measured
+# Short beside the whole, so that copies and sums overlap; not measured.
+CHUNK_BYTES = 4 << 20
 SLOTS = 3  # chunks that are under way
 
 

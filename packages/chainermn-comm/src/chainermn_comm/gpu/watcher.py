@@ -35,9 +35,8 @@ DRAIN_SECONDS = 5.0
 
 # What a device may still use, since it failed or didn't finish in time.
 _orphaned: list[Any] = []
-_watchers: weakref.WeakSet[Watcher] = (
-    weakref.WeakSet()
-)  # but for those that were closed
+# But for those that were closed.
+_watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
 _busy: set[Watcher] = set()  # with work that isn't over, which the thread polls
 _lock = threading.RLock()  # of all that watchers change
 _wake, _stop = threading.Event(), threading.Event()
@@ -64,9 +63,8 @@ class Watcher:
         self.device = devices.current_device()
         self._what = f"rank {group.rank}: {operation}"
         self._failure = ""
-        self._pending: deque[tuple[Any, Any]] = (
-            deque()
-        )  # events, and what lives until they happen
+        # Events, and what lives until they happen.
+        self._pending: deque[tuple[Any, Any]] = deque()
         self._in_call = False  # and may wait for other ranks in a call of NCCL's
         with _lock:
             _watchers.add(self)

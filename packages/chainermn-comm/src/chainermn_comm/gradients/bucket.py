@@ -68,9 +68,8 @@ class Bucket:
     # The dtypes in which the present gradients travel, if all of them are NumPy's; else
     # None.
     wire_dtypes: Sequence[np.dtype] | None
-    planned: bool = (
-        False  # what is missing travels as zeros, and the means go to new memory
-    )
+    # What is missing travels as zeros, and the means go to new memory.
+    planned: bool = False
     ready: Any = None  # if planned, on a GPU: the event after which gradients are there
 
     @property

@@ -69,9 +69,8 @@ class MpiReducer(Reducer):
         except BaseException as caught:
             error = devices.translate(caught, what)
             try:
-                if (
-                    not planned
-                ):  # else the caller is somewhere in backward, and reports it itself
+                # Else the caller is somewhere in backward, and reports it itself.
+                if not planned:
                     with group.in_step(DESCRIPTION):
                         share_failure(group.handshake, self._operation, error)
                 if error is not caught:
@@ -79,7 +78,8 @@ class MpiReducer(Reducer):
                 raise
             finally:
                 group.handshake.leave()
-                del error  # its traceback refers to this frame: a cycle would keep the gradients
+                # Its traceback refers to this frame: a cycle would keep the gradients.
+                del error
         self._buckets.append(own)
         if planned:
             try:

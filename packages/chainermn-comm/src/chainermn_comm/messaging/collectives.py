@@ -83,9 +83,8 @@ def allgather(group: ProcessGroup, operation: str, value: Any, make: Make) -> li
             incoming[rank].fill(call.payloads[rank][starts[rank] :])
         large = sorted(incoming.keys() - starts.keys())
         if large:
-            own = incoming[
-                group.rank
-            ]  # written just now, so that others read it from a cache
+            # Written just now, so that others read it from a cache.
+            own = incoming[group.rank]
             sent = dict.fromkeys(range(group.size), own) if group.rank in large else {}
             call.backend.allgather(
                 _parts(sent), _parts({rank: incoming[rank] for rank in large})

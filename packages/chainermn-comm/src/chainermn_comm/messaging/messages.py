@@ -56,9 +56,8 @@ class Message(NamedTuple):
 
     def packed(self, *before: bytes) -> bytes:
         """Return these and then the bytes of all arrays, one after the other."""
-        return b"".join(
-            [*before, *[array.tobytes("A") for array in self.arrays]]
-        )  # as in memory
+        # As in memory.
+        return b"".join([*before, *[array.tobytes("A") for array in self.arrays]])
 
     def fill(self, packed: Any, start: int = 0) -> None:
         """Overwrite the arrays by what :meth:`packed` returned, which begins at ``start``."""

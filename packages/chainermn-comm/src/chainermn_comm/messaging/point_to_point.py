@@ -21,9 +21,8 @@ from .transfer import MAX_MESSAGE_BYTES, split_large
 
 # The size of the first of MPI's messages. Longer ones are faster out of line.
 INLINE_BYTES = 64 << 10
-_PREFIX = struct.Struct(
-    "<II?"
-)  # lengths of header and metadata; whether data follow these
+# Lengths of header and metadata; whether data follow these.
+_PREFIX = struct.Struct("<II?")
 # What is sent by other methods than `send`, and how their names end.
 _KINDS = {
     OBJECT: ("an object", "_obj"),

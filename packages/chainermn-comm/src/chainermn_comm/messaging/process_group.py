@@ -76,9 +76,8 @@ class ProcessGroup:
             for frame, _ in walk_tb(error.__traceback__)
             for it in frame.f_locals.values()
         ]
-        _orphaned.extend(
-            [it for it in found if it is not error]
-        )  # which refers to all frames
+        # Which refers to all frames.
+        _orphaned.extend([it for it in found if it is not error])
 
     def run_or_raise(
         self, operation: str, make: Callable[[], Value], part: str = ""

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 LATE_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 
 _largest_size = 1  # that a communicator had so far for which threads were counted
-_set_by_us: dict[
-    str, str
-] = {}  # variables that we set, so as not to take them for the user's
+# Variables that we set, so as not to take them for the user's.
+_set_by_us: dict[str, str] = {}
 
 
 @dataclass(frozen=True)

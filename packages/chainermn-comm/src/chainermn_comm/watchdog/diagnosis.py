@@ -18,12 +18,10 @@ class Rank:
     host: str  # name of its machine
     pid: int
     state: str  # RUNNING, STOPPED or GONE
-    calls: tuple[
-        Call, ...
-    ] = ()  # what it does, or did last, on each of its communicators
-    stacks: str = (
-        ""  # of its threads; empty where they weren't asked for or didn't come
-    )
+    # What it does, or did last, on each of its communicators.
+    calls: tuple[Call, ...] = ()
+    # Of its threads; empty where they weren't asked for or didn't come.
+    stacks: str = ""
     updates: int = 0  # calls of it until now, of any multi-node optimizer
     examples: int = 0  # in them, as far as it is known
 
@@ -114,9 +112,8 @@ class WaitGraph:
         while todo:
             rank, call = todo.pop()
             found = self.waits_for(rank, call)
-            if (
-                not found and call.state == COLLECTIVE
-            ):  # a message's report names the other rank
+            # A message's report names the other rank.
+            if not found and call.state == COLLECTIVE:
                 waits_for_unknown |= self.num_unknown(call) > 0
             for other in found:
                 if other.world in reached:

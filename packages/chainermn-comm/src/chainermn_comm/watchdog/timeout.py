@@ -16,9 +16,8 @@ SHORTEST, LONGEST = 1.0, 1e9
 class Timeout:
     """How long a call may wait, and what happens then."""
 
-    seconds: float = (
-        DEFAULT_SECONDS  # after which a waiting call is reported; 0 for never
-    )
+    # After which a waiting call is reported; 0 for never.
+    seconds: float = DEFAULT_SECONDS
     ends_job: bool = False  # whether the job is ended then, and when a link is cut
     # Seconds without a sign of another host that mean a cut link, once calls wait as
     # long.

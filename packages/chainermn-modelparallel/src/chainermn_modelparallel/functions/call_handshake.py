@@ -34,9 +34,8 @@ class Handshake(NamedTuple):
     """What all ranks know of a call after it."""
 
     call_id: int  # rank 0's count of calls, by which backward refers to this one
-    requires_grad: (
-        bool  # whether some rank needs a gradient; backward is then collective
-    )
+    # Whether some rank needs a gradient; backward is then collective.
+    requires_grad: bool
     payloads: list[bytes]  # each rank's bytes, in rank order
     # Ranks where backward can't run though some rank needs a gradient: it must not run
     # anywhere.

@@ -88,9 +88,8 @@ class SendFunction(EdgeFunction):
         self._received: deque[Message] = deque()
         _pending_sends[message_id] = ref(self)
 
-    def __del__(
-        self, discard: Any = _pending_sends.pop
-    ) -> None:  # a global may be gone at exit
+    # A global may be gone at exit.
+    def __del__(self, discard: Any = _pending_sends.pop) -> None:
         discard(self._message_id, None)
         if self.backward_expected:
             warn_dropped_send(self._message_id, self._communicator.rank, self._call)

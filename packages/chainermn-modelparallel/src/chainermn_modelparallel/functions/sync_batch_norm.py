@@ -110,9 +110,8 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         )
         expander = self._expander
         count = x.size // gamma.size if gamma.size else 0
-        local = xp.zeros(
-            (2, *gamma.shape), self._dtype
-        )  # mean of each channel; squares about it
+        # Mean of each channel; squares about it.
+        local = xp.zeros((2, *gamma.shape), self._dtype)
         if count:
             x.sum(axis=self.axis, dtype=self._dtype, out=local[0, ...])
             local[0] /= count

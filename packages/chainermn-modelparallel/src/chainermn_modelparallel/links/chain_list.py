@@ -103,10 +103,8 @@ class MultiNodeChainList(chainer.ChainList):
                 "output; let one component return a tuple"
             )
         super().add_link(link)
-        self._routes = [
-            *self._routes,
-            route,
-        ]  # a new list: a copy of the model has the old one
+        # A new list: a copy of the model has the old one.
+        self._routes = [*self._routes, route]
 
     def _check_ranks(self, name: str, ranks: Any) -> Route:
         if ranks is None:
@@ -140,9 +138,8 @@ class MultiNodeChainList(chainer.ChainList):
             )
         outputs: Any = None
         has_outputs = False
-        delegate: Variable | None = (
-            None  # depends on all that was sent and received so far
-        )
+        # Depends on all that was sent and received so far.
+        delegate: Variable | None = None
         not_twice_differentiable = True  # unless this rank sent before it received
         local: deque[Any] = deque()  # sent to a later component of this rank
         for index, (link, (rank_in, rank_out)) in enumerate(

@@ -32,9 +32,8 @@ class Operation:
     """A kind of call."""
 
     title: str  # for people
-    bus_factor: Callable[
-        [int], float
-    ]  # bus bandwidth over algorithm bandwidth, by ranks
+    # Bus bandwidth over algorithm bandwidth, by ranks.
+    bus_factor: Callable[[int], float]
     # Takes a communicator, the array to send, and an array of the same size for
     # results; both float32.
     make_invocation: Callable[[CommunicatorBase, np.ndarray, np.ndarray], Invocation]

@@ -28,9 +28,8 @@ class Times:
 
     correct: bool = True  # whether the results before and after were
     problem: str | None = None  # what a call raised, and on which rank
-    seconds: list[float] = field(
-        default_factory=list
-    )  # of a call on the slowest rank, by round
+    # Of a call on the slowest rank, by round.
+    seconds: list[float] = field(default_factory=list)
     calls: int = 0  # that were timed, in all
 
 
@@ -106,9 +105,8 @@ def _time(world: MPI.Intracomm, invocation: Invocation, calls: int) -> float:
     world.Barrier()
     start = time.perf_counter()
     for _ in range(calls):
-        _kept = (
-            invocation.call()
-        )  # what it returned last is freed after the time was taken
+        # What it returned last is freed after the time was taken.
+        _kept = invocation.call()
     took = time.perf_counter() - start
     idle_barrier(world)
     return float(max(world.allgather(took / calls)))

@@ -83,9 +83,8 @@ def doctor(
             raise ValueError("the doctor starts ranks itself; run it without mpiexec")
         if as_json and as_report:
             raise ValueError("--json and --report exclude each other")
-        hosts = options.named_hosts(
-            host_list, hostfile, strict=False
-        )  # a check reads the file
+        # A check reads the file.
+        hosts = options.named_hosts(host_list, hostfile, strict=False)
         if host_list is None and hostfile is None:
             _, hosts = jobs.find_allocation(os.environ) or ("", ())
             if script is not None and not hosts:

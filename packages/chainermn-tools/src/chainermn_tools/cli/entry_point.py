@@ -74,9 +74,8 @@ def main() -> None:
         failure = failure or error
     if failure is None:
         sys.exit(status)  # type: ignore[arg-type]
-    if not isinstance(
-        failure, BrokenPipeError
-    ):  # `chainermn env | head` is nobody's mistake
+    # `chainermn env | head` is nobody's mistake.
+    if not isinstance(failure, BrokenPipeError):
         with contextlib.suppress(OSError):  # nobody may read that, either
             sys.stderr.write(
                 f"chainermn: the output could not be written: {failure.strerror}\n"

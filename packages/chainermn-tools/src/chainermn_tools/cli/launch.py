@@ -139,9 +139,8 @@ def launch(
         is_taken = not named and scheduler is not None
         if is_taken:
             named = allocated
-            if (ranks or 0) > sum(
-                host.slots or 1 for host in named
-            ):  # more than it planned
+            # More than it planned.
+            if (ranks or 0) > sum(host.slots or 1 for host in named):
                 named = tuple(jobs.Host(host.name, None) for host in named)
         if min_ranks is not None and not (named and how["max_restarts"]):
             raise ValueError(

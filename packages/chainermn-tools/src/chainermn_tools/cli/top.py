@@ -73,9 +73,8 @@ def _print(summary: dict[str, Any], console: Console) -> None:
                 0, "slowest: rank {rank} on {host}, process {pid}".format_map(rank)
             )
     host = "".join(summary["unseen"][:1]).rpartition(" ")[2]
-    if host and all(
-        rank["rank"] for rank in summary["ranks"]
-    ):  # rank 0's host asks all others
+    # Rank 0's host asks all others.
+    if host and all(rank["rank"] for rank in summary["ranks"]):
         lines.append(f"only ranks of this host are shown; to see all, run it on {host}")
     title = "Job {job}: {command}".format_map(summary)
     formatting.print_table(title, COLUMNS, rows, console, ("host", "does"))

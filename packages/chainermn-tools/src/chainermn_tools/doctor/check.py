@@ -33,12 +33,10 @@ class CheckResult:
     # The one thing to do first, a command where possible, in the style of ``command   # remark``;
     # None when nothing is to be done.
     hint: str | None = None
-    details: dict[str, Any] = field(
-        default_factory=dict
-    )  # for programs; what JSON can hold
-    blocked_by: str | None = (
-        None  # the failed check for whose sake this one was skipped
-    )
+    # For programs; what JSON can hold.
+    details: dict[str, Any] = field(default_factory=dict)
+    # The failed check for whose sake this one was skipped.
+    blocked_by: str | None = None
     # Filled in as the checks are run: of the check, and the name of its stage.
     name: str = ""
     question: str = ""
@@ -67,16 +65,13 @@ class Context:
     """What is to be examined, and until when; shared by the checks of a stage."""
 
     deadline: float  # of the stage, on ``time.monotonic()``'s clock
-    ranks: int | None = (
-        None  # how many the user wants to run; None where they didn't say
-    )
-    hosts: tuple[
-        Host, ...
-    ] = ()  # empty without any, and when the hostfile can't be parsed
+    # How many the user wants to run; None where they didn't say.
+    ranks: int | None = None
+    # Empty without any, and when the hostfile can't be parsed.
+    hosts: tuple[Host, ...] = ()
     hostfile: str | None = None  # its path as the user gave it
-    script: str | None = (
-        None  # absolute path of the script that the ranks are to run, if said
-    )
+    # Absolute path of the script that the ranks are to run, if said.
+    script: str | None = None
     cache: dict[Any, Future[Any]] = field(default_factory=dict)  # shared by all stages
 
     @staticmethod

@@ -179,9 +179,8 @@ def packages(_: Context, cluster: ClusterFacts) -> CheckResult:
         )
         wanted = [f"{name}=={here[name]}" for name in differing if here.get(name)]
         if not wanted or not {*differing}.isdisjoint(OUR_PACKAGES):
-            hint = _copy_command(
-                host
-            )  # the public index has another project's chainermn
+            # The public index has another project's chainermn.
+            hint = _copy_command(host)
         else:
             install = shlex.join([sys.executable, "-m", "pip", "install", *wanted])
             hint = shlex.join(["ssh", host, install])

@@ -40,9 +40,8 @@ class Stage:
     name: str  # what JSON calls it
     title: str  # what people read
     checks: tuple[Check, ...]  # in the order in which they are shown
-    fraction: (
-        float  # of the remaining time, how much it may take; the last stage takes all
-    )
+    # Of the remaining time, how much it may take; the last stage takes all.
+    fraction: float
 
 
 # The names are those of the JSON.

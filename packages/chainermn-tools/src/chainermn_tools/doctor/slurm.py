@@ -25,9 +25,8 @@ from chainermn_tools.doctor.ranks.job import run_ranks
 from chainermn_tools.doctor.software import mpi_vendor
 
 SHORT_SECONDS = 300  # in which hardly a job gets anywhere
-BROKEN = re.compile(
-    r"\*$|^(?:down|fail)"
-)  # states of nodes; those with a star don't answer
+# States of nodes; those with a star don't answer.
+BROKEN = re.compile(r"\*$|^(?:down|fail)")
 JOB_TIME = (30.0, 0.2, 0.5)  # as placement's
 ASK_SECONDS = 10.0
 

@@ -45,12 +45,10 @@ class ErrorRule:
     meaning: str  # what happened, in a sentence or two
     fix: tuple[str, ...]  # what to try, first things first; commands where possible
     source: str  # where the lines come from
-    pattern: re.Pattern[str] | None = (
-        None  # refines the literals where they aren't enough
-    )
-    times: int = (
-        1  # number of such lines that it takes, in which the pattern finds the same
-    )
+    # Refines the literals where they aren't enough.
+    pattern: re.Pattern[str] | None = None
+    # Number of such lines that it takes, in which the pattern finds the same.
+    times: int = 1
 
     def is_echo_of(self, verdict: Verdict) -> bool:
         """Return whether it only says that a rank failed, and less than the verdict."""

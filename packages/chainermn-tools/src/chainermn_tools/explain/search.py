@@ -31,7 +31,8 @@ class Match:
     """A known failure that is in a log."""
 
     rule: ErrorRule
-    line: int  # the first that says so, from 1; progress bars' carriage returns don't count
+    # The first that says so, from 1; progress bars' carriage returns don't count.
+    line: int
     text: str  # that line, without control characters, shortened
     times: int  # number of lines that say so
 
@@ -49,9 +50,8 @@ def search(
     can't be read.
     """
     found: dict[str, Match] = {}
-    alike: Counter[tuple[str, str]] = (
-        Counter()
-    )  # of rules that take several lines, which say what
+    # Of rules that take several lines, which say what.
+    alike: Counter[tuple[str, str]] = Counter()
     last = 0  # line that isn't empty
     for first_line, fresh, block in _blocks(log):
         last = first_line + block.rstrip().count(b"\n") if block.strip() else last

@@ -137,9 +137,8 @@ class VerdictFinder:
                 continue
             known = said.groupdict()
             how, trace, is_better = known["how"].rstrip(), "", level in LATER_IS_BETTER
-            if (
-                how == "exited"
-            ):  # as Open MPI's mpiexec says; on what signal is in the next line
+            # As Open MPI's mpiexec says; on what signal is in the next line.
+            if how == "exited":
                 how = "is gone"
             if how == "Traceback":
                 how, trace, length = _traceback(text[: said.start()], after)

@@ -57,9 +57,8 @@ def _numbers(ranges: str) -> Iterator[str]:
 
 def _slurm(env: Mapping[str, str], nodes: str) -> str:
     names = expand_nodes(nodes)
-    if (
-        "SLURM_NTASKS" not in env
-    ):  # then srun starts one a node, and the other tasks are cores
+    # Then srun starts one a node, and the other tasks are cores.
+    if "SLURM_NTASKS" not in env:
         return "\n".join(names)
     counts = expand_counts(env.get("SLURM_TASKS_PER_NODE", ""))
     if len(counts) != len(names):

@@ -36,9 +36,8 @@ PRTE_CODE = re.compile(
 )
 SRUN_LOST = re.compile(r"^srun: error: (\S+): tasks? (\d+)[^:]*: ([^(\n]*\w)", re.M)
 SIGNALS = {signal.strsignal(number): int(number) for number in signal.valid_signals()}
-SIGNALS["Out Of Memory"] = (
-    signal.SIGKILL
-)  # what Slurm says of a task that the kernel killed
+# What Slurm says of a task that the kernel killed.
+SIGNALS["Out Of Memory"] = signal.SIGKILL
 TELLING = re.compile(rb"PID \d|EXIT CODE|Exit code|[Ss]ignal:? |^srun: error: ")
 REPORT_LINE_BYTES, REPORT_LINES = 500, 3  # no report has longer lines, or more of them
 MAX_REPORTS = 100
@@ -112,7 +111,8 @@ class LostProcess:
 class LauncherReports:
     """Finds what mpiexec itself reports in a stream of its output."""
 
-    tagged: bool  # whether lines of ranks begin with a tag, and so can't be taken for mpiexec's
+    # Whether lines of ranks begin with a tag, and so can't be taken for mpiexec's.
+    tagged: bool
     lost: list[LostProcess] = field(default_factory=list)
     _line: bytes = b""
     _lines_to_search: int = 0

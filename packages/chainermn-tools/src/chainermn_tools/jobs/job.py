@@ -46,9 +46,8 @@ class JobOutput:
     status: int = 1  # of mpiexec, as a shell would report it; 128 + n for signal n
     timed_out: bool = False  # whether it had to be ended because of its time limit
     interrupted: int | None = None  # the first signal that this process got meanwhile
-    events: list[Event] = field(
-        default_factory=list
-    )  # of the ranks, in order of arrival
+    # Of the ranks, in order of arrival.
+    events: list[Event] = field(default_factory=list)
     lost: list[LostProcess] = field(default_factory=list)  # which mpiexec reports
     tail: bytes = b""  # the end of the output
     stdout: str = ""  # without events; empty where it was passed on
@@ -112,17 +111,16 @@ def run_job(
     env: Mapping[str, str],
     *,
     timeout: float | None = None,  # seconds after which it is ended
-    signals: Sequence[
-        int
-    ] = (),  # grows meanwhile: one signal ends the job, another kills it
+    # Grows meanwhile: one signal ends the job, another kills it.
+    signals: Sequence[int] = (),
     # Seconds between a signal that warns and the job's end, for the ranks to save and
     # leave.
     grace: float = GRACE_SECONDS,
     tagged: bool = False,  # whether mpiexec was asked to begin each line with its rank
     forward: bool = True,  # else the output is collected, and there is no input
     to_stderr: bool = False,  # whether standard output is forwarded there, too
-    log_dir: Path
-    | None = None,  # where each rank's lines are also written, if they are tagged
+    # Where each rank's lines are also written, if they are tagged.
+    log_dir: Path | None = None,
     term_grace: float = TERM_GRACE_SECONDS,
 ) -> JobOutput:
     """Run an `mpiexec_command`, and pass on or collect its output; nothing of it is left here.

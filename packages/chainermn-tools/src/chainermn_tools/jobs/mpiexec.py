@@ -91,16 +91,14 @@ def parse_mpi_version(text: str) -> dict[str, str | None]:
 def mpiexec_command(
     launcher: Mapping[str, Any],
     ranks: int,
-    script: Sequence[
-        str
-    ],  # a Python script's path, or -m and a module, and its arguments
+    # A Python script's path, or -m and a module, and its arguments.
+    script: Sequence[str],
     *,
     flags: Sequence[str] = (),  # of Python
-    passed: Iterable[
-        str
-    ] = (),  # names of variables that reach all hosts, beside `is_forwarded`'s
-    hosts: Mapping[str, int]
-    | None = None,  # ranks of each; None or empty for this one alone
+    # Names of variables that reach all hosts, beside `is_forwarded`'s.
+    passed: Iterable[str] = (),
+    # Ranks of each; None or empty for this one alone.
+    hosts: Mapping[str, int] | None = None,
     prefix: bool = False,  # whether lines of output begin with their rank
     threads: int | None = None,  # of each rank; None where the user chose
     variables: Iterable[str] = (),  # names of the environment's

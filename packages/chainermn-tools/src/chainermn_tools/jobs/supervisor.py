@@ -78,8 +78,10 @@ def supervise(
     # Asked ten times a second, and after each output.
     request: Callable[[], Request | None],
     merge_stderr: bool = False,
-    pass_stdin: bool = False,  # else there is no input; what is typed at a terminal is passed on
-    die_with_parent: bool = False,  # whether it gets SIGTERM when this process is killed
+    # Else there is no input; what is typed at a terminal is passed on.
+    pass_stdin: bool = False,
+    # Whether it gets SIGTERM when this process is killed.
+    die_with_parent: bool = False,
     term_grace: float = TERM_GRACE_SECONDS,
     # Seconds that a process which outlives the program may be silent before it is
     # killed; its output is passed on meanwhile.

@@ -33,8 +33,8 @@ def run_script(
     script: Sequence[str],
     log: Callable[[str], None],
     *,
-    hosts: Mapping[str, int]
-    | None = None,  # ranks of each; None or empty for this one alone
+    # Ranks of each; None or empty for this one alone.
+    hosts: Mapping[str, int] | None = None,
     prefix: bool = False,  # whether lines of output begin with their rank
     timeout: float | None = None,  # seconds after which a job is ended
     max_restarts: int = 0,
@@ -74,9 +74,8 @@ def run_script(
                         continue
                 log(f"starting again with {ranks} ranks, {attempt} of {max_restarts}")
             threads = None if hosts else jobs.threads_per_rank(ranks)
-            chosen = (
-                dict(jobs.BESIDE) if "SLURM_STEP_ID" in os.environ else {}
-            )  # a step within one
+            # A step within one.
+            chosen = dict(jobs.BESIDE) if "SLURM_STEP_ID" in os.environ else {}
             chosen |= {
                 **({"OMP_NUM_THREADS": str(threads)} if threads else {}),
                 **variables,

@@ -37,9 +37,8 @@ def choose(number: int | None) -> LiveJob:
     """Return the job to which this PID belongs, or the only one; UsageError if none fits."""
     jobs: dict[int, LiveJob] = {}
     for line in Path("/proc/net/unix").read_text(errors="replace").splitlines():
-        with suppress(
-            psutil.Error, ValueError, IndexError
-        ):  # no monitor's, or it has just ended
+        # No monitor's, or it has just ended.
+        with suppress(psutil.Error, ValueError, IndexError):
             monitor = psutil.Process(int(line.partition(f" @{NAME}")[2]))
             ranks = [
                 psutil.Process(int(word))

@@ -29,12 +29,10 @@ class Inputs:
     """What a report shows; None where it wasn't found."""
 
     log: list[dict[str, Any]] | None = None
-    summary: dict[str, Any] | None = (
-        None  # of the trace, as `trace.summarize` returns it
-    )
-    timeline: dict[str, Any] | None = (
-        None  # of the trace, as `trace.time_lines` returns it
-    )
+    # Of the trace, as `trace.summarize` returns it.
+    summary: dict[str, Any] | None = None
+    # Of the trace, as `trace.time_lines` returns it.
+    timeline: dict[str, Any] | None = None
     environment: dict[str, Any] | None = None
     environment_of: str = ""  # where it was found
     notes: list[str] = field(default_factory=list)  # what is missing

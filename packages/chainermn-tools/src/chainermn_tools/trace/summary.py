@@ -84,9 +84,8 @@ def by_rank(run: Run, collectives: np.ndarray) -> list[dict[str, Any]]:
             "in_calls_seconds": float((calls["end"] - calls["start"]).sum()) / 1e6,
             "waiting_seconds": float(calls["waited"].sum()) / 1e6,  # part of those
             "others_waited_seconds": float(kept.sum()) / 1e6,
-            "came_last": int(
-                (collectives["last"] == rank).sum()
-            ),  # to collective calls
+            # To collective calls.
+            "came_last": int((collectives["last"] == rank).sum()),
         }
         found.append(summary)
     return sorted(found, key=lambda one: -float(one["others_waited_seconds"]))

@@ -85,8 +85,7 @@ def _covered(starts: np.ndarray, ends: np.ndarray, edges: np.ndarray) -> np.ndar
     for moments, sign in ((np.sort(starts), 1), (np.sort(ends), -1)):
         counts = np.searchsorted(moments, edges)
         sums = np.concatenate(([0.0], np.cumsum(moments)))
-        until += sign * (
-            counts * edges - sums[counts]
-        )  # the time since all moments before it
+        # The time since all moments before it.
+        until += sign * (counts * edges - sums[counts])
     covered: np.ndarray = np.diff(until) / np.diff(edges)
     return covered

@@ -14,9 +14,8 @@ class BackgroundWriter:
     def __init__(self) -> None:
         # The interpreter waits for the thread before it ends.
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="chainermn-checkpoint")
-        self._copies: dict[
-            str, np.ndarray
-        ] = {}  # kept: fresh memory takes longer to fill
+        # Kept: fresh memory takes longer to fill.
+        self._copies: dict[str, np.ndarray] = {}
 
     def start(
         self,

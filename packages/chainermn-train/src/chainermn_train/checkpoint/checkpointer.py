@@ -44,9 +44,8 @@ class MultiNodeCheckpointer(Extension):
     """
 
     trigger = (1, "iteration")
-    priority = (
-        -200
-    )  # after all others, also after Chainer's snapshots, so their state is saved
+    # After all others, also after Chainer's snapshots, so their state is saved.
+    priority = -200
 
     def __init__(
         self,
@@ -57,9 +56,8 @@ class MultiNodeCheckpointer(Extension):
         path: str | None,
         background: bool,
     ) -> None:
-        self.run_name = self.name = (
-            name  # a trainer may change `name`, which is the extension's
-        )
+        # A trainer may change `name`, which is the extension's.
+        self.run_name = self.name = name
         self.comm = comm
         self.cp_interval = cp_interval
         self.gc_interval = gc_interval
@@ -68,18 +66,14 @@ class MultiNodeCheckpointer(Extension):
         self._writer = BackgroundWriter()
         # In the background: a save, or the removal of older ones.
         self._writing: tuple[Save | None, Future[None]] | None = None
-        self._same: list[str] | None = (
-            None  # names of what was the same on all ranks at a save
-        )
+        # Names of what was the same on all ranks at a save.
+        self._same: list[str] | None = None
         self._store: Store | None = None  # once known where it saves
         self._last = 0  # the iteration saved or loaded last
-        self._saved: tuple[Any, int] = (
-            None,
-            0,
-        )  # the trainer or updater, and its iteration
-        self._random: str | None = (
-            None  # state of the generators to begin training with
-        )
+        # The trainer or updater, and its iteration.
+        self._saved: tuple[Any, int] = (None, 0)
+        # State of the generators to begin training with.
+        self._random: str | None = None
         self._iterators_checked = False
         self._failed = False
         self._handled = sys.exc_info()[1]

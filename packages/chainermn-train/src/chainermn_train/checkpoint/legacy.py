@@ -91,10 +91,8 @@ def _read_all(
 def _read(folder: Folder, rank: int, iteration: int, digest: str) -> State | None:
     """Return what a rank's file holds; None if it isn't whole."""
     base = folder.path / f"{folder.name}.{rank}.{iteration}"
-    for path in (
-        base,
-        base.with_name(base.name + ".new"),
-    ):  # which may not have got its name yet
+    # Which may not have got its name yet.
+    for path in base, base.with_name(base.name + ".new"):
         with contextlib.suppress(OSError), path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() == digest:
                 file.seek(0)

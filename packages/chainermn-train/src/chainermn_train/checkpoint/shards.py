@@ -53,9 +53,8 @@ class Shard:
     """The contents of a file."""
 
     shared: State = field(default_factory=dict)  # arrays, the same on all ranks
-    pieces: dict[str, Piece] = field(
-        default_factory=dict
-    )  # of such arrays, by their names
+    # Of such arrays, by their names.
+    pieces: dict[str, Piece] = field(default_factory=dict)
     own: State = field(default_factory=dict)  # what differs between ranks
 
 

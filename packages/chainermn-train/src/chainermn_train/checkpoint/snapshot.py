@@ -30,9 +30,8 @@ from .shards import RESERVED_PREFIX, Head, Shard, State, encode
 from .state_dict import StateError, state_dict
 from .store import OPERATION, Folder, Store
 
-_TAKEN_BY = (
-    RESERVED_PREFIX + "taken_by"
-)  # int64 of shape (2,): the sets that were named, and ranks
+# Int64 of shape (2,): the sets that were named, and ranks.
+_TAKEN_BY = RESERVED_PREFIX + "taken_by"
 
 
 def multi_node_snapshot(

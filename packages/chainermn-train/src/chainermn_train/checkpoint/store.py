@@ -304,7 +304,8 @@ writers: WeakValueDictionary[Folder, Any] = WeakValueDictionary()
 def register_writer(writer: Any, folder: Folder) -> None:
     """Let ``writer`` alone write in a folder, while it is among `writers`."""
     if folder in writers and writers[folder] is not writer:
-        gc.collect()  # it may be referred to by nothing but an exception that was handled
+        # It may be referred to by nothing but an exception that was handled.
+        gc.collect()
     if writers.setdefault(folder, writer) is not writer:
         raise ValueError(
             f"another checkpointer of this process saves as {folder.name!r} in "

@@ -35,9 +35,8 @@ _TOKEN_BYTES, _BEGIN = 32, 64
 # aside.
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
-_sharing = (
-    threading.Lock()
-)  # an array is put into one file, whichever thread pickles it first
+# An array is put into one file, whichever thread pickles it first.
+_sharing = threading.Lock()
 
 
 class SharedFile:
@@ -51,9 +50,8 @@ class SharedFile:
         self.descriptor = descriptor
         self._token = token
         close = weakref.finalize(self, os.close, descriptor)
-        close.atexit = (
-            False  # arrays may outlive it until then, and the kernel closes it
-        )
+        # Arrays may outlive it until then, and the kernel closes it.
+        close.atexit = False
         nbytes = os.fstat(descriptor).st_size
         # An array in it keeps the memory mapped.
         self.map = mmap.mmap(descriptor, nbytes, mmap.MAP_PRIVATE | _MAP_NORESERVE)
@@ -169,9 +167,8 @@ def _open_file(host: str, process: int, descriptor: int, token: bytes) -> Shared
     """Load a pickle of a shared file, or copy one."""
     path = f"/proc/{process}/fd/{descriptor}"
     try:
-        if not stat.S_ISREG(
-            os.stat(path).st_mode
-        ):  # opening anything else may have effects
+        # Opening anything else may have effects.
+        if not stat.S_ISREG(os.stat(path).st_mode):
             raise FileNotFoundError(errno.ENOENT, "that number is no file now", path)
         opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         if os.pread(opened, _TOKEN_BYTES, 0) != token:

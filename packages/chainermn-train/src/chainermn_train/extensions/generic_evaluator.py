@@ -177,9 +177,8 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
         self.comm.handshake(_OPERATION, (("root", self.root),))
         local = self._local()
         results: list[Any] = []
-        gathered: list[
-            bytes | None
-        ] = []  # on root: the pickled results of a batch of each rank
+        # On root: the pickled results of a batch of each rank.
+        gathered: list[bytes | None] = []
         while True:
             with SharedFailure(self.comm.handshake, _OPERATION):
                 results += [pickle.loads(each) for each in gathered if each is not None]
@@ -201,9 +200,8 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
         dataset = getattr(iterator, "dataset", None)
         if dataset is not None and len(dataset) == 0:
             return
-        reporter = (
-            chainer.Reporter()
-        )  # else the model would report into the training's values
+        # Else the model would report into the training's values.
+        reporter = chainer.Reporter()
         if isinstance(self.target, chainer.Link):
             reporter.add_observer("main", self.target)
             reporter.add_observers("main", self.target.namedlinks(skipself=True))

@@ -71,9 +71,8 @@ class ObservationAggregator(UnpicklableMixin, training.Extension):
         self.aggregated_key = original_key if aggregated_key is None else aggregated_key
         self.comm_trigger = training.get_trigger(comm_trigger)
         self.aggregator = aggregator
-        self._values: list[
-            Any
-        ] = []  # kept as observed: reading a GPU's number would wait for it
+        # Kept as observed: reading a GPU's number would wait for it.
+        self._values: list[Any] = []
 
     def __call__(self, trainer: Any) -> None:
         """Keep this iteration's value; combine those kept if it is time (collective then).

@@ -194,9 +194,8 @@ class MultiNodeIterator(IteratorProxy):
         communicator, master = self.communicator, self.rank_master
 
         def fail(operation: str, error: BaseException) -> None:
-            communicator.bcast(
-                _pack(self.actual, None), root=master
-            )  # ranks wait for it
+            # Ranks wait for it.
+            communicator.bcast(_pack(self.actual, None), root=master)
             communicator.handshake(operation, error=error)
 
         if communicator.rank == master:

@@ -57,9 +57,8 @@ def use_forkserver() -> None:
             "first of all, and set_start_method nowhere else"
         )
     before = os.environ.get(_STARTS_MPI)
-    os.environ[_STARTS_MPI] = (
-        "0"  # the server inherits it, and the workers from the server
-    )
+    # The server inherits it, and the workers from the server.
+    os.environ[_STARTS_MPI] = "0"
     try:
         forkserver.ensure_running()
     finally:
@@ -110,9 +109,8 @@ def await_workers(iterator: Any) -> None:
     if not isinstance(iterator, MultiprocessIterator):
         return
     queue, loop = iterator._comm, iterator._prefetch_loop
-    if (
-        queue is None or loop.thread is None
-    ):  # finalized, or it makes its first batch here
+    # Finalized, or it makes its first batch here.
+    if queue is None or loop.thread is None:
         return
     began = time.monotonic()
     with queue._lock:

@@ -18,30 +18,24 @@ OPERATION = "update"
 class Report(NamedTuple):
     """What holds for a rank, 0 or 1 each; of all ranks, the sums."""
 
-    before_loss: int = (
-        0  # it reports before it computes its loss, as it has something to report
-    )
-    before_backward: int = (
-        0  # it could send gradients during backward, which it hasn't begun
-    )
-    unshared: int = (
-        0  # it has never had the same state as the others, or has loaded another
-    )
-    changed: int = (
-        0  # its set of initialised parameters is not the one that ranks share
-    )
+    # It reports before it computes its loss, as it has something to report.
+    before_loss: int = 0
+    # It could send gradients during backward, which it hasn't begun.
+    before_backward: int = 0
+    # It has never had the same state as the others, or has loaded another.
+    unshared: int = 0
+    # Its set of initialised parameters is not the one that ranks share.
+    changed: int = 0
     apart: int = 0  # its last step failed, so that its state may differ
-    cannot_count: int = (
-        0  # it has no loss function to call, or parameters without values
-    )
+    # It has no loss function to call, or parameters without values.
+    cannot_count: int = 0
     rescaled: int = 0  # its loss scale has changed
     in_flight: int = 0  # it has gradients that the next step uses
     has_channel: int = 0  # it has a communicator for gradients beside the training
     resend: int = 0  # what it has sent is not what its parameters have now
     can_plan: int = 0  # it knows in which order backward gives its gradients
-    joined: int = (
-        0  # it has no more examples, and takes part until the others haven't either
-    )
+    # It has no more examples, and takes part until the others haven't either.
+    joined: int = 0
     warned: int = 0  # a signal says that it has to end soon
     num_accumulated: int = 0  # updates whose gradients are in those handed in
     drifted: int = 0  # of all ranks only: they don't have the same parameters or state

@@ -69,9 +69,8 @@ class DriftDetector:
     """Where one optimizer is in its turn."""
 
     def __init__(self) -> None:
-        self._copies: list[
-            _Copy
-        ] = []  # of the next slice's pieces, if they are on GPUs
+        # Of the next slice's pieces, if they are on GPUs.
+        self._copies: list[_Copy] = []
         self.restart()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DriftDetector:
@@ -223,9 +222,8 @@ def _pieces_of(params: ParameterSet) -> list[Piece]:
 
 def _steps(optimizer: Any) -> int:
     steps = getattr(optimizer, "t", 0)
-    return (
-        int(steps) if type(steps) is int or isinstance(steps, Integral) else 0
-    )  # a mock's
+    # A mock's.
+    return int(steps) if type(steps) is int or isinstance(steps, Integral) else 0
 
 
 def _begin_copy(source: Any) -> _Copy:

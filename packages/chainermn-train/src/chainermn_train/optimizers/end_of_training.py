@@ -30,9 +30,8 @@ class FlushingStop:
         return True
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(
-            self._stop, name
-        )  # snapshots have its state, progress bars its length
+        # Snapshots have its state, progress bars its length.
+        return getattr(self._stop, name)
 
 
 def flush_after_training() -> None:

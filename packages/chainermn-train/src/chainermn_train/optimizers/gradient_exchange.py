@@ -35,9 +35,8 @@ class GradientExchange(UnpicklableMixin):
         # or none.
         self.channel: CommunicatorBase | None = None
         self._handed_in: tuple[Reducer, Any, float | None] | None = None
-        self._flight: GradientSet | None = (
-            None  # under way, or means once they have come
-        )
+        # Under way, or means once they have come.
+        self._flight: GradientSet | None = None
 
     #: Whether what was sent during backward is not what parameters have now.
     must_resend = False
@@ -154,9 +153,8 @@ def make_channel(communicator: CommunicatorBase, device: Any) -> CommunicatorBas
     channel = communicator.split(0, communicator.rank)
     if device is not None:
         return channel
-    with contextlib.suppress(
-        KeyError, ValueError
-    ):  # a class of the user's may lack this setting
+    # A class of the user's may lack this setting.
+    with contextlib.suppress(KeyError, ValueError):
         if channel.get_config("chunk_bytes") is None:
             channel.set_config("chunk_bytes", PIECE_BYTES)
     return channel

@@ -118,9 +118,8 @@ class GradientSet:
     def load(cls, serializer: Any, target: Any) -> GradientSet:
         """Return those that were saved, of a model's parameters that have their names."""
         arrays, scale = load_arrays(serializer)
-        named = (
-            target.namedparams()
-        )  # of several paths to a parameter any may have been taken
+        # Of several paths to a parameter any may have been taken.
+        named = target.namedparams()
         by_id = {id(param): arrays[name] for name, param in named if name in arrays}
         loaded = cls.empty(ParameterSet(target), scale)
         for each in loaded.gradients:
@@ -191,9 +190,8 @@ class GradientGroup:
                 continue
             # An operation on a 0-d array gives a scalar.
             mean = get_array_module(param.array, total).asarray(total / self.steps)
-            with np.errstate(
-                over="ignore"
-            ):  # as infinite in float16, the step is skipped
+            # As infinite in float16, the step is skipped.
+            with np.errstate(over="ignore"):
                 param.grad = param.device.send(mean).astype(param.dtype, copy=False)
 
     def serialize(self, serializer: Any, target: Any, rank: int, size: int) -> None:

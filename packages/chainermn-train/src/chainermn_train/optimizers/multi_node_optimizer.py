@@ -229,9 +229,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         else:
             exchange.cancel()
             self._group.clear()
-        self._step(
-            exchange.assign_flight
-        )  # no rank waits for another one: a hook may fail on some
+        # No rank waits for another one: a hook may fail on some.
+        self._step(exchange.assign_flight)
 
     def synchronize(self) -> None:
         """Give rank 0's state to all ranks (collective); the first update does so by itself.
@@ -290,9 +289,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             each and not each.is_of(target) for each in (flight, group.sums)
         )
         held = int(own("in_flight", _STALE if are_stale else int(flight is not None)))
-        if (
-            held == _STALE and is_loading
-        ):  # of a link that was replaced: ranks drop what they have
+        # Of a link that was replaced: ranks drop what they have.
+        if held == _STALE and is_loading:
             self._state.forget(chainer.Link())
         elif held == 1 and is_loading:
             exchange.put_flight(GradientSet.load(own["means"], target))
@@ -452,9 +450,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             share_failure(communicator.handshake, OPERATION, error)
             raise
         reducer = reducer or communicator.make_reducer(self.zero_fill, OPERATION)
-        num_calls = (
-            min(num_calls, 1) if call == "flush()" else num_calls
-        )  # it takes any number
+        # It takes any number.
+        num_calls = min(num_calls, 1) if call == "flush()" else num_calls
         total = agree(reducer, call, report, digest, num_calls)
         if total.warned:
             self.leaves = True
@@ -571,9 +568,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         except RankMismatchError as error:
             if self._settings["on_drift"] == "raise":
                 raise
-            with raise_on_all_ranks(
-                self.communicator, OPERATION
-            ):  # if warnings are errors
+            # If warnings are errors.
+            with raise_on_all_ranks(self.communicator, OPERATION):
                 if self.communicator.rank == 0:
                     warnings.warn(
                         f"{error}; all ranks get rank 0's", RuntimeWarning, stacklevel=4
@@ -599,9 +595,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     @property
     def _scale(self) -> float | None:
         scale = getattr(self.actual_optimizer, "_loss_scale", None)
-        return (
-            None if scale is None or not isinstance(scale, Real) else float(scale)
-        )  # a mock's
+        # A mock's.
+        return None if scale is None or not isinstance(scale, Real) else float(scale)
 
 
 @contextmanager

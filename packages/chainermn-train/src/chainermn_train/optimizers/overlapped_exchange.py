@@ -48,9 +48,8 @@ class _Plan(NamedTuple):
     buckets: list[list[int]]
     bucket_of: dict[int, int]  # by the parameter's place
     left_out: list[Any]  # parameters that are not updated
-    like: list[
-        Any
-    ]  # arrays of each parameter's shape and dtype, without memory of that size
+    # Arrays of each parameter's shape and dtype, without memory of that size.
+    like: list[Any]
     device: Any  # the GPU on which all of this is; None on CPUs
     stream: Any  # of that GPU, for the thread
 
@@ -61,9 +60,8 @@ class _Sending:
     def __init__(self, plan: _Plan, reducer: Reducer, scale: float | None) -> None:
         self.plan, self.reducer = plan, reducer
         self.work = work = reducer.start(planned=len(plan.buckets))
-        self.gradients = GradientSet.empty(
-            plan.params, scale
-        )  # that backward has passed on
+        # That backward has passed on.
+        self.gradients = GradientSet.empty(plan.params, scale)
         for each, like in zip(self.gradients.gradients, plan.like, strict=True):
             each.like = like
         self._left = list(map(len, plan.buckets))
@@ -143,9 +141,8 @@ class OverlappedExchange(GradientExchange):
         self._only_on_gpus = only_on_gpus
         self._plan: _Plan | None = None
         self._sending: _Sending | None = None
-        self._order: list[
-            int
-        ] = []  # of places, as this update's gradients became final
+        # Of places, as this update's gradients became final.
+        self._order: list[int] = []
         self._is_given_up = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OverlappedExchange:

@@ -22,15 +22,12 @@ class ReplicatedState(UnpicklableMixin):
         self, communicator: CommunicatorBase, settings: dict[str, Any]
     ) -> None:
         self._communicator = communicator
-        self._settings = (
-            settings  # arguments of the optimizer that must be equal on all ranks
-        )
-        self.shared: ParameterSet | None = (
-            None  # parameters that all ranks have in the same state
-        )
-        self._loaded: ParameterSet | None = (
-            None  # whose gradients this rank has loaded since
-        )
+        # Arguments of the optimizer that must be equal on all ranks.
+        self._settings = settings
+        # Parameters that all ranks have in the same state.
+        self.shared: ParameterSet | None = None
+        # Whose gradients this rank has loaded since.
+        self._loaded: ParameterSet | None = None
         self.is_apart = False  # whether it may not have stepped as the others did
         self._scaling: tuple[Any, ...] | None = None
 

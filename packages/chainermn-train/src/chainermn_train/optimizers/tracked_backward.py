@@ -50,9 +50,8 @@ class _Tracker(chainer.FunctionHook):
     """Counts for each parameter the functions that use it and have not run."""
 
     def __init__(self, loss: Any, params: list[Any], on_final: OnFinal) -> None:
-        self.name = (
-            f"{type(self).__qualname__} {id(self)}"  # no two hooks may have the same
-        )
+        # No two hooks may have the same.
+        self.name = f"{type(self).__qualname__} {id(self)}"
         self.table: Any = None
         self._on_final = on_final
         self._places = {id(param.node): place for place, param in enumerate(params)}

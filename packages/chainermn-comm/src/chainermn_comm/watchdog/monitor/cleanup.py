@@ -57,9 +57,8 @@ class SharedFiles:
         with contextlib.suppress(OSError):
             mapped = set().union(*(_mapped(pid) for pid, _ in self._ranks))
             device = os.stat(FOLDER).st_dev
-            with os.scandir(
-                FOLDER
-            ) as entries:  # by their names now: semaphores change theirs
+            # By their names now: semaphores change theirs.
+            with os.scandir(FOLDER) as entries:
                 found = {one.name: (device, one.inode()) for one in entries}
             self._known |= {
                 name: identity

@@ -116,9 +116,8 @@ class ExitTracker:
         """Have the selector call this; by epoll, it does so in the order in which ranks exit."""
         self._ranks, self._selector = ranks, selector
         self._failed_at: float | None = None
-        self.first_failure: MonitoredRank | None = (
-            None  # if it died without calling MPI_Abort
-        )
+        # If it died without calling MPI_Abort.
+        self.first_failure: MonitoredRank | None = None
         for rank in ranks:
             # The kernel closes a process's files before it is gone, the last opened
             # first: we hear of it before the launcher does, which kills others that are

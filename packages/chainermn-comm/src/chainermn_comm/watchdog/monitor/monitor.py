@@ -230,9 +230,8 @@ class Monitor:
             return False
         graph = WaitGraph(self.read(now))
         calls = [call for rank in graph.ranks.values() for call in rank.calls]
-        calls = [
-            call for call in calls if graph.num_unknown(call)
-        ]  # with ranks elsewhere
+        # With ranks elsewhere.
+        calls = [call for call in calls if graph.num_unknown(call)]
         count = sum(call.sequence for call in calls)
         if self.lost_at == math.inf:
             # The next ones may be those that wait.
@@ -323,9 +322,8 @@ class Monitor:
 
     def print(self, text: str, event: Sequence[bytes] = ()) -> None:
         """Print a text; through `chainermn launch` as events, lest it look like a rank's."""
-        if (
-            event and self.timeout.ends_job
-        ):  # the launcher says at its own end what to do
+        # The launcher says at its own end what to do.
+        if event and self.timeout.ends_job:
             text = text.partition("Next step")[0]
         pieces = [text[at : at + PIECE] for at in range(0, len(text), PIECE)]
         shown = [line for piece in pieces for line in self.event("report", shown=piece)]

@@ -36,14 +36,12 @@ def supervise(config: dict[str, Any], ranks: list[MonitoredRank]) -> None:
                 askers = socket.socket(
                     socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK
                 )
-                with suppress(
-                    OSError
-                ):  # containers share such names, and may not share numbers
+                # Containers share such names, and may not share numbers.
+                with suppress(OSError):
                     askers.bind(f"\0chainermn monitor {os.getpid()}")
                     askers.listen()
-                    monitor.selector.register(
-                        askers, EVENT_READ, lambda: None
-                    )  # so that it looks
+                    # So that it looks.
+                    monitor.selector.register(askers, EVENT_READ, lambda: None)
                 while monitor.look():
                     answer(monitor, askers)
                 monitor.clean()
@@ -65,9 +63,8 @@ def answer(monitor: Monitor, askers: socket.socket) -> None:
     with suppress(OSError), askers.accept()[0] as asker:
         asker.settimeout(SEND_SECONDS)
         peer = asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        if (
-            int.from_bytes(peer[4:8], sys.byteorder) == os.geteuid()
-        ):  # process, user and group
+        # Process, user and group.
+        if int.from_bytes(peer[4:8], sys.byteorder) == os.geteuid():
             graph = monitor.everyone(
                 asker.recv(16).decode(errors="replace"), time.monotonic()
             )
@@ -84,10 +81,10 @@ def main() -> None:
     ranks = [MonitoredRank(each) for each in config["ranks"]]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a rank may catch it and go on
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(
-        resource.RLIMIT_NOFILE, (most, most)
-    )  # a connection for each machine
+    # A connection for each machine.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if os.fork():
         os._exit(0)
-    os.setsid()  # launchers kill a rank's group, whose remains are this process's to remove
+    # Launchers kill a rank's group, whose remains are this process's to remove.
+    os.setsid()
     supervise(config, ranks)

@@ -28,9 +28,8 @@ REFUSED_SECONDS = 0.1
 # To reach the hub, for which all else waits, and before it is tried again.
 CONNECT_SECONDS, RETRY_SECONDS = 1.0, 2.0
 
-Take = Callable[
-    [int, Message], None
-]  # is given messages, and the number of their machine
+# Is given messages, and the number of their machine.
+Take = Callable[[int, Message], None]
 
 
 class Star:
@@ -49,15 +48,13 @@ class Star:
         self.is_hub = self.number == 0
         # Of all machines, by their numbers; a spoke knows the hub's alone.
         self.names: list[str] = place["names"]
-        self.links: dict[
-            int, Connection
-        ] = {}  # to machines that have proved what they are
+        # To machines that have proved what they are.
+        self.links: dict[int, Connection] = {}
         self._selector, self._secret, self._silence = selector, place["secret"], silence
         self._take = take
         self._strangers: dict[Connection, float] = {}  # when each came, the first first
-        self._cut_since: dict[
-            int, float
-        ] = {}  # of machines that can't be reached any more
+        # Of machines that can't be reached any more.
+        self._cut_since: dict[int, float] = {}
         self._query = 0
         self._replies: dict[int, Message] = {}
         self._endpoints = list(place["endpoints"])  # of the hub

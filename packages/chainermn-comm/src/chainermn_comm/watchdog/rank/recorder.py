@@ -119,9 +119,8 @@ class StatusRegion:
     stacks: int  # descriptor of the file where stacks are written
     signal: int  # at which they are
     namespace: int  # of its number
-    liveness_pipe: tuple[
-        int, int
-    ]  # only this process has the second end open; nobody writes
+    # Only this process has the second end open; nobody writes.
+    liveness_pipe: tuple[int, int]
     free_slots: list[int] = field(default_factory=list)  # of those ever used
     used_slots: int = 0  # number of slots ever used
     is_monitored: bool = False

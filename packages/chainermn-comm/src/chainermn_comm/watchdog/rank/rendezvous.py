@@ -172,14 +172,14 @@ def _describe_process(world: int, region: StatusRegion) -> dict[str, Any]:
 
 def _launch_monitor(config: dict[str, Any]) -> None:
     package = str(Path(__file__).resolve().parents[2])
-    pids = [
-        str(it["pid"]) for it in config["ranks"]
-    ]  # for people who look at the processes
+    # For people who look at the processes.
+    pids = [str(it["pid"]) for it in config["ranks"]]
     kept = ("PATH", "LD_LIBRARY_PATH", "LANG")
     try:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", PROGRAM, package, *pids],
-            stdin=subprocess.PIPE,  # other users can read a command line, not the secrets in it
+            # Other users can read a command line, not the secrets in it.
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             # Nobody else can open a socket; any other file the monitor opens when it
             # must print.

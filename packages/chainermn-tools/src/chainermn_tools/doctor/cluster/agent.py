@@ -186,10 +186,8 @@ def serve(listener: socket.socket, token: str) -> None:
 
 def send_data(connection: socket.socket, token: str) -> None:
     """Send the token, and then enough to show whether large messages come through."""
-    with (
-        connection,
-        contextlib.suppress(OSError),
-    ):  # most close once they have the token
+    # Most close once they have the token.
+    with connection, contextlib.suppress(OSError):
         connection.sendall(token.encode())  # in a packet of its own
         connection.sendall(bytes(STALL_TEST_BYTES))
 

@@ -168,9 +168,8 @@ def _receive_reply(session: Session | ssh.SSHFailure, deadline: float) -> HostRe
         return HostReply(None, failure)
     if "python" in answer:
         return HostReply(answer)
-    session.receive(
-        deadline
-    )  # a shell ends after its answer; then its stderr has been read
+    # A shell ends after its answer; then its stderr has been read.
+    session.receive(deadline)
     if answer["status"] == NOT_FOUND:
         return HostReply(None, no_python=f"there is no {sys.executable}")
     said = ssh.without_verbose_lines(session.stderr)

@@ -88,12 +88,10 @@ class Session:
     def __init__(self, args: Sequence[str], tag: tuple[str, str]) -> None:
         """Start the program, which is found again by the tag; raise OSError if it can't be."""
         self.started = time.monotonic()
-        self.answered = (
-            threading.Event()
-        )  # the first answer has come, or the program has ended
-        self.stderr = (
-            ""  # what came over standard error so far, the end of it if it is long
-        )
+        # The first answer has come, or the program has ended.
+        self.answered = threading.Event()
+        # What came over standard error so far, the end of it if it is long.
+        self.stderr = ""
         env = {**os.environ, tag[0]: tag[1]}
         self.process = Popen(
             args, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=env, start_new_session=True
@@ -123,9 +121,8 @@ class Session:
         with self.process.stdout as lines:
             while line := lines.readline(MAX_LINE_BYTES):
                 text = line.decode(errors="replace")
-                if text.startswith(
-                    agent.MARK
-                ):  # start-up files of shells print things, too
+                # Start-up files of shells print things, too.
+                if text.startswith(agent.MARK):
                     with contextlib.suppress(ValueError):
                         self._answers.put(json.loads(text[len(agent.MARK) :]))
                         self.answered.set()

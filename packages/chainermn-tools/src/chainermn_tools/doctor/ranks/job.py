@@ -66,9 +66,8 @@ class RankJob:
     ranks_per_host: Mapping[str, int]  # how many of them each host should have got
     options: Mapping[str, Any]  # of their task
     timeout: float  # how many seconds they had
-    output: (
-        jobs.JobOutput
-    )  # how mpiexec ended, what ranks reported, and what was printed
+    # How mpiexec ended, what ranks reported, and what was printed.
+    output: jobs.JobOutput
 
     @property
     def ranks(self) -> int:

@@ -41,12 +41,12 @@ GPU_ONLY = "pure_nccl"
 SHARING_GPUS = ("naive", "flat", NO_OP)
 # Of gradients on GPUs: dtypes and elements, some more than a chunk has.
 GPU_GRADIENTS = (("f4", 12345), ("f2", 999), ("f8", 1), ("f4", 9 << 20))
-GPU_CALLS = (
-    3  # a call may return before its work is over, and raise its errors in the next one
-)
+# A call may return before its work is over, and raise its errors in the next one.
+GPU_CALLS = 3
 # Elements of a message between hosts: more than any switch or MPI sends at once.
 MESSAGE_COUNT = 1 << 20
-ROUNDS = 2  # of such a message, there and back; the faster one counts, since the first connects
+# Of such a message, there and back; the faster one counts, since the first connects.
+ROUNDS = 2
 
 
 def try_messages(world: MPI.Intracomm) -> dict[str, Any]:
