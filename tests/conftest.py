@@ -1,8 +1,8 @@
-"""The tiers of the tests, the ranks of a world, and what every test must do: check something.
+"""Which tests a run has, on which ranks, and what every test must do: check something.
 
-`pytest` runs the tests without the marker `world`; `mpiexec -n N pytest --world` those
-with it, on the numbers of ranks that tests/support/plugins/world.py says. `--full` runs the
-full tier.
+`pytest` runs the tests without the marker `world`; `mpiexec -n N pytest --world` those with
+it. tests/support/plugins/tiers.py says which belong to the first tier, which to the second
+(`--ci`), and on how many ranks.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.support.plugins import checks
-from tests.support.plugins.world import World, only_elsewhere, possible_sizes, sizes_of
+from tests.support.plugins import checks, tiers
+from tests.support.plugins.world import World
 
 # One profile: no deadline, since a busy machine is no failure; the same examples each
 # time and on all ranks, so that a failure is seen again.
@@ -33,7 +33,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--world", action="store_true", help="run the tests marked `world`"
     )
-    parser.addoption("--full", action="store_true", help="run the full tier")
+    parser.addoption("--ci", action="store_true", help="run the second tier")
+    parser.addoption("--full", action="store_true", help="run everything")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,34 +48,33 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Import no file whose tests all run elsewhere: on two cores, four ranks take long to."""
     if not fnmatch(collection_path.name, "test_*.py"):
         return None
-    return only_elsewhere(collection_path, config.getoption("--world")) or None
+    return tiers.only_elsewhere(collection_path, config.getoption("--world")) or None
 
 
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    world, full = config.getoption("--world"), config.getoption("--full")
-    nowhere = [item.nodeid for item in items if not possible_sizes(item)]
+    world = config.getoption("--world")
+    nowhere = [item.nodeid for item in items if not tiers.possible_sizes(item)]
     if nowhere:
         raise pytest.UsageError(
             f"on no number of ranks that the full tier has: {nowhere}"
         )
-    elsewhere = [
-        item
-        for item in items
-        if (item.get_closest_marker("world") is not None) != world
-    ]
-    unseen = {item.path for item in elsewhere if only_elsewhere(item.path, not world)}
+    in_worlds = [item for item in items if item.get_closest_marker("world")]
+    outside = [item for item in items if not item.get_closest_marker("world")]
+    elsewhere = outside if world else in_worlds
+    unseen = {
+        item.path for item in elsewhere if tiers.only_elsewhere(item.path, not world)
+    }
     if unseen:
         raise pytest.UsageError(f"nowhere are all tests of these collected: {unseen}")
-    of_tier = [
-        item for item in items if full or item.get_closest_marker("full") is None
-    ]
-    wanted = set(of_tier).difference(elsewhere)
+
+    tier = tiers.chosen_tier(config)
     if world:
         size = config.pluginmanager.getplugin("chainermn-world").size
-        sizes = sizes_of([item for item in of_tier if item in wanted], full)
-        wanted = {item for item in wanted if size in sizes[item]}
+        wanted = tiers.of_world(in_worlds, tier, size)
+    else:
+        wanted = tiers.of_tier(outside, tier)
     unwanted = [item for item in items if item not in wanted]
     if unwanted:
         config.hook.pytest_deselected(items=unwanted)

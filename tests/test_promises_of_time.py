@@ -1,6 +1,6 @@
 """The promises of docs/failures.md that are times, each measured from the failure.
 
-`make test` runs these one after the other with nothing beside; whatever else the
+`make test-ci` runs these one after the other with nothing beside; whatever else the
 machine does, they must hold. No other test asserts a time.
 """
 

@@ -24,7 +24,7 @@ from tests.support.worlds.topologies import IMPOSED, on_nodes, over_nodes
 
 pytestmark = pytest.mark.world
 
-# The numbers of ranks, in the default tier, on which a name's algorithm is no other
+# The numbers of ranks, in the first tiers, on which a name's algorithm is no other
 # name's.
 NAMES = {
     "naive": (2,),

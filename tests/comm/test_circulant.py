@@ -166,6 +166,7 @@ def test_a_rank_that_is_alone_has_its_own_mean(world):
         check_mean(comm)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("ranks", [5, pytest.param(7, marks=pytest.mark.full)])
 def test_means_of_more_ranks_are_right(ranks):
     job = runner.run(ranks, "-m", "tests.support.worlds.circulant")

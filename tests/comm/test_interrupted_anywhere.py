@@ -66,6 +66,7 @@ def interrupt(
         del places[: int(path.read_text().split()[0]) + 1]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("case", FEW, ids=" ".join)
 def test_an_interrupted_call_raises_on_all_ranks_or_ends_the_job(case, tmp_path):
     interrupt(tmp_path, 2, case, before=0, later=1)

@@ -78,6 +78,7 @@ check(comm, name, "by a timer")
 )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("name", "where"), [*product(NAMES, (HANDSHAKE, DATA)), ("allgather", MEMORY)]
 )

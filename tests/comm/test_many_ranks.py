@@ -7,6 +7,8 @@ import pytest
 from tests.support.jobs import runner
 from tests.support.worlds.many_ranks import CALLS, TOPOLOGIES, runs
 
+pytestmark = pytest.mark.ci
+
 # 4 to 12 s on two idle cores; ranks that wait in MPI take each other's time.
 SECONDS = 240.0
 

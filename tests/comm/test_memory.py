@@ -51,6 +51,7 @@ WHERE = {
 
 
 # The other names take, on one node, the algorithm of `hierarchical`.
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("name", "where", "wire"),
     [
@@ -82,6 +83,7 @@ def test_extra_memory_does_not_grow_with_the_model(world, name, where, wire):
         assert large - small < 8 * MIB
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["flat", "hierarchical"])
 def test_a_gradient_that_is_replaced_takes_its_own_size_and_a_copy(world, name):
     with on_nodes((0,) * world.size, name) as comm:

@@ -214,6 +214,7 @@ DIVISIONS = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.sizes(2, 4)
 @pytest.mark.parametrize("wire", [None, *DTYPES])
 def test_neither_buckets_nor_chunks_nor_nodes_change_bits(world, wire):

@@ -76,6 +76,7 @@ def lacking() -> str:
     return f"no right to mount: {tried.err.strip()}" if tried.returncode else ""
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("kernel", "others"),
     [

@@ -19,7 +19,7 @@ from tests.support.tools.tracing import on_machine
 rank = MPI.COMM_WORLD.rank
 true = time.perf_counter
 zero = MPI.COMM_WORLD.bcast(true())
-on_machine(rank, lambda: zero + (true() - zero) * (1 + 1e-2 * rank) + 5000.0 * rank)
+on_machine(rank, lambda: zero + (true() - zero) * (1 + 0.5 * rank) + 5000.0 * rank)
 
 import numpy as np
 from chainermn_comm import create_communicator
@@ -56,6 +56,7 @@ def trace(*arguments: object) -> str:
     return done.out
 
 
+@pytest.mark.ci
 def test_ranks_with_other_clocks_are_aligned_and_the_late_one_is_named(tmp_path):
     job = traced(tmp_path / "t", 3, SKEWED)
     assert job.returncode == 0, job
@@ -73,14 +74,14 @@ def test_ranks_with_other_clocks_are_aligned_and_the_late_one_is_named(tmp_path)
         for rank in range(3)
     }
     # A rank may be stopped for a while between its own look at the clock and the
-    # trace's, so not all moments fit. Drift alone, if it stayed, would come to a
-    # hundredth of the time.
+    # trace's, so not all moments fit. Drift alone, if it stayed, would come to a quarter
+    # of the time, halfway.
     base = sorted(s - m for s, m in zip(starts[0], moments[0], strict=True))[20]
     for rank in range(3):
         errors = sorted(
             abs(s - m - base) for s, m in zip(starts[rank], moments[rank], strict=True)
         )
-        assert errors[20] < 2.5e-3 * (moments[0][-1] - moments[0][0]), (rank, errors)
+        assert errors[20] < 0.05 * (moments[0][-1] - moments[0][0]), (rank, errors)
     last = [
         c
         for c in calls
@@ -137,6 +138,7 @@ comm.finalize()
 """
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("double", [pytest.param(False, marks=pytest.mark.full), True])
 def test_training_and_differentiable_communication_are_traced(tmp_path, double):
     job = traced(tmp_path, 2, TRAINING, *["double"] if double else [])

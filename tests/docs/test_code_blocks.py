@@ -26,9 +26,11 @@ SHELL = ("bash", "sh", "shell", "console")
 # it.
 NOT_RUN = {"README.md": 1, "docs": 20, "packages": 11}
 
-# Pages whose commands start many jobs, none of a kind that no other page has: the full
-# tier runs them. What they have in Python for several ranks is run in the default tier,
-# too: see below.
+# Pages whose commands start several jobs: the second tier runs them.
+SEVERAL_JOBS = re.compile(r"docs/(checkpoints|index|tutorial)\.md")
+# Pages whose commands start many, none of a kind that no other page has: the full tier
+# runs them. What they have in Python for several ranks is run in earlier tiers, too: see
+# below.
 MANY_JOBS = re.compile(
     r"docs/(communicators|diagnosing|failures|inside|model-parallelism|moving|performance)\.md"
     r"|packages/chainermn-(modelparallel|tools)/README\.md"
@@ -132,10 +134,19 @@ def given(page: str) -> tuple[str, list[Path]]:
     return "".join(before), [file for file in files if file.name != "before.py"]
 
 
+def tier_of(page: str) -> list[pytest.MarkDecorator]:
+    """The mark of the page's tier, if it isn't the first."""
+    if MANY_JOBS.fullmatch(page):
+        return [pytest.mark.full]
+    if SEVERAL_JOBS.fullmatch(page):
+        return [pytest.mark.ci]
+    return []
+
+
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=pytest.mark.full if MANY_JOBS.fullmatch(page) else [])
+        pytest.param(page, marks=tier_of(page))
         for page, found in ALL.items()
         if any(map(is_run, found))
     ],

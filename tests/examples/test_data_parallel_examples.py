@@ -20,6 +20,7 @@ def alone_and_together(test):
     return pytest.mark.world(pytest.mark.ranks(1, 2)(test))
 
 
+@pytest.mark.ci
 @pytest.mark.world
 @pytest.mark.parametrize(
     "options",
@@ -60,6 +61,7 @@ def test_the_learning_rate_shifts_on_all_ranks(tmp_path):
     assert [entry["lr"] for entry in log_of(tmp_path)] == [0.05] * 5 + [0.025]
 
 
+@pytest.mark.ci
 @alone_and_together
 def test_the_generator_comes_near_to_digits(world, folder):
     # 57 iterations.
@@ -101,6 +103,7 @@ def test_the_generator_comes_near_to_digits(world, folder):
     ].keys()
 
 
+@pytest.mark.ci
 @alone_and_together
 def test_dates_are_learnt_from_shares(world, folder):
     small = (

@@ -19,6 +19,7 @@ from tests.support.jobs.examples import (
 from tests.support.jobs.scripts import imported
 
 
+@pytest.mark.ci
 @pytest.mark.world
 @pytest.mark.parametrize(
     "script",
@@ -56,6 +57,7 @@ def test_another_number_of_ranks_is_refused_on_all(script, folder):
     assert not list(folder.iterdir())
 
 
+@pytest.mark.ci
 @pytest.mark.world
 @pytest.mark.sizes(2)
 def test_encoder_and_decoder_on_two_ranks_learn(folder):
@@ -82,6 +84,7 @@ def test_encoder_and_decoder_on_two_ranks_learn(folder):
     assert shapes(result / "decoder.npz")["score/W"] == (13, 64)
 
 
+@pytest.mark.ci
 def test_dates_in_words_are_the_dates():
     with imported(DATES.with_name("dates.py")) as dates:
         for date, day_first, words in (
@@ -118,6 +121,7 @@ def test_channels_on_any_number_of_ranks_learn(world, folder):
     assert len(list(result.glob(f"model_rank?of{world.size}.npz"))) == world.size
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("ranks", "channels"),
     [(2, (3, 2)), pytest.param(3, (2, 2, 1), marks=pytest.mark.full)],

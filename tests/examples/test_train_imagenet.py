@@ -10,6 +10,8 @@ from tests.support.jobs.killing import kill_when
 from tests.support.jobs.runner import Job
 from tests.support.jobs.scripts import imported
 
+pytestmark = pytest.mark.ci
+
 SMALL = ("--batchsize", "10", "--loaderjob", "1", "--size", "16")
 CLASSES = {"china", "circle", "flower", "square", "triangle"}
 

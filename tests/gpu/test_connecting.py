@@ -26,6 +26,7 @@ def test_a_rank_that_fails_inside_does_not_hang_the_others(world, double):
         gpus.assert_mean(comm)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("limit", ["CHAINERMN_NCCL_TIMEOUT", "CHAINERMN_TIMEOUT"])
 def test_a_rank_that_never_gets_there_is_waited_for_so_long_and_no_longer(
     world, double, monkeypatch, limit

@@ -112,6 +112,7 @@ def have_agreed(when: str, call: str) -> bool:
     return when == "later" or call == "compile"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("algorithm", "when", "call", "who"), cases())
 def test_an_error_at_any_call_is_raised_and_none_waits(
     world, double, algorithm, when, call, who
@@ -151,6 +152,7 @@ def test_an_error_at_any_call_is_raised_and_none_waits(
             gpus.assert_mean(comm)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("call", [*EACH, *NCCL_EACH, "allReduce"])
 def test_an_error_beside_backward_is_raised_and_none_waits(world, double, call):
     grads = [gpus.put(np.full(2000, step, "f4")) for step in range(3)]

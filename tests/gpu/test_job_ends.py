@@ -8,6 +8,8 @@ import pytest
 
 from tests.support.jobs.runner import run_text
 
+pytestmark = pytest.mark.ci
+
 RANKS, FAILING = 2, 1
 SCRIPT = """
 import sys, time

@@ -119,6 +119,7 @@ def check_models(world, name: str, examples: int) -> None:
         check()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "at_length", [False, pytest.param(True, marks=pytest.mark.full)]
 )
@@ -129,6 +130,7 @@ def test_any_model_over_any_topology(world, gpu, name, at_length):
     check_models(world, name, 200 if at_length else few)
 
 
+@pytest.mark.ci
 @BETWEEN_NODES
 def test_any_model_through_mpi_between_nodes(world, double, name):
     with gpus.nccl_between_nodes(False):
@@ -402,6 +404,7 @@ LENGTHS = [
 ]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("times", LENGTHS)
 @pytest.mark.parametrize("name", ["flat", "two_dimensional", "pure_nccl"])
 def test_communicators_leave_nothing_behind(world, gpu, name, times):

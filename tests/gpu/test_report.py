@@ -9,6 +9,8 @@ import pytest
 
 from tests.gpu import report
 
+pytestmark = pytest.mark.ci
+
 
 def command(text: str) -> list[str]:
     return [sys.executable, "-c", text]

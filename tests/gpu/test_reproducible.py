@@ -30,6 +30,7 @@ def bits(means: list[np.ndarray]) -> list[bytes]:
     return [mean.tobytes() for mean in means]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("wire", [None, "float16", "float64"])
 def test_bits_are_the_same_over_all_topologies_and_by_all_names(world, gpu, wire):
     own, found = arrays(world.rank), {}

@@ -84,7 +84,7 @@ VERBS = {
     mean_into: ((OUT, BACK), (OUT, BACK)),
     bcast_data: ((OUT,), (BACK,)),
 }
-# Of each verb the default tier takes half of the calls on one rank, and the others on
+# Of each verb the first tiers take half of the calls on one rank, and the others on
 # another.
 CASES = [
     pytest.param(

@@ -56,9 +56,10 @@ def gpu(request: pytest.FixtureRequest, world: Any) -> Iterator[Any]:
         yield device
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("gpu", "where", "name"), CASES, indirect=["gpu"])
 def test_every_verb_gives_what_numpy_says(world, request, gpu, where, name):
-    # Four ranks share two cores: there, few kinds of arrays in the default tier.
+    # Four ranks share two cores: there, few kinds of arrays in the first tiers.
     every = EVERY if world.size < 4 or request.config.getoption("--full") else FEW
     there = [WHERE[where][rank % 2] for rank in range(world.size)]
     one_node, *others = IMPOSED[world.size]

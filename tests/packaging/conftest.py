@@ -81,7 +81,7 @@ class Environment:
 
 
 def ends_first(values: list[Any], ids: Callable[[Any], str]) -> list[Any]:
-    """Cases of them all: the first and the last value are in the default tier."""
+    """Cases of them all: the first and the last value are in the first tiers."""
     marks = {value: pytest.mark.full for value in values[1:-1]}
     return [
         pytest.param(value, id=ids(value), marks=marks.get(value, ()))

@@ -14,7 +14,7 @@ from tests.support.jobs.scripts import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 FORM = ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml"
-MAKE = re.compile(r"\bmake ([a-z][\w-]*)")
+MAKE = re.compile(r"\b(?:make|scripts/stages)(?: -k)?((?: [a-z][\w-]*\b(?!=))+)")
 
 
 def read(name: str) -> Any:
@@ -58,14 +58,20 @@ def test_all_supported_pythons_are_tested_and_no_other_is_named():
     assert named - {None, "${{ matrix.python }}"} <= set(PYTHONS)
 
 
+def targets_in(text: str) -> set[str]:
+    """All that a text has `make` make."""
+    return {target for found in MAKE.findall(text) for target in found.split()}
+
+
 def test_tests_are_those_of_the_submissions():
     """What `.ci/run` makes; `make` and installers know all that a workflow names."""
-    submission = MAKE.findall((ROOT / ".ci" / "run").read_text())
-    assert set(MAKE.findall(commands("tests "))) == set(submission)
+    submission = targets_in((ROOT / ".ci" / "run").read_text())
+    assert {"test", "test-ci"} < submission
+    assert targets_in(commands("tests ")) == submission
     targets = re.findall(
         r"^([\w-]+)(?: [\w-]+)*:", (ROOT / "Makefile").read_text(), re.M
     )
-    assert set(MAKE.findall(commands())) <= set(targets)
+    assert targets_in(commands()) <= set(targets)
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
     assert set(re.findall(r"--group ([\w-]+)", commands())) <= set(groups)
 

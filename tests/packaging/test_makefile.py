@@ -21,6 +21,7 @@ def repository(tmp_path):
         ROOT / "build-constraints.txt",
     ):
         shutil.copy(file, tmp_path)
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     for name in [
         "packages/one/pyproject.toml",
         "hatch_build.py",
@@ -31,13 +32,17 @@ def repository(tmp_path):
     return tmp_path
 
 
+# Of `make`, which may have started these tests.
+NO_MAKE = {"MAKEFLAGS": "", "MAKELEVEL": "", "RED_STAGES": ""}
+
+
 def make(folder, *arguments):
-    return run("make", *arguments, cwd=folder, MAKEFLAGS="", MAKELEVEL="", MPI="mpich")
+    return run("make", *arguments, cwd=folder, MPI="mpich", **NO_MAKE)
 
 
 def would_do(folder, *arguments):
-    """What `make test` would run, of making environments."""
-    done = make(folder, "-n", "test", *arguments)
+    """What a stage of `make test` would run, of making environments."""
+    done = make(folder, "-n", "test-outside", *arguments)
     assert done.returncode == 0, done.stderr
     return [line for line in done.stdout.splitlines() if " -m venv " in line]
 
@@ -120,15 +125,33 @@ def test_the_full_tier_is_all_there_is(repository):
     for mpi in ("", "-openmpi"):
         python = f"{repository}/.venv{mpi}/bin/python"
         assert f"{python} -m tests.chaos" in done.stdout
-        assert (
-            f"{repository}/.venv{mpi}/bin/mpiexec -n $n {python} -m pytest --world"
-            in done.stdout
-        )
-    assert done.stdout.count("for n in 1 2 3 4; do") == 2
-    assert "for version in 3.11 3.15" in done.stdout
-    for words in (
-        "--full -m alone",
-        ".venv-second",
-        "tests/gpu/test_doubles_against_cupy.py",
-    ):
+        assert f"{python} -m pytest --full -m alone" in done.stdout
+        for ranks in (1, 2, 3, 4):
+            mpiexec = f"{repository}/.venv{mpi}/bin/mpiexec -n {ranks}"
+            assert f"{mpiexec} {python} -m pytest --world" in done.stdout
+    for version in ("3.11", "3.12", "3.13", "3.14", "3.15"):
+        assert f"interpreters {version} -- " in done.stdout
+    for words in (".venv-second", "tests/gpu/test_doubles_against_cupy.py"):
         assert words in done.stdout
+
+
+STAGES = """
+one:
+\t@echo one is made; exit 1
+two:
+\t@echo two is made
+both:
+\t+@MAKE="$(MAKE)" {stages} one two
+"""
+
+
+def test_stages_all_run_and_the_last_lines_name_those_that_failed(tmp_path):
+    stages = ROOT / "scripts" / "stages"
+    (tmp_path / "Makefile").write_text(STAGES.format(stages=stages))
+    done = run(stages, "both", "two", cwd=tmp_path, **NO_MAKE)
+    assert done.returncode == 1
+    made = [line for line in done.stdout.splitlines() if "is made" in line]
+    assert made == ["one is made", "two is made", "two is made"]
+    assert done.stderr.splitlines()[-2:] == ["Red: one", "Red: both"]
+    done = run(stages, "two", cwd=tmp_path, **NO_MAKE)
+    assert (done.returncode, "Red" in done.stderr) == (0, False)

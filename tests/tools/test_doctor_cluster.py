@@ -154,6 +154,7 @@ FLOODS = (
 BABBLES = "printf 'chainermn-doctor:no JSON\\n'; echo oh >&2"
 
 
+@pytest.mark.ci
 def test_hosts_that_hang_flood_or_babble_hold_up_no_other(machine):
     scripts = {
         "hangs": HANGS.format(machine.folder),

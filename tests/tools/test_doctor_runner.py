@@ -44,6 +44,7 @@ def test_each_check_has_a_result_in_its_order():
     ]
 
 
+@pytest.mark.ci
 def test_a_check_that_hangs_is_named_and_the_others_go_on():
     over = threading.Event()
 

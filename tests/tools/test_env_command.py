@@ -90,6 +90,7 @@ def test_without_mpiexec_the_rest_is_reported(tmp_path):
     assert found["packages"]["numpy"]
 
 
+@pytest.mark.ci
 def test_an_mpiexec_that_hangs_ends_by_timeout_with_its_children(tmp_path):
     # The shell's child holds the output open, so ending the shell alone would not do.
     pids = tmp_path / "pids"

@@ -3,9 +3,12 @@
 import sys
 import threading
 
+import pytest
+
 from chainermn_tools.environment import probe
 
 
+@pytest.mark.ci
 def test_one_probe_that_fails_or_hangs_leaves_the_others():
     never = threading.Event()
 

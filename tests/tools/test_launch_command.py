@@ -652,6 +652,7 @@ def test_what_cannot_be_started_is_a_usage_error(tmp_path, arguments, text):
     assert text in " ".join(done.output.split())
 
 
+@pytest.mark.ci
 def test_an_mpiexec_that_waits_for_ever_after_a_lost_rank_is_ended(tmp_path):
     """As MPICH's does for a host whose link is cut (see tests/chaos for a real one)."""
     mpiexec = """

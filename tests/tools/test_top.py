@@ -15,6 +15,8 @@ from tests.support.jobs import commands
 from tests.support.watchdog import looking
 from tests.support.watchdog.looking import looked_into, while_running
 
+pytestmark = pytest.mark.ci
+
 # Where the GIL is held no Python runs; of a stopped process there are no stacks.
 STALLS = [name for name, kind in KINDS.items() if kind.group == "stall"]
 CASES = [

@@ -171,6 +171,7 @@ def test_what_was_the_same_at_the_last_save_and_is_not_now_is_each_rank_s(
         assert 0 <= size - count * 320_000 < rest
 
 
+@pytest.mark.ci
 @pytest.mark.sizes(2)
 def test_a_command_makes_a_file_for_chainer_alone(naive, folder):
     model = chainer.Sequential(L.Linear(300, 200), L.Linear(200, 3))

@@ -6,6 +6,8 @@ import pytest
 
 from tests.support.jobs.runner import run_text
 
+pytestmark = pytest.mark.ci
+
 SCRIPT = """
 import sys, warnings
 import chainer, numpy as np

@@ -62,6 +62,7 @@ def launch(folder: Path, text: str) -> Job:
     return job
 
 
+@pytest.mark.ci
 def test_one_line_keeps_workers_from_being_forked_and_from_mpi(tmp_path):
     job = launch(tmp_path, SCRIPT.format(first="[use_forkserver() for _ in range(2)]"))
     rows = sorted(job.out.splitlines())

@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.jobs import elastic, runner
 
+pytestmark = pytest.mark.ci
+
 STOP = 120  # iterations: four epochs of 29, and some of the fifth
 SIZES = (1, 2, 3, 4)
 

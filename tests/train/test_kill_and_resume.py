@@ -16,6 +16,8 @@ import pytest
 
 from tests.support.jobs import killed, runner
 
+pytestmark = pytest.mark.ci
+
 SCRIPT = Path(killed.__file__)
 STOP = 21  # a checkpoint is saved at every third iteration
 LONG_STOP = 90

@@ -86,6 +86,7 @@ def train(out: Path, stop=10_000, how="", kind="multi-node", **options):
     return runner.run_text(2, TRAIN, out, stop, how, kind, **options)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("kind", "number"),
     [
@@ -112,6 +113,7 @@ def test_all_ranks_save_and_leave_and_the_job_goes_on(tmp_path, number, kind):
     assert again.out.count("END True") == 2  # whoever runs on handles signals as before
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("way", ["a second signal", "the time is up"])
 def test_who_can_not_leave_is_ended(tmp_path, way):
     numbers = [signal.SIGTERM] * (2 if way == "a second signal" else 1)
@@ -172,6 +174,7 @@ def test_a_grace_that_is_no_time_is_told(tmp_path, text):
 OWN = "_faulthandler.unregister(_signal.SIGUSR1)\n"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("launcher", ["launch", "mpiexec"])
 def test_a_warning_after_training_ends_no_rank(tmp_path, launcher):
     """Whether it still saves the model, say, or waits in MPI_Finalize for one that does."""

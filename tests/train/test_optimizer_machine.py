@@ -12,7 +12,7 @@ from tests.train.optimizer_machine.machine import play
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3), HIERARCHICAL]
 
-# By number of ranks: sequences of a kind in the default tier, and of all kinds in the
+# By number of ranks: sequences of a kind in the first tiers, and of all kinds in the
 # full one.
 SEQUENCES, MANY = {2: 36, 3: 11}, {2: 2000, 3: 1000}
 

@@ -123,6 +123,7 @@ def load(path, thing, strict):
         chainer.serializers.HDF5Deserializer(file, strict=strict).load(thing)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("suffix", [".npz", ".h5"])
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize(

@@ -348,6 +348,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", LOSSES)
 def test_any_loss_trains_as_ever(comm, kind):
     """From the first update on, in between, and on one rank only."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from chainermn_comm.watchdog.monitor import local_ranks
 from tests.support.watchdog.records import description
 
 
+@pytest.mark.ci
 def test_launchers_that_read_nothing_keep_the_end_waiting_once_and_not_for_each_rank(
     monkeypatch,
 ):

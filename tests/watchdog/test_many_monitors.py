@@ -6,6 +6,8 @@ import pytest
 
 from tests.support.watchdog.monitors import simulation
 
+pytestmark = pytest.mark.ci
+
 SIZES = pytest.mark.parametrize(
     "size", [128, pytest.param(1024, marks=pytest.mark.full)]
 )

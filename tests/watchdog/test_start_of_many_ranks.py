@@ -8,6 +8,8 @@ import pytest
 
 from tests.watchdog.starting import compared_clocks, started
 
+pytestmark = pytest.mark.ci
+
 HERE = ["127.0.0.1"]
 # Each rank's part of what is gathered from all: handshake, colors and keys of four
 # splits, node.

@@ -147,6 +147,7 @@ def in_full(*case):
     return pytest.param(*case, marks=pytest.mark.full)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("ranks", "how", "words"),
     [
@@ -227,6 +228,7 @@ for _ in range(9):
 """
 
 
+@pytest.mark.ci
 def test_a_thread_that_waits_where_it_prepares_its_sums_is_seen():
     """Nothing had been called on its communicator before."""
     said(
@@ -236,6 +238,7 @@ def test_a_thread_that_waits_where_it_prepares_its_sums_is_seen():
     )
 
 
+@pytest.mark.ci
 def test_by_default_there_is_a_report_and_the_job_goes_on(tmp_path):
     file = tmp_path / "reported"
 
@@ -252,6 +255,7 @@ def test_by_default_there_is_a_report_and_the_job_goes_on(tmp_path):
     assert job.out.count("going on") == 2, job
 
 
+@pytest.mark.ci
 def test_a_monitor_that_is_killed_is_started_again():
     killed: list[int] = []
 
@@ -287,6 +291,7 @@ chainermn_comm.create_communicator("naive").allreduce_obj(1)
 """
 
 
+@pytest.mark.ci
 def test_an_exit_function_that_takes_long_is_no_wait_in_finalize():
     """Though it was registered before the first communicator was made."""
     environment = {"CHAINERMN_TIMEOUT": f"{SECONDS:g}"}
@@ -359,6 +364,7 @@ WAITS = {
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "how", [how if how == "backward_never_comes" else in_full(how) for how in WAITS]
 )
@@ -412,6 +418,7 @@ with create_communicator("naive") as comm:
 """
 
 
+@pytest.mark.ci
 def test_one_rank_costs_neither_a_monitor_nor_a_thread():
     job = runner.run_text(1, UNWATCHED)
     assert job.returncode == 0, job

@@ -7,15 +7,12 @@ rank's stack and ends the job.
 from __future__ import annotations
 
 import faulthandler
-import functools
 import os
-import re
 import sys
 import tempfile
 import threading
 import time
-from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -30,72 +27,6 @@ TEST_SECONDS = float(os.environ.get("CHAINERMN_TEST_SECONDS", "240"))
 GRACE_SECONDS = 2.0
 # Names the folder in which pytest makes temporary ones.
 TEMPORARY = "PYTEST_DEBUG_TEMPROOT"
-# Numbers of ranks that a world test runs on in the default tier, and in the full one.
-DEFAULT_SIZES, FULL_SIZES = (2, 3), (1, 2, 3, 4)
-# Of a test with more cases than this, the default tier runs each on one of its numbers.
-FEW_CASES = 6
-ALL_FOR_WORLDS = re.compile(
-    r"^pytestmark = (\[[^]]*|)pytest\.mark\.world\b", re.MULTILINE
-)
-
-
-def possible_sizes(item: pytest.Item) -> set[int]:
-    """The numbers of ranks on which the full tier runs this test."""
-    sizes = item.get_closest_marker("sizes")
-    return set(FULL_SIZES).intersection(sizes.args if sizes else FULL_SIZES)
-
-
-def sizes_of(items: list[pytest.Item], full: bool) -> dict[pytest.Item, Sequence[int]]:
-    """The numbers of ranks on which a tier runs each of its world tests.
-
-    Of a test with many cases, the default tier runs each on one number, so that each
-    value of each parameter is there on all numbers if it can be.
-    """
-    found = {item: _sizes_of(item, full) for item in items}
-    if full:
-        return found
-    functions: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        # Those are skipped where there is none.
-        if item.get_closest_marker("gpu") is None:
-            functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for cases in functions.values():
-        if len(cases) <= FEW_CASES or cases[0].get_closest_marker("ranks"):
-            continue
-        # A value, and a number of ranks that it was on.
-        done: set[tuple[str, int]] = set()
-        taken: Counter[int] = Counter()
-        for item in cases:
-            values = item.name.partition("[")[2].rstrip("]").split("-")
-            size = max(
-                found[item],
-                key=lambda n: (sum((v, n) not in done for v in values), -taken[n]),
-            )
-            done |= {(value, size) for value in values}
-            taken[size] += 1
-            found[item] = (size,)
-    return found
-
-
-def _sizes_of(item: pytest.Item, full: bool) -> Sequence[int]:
-    sizes, ranks = item.get_closest_marker("sizes"), item.get_closest_marker("ranks")
-    possible = sizes.args if sizes else FULL_SIZES
-    if full:
-        return possible
-    return [
-        n for n in (ranks.args if ranks else DEFAULT_SIZES) if n in possible
-    ] or possible
-
-
-@functools.cache
-def only_elsewhere(path: Path, world: bool) -> bool:
-    """Whether a file's text says that all its tests are for worlds, or in a world, that none is."""
-    text = path.read_text()
-    return (
-        not re.search(r"\bmark\.world\b", text)
-        if world
-        else bool(ALL_FOR_WORLDS.search(text))
-    )
 
 
 class World:

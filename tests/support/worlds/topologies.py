@@ -41,7 +41,7 @@ IMPOSED = _Imposed(
         )
     }
 )
-# Of these, those of the default tier: one of each kind on as few ranks as show it.
+# Of these, those of the first tiers: one of each kind on as few ranks as show it.
 CHOSEN = {(0,), (0, 0), (0, 1), (0, 0, 0), (0, 0, 1), (0, 1, 2), (0, 0, 1, 1)}
 
 
@@ -84,7 +84,7 @@ def over_nodes(*names: str, least: int = 2) -> Any:
 
 
 def by_name(*chosen: str) -> list[Any]:
-    """Names of communicators for a test's parameter; in the default tier only those chosen."""
+    """Names of communicators for a test's parameter; in the first tiers only those chosen."""
     return [
         pytest.param(name, marks=() if name in chosen else pytest.mark.full)
         for name in NAMES
