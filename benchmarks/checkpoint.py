@@ -26,8 +26,7 @@ from pathlib import Path
 import jobs
 
 # Held in the background, of its limit; saved by several ranks, of one rank's time. Of
-# one copy's
-# bytes:
+# one copy's bytes:
 HELD, SEVERAL = 1.3, 0.7
 BYTES = {1: 1.005, 2: 1.05}  # and 1.1 for more ranks
 ARRAYS = 160  # as many as ResNet-50's parameters

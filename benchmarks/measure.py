@@ -29,8 +29,9 @@ def measure(
     it works on lie in the caches, whoever's turn was before. So many ``calls`` count as
     one.
 
-    Returns: For each its name and kind; ``ms``, of a round's slowest rank, for each
-        round; ``right``, whether the results of its first and last calls were;
+    Returns:
+        For each its name and kind; ``ms``, of a round's slowest rank, for each round;
+        ``right``, whether the results of its first and last calls were;
         ``extra_bytes``, the most that its first call added to a rank's memory, or None
         where unknown.
     """

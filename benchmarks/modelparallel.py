@@ -6,9 +6,8 @@
 arrays too, and beside the least that Chainer lets such functions cost: two of its own
 around the same raw calls; `MultiNodeBatchNormalization`, forward and backward, beside
 Chainer's own on each rank's part. All take turns, round after round, and differences
-and ratios are taken round by round before their
-median: on a shared machine a figure is to be compared with its neighbours of the same
-    run.
+and ratios are taken round by round before their median: on a shared machine a figure is
+to be compared with its neighbours of the same run.
 """
 
 from __future__ import annotations

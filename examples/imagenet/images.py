@@ -15,7 +15,8 @@ MARGIN = 8 / 7  # how much larger than what is cut out of them images are made
 def find(folder: Path) -> tuple[list[tuple[str, int]], list[str]]:
     """The images in a folder that has a folder for each class.
 
-    Returns: Pairs of a path, relative to `folder`, and the number of its class; and the
+    Returns:
+        Pairs of a path, relative to `folder`, and the number of its class; and the
         names of the classes.
     """
     if not folder.is_dir():

@@ -23,8 +23,7 @@ if os.fork():
 sys.exit(9)
 """
 # How a child ends, with which status, and how many processes run the child's exit
-# functions before
-# that: its own child doesn't.
+# functions before that: its own child doesn't.
 CHILDREN = {
     "_exit": ("os._exit(7)", 7, 0),
     "return": ("sys.exit()", 0, 1),

@@ -22,8 +22,7 @@ JOB_VARIABLE = "CHAINERMN_LAUNCH"
 # speak for it.
 REPORTER_VARIABLE = "CHAINERMN_LAUNCH_REPORTER"
 # The variables in which launchers put a process's rank, and the number of ranks. Open
-# MPI's come
-# first: in a step of srun its mpiexec leaves PMI's as they are.
+# MPI's come first: in a step of srun its mpiexec leaves PMI's as they are.
 RANK_VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),

@@ -3,7 +3,8 @@
     python killed.py OPTIONS
 
 OPTIONS: {"out": FOLDER, "stop": 12, "communicator": "flat", "background": false,
-          "again": false, "kill": KILL or null}.
+"again": false,
+          "kill": KILL or null}.
 
 With "again": true, each iteration that is saved is saved a second time. A KILL has a
 "rank", and by "at" the function below that prepares it, and its arguments. Prints the

@@ -255,7 +255,8 @@ class CommunicatorBase(ABC):
             payload: bytes for the other ranks, some kilobytes at most; lengths may
                 differ.
 
-        Returns: Every rank's payload, in rank order, on every rank. Where a rank has an
+        Returns:
+            Every rank's payload, in rank order, on every rank. Where a rank has an
             ``error``, it raises that itself, and the others PeerError.
         """
         rank = self.rank

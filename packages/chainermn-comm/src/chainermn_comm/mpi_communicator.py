@@ -240,10 +240,8 @@ class MpiCommunicator(CommunicatorBase):
         """Send ``root``'s ``data`` to every rank (collective), and raise as the base does.
 
         A second argument given by position, without a third one, is the root if it is
-        less than
-        ``size``: older communicators had that there. ``max_buf_len`` has no other
-            effect, since
-        what MPI can't count is split.
+        less than ``size``: older communicators had that there. ``max_buf_len`` has no
+        other effect, since what MPI can't count is split.
         """
         return collectives.bcast(self._group, "bcast", data, messages.of_arrays, root)
 

@@ -29,7 +29,7 @@ class Work:
         """Raise nothing, not collective: ``wait`` is to call ``take``, and ``assign`` ``give``.
 
         ``is_in_background``: another thread waits. ``is_planned``: it needs the main
-            thread to end.
+        thread to end.
         """
         self._take, self._give, self._is_in_background = take, give, is_in_background
         self.is_planned, self._pending = is_planned, threading.Lock()
@@ -80,8 +80,7 @@ class Reducer:
     ranks agree (:meth:`agree`), and the means are taken by the work that :meth:`start`
     returns. Work for a plan may start before. ``agree`` and the work are collective.
     Made by :meth:`CommunicatorBase.make_reducer`. This class does what public methods
-    of any communicator
-    can: the means are those of ``multi_node_mean_grad``.
+    of any communicator can: the means are those of ``multi_node_mean_grad``.
     """
 
     #: Whether buckets can be planned.
@@ -95,7 +94,7 @@ class Reducer:
         """Begin without gradients, on ``communicator``; not collective, raises nothing.
 
         ``zero_fill``, ``operation``, ``channel``: as for
-            :meth:`CommunicatorBase.make_reducer`.
+        :meth:`CommunicatorBase.make_reducer`.
         """
         self._communicator, self._rank = communicator, communicator.rank
         self._operation, self._zero_fill = operation, zero_fill

@@ -146,8 +146,7 @@ class CollectiveFunction(OrderedFunctionNode):
     """One call of a collective operation.
 
     Inputs: those of the operation, control inputs, and an empty leaf if backward will
-        run.
-    Outputs: this rank's results, or an empty one if there are none.
+    run. Outputs: this rank's results, or an empty one if there are none.
     """
 
     comm: CommunicatorBase

@@ -69,11 +69,12 @@ def gather(comm: CommunicatorBase, x: Any, root: int = 0) -> Any:
         x: a variable or an array of any shape and dtype; they may differ between ranks.
         root: where to, the same on all ranks.
 
-    Returns: At the root a tuple of ``comm.size`` variables in rank order, its own
-        included. Elsewhere None; but if some rank's ``x`` needs a gradient, a delegate
-        variable as that of :func:`send` (float32 of shape ``(0,)``), because that
-        gradient can only come back if backward starts here too: call its ``backward``,
-        or connect it to this rank's loss with :func:`pseudo_connect`.
+    Returns:
+        At the root a tuple of ``comm.size`` variables in rank order, its own included.
+        Elsewhere None; but if some rank's ``x`` needs a gradient, a delegate variable
+        as that of :func:`send` (float32 of shape ``(0,)``), because that gradient can
+        only come back if backward starts here too: call its ``backward``, or connect it
+        to this rank's loss with :func:`pseudo_connect`.
     """
 
     def make_inputs() -> Inputs:
@@ -183,8 +184,9 @@ def reduce_scatter(comm: CommunicatorBase, xs: Sequence[Any]) -> Variable:
             rows; ``xs[i]``, which goes into rank i's sum, has the same shape and dtype
             on all ranks.
 
-    Returns: A variable of the shape and dtype of ``xs[comm.rank]``, summed in rank
-        order but by NCCL.
+    Returns:
+        A variable of the shape and dtype of ``xs[comm.rank]``, summed in rank order but
+        by NCCL.
     """
 
     def make_inputs() -> Inputs:

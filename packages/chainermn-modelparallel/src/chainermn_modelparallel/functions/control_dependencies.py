@@ -29,16 +29,15 @@ def pseudo_connect(delegate_variable: Variable | None, *actual_variables: Any) -
 
     Args:
         delegate_variable: what backward is to visit too, of any shape and dtype, and on
-            any
-            device: usually what :func:`~chainermn.functions.send` returned. None where
-                there is
-            nothing to visit, as the last rank of :func:`create_multi_node_n_step_rnn`
-            has it.
+            any device: usually what :func:`~chainermn.functions.send` returned. None
+            where there is nothing to visit, as the last rank of
+            :func:`create_multi_node_n_step_rnn` has it.
         actual_variables: variables or arrays, at least one, of any shape and dtype.
 
-    Returns: A variable, or a tuple of them if there are several actual variables. A
-        single scalar, such as a loss, can also be unpacked like the tuple of one that
-        Chainer 7's ``chainermn`` gave.
+    Returns:
+        A variable, or a tuple of them if there are several actual variables. A single
+        scalar, such as a loss, can also be unpacked like the tuple of one that Chainer
+        7's ``chainermn`` gave.
 
     Raises:
         TypeError: ``delegate_variable`` is neither variable nor None, an actual one is

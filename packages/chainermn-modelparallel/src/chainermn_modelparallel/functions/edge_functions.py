@@ -168,8 +168,7 @@ class RecvFunction(EdgeFunction):
     """The function of a receive.
 
     Inputs: the delegate, if there is one, and a leaf that requires a gradient, without
-        which
-    backward might not come here. Outputs: the message's arrays.
+    which backward might not come here. Outputs: the message's arrays.
     """
 
     _function = "recv"

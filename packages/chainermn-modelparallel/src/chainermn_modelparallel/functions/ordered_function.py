@@ -25,12 +25,10 @@ class OrderedFunctionNode(chainer.FunctionNode):
     """A function that talks to other ranks, forward and backward.
 
     Of the functions that it has reached, Chainer's backward visits the one of the
-    highest `rank`
-    first: a depth in the graph, that need only be higher than those of the functions
-        before. Ours
-    are also higher than that of every communication that ran earlier in this process.
-    So ranks whose calls met in forward meet in backward too, however deep the rest of
-    their graphs is.
+    highest `rank` first: a depth in the graph, that need only be higher than those of
+    the functions before. Ours are also higher than that of every communication that ran
+    earlier in this process. So ranks whose calls met in forward meet in backward too,
+    however deep the rest of their graphs is.
     """
 
     # An array without data, set by `forward` if it is not NumPy's.
@@ -111,8 +109,7 @@ class OrderedFunctionNode(chainer.FunctionNode):
         """Return an output without data, made when it is first asked for, to connect gradients to.
 
         Through it a second backward comes back here, whether or not the gradients
-        depend on this
-        function: it will on other ranks.
+        depend on this function: it will on other ranks.
         """
         node = self._control_output() if self._control_output else None
         if node is not None:

@@ -39,10 +39,11 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Var
         rank: where to.
         tag: distinguishes messages between the same two ranks; from 0 on.
 
-    Returns: A delegate variable: it holds no data (float32 of shape ``(0,)``), only the
-        way back. Keep it: make it the ``delegate_variable`` of the next :func:`recv` or
-        of :func:`pseudo_connect`, or call its ``backward``. If it is dropped before,
-        and gradients would have come, there is a ``RuntimeWarning``.
+    Returns:
+        A delegate variable: it holds no data (float32 of shape ``(0,)``), only the way
+        back. Keep it: make it the ``delegate_variable`` of the next :func:`recv` or of
+        :func:`pseudo_connect`, or call its ``backward``. If it is dropped before, and
+        gradients would have come, there is a ``RuntimeWarning``.
 
     Raises:
         TypeError: an argument is of the wrong type, arrays of CPU and GPU are mixed, or
@@ -123,7 +124,8 @@ def recv(
         tag: the sender's.
         force_tuple: return a tuple even if it holds one variable.
 
-    Returns: A variable, or a tuple of them if several were sent; fresh arrays with the
+    Returns:
+        A variable, or a tuple of them if several were sent; fresh arrays with the
         shapes and dtypes of those sent. Variables that need no gradient at the sender
         need none here either, unless there is a ``delegate_variable`` to be reached
         through them. In ``chainer.no_backprop_mode()`` none does; if the sender is not

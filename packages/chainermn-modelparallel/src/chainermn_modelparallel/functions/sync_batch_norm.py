@@ -86,10 +86,9 @@ class SyncBatchNormFunction(OrderedFunctionNode):
     """Normalizes this rank's part of the batch (collective, with one exchange).
 
     Inputs: x, gamma, beta, and an empty leaf that requires a gradient, since one may be
-        needed
-    elsewhere. Output: y. After ``forward``, the same on all ranks: ``count`` of values
-    in a channel, and the whole batch's ``mean`` and ``var`` (without correction for the
-    count), float32 or wider, of gamma's shape.
+    needed elsewhere. Output: y. After ``forward``, the same on all ranks: ``count`` of
+    values in a channel, and the whole batch's ``mean`` and ``var`` (without correction
+    for the count), float32 or wider, of gamma's shape.
     """
 
     label = NAME

@@ -33,9 +33,10 @@ def create_mnbn_model(
         comm: the communicator whose ranks share their batches.
         communication_backend: as for :class:`MultiNodeBatchNormalization`.
 
-    Returns: The copy. A subclass of :class:`chainer.links.BatchNormalization` is
-        converted if it has no more than a constructor of its own; others, which may
-        compute something else, are left as they are, with a warning.
+    Returns:
+        The copy. A subclass of :class:`chainer.links.BatchNormalization` is converted
+        if it has no more than a constructor of its own; others, which may compute
+        something else, are left as they are, with a warning.
 
     Raises:
         TypeError: ``link`` is no link, or ``comm`` no communicator.

@@ -108,11 +108,9 @@ def launch(
     is a command line of Python, with its own options.
 
     In a job of Slurm, PBS, LSF or SGE, hosts come from the job unless named, and ranks
-    unless -n is
-    given: its tasks, or one a node. The mpiexec is that on PATH, of MPICH or Open MPI
-        or a
-    relative. In Slurm, where that is missing or of another MPI than mpi4py's, it is
-    srun.
+    unless -n is given: its tasks, or one a node. The mpiexec is that on PATH, of MPICH
+    or Open MPI or a relative. In Slurm, where that is missing or of another MPI than
+    mpi4py's, it is srun.
 
     The job succeeds if mpiexec reports success and no rank fails. A rank fails by an
     error, by dying, or by os._exit. Otherwise the first rank that failed is shown, with

@@ -46,8 +46,9 @@ def collect(seconds: float = TIMEOUT_SECONDS) -> dict[str, Any]:
         seconds: timeout of each program; they run concurrently, so all takes little
             longer.
 
-    Returns: What JSON can hold. ``schema`` is the version of the other keys. A part
-        that could not be found out, at any depth, is ``{"unavailable": reason}``. Keys
+    Returns:
+        What JSON can hold. ``schema`` is the version of the other keys. A part that
+        could not be found out, at any depth, is ``{"unavailable": reason}``. Keys
         ending in ``_bytes`` are numbers of bytes; None stands for what is not installed
         or not set.
     """

@@ -57,7 +57,8 @@ def multi_node_snapshot(
         replica_sets: each a rank or several ranks; those not named are one more set.
             The same on all ranks. So ``[]`` means that all have the same state.
 
-    Returns: The extension, to be used on all ranks (collective when it is called and
+    Returns:
+        The extension, to be used on all ranks (collective when it is called and
         initialized).
 
     Raises:

@@ -25,10 +25,8 @@ def create_multi_node_evaluator(
     and the original ``evaluate()`` is not called there. Where no rank's main iterator
     has a ``dataset`` (an evaluator class that iterates by itself), ranks count equally.
     A value that only some ranks report is the mean over those. It has the type that the
-    ranks' values
-    have: a float, a NumPy scalar or array on the host, or a variable, of the same dtype
-        (float64
-    for integers).
+    ranks' values have: a float, a NumPy scalar or array on the host, or a variable, of
+    the same dtype (float64 for integers).
 
     ``evaluate()`` raises on all ranks what fails on one of them: the error itself
     there, a :class:`~chainermn_comm.errors.PeerError` that names the rank on the
@@ -41,7 +39,8 @@ def create_multi_node_evaluator(
             or object whose ``evaluate()`` returns a dict of numbers or arrays.
         communicator: the ranks that evaluate together.
 
-    Returns: ``actual_evaluator`` itself, changed as above and still an instance of its
+    Returns:
+        ``actual_evaluator`` itself, changed as above and still an instance of its
         class.
 
     Raises:

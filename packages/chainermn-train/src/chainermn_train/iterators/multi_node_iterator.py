@@ -57,7 +57,8 @@ def create_multi_node_iterator(
         communicator: the ranks that share the batches.
         rank_master: the rank whose batches are shared.
 
-    Returns: An iterator that is used like ``actual_iterator``; see
+    Returns:
+        An iterator that is used like ``actual_iterator``; see
         :class:`MultiNodeIterator`.
 
     Raises:

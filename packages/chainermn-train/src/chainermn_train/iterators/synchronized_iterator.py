@@ -44,7 +44,8 @@ def create_synchronized_iterator(
             between ranks.
         communicator: the ranks that iterate together.
 
-    Returns: An iterator that is used like ``actual_iterator``; see
+    Returns:
+        An iterator that is used like ``actual_iterator``; see
         :class:`SynchronizedIterator`.
 
     Raises:

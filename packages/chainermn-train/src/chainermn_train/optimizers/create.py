@@ -68,7 +68,8 @@ def create_multi_node_optimizer(
             RankMismatchError, give rank 0's state to all (``"synchronize"``, with a
             warning), or ``"ignore"`` it and compare nothing.
 
-    Returns: An optimizer that is used like ``actual_optimizer``; see
+    Returns:
+        An optimizer that is used like ``actual_optimizer``; see
         :class:`MultiNodeOptimizer`.
 
     Raises:

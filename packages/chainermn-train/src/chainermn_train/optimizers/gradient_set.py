@@ -64,8 +64,7 @@ class GradientSet:
         """Move the gradients out of parameters, whose gradients are None then.
 
         Arrays with other owners (parameters, views, the user) or read-only ones are
-        copied, not
-        moved: somebody might write into them meanwhile.
+        copied, not moved: somebody might write into them meanwhile.
         """
         detached = cls.empty(params, scale)
         # One reference is `grad`; before Python 3.14 the function's argument is

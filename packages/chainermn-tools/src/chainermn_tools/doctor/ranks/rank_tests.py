@@ -68,10 +68,8 @@ def try_communicator(
     """Try a communicator on NumPy arrays, and on GPUs if each rank has one (collective).
 
     Return ``wrong``: operations that gave wrong values, on any rank; ``problem``: what
-    was raised;
-    ``reason``: why it can't be made here; where a mean of large gradients is ``timed``,
-        too, rates
-    as of :func:`try_messages`.
+    was raised; ``reason``: why it can't be made here; where a mean of large gradients
+    is ``timed``, too, rates as of :func:`try_messages`.
     """
     no_gpus = _gpu_problem(world, name)
     if name == GPU_ONLY and no_gpus is not None:
