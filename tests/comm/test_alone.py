@@ -62,10 +62,8 @@ def test_it_only_warns_where_the_user_wants_that():
         (SLURM, ["self"]),  # on purpose
         (SHELL, []),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, []),  # as in a batch script
-        (
-            {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "4"},
-            [],
-        ),  # salloc
+        # As salloc leaves it.
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "4"}, []),
         ({}, []),
     ],
 )

@@ -34,10 +34,8 @@ def share(cores, threads=1, group=None, chosen=False) -> RankResources:
                 share(range(16), group=("/other", 3.0)),
             ],
         ),
-        (
-            16,
-            [share(range(16), group=("/job", 2.5)), share(range(16))],
-        ),  # one without a limit
+        # One without a limit.
+        (16, [share(range(16), group=("/job", 2.5)), share(range(16))]),
         (1, [share(range(16), group=("/job", 0.5))] * 2),
     ],
 )
@@ -59,10 +57,8 @@ def test_cores_are_the_union_of_the_ranks_cores_and_a_quota_holds_for_its_cgroup
         (None, [share(range(8), 8)]),  # alone
         (None, [share({0, 1}, 2), share({2, 3}, 2)]),  # bound to cores of their own
         (None, [share({0}, 1), share({1, 2, 3}, 3)]),
-        (
-            None,
-            [share({0, 1}, 2), share({0, 1}, 0, chosen=True)],
-        ),  # a rank's user set a number
+        # A rank's user set a number.
+        (None, [share({0, 1}, 2), share({0, 1}, 0, chosen=True)]),
     ],
 )
 def test_threads_are_shared_out(allowed, shares):

@@ -1,4 +1,4 @@
-"""Five to eight ranks, more than `make test` has worlds of: every communicator gives the mean."""
+"""Five to eight ranks, more than worlds have: every communicator gives the mean."""
 
 from __future__ import annotations
 

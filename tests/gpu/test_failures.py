@@ -132,9 +132,8 @@ def test_one_rank_on_another_device_than_before_raises_on_all(world, gpu, name):
         assert_mean(comm)
 
 
-@pytest.mark.parametrize(
-    "place", ["stream", "pinned memory"]
-)  # when the algorithm is made; each call
+# When the algorithm is made; each call.
+@pytest.mark.parametrize("place", ["stream", "pinned memory"])
 def test_a_device_that_fails_at_first_raises_on_every_rank(world, one_each, place):
     with create_communicator("pure_nccl") as comm:
         failing = comm.rank == 1

@@ -397,12 +397,8 @@ WRONG = [
     ("rank", True, TypeError, "rank must be an integer, got bool"),
     ("tag", -1, ValueError, "tag must be 0 or more"),
     ("tag", 0.5, TypeError, "tag must be an integer, got float"),
-    (
-        "tag",
-        True,
-        TypeError,
-        "tag must be an integer, got bool",
-    ),  # as a force_tuple too far
+    # As a force_tuple too far.
+    ("tag", True, TypeError, "tag must be an integer, got bool"),
 ]
 
 

@@ -1,13 +1,14 @@
 """Plants faults one by one, and sees whether the tests that execute their line find them.
 
-    make mutation-map                                   # once: which test executes what
-    make mutation PACKAGE=comm NUMBER=30 SEED=4
+    make mutation-map                    # once a commit: which test executes what
+    make mutation PACKAGE=comm
 
 Each fault is one of cosmic-ray's: a changed operator, number or condition, on a line that
 some test of the first two tiers executes. Only these tests run, the quickest first, until
-one fails. Appends a line of JSON for each fault to `--output` as soon as it is judged, and
-goes on after those that are there: a run may be ended and started again. The work tree's
-packages must be committed, and are so again afterwards.
+one fails; a test that takes more than a moment must pass without the fault, or it doesn't
+count. A line of JSON for each fault is written as soon as it is judged, and a run goes on
+after those that are there: it may be ended and started again. The tree must be the one
+that was recorded, and is so again afterwards.
 """
 
 from __future__ import annotations
@@ -22,33 +23,64 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
 from tests.mutation.chosen import CHOSEN
-from tests.mutation.executions import Executions, node_of, ranks_of
-from tests.mutation.faults import PACKAGES, ROOT, Fault, draw
+from tests.mutation.executions import ROOT, Executions, file_of, node_of, ranks_of
+from tests.mutation.faults import Fault, draw
 
+# How many faults of each package are planted, unless another number is asked for.
+NUMBERS = {"comm": 30, "train": 30, "modelparallel": 15, "tools": 15}
 # The quickest tests run first, as many as take this long when nothing is wrong.
 FIRST_SECONDS = 20.0
-# A command that takes this long, and so many times what its tests take, hangs.
-START_SECONDS = 120.0
+# A test hangs if it takes so many times as long as recorded, and at least so long; a
+# command, with the time for its start.
 SLOWER = 4.0
-# Ends a test that hangs, and a job.
-TEST_SECONDS = "60"
+TEST_SECONDS = 60.0
+START_SECONDS = 120.0
+# Tests that are quicker than this start no job, and don't fail by chance.
+MOMENT = 1.0
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", re.M)
-NO_TESTS = 5  # pytest's status
+# pytest's statuses: when all passed, and when it found no test.
+PASSED = 0
+NO_TESTS = 5
 # Marks the processes of a fault, so that none is left when it is judged.
 MARK = "MUTATION_RUN"
-HANG = "a hang"
+# As in the Makefile.
+IN_WORLDS = {
+    "CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "0",
+    "MPIR_CVAR_CH4_PROGRESS_THROTTLE": "1",
+    "MPIR_CVAR_CH4_PROGRESS_THROTTLE_NO_PROGRESS_COUNT": "1",
+    "OMP_NUM_THREADS": "1",
+}
 
 
-def parts(fault: Fault, seconds: dict[str, float]) -> Iterator[list[str]]:
-    """The executions of each command: quick ones first, then the rest; by number of ranks."""
+@dataclass(frozen=True)
+class Row:
+    """What became of a fault."""
+
+    package: str
+    place: str  # the file and its line
+    was: str
+    now: str
+    found_by: str  # the test that failed, or what else went wrong; "" if it was missed
+    tests: int  # that execute the line
+    seconds: float
+
+
+def is_alone(execution: str) -> bool:
+    """Whether it holds a promise of time, so that nothing may run beside it."""
+    return file_of(execution) == "tests/test_promises_of_time.py"
+
+
+def parts(tests: set[str], seconds: dict[str, float]) -> Iterator[list[str]]:
+    """The tests of each command: quick ones of each kind first, then the rest."""
     by_kind: dict[tuple[bool, int], list[str]] = {}
-    for execution in sorted(fault.tests, key=lambda name: (seconds[name], name)):
+    for execution in sorted(tests, key=lambda name: (seconds[name], name)):
         kind = is_alone(execution), ranks_of(execution)
         by_kind.setdefault(kind, []).append(execution)
     rest = []
@@ -60,132 +92,115 @@ def parts(fault: Fault, seconds: dict[str, float]) -> Iterator[list[str]]:
     yield from filter(None, rest)
 
 
-def is_alone(execution: str) -> bool:
-    """Whether it holds a promise of time, so that nothing may run beside it."""
-    return node_of(execution).startswith("tests/test_promises_of_time.py")
-
-
 def command(executions: list[str]) -> list[str]:
     """What runs these, all of one kind, until one fails."""
     ranks = ranks_of(executions[0])
-    files = dict.fromkeys(node_of(name).partition("::")[0] for name in executions)
     pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    pytest += ["--full", "-p", "tests.mutation.chosen", *files]
+    pytest += ["--full", "-p", "tests.mutation.chosen"]
+    pytest += dict.fromkeys(map(file_of, executions))
     if ranks:
         mpiexec = Path(sys.executable).with_name("mpiexec")
         return [str(mpiexec), "-n", str(ranks), *pytest, "--world"]
-    if is_alone(executions[0]):
+    if is_alone(executions[0]) or len(executions) == 1:
         return pytest
     return [*pytest, "-n", "3", "--dist", "loadgroup"]
 
 
-def failing(executions: list[str], seconds: float) -> str:
+def failing(executions: list[str], seconds: dict[str, float]) -> str:
     """The test that fails, or what else goes wrong; "" if nothing does."""
     mark = f"{os.getpid()}-{time.monotonic_ns()}"
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as chosen:
+    longest = max(seconds[name] for name in executions)
+    limit = START_SECONDS + SLOWER * sum(seconds[name] for name in executions)
+    environment = {
+        **os.environ,
+        MARK: mark,
+        "CHAINERMN_TEST_SECONDS": str(max(TEST_SECONDS, SLOWER * longest)),
+    }
+    if ranks_of(executions[0]):
+        environment |= IN_WORLDS
+    # Files, since a process that is left over would hold a pipe open.
+    with tempfile.NamedTemporaryFile("w+") as chosen, tempfile.TemporaryFile() as out:
         chosen.write("\n".join(map(node_of, executions)))
         chosen.flush()
-        environment = {
-            CHOSEN: chosen.name,
-            MARK: mark,
-            "CHAINERMN_TEST_SECONDS": TEST_SECONDS,
-        }
-        if ranks_of(executions[0]):
-            environment["CHAINERMN_FORCE_ABORT_ON_EXCEPTION"] = "0"
-            environment["OMP_NUM_THREADS"] = "1"
+        environment[CHOSEN] = chosen.name
         process = subprocess.Popen(
             command(executions),
             cwd=ROOT,
-            env={**os.environ, **environment},
-            stdout=subprocess.PIPE,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
             stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
             start_new_session=True,
         )
         try:
-            output, _ = process.communicate(timeout=START_SECONDS + SLOWER * seconds)
+            status = process.wait(limit)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            return HANG
+            return "a hang"
         finally:
-            _end(mark)
-    if process.returncode in (0, NO_TESTS):
+            _end(process, mark)
+        out.seek(0)
+        output = out.read().decode(errors="replace")
+    if status == PASSED:
         return ""
+    if status == NO_TESTS:
+        sys.exit(f"the record has tests that aren't there: make mutation-map\n{output}")
     found = FAILED.search(output)
-    return found[1] if found else f"status {process.returncode}: {output[-300:]}"
+    return found[1] if found else f"status {status}"
 
 
-def _end(mark: str) -> None:
-    """End all processes that still carry the mark: a fault may have left some."""
-    for process in psutil.process_iter():
+def _end(process: subprocess.Popen[bytes], mark: str) -> None:
+    """End a command, and all processes that carry its mark: a fault may have left some."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    for each in psutil.process_iter():
         try:
-            if process.environ().get(MARK) == mark:
-                process.kill()
+            if each.environ().get(MARK) == mark:
+                each.kill()
         except psutil.Error:
             pass  # it is gone, or somebody else's
 
 
 def judge(fault: Fault, seconds: dict[str, float]) -> str:
     """What finds the fault; "" if nothing does."""
-    try:
-        fault.path.write_text(fault.changed)
-        for executions in parts(fault, seconds):
-            found = failing(executions, sum(seconds[name] for name in executions))
-            if found:
+    tests = set(fault.tests)
+    for executions in parts(tests, seconds):
+        left = executions
+        while left:
+            try:
+                fault.path.write_text(fault.changed)
+                found = failing(left, seconds)
+            finally:
+                fault.path.write_text(fault.code)
+            if not found:
+                break
+            name = f"{ranks_of(left[0])}:{found.partition('@')[0]}"
+            if name not in left or seconds[name] < MOMENT:
                 return found
-    finally:
-        fault.path.write_text(fault.code)
+            if not failing([name], seconds):  # without the fault
+                return found
+            left = [each for each in left if each != name]
     return ""
 
 
-def rows(
-    package: str, seed: int, number: int, executions: Executions, done: set[str]
-) -> Iterator[dict[str, object]]:
-    """A row for each fault that isn't done."""
-    for fault in itertools.islice(draw(package, seed, executions), number):
-        place = f"{fault.path.relative_to(ROOT)}:{fault.line}"
-        name = f"{place} {fault.was} -> {fault.now}"
-        if name in done:
-            continue
-        start = time.monotonic()
-        found = judge(fault, executions.seconds)
-        yield {
-            "package": package,
-            "place": place,
-            "was": fault.was,
-            "now": fault.now,
-            "found_by": found,
-            "tests": len(fault.tests),
-            "seconds": round(time.monotonic() - start, 1),
-        }
-
-
-def name_of(row: dict[str, object]) -> str:
-    return f"{row['place']} {row['was']} -> {row['now']}"
-
-
-def read(file: Path) -> list[dict[str, object]]:
+def read(file: Path) -> list[Row]:
     """The rows that a run has written so far."""
     if not file.exists():
         return []
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    return [Row(**json.loads(line)) for line in file.read_text().splitlines()]
 
 
-def summarize(found: Iterable[dict[str, object]]) -> None:
-    """Print what was missed, and how much was found of each package."""
-    by_package: dict[object, list[dict[str, object]]] = {}
-    for row in found:
-        by_package.setdefault(row["package"], []).append(row)
-    for package, its in by_package.items():
-        missed = [row for row in its if not row["found_by"]]
-        for row in missed:
-            print(f"missed {row['place']}: {row['was']}  ->  {row['now']}")
-        minutes = sum(float(str(row["seconds"])) for row in its) / 60
-        print(
-            f"{package}: found {len(its) - len(missed)} of {len(its)} in {minutes:.0f} min"
-        )
+def summarize(found: list[Row]) -> None:
+    """Print what was missed, and how much was found."""
+    missed = [row for row in found if not row.found_by]
+    for row in missed:
+        print(f"missed {row.place}: {row.was}  ->  {row.now}")
+    minutes = sum(row.seconds for row in found) / 60
+    print(f"found {len(found) - len(missed)} of {len(found)} in {minutes:.0f} min")
+
+
+def git(*words: str) -> str:
+    return subprocess.check_output(["git", *words], cwd=ROOT, text=True).strip()
 
 
 def main() -> None:
@@ -194,26 +209,42 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--package", choices=PACKAGES, required=True)
-    parser.add_argument("--number", type=int, default=30)
+    parser.add_argument("--package", choices=NUMBERS, required=True)
+    parser.add_argument("--number", type=int, help="of faults (30; 15 of the smaller)")
     parser.add_argument("--seed", type=int, default=4)
     parser.add_argument("--map", type=Path, default=ROOT / ".mutation")
-    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--results", type=Path, default=ROOT / "result" / "mutation")
     options = parser.parse_args()
-    if subprocess.check_output(["git", "status", "--porcelain", "packages"], cwd=ROOT):
-        parser.error("packages/ has changes that aren't committed")
     if not (options.map / "data").exists():
         parser.error(f"{options.map} has no record of executions: make mutation-map")
     executions = Executions(options.map)
-    done = {name_of(row) for row in read(options.output)}
-    for row in rows(options.package, options.seed, options.number, executions, done):
-        with options.output.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        print(
-            f"{row['found_by'] or 'MISSED'}  {row['place']}  {row['seconds']} s",
-            flush=True,
+    trees = "packages", "src", "tests", ":!tests/mutation"
+    if git("diff", executions.commit, "--", *trees):
+        parser.error(f"{options.map} has the record of another tree: make mutation-map")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
+
+    number = options.number or NUMBERS[options.package]
+    options.results.mkdir(parents=True, exist_ok=True)
+    name = f"{options.package}-{options.seed}-{executions.commit[:8]}.jsonl"
+    file = options.results / name
+    done = len(read(file))
+    drawn = draw(options.package, options.seed, executions)
+    for fault in itertools.islice(drawn, done, number):
+        start = time.monotonic()
+        row = Row(
+            package=options.package,
+            place=f"{fault.path.relative_to(ROOT)}:{fault.line}",
+            was=fault.was,
+            now=fault.now,
+            found_by=judge(fault, executions.seconds),
+            tests=len(fault.tests),
+            seconds=round(time.monotonic() - start, 1),
         )
-    summarize(read(options.output))
+        with file.open("a") as results:
+            results.write(json.dumps(vars(row)) + "\n")
+        said = row.found_by or "MISSED"
+        print(f"{row.place}: {said}, {row.seconds:g} s", flush=True)
+    summarize(read(file))
 
 
 if __name__ == "__main__":

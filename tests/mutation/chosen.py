@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutation.executions import node_of_item
+
 CHOSEN = "MUTATION_TESTS"
 
 
@@ -16,10 +18,10 @@ def pytest_collection_modifyitems(
 ) -> None:
     nodes = Path(os.environ[CHOSEN]).read_text().splitlines()
     place = {node: number for number, node in enumerate(nodes)}
-    others = [item for item in items if item.nodeid not in place]
+    others = [item for item in items if node_of_item(item) not in place]
     if others:
         config.hook.pytest_deselected(items=others)
     items[:] = sorted(
-        (item for item in items if item.nodeid in place),
-        key=lambda item: place[item.nodeid],
+        (item for item in items if node_of_item(item) in place),
+        key=lambda item: place[node_of_item(item)],
     )

@@ -7,10 +7,27 @@ An execution is named by its number of ranks, 0 outside of worlds, and the test'
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
 from coverage import CoverageData
+
+ROOT = Path(__file__).resolve().parents[2]
+# Holds the commit that was recorded.
+COMMIT = "commit"
+# A fixture that several tests share runs for the first of them alone.
+SHARES_FIXTURES = re.compile(r'scope="(class|module|package|session)"')
+
+
+def node_of_item(item: pytest.Item) -> str:
+    """The test as pytest names it; pytest-xdist adds groups to that name."""
+    groups = [
+        mark.args[0] if mark.args else mark.kwargs["name"]
+        for mark in item.iter_markers("xdist_group")
+    ]
+    return item.nodeid.removesuffix(f"@{'_'.join(groups)}")
 
 
 def ranks_of(execution: str) -> int:
@@ -23,6 +40,11 @@ def node_of(execution: str) -> str:
     return execution.partition(":")[2]
 
 
+def file_of(execution: str) -> str:
+    """The test's file, relative to the repository."""
+    return node_of(execution).partition("::")[0]
+
+
 class Executions:
     """What `make mutation-map` recorded in a folder."""
 
@@ -30,28 +52,36 @@ class Executions:
         self._data = CoverageData(str(folder / "data"))
         self._data.read()
         self._lines: dict[Path, dict[int, set[str]]] = {}
+        self.commit = (folder / COMMIT).read_text().strip()
+        # Of what passed: what failed while it was recorded can't tell anything.
         self.seconds: dict[str, float] = {}
         for file in folder.glob("seconds.*.json"):
             self.seconds |= json.loads(file.read_text())
 
-    def files_with(self, path: Path) -> bool:
-        """Whether any test executes a line of the file."""
-        return bool(self.of_file(path))
-
     def of_file(self, path: Path) -> set[str]:
         """The executions that reach some line of the file."""
-        found: set[str] = set()
-        for tests in self._by_line(path).values():
-            found |= tests
-        return found
+        return self.of_lines(path, self._by_line(path))
 
     def of_lines(self, path: Path, lines: Iterable[int]) -> set[str]:
-        """The executions that reach one of these lines."""
+        """The executions that reach one of these lines, and those that share fixtures with them."""
         by_line = self._by_line(path)
-        return set().union(*(by_line.get(line, set()) for line in lines))
+        found: set[str] = set()
+        for line in lines:
+            found |= by_line.get(line, set())
+        shared = {
+            (ranks_of(name), file_of(name))
+            for name in found
+            if SHARES_FIXTURES.search((ROOT / file_of(name)).read_text())
+        }
+        if shared:
+            found |= {
+                name
+                for name in self.seconds
+                if (ranks_of(name), file_of(name)) in shared
+            }
+        return found
 
     def _by_line(self, path: Path) -> dict[int, set[str]]:
-        """Of what passed: what failed while it was recorded can't tell anything."""
         if path not in self._lines:
             contexts = self._data.contexts_by_lineno(str(path))
             self._lines[path] = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import difflib
-import functools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,10 +15,7 @@ from cosmic_ray.ast import get_ast  # type: ignore[import-not-found]
 from cosmic_ray.mutating import mutate_code  # type: ignore[import-not-found]
 from cosmic_ray.plugins import get_operator, operator_names  # type: ignore[import-not-found]
 
-from tests.mutation.executions import Executions
-
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("comm", "train", "modelparallel", "tools")
+from tests.mutation.executions import ROOT, Executions
 
 
 @dataclass(frozen=True)
@@ -38,12 +34,19 @@ class Fault:
 def draw(package: str, seed: int, executions: Executions) -> Iterator[Fault]:
     """Faults of a package in an order that the seed decides."""
     folder = ROOT / "packages" / f"chainermn-{package}" / "src"
-    paths = sorted(path for path in folder.rglob("*.py") if executions.files_with(path))
-    found = [(path, *each) for path in paths for each in _mutations(path)]
-    random.Random(f"{seed} {package}").shuffle(found)
+    return draw_in(sorted(folder.rglob("*.py")), f"{seed} {package}", executions)
+
+
+def draw_in(paths: list[Path], seed: str, executions: Executions) -> Iterator[Fault]:
+    """Faults of these files, of which some test executes a line."""
+    executed = [path for path in paths if executions.of_file(path)]
+    found = [(path, *each) for path in executed for each in _mutations(path)]
+    random.Random(seed).shuffle(found)
+    drawn = set()
     for path, operator, number in found:
         fault = _fault(path, operator, number, executions)
-        if fault is not None:
+        if fault is not None and fault.changed not in drawn:
+            drawn.add(fault.changed)
             yield fault
 
 
@@ -67,7 +70,6 @@ def _fault(
     return Fault(path, code, changed, line, was, now, tuple(sorted(tests)))
 
 
-@functools.cache
 def _mutations(path: Path) -> list[tuple[Any, int]]:
     """Each change that an operator of cosmic-ray makes somewhere, as `mutate_code` takes it."""
     nodes = [get_ast(path.read_text())]

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from coverage import Coverage
 
+from tests.mutation.executions import ROOT, node_of_item
+
 CONTEXT = "COVERAGE_CONTEXT"
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -26,12 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _execution(item: pytest.Item) -> str:
     world = item.config.pluginmanager.getplugin("chainermn-world")
-    node = item.nodeid
-    for group in item.iter_markers("xdist_group"):  # pytest-xdist adds its name
-        node = node.removesuffix(
-            f"@{group.args[0] if group.args else group.kwargs['name']}"
-        )
-    return f"{world.size if world else 0}:{node}"
+    return f"{world.size if world else 0}:{node_of_item(item)}"
 
 
 class Recorder:

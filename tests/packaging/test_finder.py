@@ -64,7 +64,7 @@ def install(installer, env, *what):
     "installer", ["pip", pytest.param("uv", marks=pytest.mark.full)]
 )
 def test_ours_is_found_in_any_order_of_installation(installer, bare, wheels):
-    # Pip compiles its modules: those caches are stale.
+    # pip compiles its modules: those caches are stale.
     install(installer, bare, "chainer")
     install(installer, bare, *wheels.values())
     assert is_ours(bare.run("-c", WHOSE))

@@ -14,7 +14,7 @@ from tests.support.jobs.scripts import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 FORM = ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml"
-MAKE = re.compile(r"\b(?:make|scripts/stages)(?: -k)?((?: [a-z][\w-]*\b(?!=))+)")
+MAKE = re.compile(r"\b(?:make|scripts/stages)((?: [a-z][\w-]*\b(?!=))+)")
 
 
 def read(name: str) -> Any:

@@ -43,6 +43,7 @@ def report(*arguments: object, **variables: str) -> dict:
     return found
 
 
+@pytest.mark.ci
 def test_all_is_well_where_nothing_is_wrong():
     found = report("--timeout", LIMIT_SECONDS)
     assert found["bad"] == []

@@ -126,12 +126,8 @@ TABLE = {
         ("warning", "", "unset CHAINERMN_USE_BUNDLED", wanted("not registered")),
     ],
     "import_chainer": [
-        (
-            "failed",
-            "pkg_resources",
-            "setuptools<82",
-            NO_CHAINER,
-        ),  # as `chainermn explain` says
+        # As `chainermn explain` says.
+        ("failed", "pkg_resources", "setuptools<82", NO_CHAINER),
         (
             "failed",
             "",

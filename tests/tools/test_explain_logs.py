@@ -89,9 +89,8 @@ def test_explain_names_the_rank_the_cause_and_the_next_step(path: Path):
 
 @pytest.mark.parametrize(
     "path",
-    [
-        path for path in LOGS if path.name != "SIGTERM.mpiexec.log"
-    ],  # where nobody has failed
+    # Where nobody has failed.
+    [path for path in LOGS if path.name != "SIGTERM.mpiexec.log"],
     ids=lambda path: path.stem,
 )
 def test_a_user_reads_last_which_rank_failed_how_and_what_to_do_once(path: Path):

@@ -353,12 +353,8 @@ class Unreadable(list):
 def test_a_part_that_cannot_be_pickled_or_unpickled_is_an_error_on_all(comm):
     last = comm.size - 1
     for culprit, error, text, whole in [
-        (
-            0,
-            ValueError,
-            "does not travel",
-            [*range(last), Awkward("there")],
-        ),  # others got theirs
+        # Others got theirs.
+        (0, ValueError, "does not travel", [*range(last), Awkward("there")]),
         (0, OSError, "disk failure", Unreadable([1, 2])),
         (last, ValueError, "does not arrive", [*range(last), Awkward("here")]),
     ]:

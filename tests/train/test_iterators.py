@@ -75,11 +75,8 @@ EXAMPLES = [
     *([np.arange(4).astype(dtype) for _ in range(3)] for dtype in DTYPES),
     [np.ones((n, 2), np.float16) for n in (1, 0, 5)],  # several shapes
     [np.array(1.5), np.float32(2.5), np.int8(3)],  # 0-d
-    [
-        np.arange(6.0).reshape(2, 3).T,
-        np.arange(9)[::2],
-        np.broadcast_to(1.0, (2, 2)),
-    ],  # layouts
+    # Layouts.
+    [np.arange(6.0).reshape(2, 3).T, np.arange(9)[::2], np.broadcast_to(1.0, (2, 2))],
     [(np.ones(n, "f4"), np.int32(n)) for n in (2, 3, 4)],
     [np.zeros(2, [("a", "i4"), ("b", "f8", 2)])],
     [{"x": (np.ones(2), [np.zeros(1), {"y": "text"}]), "n": None, "m": ()}],

@@ -1,6 +1,6 @@
 """The supported Pythons on this machine.
 
-    python -m tests.support.hosts.interpreters 3.15 -- make test PYTHON=
+    python -m tests.support.hosts.interpreters 3.15 -- scripts/stages test test-ci PYTHON=
 
 runs a command with one of them, by default with another one than runs this.
 """

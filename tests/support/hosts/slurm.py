@@ -36,7 +36,7 @@ PROGRAMS = {
     "srun": "slurm-client",
     "munged": "munge",
 }
-# Srun looks for PMIx by a link of it.
+# srun looks for PMIx by a link of it.
 PACKAGES = ("libpmix-dev", "slurm-wlm-basic-plugins")
 NODES = ("alpha", "beta")
 # How Slurm is to start ranks of this MPI.

@@ -4,7 +4,8 @@
   runs on 2 or on 3 ranks.
 - The second (`make test-ci`, `pytest --ci`) has what the first leaves out: the markers `ci`
   and `alone`, the folders below, and world tests on 1 and 4 ranks.
-- The full tier (`make test-full`, `pytest --full`) has everything, on all numbers of ranks.
+- The full tier (`make test-full`, `pytest --full`) has everything, on all numbers of ranks;
+  so has a run of pytest for tests that are named (`tests/test_x.py::test_y`).
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Tier(Enum):
 
 
 def chosen_tier(config: pytest.Config) -> Tier:
-    """The tier that this run of pytest is for."""
-    if config.getoption("--full"):
+    """The tier that this run of pytest is for; all of it if a test is named."""
+    if config.getoption("--full") or any("::" in word for word in config.args):
         return Tier.FULL
     if config.getoption("--ci"):
         return Tier.CI
@@ -98,9 +99,8 @@ def sizes_of(items: Iterable[pytest.Item]) -> dict[pytest.Item, set[int]]:
     for name, cases in functions.items():
         # Names decide between equals, so that a new test changes nothing for the others.
         order = (2, 3) if zlib.crc32(name.encode()) % 2 else (3, 2)
-        done: set[tuple[str, int]] = (
-            set()
-        )  # a value, and a number of ranks that it was on
+        # A value, and a number of ranks that it was on.
+        done: set[tuple[str, int]] = set()
         taken: Counter[int] = Counter()
         for item in cases:
             if not found[item].issuperset(order):

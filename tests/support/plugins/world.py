@@ -38,7 +38,7 @@ class World:
         self.comm = MPI.COMM_WORLD.Dup()
         self.size = self.comm.size
         self.stderr = os.dup(2)  # capturing is suspended while plugins are configured
-        # Pytest's reporter is about to take sys.stdout; rank 0's is enough.
+        # pytest's reporter is about to take sys.stdout; rank 0's is enough.
         if self.comm.rank:
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         # At its end pytest clears all but the last three runs' temporary folders. Of

@@ -163,9 +163,8 @@ class Situation:
             )
             return [Prediction(then, self._errors(in_loss))]
         if self.differ:
-            errors = self._errors(
-                self.everybody, MISMATCH
-            )  # before gradients are dropped, or after
+            # Before gradients are dropped, or after.
+            errors = self._errors(self.everybody, MISMATCH)
             return [Prediction(then, errors) for then in (self, self.ended())]
         now = replace(self, prepared=True)
         all_know = self.changed == self.everybody
@@ -222,9 +221,8 @@ class Situation:
 
     def flush(self, failing: Ranks = NONE, where: str = "") -> list[Prediction]:
         if self.differ:
-            errors = self._errors(
-                self.everybody, MISMATCH
-            )  # before gradients are dropped, or after
+            # Before gradients are dropped, or after.
+            errors = self._errors(self.everybody, MISMATCH)
             return [Prediction(then, errors) for then in (self, self.ended())]
         if self.reasons:
             shared = [now._flush_shared("rank 0's", NONE, "") for now in self.shared()]

@@ -44,9 +44,8 @@ def cannot_import(module: str, words: str) -> Since:
     def is_broken() -> bool:
         try:
             import_module(module)
-        except (
-            Exception
-        ):  # a half-working module may raise anything (old setuptools does)
+        except Exception:
+            # A half-working module may raise anything (old setuptools does).
             return True
         return False
 

@@ -329,9 +329,8 @@ def _sum(
             for mine in rest:
                 _scale_into(mine, shifts[0], out[done : done + mine.size])
                 done += mine.size
-        except (
-            FloatingPointError
-        ):  # halves of numbers that are in range have a sum in range
+        except FloatingPointError:
+            # Halves of numbers that are in range have a sum in range.
             common += 1
         else:
             return common

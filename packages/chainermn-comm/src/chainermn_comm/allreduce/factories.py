@@ -91,7 +91,7 @@ def _through_shared_memory(group: ProcessGroup, leaders: int) -> Algorithm:
     shared: SharedMemoryAllreduce | None = None
     cause = ""
     with group.in_step("a mean of gradients"):
-        # The default may fit.
+        # If memory doesn't suffice for the setting, it may for the default.
         for chunk_bytes in dict.fromkeys((group.settings.chunk_bytes, None)):
             try:
                 if topology.inter_size == 1:

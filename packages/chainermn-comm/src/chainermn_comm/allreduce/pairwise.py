@@ -146,7 +146,7 @@ class PairwiseAllreduce:
         it is to wait.
         """
         rounds: Iterator[tuple[list[Buffer], list[Buffer]]] = iter(())
-        # Shards: terms and sums.
+        # The terms and the sums of each shard that is under way, by its number.
         in_flight: dict[int, tuple[list[Buffer], list[Buffer]]] = {}
         requests: dict[int, list[MPI.Request]] = {}
         for tick in itertools.count():

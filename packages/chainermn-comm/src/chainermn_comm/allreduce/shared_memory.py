@@ -166,7 +166,7 @@ class SharedMemoryAllreduce(Algorithm):
         """Return the groups of chunks, and whether each rank may sum all of them."""
         sizes, dtypes = [target.size for target in operand.targets], operand.wire_dtypes
         last_sizes, last_dtypes, last_way, groups, redundant = self._last
-        # No hashing.
+        # Compared here, since hashing for a cache takes longer.
         if sizes != last_sizes or dtypes is not last_dtypes or way is not last_way:
             chunks = plan_chunks(tuple(sizes), tuple(dtypes), self._chunk_bytes)
             most = min(way.chunks_per_group, self.most_chunks)

@@ -61,7 +61,7 @@ def choose_wire_format(largest: float, exponent: int, wire: np.dtype) -> WireFor
     is_narrow, exponents = fit_each(np.array([largest]), wire)
     if exponent or not is_narrow[0]:
         return WireFormat(accumulator(wire), exponent)
-    # For no other rank's numbers is this too large.
+    # Zeros take the least exponent, which is too large for no other rank's numbers.
     if largest == 0 and wire == FLOAT16:
         return WireFormat(wire, LEAST_EXPONENT)
     return WireFormat(wire, int(exponents[0]))

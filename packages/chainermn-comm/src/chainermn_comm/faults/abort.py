@@ -245,7 +245,7 @@ def mpi_abort(code: int) -> NoReturn:
         faulthandler.dump_traceback_later(LAST_RESORT_SECONDS, exit=True, file=2)
         end_trace()
         # MPICH's launcher may miss worker processes of this rank on a busy machine.
-        # There may be none, and MPI_Abort must be called.
+        # Whatever fails here, MPI_Abort must be called.
         with contextlib.suppress(Exception):
             for worker in sys.modules["multiprocessing"].active_children():
                 worker.terminate()

@@ -74,14 +74,14 @@ else:
 
         def read_code(exception: SystemExit) -> object:
             code = descriptor.__get__(exception)
-            # No Python code reads it, but the interpreter.
+            # Without a caller, it is the interpreter that reads the code, to exit.
             if sys._getframe().f_back is None:
                 _notify(code)
             return code
 
         members["code"] = property(read_code, descriptor.__set__, descriptor.__delete__)
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
-        # Sys, and modules with `from sys import exit`.
+        # This finds `sys` itself, and modules with `from sys import exit`.
         for module in list(sys.modules.values()):
             if (
                 not isinstance(module, types.ModuleType)

@@ -104,7 +104,7 @@ class DeviceAllreduce(Algorithm):
                 chunk for chunk in plan.chunks if self._target(chunk, flats) is None
             ]
             nbytes = max(map(self._padded_bytes, packed), default=0)
-            # The old ones live as long as the calls before.
+            # Smaller buffers that are replaced live on until the calls before have ended.
             if self._buffers[0].nbytes < nbytes:
                 self._buffers = [devices.empty(nbytes) for _ in self._buffers]
         call = PreparedCall(plan, inputs, flats, self._buffers, operand.divisor)

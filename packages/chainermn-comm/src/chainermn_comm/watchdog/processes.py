@@ -56,9 +56,8 @@ def state(process: Process) -> str:
     """Return RUNNING, STOPPED or GONE."""
     try:
         found = stat(process[0])
-    except (
-        OSError
-    ):  # such as that no descriptor is left, which says nothing of the process
+    except OSError:
+        # Such as that no descriptor is left, which says nothing of the process.
         return RUNNING
     if found.is_gone or found.start != process[1]:
         return GONE

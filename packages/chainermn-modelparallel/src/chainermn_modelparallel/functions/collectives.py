@@ -239,9 +239,8 @@ def _one_per_rank(comm: CommunicatorBase, xs: Any) -> Variables:
     if isinstance(xs, (Variable, *chainer.get_array_types())):
         rows = _variable(comm, "xs", xs)
         xs = [rows[index] for index in range(len(rows))] if rows.ndim else xs
-    elif isinstance(
-        xs, Iterator
-    ):  # what `map` and `zip` gave as lists in older Pythons
+    elif isinstance(xs, Iterator):
+        # What `map` and `zip` gave as lists in older Pythons.
         xs = tuple(xs)
     if not isinstance(xs, (tuple, list)):
         raise TypeError(

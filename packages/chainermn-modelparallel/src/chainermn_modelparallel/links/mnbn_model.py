@@ -56,9 +56,8 @@ def create_mnbn_model(
         kind: Any = type(part)
         if _is_convertible(part):
             kind = MultiNodeBatchNormalization
-        elif not isinstance(
-            part, chainer.Sequential
-        ):  # whose copy method refuses lambdas
+        elif not isinstance(part, chainer.Sequential):
+            # Whose copy method refuses lambdas.
             already = isinstance(part, MultiNodeBatchNormalization)
             if isinstance(part, L.BatchNormalization) and not already:
                 warnings.warn(

@@ -183,9 +183,8 @@ def _traceback(tag: str, after: bytes) -> tuple[str, str, int]:
             continue  # another rank's
         kept.append(line.removeprefix(tag))
         if at and not kept[-1].startswith(" "):
-            if not RAISED.match(
-                kept[-1]
-            ):  # as of Chainer's trainer, which goes on with another one
+            if not RAISED.match(kept[-1]):
+                # As of Chainer's trainer, which goes on with another one.
                 break
             return kept[-1].rstrip(), "\n".join(kept), at
     return "", "", 0

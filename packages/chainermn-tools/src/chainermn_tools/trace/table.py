@@ -21,19 +21,15 @@ CALL = np.dtype(
         ("operation", "i4"),  # its name
         ("communicator", "i4"),  # its name, the same on all its ranks
         ("error", "i4"),  # name of the exception that ended it
-        (
-            "late",
-            "i4",
-        ),  # the rank that was waited for; NONE where nobody was, or nobody knows
+        # The rank that was waited for; NONE where nobody was, or nobody knows.
+        ("late", "i4"),
         ("start", "f8"),
         ("end", "f8"),
         ("waited", "f8"),  # until the last rank had come, as far as is known
         ("nbytes", "i8"),  # payload of this rank; 0 where unknown
         ("sequence", "i8"),  # number of the collective call; NONE for a message
-        (
-            "peer",
-            "i8",
-        ),  # root, or the rank of a message, as the communicator numbers it
+        # Root, or the rank of a message, as the communicator numbers it.
+        ("peer", "i8"),
         ("tag", "i8"),  # of a message
         ("thread", "i8"),  # of the rank
     ]

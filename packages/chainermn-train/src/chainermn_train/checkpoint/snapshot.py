@@ -30,7 +30,7 @@ from .shards import RESERVED_PREFIX, Head, Shard, State, encode
 from .state_dict import StateError, state_dict
 from .store import OPERATION, Folder, Store
 
-# Int64 of shape (2,): the sets that were named, and ranks.
+# An int64 array of shape (2,): the sets that were named, and ranks.
 _TAKEN_BY = RESERVED_PREFIX + "taken_by"
 
 

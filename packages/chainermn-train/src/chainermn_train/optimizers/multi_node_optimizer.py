@@ -491,9 +491,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         try:
             if take():
                 optimizer.update(None)
-        except (
-            BaseException
-        ):  # a hook's, say; this rank may not have stepped as the others did
+        except BaseException:
+            # A hook's, say; this rank may not have stepped as the others did.
             self._state.is_apart = True
             raise
         if are_alike:

@@ -322,7 +322,7 @@ class Monitor:
 
     def print(self, text: str, event: Sequence[bytes] = ()) -> None:
         """Print a text; through `chainermn launch` as events, lest it look like a rank's."""
-        # The launcher says at its own end what to do.
+        # If the job ends, the launcher says what to do next.
         if event and self.timeout.ends_job:
             text = text.partition("Next step")[0]
         pieces = [text[at : at + PIECE] for at in range(0, len(text), PIECE)]

@@ -40,7 +40,7 @@ def supervise(config: dict[str, Any], ranks: list[MonitoredRank]) -> None:
                 with suppress(OSError):
                     askers.bind(f"\0chainermn monitor {os.getpid()}")
                     askers.listen()
-                    # So that it looks.
+                    # The monitor then wakes up when somebody asks.
                     monitor.selector.register(askers, EVENT_READ, lambda: None)
                 while monitor.look():
                     answer(monitor, askers)
