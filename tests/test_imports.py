@@ -34,7 +34,7 @@ ORDER = {
         "watchdog",
         "staging",
         "runtime reducer",
-        "arithmetic devices errors observers topology",
+        "arithmetic devices errors mpi_start observers topology",
     ],
     "train": [
         "__init__",

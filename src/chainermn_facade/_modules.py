@@ -9,7 +9,7 @@ from importlib.util import spec_from_loader
 from types import ModuleType
 
 from . import _table
-from ._table import SOURCES
+from ._table import CLASSES, SOURCES
 
 
 class Modules(InspectLoader):
@@ -35,6 +35,10 @@ class Modules(InspectLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         own = module.__name__.removeprefix("chainermn.")
+        if own in CLASSES:
+            module.__all__ = [CLASSES[own]]  # type: ignore[attr-defined]
+            module.__getattr__ = looking_up(module.__name__, CLASSES[own])  # type: ignore[method-assign]
+            return
         names = dict[str, object]()
         code = self.get_code(module.__name__)
         assert code is not None
@@ -62,6 +66,17 @@ def importing(package: str, *children: str) -> Callable[[str], ModuleType]:
         if name in children:
             return import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return __getattr__
+
+
+def looking_up(module: str, class_name: str) -> Callable[[str], object]:
+    """Return a module's ``__getattr__``, which imports its class when that is asked for."""
+
+    def __getattr__(name: str) -> object:
+        if name == class_name:
+            return getattr(import_module("chainermn_comm.named_communicators"), name)
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
     return __getattr__
 

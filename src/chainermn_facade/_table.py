@@ -84,6 +84,13 @@ SOURCES = {
     "testing.device": "from chainermn_train.testing import get_device",
 }
 
+# These have one class, which is imported when it is looked up: that starts MPI.
+CLASSES = {
+    path: source.removeprefix(_NAMED)
+    for path, source in SOURCES.items()
+    if source.startswith(_NAMED)
+}
+
 # The others are imported when they are asked for.
 ON_THE_FRONT_PAGE = sorted(
     {path.partition(".")[0] for path in SOURCES} - {"evaluators", "testing"}

@@ -41,7 +41,7 @@ FIRST_SECONDS = 20.0
 # command, with the time for its start.
 SLOWER = 4.0
 TEST_SECONDS = 60.0
-START_SECONDS = 120.0
+START_SECONDS = 60.0
 # Tests that are quicker than this start no job, and don't fail by chance.
 MOMENT = 1.0
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", re.M)

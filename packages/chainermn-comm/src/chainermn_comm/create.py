@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from _chainermn_events import rank_from_env
 
+from .mpi_start import require_running_mpi
+
 # Imported where it is used: it starts MPI, which a data loader's worker process must
 # not do just because the user's script imports this package.
 if TYPE_CHECKING:
@@ -96,11 +98,14 @@ def create_communicator(
             library's own; ``single_node`` on several nodes; or ``pure_nccl`` where
             there is no CuPy, GPU or NCCL.
         RuntimeError: MPI knows of this rank alone, and the launcher has started
-            several.
+            several; MPI has not been initialized, since ``mpi4py.rc.initialize`` is
+            False, or has been finalized; or this is a worker process of a rank, where
+            MPI can't be started.
         PeerError: another rank has one of these errors.
         RankMismatchError: on all ranks, when they ask for different communicators.
     """
     _warn_of_small_shm()
+    require_running_mpi()
     _refuse_to_be_alone(mpi_comm)
     from .mpi_communicator import MpiCommunicator
     from .named_communicators import CLASSES

@@ -32,6 +32,7 @@ from .messaging import (
     messages,
     point_to_point,
 )
+from .mpi_start import require_running_mpi
 from .observers import Method, combined, observed
 from .reducer import Reducer
 from .registry import agreeing
@@ -98,6 +99,7 @@ class MpiCommunicator(CommunicatorBase):
         are of ``create_communicator``, and so is what it raises. Tests may impose a
         topology, the same on all ranks, and a time-out.
         """
+        require_running_mpi()
         asked = mpi_comm, allreduce_grad_dtype, batched_copy, reproducible
         with agreeing(self.communicator_name, *asked, _timeout) as agreed:
             comm, entry, self._factories, self._settings = agreed

@@ -5,7 +5,11 @@
 
 from __future__ import annotations
 
-from .mpi_communicator import MpiCommunicator
+from .mpi_start import refuse_if_importing_starts_mpi
+
+refuse_if_importing_starts_mpi()
+
+from .mpi_communicator import MpiCommunicator  # noqa: E402
 
 MpiCommunicatorBase = MpiCommunicator  # its name in ChainerMN 1.3
 

@@ -7,7 +7,6 @@ from typing import Any
 from chainer.backends.cuda import available as has_gpus
 
 from chainermn_comm import CommunicatorBase
-from chainermn_comm.named_communicators import DummyCommunicator
 
 from ..collective_errors import require_communicator, require_integer
 from .delayed_exchange import DelayedExchange
@@ -105,11 +104,10 @@ def create_multi_node_optimizer(
         "accumulate_steps": steps,
         "zero_fill": bool(zero_fill),
         "overlap": overlap,
-        # With `dummy` ranks do drift apart.
-        "on_drift": "ignore"
-        if isinstance(communicator, DummyCommunicator)
-        else on_drift,
+        "on_drift": on_drift,
     }
+    if getattr(communicator, "communicator_name", None) == "dummy":
+        settings["on_drift"] = "ignore"  # its ranks do drift apart
     only_on_gpus = overlap is None and communicator.inter_size == 1
     if double_buffering:
         exchange: GradientExchange = DelayedExchange(communicator, bool(zero_fill))

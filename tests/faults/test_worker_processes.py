@@ -1,0 +1,172 @@
+"""Worker processes of a rank run beside it, however they start, and never start MPI."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+
+import pytest
+
+from tests.support.jobs.commands import run
+from tests.support.jobs.runner import run_text
+from tests.support.jobs.scripts import ROOT
+
+PUBLIC = re.compile(r"^::: (chainermn_\w+(?:\.[a-z]\w*)*)\.\w+$", re.M)
+
+FIRST_TO_IMPORT_MPI = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+    if "mpi4py.MPI" in sys.modules:
+        sys.exit(f"{name} starts MPI")
+"""
+
+
+def public_modules() -> list[str]:
+    """Those of the facade, and those that the API reference names."""
+    table = runpy.run_path(str(ROOT / "src" / "chainermn_facade" / "_table.py"))
+    pages = sorted((ROOT / "docs" / "api").glob("*.md"))
+    found = {name for page in pages for name in PUBLIC.findall(page.read_text())}
+    return [
+        "chainermn",
+        *(f"chainermn.{path}" for path in table["SOURCES"]),
+        *sorted(found),
+    ]
+
+
+def test_an_import_of_a_public_module_starts_no_mpi():
+    names = public_modules()
+    assert {"chainermn.communicators.naive_communicator", "chainermn_train"} < set(
+        names
+    )
+    done = run(sys.executable, "-c", FIRST_TO_IMPORT_MPI, *names)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# As a script of spec/tips_faqs: `import chainermn` at the top, which workers import again.
+SCRIPT = """
+import multiprocessing, sys
+import numpy as np
+from chainer.iterators import MultiprocessIterator
+import chainermn
+import chainermn.communicators.naive_communicator
+
+def double(x):
+    return 2 * x
+
+def main(method, when):
+    if when == "before":
+        multiprocessing.set_start_method(method)
+    comm = chainermn.create_communicator("naive")
+    if when == "after":
+        multiprocessing.set_start_method(method)
+    dummy = multiprocessing.Process(target=double, args=(1,))
+    dummy.start()
+    dummy.join()
+    with multiprocessing.Pool(2) as pool:
+        doubled = pool.map(double, range(4))
+    data = [(np.full(3, i, "f4"), i) for i in range(8)] if comm.rank == 0 else None
+    part = chainermn.scatter_dataset(data, comm)
+    iterator = MultiprocessIterator(part, 2, n_processes=2, shuffle=False)
+    labels = [int(label) for _ in range(2) for _, label in next(iterator)]
+    iterator.finalize()
+    everyone = comm.allgather_obj((dummy.exitcode, doubled, labels))
+    if comm.rank == 0:
+        print(everyone, flush=True)
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+"""
+EACH = [
+    (method, when)
+    for method in ("fork", "forkserver", "spawn")
+    for when in ("before", "after")
+]
+FIRST = [("forkserver", "before"), ("spawn", "after")]
+
+
+@pytest.mark.parametrize(
+    ("method", "when"),
+    [
+        pytest.param(*case, marks=[] if case in FIRST else pytest.mark.ci)
+        for case in EACH
+    ],
+)
+def test_workers_run_however_they_are_started(method, when):
+    job = run_text(2, SCRIPT, method, when)
+    assert job.returncode == 0, job
+    parts = [(0, [0, 2, 4, 6], labels) for labels in ([0, 1, 2, 3], [4, 5, 6, 7])]
+    assert job.out.splitlines()[-1] == str(parts), job
+
+
+IN_A_WORKER = {
+    "a communicator": "chainermn.create_communicator('naive')",
+    "a class": "from chainermn.communicators.naive_communicator import NaiveCommunicator",
+}
+STARTS_MPI = """
+import multiprocessing
+import chainermn
+
+def work(results):
+    try:
+        {in_a_worker}
+    except RuntimeError as error:
+        results.put(str(error))
+    else:
+        results.put("nothing was raised")
+
+if __name__ == "__main__":
+    comm = chainermn.create_communicator("naive")
+    context = multiprocessing.get_context("{method}")
+    results = context.Queue()
+    worker = context.Process(target=work, args=(results,))
+    worker.start()
+    everyone = comm.allgather_obj(results.get())
+    worker.join()
+    if comm.rank == 0:
+        print(*everyone, sep="\\n", flush=True)
+"""
+
+
+@pytest.mark.parametrize("what", IN_A_WORKER)
+@pytest.mark.parametrize(
+    "method", ["spawn", pytest.param("forkserver", marks=pytest.mark.ci)]
+)
+def test_a_worker_that_would_start_mpi_raises_and_the_job_goes_on(method, what):
+    text = STARTS_MPI.format(in_a_worker=IN_A_WORKER[what], method=method)
+    job = run_text(2, text)
+    assert job.returncode == 0, job
+    said = job.out.splitlines()[-2:]
+    for rank, line in enumerate(said):
+        assert line.startswith(f"rank {rank}: "), job
+        assert "would start MPI in a worker process" in line
+        assert 'if __name__ == "__main__"' in line
+
+
+NOT_INITIALIZED = """
+import mpi4py
+mpi4py.rc.initialize = False
+import chainermn
+from mpi4py import MPI
+try:
+    chainermn.create_communicator("naive")
+except RuntimeError as error:
+    print(error, flush=True)
+MPI.Init()
+comm = chainermn.create_communicator("naive")
+assert comm.allreduce_obj(1) == comm.size
+comm.finalize()
+MPI.Finalize()
+try:
+    chainermn.create_communicator("naive")
+except RuntimeError as error:
+    print(error, flush=True)
+"""
+
+
+def test_where_a_script_initializes_mpi_itself_we_say_when_it_has_not():
+    job = run_text(2, NOT_INITIALIZED)
+    assert job.returncode == 0, job
+    assert job.out.count("MPI.Init()") == 2, job
+    assert job.out.count("MPI has been finalized") == 2, job
