@@ -637,6 +637,34 @@ class Growing(Deep):
         return super().__call__(x) + extra
 
 
+LAYERS = ("first", "second", "third")
+# The layers that are frozen in each part of a training: as many, more and fewer.
+FROZEN = {
+    "in turn": [{"first"}, {"second"}, {"third"}, {"first"}],
+    "pairs in turn": [{"first", "second"}, {"second", "third"}, {"third", "first"}],
+    "one after another": [{"first"}, {"first", "second"}, {"second"}, set()],
+}
+
+
+@pytest.mark.parametrize("parts", FROZEN)
+def test_layers_that_are_frozen_in_turn_are_left_out(comm, parts):
+    def freeze(frozen, model, _):
+        for name in LAYERS:
+            layer = getattr(model, name)
+            if name in frozen:
+                layer.disable_update()
+            else:
+                layer.enable_update()
+
+    twins = Twins(comm, Deep)
+    with sending(comm) as events:
+        for frozen in FROZEN[parts]:
+            twins.each(partial(freeze, frozen))
+            twins.update(3)
+            until(events, twins)
+    twins.finalize()
+
+
 @pytest.mark.parametrize("change", ["more", "fewer", "as many"])
 def test_parameters_said_to_be_synchronized_are_those_that_are_sent(comm, change):
     """All ranks have loaded the same ones, while there was a plan for others."""

@@ -47,7 +47,7 @@ class _Plan(NamedTuple):
     params: ParameterSet
     buckets: list[list[int]]
     bucket_of: dict[int, int]  # by the parameter's place
-    left_out: list[Any]  # parameters that are not updated
+    left_out: set[int]  # ids of the parameters that are not updated
     # Arrays of each parameter's shape and dtype, without memory of that size.
     like: list[Any]
     device: Any  # the GPU on which all of this is; None on CPUs
@@ -164,7 +164,8 @@ class OverlappedExchange(GradientExchange):
         plan, own = self._plan, self.channel
         if plan is None or own is None:
             return False
-        is_of_these = plan.params is params and plan.left_out == not_updated(params)
+        left_out = set(map(id, not_updated(params)))
+        is_of_these = plan.params is params and plan.left_out == left_out
         if not is_of_these or _wire_dtype(own) != _wire_dtype(self._communicator):
             self._plan = None  # it is outdated; all make another one
             return False
@@ -248,10 +249,11 @@ class OverlappedExchange(GradientExchange):
             like = [_without_memory(param.array) for param in params.params]
             device = device_of(params.params[0].array)
             stream = new_stream(device)
-        left_out = not_updated(params)
-        out = {id(param) for param in left_out}
+        left_out = set(map(id, not_updated(params)))
         places = [
-            place for place, param in enumerate(params.params) if id(param) not in out
+            place
+            for place, param in enumerate(params.params)
+            if id(param) not in left_out
         ]
         # Rank 0's, as all plan alike.
         order, places = self._communicator.bcast_obj((self._order, places))
