@@ -381,13 +381,16 @@ def test_dtypes_of_parameters_and_statistics_are_those_of_chainers_own_link(
             MultiNodeBatchNormalization(3, comm, dtype=dtype),
             L.BatchNormalization(3, dtype=dtype),
         )
-        default = MultiNodeBatchNormalization(3, comm)
+    default = MultiNodeBatchNormalization(3, comm)
     ours, chainers = (
         [each.gamma.dtype, each.beta.dtype, each.avg_mean.dtype, each.avg_var.dtype]
         for each in links
     )
     assert ours == chainers
-    assert default.gamma.dtype == np.float32
+    assert default.gamma.dtype == L.BatchNormalization(3).gamma.dtype == np.float32
+    with chainer.using_config("dtype", setting):
+        default = MultiNodeBatchNormalization(3, comm)
+        assert default.gamma.dtype == L.BatchNormalization(3).gamma.dtype
 
 
 @pytest.mark.sizes(2, 3, 4)

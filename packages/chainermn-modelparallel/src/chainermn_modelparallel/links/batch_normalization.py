@@ -42,9 +42,10 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
         comm: the communicator; all its ranks take part.
         decay: how much of the running statistics stays at each call.
         eps: added to the variance.
-        dtype: of the parameters and running statistics, float32 by default; None for
-            ``chainer.config.dtype`` (float32 for ``mixed16``), as Chainer's own link
-            has it. Statistics of a batch are computed in float32 or wider.
+        dtype: of the parameters and running statistics; None for
+            ``chainer.config.dtype`` (float32 where nothing is configured, and for
+            ``mixed16``), as Chainer's own link has it. Statistics of a batch are
+            computed in float32 or wider.
         use_gamma: whether to scale the result by a parameter.
         use_beta: whether to add a parameter to the result.
         initial_gamma: initializer, number or array; 1 by default.
@@ -67,7 +68,7 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
         comm: CommunicatorBase,
         decay: float = 0.9,
         eps: float = 2e-5,
-        dtype: Any = np.float32,
+        dtype: Any = None,
         use_gamma: bool = True,
         use_beta: bool = True,
         initial_gamma: Any = None,
