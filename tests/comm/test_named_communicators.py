@@ -132,6 +132,66 @@ def test_a_mean_of_the_users_own_is_taken_by_both_names_and_by_the_optimizers(
         assert len(comm.means) > 3
 
 
+class CountingTwice(Counting):
+    """A class of a user's class that has the mean by the other name."""
+
+    def allreduce_grad(self, model: Any) -> None:
+        self.means.append("outer")
+        super().allreduce_grad(model)
+
+
+class CountingTwiceFrom13(CountingAsIn13):
+    def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
+        self.means.append("outer")
+        super().multi_node_mean_grad(model, zero_fill)
+
+
+class CountingThrice(CountingTwice):
+    def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
+        self.means.append("outermost")
+        super().multi_node_mean_grad(model, zero_fill)
+
+
+@pytest.mark.parametrize(
+    ("made", "levels"),
+    [
+        (CountingTwice, ["outer", "own"]),
+        (CountingTwiceFrom13, ["outer", "own"]),
+        (CountingThrice, ["outermost", "outer", "own"]),
+    ],
+)
+def test_each_level_of_classes_takes_its_part_in_a_mean_once(made, levels, world):
+    with made(world) as comm:
+        for name in ("allreduce_grad", "multi_node_mean_grad"):
+            comm.means.clear()
+            model = with_grads(w=np.full(3, world.rank, "f4"))
+            getattr(comm, name)(model)
+            assert comm.means == levels
+            np.testing.assert_array_equal(model["w"].grad, (world.size - 1) / 2)
+        comm.means.clear()
+        check_mean(comm)
+        assert comm.means[: len(levels)] == levels
+
+
+class Registered:
+    """A user's mixin that has options of its own for its subclasses."""
+
+    labels: list[str] = []  # noqa: RUF012
+
+    def __init_subclass__(cls, label: str = "", **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.labels.append(label)
+
+
+@pytest.mark.parametrize("order", ["first", "last"])
+def test_a_mixin_of_a_users_class_hears_of_its_subclasses(order, world):
+    bases = (Registered, NaiveCommunicator)[:: 1 if order == "first" else -1]
+    made = type("Labelled", bases, {}, label=order)
+    assert Registered.labels[-1] == order
+    with made(world) as comm:
+        check_mean(comm)
+
+
 def by_chainer_7s_name(inner: Any) -> CommunicatorBase:
     """A communicator that defines the mean by Chainer 7's name only, and forwards to another."""
 

@@ -55,11 +55,14 @@ class CommunicatorBase(ABC):
     _declared_settings: frozenset[str] = frozenset()
     _within_config_scope = False
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
         # ChainerMN 1.3 had one name for the mean, and Chainer 7 has the other one.
-        is_missing = getattr(cls.allreduce_grad, "__isabstractmethod__", False)
-        if is_missing and "multi_node_mean_grad" in vars(cls):
-            cls.allreduce_grad = by_the_other_name  # type: ignore[method-assign]
+        by_name = vars(cls)
+        if "multi_node_mean_grad" not in by_name and "allreduce_grad" in by_name:
+            cls.multi_node_mean_grad = _calling_allreduce_grad(cls)  # type: ignore[method-assign]
+        elif "allreduce_grad" not in by_name and "multi_node_mean_grad" in by_name:
+            cls.allreduce_grad = _calling_multi_node_mean_grad(cls)  # type: ignore[method-assign]
 
     # Rank and topology.
 
@@ -370,9 +373,7 @@ class CommunicatorBase(ABC):
         missing on all ranks, and they stay None.
         """
         if zero_fill:
-            for _, param in model.namedparams():
-                if param.data is not None and param.grad is None:
-                    param.grad = np.zeros_like(param.data)
+            _fill_in_zeros(model)
         self.allreduce_grad(model)
 
     def make_reducer(
@@ -477,9 +478,35 @@ class CommunicatorBase(ABC):
         self.finalize()
 
 
-def by_the_other_name(self: Any, model: Any, zero_fill: bool = False) -> None:
-    """Do and raise what ``multi_node_mean_grad(model, zero_fill)`` does (collective)."""
-    self.multi_node_mean_grad(model, zero_fill)
+def _fill_in_zeros(model: Any) -> None:
+    for _, param in model.namedparams():
+        if param.data is not None and param.grad is None:
+            param.grad = np.zeros_like(param.data)
+
+
+# The other name of a class's own mean calls that of the class, not of its subclasses:
+# one of these may define the other name, and call this one by `super()`.
+
+
+def _calling_allreduce_grad(kind: Any) -> Any:
+    def multi_node_mean_grad(self: Any, model: Any, zero_fill: bool = False) -> None:
+        """Do and raise what ``allreduce_grad(model)`` does (collective).
+
+        With ``zero_fill``, missing gradients are zeros before.
+        """
+        if zero_fill:
+            _fill_in_zeros(model)
+        kind.allreduce_grad(self, model)
+
+    return multi_node_mean_grad
+
+
+def _calling_multi_node_mean_grad(kind: Any) -> Any:
+    def allreduce_grad(self: Any, model: Any, zero_fill: bool = False) -> None:
+        """Do and raise what ``multi_node_mean_grad(model, zero_fill)`` does (collective)."""
+        kind.multi_node_mean_grad(self, model, zero_fill)
+
+    return allreduce_grad
 
 
 def wrong_kind(what: str, value: Any, rank: int) -> TypeError:

@@ -17,7 +17,6 @@ from .allreduce import reduce_arrays
 from .arithmetic import as_integer, integer_between
 from .communicator import (
     CommunicatorBase,
-    by_the_other_name,
     check_metadata,
     wrong_kind,
 )
@@ -111,14 +110,10 @@ class MpiCommunicator(CommunicatorBase):
                 f"node, and these are on {self.inter_size}; use 'hierarchical'"
             )
 
-    def __init_subclass__(cls, name: str | None = None) -> None:
+    def __init_subclass__(cls, name: str | None = None, **options: Any) -> None:
+        super().__init_subclass__(**options)
         if name is not None:
             cls.communicator_name = name
-        defined = vars(cls).keys() & {"allreduce_grad", "multi_node_mean_grad"}
-        if defined == {"allreduce_grad"}:
-            cls.multi_node_mean_grad = CommunicatorBase.multi_node_mean_grad  # type: ignore[method-assign]
-        elif defined == {"multi_node_mean_grad"}:
-            cls.allreduce_grad = by_the_other_name
 
     def _open(self, mpi_comm: MPI.Intracomm, topology: Topology | None) -> None:
         """Duplicate ``mpi_comm`` for this communicator's traffic (collective).
