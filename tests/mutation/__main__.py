@@ -40,8 +40,8 @@ FIRST_SECONDS = 20.0
 # A test hangs if it takes so many times as long as recorded, and at least so long; a
 # command, with the time for its start.
 SLOWER = 4.0
-TEST_SECONDS = 60.0
-START_SECONDS = 60.0
+TEST_SECONDS = 30.0
+START_SECONDS = 40.0
 # Tests that are quicker than this start no job, and don't fail by chance.
 MOMENT = 1.0
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", re.M)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import difflib
 import random
 from collections.abc import Iterator
@@ -55,10 +54,12 @@ def _fault(
 ) -> Fault | None:
     """The fault, or None if it changes nothing that is run, or no test executes it."""
     code = path.read_text()
-    changed = None
-    with contextlib.suppress(AttributeError):  # of cosmic-ray, at `except a.b`
+    # cosmic-ray fails at `except a.b`, and takes the stars of `{**a}` for an operator.
+    try:
         changed = mutate_code(code, operator, number)
-    if changed is None or _run(changed) == _run(code):
+        if changed is None or _run(changed) == _run(code):
+            return None
+    except (AttributeError, SyntaxError):
         return None
     line, was, now = _difference(code, changed)
     if is_at_import(code, line):

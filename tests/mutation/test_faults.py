@@ -28,6 +28,10 @@ def first(x):
 
 def second(x):
     return x * 2
+
+
+def third(x):
+    return {**x}
 """
 # Neither file has fixtures that tests share.
 QUICK = "0:tests/comm/test_topology.py::test_quick"
@@ -46,9 +50,12 @@ def source(tmp_path):
 
 @pytest.fixture
 def executions(tmp_path, source):
-    """Both tests execute `first`, the slow one alone returns its pair; nobody calls `second`."""
+    """Both tests execute `first`, the slow one alone returns its pair; nobody calls `second`.
+
+    Of `third` some changes are no Python.
+    """
     data = CoverageData(str(tmp_path / "data"))
-    for name, lines in {QUICK: [5, 6, 8], SLOW: [5, 6, 9, 11]}.items():
+    for name, lines in {QUICK: [5, 6, 8], SLOW: [5, 6, 9, 11, 20]}.items():
         data.set_context(name)
         data.add_lines({str(source): lines})
     data.write()
@@ -85,6 +92,7 @@ def test_faults_are_drawn_on_lines_that_tests_execute(source, executions):
         6: {QUICK, SLOW},
         8: {QUICK},
         11: {SLOW},
+        20: {SLOW},  # `{*x}`; `{>>x}` is left out
     }
     assert source.read_text() == CODE
 
