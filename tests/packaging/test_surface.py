@@ -132,7 +132,7 @@ class Documented:
             comm,
             decay=0.9,
             eps=2e-05,
-            dtype=np.float32,
+            dtype=...,  # np.float32, which None is where nothing is configured
             use_gamma=True,
             use_beta=True,
             initial_gamma=None,
