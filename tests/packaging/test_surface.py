@@ -17,7 +17,6 @@ from typing import Any
 
 import chainer
 import chainermn
-import numpy as np
 import pytest
 
 MODULES = "communicators datasets extensions functions iterators links optimizers"
