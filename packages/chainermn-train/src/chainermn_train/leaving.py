@@ -88,12 +88,21 @@ def leave_when_warned(
     listen()
 
     def leave_if_warned(trainer: Any) -> None:
-        optimizers = trainer.updater.get_all_optimizers().values()
-        # By a multi-node one all ranks know already.
-        known = [each.leaves for each in optimizers if hasattr(each, "leaves")]
-        if not any(
-            known or map(any, comm.handshake("leave", payload=bytes([is_warned()])))
-        ):
+        optimizers = [
+            each
+            for each in trainer.updater.get_all_optimizers().values()
+            if hasattr(each, "leaves")
+        ]
+        # An update on this communicator has told all its ranks.
+        on_all_ranks = [each for each in optimizers if each.communicator is comm]
+        leaves = any(each.leaves for each in on_all_ranks or optimizers)
+        if not on_all_ranks:
+            # A warning that no update has passed on yet waits for the next one: other
+            # ranks of that update may save with other ranks than these.
+            if not optimizers:
+                leaves = is_warned()
+            leaves = any(map(any, comm.handshake("leave", payload=bytes([leaves]))))
+        if not leaves:
             return
         save(trainer)
         if comm.rank == 0:

@@ -1,0 +1,97 @@
+"""A warning on any rank of a grid: all ranks save the same iteration, whoever trains with whom."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.support.jobs import runner
+
+TRAIN = """
+import os, signal, sys
+import chainer
+import chainer.links as L
+import numpy as np
+from chainer import training
+from chainermn_comm import create_communicator
+from chainermn_train import create_multi_node_checkpointer, create_multi_node_optimizer
+
+out, columns, warned, trains, saves = sys.argv[1:]
+world = create_communicator("flat")
+place = {"world": 0, "row": world.rank // int(columns), "column": world.rank % int(columns)}
+groups = {name: world.split(place[name], world.rank) for name in ("row", "column")}
+groups["world"] = world
+
+optimizers = {}
+for name in trains.split():
+    optimizer = chainer.optimizers.SGD()
+    if name != "plain":
+        optimizer = create_multi_node_optimizer(optimizer, groups[name])
+    optimizers[name] = optimizer.setup(L.Linear(2, 2))
+
+class Updater(training.StandardUpdater):
+    def update_core(self):
+        for optimizer in self.get_all_optimizers().values():
+            model = optimizer.target
+            x = np.ones((1, 2), "f4")
+            optimizer.update(lambda: chainer.functions.sum(model(x)))
+            if self.iteration == 3 and world.rank == int(warned):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+data = chainer.datasets.TupleDataset(np.ones((8, 2), "f4"))
+iterator = chainer.iterators.SerialIterator(data, 2)
+named = {"main": optimizers.pop(trains.split()[0]), **optimizers}
+trainer = training.Trainer(Updater(iterator, named), (200, "iteration"), out=out)
+name = f"{saves}{place[saves]}"
+create_multi_node_checkpointer(name, groups[saves]).maybe_load(trainer)
+trainer.run()
+"""
+
+# Rows and columns of a grid, the ranks that train together, and those that save together.
+FIRST = [
+    (2, 1, "row", "world", 1),
+    (2, 2, "column", "world", 0),
+    (2, 2, "row", "column", 3),
+]
+# A row of ranks that trains alone and saves alone hears of no other row.
+GRIDS = [
+    (rows, columns, trains, saves, warned)
+    for rows, columns in ((2, 1), (2, 2), (3, 2))
+    for trains, saves in (
+        ("column", "world"),
+        ("column", "row"),
+        ("row", "world"),
+        ("row", "column"),
+        ("world", "row"),
+        ("plain", "world"),
+        ("plain column", "world"),
+        ("world column", "world"),
+        ("column world", "row"),
+    )
+    for warned in (range(rows * columns) if rows < 3 else (0, 5))
+]
+
+
+def leave_on_a_grid(folder, rows, columns, trains, saves, warned):
+    ranks = rows * columns
+    done = runner.run_text(ranks, TRAIN, folder, columns, warned, trains, saves)
+    assert done.returncode == 75, done
+    names = [path.name for path in folder.iterdir()]
+    assert len(names) == ranks, names
+    assert len({re.sub(r".*\.", "", name) for name in names}) == 1, names
+
+
+@pytest.mark.parametrize(("rows", "columns", "trains", "saves", "warned"), FIRST)
+def test_all_ranks_of_a_grid_save_the_same_iteration_and_leave(
+    tmp_path, rows, columns, trains, saves, warned
+):
+    leave_on_a_grid(tmp_path, rows, columns, trains, saves, warned)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("rows", "columns", "trains", "saves", "warned"), GRIDS)
+def test_whoever_is_warned_on_any_grid_all_ranks_leave(
+    tmp_path, rows, columns, trains, saves, warned
+):
+    leave_on_a_grid(tmp_path, rows, columns, trains, saves, warned)
