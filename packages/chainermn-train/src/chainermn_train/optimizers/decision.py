@@ -34,8 +34,6 @@ class Report(NamedTuple):
     has_channel: int = 0  # it has a communicator for gradients beside the training
     resend: int = 0  # what it has sent is not what its parameters have now
     can_plan: int = 0  # it knows in which order backward gives its gradients
-    # It has no more examples, and takes part until the others haven't either.
-    joined: int = 0
     warned: int = 0  # a signal says that it has to end soon
     num_accumulated: int = 0  # updates whose gradients are in those handed in
     drifted: int = 0  # of all ranks only: they don't have the same parameters or state
@@ -95,7 +93,7 @@ def decide(total: Report, size: int, is_last: bool = True) -> Decision:
     return Decision.STEP if is_last else Decision.ADD
 
 
-_ROW = struct.Struct("<13BqII")  # a report, a digest, and updates of the present group
+_ROW = struct.Struct("<12BqII")  # a report, a digest, and updates of the present group
 
 
 def agree(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from numbers import Real
 from typing import Any
@@ -34,6 +33,7 @@ from .gradient_set import (
     not_updated,
     rescale,
 )
+from .join_block import JoinBlock
 from .parameter_set import ParameterSet
 from .replicated_state import ReplicatedState
 
@@ -72,8 +72,6 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         "_drift",
         "_detects_drift",
         "_exchange",
-        "_has_joined",
-        "_joins",
         "leaves",
     }
     _ACTUAL = "actual_optimizer"
@@ -93,8 +91,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         self._drift = DriftDetector()
         self._detects_drift = communicator.size > 1 and settings["on_drift"] != "ignore"
         self._exchange = exchange
-        self._has_joined = self.leaves = False
-        self._joins: list[bool] = []  # within `join`, whether to flush after it
+        self.leaves = False
 
     def setup(self, link: Any) -> MultiNodeOptimizer:
         """Set the model, ``link``, and return itself, or raise TypeError, as in Chainer.
@@ -164,11 +161,13 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             _num_examples(args[0] if args else next(iter(kwds.values()), None))
         )
 
-    def _update(self, compute_loss: Callable[[], Any] | None) -> bool:
-        """Make an update; return whether no rank had any examples, as all have joined."""
+    def _update(self, compute_loss: Callable[[], Any] | None) -> None:
         if self._group.is_between:
             self._update_alone(compute_loss)
-            return False
+            return
+        block = JoinBlock.current
+        if block is not None and not block.has_left and block.holds(self):
+            block.begin_update(self)
         try:
             without_loss = compute_loss is None and not self._has_joined
             agreed = self._agree_on_news("update()", without_loss)
@@ -188,15 +187,13 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         decision, total = agreed
         if decision is Decision.START_AGAIN:
             self._start_again(total)
-        elif total.joined == self.communicator.size and not total.num_accumulated:
-            self._exchange.cancel()
-            self._group.clear()
-            return True
         elif decision is Decision.ADD:
             self._step(self._add)
+        elif not total.num_accumulated:  # every update of the group has failed
+            self._exchange.cancel()
+            self._group.clear()
         else:
             self._step(partial(self._take_means, total))
-        return False
 
     def flush(self) -> None:
         """Use the gradients that no step has used yet (collective).
@@ -312,10 +309,27 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
 
     def flush_when_all_have_left(self) -> None:
         """Flush, within :func:`join` at its end (collective); raises what :meth:`flush` does."""
-        if self._joins:
-            self._joins[0] = True
+        if JoinBlock.current is not None and JoinBlock.current.holds(self):
+            JoinBlock.current.must_flush.append(self)
         else:
             self.flush()
+
+    # For `join`.
+
+    @property
+    def _group_has_begun(self) -> bool:
+        """Whether updates were made since the last step, of ``accumulate_steps`` ones."""
+        return self._group.num_calls > 0
+
+    def _update_without_examples(self) -> None:
+        """Take part in the next collective update of other ranks (collective)."""
+        while self._group.is_between:
+            self._update_alone(None)
+        self._update(None)
+
+    def _drop_group(self) -> None:
+        """Drop gradients that were added up since the last step (not collective)."""
+        self._group.clear()
 
     @property
     def keeps_gradients(self) -> bool:
@@ -440,10 +454,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                 report = report._replace(
                     apart=own[0], in_flight=own[1], has_channel=own[2]
                 )
-            if self._has_joined or is_warned():
-                report = report._replace(
-                    joined=int(self._has_joined), warned=int(is_warned())
-                )
+            if is_warned():
+                report = report._replace(warned=1)
             if self._detects_drift:
                 digest = self._drift.checksum(self._params, optimizer)
         except BaseException as error:
@@ -588,6 +600,12 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                 )
 
     @property
+    def _has_joined(self) -> bool:
+        """Whether this rank has left a block of :func:`join` that other ranks are in."""
+        block = JoinBlock.current
+        return block is not None and block.has_left and block.holds(self)
+
+    @property
     def _params(self) -> ParameterSet:
         return self._state.shared or ParameterSet(self.actual_optimizer.target)
 
@@ -596,44 +614,6 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         scale = getattr(self.actual_optimizer, "_loss_scale", None)
         # A mock's.
         return None if scale is None or not isinstance(scale, Real) else float(scale)
-
-
-@contextmanager
-def join(optimizer: MultiNodeOptimizer) -> Iterator[None]:
-    """Let this rank make fewer updates within than others (leaving it is collective).
-
-        with chainermn.join(optimizer):
-            for batch in batches:
-                optimizer.update(model, *batch)
-
-    A rank that leaves takes part in the others' updates without examples until they
-    have left, too: means are over the ranks that had examples, and all have the same
-    parameters. Until then only updates are possible: whoever does something else (a
-    flush, an evaluator, a save) raises RankMismatchError on all ranks. Where an
-    exception leaves the block, nothing of this happens.
-
-    Args:
-        optimizer: made by :func:`create_multi_node_optimizer`.
-
-    Raises:
-        TypeError: it is another optimizer; raised on this rank only.
-        RankMismatchError, PeerError: as :meth:`MultiNodeOptimizer.update` raises them.
-    """
-    if not isinstance(optimizer, MultiNodeOptimizer):
-        raise TypeError(
-            f"join needs a multi-node optimizer, not {type(optimizer).__name__}"
-        )
-    optimizer._joins = [False]
-    try:
-        yield
-        optimizer._has_joined = True
-        while not optimizer._update(None):
-            pass
-        must_flush = optimizer._joins[0]
-    finally:
-        optimizer._has_joined, optimizer._joins = False, []
-    if must_flush:
-        optimizer.flush()
 
 
 def _num_examples(first: Any) -> int:

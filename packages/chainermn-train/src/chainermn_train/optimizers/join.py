@@ -1,0 +1,84 @@
+"""The function that lets ranks make different numbers of updates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .join_block import JoinBlock
+from .multi_node_optimizer import MultiNodeOptimizer
+
+
+@contextmanager
+def join(optimizer: MultiNodeOptimizer, *others: MultiNodeOptimizer) -> Iterator[None]:
+    """Let this rank make fewer updates within than other ranks (leaving is collective).
+
+        with chainermn.join(optimizer):
+            for batch in batches:
+                optimizer.update(model, *batch)
+
+    A rank that leaves the block takes part in the other ranks' updates without examples
+    until they have left, too: means are over the ranks that had examples, and all ranks
+    have the same parameters. Until then only updates are possible: if a rank does
+    something else (a flush, an evaluation, a save), all ranks raise RankMismatchError.
+
+    With several optimizers, such as those of a GAN, all ranks that still have examples
+    update the same optimizer next; the order and the numbers of updates are free.
+
+    A rank may catch an error of its own update inside the block and go on; ranks that
+    have left go on, too. If an exception leaves the block, the other ranks raise
+    PeerError in their next update or where they wait at the end of the block, and
+    gradients that were added up (``accumulate_steps``) are dropped on all ranks. No
+    other rank is told of a KeyboardInterrupt or SystemExit, which end the job.
+
+    Args:
+        optimizer: made by :func:`create_multi_node_optimizer`.
+        others: further ones, on the same communicator, in the same order on all ranks.
+
+    Raises:
+        TypeError: one is another kind of optimizer (on this rank only).
+        ValueError: they have different communicators, or one is given twice (on this
+            rank only).
+        RuntimeError: this rank is in a block of ``join`` already.
+        RankMismatchError, PeerError: as :meth:`MultiNodeOptimizer.update` raises them.
+    """
+    optimizers = (optimizer, *others)
+    _require_joinable(optimizers)
+    block = JoinBlock(optimizers)
+    JoinBlock.current = block
+    try:
+        yield
+        block.take_part()
+    except Exception as error:
+        block.leave_by(error)
+        raise
+    finally:
+        JoinBlock.current = None
+    for each in block.must_flush:
+        each.flush()
+
+
+def _require_joinable(optimizers: tuple[MultiNodeOptimizer, ...]) -> None:
+    for each in optimizers:
+        if not isinstance(each, MultiNodeOptimizer):
+            raise TypeError(
+                f"join needs multi-node optimizers, not {type(each).__name__}"
+            )
+    if any(each.communicator is not optimizers[0].communicator for each in optimizers):
+        raise ValueError(
+            "join needs optimizers of one communicator: a rank that has left could not "
+            "take part in updates on two"
+        )
+    if len({id(each) for each in optimizers}) < len(optimizers):
+        raise ValueError("join was given one optimizer twice")
+    block = JoinBlock.current
+    if block is None:
+        return
+    if any(block.holds(each) for each in optimizers):
+        raise RuntimeError(
+            "this optimizer is in a block of join() already: leave the inner one out"
+        )
+    raise RuntimeError(
+        "a block of join() inside another one would let ranks wait for each other: write "
+        "one block for all optimizers, `with join(a, b):`"
+    )
