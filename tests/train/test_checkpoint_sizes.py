@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tarfile
 from collections import Counter
-from pathlib import Path
 
 import chainer
 import chainer.links as L
@@ -30,7 +28,6 @@ from tests.support.training.checkpoints import (
     files,
     link,
     make_checkpointer,
-    on_rank_0,
     run_until,
 )
 
@@ -298,43 +295,6 @@ def test_what_is_a_rank_s_own_goes_to_the_rank_of_its_number(naive, folder):
     assert target.values.tolist() == [1, 0]
     alone.finalize()
     naive.allgather_obj(None)
-
-
-@pytest.mark.sizes(2)
-def test_a_checkpoint_of_version_2_0(naive, folder):
-    with tarfile.open(Path(__file__).with_name("checkpoint-2.0.tar.xz")) as archive:
-        on_rank_0(naive, lambda: archive.extractall(folder, filter="data"))
-    target = link(0, 0)
-    checkpointer = make_checkpointer(naive, folder)
-    assert checkpointer.maybe_load(target) == 10
-    assert target.values.tolist() == [10, naive.rank]
-    assert (target.nothing, target.text) == (None, "naïve")
-    before = files(naive, folder)
-    checkpointer.save(target, 11)
-    assert files(naive, folder) == before | {"run.0.11", "run.1.11"}
-    on_rank_0(naive, lambda: (folder / "run.1.10").write_bytes(b"damaged"))
-    on_rank_0(naive, lambda: [path.unlink() for path in folder.glob("run.*.11")])
-    with pytest.raises(
-        RuntimeError, match=r"no checkpoint of version 2.0 of 'run' .* is complete"
-    ):
-        make_checkpointer(naive, folder).maybe_load(target)
-
-
-@pytest.mark.sizes(1, 3)
-def test_a_checkpoint_of_version_2_0_goes_on_with_other_ranks(naive, folder, capfd):
-    with tarfile.open(Path(__file__).with_name("checkpoint-2.0.tar.xz")) as archive:
-        on_rank_0(naive, lambda: archive.extractall(folder, filter="data"))
-    target = link(0, 0)
-    checkpointer = make_checkpointer(naive, folder)
-    assert checkpointer.maybe_load(target) == 10
-    assert target.values.tolist() == [10, naive.rank % 2]
-    said = capfd.readouterr().err
-    assert ("a checkpoint of version 2.0 is loaded; training" in said) == (
-        naive.rank == 0
-    )
-    checkpointer.save(target, 11)
-    checkpointer.finalize()
-    assert not files(naive, folder)  # else the next run would begin with it
 
 
 @pytest.mark.sizes(2, 3, 4)

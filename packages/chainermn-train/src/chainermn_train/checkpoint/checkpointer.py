@@ -25,7 +25,6 @@ from ..random_states import load_random_state, random_state
 from ..trainer_introspection import updater_of, warn_of_lost_order
 from .background_writer import BackgroundWriter
 from .dealing import deal, same_on_all
-from .legacy import read_legacy, remove_legacy
 from .loading import PLACES, RANDOM, load, mark_synchronized_if_equal, places
 from .shards import Head, State, begin_arrays, encode
 from .state_dict import state_dict
@@ -288,13 +287,6 @@ class MultiNodeCheckpointer(Extension):
         store = Store(self.comm, folder)
         save, states, skipped = store.newest()
         iteration = None if save is None else save.iteration
-        if iteration is None:
-            iteration, states = read_legacy(self.comm, folder)
-            skipped = (
-                skipped
-                if iteration is None
-                else "a checkpoint of version 2.0 is loaded"
-            )
         if skipped:
             self._say(f"{skipped}; training goes on from iteration {iteration or 0}")
         if all(writable):  # otherwise it only reads
@@ -360,7 +352,6 @@ class MultiNodeCheckpointer(Extension):
             if not failed and self._store is not None:
                 self.flush()
                 self._store.clear()
-                remove_legacy(self.comm, self._store.folder)
         finally:
             self._writing = self._store = None
             self._saved = None, 0
