@@ -34,7 +34,7 @@ ORDER = {
         "watchdog",
         "staging",
         "runtime reducer",
-        "arithmetic devices errors mpi_start observers topology",
+        "arithmetic devices environment errors mpi_start observers topology",
     ],
     "train": [
         "__init__",

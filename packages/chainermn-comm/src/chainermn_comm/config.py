@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from .arithmetic import as_integer
+from .environment import text_of
 from .watchdog import Timeout
 
 _WIRE_DTYPES = ("float16", "float32", "float64")
@@ -85,7 +85,7 @@ def reproducible(value: Any) -> bool:
 
 def chunk_bytes() -> int | None:
     """Return the size of chunks that the environment sets, None where it doesn't."""
-    text = os.environ.get(CHUNK_VARIABLE, "").strip()
+    text = text_of(CHUNK_VARIABLE)
     if not text:
         return None
     try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from _chainermn_events import rank_from_env
 
+from .environment import ALONE_VARIABLE, switch
 from .mpi_start import require_running_mpi
 
 # Imported where it is used: it starts MPI, which a data loader's worker process must
@@ -93,7 +94,8 @@ def create_communicator(
 
     Raises:
         TypeError: ``mpi_comm`` is no mpi4py intracommunicator.
-        ValueError: there is no such communicator, dtype, size of chunks or time-out;
+        ValueError: there is no such communicator or dtype; an environment variable is
+            malformed;
             ``reproducible`` is no bool, or asked of an algorithm that isn't the
             library's own; ``single_node`` on several nodes; or ``pure_nccl`` where
             there is no CuPy, GPU or NCCL.
@@ -143,7 +145,7 @@ def _refuse_to_be_alone(mpi_comm: MPI.Intracomm | None) -> None:
         f"MPI. Take {own}'s own mpiexec, or srun --mpi={'pmix' if own == 'Open MPI' else 'pmi2'}; "
         "`chainermn doctor` says more. CHAINERMN_ALLOW_ALONE=1 lets each train alone"
     )
-    if os.environ.get("CHAINERMN_ALLOW_ALONE", "0") == "0":
+    if not switch(ALONE_VARIABLE):
         raise RuntimeError(text)
     warnings.warn(text, stacklevel=3)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from . import faults, runtime, watchdog
+from . import environment, faults, runtime, watchdog
 from .config import CHUNK_VARIABLE, Settings, chunk_bytes, reproducible, wire_dtype
 from .topology import Topology
 from .trace import TRACE_VARIABLE
@@ -96,6 +96,7 @@ def agreeing(
         try:
             handshake = Handshake(traffic)
             with SharedFailure(handshake, "create_communicator"):
+                environment.check()
                 entry = _find(name)
                 settings = Settings(
                     wire_dtype(allreduce_grad_dtype),

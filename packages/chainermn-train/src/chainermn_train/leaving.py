@@ -6,7 +6,6 @@ the word to the other ranks.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
@@ -23,6 +22,7 @@ from _chainermn_events import (
     pass_warning_on,
 )
 from chainermn_comm import CommunicatorBase
+from chainermn_comm.environment import seconds
 from chainermn_comm.faults import leave
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -121,11 +121,7 @@ def leave_when_warned(
 
 def grace_seconds() -> float:
     """Return how long a process may go on after a warning."""
-    text = os.environ.get(GRACE_VARIABLE, "").strip()
-    with contextlib.suppress(ValueError):
-        if 0 < (seconds := float(text or GRACE_SECONDS)) < 1e9:
-            return seconds
-    raise ValueError(f"{GRACE_VARIABLE} must be seconds, more than 0, got {text!r}")
+    return seconds(GRACE_VARIABLE, GRACE_SECONDS)
 
 
 def _handle(number: int, _: FrameType | None) -> None:

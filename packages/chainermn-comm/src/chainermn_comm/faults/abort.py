@@ -20,13 +20,13 @@ from typing import Any, NoReturn
 from _chainermn_events import active_job, emit, exit_code
 from _chainermn_verdict import is_secondary, next_step, traceback_of
 
+from ..environment import ABORT_VARIABLE, switch
 from ..errors import describe_exception
 from ..trace import end_trace
 from ..watchdog import is_first_here, mark_aborting, mark_finalizing
 from . import exit_status
 from .forks import real_exit
 
-VARIABLE = "CHAINERMN_FORCE_ABORT_ON_EXCEPTION"
 # Shows the child processes of a rank that they are no ranks: they inherit the
 # launcher's variables, but a second MPI_Init under the same rank number fails.
 RANK_PROCESS = "CHAINERMN_RANK_PROCESS"
@@ -111,8 +111,10 @@ def leave(code: int) -> NoReturn:
 
 def _wanted() -> bool | None:
     """Return what the environment says: True, False, or None for nothing."""
-    value = os.environ.get(VARIABLE, "").strip().lower()
-    return None if not value else value not in ("0", "false", "no", "off")
+    # Of a malformed one `create_communicator` raises ValueError, on all ranks.
+    with contextlib.suppress(ValueError):
+        return switch(ABORT_VARIABLE)
+    return None
 
 
 def _install() -> None:

@@ -6,9 +6,6 @@ no other. So a thread calls it, while the rank listens for other ranks' failures
 
 from __future__ import annotations
 
-import contextlib
-import math
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -19,13 +16,14 @@ import numpy as np
 from mpi4py import MPI
 
 from .. import devices
+from ..environment import NCCL_VARIABLE, seconds
 from ..errors import CommunicationError, SharedFailure, describe_exception
 from ..messaging import Handshake
 from ..watchdog import timeout_from_env
 
 # By default; some seconds are usual on large jobs. CHAINERMN_TIMEOUT counts where it is
 # shorter.
-CONNECT_SECONDS, VARIABLE = 60.0, "CHAINERMN_NCCL_TIMEOUT"
+CONNECT_SECONDS = 60.0
 LISTEN_SECONDS = 5e-3  # between two looks for other ranks' failures
 OPERATION = "making an NCCL communicator"
 
@@ -49,14 +47,14 @@ def connect(comm: MPI.Intracomm, make: Callable[[], Any]) -> Any:
         with SharedFailure(handshake, OPERATION):
             try:
                 _start(make, made)
-                seconds = _seconds()
-                end = time.monotonic() + seconds
+                limit = _limit()
+                end = time.monotonic() + limit
                 while not (failed.any() or wait([made], LISTEN_SECONDS).done):
                     if time.monotonic() > end:
                         raise CommunicationError(
                             f"rank {comm.rank}: NCCL has not connected the ranks within "
-                            f"{seconds:g} s; see what it says with NCCL_DEBUG=INFO, and check "
-                            f"NCCL_SOCKET_IFNAME, or set {VARIABLE}"
+                            f"{limit:g} s; see what it says with NCCL_DEBUG=INFO, and check "
+                            f"NCCL_SOCKET_IFNAME, or set {NCCL_VARIABLE}"
                         )
                     MPI.Request.Testsome(requests)
                 if made.done():
@@ -96,9 +94,7 @@ def _start(make: Callable[[], Any], made: Future[Any]) -> None:
     threading.Thread(target=run, name="chainermn-nccl-init", daemon=True).start()
 
 
-def _seconds() -> float:
-    text, timeout = os.environ.get(VARIABLE, "").strip(), timeout_from_env()
-    with contextlib.suppress(ValueError):
-        if 0 < (seconds := float(text or CONNECT_SECONDS)) < math.inf:
-            return min(seconds, timeout.seconds) if timeout.ends_job else seconds
-    raise ValueError(f"{VARIABLE} must be seconds, more than 0, got {text!r}")
+def _limit() -> float:
+    timeout = timeout_from_env()
+    own = seconds(NCCL_VARIABLE, CONNECT_SECONDS)
+    return min(own, timeout.seconds) if timeout.ends_job else own

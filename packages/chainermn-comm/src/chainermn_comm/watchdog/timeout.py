@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
+
+from ..environment import text_of
 
 TIMEOUT_VARIABLE, SILENCE_VARIABLE = "CHAINERMN_TIMEOUT", "CHAINERMN_HOST_SILENCE"
 DEFAULT_SECONDS = 600.0
@@ -51,7 +52,7 @@ def timeout_from_env() -> Timeout:
 
 def _seconds(variable: str, default: str, or_zero: str = "") -> float | None:
     """Return the seconds that the environment asks for; None where it doesn't."""
-    if not (text := os.environ.get(variable, "").strip()):
+    if not (text := text_of(variable)):
         return None
     try:
         seconds = float(text)

@@ -1,0 +1,57 @@
+"""The environment variables that users set: read, and refused where they are malformed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from _chainermn_events import GRACE_VARIABLE
+
+ABORT_VARIABLE = "CHAINERMN_FORCE_ABORT_ON_EXCEPTION"
+ALONE_VARIABLE = "CHAINERMN_ALLOW_ALONE"
+NCCL_VARIABLE = "CHAINERMN_NCCL_TIMEOUT"
+# What was read as Python started, where 1 alone counts.
+_START_UP = ("CHAINERMN_USE_BUNDLED", "CHAINERMN_NO_COMPAT")
+# Thirty years; more seconds are a mistake.
+MOST_SECONDS = 1e9
+_OFF = ("0", "false", "no", "off")
+_ON = ("1", "true", "yes", "on")
+
+
+def text_of(variable: str) -> str:
+    """Return what a variable says, without spaces around; nothing where it isn't set."""
+    return os.environ.get(variable, "").strip()
+
+
+def seconds(variable: str, default: float) -> float:
+    """Return a time in seconds; raise ValueError unless it is more than 0."""
+    text = text_of(variable)
+    with contextlib.suppress(ValueError):
+        number = float(text or default)
+        if 0 < number < MOST_SECONDS:
+            return number
+    raise ValueError(f"{variable} must be seconds, more than 0, got {text!r}")
+
+
+def switch(variable: str) -> bool | None:
+    """Return whether a variable is on, None where it isn't set; raise ValueError otherwise."""
+    text = text_of(variable)
+    if text.lower() in _OFF:
+        return False
+    if text.lower() in _ON:
+        return True
+    if text:
+        raise ValueError(f"{variable} must be 1 or 0, got {text!r}")
+    return None
+
+
+def check() -> None:
+    """Raise ValueError if a variable is malformed that no setting of a communicator reads."""
+    for variable in (NCCL_VARIABLE, GRACE_VARIABLE):
+        seconds(variable, default=1)
+    for variable in (ABORT_VARIABLE, ALONE_VARIABLE):
+        switch(variable)
+    for variable in _START_UP:
+        text = text_of(variable)
+        if text not in ("", "0", "1"):
+            raise ValueError(f"{variable} must be 1 or 0, got {text!r}")
