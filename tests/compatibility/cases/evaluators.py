@@ -34,6 +34,12 @@ def create_multi_node_evaluator_of_unequal_ranks(chainermn, comm):
 
 
 @case
+def create_multi_node_evaluator_of_short_batches(chainermn, comm):
+    made = chainermn.create_multi_node_evaluator(evaluator(comm, counts=(3, 3)), comm)
+    return made()
+
+
+@case
 def create_multi_node_evaluator_gives_the_same(chainermn, comm):
     actual = evaluator(comm)
     made = chainermn.create_multi_node_evaluator(

@@ -40,7 +40,7 @@ def as_number(key: str, value: Any, reporter: str) -> Any:
     return Variable(host, requires_grad=False) if isinstance(value, Variable) else host
 
 
-def mean_of(values: Sequence[Any], weights: Sequence[int]) -> Any:
+def mean_of(values: Sequence[Any], weights: Sequence[float]) -> Any:
     """Return the weighted mean of what :func:`as_number` returned, in the type that it has.
 
     Python's numbers give a float (or complex), NumPy's a scalar or an array of their

@@ -11,7 +11,7 @@ from chainer.training.triggers import EarlyStoppingTrigger
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import allgather_checked, require_communicator
-from ..host_arrays import to_host
+from ..host_arrays import mean_of, to_host
 from ..wrappers import UnpicklableMixin
 
 
@@ -117,9 +117,7 @@ class MultiNodeEarlyStoppingTrigger(UnpicklableMixin, EarlyStoppingTrigger):
                 warnings.warn(f"{self.monitor} is not in observation", stacklevel=3)
             return False
         # All ranks add up the same list in the same order, so they get the same bits.
-        current = sum(mean * count for mean, count in found) / sum(
-            count for _, count in found
-        )
+        current = mean_of(*zip(*found, strict=True))
         observation[self.monitor + self.suffix] = current
         self._init_summary()
         self._observed = 0
