@@ -160,6 +160,108 @@ def test_a_mean_that_another_thread_takes_is_known_until_the_main_one_has_it(com
             assert not in_background
 
 
+@with_third_party
+@pytest.mark.parametrize("through", [False, True])
+def test_a_second_wait_returns_at_once_wherever_it_is_called(comm, through):
+    """On one rank alone, and in another thread than the first one."""
+    buckets = buckets_of(comm.rank)
+    with ThreadPoolExecutor(1) as thread, comm.split(0, comm.rank) as channel:
+        reducer = comm.make_reducer(channel=channel if through else None)
+        for bucket in buckets:
+            reducer.add(bucket)
+        reducer.agree()
+        work = reducer.start()
+        thread.submit(work.wait).result()
+        if comm.rank == 0:
+            work.wait()
+            thread.submit(work.wait).result()
+        work.assign()
+        assert bits(*buckets) == expected(comm)
+
+
+def test_two_threads_may_wait_for_one_work(comm):
+    """Both return once its means are there; one of them takes them."""
+    with ThreadPoolExecutor(2) as threads, comm.split(0, comm.rank) as channel:
+        for _ in range(20):
+            buckets = buckets_of(comm.rank)
+            reducer = comm.make_reducer(channel=channel)
+            for bucket in buckets:
+                reducer.add(bucket)
+            reducer.agree()
+            work = reducer.start()
+            for each in [threads.submit(work.wait) for _ in range(2)]:
+                each.result()
+            work.assign()
+            assert bits(*buckets) == expected(comm)
+
+
+class Refused(Exception):
+    """An error that can't be made of its text alone."""
+
+    def __init__(self, number: int, *, reason: str) -> None:
+        super().__init__(f"{number}: {reason}")
+        self.reason = reason
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("of a user"),
+        KeyError("name"),
+        OSError(28, "no space", "file"),
+        Refused(3, reason="none"),
+        PeerError("rank 1: of a peer"),
+        RankMismatchError("ranks disagree", "step"),
+        KeyboardInterrupt(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_a_wait_raised_it_and_assign_raise_again(world, error):
+    class Failing(PlainCommunicator):
+        calls = 0
+
+        def multi_node_mean_grad(self, model, zero_fill=False):
+            self.calls += 1
+            raise error
+
+    comm = Failing(world.Dup())
+    reducer = comm.make_reducer()
+    model = with_grads(w=np.ones(3, "f4"))
+    reducer.add(model)
+    reducer.agree()
+    work = reducer.start()
+    for call in (work.wait, work.wait, work.assign, work.wait):
+        with pytest.raises(type(error)) as caught:
+            call()
+        assert str(caught.value) == str(error)
+        assert caught.value.args == error.args
+        assert vars(caught.value) == vars(error)
+        del caught
+    assert comm.calls == 1
+
+
+@several_ranks
+def test_an_error_that_wait_raises_keeps_no_gradients(comm):
+    """Though the same is raised again, for as long as somebody has the work."""
+    with comm.split(0, comm.rank) as channel:
+        reducer = comm.make_reducer(channel=channel)
+        reducer.add(with_grads(w=np.ones(3, "f4")))
+        reducer.agree()
+        work = reducer.start()
+    # Its mean can't be taken any more.
+    for _ in range(3):
+        batch = Model()
+        with freed_at_once(batch):
+            with suppress(FinalizedError):
+                wait_beside(work, batch)
+            del batch
+
+
+def wait_beside(work: Any, batch: Model) -> None:
+    """Wait in a frame that refers to a batch."""
+    work.wait()
+
+
 def test_a_gradient_that_cannot_be_written_is_replaced_in_the_last_step(comm):
     model = with_grads(w=np.full(9, comm.rank, "f4"))
     own = model["w"].grad

@@ -301,6 +301,52 @@ def test_an_exit_function_that_takes_long_is_no_wait_in_finalize():
     left_nothing(job)
 
 
+COMPUTING = """
+import os, sys, time
+from concurrent.futures import ThreadPoolExecutor
+from mpi4py import MPI
+import numpy as np
+from chainermn_comm import create_communicator
+from tests.support.worlds.models import with_grads
+
+how, seconds = sys.argv[1], 1.5 * float(os.environ["CHAINERMN_TIMEOUT"])
+print("RANK", os.getpid(), flush=True)
+MPI.COMM_WORLD.Barrier()
+comm = create_communicator("hierarchical")
+channel = comm.split(0, comm.rank)
+reducer = comm.make_reducer(channel=None if how == "itself" else channel)
+buckets = [with_grads(**{name: np.full(9, comm.rank, "f4")}) for name in "vw"]
+with ThreadPoolExecutor(1) as thread:
+    if how == "planned":
+        work = reducer.start(planned=2)
+        taken = thread.submit(work.wait)
+    for bucket in buckets:
+        reducer.add(bucket, planned=how == "planned")
+        if how == "planned":
+            time.sleep(seconds)
+    reducer.agree()
+    if how != "planned":
+        time.sleep(seconds)
+        work = reducer.start()
+        taken = thread.submit(work.wait)
+    taken.result()
+    work.assign()
+assert all(set(bucket[name].grad) == {0.5} for bucket, name in zip(buckets, "vw"))
+print("done", flush=True)
+"""
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("how", ["itself", "a channel", "planned"])
+def test_computing_between_the_steps_of_a_mean_is_no_wait(how):
+    environment = {"CHAINERMN_TIMEOUT": "4"}
+    job = runner.run_text(2, COMPUTING, how, environment=environment)
+    assert job.returncode == 0, job
+    assert job.out.count("done") == 2, job
+    assert "ChainerMN" not in job.err, job
+    left_nothing(job)
+
+
 MODEL_PARALLEL = """
 import os, sys
 import chainer.functions as F

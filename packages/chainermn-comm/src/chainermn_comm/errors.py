@@ -172,6 +172,15 @@ def is_known_to_all(error: BaseException, call: tuple[int, int]) -> bool:
     return bool(vars(error).pop(_RAISED_WITHIN, None) == call)
 
 
+def without_traceback(error: BaseException) -> BaseException:
+    """Return an error like this one; it keeps no frames, nor the arrays that these refer to."""
+    kind: Any = type(error)
+    reduced: Any = error.__reduce__()
+    twin = kind.__new__(kind, *reduced[1])  # whose `__init__` may want other arguments
+    vars(twin).update(vars(error))
+    return twin  # type: ignore[no-any-return]
+
+
 def share_failure(
     handshake: Callable[..., Any], operation: str, error: BaseException
 ) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from .errors import raise_mismatch, view_of
+from .errors import raise_mismatch, view_of, without_traceback
 
 # Work that another thread does, from its start until the main one's stream waits for
 # it, or nobody holds it. All ranks start the same work in the same order; on some it
@@ -31,8 +31,14 @@ class Work:
         ``is_in_background``: another thread waits. ``is_planned``: it needs the main
         thread to end.
         """
-        self._take, self._give, self._is_in_background = take, give, is_in_background
-        self.is_planned, self._pending = is_planned, threading.Lock()
+        self._take = take
+        self._give = give
+        self._is_in_background = is_in_background
+        self.is_planned = is_planned
+        self._taking = threading.Lock()  # of the thread that is in `wait`
+        self._has_ended = False
+        self._failure: BaseException | None = None  # like the one that `wait` raised
+        self._pending = threading.Lock()  # held until `wait` has ended
         self._pending.acquire()  # it takes a tenth of an Event's time
         if is_in_background:
             in_background.add(self)
@@ -42,25 +48,34 @@ class Work:
 
         On GPUs that is done in the order of the current stream. It raises what
         :meth:`CommunicatorBase.multi_node_mean_grad` raises where ranks could not
-        compare gradients before.
+        compare gradients before. A later call, which isn't collective, returns once the
+        first one has ended, or raises what that one raised.
         """
-        try:
-            self._take()
-        finally:
-            if self._pending.locked():
-                self._pending.release()
-
-    def poll(self) -> bool:
-        """Return whether :meth:`wait` has ended or raised; not collective, raises nothing."""
-        return not self._pending.locked()
+        with self._taking:
+            if not self._has_ended:
+                try:
+                    self._take()
+                except BaseException as error:
+                    self._failure = without_traceback(error)
+                    raise
+                finally:
+                    self._has_ended = True
+                    self._pending.release()
+            elif self._failure is not None:
+                raise without_traceback(self._failure)
 
     def assign(self) -> None:
-        """Give parameters their means; not collective, raises RuntimeError before :meth:`wait`."""
-        if not self.poll():
+        """Give parameters their means; not collective.
+
+        RuntimeError is raised before :meth:`wait` has ended, and what that raised, if
+        anything, afterwards.
+        """
+        if not self._has_ended:
             raise RuntimeError(
                 "a Work's means can be assigned once its wait() has ended"
             )
         self.leave_background()
+        self.wait()  # which only raises again what it raised
         self._give()
 
     def leave_background(self) -> None:

@@ -34,6 +34,9 @@ class MpiReducer(Reducer):
     """
 
     takes_plans = True
+    # Whether the means are taken at once when ranks have agreed, as part of one call.
+    # Else the caller may compute meanwhile, which is no wait.
+    is_one_call = False
     _finish_first: Callable[[], None] | None = None  # once it is prepared
     # By bucket: which gradients some rank has; empty where no rank needs zeros.
     _present: Sequence[np.ndarray] = ()
@@ -114,7 +117,9 @@ class MpiReducer(Reducer):
             whole = self._whole = joined(
                 tuple([bucket.signature for bucket in buckets])
             )
-            digest, nbytes = whole.digest, whole.nbytes
+            digest = whole.digest
+            if self.is_one_call:  # else later ones move that
+                nbytes = whole.nbytes
             if not all([bucket.complete for bucket in buckets]):
                 bits = [grad is None for bucket in buckets for grad in bucket.grads]
                 missing = np.packbits(bits).tobytes()
@@ -129,15 +134,11 @@ class MpiReducer(Reducer):
                 rows = handshake(self._operation, signature, own, nbytes, typed=True)
                 if rows.count(own) == len(rows):  # nearly always
                     self._handed_in = [bool(buckets)]
-                    payloads = [payload] * len(rows)
-                else:
-                    payloads = self._compare(rows)
-            except BaseException:
-                handshake.leave()
-                raise
-        if self._is_apart or not all(self._handed_in):
-            handshake.leave()
-        return payloads
+                    return [payload] * len(rows)
+                return self._compare(rows)
+            finally:
+                if not self.is_one_call:
+                    handshake.leave()
 
     def _compare(self, rows: list[bytes]) -> list[bytes]:
         """Return the payloads; raise if gradients differ, and find out where zeros are needed."""
@@ -172,7 +173,7 @@ class MpiReducer(Reducer):
                 if there is not None:
                     self._wait_for_those_before()
                 for number, bucket in enumerate(self._buckets):
-                    if self._is_apart:
+                    if not self.is_one_call:
                         handshake.begin(OPERATION, bucket.signature.nbytes)
                     if number < len(self._present):
                         add_zeros = partial(bucket.add_zeros, self._present[number])
@@ -210,15 +211,17 @@ class MpiReducer(Reducer):
             nonlocal left
             if not left:
                 return None
+            if wait:  # for this rank, which computes
+                group.handshake.leave()
             try:
                 bucket = first.pop() if first else self._planned.get(wait)
             except Empty:
                 return None
             left -= 1
+            group.handshake.begin(OPERATION, bucket.signature.nbytes)
             return bucket.planned_operand(self._settings, group)
 
         algorithm = (group.device if on_gpu else group.host).for_gradients()
-        group.handshake.begin(OPERATION)
         algorithm.stream(next_operand)
 
     def _assign(self) -> None:
@@ -228,8 +231,9 @@ class MpiReducer(Reducer):
             )
 
 
-def mean_gradients(group: ProcessGroup, reducer: Reducer, model: Any) -> None:
+def mean_gradients(group: ProcessGroup, reducer: MpiReducer, model: Any) -> None:
     """Replace each gradient of the model by its mean over ranks (collective)."""
+    reducer.is_one_call = True
     with group.in_step(DESCRIPTION):
         reducer.add(model)
         reducer.agree()
