@@ -45,17 +45,20 @@ def load_arrays(serializer: Any) -> tuple[dict[str, Any], float | None]:
 
 
 def serialize_state(optimizer: Any, serializer: Any) -> None:
-    """Do what :meth:`chainer.Optimizer.serialize` does, also where a parameter was never updated.
+    """Do what :meth:`chainer.Optimizer.serialize` does, also where a rule had no state.
 
-    The update rule of such a parameter has no state, and Chainer saves none; but when
-    it loads, it asks for one unless the rule is disabled (KeyError). That is the case
-    of every snapshot taken before the first step.
+    The update rule of a parameter that was never updated, as in every snapshot taken
+    before the first step, or has no values, has no state, and Chainer saves none; but
+    when it loads, it asks for one unless the rule is disabled (KeyError). It takes what
+    there is in either case.
     """
     rules_without_state = []
     if isinstance(serializer, chainer.Deserializer):
+        params = dict(optimizer.target.namedparams())
         for name, rule in update_rules(optimizer.target).items():
             own = serializer[name]
-            if rule.enabled and not is_missing(own, "t") and int(own("t", None)) == 0:
+            is_new = not is_missing(own, "t") and int(own("t", None)) == 0
+            if rule.enabled and (is_new or not params[name].is_initialized):
                 rule._state, rule.enabled = None, False
                 rules_without_state.append(rule)
     try:

@@ -78,6 +78,8 @@ class _CheckedDeserializer(NpzDeserializer):
     def __call__(self, key: str, value: Any) -> Any:
         shape = getattr(value, "shape", None)
         name = self.path + key.lstrip("/")
+        if value is None and name not in self.npz and self._is_of_rule_without_state():
+            return None
         if shape is None or name not in self.npz:
             return super().__call__(key, value)
         stored = self.npz[name]
@@ -97,3 +99,11 @@ class _CheckedDeserializer(NpzDeserializer):
             )
         # Of this array alone, which would be read from the file again.
         return NpzDeserializer({name: stored}, self.path)(key, value)
+
+    def _is_of_rule_without_state(self) -> bool:
+        """Return whether the parameter of this path's update rule had no values.
+
+        Multi-node optimizers know that; Chainer's own, in a trainer, raise KeyError.
+        """
+        param = self.path.replace("optimizer:", "model:").rstrip("/")
+        return param in self.npz and self.npz[param].dtype == object
