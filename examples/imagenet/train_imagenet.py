@@ -162,6 +162,7 @@ def main():
             print(f"going on from iteration {begin or 0}", flush=True)
     with train_iter, val_iter:
         trainer.run()
+    optimizer.flush()  # with --double-buffering the last gradients are left
 
 
 if __name__ == "__main__":

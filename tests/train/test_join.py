@@ -1,4 +1,4 @@
-"""A rank with fewer batches takes part without examples, and a Trainer uses what is left."""
+"""A rank with fewer batches takes part without examples."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from chainer.optimizer_hooks import GradientClipping
 
 from chainermn_comm import RankMismatchError
-from chainermn_train import create_multi_node_checkpointer, join
+from chainermn_train import join
 from tests.support.training.exchanges import KINDS, exchanging
-from tests.support.training.trainers import assert_near, same_everywhere, trainer_over
+from tests.support.training.trainers import assert_near, same_everywhere
 
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("double_precision")]
 
@@ -87,58 +87,3 @@ def test_an_error_within_and_another_optimizer_are_raised_at_once(comm):
         raise ZeroDivisionError
     with pytest.raises(TypeError, match="not SGD"), join(optimizer.actual_optimizer):
         pass
-
-
-def test_an_error_in_using_what_is_left_keeps_checkpoints(comm, tmp_path):
-    model = Model(0)
-    optimizer = exchanging("double buffering", comm, chainer.optimizers.SGD(), model, 1)
-    examples = chainer.datasets.TupleDataset(np.ones((6, 3)))
-    trainer = trainer_over(examples, 2, optimizer, (3, "iteration"), tmp_path)
-    trainer.extend(create_multi_node_checkpointer("run", comm, path=str(tmp_path)))
-
-    def fail(optimizer):
-        if optimizer.t == 2:
-            raise ZeroDivisionError
-
-    optimizer.add_hook(fail, "fail", timing="pre")
-    with pytest.raises(ZeroDivisionError):
-        trainer.run(show_loop_exception_msg=False)
-    assert (tmp_path / f"run.{comm.rank}.3").exists()
-
-
-@pytest.mark.parametrize(
-    ("kind", "steps"), [("double buffering", 1), ("synchronous", 4)]
-)
-def test_a_trainer_within_uses_what_is_left_once_all_have_left(
-    comm, kind, steps, tmp_path
-):
-    model = Model(0)
-    optimizer = exchanging(kind, comm, chainer.optimizers.SGD(), model, steps)
-    examples = chainer.datasets.TupleDataset(np.ones((6, 3)))
-    stop = (5 + comm.rank, "iteration")
-    trainer = trainer_over(examples, 2, optimizer, stop, tmp_path / f"{comm.rank}")
-    with join(optimizer):
-        trainer.run()
-    made = 5 + comm.size - 1
-    assert optimizer.t == (made if steps == 1 else -(-made // steps))
-    same_everywhere(comm, model)
-    optimizer.finalize()
-
-
-@pytest.mark.parametrize(
-    ("kind", "steps"), [("double buffering", 1), ("synchronous", 4)]
-)
-def test_a_trainer_that_has_run_uses_what_is_left(comm, kind, steps, tmp_path):
-    model = Model(0)
-    optimizer = exchanging(kind, comm, chainer.optimizers.SGD(), model, steps)
-    examples = chainer.datasets.TupleDataset(np.ones((6, 3)))
-    trainer = trainer_over(examples, 2, optimizer, (6, "iteration"), tmp_path)
-    found = []
-    last = chainer.training.make_extension(finalizer=lambda: found.append(optimizer.t))
-    trainer.extend(last(lambda _: None), name="last")
-    trainer.run()
-    assert found == [6 if steps == 1 else 2]
-    assert trainer.stop_trigger.get_training_length() == (6, "iteration")
-    optimizer.flush()
-    assert optimizer.t == (6 if steps == 1 else 2)
-    optimizer.finalize()

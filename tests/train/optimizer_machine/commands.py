@@ -27,6 +27,8 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 ERRORS = ((PeerError, "peer"), (RankMismatchError, "mismatch"))
 # What NumPy and Chainer say of gradients that aren't finite.
 OF_OVERFLOWS = ("Non finite number", "invalid value", "overflow", "divide by zero")
+# What ours says of an optimizer that another one takes the place of.
+OF_LEFTOVERS = "gradients are left that no step has used"
 
 
 class PlantedError(Exception):
@@ -277,9 +279,8 @@ class OneRank:
                     kinds = [name for kind, name in ERRORS if isinstance(raised, kind)]
                     error, text = [*kinds, type(raised).__name__][0], str(raised)
         texts = [f"{each.category.__name__}: {each.message}" for each in caught]
-        warned = [
-            each for each in texts if not any(known in each for known in OF_OVERFLOWS)
-        ]
+        known = (*OF_OVERFLOWS, OF_LEFTOVERS)
+        warned = [each for each in texts if not any(one in each for one in known)]
         optimizer = self._optimizer
         # Chainer's least is int.
         scale = optimizer._loss_scale and float(optimizer._loss_scale)

@@ -10,7 +10,6 @@ from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import require_communicator, require_integer
 from .delayed_exchange import DelayedExchange
-from .end_of_training import flush_after_training
 from .gradient_exchange import GradientExchange
 from .multi_node_optimizer import MultiNodeOptimizer
 from .overlapped_exchange import OverlappedExchange
@@ -47,13 +46,15 @@ def create_multi_node_optimizer(
             are computed. Each update then steps along the gradients of the update
             before it; the first one doesn't step. It takes memory for a second set of
             gradients, and changes what is learnt a little. For GPUs and CPUs, with any
-            communicator. A Trainer that has run to its end steps along what is left,
-            here and with ``accumulate_steps``.
+            communicator. When training has ended, all ranks call
+            :meth:`~MultiNodeOptimizer.flush`, which steps along the last gradients.
         zero_fill: count a gradient that a rank doesn't have (None) as zeros. Without it
             ranks must agree on which gradients are missing.
         accumulate_steps: how many updates make one step: their gradients are added up
             on each rank, and the last of these updates exchanges and uses the mean of
-            all. Every update counts the same, whatever its number of examples.
+            all. Every update counts the same, whatever its number of examples. When
+            training has ended, all ranks call :meth:`~MultiNodeOptimizer.flush`, which
+            steps along the gradients of an incomplete group.
         overlap: send gradients while backward computes the others. Parameters become
             those of the synchronous way. None decides: on where ranks sit on several
             machines or parameters on GPUs, off inside one machine's CPUs, where no core
@@ -115,5 +116,4 @@ def create_multi_node_optimizer(
         exchange = GradientExchange(communicator, bool(zero_fill))
     else:
         exchange = OverlappedExchange(communicator, bool(zero_fill), only_on_gpus)
-    flush_after_training()
     return MultiNodeOptimizer(actual_optimizer, communicator, settings, exchange)

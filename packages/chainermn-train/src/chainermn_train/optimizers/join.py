@@ -54,8 +54,6 @@ def join(optimizer: MultiNodeOptimizer, *others: MultiNodeOptimizer) -> Iterator
         raise
     finally:
         JoinBlock.current = None
-    for each in block.must_flush:
-        each.flush()
 
 
 def _require_joinable(optimizers: tuple[MultiNodeOptimizer, ...]) -> None:

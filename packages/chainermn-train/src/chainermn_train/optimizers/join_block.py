@@ -38,7 +38,6 @@ class JoinBlock:
         self.optimizers = optimizers
         self.communicator = optimizers[0].communicator
         self.has_left = False  # whether this rank has no more examples
-        self.must_flush: list[MultiNodeOptimizer] = []
         self._end: str | None = None  # whose exception has ended the block for all
 
     def holds(self, optimizer: MultiNodeOptimizer) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable
 from functools import partial
 from numbers import Real
@@ -72,6 +73,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         "_drift",
         "_detects_drift",
         "_exchange",
+        "_warn_of_leftovers",
         "leaves",
     }
     _ACTUAL = "actual_optimizer"
@@ -92,6 +94,10 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         self._detects_drift = communicator.size > 1 and settings["on_drift"] != "ignore"
         self._exchange = exchange
         self.leaves = False
+        # It is called once: by `finalize`, when this is collected, or when Python ends.
+        self._warn_of_leftovers = weakref.finalize(
+            self, _warn_of_leftovers, communicator, self._group, exchange
+        )
 
     def setup(self, link: Any) -> MultiNodeOptimizer:
         """Set the model, ``link``, and return itself, or raise TypeError, as in Chainer.
@@ -200,10 +206,11 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
 
         Those in flight, with double buffering, make a step; then those that have been
         added up on any rank, if fewer than ``accumulate_steps``, make another one,
-        along the mean of them all. To be called by all ranks when training ends, or at
-        the end of an epoch whose examples shall all count before the next; it does
-        nothing where nothing is left. Where :meth:`update` would give rank 0's state to
-        all and drop gradients, it does that.
+        along the mean of them all. To be called by all ranks when training ends, such
+        as after ``trainer.run()``, or at the end of an epoch whose examples shall all
+        count before the next; it does nothing where nothing is left. Where
+        :meth:`update` would give rank 0's state to all and drop gradients, it does
+        that. An optimizer that ends with such gradients warns on rank 0.
 
         Raises:
             RankMismatchError: other ranks update: they have made fewer updates, or
@@ -252,8 +259,13 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         Only where gradients travel beside the computing there is anything to free, and
         only a program that makes many optimizers needs to. The communicator that the
         user gave stays theirs. What made the exchange fail is not raised.
+
+        Warns:
+            RuntimeWarning: on rank 0, if gradients are left that no step has used; also
+                when an optimizer is collected that was not finalized.
         """
         self._exchange.close()
+        self._warn_of_leftovers()
 
     def serialize(self, serializer: Any) -> None:
         """Save or load the optimizer's state, as :meth:`chainer.Optimizer.serialize` does.
@@ -307,13 +319,6 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         self._state.assume(self.target)
         self._drift.restart()
 
-    def flush_when_all_have_left(self) -> None:
-        """Flush, within :func:`join` at its end (collective); raises what :meth:`flush` does."""
-        if JoinBlock.current is not None and JoinBlock.current.holds(self):
-            JoinBlock.current.must_flush.append(self)
-        else:
-            self.flush()
-
     # For `join`.
 
     @property
@@ -330,13 +335,6 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     def _drop_group(self) -> None:
         """Drop gradients that were added up since the last step (not collective)."""
         self._group.clear()
-
-    @property
-    def keeps_gradients(self) -> bool:
-        """Whether gradients may be left at the end, by its arguments (not collective)."""
-        return bool(
-            self._settings["accumulate_steps"] > 1 or self._settings["double_buffering"]
-        )
 
     # An update, step by step.
 
@@ -467,6 +465,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         total = agree(reducer, call, report, digest, num_calls)
         if total.warned:
             self.leaves = True
+            self._warn_of_leftovers.detach()  # a job that leaves saves them
         while True:
             decision = decide(total, communicator.size, is_last)
             if decision is Decision.COMPARE_SETTINGS:
@@ -614,6 +613,21 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         scale = getattr(self.actual_optimizer, "_loss_scale", None)
         # A mock's.
         return None if scale is None or not isinstance(scale, Real) else float(scale)
+
+
+def _warn_of_leftovers(
+    communicator: CommunicatorBase, group: GradientGroup, exchange: GradientExchange
+) -> None:
+    """Warn on rank 0 if it has gradients that no step has used."""
+    is_left = exchange.has_flight or group.num_accumulated > 0
+    if is_left and communicator.rank == 0:
+        warnings.warn(
+            "gradients are left that no step has used, as double_buffering and "
+            "accumulate_steps leave them at the end: call the optimizer's flush() "
+            "on all ranks after the last update",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 def _num_examples(first: Any) -> int:

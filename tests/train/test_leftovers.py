@@ -1,0 +1,225 @@
+"""Gradients that no step has used at the end: `flush` uses them, and a warning tells of them."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+
+import chainer
+import pytest
+
+from chainermn_train import join
+from tests.support.jobs import runner
+from tests.support.training.exchanges import KINDS, exchanging
+from tests.support.training.linear import Model, X
+from tests.support.training.trainers import same_everywhere, trainer_over
+
+LEAVING = [("double buffering", 1), ("synchronous", 4), ("double buffering", 3)]
+WARNING = "gradients are left that no step has used"
+ALL_WARNINGS = pytest.mark.filterwarnings("always")
+
+
+def training(kind, comm, steps, stop, out):
+    """A trainer, and its optimizer."""
+    optimizer = exchanging(kind, comm, chainer.optimizers.SGD(), Model(0), steps)
+    examples = chainer.datasets.TupleDataset(X)
+    trainer = trainer_over(examples, 2, optimizer, (stop, "iteration"), out)
+    return trainer, optimizer
+
+
+@pytest.mark.world
+@pytest.mark.parametrize(("kind", "steps"), LEAVING)
+def test_flush_uses_what_a_trainer_has_left(comm, kind, steps, tmp_path):
+    trainer, optimizer = training(kind, comm, steps, 7, tmp_path)
+    trainer.run()
+    assert optimizer.t < -(-7 // steps)
+    for _ in range(2):  # nothing is left for the second one
+        optimizer.flush()
+        assert optimizer.t == -(-7 // steps)
+    assert same_everywhere(comm, optimizer.target)
+    optimizer.finalize()
+
+
+@pytest.mark.world
+@pytest.mark.parametrize(("kind", "steps"), LEAVING)
+def test_flush_after_a_join_uses_what_trainers_of_other_lengths_have_left(
+    comm, kind, steps, tmp_path
+):
+    trainer, optimizer = training(kind, comm, steps, 5 + comm.rank, tmp_path)
+    with join(optimizer):
+        trainer.run()
+    optimizer.flush()
+    made = 5 + comm.size - 1
+    assert optimizer.t == -(-made // steps)
+    assert same_everywhere(comm, optimizer.target)
+    optimizer.finalize()
+
+
+@pytest.mark.world
+@pytest.mark.parametrize("is_multi_node", [True, False])
+def test_an_extension_may_change_a_trainers_stop_trigger(comm, is_multi_node, tmp_path):
+    """Of any trainer, once there is a multi-node optimizer in the process."""
+    trainer, optimizer = training("double buffering", comm, 1, 4, tmp_path)
+    if not is_multi_node:
+        trainer.updater.get_optimizer("main").flush()
+        plain = chainer.optimizers.SGD().setup(Model(0))
+        examples = chainer.datasets.TupleDataset(X)
+        trainer = trainer_over(examples, 2, plain, (4, "iteration"), tmp_path)
+
+    @chainer.training.make_extension(trigger=(4, "iteration"))
+    def longer(trainer):
+        if trainer.updater.iteration == 4:
+            trainer.stop_trigger.period += 5
+
+    trainer.extend(longer)
+    trainer.run()
+    assert trainer.updater.iteration == 9
+    optimizer.flush()
+    optimizer.finalize()
+
+
+def end_by_finalize(optimizers):
+    optimizers[0].finalize()
+
+
+def end_by_collection(optimizers):
+    del optimizers[0]
+
+
+def end_as_a_copy(optimizers):
+    """What is left is the same gradients, of one optimizer and its shallow copy."""
+    optimizers.append(copy.copy(optimizers[0]))
+
+
+@pytest.mark.world
+@ALL_WARNINGS
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("flushes", [True, False])
+@pytest.mark.parametrize(
+    "end", [end_by_finalize, end_by_collection, end_as_a_copy], ids=lambda f: f.__name__
+)
+def test_what_no_step_has_used_is_warned_of_once(comm, kind, steps, flushes, end):
+    optimizers = [exchanging(kind, comm, chainer.optimizers.SGD(), Model(0), steps)]
+    for _ in range(4):
+        optimizers[0].update(optimizers[0].target, X)
+    is_left = not flushes and (steps > 1 or kind == "double buffering")
+    if flushes:
+        optimizers[0].flush()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        end(optimizers)
+        optimizers.clear()
+        gc.collect()
+    told = [str(each.message) for each in found if WARNING in str(each.message)]
+    assert len(told) == int(is_left and comm.rank == 0)
+    assert all("flush()" in each for each in told)
+
+
+@pytest.mark.world
+@ALL_WARNINGS
+def test_gradients_that_are_dropped_on_purpose_are_not_warned_of(comm):
+    optimizer = exchanging("double buffering", comm, chainer.optimizers.SGD(), Model(0))
+    for _ in range(2):
+        optimizer.update(optimizer.target, X)
+    optimizer.setup(Model(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.finalize()
+    assert optimizer.target is not None
+
+
+TRAINS = """
+import chainer, numpy as np, sys
+from chainermn_comm import create_communicator
+from chainermn_train import create_multi_node_optimizer
+from tests.support.training.linear import Model, X
+
+def train():
+    comm = create_communicator("naive")
+    optimizer = create_multi_node_optimizer(
+        chainer.optimizers.SGD(), comm, double_buffering=True).setup(Model(0))
+    iterator = chainer.iterators.SerialIterator(chainer.datasets.TupleDataset(X), 2)
+    updater = chainer.training.StandardUpdater(iterator, optimizer)
+    trainer = chainer.training.Trainer(updater, (3, "iteration"), out=sys.argv[2])
+    trainer.run()
+    return trainer
+
+kept = train()
+if sys.argv[1] == "flushes":
+    kept.updater.get_optimizer("main").flush()
+"""
+
+
+@pytest.mark.parametrize("then", ["flushes", "ends"])
+def test_a_script_that_ends_with_gradients_left_is_told_once(then, tmp_path):
+    job = runner.run_text(2, TRAINS, then, tmp_path)
+    assert job.returncode == 0, job
+    assert job.err.count(WARNING) == (then == "ends"), job
+
+
+PATCHES = """
+import sys, types, warnings
+import chainer, numpy as np
+import chainer.links as L
+from chainer import training
+from chainer.training import extensions
+
+chainer.get_array_types()  # which Chainer finds at the first call
+
+def held():
+    found = {}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] != "chainer" or type(module) is not types.ModuleType:
+            continue
+        for attribute, value in list(vars(module).items()):
+            found[name, attribute] = value
+            if isinstance(value, type) and value.__module__.startswith("chainer."):
+                for own, of_class in vars(value).items():
+                    found[value.__module__, value.__qualname__, own] = of_class
+    return found
+
+before = held()
+import chainermn
+from chainermn import functions, links
+from tests.support.training.linear import Model, X
+
+comm = chainermn.create_communicator("naive")
+KINDS = {"double_buffering": True}, {"overlap": True}, {"accumulate_steps": 2}
+for number, arguments in enumerate(KINDS):
+    model = L.Classifier(L.Linear(3, 2))
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.Adam(), comm, **arguments).setup(model)
+    data = chainer.datasets.TupleDataset(X, np.zeros(4, np.int32))
+    data = chainermn.scatter_dataset(data, comm)
+    iterator = chainer.iterators.SerialIterator(data, 2)
+    updater = training.StandardUpdater(iterator, optimizer)
+    out = f"{sys.argv[1]}/{number}"
+    trainer = training.Trainer(updater, (4, "iteration"), out=out)
+    once = chainer.iterators.SerialIterator(data, 2, repeat=False, shuffle=False)
+    evaluator = extensions.Evaluator(once, model)
+    trainer.extend(chainermn.create_multi_node_evaluator(evaluator, comm))
+    trainer.extend(chainermn.create_multi_node_checkpointer("run", comm))
+    snapshot = extensions.snapshot(autoload=True)
+    trainer.extend(chainermn.extensions.multi_node_snapshot(comm, snapshot, []))
+    trainer.extend(chainermn.extensions.ObservationAggregator(comm, "main/loss"))
+    trainer.extend(chainermn.extensions.ThroughputReport(comm))
+    trainer.extend(chainermn.extensions.AllreducePersistent(model, comm))
+    trainer.run()
+    optimizer.flush()
+chain = links.MultiNodeChainList(comm)
+chain.add_link(links.MultiNodeBatchNormalization(3, comm), None, None)
+chainer.functions.sum(functions.allgather(comm, chain(X))[0]).backward()
+after = held()
+changed = [key for key, value in before.items() if after.get(key) is not value]
+# Warnings are recorded in each module that has given one.
+print([key for key in changed if key[-1] != "__warningregistry__"])
+"""
+
+
+def test_nothing_of_chainers_is_patched(tmp_path):
+    """Whatever of ours a process uses: modules and classes of Chainer's hold what they held."""
+    job = runner.run_text(1, PATCHES, tmp_path)
+    assert job.returncode == 0, job
+    assert job.out.splitlines()[-1] == "[]", job
