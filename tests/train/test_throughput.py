@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from chainermn_comm import PeerError
-from chainermn_train import create_multi_node_optimizer
+from chainermn_train import DistributedOrderSampler, create_multi_node_optimizer
 from chainermn_train.extensions import ThroughputReport
 from tests.support.doubles.simulated_time import SimulatedCommunicator, SimulatedTime
+from tests.support.training.iterators import serial, threads
 from tests.support.training.linear import ScaledMean
 from tests.support.training.trainers import logged, trainer_over
 
@@ -114,6 +115,28 @@ def test_examples_are_counted_exactly_on_ranks_with_uneven_data(simulated):
     trainer.extend(record, name="rates", trigger=(3, "iteration"))
     trainer.run()
     assert rates == [6 / 4.5, 6 / 4.5]
+
+
+@pytest.mark.parametrize("kind", [serial, threads])
+@pytest.mark.parametrize("left_over", [0, 1])
+def test_examples_of_a_shared_order_are_counted_once(simulated, kind, left_over):
+    """Each rank has its part of the epoch, though the data set is everybody's."""
+    comm, time = simulated
+    model = Model(lambda: time.sleep(1))
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(model)
+    optimizer.assume_synchronized()
+    examples = np.ones(6 * comm.size + left_over, np.float32)
+    sampler = DistributedOrderSampler(comm, drop_last=True)
+    updater = chainer.training.StandardUpdater(
+        kind(examples, 2, order_sampler=sampler), optimizer
+    )
+    trainer = chainer.training.Trainer(updater, (7, "iteration"))
+    trainer.extend(ThroughputReport(comm))
+    rates = []
+    record = lambda t: rates.append(t.observation["throughput/examples_per_second"])  # noqa: E731
+    trainer.extend(record, name="rates", trigger=(3, "iteration"))
+    trainer.run()
+    assert rates == pytest.approx([2 * comm.size / 1.5] * 2)
 
 
 def test_a_resumed_training_reports_on_what_was_done_since(

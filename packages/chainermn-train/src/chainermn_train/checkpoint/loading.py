@@ -10,7 +10,7 @@ import numpy as np
 
 from chainermn_comm import CommunicatorBase
 
-from ..iterators import Place, place, places_of, shared_order
+from ..iterators import place, places_of, shared_order
 from ..optimizers import MultiNodeOptimizer, group_of_rank, is_same_on_all
 from ..trainer_introspection import iterators_of, updater_of
 from .shards import RESERVED_PREFIX, State
@@ -50,7 +50,7 @@ def load(
                 )
     load_state_dict(target, state)
     iterators = iterators_of(target)
-    for name, (count, start) in _places_in(state).items() if size == comm.size else ():
+    for name, (count, _) in _places_in(state).items() if size == comm.size else ():
         iterator = iterators.get(name)
         if iterator is not None and count != len(iterator.dataset):
             raise StateError(
@@ -58,8 +58,6 @@ def load(
                 "there: its place in them belongs to a rank, and the data are divided differently "
                 "now. Go on with the same data, or save the model and the optimizer alone"
             )
-        if start is not None and (sampler := shared_order(iterator)) is not None:
-            sampler.order_at(Place(*start))  # which it knows from now on
     return anew
 
 

@@ -164,9 +164,12 @@ def _multi_node_optimizers(updater: Any) -> list[Any]:
 
 def _examples(updater: Any) -> float:
     """Return how many examples this rank has trained on, all epochs together."""
-    dataset = getattr(updater.get_iterator("main"), "dataset", None)
+    iterator = updater.get_iterator("main")
+    dataset = getattr(iterator, "dataset", None)
     if dataset is None:
         raise TypeError(
             "ThroughputReport can't count examples: the main iterator has no data set"
         )
-    return updater.epoch_detail * len(dataset) if len(dataset) else 0.0
+    # An order may have less than the data set, as that of a shared permutation.
+    epoch_size = getattr(iterator, "_epoch_size", len(dataset))
+    return updater.epoch_detail * epoch_size if epoch_size else 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +13,6 @@ from ..collective_errors import SharedFailure, require_communicator, require_int
 from .order_sampler import shuffled
 
 _OPERATION = "DistributedOrderSampler"
-# Orders that are looked for by their epoch, where no checkpoint said which they are.
-_MOST_EPOCHS = 1000
 
 
 class Place(NamedTuple):
@@ -24,6 +21,37 @@ class Place(NamedTuple):
     epoch: int
     seen: int  # examples, the first of the epoch's permutation
     examples: int  # of the data set
+
+
+_PLACE_NUMBERS = len(Place._fields)
+
+
+class PlacedOrder(np.ndarray):
+    """As a sequence, the indices of an epoch's examples; as an array, these and a place.
+
+    It is int64, of shape (n + 3,) for n examples. Iterators use it as a sequence, and
+    save and load it as an array. So the place of an order, which orders of another
+    epoch may equal, is wherever the order is.
+    """
+
+    @classmethod
+    def of(cls, indices: np.ndarray, place: Place) -> PlacedOrder:
+        """Return the order of these ``indices``, int64 of shape (n,), from ``place`` on."""
+        return np.concatenate([indices, np.array(place)]).view(cls)
+
+    @property
+    def place(self) -> Place:
+        """Where this order begins."""
+        return Place(*np.asarray(self)[len(self) :].tolist())
+
+    def __len__(self) -> int:
+        return self.size - _PLACE_NUMBERS
+
+    def __getitem__(self, index: Any) -> Any:
+        return np.asarray(self)[: len(self)][index]
+
+    # An array's would index what the sequence has not.
+    __repr__ = __str__ = object.__repr__
 
 
 class DistributedOrderSampler(OrderSampler):
@@ -43,8 +71,8 @@ class DistributedOrderSampler(OrderSampler):
     example once.
 
     It is for a ``SerialIterator``, ``MultithreadIterator`` or ``MultiprocessIterator``,
-    whose epochs are then those of the whole data set, and one iterator at a time.
-    Making it is collective; iterators that use it aren't.
+    whose epochs are then those of the whole data set. Making it is collective;
+    iterators that use it aren't.
 
     Args:
         comm: the ranks.
@@ -53,7 +81,7 @@ class DistributedOrderSampler(OrderSampler):
         drop_last: what becomes of examples that are left over where the number of ranks
             doesn't divide that of examples. False: some ranks get one of the epoch's
             first examples again, so that all have as many. True: no rank gets them in
-            this epoch.
+            this epoch, and there must be at least as many examples as ranks.
 
     Raises:
         TypeError, ValueError: an argument is not as above (PeerError on the other
@@ -70,59 +98,58 @@ class DistributedOrderSampler(OrderSampler):
             self.seed = require_integer("seed", seed, 0, 2**32 - 1)
             self.drop_last = bool(drop_last)
         comm.handshake(_OPERATION, (("seed", self.seed), ("drop_last", self.drop_last)))
-        self._rank, self._size = comm.rank, comm.size
-        self._examples: int | None = None
-        # Of the orders that it has returned, by their checksums: each follows from a
-        # place.
-        self._places: dict[bytes, Place] = {}
+        self._rank = comm.rank
+        self._size = comm.size
 
     def __call__(self, current_order: np.ndarray, current_position: int) -> np.ndarray:
-        """Return this rank's part of the next epoch's permutation: indices, int64.
+        """Return this rank's part of the next epoch's permutation: a sequence of indices.
 
         They are as many in each epoch, the number of examples divided by that of ranks
         (rounded down with ``drop_last``, else up). ``current_order`` is what it
-        returned for the epoch that ends, or, as in a reset, that of the indices;
-        ValueError if it is of another data set, seed or number of ranks.
-        ``current_position`` has no influence.
+        returned for the epoch that ends, or, as in a reset, that of all indices;
+        ValueError if it is of another data set, seed or number of ranks, or if
+        ``drop_last`` leaves no example. ``current_position`` has no influence.
         """
-        count = len(current_order)
-        # A part of few examples may be 0, 1, and so on, too.
-        is_reset = np.array_equal(current_order, np.arange(count))
-        if self._examples is None or (
-            is_reset and _digest(current_order) not in self._places
-        ):
-            self._examples = count
-            return self.order_at(Place(0, 0, count))[0]
-        place = self._find(current_order)
-        return self.order_at(Place(place.epoch + 1, 0, self._examples))[0]
+        if isinstance(current_order, PlacedOrder):
+            place = current_order.place
+            expected: np.ndarray = self.order_at(place)[0]
+            following = Place(place.epoch + 1, 0, place.examples)
+        else:
+            expected = np.arange(len(current_order))
+            following = Place(0, 0, len(current_order))
+        if not np.array_equal(current_order, expected):
+            raise ValueError(
+                f"rank {self._rank}: the order of this iterator isn't one that "
+                f"DistributedOrderSampler(seed={self.seed}, drop_last={self.drop_last}) gives to a "
+                f"rank of {self._size} for {following.examples} examples: was it loaded from a "
+                "snapshot of another data set, seed or number of ranks? A multi-node checkpointer "
+                "can go on with another number of ranks"
+            )
+        return self.order_at(following)[0]
 
-    def order_at(self, place: Place) -> tuple[np.ndarray, int]:
-        """Return this rank's order, int64, from a ``place`` on, and where its next example stands.
+    def order_at(self, place: Place) -> tuple[PlacedOrder, int]:
+        """Return this rank's order from a ``place`` on, and where its next example stands.
 
-        Not collective; raises nothing.
+        Not collective.
+
+        Raises:
+            ValueError: ``drop_last`` leaves no example.
         """
-        self._examples = place.examples
-        length, left = (
-            self._share(place.examples),
-            self._share(place.examples - place.seen),
-        )
+        length = self._share(place.examples)
+        if self.drop_last and not length:
+            raise ValueError(
+                f"rank {self._rank}: DistributedOrderSampler(drop_last=True) leaves nothing of "
+                f"{place.examples} examples for {self._size} ranks: give at least one example a "
+                "rank, or drop_last=False, which gives some examples to several ranks"
+            )
+        left = self._share(place.examples - place.seen)
         permutation = shuffled([self.seed, place.epoch], place.examples)
         # What lies before the position has been seen: an iterator's orders are equally
         # long.
         first = place.seen + self._rank - (length - left) * self._size
         indices = first + self._size * np.arange(length)
         order = permutation[indices % max(1, place.examples)]
-        self._places[_digest(order)] = place
-        return order, length - left
-
-    def start_of(self, iterator: Any) -> Place:
-        """Return where the order of an ``iterator`` that uses this begins (not collective).
-
-        Raises:
-            ValueError: as a call does.
-        """
-        # It has no public name; 7.8.1 is Chainer's last release.
-        return self._find(iterator._state.order)
+        return PlacedOrder.of(order, place), length - left
 
     def advanced(self, start: Place, position: int, size: int) -> Place:
         """Return the place of ``size`` ranks at this ``position`` in an order from ``start`` on.
@@ -138,27 +165,3 @@ class DistributedOrderSampler(OrderSampler):
     def _share(self, count: int, size: int | None = None) -> int:
         size = size or self._size
         return count // size if self.drop_last else -(-count // size)
-
-    def _find(self, order: np.ndarray) -> Place:
-        """Return where an order begins that this returned, or another one like it elsewhere."""
-        digest = _digest(order)
-        if digest not in self._places and self._examples is not None:
-            epochs = (
-                range(_MOST_EPOCHS) if len(order) == self._share(self._examples) else ()
-            )
-            for epoch in epochs:
-                if digest == _digest(self.order_at(Place(epoch, 0, self._examples))[0]):
-                    break
-        if digest not in self._places:
-            raise ValueError(
-                f"rank {self._rank}: the order of this iterator isn't one that "
-                f"DistributedOrderSampler(seed={self.seed}, drop_last={self.drop_last}) gives to a "
-                f"rank of {self._size} for {self._examples} examples: was it loaded from a "
-                "snapshot of another data set, seed or number of ranks? A multi-node checkpointer "
-                "can go on with another number of ranks"
-            )
-        return self._places[digest]
-
-
-def _digest(order: np.ndarray) -> bytes:
-    return hashlib.sha256(np.asarray(order, np.int64).tobytes()).digest()

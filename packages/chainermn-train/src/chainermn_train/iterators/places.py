@@ -27,8 +27,11 @@ def places_of(target: Any) -> dict[str, tuple[int, Place | None]]:
     for name, iterator in iterators_of(target).items():
         dataset: Any = getattr(iterator, "dataset", None)
         if hasattr(dataset, "__len__"):
-            sampler = shared_order(iterator)
-            found[name] = len(dataset), sampler and sampler.start_of(iterator)
+            start = None
+            if shared_order(iterator) is not None:
+                # It has no public name; 7.8.1 is Chainer's last release.
+                start = iterator._state.order.place
+            found[name] = len(dataset), start
     return found
 
 

@@ -1,0 +1,166 @@
+"""Ranks deal one permutation of a data set, also where each has very few examples of it."""
+
+from __future__ import annotations
+
+import chainer
+import chainer.links as L
+import numpy as np
+import pytest
+from chainer import training
+from chainer.serializers import load_npz, save_npz
+
+from chainermn_train import DistributedOrderSampler
+from tests.support.training.checkpoints import make_checkpointer
+from tests.support.training.iterators import processes, serial, threads
+
+pytestmark = pytest.mark.world
+
+FEW = [1, 2, 3]
+KINDS = [serial, threads, pytest.param(processes, marks=pytest.mark.ci)]
+# Examples that each rank takes between two saves. They end within epochs and with them.
+STEPS = [1, 2, 4, 3, 6, 5]
+
+
+def updater_over(comm, kind, count, **options):
+    """An updater whose iterator gives one example at a time, of ``count`` in all."""
+    sampler = DistributedOrderSampler(comm, **options)
+    iterator = kind(list(range(count)), 1, order_sampler=sampler)
+    optimizer = chainer.optimizers.SGD().setup(L.Linear(1, 1))
+    comm.bcast_data(optimizer.target)
+    return training.StandardUpdater(iterator, optimizer)
+
+
+def take(updater, steps):
+    iterator = updater.get_iterator("main")
+    return [next(iterator)[0] for _ in range(steps)]
+
+
+def in_turn(comm, seen):
+    """What all ranks have seen, step by step."""
+    steps = zip(*comm.allgather_obj(seen), strict=True)
+    return [example for step in steps for example in step]
+
+
+def uninterrupted(comm, count, steps):
+    return in_turn(comm, take(updater_over(comm, serial, count), steps))
+
+
+def each_epoch_has_all(examples, count):
+    epochs = [examples[at : at + count] for at in range(0, len(examples), count)]
+    whole = [epoch for epoch in epochs if len(epoch) == count]
+    return all(sorted(epoch) == list(range(count)) for epoch in whole)
+
+
+@pytest.mark.parametrize("per_rank", FEW)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("forkserver")
+def test_a_resume_goes_on_where_ranks_were(naive, folder, kind, per_rank):
+    """Though an iterator may have drawn the next epoch's order, which may be equal."""
+    count = per_rank * naive.size
+    examples: list[int] = []
+    for number, steps in enumerate(STEPS):
+        updater = updater_over(naive, kind, count)
+        checkpointer = make_checkpointer(naive, folder)
+        assert checkpointer.maybe_load(updater) == (number or None)
+        examples += in_turn(naive, take(updater, steps))
+        checkpointer.save(updater, number + 1)
+        updater.finalize()
+    assert each_epoch_has_all(examples, count)
+    assert examples == uninterrupted(naive, count, sum(STEPS))
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("per_rank", FEW)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("forkserver")
+def test_a_resume_on_another_number_of_ranks_goes_on_there(
+    naive, folder, kind, per_rank
+):
+    count = per_rank * naive.size
+    examples: list[int] = []
+    for number, steps in enumerate(STEPS):
+        size = naive.size
+        if number % 2:
+            size = 1
+            # What is left of an epoch has to be enough for all ranks.
+            steps *= naive.size
+        with naive.split(int(naive.rank < size), naive.rank) as part:
+            seen: list[int] = []
+            if naive.rank < size:
+                updater = updater_over(part, kind, count)
+                checkpointer = make_checkpointer(part, folder)
+                assert checkpointer.maybe_load(updater) == (number or None)
+                seen = take(updater, steps)
+                checkpointer.save(updater, number + 1)
+                updater.finalize()
+                examples += in_turn(part, seen)
+        naive.allgather_obj(None)
+    # Rank 0 takes part in all.
+    assert each_epoch_has_all(naive.bcast_obj(examples), count)
+
+
+@pytest.mark.parametrize("per_rank", FEW)
+@pytest.mark.parametrize("kind", [serial, threads])
+def test_a_file_of_each_rank_s_own_is_enough(naive, folder, kind, per_rank):
+    """As Chainer's snapshots are, which know of no communicator."""
+    count = per_rank * naive.size
+    path = folder / f"{naive.rank}.npz"
+    examples: list[int] = []
+    for number, steps in enumerate(STEPS):
+        updater = updater_over(naive, kind, count)
+        if number:
+            load_npz(path, updater)
+        examples += in_turn(naive, take(updater, steps))
+        save_npz(path, updater)
+    assert examples == uninterrupted(naive, count, sum(STEPS))
+
+
+def test_a_reset_begins_again(naive):
+    updater = updater_over(naive, serial, 2 * naive.size)
+    iterator = updater.get_iterator("main")
+    first = take(updater, 7)
+    iterator.reset()
+    assert take(updater, 7) == first
+
+
+@pytest.mark.parametrize("kind", [serial, threads])
+def test_several_iterators_may_share_a_sampler(naive, kind):
+    sampler = DistributedOrderSampler(naive, 2)
+    iterators = [
+        kind(list(range(naive.size)), 1, order_sampler=sampler) for _ in range(2)
+    ]
+    first, second = [[next(each)[0] for _ in range(9)] for each in iterators]
+    assert first == second
+
+
+def test_an_order_of_another_seed_or_data_set_is_refused(naive):
+    iterator = updater_over(naive, serial, 9 * naive.size, seed=1).get_iterator("main")
+    other = DistributedOrderSampler(naive, 2)
+    words = r"isn't one that DistributedOrderSampler\(seed=2, drop_last=False\) gives"
+    for order in iterator._state.order, np.arange(5)[::-1]:
+        with pytest.raises(ValueError, match=words):
+            other(order, 0)
+
+
+def test_an_order_is_a_sequence_of_indices(naive):
+    sampler = DistributedOrderSampler(naive)
+    order = sampler(np.arange(4 * naive.size), 0)
+    assert len(order) == len(list(order)) == 4
+    assert set(order) <= set(range(4 * naive.size))
+    assert "PlacedOrder" in str(order)
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("kind", [serial, threads])
+def test_fewer_examples_than_ranks_can_not_drop_the_last(naive, kind):
+    for count in (0, 1, naive.size - 1):
+        words = (
+            rf"rank {naive.rank}: .*drop_last=True\) leaves nothing of {count} examples"
+        )
+        with pytest.raises(ValueError, match=words):
+            updater_over(naive, kind, count, drop_last=True)
+    updater = updater_over(naive, kind, naive.size, drop_last=True)
+    assert each_epoch_has_all(in_turn(naive, take(updater, 9)), naive.size)
+    # Some go to several ranks.
+    updater = updater_over(naive, kind, 1)
+    assert take(updater, 3) == [0, 0, 0]
