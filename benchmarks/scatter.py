@@ -56,14 +56,13 @@ def make_calls(comm: Any, whole: Any) -> dict[str, Callable[[], Any]]:
 
     from chainermn_comm import create_communicator
     from chainermn_train import scatter_dataset
-    from chainermn_train.datasets.shared_arrays import SharedArray
+    from chainermn_train.datasets.shared_arrays import SharedArray, SharedBytes
 
     def shared() -> SharedArray | None:
         if whole is None:
             return None
-        return SharedArray.filled(
-            whole.shape, whole.dtype, [whole.reshape(-1).view("u1")]
-        )
+        place = SharedBytes.filled(whole.nbytes, [whole.reshape(-1).view("u1")])
+        return SharedArray(place, 0, whole.shape, whole.dtype)
 
     ours = create_communicator("hierarchical", comm)
     bundled = chainermn.create_communicator("naive", comm)

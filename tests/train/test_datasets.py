@@ -27,6 +27,7 @@ from chainermn_train import (
     create_empty_dataset,
     scatter_dataset,
     scatter_index,
+    share_dataset,
 )
 from tests.support.oracles.pickles import Awkward
 
@@ -47,6 +48,40 @@ class Squares(DatasetMixin):
     def get_example(self, i):
         self.computed.append(i)
         return i * i
+
+
+class Opened(DatasetMixin):
+    """Examples are read with what its owner sets later."""
+
+    file = None
+    n_channels = 3
+
+    def __init__(self, begin=0, count=10):
+        self.numbers = range(begin, begin + count)
+
+    def __len__(self):
+        return len(self.numbers)
+
+    def get_example(self, i):
+        return self.file, self.numbers[i]
+
+
+class NamedPair(TupleDataset):
+    """Of a class of the user's own, which ranks divide."""
+
+    n_channels = 1
+
+
+class NamedChain(ConcatenatedDataset):
+    n_channels = 1
+
+
+class NamedTransform(TransformDataset):
+    n_channels = 1
+
+
+class NamedPart(SubDataset):
+    n_channels = 1
 
 
 KINDS = {
@@ -95,6 +130,121 @@ def test_each_example_goes_to_exactly_one_rank_unless_lengths_are_made_equal(
         received = everything(naive, equal)
         assert all(example in received for example in examples(whole))
         assert len(received) - count < naive.size
+
+
+def through(*attributes):
+    """Return a function that follows attributes from a data set; a number is an index."""
+
+    def follow(dataset):
+        for each in attributes:
+            dataset = dataset[each] if isinstance(each, int) else vars(dataset)[each]
+        return dataset
+
+    return follow
+
+
+# Data sets that can't be divided, and where the user's objects are in the result.
+WHOLE = {
+    "own": (Opened, through("_dataset")),
+    "two": (
+        lambda: ConcatenatedDataset(Opened(0, 4), Opened(4, 6)),
+        through("_dataset", "_datasets", 1),
+    ),
+    "part of one": (
+        lambda: SubDataset(Opened(), 2, 9, [*range(9, -1, -1)]),
+        through("_dataset", "_dataset"),
+    ),
+    "transformed": (
+        lambda: TransformDataset(Opened(), str),
+        through("_dataset", "_dataset"),
+    ),
+    "columns": (
+        lambda: TupleDataset(Opened(), Opened(10)),
+        through("_dataset", "_datasets", 1),
+    ),
+}
+# Where beside it there is what can be divided.
+MIXED = {
+    "beside labels": (
+        lambda: TupleDataset(Opened(), np.arange(10)),
+        through("_dataset", "_datasets", 0, "_dataset"),
+    ),
+    "before an array": (
+        lambda: ConcatenatedDataset(Opened(), np.arange(7)),
+        through("_dataset", "_datasets", 0),
+    ),
+}
+# Of a class of the user's own, and divided.
+DIVIDED = {
+    "columns": lambda: NamedPair(np.arange(9), np.arange(9)),
+    "concatenated": lambda: NamedChain(np.arange(4), np.arange(5)),
+    "transformed": lambda: NamedTransform(np.arange(9), abs),
+    "part": lambda: NamedPart(np.arange(12), 1, 10),
+}
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("kind", WHOLE)
+def test_what_only_its_class_can_divide_is_behind_the_result(naive, kind, shuffle):
+    """As ChainerMN gave it, so that scripts read and set its attributes."""
+    make, find = WHOLE[kind]
+    whole = make()
+    part = scatter_dataset(at(naive, 0, whole), naive, shuffle=shuffle, seed=4)
+    count = len(whole)
+    order = np.random.RandomState(4).permutation(count) if shuffle else range(count)
+    begin, end = scatter_index(count, naive)
+    expected = SubDataset(whole, begin, end, order)
+    assert type(part) is SubDataset
+    assert type(part._dataset) is type(whole)
+    assert (part._start, part._finish) == (begin, end)
+    assert (part._order is None) == (not shuffle)
+    assert part._order is None or list(part._order) == list(order)
+    assert examples(part) == examples(expected)
+    if naive.rank == 0:
+        assert part._dataset is whole
+    assert find(part).n_channels == 3
+    find(part).file = "opened"
+    find(expected).file = "opened"
+    assert examples(part) == examples(expected)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("kind", MIXED)
+def test_what_only_its_class_can_divide_may_be_beside_what_is_divided(
+    naive, kind, shuffle
+):
+    make, find = MIXED[kind]
+    whole = make()
+    part = scatter_dataset(at(naive, 0, whole), naive, shuffle=shuffle, seed=4)
+    order = np.random.RandomState(4).permutation(len(whole)) if shuffle else None
+    expected = SubDataset(whole, *scatter_index(len(whole), naive), order)
+    assert examples(part) == examples(expected)
+    assert type(part._dataset) is type(whole)
+    assert find(part).n_channels == 3
+    find(part).file = "opened"
+    whole._datasets[0].file = "opened"
+    assert examples(part) == examples(expected)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("kind", DIVIDED)
+def test_a_class_of_the_user_s_own_that_is_divided_stays_one(naive, kind, shuffle):
+    whole = DIVIDED[kind]()
+    whole.root = "here"
+    part = scatter_dataset(at(naive, 0, whole), naive, shuffle=shuffle, seed=4)
+    order = np.random.RandomState(4).permutation(9) if shuffle else None
+    expected = SubDataset(whole, *scatter_index(9, naive), order)
+    assert examples(part) == examples(expected)
+    assert type(part._dataset) is type(whole)
+    assert part._dataset.n_channels == 1
+    assert part._dataset.root == "here"
+
+
+def test_of_a_shared_data_set_attributes_are_there_too(naive):
+    shared = share_dataset(at(naive, 0, Opened()), naive)
+    assert shared.n_channels == 3
+    shared.file = "opened"
+    assert examples(shared) == [("opened", i) for i in range(10)]
 
 
 @pytest.mark.sizes(2, 3, 4)

@@ -28,7 +28,7 @@ from chainer.datasets import (
 from chainer.iterators import MultiprocessIterator
 
 from chainermn_comm import PeerError, create_communicator
-from chainermn_train import scatter_dataset
+from chainermn_train import scatter_dataset, share_dataset
 from tests.support.oracles.alike import alike
 from tests.support.oracles.mapped import Reporting, lies_in
 from tests.support.oracles.pickles import Awkward
@@ -216,6 +216,51 @@ def test_memory_is_kept_for_as_long_as_the_data_set_and_no_longer(world, naive):
     assert len(open_files()) <= len(before)
 
 
+def new_files(before):
+    return [path for number, path in open_files().items() if number not in before]
+
+
+MANY = 600
+COLLECTIONS = {
+    "concatenated": lambda: ConcatenatedDataset(
+        *[rows(each % 7) for each in range(MANY)]
+    ),
+    "columns": lambda: TupleDataset(*[rows(7) + each for each in range(MANY)]),
+    "names": lambda: DictDataset(**{f"x{each}": rows(7) for each in range(MANY)}),
+}
+
+
+@pytest.mark.parametrize("kind", COLLECTIONS)
+def test_a_data_set_of_many_arrays_takes_one_file(naive, kind):
+    """However it came here, and also where it was written to since."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    whole = COLLECTIONS[kind]()
+    naive.allgather_obj(None)  # connects ranks
+    before = open_files()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))
+    try:
+        part = scatter_dataset(at(naive, 0, whole), naive, shuffle=True, seed=5)
+        payload = pickle.dumps(part)  # puts the root's own into a file too
+        twin = pickle.loads(payload)
+        shared = share_dataset(at(naive, 0, whole), naive)
+        assert all(map(alike, twin, part))
+        assert right(naive, part, whole, shuffle=True, seed=5)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    # Of each a descriptor, and the mapping's.
+    assert len(new_files(before)) <= 6
+    assert len(shared) == len(whole)
+    del twin, shared
+    for example in part:
+        values = example.values() if kind == "names" else example
+        for array in values:
+            array += 1
+    del example, values, array
+    written = pickle.loads(pickle.dumps(part))
+    assert all(map(alike, written, part))
+    assert len(new_files(before)) <= 4
+
+
 def test_without_room_in_memory_a_temporary_folder_serves(naive, monkeypatch, folder):
     space = os.statvfs
     full = SimpleNamespace(f_bavail=0, f_frsize=4096)
@@ -253,11 +298,10 @@ def test_rows_that_cannot_be_written_or_read_are_an_error_on_all(
     comm, monkeypatch, fails
 ):
     culprit = 0 if fails == "reading" else 1
-    written, pwrite, whole = (
-        [],
-        os.pwrite,
-        TupleDataset(rows(100), rows(100, np.float64)),
-    )
+    written = []
+    pwrite = os.pwrite
+    # Each rank's part takes several messages.
+    whole = TupleDataset(rows(200_000), rows(200_000, np.float64))
 
     def fail(*_, **__):
         raise OSError(errno.EIO, "the disk is broken")
@@ -271,7 +315,7 @@ def test_rows_that_cannot_be_written_or_read_are_an_error_on_all(
 
     with monkeypatch.context() as patch:
         if comm.rank == culprit:
-            name = "numpy.ascontiguousarray" if fails == "reading" else "os.pwrite"
+            name = "numpy.copyto" if fails == "reading" else "os.pwrite"
             patch.setattr(name, fail if fails == "reading" else fail_later)
         with pytest.raises(
             OSError if comm.rank == culprit else PeerError, match="disk is broken"
@@ -350,9 +394,9 @@ def test_what_was_written_is_in_a_pickle_of_it(naive):
     whole = TupleDataset(rows(20_000), rows(20_000), np.zeros(20_000, np.float16))
     part = scatter_dataset(at(naive, 0, whole), naive)
     before = pickle.loads(pickle.dumps(part))
-    x, y, z = part[-1]
+    x, y, _ = part[-1]
     kept = y.copy()
-    files = [lies_in(each) for each in (x, z)]
+    file = lies_in(x)
     x += 1
     payload = pickle.dumps(part)
     assert len(payload) < 2000
@@ -360,8 +404,9 @@ def test_what_was_written_is_in_a_pickle_of_it(naive):
     np.testing.assert_array_equal(twin[-1][0], kept + 1)
     np.testing.assert_array_equal(twin[-1][1], kept)
     np.testing.assert_array_equal(before[-1][0], kept)
-    assert lies_in(part[-1][0]) != files[0]
-    assert lies_in(part[-1][2]) == files[1]  # which was not written to
+    # A data set has one file: what was not written to goes there, too.
+    assert lies_in(part[-1][0]) == lies_in(part[-1][1]) != file
+    assert lies_in(y) == file
     assert pickle.dumps(part) == payload  # it lies in a file as it is now
     mine, bits = naive.bcast_obj((part, naive.rank))
     assert bits == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import pickle
 
 import numpy as np
@@ -23,8 +22,16 @@ from chainermn_train.datasets import subset
 from tests.support.oracles.alike import alike
 
 N = 40
-# An array's rows are copied, so that the part doesn't keep the whole alive.
-take = functools.partial(subset.subset, take=lambda array, indices: array[indices])
+
+
+def rows(source, indices):
+    """Copies, so that the part doesn't keep the whole alive."""
+    return source[indices]
+
+
+def take(whole, indices):
+    part = subset.divide(whole, indices, rows)
+    return subset.view(whole, indices) if part is None else part
 
 
 class Unsplittable(DatasetMixin):

@@ -40,14 +40,15 @@ def scatter_dataset(
     as lists, paths as paths, also inside Chainer's ``TupleDataset``, ``DictDataset``,
     ``SubDataset``, ``ConcatenatedDataset``, ``TransformDataset``, ``ImageDataset`` and
     ``LabeledImageDataset``, and subclasses that override none of ``__getitem__``,
-    ``get_example`` and ``__len__``. No example is computed or read on the way. Of a
-    data set of another class, which only that class can divide, each rank receives the
-    object, and uses its own share of the indices.
+    ``get_example`` and ``__len__``. No example is computed or read on the way. A data
+    set of another class, which only that class can divide, or one made of such ones
+    alone, each rank receives whole: the result is ``SubDataset(dataset, begin, end,
+    order)``, as with :func:`scatter_index`, and the object is its ``_dataset``.
 
-    Arrays lie in files without a name, in ``/dev/shm`` or, if that has no room, in the
+    Arrays lie in a file without a name, in ``/dev/shm`` or, if that has no room, in the
     temporary folder, as long as the data set lives. Examples of arrays are views; what
     is changed in place stays in this process's data set. A pickle of the data set
-    refers to those files, so that worker processes share them: it can be loaded on the
+    refers to that file, so that worker processes share them: it can be loaded on the
     same machine, by the same user, while the process that made it has the data set;
     else loading raises OSError. Arrays of Python objects, lists, and examples taken
     from the data set are pickled as ever.
@@ -86,20 +87,20 @@ def scatter_dataset(
             if seed is not None:
                 require_integer("seed", seed, 0, 2**32 - 1)
             index = require_integer("root", root, 0, communicator.size - 1)
-            indices: list[np.ndarray] | None = None
+            shares = None
+            order = None
             if communicator.rank == index:
-                count, size = length_of(dataset, index), communicator.size
-                # NumPy has frozen the stream of RandomState.
-                draw = np.random.RandomState(seed).permutation if shuffle else np.arange
-                order = draw(count)
+                count = length_of(dataset, index)
+                size = communicator.size
+                if shuffle:
+                    # NumPy has frozen the stream of RandomState.
+                    order = np.random.RandomState(seed).permutation(count)
                 shares = [
                     _share(count, rank, size, force_equal_length)
                     for rank in range(size)
                 ]
-                indices = [order[begin:end] for begin, end in shares]
         communicator.handshake("scatter_dataset", (("root", index),))
-        part = scatter_parts(communicator, index, dataset, indices, max_buf_len)
-        return SubDataset(part, 0, len(part))
+        return scatter_parts(communicator, index, dataset, shares, order, max_buf_len)
 
 
 def scatter_index(

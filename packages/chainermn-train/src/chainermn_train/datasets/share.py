@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import (
@@ -49,10 +47,12 @@ def share_dataset(dataset: Any, comm: CommunicatorBase, root: int = 0) -> Any:
     # One rank of each node gets all examples, on that of the root the root itself.
     places = comm.allgather_obj((comm.inter_rank, comm.intra_rank))
     leaders = dict.fromkeys(range(comm.inter_size), 0) | dict([places[root]])
-    chosen = [np.arange(count if leaders[node] == rank else 0) for node, rank in places]
-    part = scatter_parts(comm, root, dataset, chosen if comm.rank == root else None)
+    shares = None
+    if comm.rank == root:
+        shares = [(0, count if leaders[node] == rank else 0) for node, rank in places]
+    part = scatter_parts(comm, root, dataset, shares)
     with (
         comm.split(comm.inter_rank, comm.rank) as node,
         raise_on_all_ranks(comm, _OPERATION),
     ):
-        return node.bcast_obj(part, root=leaders[comm.inter_rank])
+        return node.bcast_obj(part._dataset, root=leaders[comm.inter_rank])

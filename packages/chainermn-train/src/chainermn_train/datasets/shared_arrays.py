@@ -1,8 +1,8 @@
-"""NumPy arrays that processes of one machine share, in files without a name.
+"""NumPy arrays that processes of one machine share, those of a data set in one file without a name.
 
-Such an array is pickled as a handle of its file, so that worker processes map the same
-memory. A process that writes gets its own copy of the pages it writes to, so that none
-changes another's.
+They are pickled as a handle of the file, so that worker processes map the same memory.
+A process that writes gets its own copy of the pages it writes to, so that none changes
+another's.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ MEMORY_FOLDER = "/dev/shm"
 # free.
 LEFT_FREE_BYTES = 32 << 20
 # A file begins with its token, which differs where a descriptor is another file by now,
-# or on another machine; the array after it begins at a cache line.
-_TOKEN_BYTES, _BEGIN = 32, 64
+# or on another machine. The bytes after it, and the arrays there, begin at cache lines.
+_TOKEN_BYTES = 32
+_BEGIN = _LINE_BYTES = 64
 
 # Python names it from 3.13 on. Pages that are never written to need no memory set
 # aside.
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
-# An array is put into one file, whichever thread pickles it first.
+# Bytes are put into one file, whichever thread pickles them first.
 _sharing = threading.Lock()
 
 
@@ -104,41 +105,68 @@ class SharedFile:
         )
 
 
-class SharedArray:
-    """A data set: the rows of a NumPy array.
+class SharedBytes:
+    """The bytes of a data set's arrays.
 
-    It lies in a shared file, or in this process's own memory until it is first pickled
-    or copied. A pickle holds only the file's handle: the same user's processes on this
-    machine can load it, while this process has the data set. If this process has
-    written to the array since, it is put into another file first.
+    They lie in a shared file, or in this process's own memory until they are first
+    pickled or copied. A pickle holds only the file's handle: the same user's processes
+    on this machine can load it, while this process has the data set. If this process
+    has written to the bytes since, they are put into another file first.
     """
 
     def __init__(self, array: np.ndarray, file: SharedFile | None = None) -> None:
-        """Have an array without objects, to which nothing else refers, or which a file maps."""
-        self.array, self._file = array, file
+        """Have a uint8 array, 1-D, to which nothing else refers, or which a file maps."""
+        self.array = array
+        self._file = file
 
     @classmethod
-    def load(
-        cls, file: SharedFile | None, shape: tuple[int, ...], dtype: np.dtype
-    ) -> SharedArray:
-        """Map an array from a file; an empty one if there is none."""
+    def load(cls, file: SharedFile | None, nbytes: int) -> SharedBytes:
+        """Map the bytes in a file; there are none if there is no file."""
         if file is None:
-            return cls(np.empty(shape, dtype))
-        return cls(np.ndarray(shape, dtype, file.map, _BEGIN), file)
+            return cls(np.empty(0, np.uint8))
+        return cls(np.ndarray(nbytes, np.uint8, file.map, _BEGIN), file)
 
     @classmethod
-    def filled(
-        cls, shape: tuple[int, ...], dtype: np.dtype, blocks: Iterable[np.ndarray]
-    ) -> SharedArray:
-        """Make an array in a new file; its bytes come in uint8 arrays, 1-D."""
-        nbytes = math.prod(shape) * dtype.itemsize
+    def filled(cls, nbytes: int, blocks: Iterable[np.ndarray]) -> SharedBytes:
+        """Make a new file of the bytes in uint8 arrays, 1-D."""
         file = SharedFile.reserve(nbytes) if nbytes else None
         if file is not None:
             file.fill(blocks)
-        return cls.load(file, shape, dtype)
+        return cls.load(file, nbytes)
+
+    def __reduce__(self) -> Any:
+        with _sharing:
+            own = self.array
+            if own.size and (self._file is None or _differ(own, self._file)):
+                vars(self).update(vars(self.filled(own.size, [own])))
+        return self.load, (self._file, own.size)
+
+
+class SharedArray:
+    """A data set: the rows of a NumPy array without objects, which lies in shared bytes."""
+
+    def __init__(
+        self, place: SharedBytes, begin: int, shape: tuple[int, ...], dtype: np.dtype
+    ) -> None:
+        """Begin at a byte; the bytes need not be there yet."""
+        self._place = place
+        self._begin = begin
+        self._shape = shape
+        self._dtype = dtype
+
+    @property
+    def array(self) -> np.ndarray:
+        """The array where it lies now."""
+        return np.ndarray(self._shape, self._dtype, self._place.array, self._begin)
+
+    @property
+    def end(self) -> int:
+        """The byte where another array may begin."""
+        lines = -(-math.prod(self._shape) * self._dtype.itemsize // _LINE_BYTES)
+        return self._begin + lines * _LINE_BYTES
 
     def __len__(self) -> int:
-        return len(self.array)
+        return self._shape[0]
 
     def __getitem__(self, index: Any) -> Any:
         return self.array[index]
@@ -146,17 +174,9 @@ class SharedArray:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.array, dtype) if copy else np.asarray(self.array, dtype)
 
-    def __reduce__(self) -> Any:
-        with _sharing:
-            array = self.array
-            own = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            if own.size and (self._file is None or _differ(own, self._file)):
-                vars(self).update(vars(self.filled(array.shape, array.dtype, [own])))
-        return self.load, (self._file, array.shape, array.dtype)
-
 
 def _differ(own: np.ndarray, file: SharedFile) -> bool:
-    """Return whether this process has written to its pages of an array in a file."""
+    """Return whether this process has written to its pages of the bytes in a file."""
     with open(file.descriptor, "rb", closefd=False) as opened:
         return not np.array_equal(
             own, np.memmap(opened, np.uint8, "r", _BEGIN, own.shape)

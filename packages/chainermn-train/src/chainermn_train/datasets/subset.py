@@ -1,13 +1,14 @@
-"""Subsets of data sets that hold the chosen examples, and nothing of the others."""
+"""Subsets of data sets that hold the chosen examples, and nothing of the others if they can."""
 
 from __future__ import annotations
 
 import copy
+import operator
+from array import array
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from chainer.dataset import DatasetMixin
 from chainer.datasets import (
     ConcatenatedDataset,
     DictDataset,
@@ -20,32 +21,35 @@ from chainer.datasets import (
 
 from .shared_arrays import SharedArray
 
-
-class IndexedView(DatasetMixin):
-    """The examples of ``dataset`` at ``indices``."""
-
-    def __init__(self, dataset: Any, indices: np.ndarray) -> None:
-        self._dataset = dataset
-        self._indices = indices
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def get_example(self, i: int) -> Any:
-        return self._dataset[int(self._indices[i])]
-
-
 # Returns what stands for an array's rows at int64 indices; of any dtype but object.
 TakeRows = Callable[[np.ndarray, np.ndarray], Any]
 _Splitter = Callable[[Any, np.ndarray, TakeRows], Any]
 
 
-def subset(dataset: Any, indices: np.ndarray, take: TakeRows) -> Any:
+def subset(
+    dataset: Any, begin: int, end: int, order: np.ndarray | None, take: TakeRows
+) -> SubDataset:
+    """Return ``SubDataset(dataset, begin, end, order)``, or one over a part with the same examples.
+
+    The data set itself is behind the result only where :func:`divide` can't divide it.
+    """
+    indices = np.arange(begin, end) if order is None else order[begin:end]
+    part = divide(dataset, indices, take)
+    if part is None:
+        numbers = None if order is None else _numbers(order)
+        return SubDataset(dataset, begin, end, numbers)
+    if isinstance(dataset, ConcatenatedDataset):
+        return part  # a SubDataset of a concatenation already
+    return SubDataset(part, 0, len(part))
+
+
+def divide(dataset: Any, indices: np.ndarray, take: TakeRows) -> Any:
     """Return a data set of the examples at ``indices`` (int64, shape (n,)), in that order.
 
     What is in _SPLITTERS is divided, and subclasses of Chainer's data sets there that
     find examples as these do: arrays as arrays, paths as paths; nothing is computed or
-    read. Any other data set is unsplittable; the result holds the whole of it.
+    read. None is returned of any other data set, which can't be divided, and of one
+    that is made of such ones alone.
     """
     cls = type(dataset)
     if cls in _SPLITTERS:
@@ -58,12 +62,31 @@ def subset(dataset: Any, indices: np.ndarray, take: TakeRows) -> Any:
             for name in _FINDS_EXAMPLES
         ):
             return _SPLITTERS[base](dataset, indices, take)
-    return IndexedView(dataset, indices)
+    return None
+
+
+def view(dataset: Any, indices: np.ndarray) -> SubDataset:
+    """Return the examples at ``indices`` of a whole data set."""
+    # An order is as long as the data set; what comes after these indices is not used.
+    order = np.resize(indices, len(dataset))
+    return SubDataset(dataset, 0, len(indices), _numbers(order))
+
+
+def _numbers(order: np.ndarray) -> array[int]:
+    """Return an order of Python's integers, which some classes insist on."""
+    return array("q", order.tobytes())
+
+
+def _with(dataset: Any, **attributes: Any) -> Any:
+    """Return a copy of a data set, of its own class, with other values of these attributes."""
+    part = copy.copy(dataset)
+    vars(part).update(attributes)
+    return part
 
 
 def _split_array(dataset: Any, indices: np.ndarray, take: TakeRows) -> Any:
-    array = np.asarray(dataset)
-    return array[indices] if array.dtype.hasobject else take(array, indices)
+    rows = np.asarray(dataset)
+    return rows[indices] if rows.dtype.hasobject else take(rows, indices)
 
 
 def _split_sequence(dataset: Any, indices: np.ndarray, _take: TakeRows) -> Any:
@@ -75,10 +98,21 @@ def _split_sequence(dataset: Any, indices: np.ndarray, _take: TakeRows) -> Any:
 
 
 def _split_columns(dataset: Any, indices: np.ndarray, take: TakeRows) -> Any:
+    columns = dataset._datasets
     if isinstance(dataset, DictDataset):
-        columns = dataset._datasets.items()
-        return DictDataset(**{key: subset(d, indices, take) for key, d in columns})
-    return TupleDataset(*(subset(d, indices, take) for d in dataset._datasets))
+        columns = columns.values()
+    found = [divide(column, indices, take) for column in columns]
+    if all(part is None for part in found):
+        return None
+    parts: Any = tuple(
+        [
+            view(column, indices) if part is None else part
+            for column, part in zip(columns, found, strict=True)
+        ]
+    )
+    if isinstance(dataset, DictDataset):
+        parts = dict(zip(dataset._datasets, parts, strict=True))
+    return _with(dataset, _datasets=parts, _length=len(indices))
 
 
 def _split_subset(dataset: Any, indices: np.ndarray, take: TakeRows) -> Any:
@@ -86,28 +120,43 @@ def _split_subset(dataset: Any, indices: np.ndarray, take: TakeRows) -> Any:
     if dataset._order is not None:
         indices = np.asarray(dataset._order, dtype=np.int64)[indices]
     indices = indices % max(1, len(dataset._dataset))  # an order may say -1
-    return subset(dataset._dataset, indices, take)
+    part = divide(dataset._dataset, indices, take)
+    if part is None:
+        return None
+    size = len(part)
+    return _with(
+        dataset, _dataset=part, _start=0, _finish=size, _size=size, _order=None
+    )
 
 
 def _split_concatenated(dataset: Any, indices: np.ndarray, take: TakeRows) -> Any:
-    ends = np.cumsum([len(d) for d in dataset._datasets])
-    source = np.searchsorted(ends, indices, side="right")
-    parts = [
-        subset(d, indices[source == i] - (ends[i] - len(d)), take)
-        for i, d in enumerate(dataset._datasets)
-    ]
-    position = np.empty(len(indices), dtype=np.int64)
-    position[np.argsort(source, kind="stable")] = np.arange(len(indices))
-    return IndexedView(ConcatenatedDataset(*parts), position)
+    parts = []
+    position = np.empty_like(indices)
+    first = 0
+    begin = 0
+    for base in dataset._datasets:
+        own = (first <= indices) & (indices < first + len(base))
+        inner = indices[own] - first
+        first += len(base)
+        part = divide(base, inner, take)
+        if part is None:
+            part = base
+        else:
+            inner = np.arange(len(part))
+        position[own] = begin + inner
+        begin += len(part)
+        parts.append(part)
+    if all(map(operator.is_, parts, dataset._datasets)):
+        return None
+    return view(_with(dataset, _datasets=tuple(parts)), position)
 
 
 def _replacing(attribute: str) -> _Splitter:
     """Return a splitter of the data set in ``attribute``; all other attributes stay."""
 
     def split(dataset: Any, indices: np.ndarray, take: TakeRows) -> Any:
-        part = copy.copy(dataset)
-        setattr(part, attribute, subset(getattr(dataset, attribute), indices, take))
-        return part
+        part = divide(getattr(dataset, attribute), indices, take)
+        return None if part is None else _with(dataset, **{attribute: part})
 
     return split
 

@@ -1,24 +1,23 @@
 """The transfer of each rank's part of one rank's data set.
 
-The rows of NumPy arrays go in messages into files that each rank makes
+The rows of NumPy arrays go in messages into a file that each rank makes
 (shared_arrays.py). All other data are pickled.
 """
 
 from __future__ import annotations
 
 import io
-import math
 import pickle
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import Any
 
 import numpy as np
+from chainer.datasets import SubDataset
 
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import bcast_checked, raise_on_all_ranks
-from .shared_arrays import SharedArray
+from .shared_arrays import SharedArray, SharedBytes
 from .subset import subset
 
 _OPERATION = "scatter_dataset"
@@ -31,48 +30,49 @@ def scatter_parts(
     comm: CommunicatorBase,
     root: int,
     dataset: Any,
-    indices: Sequence[np.ndarray] | None,
+    shares: Sequence[tuple[int, int]] | None,
+    order: np.ndarray | None = None,
     max_buf_len: int = _MESSAGE_BYTES,
-) -> Any:
+) -> SubDataset:
     """Return this rank's part of the root's data set (collective).
 
-    ``indices``, which only the root has, are the int64 indices of each rank's examples.
+    Only the root has ``shares``: where each rank's examples begin and end, in an
+    ``order`` of indices (int64) if there is one.
     """
     limit = bcast_checked(
         comm, _OPERATION, lambda: min(max_buf_len, _MESSAGE_BYTES), root
     )
     # A communicator of its own: messages of the user may be under way, with any tag.
     with comm.split(0, comm.rank) as messages, raise_on_all_ranks(comm, _OPERATION):
-        if indices is None:
+        if shares is None:
             return _receive(messages, root, limit)
-        return _send_all(messages, dataset, indices, limit)
+        return _send_all(messages, dataset, shares, order, limit)
 
 
 def _send_all(
-    comm: CommunicatorBase, dataset: Any, indices: Sequence[np.ndarray], limit: int
-) -> Any:
+    comm: CommunicatorBase,
+    dataset: Any,
+    shares: Sequence[tuple[int, int]],
+    order: np.ndarray | None,
+    limit: int,
+) -> SubDataset:
     """Send the others their parts, one after the other; return the own one."""
     errors: list[BaseException] = []
 
     def send_part(rank: int) -> None:  # after which its memory is free
-        pickled, arrays = _pickle_of(None), list[np.ndarray]()
+        pickled = pickle.dumps(None)
+        rows = np.empty(0, np.uint8)
         try:
             if not errors:
-                part, found = _part(dataset, indices[rank])
-                pickled, arrays = (
-                    _pickle_of(part, found),
-                    [each.array for each in found],
-                )
+                part, place = _part(dataset, shares[rank], order)
+                pickled = _pickle_of(part, place)
+                rows = place.array
         except BaseException as error:
             errors.append(error)
-        comm.send_obj(
-            (pickled, [(array.shape, array.dtype) for array in arrays]), rank, 0
-        )
+        comm.send_obj((pickled, rows.size), rank, 0)
         try:
-            for array in arrays:
-                rows = array.reshape(-1).view(np.uint8)
-                for begin in range(0, len(rows), limit):
-                    comm.send(rows[begin : begin + limit], rank, 0)
+            for begin in range(0, rows.size, limit):
+                comm.send(rows[begin : begin + limit], rank, 0)
         except BaseException as error:
             errors.append(error)
             comm.send(np.empty(0, np.uint8), rank, 0)  # nothing follows
@@ -82,22 +82,20 @@ def _send_all(
             send_part(rank)
     if errors:
         raise errors.pop(0)  # no frame in its traceback may refer to it
-    return _part(dataset, indices[comm.rank])[0]
+    return _part(dataset, shares[comm.rank], order)[0]
 
 
-def _receive(comm: CommunicatorBase, root: int, limit: int) -> Any:
+def _receive(comm: CommunicatorBase, root: int, limit: int) -> SubDataset:
     """Return this rank's part; None if the root failed."""
-    pickled, forms = comm.recv_obj(root, 0)
-    counts = [-(-math.prod(shape) * dtype.itemsize // limit) for shape, dtype in forms]
-    blocks, arrays = _blocks(comm, root, sum(counts)), list[SharedArray]()
+    pickled, nbytes = comm.recv_obj(root, 0)
+    blocks = _blocks(comm, root, -(-nbytes // limit))
     try:
-        for (shape, dtype), count in zip(forms, counts, strict=True):
-            arrays.append(SharedArray.filled(shape, dtype, islice(blocks, count)))
+        received = SharedBytes.filled(nbytes, blocks)
     finally:
         for _ in blocks:  # what is left is received, even if it can't be written
             pass
     unpickler = _Unpickler(io.BytesIO(pickled))
-    unpickler.arrays = arrays
+    unpickler.place = received
     return unpickler.load()
 
 
@@ -110,40 +108,49 @@ def _blocks(comm: CommunicatorBase, root: int, count: int) -> Iterator[np.ndarra
             return
 
 
-def _part(dataset: Any, indices: np.ndarray) -> tuple[Any, list[SharedArray]]:
+def _part(
+    dataset: Any, share: tuple[int, int], order: np.ndarray | None
+) -> tuple[SubDataset, SharedBytes]:
     """Return a part of a data set, and the copies of arrays' rows in it."""
+    place = SharedBytes.load(None, 0)
     taken: list[tuple[np.ndarray, np.ndarray, SharedArray]] = []
 
     def take(source: np.ndarray, chosen: np.ndarray) -> SharedArray:
+        begin = 0
         for *key, rows in taken:  # as input and target, say
             if key[0] is source and key[1] is chosen:
                 return rows
-        taken.append(
-            (source, chosen, SharedArray(np.ascontiguousarray(source[chosen])))
-        )
+            begin = rows.end
+        shape = (len(chosen), *source.shape[1:])
+        taken.append((source, chosen, SharedArray(place, begin, shape, source.dtype)))
         return taken[-1][-1]
 
-    return subset(dataset, indices, take), [rows for _, _, rows in taken]
+    part = subset(dataset, *share, order, take)
+    if taken:
+        place.array = np.empty(taken[-1][-1].end, np.uint8)
+    for source, chosen, rows in taken:
+        np.copyto(rows.array, source[chosen])
+    return part, place
 
 
-def _pickle_of(part: Any, arrays: Sequence[SharedArray] = ()) -> bytes:
-    """Return a pickle that refers to arrays by their numbers."""
+def _pickle_of(part: Any, place: SharedBytes) -> bytes:
+    """Return a pickle that doesn't hold the arrays' bytes."""
     buffer = io.BytesIO()
     pickler = _Pickler(buffer, protocol=5)
-    pickler.numbers = {id(array): number for number, array in enumerate(arrays)}
+    pickler.place = place
     pickler.dump(part)
     return buffer.getvalue()
 
 
 class _Pickler(pickle.Pickler):
-    numbers: dict[int, int]
+    place: SharedBytes
 
     def persistent_id(self, obj: Any) -> int | None:
-        return self.numbers.get(id(obj))
+        return 0 if obj is self.place else None
 
 
 class _Unpickler(pickle.Unpickler):
-    arrays: list[SharedArray]
+    place: SharedBytes
 
-    def persistent_load(self, pid: int) -> SharedArray:
-        return self.arrays[pid]
+    def persistent_load(self, pid: int) -> SharedBytes:
+        return self.place
