@@ -116,6 +116,9 @@ class CommunicatorBase(ABC):
 
         Returns:
             The communicator of this rank's group, with this one's settings.
+
+        Raises:
+            CommunicationError: on all ranks, if MPI has no room for another communicator.
         """
 
     # Arrays.

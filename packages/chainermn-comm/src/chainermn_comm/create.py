@@ -103,6 +103,7 @@ def create_communicator(
             several; MPI has not been initialized, since ``mpi4py.rc.initialize`` is
             False, or has been finalized; or this is a worker process of a rank, where
             MPI can't be started.
+        CommunicationError: MPI has no room for another communicator.
         PeerError: another rank has one of these errors.
         RankMismatchError: on all ranks, when they ask for different communicators.
     """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import reduce, wraps
 from operator import add
@@ -37,6 +37,7 @@ from .reducer import Reducer
 from .registry import agreeing
 from .topology import Topology
 from .trace import recorder as trace
+from .unused import Resources, explained, free_unused, made_from
 from .watchdog import Timeout, register
 
 # Colors and keys of a split are C ints.
@@ -102,7 +103,7 @@ class MpiCommunicator(CommunicatorBase):
         asked = mpi_comm, allreduce_grad_dtype, batched_copy, reproducible
         with agreeing(self.communicator_name, *asked, _timeout) as agreed:
             comm, entry, self._factories, self._settings = agreed
-            self._open(comm, _topology)
+            self._open(comm, _topology, Resources(comm))
         if entry.single_node and self.inter_size > 1:
             self.finalize()
             raise ValueError(
@@ -115,19 +116,28 @@ class MpiCommunicator(CommunicatorBase):
         if name is not None:
             cls.communicator_name = name
 
-    def _open(self, mpi_comm: MPI.Intracomm, topology: Topology | None) -> None:
+    def _open(
+        self,
+        mpi_comm: MPI.Intracomm,
+        topology: Topology | None,
+        resources: Resources,
+    ) -> None:
         """Duplicate ``mpi_comm`` for this communicator's traffic (collective).
 
         A ``topology``, the same on all ranks, is imposed instead of asking MPI.
         """
-        own, settings = mpi_comm.Dup(), self._settings
+        own = mpi_comm.Dup()
+        resources.callback(own.Free)
+        resources.callback(free_unused, own)
+        settings = self._settings
         self._mpi_comm = mpi_comm
-        self._comms = [own]  # that `finalize` frees
+        self._resources = resources
         self._process = os.getpid()
         self._rank, self._size = own.rank, own.size
         recorder = register(own, MPI.COMM_WORLD.rank, settings.timeout)
         tracer = trace.start(own, settings.trace) if settings.trace else None
         self._observer = combined(recorder, tracer)
+        resources.callback(self._observer.release)
         self._topology = topology or Topology.discover(own)
         # Users have all tags but the three largest: one for the messages of the
         # library's own functions, two for those of collectives. Open MPI's
@@ -140,8 +150,13 @@ class MpiCommunicator(CommunicatorBase):
             own, handshake, tag, self._topology, abort_if_desynchronized, settings
         )
         host, device = [make(group) for make in self._factories]
+        resources.callback(device.close)
+        resources.callback(host.close)
         self._backends: tuple[Backend, ...] = host, device
         self._open_group: ProcessGroup | None = replace(group, host=host, device=device)
+        resources.interruptions = self._interruptions
+        resources.users.append(weakref.ref(self._open_group))
+        resources.made = made_from(own)
 
     # Rank and topology.
 
@@ -176,7 +191,7 @@ class MpiCommunicator(CommunicatorBase):
     @observed
     def split(self, color: int, key: int) -> MpiCommunicator:
         group, who = self._group, f"rank {self._rank}"
-        with group.in_step("split"):
+        with group.in_step("split"), explained(self._rank):
             numbers = group.run_or_raise(
                 "split",
                 lambda: (
@@ -186,15 +201,21 @@ class MpiCommunicator(CommunicatorBase):
                     ),
                 ),
             )
-            part = MPI.Intracomm(group.comm.Split(*numbers))
+            free_unused(group.comm)
+            resources = Resources(group.comm)
+            part = group.comm.Split(*numbers)
+            # A user may keep this, and not the communicator.
+            given = MPI.Intracomm(part)
+            kept = weakref.ref(given)
+            resources.users.append(kept)
+            resources.callback(lambda: (kept() or part).Free())
             members = np.empty(part.size, np.int32)
             part.Allgather(np.array([self._rank], np.int32), members)
             topology = self._topology.restrict(members.tolist())
             made = type(self).__new__(type(self))
             # What a subclass of the user's has of its own stays.
             vars(made).update(vars(self))
-            made._open(part, topology)
-            made._comms.append(part)
+            made._open(given, topology, resources)
         return made
 
     # Arrays.
@@ -453,8 +474,10 @@ class MpiCommunicator(CommunicatorBase):
     def finalize(self) -> None:
         """Free this communicator's MPI resources (collective); later calls raise.
 
-        The communicator that the user gave stays theirs. A second call does nothing,
-        nor does one in a process that the rank forked.
+        What no rank uses any more is freed without it, when the communicator that it was
+        split from is split again or finalized, or the next one is created. The
+        communicator that the user gave stays theirs. A second call does nothing, nor does
+        one in a process that the rank forked.
         """
         group = self._releasable
         if group is None:
@@ -463,12 +486,7 @@ class MpiCommunicator(CommunicatorBase):
         with group.in_step("finalize"):
             group.handshake("finalize")
             self._open_group, group.is_finalized = None, True
-            with ExitStack() as stack:
-                stack.callback(self._observer.release)
-                for comm in self._comms:
-                    stack.callback(comm.Free)
-                stack.callback(group.device.close)
-                group.host.close()
+            self._resources.close()
             self._backends = ()
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
@@ -489,6 +507,7 @@ class MpiCommunicator(CommunicatorBase):
             return
         self._observer.release()
         group.is_finalized = True
+        self._resources.interruptions = ["left by an exception"]
         group.host.release_local()
         group.device.release_local()
         self._backends = ()

@@ -65,6 +65,7 @@ def agreeing(
 
     from . import allreduce, gpu
     from .messaging import Handshake, ProcessGroup, SharedFailure
+    from .unused import explained, free_unused
 
     # First: whatever fails on one rank below must not leave the others waiting.
     faults.install_by_default()
@@ -90,7 +91,9 @@ def agreeing(
         watchdog.enforce_init_timeout(wait, members, lambda: faults.mpi_abort(1)),
         watchdog.watch_call("create_communicator", comm.size),
         group.in_step("create_communicator"),
+        explained(comm.rank),
     ):
+        free_unused(comm)
         # The user's communicator may be carrying messages of theirs.
         traffic = comm.Dup()
         try:

@@ -1,0 +1,76 @@
+"""Communicators that nobody uses any more, which their ranks free together.
+
+Only all ranks together can free what MPI has of a communicator, so nothing is freed when
+one rank's object is collected. The ranks of the communicator that it was made from agree
+on what none of them uses, when they make the next one or finalize that communicator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Iterator
+from typing import Any, cast
+
+import numpy as np
+from mpi4py import MPI
+
+from .errors import CommunicationError, raised_on_all
+
+
+class Resources(contextlib.ExitStack):
+    """What a communicator has to free, which ``close`` does (collective)."""
+
+    def __init__(self, parent: MPI.Intracomm) -> None:
+        """Begin with nothing, on all ranks of the ``parent`` that it will be made from."""
+        super().__init__()
+        # While one of these is alive, the communicator may be used.
+        self.users: list[weakref.ref[Any]] = []
+        # Those made from it, which are freed first.
+        self.made: list[Resources] = []
+        # Why its ranks can't free it together, if they can't.
+        self.interruptions: list[str] = []
+        made_from(parent).append(self)
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether nothing on this rank can use it any more."""
+        if self.interruptions or any(user() for user in self.users):
+            return False
+        return all(each.is_unused for each in self.made)
+
+
+@functools.cache
+def _key() -> int:
+    return MPI.Comm.Create_keyval()
+
+
+def made_from(comm: MPI.Intracomm) -> list[Resources]:
+    """Return those of the communicators made from ``comm``, in an order that its ranks share."""
+    if comm.Get_attr(_key()) is None:
+        comm.Set_attr(_key(), [])
+    return cast("list[Resources]", comm.Get_attr(_key()))
+
+
+def free_unused(comm: MPI.Intracomm) -> None:
+    """Free what was made from ``comm`` and no rank uses any more (collective)."""
+    made = made_from(comm)
+    if made:  # as many on all ranks
+        unused = np.array([each.is_unused for each in made])
+        comm.Allreduce(MPI.IN_PLACE, unused, MPI.LAND)
+        for number in np.flatnonzero(unused)[::-1]:
+            made.pop(number).close()
+
+
+@contextlib.contextmanager
+def explained(rank: int) -> Iterator[None]:
+    """Raise an error of MPI's, which all ranks have, as one that says what to do."""
+    try:
+        yield
+    except MPI.Exception as error:
+        text = (
+            f"rank {rank}: MPI can't make another communicator; if there are too many, call "
+            f"finalize() on those that are not needed any more: {error}"
+        )
+        raise raised_on_all(CommunicationError(text)) from error
