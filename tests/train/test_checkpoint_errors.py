@@ -141,7 +141,7 @@ def test_disk_error_is_raised_on_all(
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    words = rf"No space left on device: '.*run\.{last}\.2\.tmp'"
+    words = rf"No space left on device; .*: '.*run\.{last}\.2\.tmp'"
     with monkeypatch.context() as patch:
         if comm.rank == last:
             patch.setattr(os, function, fail)

@@ -25,31 +25,47 @@ def begun(path: Path, fill: Callable[[BinaryIO], Any]) -> Iterator[Callable[[], 
     temporary = path.with_name(path.name + TEMPORARY)
 
     def complete() -> None:
-        with _naming(temporary):
+        with advised(temporary):
             synced.result()
             os.replace(temporary, path)
-        sync_folder(path.parent)
+            sync_folder(path.parent)
 
-    try:
-        with open(temporary, "wb") as file, ThreadPoolExecutor(1) as thread:
-            with _naming(temporary):
-                fill(file)
-                file.flush()
-            synced = thread.submit(os.fsync, file.fileno())
-            yield complete
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+    with contextlib.ExitStack() as stack:
+        with advised(temporary):
+            file = stack.enter_context(_opened(temporary))
+            fill(file)
+            file.flush()
+        thread = stack.enter_context(ThreadPoolExecutor(1))
+        synced = thread.submit(os.fsync, file.fileno())
+        yield complete
 
 
 @contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Let errors name the file, which those of `write` and `fsync` don't."""
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """Open a new file; remove it in the end, unless it has got another name."""
+    file = open(path, "wb")  # noqa: SIM115
+    try:
+        yield file
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        # Where a write has failed, closing tries again, and would raise in its place.
+        with contextlib.suppress(OSError):
+            file.close()
+
+
+@contextlib.contextmanager
+def advised(path: Path) -> Iterator[None]:
+    """Let errors name the file, which those of ``write`` and ``fsync`` don't, and a remedy."""
     try:
         yield
     except OSError as error:
-        if error.filename is None:
-            error.filename = os.fspath(path)
+        if error.errno is not None:
+            error.filename = error.filename or os.fspath(path)
+            error.strerror = (
+                f"{error.strerror}; make room in {path.parent}, let this user write "
+                "there, or save in another folder"
+            )
         raise
 
 

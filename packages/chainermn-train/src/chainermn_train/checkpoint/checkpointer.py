@@ -102,9 +102,9 @@ class MultiNodeCheckpointer(Extension):
                 from which a resume would go on; or it differs between ranks; or another
                 checkpointer of this process, not yet finalized, saves by the same name
                 there.
-            OSError: a file could not be written, in the background that of the save
-                before, or an older one not be removed. Older checkpoints are as they
-                were.
+            OSError: a file, which the text names with a remedy, could not be written,
+                in the background that of the save before, or an older one not be
+                removed. Older checkpoints are as they were.
             PeerError: another rank raised one of these.
         """
         self._check_iterators(target)
@@ -138,8 +138,9 @@ class MultiNodeCheckpointer(Extension):
             )
         if any(elsewhere for _, elsewhere, _ in views):
             self._require_equal_settings()
-            self._store = Store(self.comm, self._folder_for(target))
-            self._store.make_folder()
+            made = Store(self.comm, self._folder_for(target))
+            made.make_folder()
+            self._store = made
         store = self._store
         assert store is not None
         save = store.next_save(number)

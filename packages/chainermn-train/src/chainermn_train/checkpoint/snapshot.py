@@ -25,6 +25,7 @@ from ..collective_errors import (
     require_communicator,
 )
 from ..wrappers import UnpicklableMixin
+from .atomic_file import advised
 from .loading import PLACES, load, mark_synchronized_if_equal, places
 from .shards import RESERVED_PREFIX, Head, Shard, State, encode
 from .state_dict import StateError, state_dict
@@ -201,7 +202,8 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
         arrays = encode(head, Shard(state))
         if not isinstance(writer, SimpleWriter):  # it writes while training goes on
             arrays = {key: array.copy() for key, array in arrays.items()}
-        writer(name, trainer.out, arrays)
+        with advised(folder.path / name):
+            writer(name, trainer.out, arrays)
 
     def _load(self, trainer: Any) -> None:
         comm, folder = self._comm, _SnapshotFolder(Path(trainer.out), self._filename)

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import allgather_checked, raise_on_all_ranks
-from .atomic_file import TEMPORARY, sync_folder
+from .atomic_file import TEMPORARY, advised, sync_folder
 from .dealing import put_together
 from .shards import DamagedError, Head, Shard, State, is_ours, read_head, read_shard
 
@@ -178,8 +178,8 @@ class Store:
 
     def make_folder(self) -> None:
         """Make the folder, and remove what a killed job was writing."""
-        with raise_on_all_ranks(self._comm, OPERATION):
-            path = self.folder.path
+        path = self.folder.path
+        with raise_on_all_ranks(self._comm, OPERATION), advised(path):
             if not path.is_dir():
                 path.mkdir(parents=True, exist_ok=True)
                 sync_folder(path.parent)

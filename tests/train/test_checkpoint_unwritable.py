@@ -1,0 +1,131 @@
+"""Where checkpoints and snapshots can't be written, all ranks learn the file and what to do."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import os
+import re
+import resource
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from chainer.training import extensions
+
+from chainermn_comm import PeerError
+from chainermn_train import multi_node_snapshot
+from tests.support.training.checkpoints import link, make_checkpointer
+
+pytestmark = [pytest.mark.world, pytest.mark.usefixtures("unsynced")]
+
+# More than what Python buffers of a file, and nothing to compress.
+LARGE = np.random.default_rng(0).random(60_000)
+
+
+def checkpoints(comm, folder, background=False):
+    """A function that saves a checkpoint at an iteration."""
+    checkpointer = make_checkpointer(comm, folder, background=background)
+
+    def save(iteration):
+        checkpointer.save(link(iteration, comm.rank, *LARGE), iteration)
+        checkpointer.flush()
+
+    return save
+
+
+def loaded(comm, folder):
+    """The iteration that a resume goes on from."""
+    target = link(0, 0, *LARGE)
+    iteration = make_checkpointer(comm, folder).maybe_load(target)
+    assert target.values[:2].tolist() == [iteration, comm.rank]
+    return iteration
+
+
+def snapshots(comm, folder):
+    """A function that takes a snapshot of each rank."""
+    taken = extensions.snapshot(target=link(*LARGE), filename="run")
+    snapshot = multi_node_snapshot(comm, taken, range(comm.size))
+    trainer = SimpleNamespace(out=str(folder))
+    return lambda _: snapshot(trainer)
+
+
+KINDS = {
+    "checkpoints": checkpoints,
+    "in the background": lambda *args: checkpoints(*args, background=True),
+    "snapshots": snapshots,
+}
+
+
+def fail(patch, name, code):
+    """Let a function fail where it is about a file of a run; only `open` names the file."""
+    module = builtins if name == "open" else os
+    real = getattr(module, name)
+
+    def failing(*args, **kwargs):
+        if name == "fsync" or "run" in str(args[0]):
+            path = [os.fspath(args[0])] if name == "open" else []
+            raise OSError(code, os.strerror(code), *path)
+        return real(*args, **kwargs)
+
+    patch.setattr(module, name, failing)
+
+
+def assert_told(comm, folder, save, text):
+    """A save fails on all ranks: because of the last, whose file in the folder they learn."""
+    rank = comm.size - 1
+    error = OSError if comm.rank == rank else PeerError
+    with pytest.raises(error) as caught:
+        save(2)
+    told = str(caught.value)
+    place = re.escape(os.path.realpath(comm.bcast_obj(str(folder), root=rank)))
+    remedy = (
+        f"make room in {place}, let this user write there, or save in another folder"
+    )
+    assert re.search(rf"{text}; {remedy}: '{place}/run\.", told), told
+    assert comm.rank == rank or f"rank {rank}" in told
+
+
+@pytest.mark.parametrize("kind", ["checkpoints", "in the background"])
+@pytest.mark.parametrize("name", ["open", "fsync", "replace"])
+@pytest.mark.parametrize(
+    "code", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS]
+)
+def test_a_file_that_cannot_be_written_is_named(
+    naive, tmp_path, monkeypatch, kind, name, code
+):
+    save = KINDS[kind](naive, tmp_path)
+    save(1)
+    with monkeypatch.context() as patch:
+        if naive.rank == naive.size - 1:
+            fail(patch, name, code)
+        assert_told(naive, tmp_path, save, os.strerror(code))
+    assert loaded(naive, tmp_path) == 1
+    save(3)
+    assert loaded(naive, tmp_path) == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_disk_that_is_full_midway_is_told(naive, tmp_path, kind):
+    """A real one: what is in the buffer can't be written when the file is closed, either."""
+    save = KINDS[kind](naive, tmp_path)
+    save(1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if naive.rank == naive.size - 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (LARGE.nbytes // 2, limits[1]))
+    try:
+        assert_told(naive, tmp_path, save, "File too large")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.glob("*.tmp"))
+    save(3)
+
+
+def test_a_folder_that_cannot_be_made_is_named(naive, tmp_path, monkeypatch):
+    save = checkpoints(naive, tmp_path / "run.folder" / "run.own")
+    with monkeypatch.context() as patch:
+        if naive.rank == naive.size - 1:
+            fail(patch, "mkdir", errno.EROFS)
+        assert_told(naive, tmp_path / "run.folder", save, "Read-only file system")
+    save(3)
+    assert loaded(naive, tmp_path / "run.folder" / "run.own") == 3
