@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -250,3 +252,75 @@ def test_a_layer_that_failed_has_its_own_backward_again(monkeypatch):
 def test_a_loss_that_no_function_computed_tells_nothing():
     model = Net()
     assert told_of(model, chainer.Variable(np.ones((), "f4"))) == []
+
+
+class Gate(chainer.FunctionNode):
+    """The identity, whose backward says that it has begun, and waits until it may go on."""
+
+    def __init__(self):
+        self.begun, self.may_go_on = threading.Event(), threading.Event()
+
+    def forward(self, inputs):
+        return inputs
+
+    def backward(self, indexes, grad_outputs):
+        self.begun.set()
+        assert self.may_go_on.wait(60)
+        return grad_outputs
+
+
+def names_of_chainers():
+    """What modules of Chainer's backward hold, by name."""
+    modules = chainer._backprop, chainer._backprop_utils, chainer.variable
+    return [dict(vars(module)) for module in modules]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("first_to_end", [0, 1])
+def test_two_threads_leave_chainer_as_it_was(first_to_end, fails):
+    """One begins while the other is within, and either ends first, with an error or none."""
+    before, found = names_of_chainers(), {}
+    gates = [Gate(), Gate()]
+
+    def train(number):
+        model = Net()
+        h = gates[number].apply((model.first(X),))[0]
+        if fails:
+            h = model.second(marked(h, raise_planted))
+        try:
+            found[number] = told_of(model, F.sum(model.second(h) ** 2))
+        except PlantedError:
+            found[number] = None
+
+    threads = [threading.Thread(target=train, args=[number]) for number in (0, 1)]
+    if fails:
+        gates[0].may_go_on.set()
+        gates[1].may_go_on.set()
+    for number, thread in enumerate(threads):
+        thread.start()
+        assert fails or gates[number].begun.wait(60)
+        assert names_of_chainers() == before  # also while they are within
+    for number in (first_to_end, 1 - first_to_end):
+        gates[number].may_go_on.set()
+        threads[number].join(60)
+        assert names_of_chainers() == before
+    expected = None if fails else ["/second/W", "/second/b", "/first/W", "/first/b"]
+    assert found == {0: expected, 1: expected}
+
+
+def test_a_thread_that_trains_without_us_is_not_watched():
+    gate, told = Gate(), []
+    model, other = Net(), Net()
+    h = gate.apply((model.first(X),))[0]
+    thread = threading.Thread(
+        target=tracked_backward.backward,
+        args=[F.sum(h), list(model.params()), lambda *each: told.append(each), None],
+    )
+    thread.start()
+    assert gate.begun.wait(60)
+    deep(other).backward()
+    assert told == []
+    gate.may_go_on.set()
+    thread.join(60)
+    assert len(told) == 2
+    assert other.first.W.grad.any()

@@ -2,23 +2,21 @@
 
 This is the only file that relies on the insides of Chainer 7: that backward keeps
 gradients in a ``GradTable``, whose lists grow with each function that runs, and takes
-them out of it at the end. A function hook cannot see gradients, but sees which function
-has run. A caller that is given a gradient has to check whether the parameter gets that
-one.
+them out of it at the end. A function hook is not given that table, but called by the
+function that has it as its local variable ``grads``. A caller that is given a gradient
+has to check whether the parameter gets that one.
 """
 
 from __future__ import annotations
 
-import contextlib
-import threading
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import chainer
 import numpy as np
-from chainer import _backprop_utils
 from chainer.backends import cuda
 from chainer.functions.connection.convolution_2d import Convolution2DFunction
 from chainer.functions.connection.linear import LinearFunction
@@ -28,7 +26,6 @@ OnFinal = Callable[[int, Any], None]
 
 # Their inputs are data, weights and bias; each gradient is computed by itself.
 _LAYERS = (LinearFunction, Convolution2DFunction)
-_active = threading.local()
 
 
 def backward(
@@ -42,8 +39,11 @@ def backward(
     on a GPU, once its kernels are enqueued.
     """
     tracker = _Tracker(loss, params, on_final)
-    with tracker, _captured_by(tracker):
-        loss.backward(loss_scale=loss_scale)
+    try:
+        with tracker:
+            loss.backward(loss_scale=loss_scale)
+    finally:
+        tracker.restore()
 
 
 class _Tracker(chainer.FunctionHook):
@@ -52,7 +52,8 @@ class _Tracker(chainer.FunctionHook):
     def __init__(self, loss: Any, params: list[Any], on_final: OnFinal) -> None:
         # No two hooks may have the same.
         self.name = f"{type(self).__qualname__} {id(self)}"
-        self.table: Any = None
+        # By node, its gradients so far; known once the first function is about to run.
+        self._grads: dict[Any, list[Any]] = {}
         self._on_final = on_final
         self._places = {id(param.node): place for place, param in enumerate(params)}
         self._left, self._functions = _count_uses(loss, self._places)
@@ -68,6 +69,8 @@ class _Tracker(chainer.FunctionHook):
         inputs = function.inputs
         if id(function) not in self._functions:  # of a backward within this one
             return
+        if not self._grads:
+            self._grads = sys._getframe(1).f_locals["grads"].grads
         if type(function) in _LAYERS and len({*map(id, inputs)}) == len(inputs):
             # A weight's gradient can leave before that of the data has been computed.
             function.backward = partial(self._weights_first, function)
@@ -81,7 +84,7 @@ class _Tracker(chainer.FunctionHook):
             left = self._left.get(id(node))
             if left is not None:
                 self._left[id(node)] = left - 1
-                grads = self.table.grads.get(node) if left == 1 else None
+                grads = self._grads.get(node) if left == 1 else None
                 if grads is not None and len(grads) == 1:
                     self._take(node, grads[0])
 
@@ -95,7 +98,7 @@ class _Tracker(chainer.FunctionHook):
         grads = compute(weights, grad_outputs)
         for index, grad in zip(weights, grads, strict=True):
             node = function.inputs[index]
-            is_last = self._left.get(id(node)) == 1 and not self.table.grads.get(node)
+            is_last = self._left.get(id(node)) == 1 and not self._grads.get(node)
             if is_last and grad is not None:
                 self._take(node, grad)
                 del self._left[id(node)]
@@ -122,24 +125,3 @@ def _count_uses(loss: Any, places: dict[int, int]) -> tuple[Counter[int], set[in
                 seen.add(id(creator))
                 todo.append(creator)
     return uses, seen
-
-
-@contextlib.contextmanager
-def _captured_by(tracker: _Tracker) -> Iterator[None]:
-    """Give the tracker the table of the first backward of this thread within."""
-    plain = _backprop_utils.GradTable
-
-    def make(*args: Any, **kwargs: Any) -> Any:
-        table = plain(*args, **kwargs)
-        waiting = getattr(_active, "tracker", None)
-        if waiting is not None and waiting.table is None:
-            waiting.table = table
-        return table
-
-    before = getattr(_active, "tracker", None)
-    _active.tracker, _backprop_utils.GradTable = tracker, make
-    try:
-        yield
-    finally:
-        _active.tracker, _backprop_utils.GradTable = before, plain
-        tracker.restore()
