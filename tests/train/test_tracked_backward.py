@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 
 import chainer
@@ -271,7 +272,8 @@ class Gate(chainer.FunctionNode):
 
 def names_of_chainers():
     """What modules of Chainer's backward hold, by name."""
-    modules = chainer._backprop, chainer._backprop_utils, chainer.variable
+    names = "_backprop", "_backprop_utils", "variable"
+    modules = [importlib.import_module(f"chainer.{name}") for name in names]
     return [dict(vars(module)) for module in modules]
 
 

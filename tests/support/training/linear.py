@@ -49,6 +49,12 @@ def sgd(comm, model, **kwds):
     ).setup(model)
 
 
+def update(optimizer, times=1):
+    """Make updates, of the same examples each."""
+    for _ in range(times):
+        optimizer.update(optimizer.target, X)
+
+
 def bad_batch(x=None):
     """A loss function that fails."""
     raise FloatingPointError("bad batch")

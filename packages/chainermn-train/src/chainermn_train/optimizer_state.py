@@ -109,12 +109,7 @@ def describe_settings(optimizer: Any, is_shared: bool) -> dict[str, Any]:
     A dynamic loss scale's present value is left out unless the state ``is_shared``:
     rank 0's is about to go to all.
     """
-    # chainer.Optimizer has none.
-    hyperparam: Any = getattr(optimizer, "hyperparam", None)
-    values = {} if hyperparam is None else hyperparam.get_dict()
-    numbers = {
-        name: each for name, each in values.items() if isinstance(each, int | float)
-    }
+    numbers = _hyperparameters(optimizer)
     scale, dynamic, multiplier, ever = loss_scaling(optimizer)
     shown: Any = None if scale is None else float(scale)
     if dynamic and not is_shared:
@@ -125,10 +120,22 @@ def describe_settings(optimizer: Any, is_shared: bool) -> dict[str, Any]:
     return {
         "optimizer": type(optimizer).__name__,
         "hyperparameters": ", ".join(
-            f"{name}={float(numbers[name])}" for name in sorted(numbers)
+            f"{name}={float(number)}" for name, number in numbers.items()
         ),
         f"the loss scale ({hint})": f"{'dynamic, now ' if dynamic else ''}{shown}",
         f"the adaptation of the loss scale ({hint})": (multiplier, ever),
+    }
+
+
+def _hyperparameters(optimizer: Any) -> dict[str, Any]:
+    """Return the hyperparameters that are numbers, Python's or NumPy's, by name."""
+    # chainer.Optimizer has none.
+    hyperparam: Any = getattr(optimizer, "hyperparam", None)
+    values = {} if hyperparam is None else hyperparam.get_dict()
+    return {
+        name: value
+        for name, value in sorted(values.items())
+        if isinstance(value, int | float) or getattr(value, "ndim", None) == 0
     }
 
 
@@ -192,8 +199,13 @@ def _set_master_weights(target: Any, arrays: dict[str, Any]) -> None:
             rule._fp32_param = None
 
 
-def broadcast_state(communicator: CommunicatorBase, optimizer: Any) -> None:
-    """Give rank 0's counts, moments, float32 parameters and loss scale to all (collective)."""
+def broadcast_state(
+    communicator: CommunicatorBase, optimizer: Any, with_settings: bool
+) -> None:
+    """Give rank 0's counts, moments, float32 parameters and loss scale to all (collective).
+
+    So are its hyperparameters, ``with_settings``.
+    """
     if communicator.size == 1:
         return
     target = optimizer.target
@@ -205,12 +217,13 @@ def broadcast_state(communicator: CommunicatorBase, optimizer: Any) -> None:
         counts = {
             n: getattr(optimizer, n) for n in ("t", "epoch") if hasattr(optimizer, n)
         }
-        return counts, loss_scaling(optimizer), states, masters
+        numbers = _hyperparameters(optimizer)
+        return counts, loss_scaling(optimizer), states, masters, numbers
 
     given = bcast_checked(communicator, "broadcast of the optimizer's state", give)
     if communicator.rank == 0:
         return
-    counts, scaling, states, masters = given
+    counts, scaling, states, masters, numbers = given
     for name, value in [*counts.items(), *zip(_SCALING, scaling, strict=True)]:
         if hasattr(optimizer, name):
             setattr(optimizer, name, value)
@@ -222,3 +235,5 @@ def broadcast_state(communicator: CommunicatorBase, optimizer: Any) -> None:
                 for key, it in state.items()
             }
     _set_master_weights(target, masters)
+    if with_settings and numbers:
+        vars(optimizer.hyperparam).update(numbers)

@@ -19,7 +19,7 @@ from chainermn_comm.errors import raise_mismatch, view_of
 
 from ..collective_errors import allgather_checked
 from ..host_arrays import to_host
-from ..optimizer_state import array_of, keys_of, updates_of
+from ..optimizer_state import array_of, describe_settings, keys_of, updates_of
 from .decision import OPERATION
 from .parameter_set import ParameterSet
 
@@ -122,13 +122,14 @@ class DriftDetector:
         """Raise RankMismatchError that names what differs, if anything does (collective).
 
         Nothing does where only the bits of NaNs differ, or where ranks are at different
-        slices, as after an interruption or a copy on one rank: they begin a new turn.
+        slices, as after an interruption: they begin a new turn.
         """
         pieces, present = (
             self._turn[self._next],
             _pieces_of(ParameterSet(optimizer.target)),
         )
         heads = [
+            *describe_settings(optimizer, is_shared=True).items(),
             ("t", _steps(optimizer)),
             ("the loss scale", getattr(optimizer, "_loss_scale", None)),
             *[

@@ -40,6 +40,16 @@ from .replicated_state import ReplicatedState
 
 Agreed = tuple[Decision, Report]  # what all ranks do, and the sums of their reports
 _NOTHING = Report()
+_ARGUMENTS = frozenset(
+    {
+        "accumulate_steps",
+        "communicator",
+        "double_buffering",
+        "on_drift",
+        "overlap",
+        "zero_fill",
+    }
+)
 _STALE = 2  # in a snapshot, where 1 stands for gradients in flight
 
 
@@ -98,6 +108,14 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         self._warn_of_leftovers = weakref.finalize(
             self, _warn_of_leftovers, communicator, self._group, exchange
         )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _ARGUMENTS and "_settings" in vars(self):
+            raise AttributeError(
+                f"{name!r} is an argument of create_multi_node_optimizer, which can't be "
+                "changed afterwards; make another optimizer"
+            )
+        super().__setattr__(name, value)
 
     def setup(self, link: Any) -> MultiNodeOptimizer:
         """Set the model, ``link``, and return itself, or raise TypeError, as in Chainer.
@@ -240,8 +258,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         """Give rank 0's state to all ranks (collective); the first update does so by itself.
 
         That is: parameters, persistent values such as batch statistics, the optimizer's
-        state, its ``t`` and its loss scale. What rank 0 has no value for comes from the
-        first rank that has one. Gradients in flight or added up are dropped.
+        state, its ``t`` and its loss scale, and after the first update its
+        hyperparameters. What rank 0 has no value for comes from the first rank that has
+        one. Gradients in flight or added up are dropped.
 
         Raises:
             RuntimeError: :meth:`setup` has not been called on this rank (PeerError on

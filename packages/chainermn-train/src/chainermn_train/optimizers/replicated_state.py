@@ -67,7 +67,8 @@ class ReplicatedState(UnpicklableMixin):
     def synchronize(self, optimizer: Any) -> None:
         """Give rank 0's parameters, persistent values and optimizer state to all (collective).
 
-        What rank 0 has no value for comes from the first rank that has one.
+        What rank 0 has no value for comes from the first rank that has one. If settings
+        were equal once, they are rank 0's again.
         """
         target, communicator = optimizer.target, self._communicator
         self.shared = self._loaded = None  # also where it fails midway
@@ -75,8 +76,10 @@ class ReplicatedState(UnpicklableMixin):
             initialize_missing(communicator, target)  # others' communicators want that
             communicator.bcast_data(target)
             broadcast_persistents(communicator, target)
-            broadcast_state(communicator, optimizer)
-        if self._scaling is not None:  # else the next update compares settings, too
+            # Settings that were never compared are compared by the next update.
+            were_compared = self._scaling is not None
+            broadcast_state(communicator, optimizer, with_settings=were_compared)
+        if were_compared:
             self.note_scaling(optimizer)
         self.assume(target)
 

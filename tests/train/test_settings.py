@@ -1,0 +1,142 @@
+"""What is set on an optimizer is the same on all ranks, in whatever way and whenever it is set."""
+
+from __future__ import annotations
+
+import warnings
+
+import chainer
+import numpy as np
+import pytest
+
+from chainermn_comm import RankMismatchError
+from chainermn_train import create_multi_node_optimizer
+from tests.support.training.linear import Model, sgd, update
+from tests.support.training.trainers import same_everywhere
+
+pytestmark = pytest.mark.world
+
+
+FLOATS = [float, np.float16, np.float32, np.float64, np.longdouble]
+INTEGERS = [int, np.int8, np.int32, np.uint64, bool, np.bool_]
+NUMBERS = [
+    *[kind(0.125) for kind in FLOATS],
+    *[kind(1) for kind in INTEGERS],
+    np.array(0.125, "f4"),
+]
+ANOTHER = [
+    *[(kind(0.125), kind(0.5)) for kind in FLOATS],
+    *[(kind(1), kind(0)) for kind in INTEGERS],
+    (np.array(0.125), np.array(0.5)),
+]
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("number", NUMBERS, ids=repr)
+def test_a_number_is_the_same_of_whatever_type(naive, number):
+    actual = chainer.optimizers.SGD(number if naive.rank else float(number))
+    optimizer = create_multi_node_optimizer(actual, naive).setup(Model(0))
+    update(optimizer, 2)
+    assert optimizer.t == 2
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize(("number", "other"), ANOTHER, ids=repr)
+def test_two_numbers_of_one_type_are_compared(naive, number, other):
+    actual = chainer.optimizers.SGD(other if naive.rank == 1 else number)
+    optimizer = create_multi_node_optimizer(actual, naive).setup(Model(0))
+    text = f"hyperparameters: lr={float(number)} on .*; lr={float(other)} on rank 1"
+    with pytest.raises(RankMismatchError, match=text):
+        update(optimizer)
+    assert optimizer.t == 0
+
+
+SLOTS = pytest.mark.xfail(strict=True, reason="comes with the list of slots")
+
+
+# What a rank may change later, and the error's words for what differs then.
+
+
+def change_rate(optimizer):
+    optimizer.lr *= 4
+
+
+def change_rate_of_a_rule(optimizer):
+    optimizer.target.main.W.update_rule.hyperparam.lr = 0.25
+
+
+def change_rate_by_numpy(optimizer):
+    optimizer.hyperparam.lr = np.float32(0.25)
+
+
+def freeze(optimizer):
+    optimizer.target.main.W.update_rule.enabled = False
+
+
+LATER = [
+    (change_rate, "hyperparameters: lr=2.0 on .*; lr=0.5 on|lr=0.5 on .*; lr=2.0 on"),
+    (change_rate_by_numpy, "hyperparameters: lr=0"),
+    *(
+        pytest.param(change, "of parameter /main/W", marks=SLOTS)
+        for change in (change_rate_of_a_rule, freeze)
+    ),
+]
+
+
+def changed_on(comm, rank, change, **how):
+    optimizer = sgd(comm, Model(0), **how)
+    update(optimizer, 2)
+    if comm.rank == rank % comm.size:
+        change(optimizer)
+    return optimizer
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("where", [0, -1])
+@pytest.mark.parametrize(("change", "text"), LATER)
+def test_what_one_rank_sets_later_is_named_as_a_setting(naive, change, text, where):
+    optimizer = changed_on(naive, where, change)
+    with pytest.raises(RankMismatchError, match=text) as raised:
+        update(optimizer, 3)
+    assert "value of parameter" not in str(raised.value)
+    assert "synchronize()" in str(raised.value)
+    optimizer.synchronize()  # the remedy that is named
+    update(optimizer, 3)
+    assert same_everywhere(naive, optimizer.target)
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("where", [0, -1])
+@pytest.mark.parametrize(("change", "text"), LATER)
+def test_it_is_repaired_once_where_that_was_asked_for(naive, change, text, where):
+    optimizer = changed_on(naive, where, change, on_drift="synchronize")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        update(optimizer, 6)
+    assert naive.allgather_obj(len(told)) == [1] + [0] * (naive.size - 1)
+    assert same_everywhere(naive, optimizer.target)
+    rates = [p.update_rule.hyperparam.lr for p in optimizer.target.params()]
+    enabled = [p.update_rule.enabled for p in optimizer.target.params()]
+    assert len({repr(each) for each in naive.allgather_obj((rates, enabled))}) == 1
+
+
+ARGUMENTS = {
+    "communicator": None,
+    "zero_fill": False,
+    "double_buffering": True,
+    "accumulate_steps": 2,
+    "overlap": True,
+    "on_drift": "ignore",
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_an_argument_can_not_be_set_afterwards(naive, name):
+    optimizer = sgd(naive, Model(0))
+    before = dict(vars(optimizer.actual_optimizer))
+    with pytest.raises(
+        AttributeError, match=f"'{name}' is an argument of create_multi"
+    ):
+        setattr(optimizer, name, ARGUMENTS[name])
+    assert vars(optimizer.actual_optimizer) == before
+    assert optimizer.zero_fill is True
+    assert optimizer.communicator is naive
