@@ -17,14 +17,14 @@ SIZE = 3
 NONE_SOME_ALL = (0, 1, SIZE)
 COUNTED = [
     *("before_loss", "before_backward", "unshared", "changed", "apart", "cannot_count"),
-    *("rescaled", "in_flight", "has_channel", "resend"),
+    *("rescaled", "in_flight", "resend"),
 ]
 
 
 def expected(total: Report, is_last: bool) -> Decision:
     """The table that `decide` stands for, a row a line: what holds, and what is done then."""
     news = total.unshared or total.changed or total.apart
-    differ = news or 1 in (total.in_flight, total.has_channel, total.before_loss)
+    differ = news or 1 in (total.in_flight, total.before_loss)
     in_time = total.before_loss == SIZE and not total.cannot_count
     rows = [
         (total.rescaled and not total.apart, Decision.COMPARE_SETTINGS),
@@ -90,7 +90,6 @@ ROWS = {
     ),
     "a flight on one only": ({"in_flight": 1}, Decision.START_AGAIN),
     "flights on all": ({"in_flight": 3}, Decision.STEP),
-    "a channel on some": ({"has_channel": 2, "in_flight": 3}, Decision.START_AGAIN),
     "out of step in a group": ({"uneven": 1}, Decision.COMPARE_SETTINGS),
     "out of step since one has loaded": (
         {"uneven": 1, "before_loss": 1, "unshared": 1},

@@ -191,13 +191,10 @@ class OneRank:
             self._optimizer.set_loss_scale(scale)
         return self._outcome()
 
-    def go_on_with_a_copy(self, ranks: tuple[int, ...]) -> Outcome:
+    def go_on_with_a_copy(self) -> Outcome:
         old = self._optimizer
-        if self._rank in ranks:
-            self._optimizer = copy.deepcopy(old)
-        return self._outcome(
-            old.finalize if len(ranks) == self._comm.size else lambda: None
-        )
+        self._optimizer = copy.deepcopy(old)
+        return self._outcome(old.finalize)
 
     def save_and_load(self, ranks: tuple[int, ...], assume: bool) -> Outcome:
         """Go on with a new model and optimizer, into which these ranks load."""

@@ -94,8 +94,9 @@ def mismatch_hint(where: str) -> Iterator[None]:
     except RankMismatchError as error:
         error.args = (
             f"{error}. This rank is in {where}. All ranks must update, evaluate and save equally "
-            "often: where that goes by epochs, and a rank has more examples than another "
-            "(scatter_dataset with force_equal_length=False) or smaller batches, count iterations. "
+            "often, several optimizers in the same order: where that goes by epochs, and a rank "
+            "has more examples than another (scatter_dataset with force_equal_length=False) or "
+            "smaller batches, count iterations. "
             "If one rank alone has changed its model or loaded another state, synchronize() on all "
             "ranks",
         )

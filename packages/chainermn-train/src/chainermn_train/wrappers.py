@@ -16,7 +16,7 @@ class UnpicklableMixin:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         twin = memo[id(self)] = copy.copy(self)
-        vars(twin).update(copy.deepcopy(vars(self), memo))
+        vars(twin).update(copy.deepcopy(vars(twin), memo))
         return twin
 
     def __reduce_ex__(self, _protocol: Any) -> NoReturn:

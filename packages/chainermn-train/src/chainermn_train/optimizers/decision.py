@@ -31,7 +31,6 @@ class Report(NamedTuple):
     cannot_count: int = 0
     rescaled: int = 0  # its loss scale has changed
     in_flight: int = 0  # it has gradients that the next step uses
-    has_channel: int = 0  # it has a communicator for gradients beside the training
     resend: int = 0  # what it has sent is not what its parameters have now
     can_plan: int = 0  # it knows in which order backward gives its gradients
     warned: int = 0  # a signal says that it has to end soon
@@ -75,7 +74,7 @@ def decide(total: Report, size: int, is_last: bool = True) -> Decision:
     are_alike = not (total.unshared or total.changed or total.apart)
     if (total.rescaled and not total.apart) or (total.uneven and are_alike):
         return Decision.COMPARE_SETTINGS
-    counts = total.in_flight, total.before_loss, total.has_channel
+    counts = total.in_flight, total.before_loss
     is_together = all(count in (0, size) for count in counts)
     if not (are_alike and is_together):
         # The update still counts where its loss comes later, on parameters that have
@@ -93,22 +92,26 @@ def decide(total: Report, size: int, is_last: bool = True) -> Decision:
     return Decision.STEP if is_last else Decision.ADD
 
 
-_ROW = struct.Struct("<12BqII")  # a report, a digest, and updates of the present group
+_ROW = struct.Struct("<11BqII")  # a report, a digest, and updates of the present group
 
 
 def agree(
-    reducer: Reducer, call: str, own: Report, digest: int = 0, num_calls: int = 0
+    reducer: Reducer,
+    signature: tuple[tuple[str, str], ...],
+    own: Report,
+    digest: int = 0,
+    num_calls: int = 0,
 ) -> Report:
     """Return the sums of all ranks' reports, by the reducer that has the gradients (collective).
 
     ``drifted`` is set where ``digest`` differs between ranks, and ``uneven`` where
     ``num_calls``, the updates of the present group, do; RankMismatchError if the
-    ``call`` or gradients differ.
+    ``signature`` or gradients differ.
     """
     row = _ROW.pack(*own[:-2], digest, num_calls)
     with region("waiting"):
         try:
-            rows = reducer.agree((("call", call),), row)
+            rows = reducer.agree(signature, row)
         except RankMismatchError:
             with mismatch_hint("a multi-node optimizer"):
                 raise

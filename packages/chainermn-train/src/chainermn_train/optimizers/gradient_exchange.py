@@ -132,15 +132,16 @@ class GradientExchange(UnpicklableMixin):
                 "the snapshot holds gradients in flight: use double_buffering=True"
             )
 
-    def close(self) -> None:
-        """Wait for what is under way, and free the channel if all ranks have it (collective)."""
+    def close(self, signature: tuple[tuple[str, str], ...]) -> None:
+        """Wait for what is under way, and free the channel (collective).
+
+        RankMismatchError if the ``signature`` differs between ranks.
+        """
         self.error()
+        self._communicator.handshake("finalize", signature)
         self.drop_plan()
         channel, self.channel = self.channel, None
-        have = self._communicator.handshake(
-            "finalize", payload=bytes([channel is not None])
-        )
-        if channel is not None and all(map(any, have)):
+        if channel is not None:
             channel.finalize()
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from numbers import Real
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import chainer
 
@@ -38,6 +39,8 @@ from .join_block import JoinBlock
 from .parameter_set import ParameterSet
 from .replicated_state import ReplicatedState
 
+# How many optimizers were made for a communicator.
+_num_created: WeakKeyDictionary[CommunicatorBase, int] = WeakKeyDictionary()
 Agreed = tuple[Decision, Report]  # what all ranks do, and the sums of their reports
 _NOTHING = Report()
 _ARGUMENTS = frozenset(
@@ -84,6 +87,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         "_detects_drift",
         "_exchange",
         "_warn_of_leftovers",
+        "_signature",
         "leaves",
     }
     _ACTUAL = "actual_optimizer"
@@ -103,6 +107,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         self._drift = DriftDetector()
         self._detects_drift = communicator.size > 1 and settings["on_drift"] != "ignore"
         self._exchange = exchange
+        self._be_another()
         self.leaves = False
         # It is called once: by `finalize`, when this is collected, or when Python ends.
         self._warn_of_leftovers = weakref.finalize(
@@ -127,6 +132,11 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         self._drift.restart()
         self._state.forget()
         return self
+
+    def __copy__(self) -> MultiNodeOptimizer:
+        twin: MultiNodeOptimizer = super().__copy__()
+        twin._be_another()
+        return twin
 
     def update(
         self, lossfun: Callable[..., Any] | None = None, *args: Any, **kwds: Any
@@ -269,7 +279,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                 else.
         """
         self._require_model()
-        self._exchange.close()  # a copy on one rank has no channel
+        self._exchange.close(self._signature)
         self._share()
 
     def finalize(self) -> None:
@@ -279,11 +289,14 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         only a program that makes many optimizers needs to. The communicator that the
         user gave stays theirs. What made the exchange fail is not raised.
 
+        Raises:
+            RankMismatchError: other ranks do something else.
+
         Warns:
             RuntimeWarning: on rank 0, if gradients are left that no step has used; also
                 when an optimizer is collected that was not finalized.
         """
-        self._exchange.close()
+        self._exchange.close(self._signature)
         self._warn_of_leftovers()
 
     def serialize(self, serializer: Any) -> None:
@@ -462,15 +475,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         try:
             if exchange.error() is not None:
                 exchange.take_flight()  # raises it
-            own = (
-                self._state.is_apart,
-                exchange.has_flight,
-                exchange.channel is not None,
-            )
+            own = self._state.is_apart, exchange.has_flight
             if any(own):
-                report = report._replace(
-                    apart=own[0], in_flight=own[1], has_channel=own[2]
-                )
+                report = report._replace(apart=own[0], in_flight=own[1])
             if is_warned():
                 report = report._replace(warned=1)
             if self._detects_drift:
@@ -481,7 +488,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         reducer = reducer or communicator.make_reducer(self.zero_fill, OPERATION)
         # It takes any number.
         num_calls = min(num_calls, 1) if call == "flush()" else num_calls
-        total = agree(reducer, call, report, digest, num_calls)
+        signature = (*self._signature, ("call", call))
+        total = agree(reducer, signature, report, digest, num_calls)
         if total.warned:
             self.leaves = True
             self._warn_of_leftovers.detach()  # a job that leaves saves them
@@ -541,8 +549,6 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         keeps = keeps_gradients(total, size)
         if not keeps:
             self._drop_gradients()
-        if total.has_channel not in (0, size):
-            self._exchange.channel = None
         self._exchange.drop_plan()
         self._state.synchronize(self.actual_optimizer)
         if keeps and (total.in_flight or total.num_accumulated):
@@ -609,6 +615,19 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     def _drop_gradients(self) -> None:
         self._group.clear()
         self._exchange.put_flight(None)
+
+    def _be_another(self) -> None:
+        """Take a number that no other optimizer of this communicator has.
+
+        Optimizers have them in the order in which they are made or copied.
+        """
+        # Different wrappers of one communicator have its handshake.
+        handshake = self.communicator.handshake
+        owner = getattr(handshake, "__self__", self.communicator)
+        number = _num_created.get(owner, 0) + 1
+        _num_created[owner] = number
+        kind = type(self.actual_optimizer).__name__
+        self._signature = (("optimizer, by creation", f"number {number} ({kind})"),)
 
     def _require_model(self) -> None:
         if self.actual_optimizer.target is None:
