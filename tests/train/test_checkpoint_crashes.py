@@ -25,7 +25,7 @@ def complete(state: State, size: int) -> list[int]:
     """The iterations of which all ranks' files are there."""
     ranks: dict[str, set[str]] = {}
     for name, _ in state:
-        if not name.endswith(".tmp"):
+        if not name.endswith((".tmp", ".lock")):
             _, rank, save = name.split(".")
             ranks.setdefault(save, set()).add(rank)
     found = (save for save, those in ranks.items() if len(those) == size)

@@ -167,7 +167,7 @@ def test_settings_that_differ_are_named_at_the_first_update(comm, setting, lazy)
         (
             "MomentumSGD",
             0.5,
-            r"by creation: number 1 \(SGD\) on ranks? 0.*; number 1 \(MomentumSGD\) on rank 1",
+            r"by creation: number \d+ \(SGD\) on ranks? 0.*; number \d+ \(MomentumSGD\) on rank 1",
         ),
         ("SGD", 0.25, "hyperparameters: lr=0.5 on ranks? 0.*; lr=0.25 on rank 1"),
     ],

@@ -44,7 +44,7 @@ def bits(model) -> dict[str, bytes]:
 def files(comm, folder: Path) -> set[str]:
     """The checkpoint files there, seen by all ranks before any goes on (collective)."""
     comm.allgather_obj(None)
-    found = {path.name for path in folder.iterdir()} - {"log"}
+    found = {path.name for path in folder.iterdir()} - {"log", "run.lock"}
     comm.allgather_obj(None)
     return found
 

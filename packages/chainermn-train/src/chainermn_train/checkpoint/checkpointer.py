@@ -20,7 +20,7 @@ from chainermn_comm import CommunicatorBase, PeerError
 from chainermn_comm.errors import is_raised_on_all, now
 
 from ..collective_errors import SharedFailure, allgather_checked, raise_on_all_ranks
-from ..leaving import leave_when_warned
+from ..leaving import grace_seconds, leave_when_warned
 from ..random_states import load_random_state, random_state
 from ..trainer_introspection import updater_of, warn_of_lost_order
 from .background_writer import BackgroundWriter
@@ -100,8 +100,8 @@ class MultiNodeCheckpointer(Extension):
             TypeError: the target can't be serialized without pickle.
             ValueError: the iteration is older than the newest checkpoint in the folder,
                 from which a resume would go on; or it differs between ranks; or another
-                checkpointer of this process, not yet finalized, saves by the same name
-                there.
+                checkpointer of this process, not yet finalized, or another job, saves
+                by the same name there.
             OSError: a file, which the text names with a remedy, could not be written,
                 in the background that of the save before, or an older one not be
                 removed. Older checkpoints are as they were.
@@ -138,9 +138,8 @@ class MultiNodeCheckpointer(Extension):
             )
         if any(elsewhere for _, elsewhere, _ in views):
             self._require_equal_settings()
-            made = Store(self.comm, self._folder_for(target))
-            made.make_folder()
-            self._store = made
+            self._store = self._store_for(self._folder_for(target))
+            self._store.begin(grace_seconds())
         store = self._store
         assert store is not None
         save = store.next_save(number)
@@ -285,13 +284,12 @@ class MultiNodeCheckpointer(Extension):
             folder = self._folder_for(trainer, path)
             here = path is None and writers.get(folder, self) is self
         writable = allgather_checked(self.comm, OPERATION, lambda: here)
-        store = Store(self.comm, folder)
+        store = self._store_for(folder)
         save, states, skipped = store.newest()
         iteration = None if save is None else save.iteration
         if skipped:
             self._say(f"{skipped}; training goes on from iteration {iteration or 0}")
         if all(writable):  # otherwise it only reads
-            store.make_folder()
             self._store = store
         if iteration is None:
             return None
@@ -346,12 +344,15 @@ class MultiNodeCheckpointer(Extension):
         Raises:
             OSError: what was written in the background could not be. Then the older
                 ones are kept.
+            ValueError: another job saves by the same name there.
             PeerError: that happened on another rank.
         """
         failed = self._failed or sys.exc_info()[1] is not self._handled
         try:
             if not failed and self._store is not None:
                 self.flush()
+                if not self._store.is_begun:
+                    self._store.begin(grace_seconds())
                 self._store.clear()
         finally:
             self._writing = self._store = None
@@ -376,9 +377,8 @@ class MultiNodeCheckpointer(Extension):
         self, target: Any, iteration: int | None, number: int
     ) -> tuple[bool, bool]:
         """Return whether that is saved already, and whether it has to be saved elsewhere."""
-        elsewhere = (
-            self._store is None or self._folder_for(target) != self._store.folder
-        )
+        store = self._store_for(self._folder_for(target))
+        elsewhere = not store.is_begun
         of, last = self._saved
         saved = iteration is None and of is not None and of is target and last == number
         return saved and not elsewhere, elsewhere
@@ -392,6 +392,12 @@ class MultiNodeCheckpointer(Extension):
         )
         folder = next(each for each in folders if each is not None)
         return Folder(Path(folder).resolve(), self.run_name)
+
+    def _store_for(self, folder: Folder) -> Store:
+        """Return the folder's store, which is a new one unless it is that of the last save."""
+        if self._store is None or self._store.folder != folder:
+            return Store(self.comm, folder)
+        return self._store
 
     def _require_equal_settings(self) -> None:
         settings = {

@@ -6,17 +6,18 @@ import contextlib
 import gc
 import os
 import re
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
+from typing import IO, Any, NamedTuple
 
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import allgather_checked, raise_on_all_ranks
 from .atomic_file import TEMPORARY, advised, sync_folder
 from .dealing import put_together
+from .folder_lock import take_lock
 from .shards import DamagedError, Head, Shard, State, is_ours, read_head, read_shard
 
 OPERATION = "checkpoint"
@@ -86,11 +87,14 @@ class Store:
     """A run's checkpoints in the ranks' folders; methods are collective but where they say so."""
 
     def __init__(self, comm: CommunicatorBase, folder: Folder) -> None:
-        """Look what there is; change nothing."""
+        """Look at nothing yet; not collective."""
         self._comm, self.folder = comm, folder
-        self._scan()
+        self.is_begun = False  # whether this job may save
+        self._lock: IO[str] | None = None  # rank 0's
+        self._unreadable: set[Save] = set()
 
     def _scan(self) -> None:
+        """Look what there is; change nothing."""
         comm, folder = self._comm, self.folder
         listings = allgather_checked(comm, OPERATION, folder.listing)
         self._names, self._unfinished = listings[comm.rank]
@@ -125,7 +129,8 @@ class Store:
             for save in sorted({save for save, _ in ours}, reverse=True)
         ]
         # Those that can be loaded, as far as is known.
-        self.complete = {each.save for each in self.generations if not each.problem}
+        complete = {each.save for each in self.generations if not each.problem}
+        self.complete = complete - self._unreadable
         # By save: the shards that it is for this rank to remove.
         self._to_remove: dict[Save, list[int]] = {}
         for save, rank in ours:
@@ -176,16 +181,31 @@ class Store:
             )
         return Save(iteration, self._last_attempts.get(iteration, 0) + 1)
 
-    def make_folder(self) -> None:
-        """Make the folder, and remove what a killed job was writing."""
+    def begin(self, grace: float) -> None:
+        """Let this job alone save here, and remove what a killed one was writing.
+
+        ValueError on rank 0, if another job has not ended within ``grace`` seconds.
+        """
         path = self.folder.path
-        with raise_on_all_ranks(self._comm, OPERATION), advised(path):
-            if not path.is_dir():
-                path.mkdir(parents=True, exist_ok=True)
-                sync_folder(path.parent)
-            for file in self._unfinished:
+
+        def take() -> bool:
+            with advised(path):
+                if not path.is_dir():
+                    path.mkdir(parents=True, exist_ok=True)
+                    sync_folder(path.parent)
+                if self._comm.rank == 0:
+                    self._lock = take_lock(path / f"{self.folder.name}.lock", grace)
+            if self._lock is not None:
+                weakref.finalize(self, self._lock.close)
+            return self._lock is not None
+
+        is_locked = allgather_checked(self._comm, OPERATION, take)[0]
+        self._scan()  # another job may have saved since a load
+        with raise_on_all_ranks(self._comm, OPERATION):
+            # Without a lock, a process that lives may be writing them.
+            for file in self._unfinished if is_locked else ():
                 file.unlink(missing_ok=True)  # ranks may share the folder
-            self._unfinished = []
+        self.is_begun = True
 
     def newest(self) -> tuple[Save | None, list[State], str]:
         """Return the newest complete save, the ranks' states, and which were skipped, in words.
@@ -193,6 +213,7 @@ class Store:
         None and no states where nothing was ever saved completely. RuntimeError where
         something was, but nothing is complete now.
         """
+        self._scan()
         skipped: dict[Save, str] = {}
         lost = False  # whether something else than the end of a job has left files
         for generation in self.generations:
@@ -207,6 +228,7 @@ class Store:
                 return generation.save, states, self._explained(skipped)
             skipped[generation.save] = found
             self.complete.discard(generation.save)
+            self._unreadable.add(generation.save)
             lost = lost or not generation.is_half_written
         if lost or len({save.iteration for save in skipped}) > 1:
             raise RuntimeError(
@@ -290,15 +312,21 @@ class Store:
         return remove
 
     def clear(self) -> None:
-        """Remove all saves; the newest last, so that a job killed here can go on from it."""
+        """Remove all saves; the newest last, so that a job killed here can go on from it.
+
+        Other jobs may save here then.
+        """
         newest = {max(self.complete, default=Save(0))}
         for saves in self._to_remove.keys() - newest, self._to_remove.keys() & newest:
             with raise_on_all_ranks(self._comm, OPERATION):
                 self.remover(saves)()
+        if self._lock is not None:
+            Path(self._lock.name).unlink(missing_ok=True)
+            self._lock.close()
 
 
 # Which object of this process writes a run's files: two would lose one another's.
-writers: WeakValueDictionary[Folder, Any] = WeakValueDictionary()
+writers: weakref.WeakValueDictionary[Folder, Any] = weakref.WeakValueDictionary()
 
 
 def register_writer(writer: Any, folder: Folder) -> None:
