@@ -9,6 +9,7 @@ import chainer
 import numpy as np
 import pytest
 
+from chainermn_train import create_multi_node_checkpointer
 from tests.support.oracles.pickles import Awkward
 from tests.support.training.checkpoints import (
     files,
@@ -143,6 +144,54 @@ def test_files_of_others_that_have_the_same_name_stay(naive, folder, capfd):
     save_and_flush(make_checkpointer(naive, folder), 300)
     assert loaded(naive, folder) == [300, 300]
     assert files(naive, folder) == before | generation(naive, "300-2")
+
+
+def rename(folder, change):
+    """Give each of the run's files the name and the numbers that `change` gives."""
+    temporary = []
+    for path in folder.glob("run.*.*"):
+        _, rank, iteration = path.name.split(".")
+        name, *numbers = change("run", int(rank), int(iteration))
+        temporary.append(path.rename(folder / f"new {name}.{numbers[0]}.{numbers[1]}"))
+    for path in temporary:
+        path.rename(folder / path.name.removeprefix("new "))
+
+
+RENAMED = {
+    "swapped": lambda name, rank, iteration: (name, 1 - rank, iteration),
+    "of a later iteration": lambda name, rank, iteration: (name, rank, iteration + 5),
+    "of another run": lambda name, rank, iteration: ("walk", rank, iteration),
+}
+
+
+@pytest.mark.sizes(2)
+@pytest.mark.parametrize("how", RENAMED)
+def test_it_is_told_whose_files_have_other_names_now(naive, folder, how):
+    """They were called another program's, and the job started at 0."""
+    saved(naive, folder, 10, 20)
+    on_rank_0(naive, lambda: rename(folder, RENAMED[how]))
+    before = files(naive, folder)
+    name, rank, iteration = RENAMED[how]("run", 1, 20)
+    checkpointer = create_multi_node_checkpointer(name, naive, path=folder)
+    words = rf"{name}\.{rank}\.{iteration} .* rank 1 .* iteration 20 of 'run'"
+    with pytest.raises(RuntimeError, match=words):
+        checkpointer.maybe_load(link(0, 0))
+    assert files(naive, folder) == before
+
+
+@pytest.mark.sizes(2)
+def test_whole_files_are_loaded_and_renamed_ones_are_kept(naive, folder, capfd):
+    saved(naive, folder, 10, 20)
+    on_rank_0(naive, lambda: (folder / "run.0.20").rename(folder / "run.1.30"))
+    assert loaded(naive, folder) == [10, naive.rank]
+    said = capfd.readouterr().err
+    assert ("run.1.30 is what rank 0 wrote at iteration 20 of 'run'" in said) == (
+        naive.rank == 0
+    )
+    checkpointer = make_checkpointer(naive, folder, cp_interval=1, gc_interval=1)
+    for iteration in 40, 50, 60:
+        save_and_flush(checkpointer, iteration)
+    assert "run.1.30" in files(naive, folder)
 
 
 def test_another_model_or_precision_is_told_on_all_ranks(naive, folder):

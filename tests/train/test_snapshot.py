@@ -14,6 +14,7 @@ import pytest
 from chainer import training
 from chainer.training import extensions
 
+from chainermn_comm import PeerError
 from chainermn_train import (
     DistributedOrderSampler,
     create_multi_node_optimizer,
@@ -35,6 +36,7 @@ def make(
     shuffle=False,
     sampler=None,
     log=True,
+    autoload=True,
     **options,
 ):
     """A trainer whose state is the same on all ranks, its model, and its snapshots if any.
@@ -59,7 +61,7 @@ def make(
     if sets is None:
         return trainer, model, None
     snapshot = multi_node_snapshot(
-        comm, extensions.snapshot(autoload=True, **options), sets
+        comm, extensions.snapshot(autoload=autoload, **options), sets
     )
     trainer.extend(snapshot, trigger=(2, "iteration"))
     return trainer, model, snapshot
@@ -185,6 +187,99 @@ def test_ranks_of_one_set_go_on_with_their_parts_of_a_shared_order(naive, folder
     assert bits(model) == bits(expected)
 
 
+FOUND = [
+    "plain",
+    "{{x}}",
+    "{{x}}_{.updater.iteration}",
+    "{.updater.iteration}{{",
+    "s_{.updater.epoch_detail:.2f}",
+    "{.updater.epoch_detail}",
+    "{.updater.epoch_detail:.3e}",
+    "(a+b)_{.updater.iteration:06d}.[x]$",
+    "{0.updater.iteration}.npz",
+    "{.updater.iteration:>8}",
+    "e{0.updater.epoch}_of_3_i{0.updater.iteration}",
+    "i{0.updater.iteration}_e{0.updater.epoch}",
+]
+
+
+@pytest.mark.parametrize("filename", FOUND)
+def test_the_newest_is_found_whatever_its_name(naive, folder, filename):
+    """Newest by number: 10 comes after 8."""
+    run(naive, folder, 10, filename=filename)
+    trainer, _, snapshot = make(naive, folder, filename=filename)
+    snapshot.initialize(trainer)
+    assert trainer.updater.iteration == 10
+
+
+@pytest.mark.parametrize(
+    "filename",
+    ["{.out}", "{}", "a{0.updater.iteration}_{0.out}", "{0.updater.iteration:#x}"],
+)
+def test_a_name_that_could_not_be_found_is_an_error_before_training(
+    naive, folder, filename
+):
+    trainer, _, _ = make(naive, folder, filename=filename)
+    with pytest.raises(ValueError, match="autoload"):
+        trainer.run(show_loop_exception_msg=False)
+    assert trainer.updater.iteration == 0
+
+
+def test_a_name_may_tell_of_what_there_is_only_later(naive, folder):
+    filename = "loss_{.observation[main/loss].array:.5f}"
+    run(naive, folder, 2, filename=filename)
+    trainer, _, snapshot = make(naive, folder, filename=filename)
+    snapshot.initialize(trainer)
+    assert trainer.updater.iteration == 2
+
+
+def test_a_name_that_is_no_number_any_more_is_an_error_on_all_ranks(naive, folder):
+    with pytest.raises((ValueError, PeerError), match="autoload"):
+        run(naive, folder, 12, filename="{.updater.iteration:x}")
+    run(naive, folder / "other", 12, filename="{.updater.iteration:x}", autoload=False)
+    assert any(name.startswith("a.") for name in files(naive, folder / "other"))
+
+
+def test_autoload_of_a_callable_name_is_refused(naive):
+    snapshot = extensions.snapshot(filename=lambda _: "name", autoload=True)
+    with pytest.raises(ValueError, match="autoload"):
+        multi_node_snapshot(naive, snapshot, [])
+
+
+def swapped(folder):
+    for iteration in 2, 4:
+        first = folder / f"snapshot_iter_{iteration}.0"
+        last = folder / f"snapshot_iter_{iteration}.1"
+        first.rename(folder / "between")
+        last.rename(first)
+        (folder / "between").rename(last)
+    return r"iter_4\.0 .* 1 .* iteration 4 of 'snapshot_iter_\{\.updater\.iteration\}'"
+
+
+def of_a_later_iteration(folder):
+    for path in folder.glob("snapshot_iter_*"):
+        path.rename(str(path).replace("iter_", "iter_10"))
+    return r"iter_104\.0 .* 0 .* iteration 4 of 'snapshot"
+
+
+def of_another_name(folder):
+    for path in folder.glob("snapshot_iter_*"):
+        path.rename(str(path).replace("snapshot_iter_", "copy_"))
+    return r"copy_4\.0 .* 0 .* iteration 4 of 'snapshot"
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("change", [swapped, of_a_later_iteration, of_another_name])
+def test_it_is_told_whose_files_have_other_names_now(naive, folder, change):
+    run(naive, folder, 4)
+    words = naive.bcast_obj(change(folder) if naive.rank == 0 else None)
+    before = files(naive, folder)
+    filename = "copy_{.updater.iteration}" if change is of_another_name else None
+    with pytest.raises(RuntimeError, match=words):
+        run(naive, folder, 6, **({"filename": filename} if filename else {}))
+    assert files(naive, folder) == before
+
+
 def test_newest_that_all_sets_have_is_loaded(naive, folder, capfd):
     run(naive, folder, 6)
     last = min(naive.size - 1, 1)
@@ -280,6 +375,7 @@ def test_condition_and_callable_file_name(naive, folder):
         *(naive, folder, 6),
         filename=lambda trainer: f"at{trainer.updater.iteration}",
         condition=lambda: naive.rank == 0 and trainer.updater.iteration > 2,
+        autoload=False,
     )
     trainer.run()
     assert files(naive, folder) == {"at4.0", "at6.0"}

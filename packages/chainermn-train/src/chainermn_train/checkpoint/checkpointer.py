@@ -286,7 +286,7 @@ class MultiNodeCheckpointer(Extension):
         writable = allgather_checked(self.comm, OPERATION, lambda: here)
         store = self._store_for(folder)
         save, states, skipped = store.newest()
-        iteration = None if save is None else save.iteration
+        iteration: int | None = None if save is None else save.iteration
         if skipped:
             self._say(f"{skipped}; training goes on from iteration {iteration or 0}")
         if all(writable):  # otherwise it only reads

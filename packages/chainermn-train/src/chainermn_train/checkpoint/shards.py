@@ -42,7 +42,7 @@ class Head:
     """The place of a shard in its run."""
 
     name: str  # of the run
-    iteration: int
+    iteration: int | str  # a str of the numbers in the name of a snapshot
     id: str  # another one for each generation that was ever written
     rank: int
     size: int  # number of shards

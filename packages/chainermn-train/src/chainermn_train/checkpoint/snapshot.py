@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import operator
 import re
@@ -10,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from chainer.training.extensions.snapshot_writers import SimpleWriter
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import (
+    SharedFailure,
     allgather_checked,
     raise_on_all_ranks,
     require_communicator,
@@ -33,6 +36,8 @@ from .store import OPERATION, Folder, Store
 
 # An int64 array of shape (2,): the sets that were named, and ranks.
 _TAKEN_BY = RESERVED_PREFIX + "taken_by"
+# As Python writes what isn't negative.
+_NUMBER = r"\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 
 
 def multi_node_snapshot(
@@ -49,8 +54,10 @@ def multi_node_snapshot(
         snapshot = multi_node_snapshot(comm, extensions.snapshot(autoload=True), [0])
         trainer.extend(snapshot, trigger=(1, "epoch"))  # files of rank 0, and of all others
 
-    Files are called as the snapshot says, and ``.<number of the set>``. Nothing is
-    pickled, nor unpickled.
+    Files are called as the snapshot says, and ``.<number of the set>``. With
+    ``autoload`` the file name is a string, and what differs in it are numbers, such as
+    ``{.updater.iteration}``, by which the newest is found. Nothing is pickled, nor
+    unpickled.
 
     Args:
         comm: the ranks that train together.
@@ -64,7 +71,8 @@ def multi_node_snapshot(
 
     Raises:
         TypeError: an argument is of the wrong type.
-        ValueError: a rank doesn't exist or is named twice.
+        ValueError: a rank doesn't exist or is named twice; or the snapshot has
+            ``autoload`` and a function for its file name.
 
     Warns:
         RuntimeWarning: on rank 0, if ``snapshot`` is to be taken on errors, too: none is then, as
@@ -82,6 +90,11 @@ def multi_node_snapshot(
             "asks for, because the others may not have one; those taken before are kept",
             RuntimeWarning,
             stacklevel=2,
+        )
+    if snapshot.autoload and callable(snapshot.filename):
+        raise ValueError(
+            "autoload doesn't find snapshots whose file name is a function: give it a string, "
+            "such as 'snapshot_{.updater.iteration}'"
         )
     named = [_ranks(each, comm.size) for each in replica_sets]
     return MultiNodeSnapshot(comm, snapshot, named)
@@ -176,11 +189,15 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
             RuntimeError: on all ranks: there are snapshots, but none is complete.
             ValueError: the snapshot doesn't fit the trainer: another model, other
                 replica sets, or an iterator over another number of examples on as many
-                ranks.
+                ranks; or what differs in the file name is no number.
             PeerError: another rank raised.
         """
         self._comm.handshake(OPERATION, self._settings.items())
-        if self._autoload and not callable(self._filename):
+        if self._autoload:
+            # A name may tell of an observation, which there is only later.
+            unknown_yet = contextlib.suppress(AttributeError, LookupError)
+            with SharedFailure(self._comm.handshake, OPERATION), unknown_yet:
+                self._iteration_of(self._name(trainer), trainer)
             self._load(trainer)
         if self._is_leader:
             self._snapshot.initialize(trainer)
@@ -192,21 +209,44 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
     def _target(self, trainer: Any) -> Any:
         return trainer if self._snapshot._target is None else self._snapshot._target
 
+    def _name(self, trainer: Any) -> str:
+        """Return what this set's file is called now."""
+        name = self._snapshot.filename
+        return str(name(trainer) if callable(name) else name.format(trainer))
+
+    def _iteration_of(self, name: str, trainer: Any) -> Any:
+        """Return the numbers in a file's name, by which `autoload` finds the newest."""
+        if callable(self._filename):
+            return 0
+        folder = self._folder(trainer)
+        found = re.fullmatch(folder.pattern, name, re.A)
+        if found is not None:
+            return folder.iteration_of(found)
+        if self._autoload:
+            raise ValueError(
+                f"rank {self._comm.rank}: autoload wouldn't find the snapshot {name!r}, which is "
+                f"called by {self._filename!r}: let nothing but numbers differ in names, as with "
+                "'snapshot_{.updater.iteration}'"
+            )
+        return 0
+
+    def _folder(self, trainer: Any) -> _SnapshotFolder:
+        return _SnapshotFolder(Path(trainer.out), f"{self._filename}")
+
     def _write(self, trainer: Any, state: State, token: str) -> None:
-        name, writer = self._snapshot.filename, self._snapshot.writer
-        name = name(trainer) if callable(name) else name.format(trainer)
-        folder = _SnapshotFolder(Path(trainer.out), f"{self._filename}")
-        found, sets = re.fullmatch(folder.pattern, name), len(self._set_leaders)
-        number = int((found and found["iteration"]) or 0)
-        head = Head(folder.name, number, token, self._set_index, sets)
+        writer = self._snapshot.writer
+        name = self._name(trainer)
+        iteration = self._iteration_of(name, trainer)
+        sets = len(self._set_leaders)
+        head = Head(f"{self._filename}", f"{iteration}", token, self._set_index, sets)
         arrays = encode(head, Shard(state))
         if not isinstance(writer, SimpleWriter):  # it writes while training goes on
             arrays = {key: array.copy() for key, array in arrays.items()}
-        with advised(folder.path / name):
+        with advised(Path(trainer.out) / name):
             writer(name, trainer.out, arrays)
 
     def _load(self, trainer: Any) -> None:
-        comm, folder = self._comm, _SnapshotFolder(Path(trainer.out), self._filename)
+        comm, folder = self._comm, self._folder(trainer)
         save, states, skipped = Store(comm, folder).newest()
         if skipped:
             loads = "none" if save is None else f"iteration {save.iteration}"
@@ -237,11 +277,21 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
 
 
 class _SnapshotFolder(Folder):
-    """Snapshots, called as their pattern says, with the number of their set."""
+    """Snapshots, called by a format string whose fields are numbers, and by their set's number."""
 
     @property
     def pattern(self) -> str:
-        before, brace, rest = self.name.partition("{")  # where the number is
-        number = r"\d+" if brace else ""
-        after = re.escape(rest.partition("}")[2])
-        return rf"{re.escape(before)}(?P<iteration>{number}){after}\.(?P<rank>\d+)"
+        pattern = ""
+        for index, (literal, field, *_) in enumerate(Formatter().parse(self.name)):
+            pattern += re.escape(literal)
+            if field is not None:
+                pattern += rf" *(?P<number_{index}>{_NUMBER})"
+        return rf"{pattern}\.(?P<rank>\d+)"
+
+    def iteration_of(self, match: re.Match[str]) -> Any:
+        numbers = [
+            int(text) if text.isdigit() else float(text)
+            for name, text in match.groupdict().items()
+            if name.startswith("number_")
+        ]
+        return numbers[0] if len(numbers) == 1 else tuple(numbers) or 0

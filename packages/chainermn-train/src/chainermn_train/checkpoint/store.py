@@ -26,7 +26,7 @@ OPERATION = "checkpoint"
 class Save(NamedTuple):
     """A save of a run at an iteration; a later one of the same iteration is another attempt."""
 
-    iteration: int
+    iteration: Any  # an int, or the numbers in the name of a snapshot
     attempt: int = 1
 
     def __str__(self) -> str:
@@ -53,6 +53,10 @@ class Folder:
         """Return the place of a rank's shard."""
         return self.path / f"{self.name}.{rank}.{save}"
 
+    def iteration_of(self, match: re.Match[str]) -> Any:
+        """Return the iteration that is in the name of a file."""
+        return int(match["iteration"])
+
     def listing(self) -> tuple[dict[tuple[Save, int], str], list[Path]]:
         """Return the files of saves and ranks, whoever wrote them, and the unfinished files."""
         pattern = re.compile(
@@ -67,9 +71,8 @@ class Folder:
                 if parts["tmp"]:
                     unfinished.append(self.path / name)
                 else:
-                    save = Save(
-                        int(parts["iteration"] or 0), int(parts.get("attempt") or 1)
-                    )
+                    attempt = int(parts.get("attempt") or 1)
+                    save = Save(self.iteration_of(match), attempt)
                     found[save, int(parts["rank"])] = name
         return found, unfinished
 
@@ -81,6 +84,10 @@ class Generation(NamedTuple):
     readers: list[int]  # for each shard, the rank that reads it
     problem: str  # why it is incomplete; "" where all shards seem to be there
     is_half_written: bool  # whether nothing else is wrong than that some are missing
+
+
+class _Renamed(str):
+    """Why a file can't be read that isn't this run's to remove: whose it is."""
 
 
 class Store:
@@ -134,6 +141,8 @@ class Store:
         # By save: the shards that it is for this rank to remove.
         self._to_remove: dict[Save, list[int]] = {}
         for save, rank in ours:
+            if isinstance(heads[save, rank], _Renamed):
+                continue
             self._to_remove.setdefault(save, []).extend(
                 [rank] * (readers[save, rank] == comm.rank)
             )
@@ -147,8 +156,13 @@ class Store:
             return f"{path.name} can't be read: {error.strerror or error}"
         except DamagedError as error:
             return str(error) if is_ours(path) else None
-        expected = (self.folder.name, save.iteration, rank)
-        return head if (head.name, head.iteration, head.rank) == expected else None
+        expected = (self.folder.name, f"{save.iteration}", rank)
+        if (head.name, f"{head.iteration}", head.rank) == expected:
+            return head
+        return _Renamed(
+            f"{path.name} is what rank {head.rank} wrote at iteration {head.iteration} of "
+            f"{head.name!r} under another name"
+        )
 
     def _generation(
         self,
