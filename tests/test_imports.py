@@ -30,7 +30,7 @@ ORDER = {
         "faults",
         "trace",
         "messaging",
-        "config",
+        "config unused",
         "watchdog",
         "staging",
         "runtime reducer",

@@ -47,6 +47,13 @@ FOREIGN = {
     "_root",
     "_asdict",
     "_fields",
+    # Of Chainer's data sets and iterators, as scripts read them.
+    "_dataset",
+    "_datasets",
+    "_start",
+    "_finish",
+    "_order",
+    "_state",
 }
 # In a script's text.
 IMPORTS = re.compile(r"^[ \t]*((?:from|import) chainermn_\w.*)", re.M)

@@ -315,7 +315,7 @@ def test_rows_that_cannot_be_written_or_read_are_an_error_on_all(
 
     with monkeypatch.context() as patch:
         if comm.rank == culprit:
-            name = "numpy.copyto" if fails == "reading" else "os.pwrite"
+            name = "numpy.take" if fails == "reading" else "os.pwrite"
             patch.setattr(name, fail if fails == "reading" else fail_later)
         with pytest.raises(
             OSError if comm.rank == culprit else PeerError, match="disk is broken"

@@ -129,7 +129,8 @@ def _part(
     if taken:
         place.array = np.empty(taken[-1][-1].end, np.uint8)
     for source, chosen, rows in taken:
-        np.copyto(rows.array, source[chosen])
+        # With this mode, it writes there at once.
+        np.take(source, chosen, 0, rows.array, "clip")
     return part, place
 
 
