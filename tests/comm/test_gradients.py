@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (NumPy knows bfloat16 by it)
@@ -329,3 +330,25 @@ def test_complex_gradients_never_travel_as_floats(world):
         np.testing.assert_array_equal(
             model["w"].grad, np.full(3, 1 + 1j * (comm.size - 1), "c8")
         )
+
+
+@pytest.mark.sizes(1, 2)
+def test_a_model_may_have_attributes_of_any_name(world):
+    """Only ``namedparams`` is the library's."""
+    with create_communicator("naive") as comm:
+        for name, value in [
+            ("sorted_names", ["nothing"]),
+            ("sorted_names", ()),
+            ("params", lambda: 1 / 0),
+            ("takes_plans", True),
+            ("grads", None),
+        ]:
+            model = with_grads(w=np.full(3, comm.rank, "f4"), v=np.ones(2, "f4"))
+            named = list(model.namedparams())
+            given = SimpleNamespace(namedparams=lambda found=named: iter(found))
+            vars(given).update({"params": None, name: value})
+            comm.allreduce_grad(given)
+            np.testing.assert_array_equal(model["w"].grad, (comm.size - 1) / 2)
+            model["w"].data[...] = comm.rank
+            comm.bcast_data(given)
+            np.testing.assert_array_equal(model["w"].data, 0)

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from chainermn_comm import (
     CommunicationError,
@@ -19,6 +20,7 @@ from chainermn_comm import (
     Topology,
     create_communicator,
 )
+from chainermn_comm.named_communicators import NaiveCommunicator
 from tests.support.worlds.models import check_mean, with_grads
 from tests.support.worlds.planted import interrupted_while_ranks_compare
 from tests.support.worlds.topologies import (
@@ -76,11 +78,27 @@ def test_the_default_works_without_gpus_and_without_a_warning(world):
             for dtype in ("int32", "complex64", "half precision", 7)
         ),
         ("naive", {"mpi_comm": "world"}, "mpi4py intracommunicator, got str"),
+        ("naive", {"mpi_comm": MPI.COMM_NULL}, "intracommunicator, got COMM_NULL"),
     ],
 )
 def test_what_cannot_be_made_says_why_and_what_can(world, name, how, told):
     with pytest.raises((ValueError, TypeError), match=told):
         create_communicator(name, **how)
+
+
+def test_a_rank_without_a_part_in_a_split_is_told(world):
+    part = world.Split(MPI.UNDEFINED if world.rank else 0)
+    for make in create_communicator, lambda name, comm: NaiveCommunicator(comm):
+        if world.rank:
+            with pytest.raises(TypeError, match="intracommunicator, got COMM_NULL"):
+                make("naive", part)
+        else:
+            with make("naive", part) as comm:
+                check_mean(comm)
+    if not world.rank:
+        part.Free()
+        with pytest.raises(TypeError, match="intracommunicator, got COMM_NULL"):
+            create_communicator("naive", part)
 
 
 def test_single_node_refuses_several_nodes(world):

@@ -11,7 +11,14 @@ from typing import Any, Self
 import numpy as np
 
 from . import devices
-from .arithmetic import OPERATIONS, accumulator, as_array, check_operation
+from .arithmetic import (
+    OPERATIONS,
+    accumulator,
+    as_array,
+    check_operation,
+    integer_between,
+    one_for_each,
+)
 from .errors import SharedFailure, describe, raise_failure, raise_mismatch, view_of
 from .reducer import Reducer
 
@@ -204,12 +211,15 @@ class CommunicatorBase(ABC):
 
         Args:
             data: an array of numbers, of the same shape and dtype on all ranks; a
-                bool's sum is a logical or.
+                bool's sum is a logical or. Of a tuple or list, each array is summed.
             op: ``"sum"``, or ``"max"`` or ``"min"`` for the largest or smallest of each
                 element's numbers, which are real; NaN if one of them is. The same on
                 all ranks. A subclass may take it from ``super()``, which makes it of
                 :meth:`alltoall`.
         """
+        if isinstance(data, (tuple, list)):
+            _agree_on_length(self, "allreduce", data)
+            return tuple([self.reduce_scatter((x,) * self.size, op) for x in data])
         return self.reduce_scatter((data,) * self.size, op)
 
     def reduce_scatter(self, xs: Sequence[Any], op: str = "sum") -> Any:
@@ -221,13 +231,10 @@ class CommunicatorBase(ABC):
         :meth:`allreduce`. By default, none is a tuple.
         """
         with SharedFailure(self.handshake, "reduce_scatter"):
-            arrays = [x if devices.on_gpu(x) else as_array(x, self.rank) for x in xs]
+            row = one_for_each(xs, self.rank, self.size)
+            arrays = [x if devices.on_gpu(x) else as_array(x, self.rank) for x in row]
             check_operation(self.rank, "reduce_scatter", op, arrays)
             specs = [("array", str(x.dtype), x.shape) for x in arrays]
-            if len(xs) != self.size:
-                raise ValueError(
-                    f"rank {self.rank}: expected {self.size} arrays, got {len(xs)}"
-                )
         self.handshake("reduce_scatter", [("op", op), *specs])
         rows = self.alltoall(arrays)
         wide = [row.astype(accumulator(row.dtype)) for row in rows]
@@ -294,14 +301,8 @@ class CommunicatorBase(ABC):
 
         What other ranks pass is ignored.
         """
-        own = () if xs is None or self.rank != root else tuple(xs)
-        arrays = self.bcast(own, root=root)
-        if len(arrays) != self.size:
-            raise ValueError(
-                f"rank {self.rank}: scatter needs {self.size} arrays at rank {root}, one for each "
-                f"rank, got {len(arrays)}"
-            )
-        return arrays[self.rank]
+        row = _agreed_row(self, "scatter", xs, root)
+        return self.bcast(tuple(row), root=root)[self.rank]
 
     # Objects.
 
@@ -341,14 +342,16 @@ class CommunicatorBase(ABC):
 
         What other ranks pass is ignored.
         """
-        return self.bcast_obj(objs, root=root)[self.rank]
+        row = _agreed_row(self, "scatter_obj", objs, root)
+        return self.bcast_obj(row, root=root)[self.rank]
 
     def alltoall_obj(self, objs: Sequence[Any]) -> list[Any]:
         """Send ``objs[i]``, of ``size`` objects, to rank ``i``, for each ``i`` (collective).
 
         Return a list of ``size`` objects, the i-th from rank ``i``.
         """
-        return [row[self.rank] for row in self.allgather_obj(objs)]
+        own = _agreed_row(self, "alltoall_obj", objs)
+        return [row[self.rank] for row in self.allgather_obj(own)]
 
     # Models.
 
@@ -376,7 +379,7 @@ class CommunicatorBase(ABC):
         missing on all ranks, and they stay None.
         """
         if zero_fill:
-            _fill_in_zeros(model)
+            _fill_in_zeros(self, model)
         self.allreduce_grad(model)
 
     def make_reducer(
@@ -399,14 +402,26 @@ class CommunicatorBase(ABC):
         """Return the mean of all ranks' arrays, on every rank (collective).
 
         Args:
-            sendbuf: an array of the same shape and dtype on all ranks.
+            sendbuf: an array of floats, of the same shape and dtype on all ranks; None
+                for that in ``recvbuf``.
             recvbuf: an array of that shape, into which the mean is written; None for a
                 new array.
         """
-        total = self.allreduce(sendbuf)
-        if isinstance(total, tuple):
-            return tuple(each / self.size for each in total)
-        mean = np.asarray(total / self.size)
+        operation, rank = "multi_node_mean", self.rank
+        if isinstance(sendbuf, (tuple, list)):
+            _agree_on_length(self, operation, sendbuf)
+            return tuple([self.multi_node_mean(each) for each in sendbuf])
+        # Wide terms, divided by a power of two before: their sum stays in range.
+        power = 1 << (self.size - 1).bit_length()
+        with SharedFailure(self.handshake, operation):
+            array = as_array(recvbuf if sendbuf is None else sendbuf, rank)
+            check_operation(rank, operation, "sum", [array], mean=True)
+            terms = array.astype(np.result_type(array.dtype, np.float64)) / power
+            if recvbuf is not None:
+                np.copyto(recvbuf, array)  # which raises where the mean has no room
+        self.handshake(operation)
+        total = self.allreduce(terms)
+        mean = np.asarray(total / (self.size / power), array.dtype)
         if recvbuf is None:
             return mean
         recvbuf[...] = mean
@@ -481,10 +496,32 @@ class CommunicatorBase(ABC):
         self.finalize()
 
 
-def _fill_in_zeros(model: Any) -> None:
-    for _, param in model.namedparams():
-        if param.data is not None and param.grad is None:
-            param.grad = np.zeros_like(param.data)
+def _agreed_row(
+    comm: CommunicatorBase, operation: str, values: Any, root: Any = None
+) -> list[Any]:
+    """Return what ``root``, or each rank, has for each rank, once all know it (collective)."""
+    row: list[Any] = []
+    with SharedFailure(comm.handshake, operation):
+        if root is not None:
+            integer_between(root, 0, comm.size - 1, f"rank {comm.rank}: root")
+        if root in (None, comm.rank):
+            row = one_for_each(values, comm.rank, comm.size)
+    comm.handshake(operation, [("root", root)])
+    return row
+
+
+def _agree_on_length(comm: CommunicatorBase, operation: str, data: Any) -> None:
+    comm.handshake(operation, [("arrays in a tuple", len(data))])
+
+
+def _fill_in_zeros(comm: CommunicatorBase, model: Any) -> None:
+    """Give the model the gradients that it lacks (collective)."""
+    operation = "multi_node_mean_grad"
+    with SharedFailure(comm.handshake, operation):
+        for _, param in model.namedparams():
+            if param.data is not None and param.grad is None:
+                param.grad = np.zeros_like(param.data)
+    comm.handshake(operation)
 
 
 # The other name of a class's own mean calls that of the class, not of its subclasses:
@@ -498,7 +535,7 @@ def _calling_allreduce_grad(kind: Any) -> Any:
         With ``zero_fill``, missing gradients are zeros before.
         """
         if zero_fill:
-            _fill_in_zeros(model)
+            _fill_in_zeros(self, model)
         kind.allreduce_grad(self, model)
 
     return multi_node_mean_grad

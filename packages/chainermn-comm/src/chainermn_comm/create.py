@@ -93,7 +93,7 @@ def create_communicator(
         The communicator. Release it with ``finalize()`` or a ``with`` block.
 
     Raises:
-        TypeError: ``mpi_comm`` is no mpi4py intracommunicator.
+        TypeError: ``mpi_comm`` is no mpi4py intracommunicator, or COMM_NULL.
         ValueError: there is no such communicator or dtype; an environment variable is
             malformed;
             ``reproducible`` is no bool, or asked of an algorithm that isn't the

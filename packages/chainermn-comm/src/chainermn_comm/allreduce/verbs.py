@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import devices, staging
-from ..arithmetic import OPERATIONS, Operand, check_operation, empty
+from ..arithmetic import OPERATIONS, Operand, check_operation, empty, one_for_each
 from ..messaging import ProcessGroup, SharedFailure, Takes, collectives, messages
 
 
@@ -26,10 +26,10 @@ def reduce_arrays(
     with group.in_step(operation):
         with SharedFailure(group.handshake, operation):
             takes = _for_sums(group, op, out)
-            values = (
-                collectives.one_for_each(group, data).values() if scatters else [data]
-            )
-            made = messages.of_arrays(list(values), group.rank, takes)
+            values = [data]
+            if scatters:
+                values = one_for_each(data, group.rank, group.size)
+            made = messages.of_arrays(values, group.rank, takes)
             arrays = [array for message in made for array in message.arrays]
             check_operation(group.rank, operation, op, arrays, mean)
             if out is not None:

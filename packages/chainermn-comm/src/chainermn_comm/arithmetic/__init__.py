@@ -9,6 +9,7 @@ from .arrays import can_be_summed as can_be_summed
 from .arrays import check_operation as check_operation
 from .arrays import empty as empty
 from .arrays import integer_between as integer_between
+from .arrays import one_for_each as one_for_each
 from .casts import BLOCK_ELEMENTS as BLOCK_ELEMENTS
 from .casts import cast_into as cast_into
 from .chunks import Chunk as Chunk

@@ -28,14 +28,7 @@ def named(model: Any, rank: int) -> list[tuple[str, Any]]:
 
 
 def names_and_params(model: Any, rank: int) -> tuple[tuple[str, ...], list[Any]]:
-    """Return the names, sorted, and their parameters.
-
-    A model that never changes may have both as ``sorted_names`` and ``params``, which
-    saves this.
-    """
-    names = getattr(model, "sorted_names", None)
-    if names is not None:
-        return names, model.params
+    """Return the names, sorted, and their parameters."""
     pairs = named(model, rank)
     return tuple([name for name, _ in pairs]), [param for _, param in pairs]
 

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from ..arithmetic import integer_between
+from ..arithmetic import integer_between, one_for_each
 from ..errors import SharedFailure
 from . import messages
 from .backend import Backend, Parts, Takes
@@ -116,7 +116,7 @@ def scatter(
             group,
             operation,
             make,
-            lambda root: one_for_each(group, values) if group.rank == root else {},
+            lambda root: _by_rank(group, values) if group.rank == root else {},
             root=root,
         )
         header = group.comm.scatter(call.own_headers or None, call.root)
@@ -126,7 +126,7 @@ def scatter(
 def alltoall(group: ProcessGroup, operation: str, values: Any, make: Make) -> list[Any]:
     """Return each rank's i-th value on rank i."""
     with group.in_step(operation):
-        call = _Call(group, operation, make, lambda _: one_for_each(group, values))
+        call = _Call(group, operation, make, lambda _: _by_rank(group, values))
         return call.exchange(dict(enumerate(group.comm.alltoall(call.own_headers))))
 
 
@@ -160,20 +160,8 @@ def agreed(
     return group.host, copied
 
 
-def one_for_each(group: ProcessGroup, values: Any) -> dict[int, Any]:
-    """Return the value for each rank; raise unless there are as many as ranks."""
-    is_row = hasattr(values, "__getitem__") and getattr(values, "ndim", 1) > 0
-    if values is not None and (isinstance(values, dict) or not is_row):
-        raise TypeError(
-            f"rank {group.rank}: expected a tuple or list of {group.size} values, one for each "
-            f"rank, got {type(values).__name__}"
-        )
-    if values is None or len(values) != group.size:
-        raise ValueError(
-            f"rank {group.rank}: expected {group.size} values, one for each rank, got "
-            f"{None if values is None else len(values)}"
-        )
-    return dict(zip(range(group.size), values, strict=True))
+def _by_rank(group: ProcessGroup, values: Any) -> dict[int, Any]:
+    return dict(enumerate(one_for_each(values, group.rank, group.size)))
 
 
 class _Call:

@@ -27,7 +27,6 @@ class ParameterSet:
             by_id.setdefault(id(param), (name, param))
         self._named = list(by_id.values())
         self.params = [param for _, param in self._named]
-        self.sorted_names = tuple(name for name, _ in self._named)
         self._uninitialized = [
             param for param in self._walk if not param.is_initialized
         ]
