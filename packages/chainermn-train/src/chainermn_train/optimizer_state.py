@@ -68,6 +68,31 @@ def serialize_state(optimizer: Any, serializer: Any) -> None:
             rule.enabled = True
 
 
+def serialize_rules(optimizer: Any, serializer: Any) -> None:
+    """Save or load the numbers of update rules."""
+    rules = update_rules(optimizer.target)
+    if not isinstance(serializer, chainer.Deserializer):
+        record = {name: numbers_of(rule) for name, rule in rules.items()}
+        serializer("rules", np.frombuffer(json.dumps(record).encode(), np.uint8))
+    elif not is_missing(serializer, "rules"):
+        text = np.asarray(serializer("rules", None)).tobytes()
+        numbers = json.loads(text)
+        for name, rule in rules.items():
+            vars(rule).update(numbers.get(name, {}))
+
+
+def numbers_of(rule: Any) -> dict[str, Any]:
+    """Return the numbers that an update rule has outside its state.
+
+    These are ``t``, ``enabled``, and ``beta_power`` of Chainer's MSVAG.
+    """
+    return {
+        name: value
+        for name, value in getattr(rule, "__dict__", {}).items()
+        if isinstance(value, int | float) and not name.startswith("_")
+    }
+
+
 def serialize_mixed_precision(optimizer: Any, serializer: Any) -> None:
     """Save or load an adapted loss scale, and float32 parameters, which Chainer doesn't save."""
     if getattr(optimizer, "_loss_scaling_is_dynamic", False):
@@ -202,7 +227,7 @@ def _set_master_weights(target: Any, arrays: dict[str, Any]) -> None:
 def broadcast_state(
     communicator: CommunicatorBase, optimizer: Any, with_settings: bool
 ) -> None:
-    """Give rank 0's counts, moments, float32 parameters and loss scale to all (collective).
+    """Give rank 0's numbers, moments, float32 parameters and loss scale to all (collective).
 
     So are its hyperparameters, ``with_settings``.
     """
@@ -212,7 +237,10 @@ def broadcast_state(
     rules, params = update_rules(target), dict(target.namedparams())
 
     def give() -> tuple[Any, ...]:
-        states = {name: (rule.t, to_host(rule.state)) for name, rule in rules.items()}
+        states = {
+            name: (numbers_of(rule), to_host(rule.state))
+            for name, rule in rules.items()
+        }
         masters = to_host(master_weights(target))
         counts = {
             n: getattr(optimizer, n) for n in ("t", "epoch") if hasattr(optimizer, n)
@@ -229,7 +257,8 @@ def broadcast_state(
             setattr(optimizer, name, value)
     for name, rule in rules.items():
         if name in states:
-            rule.t, state = states[name]
+            numbers, state = states[name]
+            vars(rule).update(numbers)
             rule._state = state and {
                 key: params[name].device.send(it) if hasattr(it, "ndim") else it
                 for key, it in state.items()

@@ -23,7 +23,12 @@ from ..collective_errors import (
 )
 from ..host_arrays import to_host
 from ..leaving import is_warned
-from ..optimizer_state import is_missing, serialize_mixed_precision, serialize_state
+from ..optimizer_state import (
+    is_missing,
+    serialize_mixed_precision,
+    serialize_rules,
+    serialize_state,
+)
 from ..wrappers import AttributeProxy, UnpicklableMixin
 from .decision import OPERATION, Decision, Report, agree, decide, keeps_gradients
 from .drift import DriftDetector
@@ -321,8 +326,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             self._state.forget(target)
             self._drop_gradients()
             exchange.drop_plan()
-        serialize_state(optimizer, serializer)
         own = serializer["chainermn"]
+        serialize_rules(optimizer, own)
+        serialize_state(optimizer, serializer)
         if is_missing(own, "in_flight"):  # Chainer's own snapshot, or of older versions
             return
         flight = exchange.flight()
