@@ -134,10 +134,10 @@ def test_several_iterators_may_share_a_sampler(naive, kind):
 
 
 def test_an_order_of_another_seed_or_data_set_is_refused(naive):
-    iterator = updater_over(naive, serial, 9 * naive.size, seed=1).get_iterator("main")
+    begun = DistributedOrderSampler(naive, 1)(np.arange(9 * naive.size), 0)
     other = DistributedOrderSampler(naive, 2)
     words = r"isn't one that DistributedOrderSampler\(seed=2, drop_last=False\) gives"
-    for order in iterator._state.order, np.arange(5)[::-1]:
+    for order in begun, np.arange(5)[::-1]:
         with pytest.raises(ValueError, match=words):
             other(order, 0)
 
