@@ -149,13 +149,9 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
         }
         self._snapshot = copy.copy(snapshot)
         self._snapshot.autoload = False
-        self._filename, suffix = snapshot.filename, f".{self._set_index}"
-        if callable(snapshot.filename):
-            self._snapshot.filename = lambda trainer: (
-                snapshot.filename(trainer) + suffix
-            )
-        else:
-            self._snapshot.filename = snapshot.filename + suffix
+        self._filename = snapshot.filename
+        if not callable(self._filename):  # it removes stale ones by that
+            self._snapshot.filename = f"{self._filename}.{self._set_index}"
 
     def __call__(self, trainer: Any) -> None:
         """Take a snapshot, where the condition of each set's first rank holds (collective).
@@ -211,8 +207,9 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
 
     def _name(self, trainer: Any) -> str:
         """Return what this set's file is called now."""
-        name = self._snapshot.filename
-        return str(name(trainer) if callable(name) else name.format(trainer))
+        name = self._filename
+        name = name(trainer) if callable(name) else name.format(trainer)
+        return f"{name}.{self._set_index}"
 
     def _iteration_of(self, name: str, trainer: Any) -> Any:
         """Return the numbers in a file's name, by which `autoload` finds the newest."""
@@ -224,8 +221,8 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
             return folder.iteration_of(found)
         if self._autoload:
             raise ValueError(
-                f"rank {self._comm.rank}: autoload wouldn't find the snapshot {name!r}, which is "
-                f"called by {self._filename!r}: let nothing but numbers differ in names, as with "
+                f"autoload wouldn't find the snapshot {name!r}, which is called by "
+                f"{self._filename!r}: let nothing but numbers differ in names, as with "
                 "'snapshot_{.updater.iteration}'"
             )
         return 0
@@ -237,8 +234,13 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
         writer = self._snapshot.writer
         name = self._name(trainer)
         iteration = self._iteration_of(name, trainer)
-        sets = len(self._set_leaders)
-        head = Head(f"{self._filename}", f"{iteration}", token, self._set_index, sets)
+        head = Head(
+            f"{self._filename}",
+            f"{iteration}",
+            token,
+            self._set_index,
+            len(self._set_leaders),
+        )
         arrays = encode(head, Shard(state))
         if not isinstance(writer, SimpleWriter):  # it writes while training goes on
             arrays = {key: array.copy() for key, array in arrays.items()}
@@ -282,16 +284,16 @@ class _SnapshotFolder(Folder):
     @property
     def pattern(self) -> str:
         pattern = ""
-        for index, (literal, field, *_) in enumerate(Formatter().parse(self.name)):
+        for literal, field, *_ in Formatter().parse(self.name):
             pattern += re.escape(literal)
             if field is not None:
-                pattern += rf" *(?P<number_{index}>{_NUMBER})"
+                pattern += f" *({_NUMBER})"
         return rf"{pattern}\.(?P<rank>\d+)"
 
     def iteration_of(self, match: re.Match[str]) -> Any:
+        before_rank = match.re.groupindex["rank"] - 1
         numbers = [
             int(text) if text.isdigit() else float(text)
-            for name, text in match.groupdict().items()
-            if name.startswith("number_")
+            for text in match.groups()[:before_rank]
         ]
         return numbers[0] if len(numbers) == 1 else tuple(numbers) or 0

@@ -663,8 +663,7 @@ def _warn_of_leftovers(
     communicator: CommunicatorBase, group: GradientGroup, exchange: GradientExchange
 ) -> None:
     """Warn on rank 0 if it has gradients that no step has used."""
-    is_left = exchange.has_flight or group.num_accumulated > 0
-    if is_left and communicator.rank == 0:
+    if communicator.rank == 0 and (exchange.has_flight or group.num_accumulated):
         warnings.warn(
             "gradients are left that no step has used, as double_buffering and "
             "accumulate_steps leave them at the end: call the optimizer's flush() "
