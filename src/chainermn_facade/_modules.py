@@ -9,7 +9,7 @@ from importlib.util import spec_from_loader
 from types import ModuleType
 
 from . import _table
-from ._table import CLASSES, SOURCES
+from ._table import CLASSES, LEFT_OUT, SOURCES
 
 
 class Modules(InspectLoader):
@@ -23,7 +23,11 @@ class Modules(InspectLoader):
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
         own = name.removeprefix("chainermn.")
-        if own == name or own not in SOURCES:
+        if own == name:
+            return None
+        if own in LEFT_OUT:
+            raise ImportError(f"{name} is left out: {LEFT_OUT[own]}", name=name)
+        if own not in SOURCES:
             return None
         return spec_from_loader(name, cls(), origin=_table.__file__)
 
@@ -43,12 +47,13 @@ class Modules(InspectLoader):
         code = self.get_code(module.__name__)
         assert code is not None
         exec(code, names)
-        public = [name for name in names if not name.startswith("_")]
+        given = [name for name in names if not name.startswith("__")]
+        public = [name for name in given if not name.startswith("_")]
         for child in _children(own):
             # An import of it later would put the module in the name's place.
             if child in public:
                 import_module(f"{module.__name__}.{child}")
-        vars(module).update({name: names[name] for name in public})
+        vars(module).update({name: names[name] for name in given})
         module.__all__ = sorted(public)  # type: ignore[attr-defined]
         if self.is_package(module.__name__):
             module.__getattr__ = importing(module.__name__, *_children(own))  # type: ignore[method-assign]
@@ -56,7 +61,8 @@ class Modules(InspectLoader):
 
 def _children(parent: str) -> list[str]:
     prefix = parent + "."
-    return [path.removeprefix(prefix) for path in SOURCES if path.startswith(prefix)]
+    paths = [*SOURCES, *LEFT_OUT]
+    return [path.removeprefix(prefix) for path in paths if path.startswith(prefix)]
 
 
 def importing(package: str, *children: str) -> Callable[[str], ModuleType]:

@@ -79,9 +79,25 @@ SOURCES = {
     "links.create_mnbn_model": "from chainermn_modelparallel.links import create_mnbn_model",
     "links.multi_node_chain_list": "from chainermn_modelparallel.links import MultiNodeChainList",
     "links.n_step_rnn": "from chainermn_modelparallel.links import create_multi_node_n_step_rnn",
-    "optimizers": "from chainermn_train.optimizers import *",
+    "optimizers": (
+        "from chainermn_train.optimizers import *\n"
+        "from chainermn_train.optimizers.legacy import _MultiNodeOptimizer"
+    ),
     "testing": "from chainermn_train.testing import get_device",
     "testing.device": "from chainermn_train.testing import get_device",
+}
+
+# Private modules of older versions that programs import, and what to use instead.
+LEFT_OUT = {
+    "communicators._communication_utility": (
+        "a communicator has what its functions made: rank, size, intra_rank, intra_size, "
+        "inter_rank, inter_size, mpi_comm, split(comm.inter_rank, comm.rank) for the ranks of "
+        "one node, bcast_obj for objects of any size, and multi_node_mean_grad for gradients"
+    ),
+    "communicators._memory_utility": (
+        "multi_node_mean_grad packs and unpacks the gradients of a model by itself, and the "
+        "methods of a communicator take arrays of NumPy and CuPy as they are"
+    ),
 }
 
 # These have one class, which is imported when it is looked up: that starts MPI.

@@ -9,6 +9,7 @@ import chainermn
 import pytest
 
 from tests.support.jobs import commands
+from tests.support.jobs.scripts import ROOT
 
 # By module, below `chainermn`.
 PATHS = {
@@ -115,6 +116,31 @@ def test_importing_a_module_leaves_the_function_of_that_name():
         "    assert callable(each), each\n"
     )
     assert runs(script)
+
+
+@pytest.mark.parametrize(
+    ("path", "remedy"),
+    [
+        ("communicators._memory_utility", "multi_node_mean_grad"),
+        ("communicators._communication_utility", "inter_rank"),
+    ],
+)
+@pytest.mark.parametrize("how", ["import chainermn.{}", "from chainermn.{} import {}"])
+def test_what_is_left_out_says_so_and_what_to_use_instead(path, remedy, how):
+    parent, _, name = path.rpartition(".")
+    statement = how.format(*((parent, name) if "from" in how else (path,)))
+    words = rf"^chainermn\.{path} is left out: .*{remedy}"
+    with pytest.raises(ImportError, match=words) as caught:
+        exec(statement)
+    assert caught.value.name == f"chainermn.{path}"
+    assert f"`{name}`" in (ROOT / "docs" / "moving.md").read_text()
+
+
+def test_the_class_that_programs_derive_from_is_no_public_name():
+    from chainermn.optimizers import _MultiNodeOptimizer
+
+    assert _MultiNodeOptimizer.__name__ == "_MultiNodeOptimizer"
+    assert "_MultiNodeOptimizer" not in chainermn.optimizers.__all__
 
 
 def test_nothing_else_is_found():

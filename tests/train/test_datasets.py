@@ -21,7 +21,7 @@ from chainer.datasets import (
 )
 from chainer.iterators import SerialIterator
 
-from chainermn_comm import PeerError
+from chainermn_comm import CommunicatorBase, PeerError
 from chainermn_train import (
     DataSizeError,
     create_empty_dataset,
@@ -30,6 +30,7 @@ from chainermn_train import (
     share_dataset,
 )
 from tests.support.oracles.pickles import Awkward
+from tests.support.worlds.third_party import WithoutSplit
 
 pytestmark = pytest.mark.world
 
@@ -269,6 +270,36 @@ def test_a_seed_gives_ranks_the_examples_that_chainer_7_gave_them(naive):
     }[naive.size]
     part = scatter_dataset(range(6), naive, shuffle=True, seed=1)
     assert examples(part) == equal[naive.rank]
+
+
+class Lacking(WithoutSplit):
+    """It defines no `split` at all."""
+
+    split = CommunicatorBase.split
+
+
+@pytest.mark.parametrize("kind", [WithoutSplit, Lacking])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("dataset", ["array", "list", "tuple data set", "computed"])
+def test_a_communicator_without_split_scatters(world, naive, kind, shuffle, dataset):
+    """Messages of its user may be under way meanwhile."""
+    comm, whole = kind(world), KINDS[dataset](10)
+    others = [rank for rank in range(comm.size) if rank]
+    if comm.rank == 0:
+        for rank in others:
+            comm.send_obj("under way", rank, 0)
+    how = {"shuffle": shuffle, "seed": 3, "force_equal_length": False}
+    part = scatter_dataset(at(comm, 0, whole), comm, **how)
+    expected = scatter_dataset(at(naive, 0, whole), naive, **how)
+    assert examples(part) == examples(expected)
+    if comm.rank:
+        assert comm.recv_obj(0, 0) == "under way"
+
+
+def test_what_needs_split_says_so(world):
+    comm = Lacking(world)
+    with pytest.raises(NotImplementedError, match="Lacking has no split"):
+        share_dataset(at(comm, 0, np.arange(4)), comm)
 
 
 def test_an_mpi4py_communicator_scatters(world, naive):

@@ -72,6 +72,13 @@ class PlainCommunicator(CommunicatorBase):
                 )
 
 
+class WithoutSplit(PlainCommunicator):
+    """One that can't be divided, as a program's own communicator often can't."""
+
+    def split(self, color, key):
+        raise NotImplementedError
+
+
 class WatchedCommunicator(PlainCommunicator):
     """Calls `on_mean` with the model before each mean of gradients, also where it was split."""
 

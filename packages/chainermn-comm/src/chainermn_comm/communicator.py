@@ -112,9 +112,11 @@ class CommunicatorBase(ABC):
         """The mpi4py communicator that the user passed; AttributeError where there is none."""
         raise AttributeError(f"{type(self).__name__} is not built on mpi4py")
 
-    @abstractmethod
     def split(self, color: int, key: int) -> CommunicatorBase:
         """Divide the communicator into groups (collective).
+
+        Without it, in a subclass, ``share_dataset`` and gradients that travel beside the
+        computing raise NotImplementedError.
 
         Args:
             color: an int from 0 on; the ranks that pass the same one form a group.
@@ -127,6 +129,7 @@ class CommunicatorBase(ABC):
         Raises:
             CommunicationError: on all ranks, if MPI has no room for another communicator.
         """
+        raise NotImplementedError(f"{type(self).__name__} has no split")
 
     # Arrays.
 

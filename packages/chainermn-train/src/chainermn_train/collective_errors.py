@@ -15,7 +15,11 @@ from chainermn_comm.arithmetic import as_integer
 from chainermn_comm.errors import SharedFailure as SharedFailure
 from chainermn_comm.errors import share_failure as share_failure
 
-from .foreign_communicator import ForeignCommunicator, can_exchange_models
+from .foreign_communicator import (
+    ForeignCommunicator,
+    NoCommunicator,
+    can_exchange_models,
+)
 
 # Larger pickles travel separately: a handshake is made for some kilobytes.
 _MAX_PAYLOAD_BYTES = 1 << 16
@@ -119,6 +123,8 @@ def require_communicator(
 ) -> CommunicatorBase:
     """Return ``communicator``, as a :class:`ForeignCommunicator` if it is another class's.
 
+    None stands for one that can't be used if it is needed ``only_for_models``.
+
     Raises:
         TypeError: it is neither, or it has several ranks which can't agree, unless it
             is needed ``only_for_models``.
@@ -127,6 +133,8 @@ def require_communicator(
     if issubclass(type(communicator), CommunicatorBase):
         return communicator  # type: ignore[no-any-return]
     found = type(communicator).__name__
+    if communicator is None and only_for_models:
+        communicator = NoCommunicator()
     if can_exchange_models(communicator):
         foreign, size = (
             ForeignCommunicator(communicator),

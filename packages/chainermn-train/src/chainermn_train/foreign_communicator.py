@@ -21,6 +21,18 @@ def can_exchange_models(communicator: Any) -> bool:
     )
 
 
+class NoCommunicator:
+    """Stands for None, with which an optimizer can be made, but not used."""
+
+    def bcast_data(self, *_: Any) -> NoReturn:
+        raise RuntimeError(
+            "this multi-node optimizer was made with None for its communicator, so it can't "
+            "update: give create_multi_node_optimizer what create_communicator() returns"
+        )
+
+    multi_node_mean_grad = bcast_data
+
+
 class ForeignCommunicator(CommunicatorBase):
     """A communicator whose parameters and gradients travel by the methods of any object.
 

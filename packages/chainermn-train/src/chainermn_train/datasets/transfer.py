@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ _OPERATION = "scatter_dataset"
 # Longer messages are no faster, and the memory that they are received in would stay
 # with the process.
 _MESSAGE_BYTES = 1 << 20
+# Every MPI has it, and few programs use it.
+_TAG = 32_001
 
 
 def scatter_parts(
@@ -42,11 +45,21 @@ def scatter_parts(
     limit = bcast_checked(
         comm, _OPERATION, lambda: min(max_buf_len, _MESSAGE_BYTES), root
     )
-    # A communicator of its own: messages of the user may be under way, with any tag.
-    with comm.split(0, comm.rank) as messages, raise_on_all_ranks(comm, _OPERATION):
+    with _apart(comm) as messages, raise_on_all_ranks(comm, _OPERATION):
         if shares is None:
             return _receive(messages, root, limit)
         return _send_all(messages, dataset, shares, order, limit)
+
+
+def _apart(comm: CommunicatorBase) -> Any:
+    """Return a communicator of its own: messages of the user may be under way, with any tag.
+
+    If a user's communicator can't be split, it is that itself.
+    """
+    try:
+        return comm.split(0, comm.rank)
+    except NotImplementedError:
+        return nullcontext(comm)
 
 
 def _send_all(
@@ -69,13 +82,13 @@ def _send_all(
                 rows = place.array
         except BaseException as error:
             errors.append(error)
-        comm.send_obj((pickled, rows.size), rank, 0)
+        comm.send_obj((pickled, rows.size), rank, _TAG)
         try:
             for begin in range(0, rows.size, limit):
-                comm.send(rows[begin : begin + limit], rank, 0)
+                comm.send(rows[begin : begin + limit], rank, _TAG)
         except BaseException as error:
             errors.append(error)
-            comm.send(np.empty(0, np.uint8), rank, 0)  # nothing follows
+            comm.send(np.empty(0, np.uint8), rank, _TAG)  # nothing follows
 
     for rank in range(comm.size):
         if rank != comm.rank:
@@ -87,7 +100,7 @@ def _send_all(
 
 def _receive(comm: CommunicatorBase, root: int, limit: int) -> SubDataset:
     """Return this rank's part; None if the root failed."""
-    pickled, nbytes = comm.recv_obj(root, 0)
+    pickled, nbytes = comm.recv_obj(root, _TAG)
     blocks = _blocks(comm, root, -(-nbytes // limit))
     try:
         received = SharedBytes.filled(nbytes, blocks)
@@ -102,7 +115,7 @@ def _receive(comm: CommunicatorBase, root: int, limit: int) -> SubDataset:
 def _blocks(comm: CommunicatorBase, root: int, count: int) -> Iterator[np.ndarray]:
     """Yield ``count`` uint8 arrays, 1-D; an empty one is the last, as the root failed."""
     for _ in range(count):
-        block = comm.recv(root, 0)
+        block = comm.recv(root, _TAG)
         yield block
         if not len(block):
             return

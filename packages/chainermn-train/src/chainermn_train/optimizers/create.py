@@ -19,7 +19,7 @@ _ON_DRIFT = ("raise", "synchronize", "ignore")
 
 def create_multi_node_optimizer(
     actual_optimizer: Any,
-    communicator: CommunicatorBase,
+    communicator: CommunicatorBase | None,
     double_buffering: bool = False,
     zero_fill: bool = True,
     *,
@@ -41,7 +41,9 @@ def create_multi_node_optimizer(
         actual_optimizer: a Chainer optimizer, set up or not; or anything with its
             ``setup``, ``update`` and ``target``.
         communicator: the ranks that train together. In a test anything will do that has
-            ``bcast_data`` and ``multi_node_mean_grad``, a mock, say.
+            ``bcast_data`` and ``multi_node_mean_grad``, a mock, say. With None the
+            optimizer can be set up, saved and loaded, and an update raises
+            RuntimeError.
         double_buffering: exchange gradients in the background while the next update's
             are computed. Each update then steps along the gradients of the update
             before it; the first one doesn't step. It takes memory for a second set of

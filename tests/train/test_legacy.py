@@ -1,0 +1,254 @@
+"""The optimizer class of ChainerMN 1.x: what it has, and subclasses as programs made them."""
+
+from __future__ import annotations
+
+import copy
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import chainermn
+import numpy as np
+import pytest
+from chainermn.optimizers import _MultiNodeOptimizer
+
+from chainermn_comm import PeerError
+from tests.support.training.linear import Model, bad_batch
+from tests.support.training.trainers import (
+    assert_near,
+    load_state,
+    same_everywhere,
+    state_of,
+)
+from tests.support.worlds.third_party import PlainCommunicator
+
+WORLD = pytest.mark.world
+
+
+class SetUpAnew(_MultiNodeOptimizer):
+    """A GAN's, say: it forgets in `setup` and in `update` what it knew of parameters."""
+
+    def setup(self, link):
+        super().setup(link)
+        super().__setattr__("target_params", [])
+        self.has_forgotten = False
+        return self
+
+    def update(self, lossfun=None, *args, **kwds):
+        if self.t == 2 and not self.has_forgotten:
+            super().__setattr__("target_params", [])
+            self.has_forgotten = True
+        super().update(lossfun, *args, **kwds)
+
+
+class WithOwnUpdate(_MultiNodeOptimizer):
+    """It takes the steps itself, as the class of 1.x did."""
+
+    def __init__(self, actual_optimizer, communicator, zero_fill):
+        super(_MultiNodeOptimizer, self).__setattr__("communicator", communicator)
+        super(_MultiNodeOptimizer, self).__setattr__(
+            "actual_optimizer", actual_optimizer
+        )
+        super().__setattr__("zero_fill", zero_fill)
+        super().__setattr__("target_params", [])
+        object.__setattr__(self, "losses", [])
+
+    def update(self, lossfun=None, *args, **kwds):
+        target = self.target
+        if lossfun is not None:
+            loss = lossfun(*args, **kwds)
+            target.cleargrads()
+            loss.backward()
+            self.losses.append(float(loss.array))
+        if self.is_changed(target):
+            self.communicator.bcast_data(target)
+        else:
+            self.communicator.allreduce_grad(target)
+            self.actual_optimizer.update(None)
+
+
+class WithOwnMean(_MultiNodeOptimizer):
+    """Its attributes are the actual optimizer's."""
+
+    def setup(self, link):
+        self.clip = 0.5
+        return super().setup(link)
+
+    def is_changed(self, target):
+        assert self.actual_optimizer.clip == self.clip
+        return super().is_changed(target)
+
+
+KINDS = [_MultiNodeOptimizer, SetUpAnew, WithOwnUpdate, WithOwnMean]
+OPTIMIZERS = {
+    "MomentumSGD": lambda: chainer.optimizers.MomentumSGD(0.3),
+    "Adam": lambda: chainer.optimizers.Adam(0.1),
+}
+
+
+def batch(rank, number):
+    return np.random.RandomState((rank, number)).uniform(-1, 1, (2, 3)).astype("f4")
+
+
+@pytest.fixture(params=["ours", "third party"])
+def communicator(request, world, naive):
+    return naive if request.param == "ours" else PlainCommunicator(world)
+
+
+@WORLD
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_trains_as_one_process_does(communicator, kind, optimizer):
+    comm = communicator
+    mine, expected = Model(comm.rank), Model(0)
+    many = kind(OPTIMIZERS[optimizer](), comm, True)
+    assert many.setup(mine) is many
+    one = OPTIMIZERS[optimizer]().setup(expected)
+    skipped = {0, 3} if kind is SetUpAnew else {0}
+    for number in range(6):
+        many.update(mine, batch(comm.rank, number))
+        batches = [batch(rank, number) for rank in range(comm.size)]
+        expected.cleargrads()
+        (sum(expected(x) for x in batches) / comm.size).backward()
+        if number not in skipped:
+            one.update()
+    assert many.t == one.t
+    assert same_everywhere(comm, mine)
+    assert_near(mine, expected, 1e-5)
+
+
+@WORLD
+def test_gradients_that_were_computed_before_are_used(naive):
+    model = Model(0)
+    optimizer = _MultiNodeOptimizer(chainer.optimizers.SGD(1.0), naive, True)
+    optimizer.setup(model)
+    for expected in 0, 1:
+        model.main.W.grad = np.full((2, 3), naive.rank, "f4")
+        model.main.b.grad = None if naive.rank else np.ones(2, "f4")
+        before = model.main.b.array.copy()
+        optimizer.update()
+        assert optimizer.t == expected
+    np.testing.assert_allclose(model.main.b.array, before - 1 / naive.size, rtol=1e-6)
+
+
+@WORLD
+def test_lazy_parameters_and_added_ones_come_from_rank_0(naive):
+    np.random.seed(naive.rank)
+    model = chainer.Sequential(L.Linear(None, 3))
+    optimizer = _MultiNodeOptimizer(chainer.optimizers.SGD(), naive, True).setup(model)
+    x = batch(naive.rank, 0)
+    for steps in 0, 1:
+        optimizer.update(lambda: F.sum(model(x)))
+        assert optimizer.t == steps
+    model.append(L.Linear(3, 2))
+    optimizer.setup(model)
+    for steps in 0, 1:
+        optimizer.update(lambda: F.sum(model(x)))
+        assert (optimizer.t, same_everywhere(naive, model)) == (steps, True)
+
+
+@WORLD
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_loss_that_fails_on_one_rank_is_raised_on_all(communicator, at):
+    comm, model = communicator, Model(communicator.rank)
+    optimizer = _MultiNodeOptimizer(chainer.optimizers.SGD(), comm, True).setup(model)
+    for number in range(5):
+        fails = number == at and comm.rank == 1
+        call = bad_batch if fails else model
+        if number == at:
+            with pytest.raises(FloatingPointError if fails else PeerError):
+                optimizer.update(call, batch(comm.rank, number))
+        else:
+            optimizer.update(call, batch(comm.rank, number))
+    assert optimizer.t == 3
+    assert same_everywhere(comm, model)
+
+
+@WORLD
+def test_a_loss_scale_is_undone(naive):
+    models = [Model(0), Model(0)]
+    for scale, model in zip((None, 64.0), models, strict=True):
+        actual = chainer.optimizers.SGD(0.1)
+        if scale:
+            actual.set_loss_scale(scale)
+        optimizer = _MultiNodeOptimizer(actual, naive, True).setup(model)
+        for number in range(3):
+            optimizer.update(model, batch(naive.rank, number))
+    assert_near(models[0], models[1], 1e-6)
+
+
+def test_four_attributes_are_its_own_and_all_others_are_handed_on():
+    comm, actual = chainermn.create_communicator("naive"), chainer.optimizers.Adam()
+    optimizer = _MultiNodeOptimizer(actual, comm, zero_fill=False)
+    assert optimizer.communicator is comm
+    assert optimizer.actual_optimizer is actual
+    assert optimizer.zero_fill is False
+    assert optimizer.target_params == []
+    assert set(vars(optimizer)) == {
+        "actual_optimizer",
+        "communicator",
+        "target_params",
+        "zero_fill",
+    }
+    optimizer.setup(Model(0))
+    optimizer.alpha = 0.5
+    optimizer.note = "kept"
+    assert (actual.alpha, actual.note) == (0.5, "kept")
+    assert not hasattr(actual, "target_params")
+    assert not hasattr(actual, "zero_fill")
+    assert optimizer.target is actual.target
+    called = []
+    optimizer.add_hook(called.append, "called")
+    optimizer.call_hooks("pre")
+    assert called == [actual]
+    object.__setattr__(optimizer, "own", 1)
+    assert not hasattr(actual, "own")
+    with pytest.raises(AttributeError, match="nothing_of_the_kind"):
+        _ = optimizer.nothing_of_the_kind
+
+
+def test_it_is_saved_loaded_and_copied_as_its_actual_optimizer():
+    comm = chainermn.create_communicator("naive")
+    first, second = [
+        _MultiNodeOptimizer(chainer.optimizers.Adam(), comm).setup(Model(seed))
+        for seed in (0, 1)
+    ]
+    for number in range(3):
+        first.update(first.target, batch(0, number))
+    load_state(second, state_of(first))
+    assert second.t == 2
+    twin = copy.deepcopy(first)
+    assert twin.communicator is comm
+    assert twin.target is not first.target
+    assert twin.target_params == first.target_params
+
+
+def test_a_trainer_takes_it(tmp_path):
+    comm = chainermn.create_communicator("naive")
+    optimizer = WithOwnUpdate(chainer.optimizers.SGD(), comm, True)
+    optimizer.setup(Model(0))
+    data = chainer.datasets.TupleDataset(batch(0, 0))
+    iterator = chainer.iterators.SerialIterator(data, 2)
+    updater = chainer.training.StandardUpdater(iterator, optimizer)
+    chainer.training.Trainer(updater, (3, "iteration"), out=str(tmp_path)).run()
+    assert optimizer.t == 2
+    assert len(optimizer.losses) == 3
+
+
+@pytest.mark.parametrize(
+    "make", [chainermn.create_multi_node_optimizer, _MultiNodeOptimizer]
+)
+def test_without_a_communicator_it_is_made_and_an_update_says_what_is_missing(make):
+    model = Model(0)
+    optimizer = make(chainer.optimizers.Adam(), None)
+    assert optimizer.setup(model) is optimizer
+    assert optimizer.target is model
+    assert state_of(optimizer)["t"] == 0
+    weights = model.main.W.array.copy()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"None .* create_communicator\(\)"):
+            optimizer.update(model, batch(0, 0))
+    np.testing.assert_array_equal(model.main.W.array, weights)
+    assert optimizer.t == 0
