@@ -1,5 +1,6 @@
 """Every block of code in the READMEs and the manual is run, or says why it isn't."""
 
+import ast
 import json
 import re
 import runpy
@@ -8,7 +9,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import chainer
 import click
+import numpy as np
 import pytest
 
 from chainermn_tools import cli
@@ -173,7 +176,33 @@ for one in filter(is_run, EACH):
         ON_SEVERAL[key] = ON_SEVERAL.get(key, "") + one.text
 
 
+def parameters_below(variable: chainer.Variable) -> Iterator[chainer.Variable]:
+    """What a variable was computed from, as far as this rank knows."""
+    functions = [variable.creator_node]
+    while functions:
+        for node in functions.pop().inputs:
+            if node.creator_node is not None:
+                functions.append(node.creator_node)
+            elif (found := node.get_variable_or_none()) is not None:
+                yield found
+
+
+@pytest.fixture
+def finite_gradients(monkeypatch):
+    """Backward fails where it adds to the NaN that a new link has for gradients."""
+    real = chainer.Variable.backward
+
+    def backward(variable, *args, **kwargs):
+        below = [*parameters_below(variable)]
+        real(variable, *args, **kwargs)
+        grads = [each.grad for each in below if each.grad is not None]
+        assert all(np.isfinite(grad).all() for grad in grads), "no cleargrads()"
+
+    monkeypatch.setattr(chainer.Variable, "backward", backward)
+
+
 @pytest.mark.world
+@pytest.mark.usefixtures("finite_gradients")
 @pytest.mark.parametrize(
     ("page", "text"),
     [
@@ -216,6 +245,21 @@ def test_every_file_that_a_page_makes_is_run_there() -> None:
             if b.language in SHELL and b.line > block.line
         ]
         assert any(block.title in text for text in later), f"{block} is never run"
+
+
+def test_no_check_is_passed_over_where_nothing_is_raised() -> None:
+    """An assertion in an `except` says nothing about a block that raises nothing."""
+    handlers = [
+        (block, handler)
+        for block in EACH
+        if block.language == "python"
+        for handler in ast.walk(ast.parse(block.text))
+        if isinstance(handler, ast.ExceptHandler)
+    ]
+    assert handlers
+    for block, handler in handlers:
+        inside = [*map(type, ast.walk(handler))]
+        assert ast.Assert not in inside, f"{block}: assert after the `try`"
 
 
 def uses_of_the_command() -> Iterator[tuple[Block, list[str]]]:
