@@ -18,7 +18,7 @@ from chainermn_train import (
     multi_node_snapshot,
 )
 from tests.support.plugins.pairwise import pairwise
-from tests.support.training.checkpoints import run_until
+from tests.support.training.checkpoints import files, run_until
 from tests.support.training.trainers import (
     parameter_bits,
     same_everywhere,
@@ -398,3 +398,106 @@ def test_a_value_that_the_script_sets_otherwise_is_replaced_and_named_once(
     assert "0.5" in said[0]
     assert "set it in an extension" in said[0]
     assert resumed.optimizer.lr == 0.25
+
+
+# Another model or optimizer.
+
+
+class Layers(chainer.Chain):
+    """So many layers, perhaps with batch normalization."""
+
+    def __init__(self, count, norm=False):
+        super().__init__()
+        with self.init_scope():
+            for number in range(count):
+                setattr(self, f"layer{number}", L.Linear(3, 3, initialW=0.5))
+            if norm:
+                self.norm = L.BatchNormalization(3)
+
+    def __call__(self, x):
+        for number in range(3):
+            x = getattr(self, f"layer{number}", F.identity)(x)
+        return F.mean(getattr(self, "norm", F.identity)(x) ** 2)
+
+
+def trainer_of(comm, out, store, model, optimizer, plain=False):
+    actual = OPTIMIZERS[optimizer]()
+    if not plain:
+        actual = create_multi_node_optimizer(actual, comm)
+    examples = np.ones((6, 3), "f4")
+    trainer = trainer_over(examples, 2, actual.setup(model), (STOP, "iteration"), out)
+    STORES[store](comm, trainer)
+    return trainer
+
+
+# What was saved, what it is loaded into, and words of the error.
+OTHERS = {
+    "a layer less": (Layers(3), "Adam", Layers(2), "Adam", "layer2/W"),
+    "a layer more": (Layers(2), "Adam", Layers(3), "Adam", "layer2/W"),
+    "statistics less": (Layers(2, True), "SGD", Layers(2), "SGD", "norm/avg_mean"),
+    "statistics more": (Layers(2), "SGD", Layers(2, True), "SGD", "norm"),
+    **{
+        f"{there} to {here}": (Layers(2), there, Layers(2), here, f"{there}.*{here}")
+        for there, here in [
+            *(("Adam", "MomentumSGD"), ("Adam", "SGD"), ("SGD", "Adam")),
+            *(("Adam", "AMSGrad"), ("AdamW", "Adam"), ("MomentumSGD", "NesterovAG")),
+            *(("AMSGrad", "Adam"), ("MSVAG", "Adam"), ("RMSprop", "AdaGrad")),
+        ]
+    },
+}
+
+
+@pairwise(store=STORES, case=OTHERS)
+def test_a_checkpoint_of_another_model_or_optimizer_is_refused(
+    naive, folder, store, case
+):
+    saved, its_optimizer, target, optimizer, words = OTHERS[case]
+    run_until(
+        trainer_of(naive, folder, store, saved.copy("init"), its_optimizer),
+        SAVED + 1,
+    )
+    before = files(naive, folder)
+    with pytest.raises(ValueError, match=words):
+        trainer_of(naive, folder, store, target.copy("init"), optimizer).run()
+    assert files(naive, folder) == before
+    trainer = trainer_of(naive, folder, store, saved.copy("init"), its_optimizer)
+    trainer.run()
+    assert trainer.updater.iteration == STOP
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "missing"),
+    [("Adam", "MomentumSGD", "layer0/W/m"), ("SGD", "Adam", "layer0/W/m")],
+)
+def test_a_plain_optimizers_state_is_not_that_of_another_kind(
+    naive, tmp_path, there, here, missing
+):
+    with naive.split(naive.rank, 0) as alone:
+        arguments = (alone, tmp_path, "checkpointer")
+        run_until(trainer_of(*arguments, Layers(2), there, True), SAVED + 1)
+        with pytest.raises(ValueError, match=missing):
+            trainer_of(*arguments, Layers(2), here, True)
+
+
+def test_a_model_alone_of_another_shape_is_refused_on_any_number_of_ranks(
+    naive, folder
+):
+    create_multi_node_checkpointer("run", naive, path=folder).save(Layers(3))
+    files(naive, folder)
+    with naive.split(naive.rank, 0) as alone:
+        for comm in naive, alone:
+            checkpointer = create_multi_node_checkpointer("run", comm, path=folder)
+            with pytest.raises(ValueError, match=r"layer2/W.*another model"):
+                checkpointer.maybe_load(Layers(2))
+            assert checkpointer.maybe_load(Layers(3)) == 1
+
+
+def test_fewer_extensions_and_another_end_are_no_other_model(naive, folder):
+    first = Run(naive, folder, optimizers.Adam(), "checkpointer")
+    first.trainer.extend(extensions.LogReport(trigger=(1, "iteration")))
+    run_until(first.trainer, SAVED + 1)
+    resumed = Run(naive, folder, optimizers.Adam(), "checkpointer")
+    assert resumed.trainer.updater.iteration == SAVED
+    resumed.trainer.stop_trigger = lambda trainer: trainer.updater.iteration == 6
+    resumed.trainer.run()
+    assert resumed.optimizer.t == 6

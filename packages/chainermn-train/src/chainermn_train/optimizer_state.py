@@ -69,14 +69,23 @@ def serialize_state(optimizer: Any, serializer: Any) -> None:
 
 
 def serialize_rules(optimizer: Any, serializer: Any) -> None:
-    """Save or load the numbers of update rules."""
+    """Save or load the numbers of update rules, and the optimizer's class.
+
+    ValueError if a snapshot is of another class.
+    """
+    kind = type(optimizer).__name__
     rules = update_rules(optimizer.target)
     if not isinstance(serializer, chainer.Deserializer):
-        record = {name: numbers_of(rule) for name, rule in rules.items()}
+        record = [kind, {name: numbers_of(rule) for name, rule in rules.items()}]
         serializer("rules", np.frombuffer(json.dumps(record).encode(), np.uint8))
     elif not is_missing(serializer, "rules"):
         text = np.asarray(serializer("rules", None)).tobytes()
-        numbers = json.loads(text)
+        saved_kind, numbers = json.loads(text)
+        if saved_kind != kind:
+            raise ValueError(
+                f"the stored state is of an optimizer {saved_kind}, and this one is {kind}: "
+                "make it as it was, or load the model alone"
+            )
         for name, rule in rules.items():
             vars(rule).update(numbers.get(name, {}))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from typing import Any
 
 import chainer
@@ -9,6 +11,10 @@ import numpy as np
 from chainer.serializers import DictionarySerializer, NpzDeserializer
 
 from .shards import RESERVED_PREFIX, State
+
+# Names of what a trainer may have had beside models and optimizers, and of what is read
+# where it is needed.
+_MAY_BE_LEFT = re.compile("(updater/)?iterator:|extension|stop_trigger|.*chainermn")
 
 
 class StateError(ValueError):
@@ -58,26 +64,46 @@ def state_dict(target: Any) -> State:
 
 
 def load_state_dict(target: Any, state: State) -> None:
-    """Load a state into ``target``; StateError, with a part of it loaded, if it doesn't fit."""
+    """Load a state into ``target``; StateError, with a part of it loaded, if it doesn't fit.
+
+    All that the state has of a model or an optimizer must be read. Of a trainer's
+    iterators and extensions, there may be fewer than were saved.
+    """
+    stored = {name: np.asarray(array) for name, array in state.items()}
+    deserializer = _CheckedDeserializer(stored)
+    deserializer.read = set()
     try:
-        stored = {name: np.asarray(array) for name, array in state.items()}
-        _CheckedDeserializer(stored).load(target)
+        deserializer.load(target)
     except KeyError as error:
         raise StateError(
             f"the stored state lacks {error}: it was taken of an "
             "object that was made differently (other layers, optimizer or extensions?)"
         ) from error
+    unread = [
+        it for it in stored.keys() - deserializer.read if not _MAY_BE_LEFT.match(it)
+    ]
+    if unread:
+        raise StateError(
+            f"the stored state has {sorted(unread)}, and there is no such thing here: it was "
+            "taken of another model or optimizer. Make them as they were, or take the model "
+            "alone out of it, by `python -m chainermn_train.checkpoint`"
+        )
 
 
 class _CheckedDeserializer(NpzDeserializer):
     """Refuses arrays that NumPy would broadcast to the shape that is there, or round."""
 
+    read: set[str]  # the names that were asked for, shared by all
+
     def __getitem__(self, key: str) -> _CheckedDeserializer:
-        return _CheckedDeserializer(self.npz, f"{self.path}{key.strip('/')}/")
+        child = copy.copy(self)
+        child.path = f"{self.path}{key.strip('/')}/"
+        return child
 
     def __call__(self, key: str, value: Any) -> Any:
         shape = getattr(value, "shape", None)
         name = self.path + key.lstrip("/")
+        self.read.add(name)
         if value is None and name not in self.npz and self._is_of_rule_without_state():
             return None
         if shape is None or name not in self.npz:

@@ -307,7 +307,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     def serialize(self, serializer: Any) -> None:
         """Save or load the optimizer's state, as :meth:`chainer.Optimizer.serialize` does.
 
-        Beyond what Chainer saves: gradients in flight (it waits for their means, which
+        Beyond what Chainer saves: the optimizer's class, the numbers that update rules
+        have outside their state, gradients in flight (it waits for their means, which
         are equal on all ranks) and those added up so far (each rank's own), a dynamic
         loss scale, and the float32 parameters of :meth:`use_fp32_update`. So training
         that resumes goes on with the same bits (not collective). What a snapshot of
@@ -315,8 +316,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         see :meth:`assume_synchronized`.
 
         Raises:
-            ValueError: the snapshot holds gradients that this optimizer, with other
-                ``double_buffering`` or ``accumulate_steps``, has no use for.
+            ValueError: the snapshot is of another class of optimizer, or holds gradients
+                that this optimizer, with other ``double_buffering`` or
+                ``accumulate_steps``, has no use for.
             BaseException: what made the exchange in flight fail.
         """
         optimizer, exchange, group = self.actual_optimizer, self._exchange, self._group
