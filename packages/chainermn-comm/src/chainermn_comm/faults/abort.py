@@ -111,10 +111,10 @@ def leave(code: int) -> NoReturn:
 
 def _wanted() -> bool | None:
     """Return what the environment says: True, False, or None for nothing."""
-    # Of a malformed one `create_communicator` raises ValueError, on all ranks.
-    with contextlib.suppress(ValueError):
+    try:
         return switch(ABORT_VARIABLE)
-    return None
+    except ValueError:  # which `create_communicator` raises on all ranks
+        return False
 
 
 def _install() -> None:
