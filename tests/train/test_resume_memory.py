@@ -64,7 +64,7 @@ SLOTS = pytest.mark.xfail(strict=True, reason="comes with the list of slots")
     ("ranks", "store"),
     [
         *((2, "checkpointer"), (2, "snapshot")),
-        pytest.param(4, "checkpointer", marks=SLOTS),
+        (4, "checkpointer"),
         pytest.param(4, "snapshot", marks=SLOTS),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -19,6 +20,8 @@ RESERVED_PREFIX = "chainermn-file/"
 _HEADER, _OWN, _PIECE = (
     RESERVED_PREFIX + each for each in ("header", "own/", "piece/")
 )
+# Of a rank's own: how far its iterators are, and the gradients that it has added up.
+_NEEDED = re.compile("iterator:|chainermn/group/")
 _HEADER_AT = 30  # bytes: the length of a zip archive's header before its first name
 _FORMAT = 2
 # What NumPy can't store without pickling, and Chainer has: None.
@@ -56,6 +59,11 @@ class Shard:
     # Of such arrays, by their names.
     pieces: dict[str, Piece] = field(default_factory=dict)
     own: State = field(default_factory=dict)  # what differs between ranks
+
+    def without_private(self) -> Shard:
+        """Return this without what no other rank needs to go on, on as many ranks."""
+        needed = {name: it for name, it in self.own.items() if _NEEDED.search(name)}
+        return Shard(self.shared, self.pieces, needed)
 
 
 def encode(head: Head, shard: Shard) -> dict[str, np.ndarray]:

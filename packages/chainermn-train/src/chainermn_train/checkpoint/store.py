@@ -282,10 +282,15 @@ class Store:
         problems = [each for each in allgather_checked(comm, OPERATION, read) if each]
         if problems:
             return "; ".join(problems)
-        return [
-            comm.bcast_obj(shards.get(it), root=root)
-            for it, root in enumerate(generation.readers)
-        ]
+        found = []
+        for rank, root in enumerate(generation.readers):
+            shard = shards.get(rank)
+            given = shard
+            if shard is not None and generation.readers == [*range(comm.size)]:
+                given = shard.without_private()  # each rank has read its own
+            received = comm.bcast_obj(given, root=root)
+            found.append(shard or received)
+        return found
 
     def note_written(self, save: Save) -> None:
         """Count a save that all ranks have written (not collective)."""
