@@ -254,13 +254,18 @@ def broadcast_state(
         counts = {
             n: getattr(optimizer, n) for n in ("t", "epoch") if hasattr(optimizer, n)
         }
-        numbers = _hyperparameters(optimizer)
-        return counts, loss_scaling(optimizer), states, masters, numbers
+        return (
+            counts,
+            loss_scaling(optimizer),
+            states,
+            masters,
+            _hyperparameters(optimizer),
+        )
 
     given = bcast_checked(communicator, "broadcast of the optimizer's state", give)
     if communicator.rank == 0:
         return
-    counts, scaling, states, masters, numbers = given
+    counts, scaling, states, masters, hyperparameters = given
     for name, value in [*counts.items(), *zip(_SCALING, scaling, strict=True)]:
         if hasattr(optimizer, name):
             setattr(optimizer, name, value)
@@ -273,5 +278,5 @@ def broadcast_state(
                 for key, it in state.items()
             }
     _set_master_weights(target, masters)
-    if with_settings and numbers:
-        vars(optimizer.hyperparam).update(numbers)
+    if with_settings and hyperparameters:
+        vars(optimizer.hyperparam).update(hyperparameters)
