@@ -80,6 +80,12 @@ LATER = [
         for change in (change_rate_of_a_rule, freeze)
     ),
 ]
+REPAIRED = [
+    change_rate,
+    change_rate_by_numpy,
+    pytest.param(change_rate_of_a_rule, marks=SLOTS),
+    freeze,
+]
 
 
 def changed_on(comm, rank, change, **how):
@@ -106,8 +112,8 @@ def test_what_one_rank_sets_later_is_named_as_a_setting(naive, change, text, whe
 
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize("where", [0, -1])
-@pytest.mark.parametrize(("change", "text"), LATER)
-def test_it_is_repaired_once_where_that_was_asked_for(naive, change, text, where):
+@pytest.mark.parametrize("change", REPAIRED)
+def test_it_is_repaired_once_where_that_was_asked_for(naive, change, where):
     optimizer = changed_on(naive, where, change, on_drift="synchronize")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
