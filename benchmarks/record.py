@@ -18,7 +18,8 @@ from rich.console import Console
 from tables import make_table
 
 from chainermn_comm import create_communicator
-from chainermn_comm.observers import NOBODY, CallObserver, observed
+from chainermn_comm.messaging import ProcessGroup
+from chainermn_comm.observers import NOBODY
 
 BLOCKS, CALLS = 200, 100
 
@@ -26,21 +27,22 @@ BLOCKS, CALLS = 200, 100
 class RecordedCalls:
     """A communicator whose calls do nothing."""
 
-    def __init__(self, observer: CallObserver) -> None:
-        self._observer = observer
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
 
     def empty(self) -> None:
         pass
 
-    @observed
     def recorded(self) -> None:
-        self._observer.collective("allreduce", 1, NOBODY, 400)
+        with self._group.in_step("allreduce"):
+            observer = self._group.handshake.observer
+            observer.collective("allreduce", 1, NOBODY, 400)
 
 
 def main() -> None:
     with create_communicator("naive") as comm:
         methods, memory, pack = (
-            RecordedCalls(comm._observer),
+            RecordedCalls(comm._group),
             bytearray(64),
             struct.Struct("<BdQq").pack_into,
         )

@@ -76,8 +76,8 @@ def test_the_default_works_without_gpus_and_without_a_warning(world):
             )
             for dtype in ("int32", "complex64", "half precision", 7)
         ),
-        ("naive", {"mpi_comm": "world"}, "mpi4py intracommunicator, got str"),
-        ("naive", {"mpi_comm": MPI.COMM_NULL}, "intracommunicator, got COMM_NULL"),
+        ("naive", {"mpi_comm": "world"}, "mpi4py intracommunicator, .*got str"),
+        ("naive", {"mpi_comm": MPI.COMM_NULL}, "intracommunicator, and not COMM_NULL"),
     ],
 )
 def test_what_cannot_be_made_says_why_and_what_can(world, name, how, told):
@@ -91,14 +91,14 @@ def test_a_rank_without_a_part_in_a_split_is_told(world):
         kind = type(comm)
     for make in create_communicator, lambda _, comm: kind(comm):
         if world.rank:
-            with pytest.raises(TypeError, match="intracommunicator, got COMM_NULL"):
+            with pytest.raises(TypeError, match="intracommunicator, and not COMM_NULL"):
                 make("naive", part)
         else:
             with make("naive", part) as comm:
                 check_mean(comm)
     if not world.rank:
         part.Free()
-        with pytest.raises(TypeError, match="intracommunicator, got COMM_NULL"):
+        with pytest.raises(TypeError, match="intracommunicator, and not COMM_NULL"):
             create_communicator("naive", part)
 
 

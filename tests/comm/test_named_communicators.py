@@ -76,7 +76,7 @@ def test_classes_take_what_create_communicator_takes(world):
         assert comm.get_config("allreduce_grad_dtype") == np.float16
         assert comm.get_config("batched_copy") is True
     with pytest.raises(
-        TypeError, match="mpi_comm must be an mpi4py intracommunicator, got str"
+        TypeError, match=r"mpi_comm must be an mpi4py intracommunicator.*got str"
     ):
         NaiveCommunicator("world")  # type: ignore[arg-type]
 

@@ -410,21 +410,19 @@ class CommunicatorBase(ABC):
             recvbuf: an array of that shape, into which the mean is written; None for a
                 new array.
         """
-        operation, rank = "multi_node_mean", self.rank
         if isinstance(sendbuf, (tuple, list)):
-            _agree_on_length(self, operation, sendbuf)
+            _agree_on_length(self, "multi_node_mean", sendbuf)
             return tuple([self.multi_node_mean(each) for each in sendbuf])
         # Wide terms, divided by a power of two before: their sum stays in range.
         power = 1 << (self.size - 1).bit_length()
-        with SharedFailure(self.handshake, operation):
-            array = as_array(recvbuf if sendbuf is None else sendbuf, rank)
-            check_operation(rank, operation, "sum", [array], mean=True)
+        with SharedFailure(self.handshake, "multi_node_mean"):
+            array = as_array(recvbuf if sendbuf is None else sendbuf, self.rank)
+            check_operation(self.rank, "multi_node_mean", "sum", [array], mean=True)
             terms = array.astype(np.result_type(array.dtype, np.float64)) / power
             if recvbuf is not None:
                 np.copyto(recvbuf, array)  # which raises where the mean has no room
-        self.handshake(operation)
-        total = self.allreduce(terms)
-        mean = np.asarray(total / (self.size / power), array.dtype)
+        self.handshake("multi_node_mean")
+        mean = np.asarray(self.allreduce(terms) / (self.size / power), array.dtype)
         if recvbuf is None:
             return mean
         recvbuf[...] = mean
@@ -519,12 +517,11 @@ def _agree_on_length(comm: CommunicatorBase, operation: str, data: Any) -> None:
 
 def _fill_in_zeros(comm: CommunicatorBase, model: Any) -> None:
     """Give the model the gradients that it lacks (collective)."""
-    operation = "multi_node_mean_grad"
-    with SharedFailure(comm.handshake, operation):
+    with SharedFailure(comm.handshake, "multi_node_mean_grad"):
         for _, param in model.namedparams():
             if param.data is not None and param.grad is None:
                 param.grad = np.zeros_like(param.data)
-    comm.handshake(operation)
+    comm.handshake("multi_node_mean_grad")
 
 
 # The other name of a class's own mean calls that of the class, not of its subclasses:

@@ -172,13 +172,12 @@ def is_known_to_all(error: BaseException, call: tuple[int, int]) -> bool:
     return bool(vars(error).pop(_RAISED_WITHIN, None) == call)
 
 
-def without_traceback(error: BaseException) -> BaseException:
+def without_traceback(error: Any) -> Any:
     """Return an error like this one; it keeps no frames, nor the arrays that these refer to."""
-    kind: Any = type(error)
-    reduced: Any = error.__reduce__()
-    twin = kind.__new__(kind, *reduced[1])  # whose `__init__` may want other arguments
+    # Its `__init__` may want other arguments.
+    twin = type(error).__new__(type(error), *error.__reduce__()[1])
     vars(twin).update(vars(error))
-    return twin  # type: ignore[no-any-return]
+    return twin
 
 
 def share_failure(

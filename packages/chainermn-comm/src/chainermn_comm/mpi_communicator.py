@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import reduce, wraps
 from operator import add
-from typing import Any, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import numpy as np
 from mpi4py import MPI
@@ -32,7 +32,7 @@ from .messaging import (
     point_to_point,
 )
 from .mpi_start import require_running_mpi
-from .observers import Method, combined, observed
+from .observers import combined
 from .reducer import Reducer
 from .registry import agreeing
 from .topology import Topology
@@ -40,6 +40,7 @@ from .trace import recorder as trace
 from .unused import Resources, explained, free_unused, made_from
 from .watchdog import Timeout, register
 
+Method = TypeVar("Method", bound=Callable[..., Any])
 # Colors and keys of a split are C ints.
 LARGEST_INT = 2**31 - 1
 
@@ -76,8 +77,9 @@ class MpiCommunicator(CommunicatorBase):
     ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0`` refuses that, later calls on this rank
     raise ``CommunicationError``.
 
-    Only one thread at a time may use it; another thread needs a communicator of its
-    own, made by :meth:`split`.
+    It serves one thread at a time: a call while another thread is in one raises
+    RuntimeError. That thread needs a communicator of its own, made by :meth:`split`.
+    Pickling raises TypeError.
     """
 
     #: Whose backends it has, a name that ``create_communicator`` knows.
@@ -188,7 +190,6 @@ class MpiCommunicator(CommunicatorBase):
     def mpi_comm(self) -> MPI.Intracomm:
         return self._mpi_comm
 
-    @observed
     def split(self, color: int, key: int) -> MpiCommunicator:
         group, who = self._group, f"rank {self._rank}"
         with group.in_step("split"), explained(self._rank):
@@ -252,7 +253,6 @@ class MpiCommunicator(CommunicatorBase):
             "recv", messages.ARRAYS_WITH_METADATA, envelope, label
         )
 
-    @observed
     @takes_second_as_root
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
         """Send ``root``'s ``data`` to every rank (collective), and raise as the base does.
@@ -263,28 +263,23 @@ class MpiCommunicator(CommunicatorBase):
         """
         return collectives.bcast(self._group, "bcast", data, messages.of_arrays, root)
 
-    @observed
     def gather(self, data: Any, root: int = 0) -> tuple[Any, ...] | None:
         found = collectives.gather(
             self._group, "gather", data, messages.of_arrays, root
         )
         return None if found is None else tuple(found)
 
-    @observed
     def alltoall(self, xs: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(
             collectives.alltoall(self._group, "alltoall", xs, messages.of_arrays)
         )
 
-    @observed
     def allreduce(self, data: Any, op: str = "sum") -> Any:
         return reduce_arrays(self._group, "allreduce", data, op)
 
-    @observed
     def reduce_scatter(self, xs: Sequence[Any], op: str = "sum") -> Any:
         return reduce_arrays(self._group, "reduce_scatter", xs, op)
 
-    @observed
     def allgather(self, x: Any) -> tuple[Any, ...]:
         return tuple(
             collectives.allgather(self._group, "allgather", x, messages.of_arrays)
@@ -298,7 +293,6 @@ class MpiCommunicator(CommunicatorBase):
         error: BaseException | None = None,
         payload: bytes = b"",
     ) -> list[bytes]:
-        # Not `observed`, whose frame would refer to `error`: see `SharedFailure`.
         group = self._group
         try:
             with group.in_step(operation):
@@ -312,10 +306,8 @@ class MpiCommunicator(CommunicatorBase):
                     operation, signature, payload, len(payload), typed=True
                 )
         finally:
-            del error
-            self._observer.leave()
+            del error  # whose traceback refers to this frame: see `SharedFailure`
 
-    @observed
     def scatter(self, xs: Sequence[Any] | None, root: int = 0) -> Any:
         return collectives.scatter(self._group, "scatter", xs, messages.of_arrays, root)
 
@@ -339,19 +331,16 @@ class MpiCommunicator(CommunicatorBase):
         )
         return found[1]
 
-    @observed
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
         return collectives.bcast(
             self._group, "bcast_obj", obj, messages.of_objects, root
         )
 
-    @observed
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
         return collectives.gather(
             self._group, "gather_obj", obj, messages.of_objects, root
         )
 
-    @observed
     def allreduce_obj(self, obj: Any) -> Any:
         objs = collectives.allgather(
             self._group, "allreduce_obj", obj, messages.of_objects
@@ -364,19 +353,16 @@ class MpiCommunicator(CommunicatorBase):
                 f"rank {self._rank}: allreduce_obj can't add the ranks' objects ({kinds}): {error}"
             ) from error
 
-    @observed
     def allgather_obj(self, obj: Any) -> list[Any]:
         return collectives.allgather(
             self._group, "allgather_obj", obj, messages.of_objects
         )
 
-    @observed
     def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
         return collectives.scatter(
             self._group, "scatter_obj", objs, messages.of_objects, root
         )
 
-    @observed
     def alltoall_obj(self, objs: Sequence[Any]) -> list[Any]:
         return collectives.alltoall(
             self._group, "alltoall_obj", objs, messages.of_objects
@@ -384,13 +370,11 @@ class MpiCommunicator(CommunicatorBase):
 
     # Models.
 
-    @observed
     def bcast_data(self, model: Any) -> None:
         group = self._group
         with group.in_step("bcast_data"):
             bcast_parameters(group, model)
 
-    @observed
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
         """Replace each gradient of a ``model`` by its mean over ranks (collective).
 
@@ -429,7 +413,6 @@ class MpiCommunicator(CommunicatorBase):
             )
         return super().make_reducer(zero_fill, operation, channel)
 
-    @observed
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:
         """Return the mean of all ranks' ``sendbuf``, which are of floats (collective).
 
@@ -470,7 +453,6 @@ class MpiCommunicator(CommunicatorBase):
             raise KeyError(f"no setting {name!r}; there are {', '.join(settings)}")
         return settings[name]
 
-    @observed
     def finalize(self) -> None:
         """Free this communicator's MPI resources (collective); later calls raise.
 
@@ -512,6 +494,12 @@ class MpiCommunicator(CommunicatorBase):
         group.device.release_local()
         self._backends = ()
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} can't be pickled: a communicator belongs to one process; save "
+            "the state of what holds it with chainer.serializers, or pickle that without it"
+        )
+
     # What the methods above share.
 
     @property
@@ -543,11 +531,11 @@ class MpiCommunicator(CommunicatorBase):
         self, rank: int, tag: int, name: str, max_tag: int
     ) -> point_to_point.Envelope:
         """Return the envelope of a message; raise unless there are such a rank and tag."""
-        who, comm = f"rank {self._rank}:", self._group.comm
+        who, group = f"rank {self._rank}:", self._group
         other = integer_between(rank, 0, self._size - 1, f"{who} {name}")
         if other == self._rank:
             raise ValueError(
                 f"{who} {name} is this rank itself, which would wait for ever"
             )
         number = integer_between(tag, 0, max_tag, f"{who} tag")
-        return point_to_point.Envelope(comm, other, number, self._observer)
+        return point_to_point.Envelope(group.comm, other, number, group.handshake)

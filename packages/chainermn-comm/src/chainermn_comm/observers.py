@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
-
-Method = TypeVar("Method", bound=Callable[..., Any])
+from typing import Any
 
 NOBODY = -1  # in place of a rank, or of a tag
 
@@ -60,16 +58,3 @@ def combined(*observers: CallObserver | None) -> CallObserver:
 def _call_each(methods: list[Callable[..., None]], *args: Any, **kwargs: Any) -> None:
     for method in methods:
         method(*args, **kwargs)
-
-
-def observed(method: Method) -> Method:
-    """Decorate a communicator's method that waits: report its end; its handshake did the rest."""
-
-    @functools.wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(self, *args, **kwargs)
-        finally:
-            self._observer.leave()
-
-    return cast(Method, call)

@@ -71,9 +71,10 @@ def agreeing(
     faults.install_by_default()
     comm = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
     if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
-        # So is what this rank gets of a split that it has no part in.
-        got = "COMM_NULL" if comm == MPI.COMM_NULL else type(comm).__name__
-        raise TypeError(f"mpi_comm must be an mpi4py intracommunicator, got {got}")
+        raise TypeError(
+            "mpi_comm must be an mpi4py intracommunicator, and not COMM_NULL, got "
+            f"{type(comm).__name__}"
+        )
     wait = watchdog.Timeout()
     with contextlib.suppress(ValueError):  # which is raised on all ranks below
         wait = timeout or watchdog.timeout_from_env()

@@ -34,9 +34,6 @@ class MpiReducer(Reducer):
     """
 
     takes_plans = True
-    # Whether the means are taken at once when ranks have agreed, as part of one call.
-    # Else the caller may compute meanwhile, which is no wait.
-    is_one_call = False
     _finish_first: Callable[[], None] | None = None  # once it is prepared
     # By bucket: which gradients some rank has; empty where no rank needs zeros.
     _present: Sequence[np.ndarray] = ()
@@ -80,7 +77,6 @@ class MpiReducer(Reducer):
                     raise error from caught
                 raise
             finally:
-                group.handshake.leave()
                 # Its traceback refers to this frame: a cycle would keep the gradients.
                 del error
         self._buckets.append(own)
@@ -117,28 +113,24 @@ class MpiReducer(Reducer):
             whole = self._whole = joined(
                 tuple([bucket.signature for bucket in buckets])
             )
-            digest = whole.digest
-            if self.is_one_call:  # else later ones move that
-                nbytes = whole.nbytes
+            digest, nbytes = whole.digest, whole.nbytes
             if not all([bucket.complete for bucket in buckets]):
                 bits = [grad is None for bucket in buckets for grad in bucket.grads]
                 missing = np.packbits(bits).tobytes()
-        with group.in_step(DESCRIPTION):
+        with group.in_step(DESCRIPTION) as is_outermost:
+            if is_outermost:  # a later call moves them
+                nbytes = 0
             try:
-                try:
-                    own = _HEAD.pack(digest, len(payload)) + payload + missing
-                except (TypeError, struct.error):
-                    with SharedFailure(handshake, self._operation):
-                        text = f"rank {self._rank}: a payload is bytes, 64 at most"
-                        raise ValueError(text) from None
-                rows = handshake(self._operation, signature, own, nbytes, typed=True)
-                if rows.count(own) == len(rows):  # nearly always
-                    self._handed_in = [bool(buckets)]
-                    return [payload] * len(rows)
-                return self._compare(rows)
-            finally:
-                if not self.is_one_call:
-                    handshake.leave()
+                own = _HEAD.pack(digest, len(payload)) + payload + missing
+            except (TypeError, struct.error):
+                with SharedFailure(handshake, self._operation):
+                    text = f"rank {self._rank}: a payload is bytes, 64 at most"
+                    raise ValueError(text) from None
+            rows = handshake(self._operation, signature, own, nbytes, typed=True)
+            if rows.count(own) == len(rows):  # nearly always
+                self._handed_in = [bool(buckets)]
+                return [payload] * len(rows)
+            return self._compare(rows)
 
     def _compare(self, rows: list[bytes]) -> list[bytes]:
         """Return the payloads; raise if gradients differ, and find out where zeros are needed."""
@@ -160,34 +152,29 @@ class MpiReducer(Reducer):
         return [row[_HEAD.size : end] for row, end in zip(rows, ends, strict=True)]
 
     def _take(self, planned: int) -> None:
-        group, handshake = self._data_group, self._data_group.handshake
-        try:
-            with group.in_step(DESCRIPTION):
-                if planned:
-                    with devices.translated_errors(f"rank {self._rank}: {OPERATION}"):
-                        self._take_planned(planned)
-                    return
-                there = (
-                    self._parameter_on_gpu() if self._before or self._is_apart else None
-                )
-                if there is not None:
-                    self._wait_for_those_before()
-                for number, bucket in enumerate(self._buckets):
-                    if not self.is_one_call:
-                        handshake.begin(OPERATION, bucket.signature.nbytes)
-                    if number < len(self._present):
-                        add_zeros = partial(bucket.add_zeros, self._present[number])
-                        group.run_or_raise(OPERATION, add_zeros, "zeros")
-                    elif number == 0 and self._finish_first is not None:
-                        self._finish_first()
-                        continue
-                    for backend, operand in bucket.operands(self._settings, group):
-                        backend.for_gradients().allreduce(operand)
-                if there is not None and self._is_apart:
-                    with devices.using_device_of(there):
-                        staging.wait([devices.recorded_event()])
-        finally:
-            handshake.leave()
+        group = self._data_group
+        with group.in_step(DESCRIPTION) as is_outermost:
+            if planned:
+                with devices.translated_errors(f"rank {self._rank}: {OPERATION}"):
+                    self._take_planned(planned)
+                return
+            there = self._parameter_on_gpu() if self._before or self._is_apart else None
+            if there is not None:
+                self._wait_for_those_before()
+            for number, bucket in enumerate(self._buckets):
+                if is_outermost:  # else it is a part of the call in which ranks agreed
+                    group.handshake.begin(OPERATION, bucket.signature.nbytes)
+                if number < len(self._present):
+                    add_zeros = partial(bucket.add_zeros, self._present[number])
+                    group.run_or_raise(OPERATION, add_zeros, "zeros")
+                elif number == 0 and self._finish_first is not None:
+                    self._finish_first()
+                    continue
+                for backend, operand in bucket.operands(self._settings, group):
+                    backend.for_gradients().allreduce(operand)
+            if there is not None and self._is_apart:
+                with devices.using_device_of(there):
+                    staging.wait([devices.recorded_event()])
 
     def _parameter_on_gpu(self) -> Any:
         """Return a parameter's array on a GPU, if there is one.
@@ -231,9 +218,8 @@ class MpiReducer(Reducer):
             )
 
 
-def mean_gradients(group: ProcessGroup, reducer: MpiReducer, model: Any) -> None:
+def mean_gradients(group: ProcessGroup, reducer: Reducer, model: Any) -> None:
     """Replace each gradient of the model by its mean over ranks (collective)."""
-    reducer.is_one_call = True
     with group.in_step(DESCRIPTION):
         reducer.add(model)
         reducer.agree()

@@ -53,10 +53,13 @@ class Handshake:
     ) -> None:
         """Use ``comm``, which stays the caller's, and report each call to ``observer``."""
         self._comm = comm
-        self._size = comm.size
-        self._observer = observer or CallObserver()
-        self._arrived = self._observer.arrived
-        self.leave = self._observer.leave  # reports the end of a call
+        self.rank, self._size = comm.rank, comm.size
+        self.observer = observer or CallObserver()
+        self._arrived = self.observer.arrived
+        self.leave = self.observer.leave  # reports the end of a call
+        # The thread that is in a call, and the outermost one of its calls.
+        self.thread: int | None = None
+        self.call = ""
         self._calls = 0
         # What interrupted steps that all ranks take together: this rank is out of step
         # since then.
@@ -91,7 +94,7 @@ class Handshake:
             share_failure(self, operation, caught)
             raise
         self._calls += 1
-        self._observer.collective(operation, self._calls, root, nbytes)
+        self.observer.collective(operation, self._calls, root, nbytes)
         prefix = _PREFIX.pack(digest, self._calls, False, len(payload))
         entry = (prefix + payload[:_INLINE_BYTES]).ljust(_ENTRY_BYTES, b"\0")
         received = self._received
@@ -116,7 +119,7 @@ class Handshake:
         if is_known_to_all(error, (id(self), self._calls)):
             raise raised_on_all(error, (id(self), self._calls))
         self._calls += 1
-        self._observer.collective(operation, self._calls)
+        self.observer.collective(operation, self._calls)
         entry = _PREFIX.pack(b"", self._calls, True, 0).ljust(_ENTRY_BYTES, b"\0")
         self._comm.Allgather([entry, MPI.BYTE], [self._received, MPI.BYTE])
         self._comm.allgather(describe(error, self._comm.rank))
@@ -125,7 +128,7 @@ class Handshake:
     def begin(self, operation: str, nbytes: int = 0) -> None:
         """Report a call that all ranks make without a handshake (not collective)."""
         self._calls += 1
-        self._observer.collective(operation, self._calls, NOBODY, nbytes)
+        self.observer.collective(operation, self._calls, NOBODY, nbytes)
 
     def _digest(
         self, operation: str, signature: Signature, typed: bool

@@ -14,9 +14,10 @@ import numpy as np
 from mpi4py import MPI
 
 from ..arithmetic import as_bytes
-from ..observers import CallObserver
 from . import messages
+from .handshake import Handshake
 from .messages import OBJECT, WITH_METADATA, Message
+from .process_group import InCall
 from .transfer import MAX_MESSAGE_BYTES, split_large
 
 # The size of the first of MPI's messages. Longer ones are faster out of line.
@@ -31,12 +32,12 @@ _KINDS = {
 
 
 class Envelope(NamedTuple):
-    """Between which ranks a message goes, and who observes that."""
+    """Between which ranks a message goes, and the handshake of their communicator."""
 
     comm: MPI.Intracomm
     other: int  # rank
     tag: int
-    observer: CallObserver
+    handshake: Handshake
 
 
 def send(
@@ -48,9 +49,10 @@ def send(
 ) -> None:
     """Send the message; return when its arrays may be changed.
 
-    The observer gets ``method``, a communicator's, and ``label``, what the call is for.
+    The handshake's observer gets ``method``, a communicator's, and ``label``, what the
+    call is for.
     """
-    comm, dest, tag, observer = envelope
+    comm, dest, tag, handshake = envelope
     header, nbytes = message.header(), message.nbytes
     is_inline = _PREFIX.size + len(header) + len(metadata) + nbytes <= INLINE_BYTES
     head = _PREFIX.pack(len(header), len(metadata), is_inline), header, metadata
@@ -63,14 +65,12 @@ def send(
             np.frombuffer(first, np.uint8)[INLINE_BYTES:],
             *map(as_bytes, message.arrays),
         ]
-    observer.message(method, dest, tag, nbytes, label)
-    try:
+    with InCall(handshake, method):
+        handshake.observer.message(method, dest, tag, nbytes, label)
         comm.Send([first[:INLINE_BYTES], MPI.BYTE], dest, tag)
         for buffer in buffers:
             for piece in split_large(buffer):
                 comm.Send([piece, MPI.BYTE], dest, tag)
-    finally:
-        observer.leave()
 
 
 def recv(
@@ -89,10 +89,10 @@ def recv(
     CommunicationError if arrays can't be put on a GPU; and whatever hinders making one
     (no memory, a dtype's package). But for the first, the message is discarded.
     """
-    comm, source, tag, observer = envelope
+    comm, source, tag, handshake = envelope
     first = np.empty(INLINE_BYTES, np.uint8)
-    observer.message(method, source, tag, 0, label)
-    try:
+    with InCall(handshake, method):
+        handshake.observer.message(method, source, tag, 0, label)
         if tag == MPI.ANY_TAG:
             status = MPI.Status()
             comm.Probe(source, tag, status)
@@ -136,8 +136,6 @@ def recv(
         if message.on_gpu:
             (message,) = messages.on_device([message], comm.rank)
         return metadata, message.value()
-    finally:
-        observer.leave()
 
 
 def _recv_into(buffer: np.ndarray, envelope: Envelope) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from threading import get_ident
 from traceback import walk_tb
 from typing import Any, TypeVar
 
@@ -49,7 +50,7 @@ class ProcessGroup:
     def __post_init__(self) -> None:
         self.rank, self.size = self.comm.rank, self.comm.size
 
-    def in_step(self, operation: str) -> InStep:
+    def in_step(self, operation: str) -> InCall:
         """Within, all ranks take the same steps together: handshakes, and moving data.
 
         What one rank alone raises there ends the job, as the others can't know. Where
@@ -60,7 +61,7 @@ class ProcessGroup:
             raise FinalizedError(
                 f"rank {self.rank}: the communicator has been finalized"
             )
-        return InStep(self, operation)
+        return InCall(self.handshake, operation, self.interrupt)
 
     def interrupt(self, operation: str, error: BaseException, since: int) -> None:
         """Do what leaving :meth:`in_step` by this error does, where it was entered ``since``."""
@@ -96,15 +97,48 @@ class ProcessGroup:
             return value
 
 
-class InStep:
-    """What :meth:`ProcessGroup.in_step` returns; a generator would miss a signal's exception."""
+class InCall:
+    """Within, one thread uses a communicator; RuntimeError at the entry if another one does.
 
-    def __init__(self, group: ProcessGroup, operation: str) -> None:
-        self._group, self._operation, self._entered = group, operation, now()
+    It is no generator, which would miss a signal's exception.
+    """
 
-    def __enter__(self) -> None:
-        pass
+    _is_outermost = False  # of this thread's calls
+
+    def __init__(
+        self,
+        handshake: Handshake,
+        operation: str,
+        interrupt: Callable[[str, BaseException, int], None] | None = None,
+    ) -> None:
+        """``interrupt`` is called with what is raised within, and the time of the entry."""
+        self._handshake = handshake
+        self._operation = operation
+        self._interrupt = interrupt
+        self._entered = now()
+
+    def __enter__(self) -> bool:
+        """Return whether this thread was in no call of the communicator before."""
+        handshake, own = self._handshake, get_ident()
+        # Threads take turns, and signals come, where functions are called: not between
+        # the next lines.
+        if handshake.thread is None:
+            handshake.thread = own
+            handshake.call = self._operation
+            self._is_outermost = True
+        elif handshake.thread != own:
+            raise RuntimeError(
+                f"rank {handshake.rank}: {self._operation} was called while {handshake.call} was "
+                "under way in another thread: a communicator serves one thread at a time; give "
+                "each thread its own, made by split()"
+            )
+        return self._is_outermost
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if error is not None:
-            self._group.interrupt(self._operation, error, self._entered)
+        try:
+            if error is not None and self._interrupt is not None:
+                self._interrupt(self._operation, error, self._entered)
+        finally:
+            if self._is_outermost:
+                self._handshake.thread = None
+                self._handshake.leave()
