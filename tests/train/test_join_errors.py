@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+
 import chainer
 import chainer.links as L
 import numpy as np
@@ -139,6 +142,41 @@ def test_an_error_that_leaves_the_block_is_told_to_all(comm, kind, steps, others
     optimizer.flush()
     assert same_everywhere(comm, model)
     optimizer.finalize()
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_who_catches_all_errors_of_a_block_is_told_at_its_end(comm):
+    optimizer = make("synchronous", comm)
+    last = comm.size - 1
+
+    def train():
+        with join(optimizer):
+            for number in range(4):
+                if comm.rank == last and number == 2:
+                    raise KeyError("boom")
+                with contextlib.suppress(PeerError):
+                    updates(optimizer, 1)
+
+    with pytest.raises(KeyError if comm.rank == last else PeerError, match="boom"):
+        train()
+    assert comm.allreduce_obj(1) == comm.size  # nobody is one call ahead
+    updates(optimizer, 2)
+    assert same_everywhere(comm, optimizer.target)
+
+
+def test_two_threads_have_a_block_each(comm):
+    first = make("synchronous", comm)
+    with comm.split(comm.rank, 0) as alone:
+        second = make("synchronous", alone)
+
+        def train_alone():
+            with join(second):
+                updates(second, 2)
+
+        with join(first), ThreadPoolExecutor(1) as pool:
+            pool.submit(train_alone).result()
+            updates(first, 2 + comm.rank)
+    assert same_everywhere(comm, first.target)
 
 
 @pytest.mark.sizes(2, 3, 4)

@@ -17,7 +17,7 @@ from chainer import training
 from chainermn_comm import create_communicator
 from chainermn_train import create_multi_node_checkpointer, create_multi_node_optimizer
 
-out, columns, warned, trains, saves = sys.argv[1:]
+out, columns, warned, trains, saves, how = sys.argv[1:]
 world = create_communicator("flat")
 place = {"world": 0, "row": world.rank // int(columns), "column": world.rank % int(columns)}
 groups = {name: world.split(place[name], world.rank) for name in ("row", "column")}
@@ -27,7 +27,10 @@ optimizers = {}
 for name in trains.split():
     optimizer = chainer.optimizers.SGD()
     if name != "plain":
-        optimizer = create_multi_node_optimizer(optimizer, groups[name])
+        steps = 1000 if how == "accumulating" else 1
+        optimizer = create_multi_node_optimizer(
+            optimizer, groups[name], accumulate_steps=steps
+        )
     optimizers[name] = optimizer.setup(L.Linear(2, 2))
 
 class Updater(training.StandardUpdater):
@@ -35,7 +38,8 @@ class Updater(training.StandardUpdater):
         for optimizer in self.get_all_optimizers().values():
             model = optimizer.target
             x = np.ones((1, 2), "f4")
-            optimizer.update(lambda: chainer.functions.sum(model(x)))
+            if not (how == "frozen" and optimizer is named["main"] and self.iteration > 1):
+                optimizer.update(lambda: chainer.functions.sum(model(x)))
             if self.iteration == 3 and world.rank == int(warned):
                 os.kill(os.getpid(), signal.SIGTERM)
 
@@ -73,9 +77,9 @@ GRIDS = [
 ]
 
 
-def leave_on_a_grid(folder, rows, columns, trains, saves, warned):
+def leave_on_a_grid(folder, rows, columns, trains, saves, warned, how="always"):
     ranks = rows * columns
-    done = runner.run_text(ranks, TRAIN, folder, columns, warned, trains, saves)
+    done = runner.run_text(ranks, TRAIN, folder, columns, warned, trains, saves, how)
     assert done.returncode == 75, done
     names = [path.name for path in folder.iterdir() if path.suffix != ".lock"]
     assert len(names) == ranks, names
@@ -87,6 +91,14 @@ def test_all_ranks_of_a_grid_save_the_same_iteration_and_leave(
     tmp_path, rows, columns, trains, saves, warned
 ):
     leave_on_a_grid(tmp_path, rows, columns, trains, saves, warned)
+
+
+@pytest.mark.parametrize(
+    ("trains", "how"),
+    [("world row", "frozen"), ("world", "frozen"), ("world", "accumulating")],
+)
+def test_a_warning_is_heard_where_no_update_agrees(tmp_path, trains, how):
+    leave_on_a_grid(tmp_path, 2, 1, trains, "world", 1, how)
 
 
 @pytest.mark.full

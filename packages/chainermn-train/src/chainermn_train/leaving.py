@@ -86,22 +86,29 @@ def leave_when_warned(
     :func:`listen`, and raises the same; when the trainer has run it stops that.
     """
     listen()
+    agreements_before: list[int] = []
 
     def leave_if_warned(trainer: Any) -> None:
+        nonlocal agreements_before
         optimizers = [
             each
             for each in trainer.updater.get_all_optimizers().values()
             if hasattr(each, "leaves")
         ]
-        # An update on this communicator has told all its ranks.
-        on_all_ranks = [each for each in optimizers if each.communicator is comm]
-        leaves = any(each.leaves for each in on_all_ranks or optimizers)
-        if not on_all_ranks:
-            # A warning that no update has passed on yet waits for the next one: other
-            # ranks of that update may save with other ranks than these.
-            if not optimizers:
-                leaves = is_warned()
+        own = [each for each in optimizers if each.communicator is comm]
+        others = [each for each in optimizers if each.communicator is not comm]
+        agreements = [each.agreements for each in own]
+        if agreements != agreements_before:
+            # In this iteration an update has told all ranks.
+            leaves = any(each.leaves for each in own)
+        else:
+            leaves = is_warned()
+            if others:
+                # A warning that no update has passed on yet waits for the next one:
+                # other ranks of that update may save with other ranks than these.
+                leaves = any(each.leaves for each in others)
             leaves = any(map(any, comm.handshake("leave", payload=bytes([leaves]))))
+        agreements_before = agreements
         if not leaves:
             return
         save(trainer)

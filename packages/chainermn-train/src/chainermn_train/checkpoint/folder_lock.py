@@ -14,18 +14,16 @@ from weakref import WeakSet
 
 # What is raised where a file system has no locks.
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-RETRY_SECONDS = 0.1  # a server of files hardly notices
 
 _held: WeakSet[IO[str]] = WeakSet()
 
 
-def take_lock(path: Path, grace: float) -> IO[str] | None:
+def take_lock(path: Path) -> IO[str] | None:
     """Return the file of a lock, which is held while the file is open.
 
-    ValueError if another process holds the lock for more than ``grace`` seconds. Where
-    the file system has no locks, a RuntimeWarning says so, and there is none.
+    BlockingIOError if another process holds the lock. Where the file system has no
+    locks, a RuntimeWarning says so, and there is none.
     """
-    end = time.monotonic() + grace
     while True:
         file = path.open("a+")
         try:
@@ -41,13 +39,7 @@ def take_lock(path: Path, grace: float) -> IO[str] | None:
                 _held.add(file)
                 return file
         except BlockingIOError:
-            if time.monotonic() > end:
-                raise ValueError(
-                    f"another job saves under this name: {path.read_text()}, says {path}; it has "
-                    f"not ended within {grace:g} s (CHAINERMN_GRACE). End it, or give this run "
-                    "another name or folder"
-                ) from None
-            time.sleep(RETRY_SECONDS)
+            raise
         except OSError as error:
             if error.errno not in _WITHOUT_LOCKS:
                 raise

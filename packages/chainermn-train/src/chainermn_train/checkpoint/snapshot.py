@@ -57,7 +57,7 @@ def multi_node_snapshot(
     Files are called as the snapshot says, and ``.<number of the set>``. With
     ``autoload`` the file name is a string, and what differs in it are numbers, such as
     ``{.updater.iteration}``, by which the newest is found. Nothing is pickled, nor
-    unpickled.
+    unpickled. Unlike a checkpointer, nothing notices if two jobs save under one name.
 
     Args:
         comm: the ranks that train together.

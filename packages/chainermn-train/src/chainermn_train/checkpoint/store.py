@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import re
+import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from .folder_lock import take_lock
 from .shards import DamagedError, Head, Shard, State, is_ours, read_head, read_shard
 
 OPERATION = "checkpoint"
+RETRY_SECONDS = 0.1  # a server of files hardly notices
 
 
 class Save(NamedTuple):
@@ -201,19 +203,38 @@ class Store:
         ValueError on rank 0, if another job has not ended within ``grace`` seconds.
         """
         path = self.folder.path
+        lock = path / f"{self.folder.name}.lock"
+        end = time.monotonic() + grace
 
-        def take() -> bool:
+        def take() -> bool | None:
+            """Return whether this rank has a lock; None if another job still has it."""
             with advised(path):
                 if not path.is_dir():
                     path.mkdir(parents=True, exist_ok=True)
                     sync_folder(path.parent)
-                if self._comm.rank == 0:
-                    self._lock = take_lock(path / f"{self.folder.name}.lock", grace)
+                if self._comm.rank != 0:
+                    return False
+                try:
+                    # There is one already if another rank failed when it was taken.
+                    self._lock = self._lock or take_lock(lock)
+                except BlockingIOError:
+                    if time.monotonic() < end:
+                        return None
+                    raise ValueError(
+                        f"another job saves under this name: {lock.read_text()}, says {lock}; it "
+                        f"has not ended within {grace:g} s (CHAINERMN_GRACE). End it, or give "
+                        "this run another name or folder"
+                    ) from None
             if self._lock is not None:
                 weakref.finalize(self, self._lock.close)
             return self._lock is not None
 
-        is_locked = allgather_checked(self._comm, OPERATION, take)[0]
+        # Ranks wait together, for a moment at a time: no call of theirs waits for long.
+        while True:
+            is_locked = allgather_checked(self._comm, OPERATION, take)[0]
+            if is_locked is not None:
+                break
+            time.sleep(RETRY_SECONDS)
         self._scan()  # another job may have saved since a load
         with raise_on_all_ranks(self._comm, OPERATION):
             # Without a lock, a process that lives may be writing them.

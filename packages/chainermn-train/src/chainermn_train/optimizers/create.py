@@ -29,7 +29,8 @@ def create_multi_node_optimizer(
 ) -> MultiNodeOptimizer:
     """Make a Chainer optimizer work on all ranks at once.
 
-    Making it is no collective call; its ``update`` is (all ranks must call it). Ranks
+    Making it is no collective call; its ``update`` is (all ranks must call it). All
+    ranks make and copy optimizers in the same order, by which they are known. Ranks
     may start from different weights and states: the first update gives rank 0's to all.
     It compares class and hyperparameters, which must be equal on all ranks; change them
     on every rank. Hooks that draw random numbers, such as

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .join_block import JoinBlock
+from .join_block import JoinBlock, current_block
 from .multi_node_optimizer import MultiNodeOptimizer
 
 
@@ -45,7 +45,7 @@ def join(optimizer: MultiNodeOptimizer, *others: MultiNodeOptimizer) -> Iterator
     optimizers = (optimizer, *others)
     _require_joinable(optimizers)
     block = JoinBlock(optimizers)
-    JoinBlock.current = block
+    current_block.set(block)
     try:
         yield
         block.take_part()
@@ -53,7 +53,7 @@ def join(optimizer: MultiNodeOptimizer, *others: MultiNodeOptimizer) -> Iterator
         block.leave_by(error)
         raise
     finally:
-        JoinBlock.current = None
+        current_block.set(None)
 
 
 def _require_joinable(optimizers: tuple[MultiNodeOptimizer, ...]) -> None:
@@ -69,7 +69,7 @@ def _require_joinable(optimizers: tuple[MultiNodeOptimizer, ...]) -> None:
         )
     if len({id(each) for each in optimizers}) < len(optimizers):
         raise ValueError("join was given one optimizer twice")
-    block = JoinBlock.current
+    block = current_block.get()
     if block is None:
         return
     if any(block.holds(each) for each in optimizers):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
 
 from chainermn_comm import PeerError, RankMismatchError
@@ -32,8 +33,6 @@ class JoinBlock:
     another one leaves by an exception, instead of waiting for that rank.
     """
 
-    current: JoinBlock | None = None
-
     def __init__(self, optimizers: tuple[MultiNodeOptimizer, ...]) -> None:
         self.optimizers = optimizers
         self.communicator = optimizers[0].communicator
@@ -57,6 +56,8 @@ class JoinBlock:
 
     def take_part(self) -> None:
         """Take part in the updates of other ranks until all have left (collective)."""
+        if self._end is not None:  # this rank was told, and went on
+            raise PeerError(self._end)
         self.has_left = True
         while True:
             unfinished = [
@@ -110,3 +111,7 @@ class JoinBlock:
         if not due:
             due = {place for each in all_news for place in each.unfinished}
         return min(due, default=None)
+
+
+# The block that this thread is in.
+current_block: ContextVar[JoinBlock | None] = ContextVar("current_block", default=None)

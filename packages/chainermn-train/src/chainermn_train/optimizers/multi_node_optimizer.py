@@ -40,7 +40,7 @@ from .gradient_set import (
     not_updated,
     rescale,
 )
-from .join_block import JoinBlock
+from .join_block import current_block
 from .parameter_set import ParameterSet
 from .replicated_state import ReplicatedState
 
@@ -81,6 +81,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         communicator: the ranks that train together.
         zero_fill: whether a missing gradient counts as zeros.
         leaves: whether a signal has warned any rank; the same on all after an update.
+        agreements: how often ranks have agreed on what to do, alike on all ranks.
     """
 
     _OWN = frozenset(
@@ -93,6 +94,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         "_exchange",
         "_warn_of_leftovers",
         "_signature",
+        "agreements",
         "leaves",
     }
     _ACTUAL = "actual_optimizer"
@@ -113,6 +115,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         self._detects_drift = communicator.size > 1 and settings["on_drift"] != "ignore"
         self._exchange = exchange
         self._be_another()
+        self.agreements = 0
         self.leaves = False
         # It is called once: by `finalize`, when this is collected, or when Python ends.
         self._warn_of_leftovers = weakref.finalize(
@@ -204,7 +207,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         if self._group.is_between:
             self._update_alone(compute_loss)
             return
-        block = JoinBlock.current
+        block = current_block.get()
         if block is not None and not block.has_left and block.holds(self):
             block.begin_update(self)
         try:
@@ -498,6 +501,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         num_calls = min(num_calls, 1) if call == "flush()" else num_calls
         signature = (*self._signature, ("call", call))
         total = agree(reducer, signature, report, digest, num_calls)
+        self.agreements += 1
         if total.warned:
             self.leaves = True
             self._warn_of_leftovers.detach()  # a job that leaves saves them
@@ -647,7 +651,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     @property
     def _has_joined(self) -> bool:
         """Whether this rank has left a block of :func:`join` that other ranks are in."""
-        block = JoinBlock.current
+        block = current_block.get()
         return block is not None and block.has_left and block.holds(self)
 
     @property
