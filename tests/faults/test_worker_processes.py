@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import runpy
 import sys
@@ -50,7 +51,7 @@ import multiprocessing, sys
 import numpy as np
 from chainer.iterators import MultiprocessIterator
 import chainermn
-import chainermn.communicators.naive_communicator
+{top}
 
 def double(x):
     return 2 * x
@@ -58,7 +59,7 @@ def double(x):
 def main(method, when):
     if when == "before":
         multiprocessing.set_start_method(method)
-    comm = chainermn.create_communicator("naive")
+    comm = {communicator}
     if when == "after":
         multiprocessing.set_start_method(method)
     dummy = multiprocessing.Process(target=double, args=(1,))
@@ -78,31 +79,61 @@ def main(method, when):
 if __name__ == "__main__":
     main(*sys.argv[1:])
 """
+NAIVE = "chainermn.create_communicator('naive')"
+# What the script has at its top, where workers import it, too, and its communicator.
+TOPS = {
+    "chainermn": ("import chainermn.communicators.naive_communicator", NAIVE),
+    "mpi4py.MPI": ("from mpi4py import MPI", NAIVE),
+    "a class of ours": (
+        "from chainermn.communicators.naive_communicator import NaiveCommunicator",
+        "NaiveCommunicator()",
+    ),
+    "a class of its own": (
+        "from mpi4py import MPI\n"
+        "from chainermn.communicators import mpi_communicator_base\n"
+        "class Own(mpi_communicator_base.MpiCommunicatorBase): pass",
+        "Own(MPI.COMM_WORLD)",
+    ),
+}
+# Python's own method is `forkserver` from 3.14 on.
+METHODS = ("fork", "forkserver", "spawn")
 EACH = [
-    (method, when)
-    for method in ("fork", "forkserver", "spawn")
-    for when in ("before", "after")
+    *itertools.product(METHODS, ("before", "after"), ["chainermn"]),
+    *((None, "never", top) for top in TOPS),
+    *itertools.product(("forkserver", "spawn"), ["before"], list(TOPS)[1:]),
 ]
-FIRST = [("forkserver", "before"), ("spawn", "after")]
+FIRST = [
+    ("forkserver", "before", "chainermn"),
+    ("forkserver", "before", "a class of its own"),
+    ("spawn", "after", "chainermn"),
+]
 
 
 @pytest.mark.parametrize(
-    ("method", "when"),
+    ("method", "when", "top"),
     [
         pytest.param(*case, marks=[] if case in FIRST else pytest.mark.ci)
         for case in EACH
     ],
 )
-def test_workers_run_however_they_are_started(method, when):
-    job = run_text(2, SCRIPT, method, when)
+def test_workers_run_however_they_are_started(method, when, top):
+    imports, communicator = TOPS[top]
+    text = SCRIPT.format(top=imports, communicator=communicator)
+    job = run_text(2, text, method, when)
     assert job.returncode == 0, job
     parts = [(0, [0, 2, 4, 6], labels) for labels in ([0, 1, 2, 3], [4, 5, 6, 7])]
     assert job.out.splitlines()[-1] == str(parts), job
 
 
 IN_A_WORKER = {
-    "a communicator": "chainermn.create_communicator('naive')",
-    "a class": "from chainermn.communicators.naive_communicator import NaiveCommunicator",
+    "by its name": "chainermn.create_communicator('naive')",
+    "by its class": (
+        "from chainermn.communicators.naive_communicator import NaiveCommunicator\n"
+        "        NaiveCommunicator()"
+    ),
+    "after mpi4py.MPI": (
+        "from mpi4py import MPI\n        chainermn.create_communicator()"
+    ),
 }
 STARTS_MPI = """
 import multiprocessing
@@ -117,31 +148,77 @@ def work(results):
         results.put("nothing was raised")
 
 if __name__ == "__main__":
-    comm = chainermn.create_communicator("naive")
     context = multiprocessing.get_context("{method}")
     results = context.Queue()
     worker = context.Process(target=work, args=(results,))
-    worker.start()
+    {first}
+    {then}
     everyone = comm.allgather_obj(results.get())
     worker.join()
     if comm.rank == 0:
         print(*everyone, sep="\\n", flush=True)
 """
+# Whether the worker starts before the communicator is made, or after it.
+STARTS = "worker.start()"
+MAKES = "comm = chainermn.create_communicator('naive')"
+ORDERS = {"before": (f"{STARTS}; worker.join()", MAKES), "after": (MAKES, STARTS)}
+EACH_WORKER = [
+    *itertools.product(["spawn", "forkserver"], ORDERS, IN_A_WORKER),
+    *itertools.product(["fork"], ["before"], ["by its name", "by its class"]),
+]
+FIRST_WORKERS = [
+    ("spawn", "after", "by its name"),
+    ("fork", "before", "by its class"),
+]
 
 
-@pytest.mark.parametrize("what", IN_A_WORKER)
 @pytest.mark.parametrize(
-    "method", ["spawn", pytest.param("forkserver", marks=pytest.mark.ci)]
+    ("method", "when", "what"),
+    [
+        pytest.param(*case, marks=[] if case in FIRST_WORKERS else pytest.mark.ci)
+        for case in EACH_WORKER
+    ],
 )
-def test_a_worker_that_would_start_mpi_raises_and_the_job_goes_on(method, what):
-    text = STARTS_MPI.format(in_a_worker=IN_A_WORKER[what], method=method)
+def test_a_worker_that_makes_a_communicator_raises_and_the_job_goes_on(
+    method, when, what
+):
+    first, then = ORDERS[when]
+    text = STARTS_MPI.format(
+        in_a_worker=IN_A_WORKER[what], method=method, first=first, then=then
+    )
     job = run_text(2, text)
     assert job.returncode == 0, job
     said = job.out.splitlines()[-2:]
     for rank, line in enumerate(said):
         assert line.startswith(f"rank {rank}: "), job
-        assert "would start MPI in a worker process" in line
+        assert "in a worker process" in line
         assert 'if __name__ == "__main__"' in line
+
+
+# As a script whose author forgot the `if`: a worker imports all of it again.
+WITHOUT_IF = """
+import multiprocessing, os, sys
+import chainermn
+comm = chainermn.create_communicator("naive")
+context = multiprocessing.get_context(sys.argv[1])
+worker = context.Process(target=os.getpid)
+worker.start()
+worker.join()
+codes = comm.allgather_obj(worker.exitcode)
+if comm.rank == 0:
+    print(codes, flush=True)
+"""
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_script_without_its_main_part_is_told_what_it_lacks(method):
+    job = run_text(2, WITHOUT_IF, method)
+    told = r"RuntimeError: rank [01]: a communicator was to be made in a worker process"
+    assert re.search(told, job.err), job
+    assert job.returncode is not None, job
+    # From Python 3.14 on, the error may also end the server, and so the job.
+    assert job.returncode or job.out.splitlines()[-1] == "[1, 1]", job
 
 
 NOT_INITIALIZED = """

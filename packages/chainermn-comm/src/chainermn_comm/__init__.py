@@ -6,6 +6,7 @@ from .communicator import CommunicatorBase
 from .create import create_communicator
 from .errors import CommunicationError, FinalizedError, PeerError, RankMismatchError
 from .faults import install_if_forced as _install_if_forced
+from .mpi_start import keep_workers_from_starting_mpi as _keep_workers_from_starting_mpi
 from .reducer import Reducer, Work
 from .runtime import patient_waits
 from .topology import Topology
@@ -24,5 +25,7 @@ __all__ = [
 ]
 
 _register_finder()  # again, for where `.pth` files don't run (--target, PYTHONPATH)
+# Also where the script imports mpi4py.MPI itself, below this package.
+_keep_workers_from_starting_mpi()
 # The abort hook, where CHAINERMN_FORCE_ABORT_ON_EXCEPTION=1 asks for it.
 _install_if_forced()

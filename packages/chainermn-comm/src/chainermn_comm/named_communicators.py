@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from .mpi_start import refuse_if_importing_starts_mpi
+from .mpi_start import keep_workers_from_starting_mpi
 
-refuse_if_importing_starts_mpi()
+keep_workers_from_starting_mpi()
 
 from .mpi_communicator import MpiCommunicator  # noqa: E402
 
