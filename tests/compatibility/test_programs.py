@@ -138,6 +138,27 @@ def of_duck_typed_optimizer(ranks: int) -> list[Any]:
     return [{"lr": optimizer.lr, "weights": weights(model)}] * ranks
 
 
+def of_optimizer_subclass(ranks: int) -> list[Any]:
+    np.random.seed(0)
+    models = [L.Linear(2, 2)]
+    models += [models[0].copy("copy") for _ in range(1, ranks)]
+    optimizers = [chainer.optimizers.NesterovAG(lr=0.2).setup(each) for each in models]
+    examples = np.random.RandomState(1).uniform(-1, 1, (24, 2)).astype(np.float32)
+    found = [[weights(model)] for model in models]
+    for step in range(1, 4):
+        parts = batches(examples, ranks, 4, step)
+        for model, optimizer, part in zip(models, optimizers, parts, strict=True):
+            step_along_mean(optimizer, [F.mean(model(part) ** 2)])
+        if step == 3:
+            for params in zip(*[model.params() for model in models], strict=True):
+                array = mean([param.array for param in params])
+                for param in params:
+                    param.array = array.copy()
+        for model, seen in zip(models, found, strict=True):
+            seen.append(weights(model))
+    return [{"t": 3, "count": 3, "weights": seen} for seen in found]
+
+
 def of_communicator_subclass(ranks: int) -> list[Any]:
     np.random.seed(0)
     model = L.Linear(3, 1)
@@ -223,7 +244,7 @@ EXPECTED = {
 
 def test_each_program_is_run():
     assert EXPECTED.keys() == {path.stem for path in FOLDER.glob("*.py")}
-    assert len(EXPECTED) == 9
+    assert len(EXPECTED) == 10
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -331,6 +352,12 @@ MISTAKES = {
             ),
         ),
         (DIFFERENT, "ranks disagree on element", "parameter /predictor/"),
+    ),
+    "the subclass raises on a rank": before(
+        "optimizer_subclass",
+        "        if self.count % EVERY == 0:",
+        "        1 / (self.communicator.rank != 1)",
+        BY_ZERO,
     ),
     "the mean of gradients raises on a rank": after(
         "communicator_subclass",
