@@ -7,12 +7,11 @@ from functools import partial
 
 from ..arithmetic import Operand
 from ..messaging import Algorithm, Factory, ProcessGroup
-from .autotuner import Autotuner
 from .bucketed import Bucketed
 from .circulant import CirculantAllreduce, default_chunk_bytes, goes_in_rounds
-from .pairwise import BLOCKING, LATE_GATHER, OVERLAPPED, PairwiseAllreduce
+from .pairwise import BLOCKING, OVERLAPPED, PairwiseAllreduce
 from .partitioned import LargeInPlace, Partitioned, is_narrowed
-from .shared_memory import REDUNDANT_BYTES, SharedMemoryAllreduce
+from .shared_memory import SharedMemoryAllreduce
 from .shared_window import NoSharedMemory
 from .two_level import TwoLevelAllreduce
 
@@ -107,12 +106,6 @@ def _through_shared_memory(group: ProcessGroup, leaders: int) -> Algorithm:
                 f"ChainerMN: {cause}; gradients go through MPI instead", file=sys.stderr
             )
         return bucketed(group)
-    if 1 < topology.inter_size < comm.size:
-        return shared
-    # Either all ranks share memory, or none do.
-    if topology.inter_size > 1:
+    if topology.inter_size == comm.size:  # no two ranks share memory
         return LargeInPlace(by_messages(group), shared)
-    # Of any number of ranks, since all ways give the bits of the order of ranks.
-    in_place = LargeInPlace(PairwiseAllreduce(group, LATE_GATHER), shared)
-    ways = [shared, *shared.other_ways(), in_place]
-    return Autotuner(comm, ways, REDUNDANT_BYTES // comm.size)
+    return shared

@@ -57,9 +57,6 @@ class Schedule:
 # One round after the other. A shard, what is received for it and its sum stay in a
 # core's cache.
 BLOCKING = Schedule(2 << 20, 3)
-# For ranks whose cores share little cache: reading what another core has just written
-# is slow there; see docs/decisions/shared-memory.md.
-LATE_GATHER = Schedule(2 << 20, 3, gather_delay=2, wait_delay=2)
 # For ranks that share no memory. MPI progresses messages only during its calls; enough
 # is in flight for a link of 1 Gbit/s to stay busy for some ten milliseconds between
 # them.

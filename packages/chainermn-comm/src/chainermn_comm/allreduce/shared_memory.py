@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import accumulate, pairwise
-from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -37,12 +36,10 @@ MOST_CHUNKS = 8
 WINDOW_GROUPS = 2
 # On a node of at most REDUNDANT_RANKS ranks, each rank sums the whole chunk itself: one
 # barrier less. With more ranks, each sums one shard for all, since n times the bytes
-# would move; but every rank still sums what has at most REDUNDANT_BYTES over all ranks,
-# and may sum what has at most MOST_REDUNDANT_BYTES where a barrier takes long. See
-# docs/decisions/shared-memory.md.
+# would move; but every rank still sums what has at most REDUNDANT_BYTES over all ranks.
+# See docs/decisions/shared-memory.md.
 REDUNDANT_RANKS = 2
 REDUNDANT_BYTES = 512 << 10
-MOST_REDUNDANT_BYTES = 4 << 20
 # Making views of slots anew takes as long as a small model's sum; models have few sizes
 # of chunks.
 CACHED_VIEWS = 256
@@ -50,19 +47,6 @@ CACHED_VIEWS = 256
 # Does a step of the sum of a chunk, of an operand whose arrays are 1-D; chunks are
 # numbered.
 Stage = Callable[[Operand, int, Chunk], None]
-
-
-class Way(NamedTuple):
-    """What is the same on all ranks, and decides on the time that sums take; not on their bits."""
-
-    chunks_per_group: int
-    redundant_bytes: int  # what every rank may sum, over all ranks
-
-
-DEFAULT_WAY = Way(MOST_CHUNKS, REDUNDANT_BYTES)
-# For a node to measure, see docs/decisions/shared-memory.md; the first alone for two
-# ranks.
-OTHER_WAYS = Way(4, REDUNDANT_BYTES), Way(MOST_CHUNKS, MOST_REDUNDANT_BYTES)
 
 
 class SharedMemoryAllreduce(Algorithm):
@@ -82,8 +66,8 @@ class SharedMemoryAllreduce(Algorithm):
         self._chunk_bytes = chunk_bytes or self.default_chunk_bytes
         # Of the last call, as loops repeat it. In the end: groups, and whether each
         # rank sums them.
-        self._last: tuple[list[int], Dtypes, Way, list[list[Chunk]], bool]
-        self._last = [], [], DEFAULT_WAY, [], True
+        self._last: tuple[list[int], Dtypes, list[list[Chunk]], bool]
+        self._last = [], [], [], True
         # By slot, size and dtype: each rank's numbers.
         self._views: dict[tuple[int, int, np.dtype], list[np.ndarray]] = {}
         self._next_group = 0  # groups so far: slot numbers go on from call to call
@@ -119,20 +103,16 @@ class SharedMemoryAllreduce(Algorithm):
         """Allocate this rank's own memory. 16-bit numbers are summed in twice their bytes."""
         self._work = np.empty(2 * self._chunk_bytes, np.uint8)
 
-    def other_ways(self) -> list[Algorithm]:
-        """Return what gives the same bits on one node, and may be faster there."""
-        return [SharedMemoryWay(self, way) for way in OTHER_WAYS[: self._ranks - 1]]
-
-    def allreduce(self, operand: Operand, way: Way = DEFAULT_WAY) -> None:
-        rest = self.prepare(operand, way)
+    def allreduce(self, operand: Operand) -> None:
+        rest = self.prepare(operand)
         barrier(self._intra)
         rest()
 
-    def prepare(self, operand: Operand, way: Way = DEFAULT_WAY) -> Callable[[], None]:
+    def prepare(self, operand: Operand) -> Callable[[], None]:
         # Pack the first chunk. No other rank accesses its slot until the barrier: what
         # it held before has been read by all ranks when a call of `allreduce` ends.
         flat = operand.flattened()
-        groups, redundant = self._planned(flat, way)
+        groups, redundant = self._planned(flat)
         stages, first = self._stages(redundant), self._next_group
         token = self._packed = object()
 
@@ -148,7 +128,7 @@ class SharedMemoryAllreduce(Algorithm):
         def rest() -> None:
             # Another call has used the slots since, or packed into them.
             if self._next_group != first or self._packed is not token:
-                self.allreduce(operand, way)
+                self.allreduce(operand)
                 return
             self._window.sync()
             with overflow_errstate():
@@ -162,20 +142,21 @@ class SharedMemoryAllreduce(Algorithm):
 
         return rest
 
-    def _planned(self, operand: Operand, way: Way) -> tuple[list[list[Chunk]], bool]:
+    def _planned(self, operand: Operand) -> tuple[list[list[Chunk]], bool]:
         """Return the groups of chunks, and whether each rank may sum all of them."""
-        sizes, dtypes = [target.size for target in operand.targets], operand.wire_dtypes
-        last_sizes, last_dtypes, last_way, groups, redundant = self._last
+        sizes = [target.size for target in operand.targets]
+        dtypes = operand.wire_dtypes
+        last_sizes, last_dtypes, groups, redundant = self._last
         # Compared here, since hashing for a cache takes longer.
-        if sizes != last_sizes or dtypes is not last_dtypes or way is not last_way:
+        if sizes != last_sizes or dtypes is not last_dtypes:
             chunks = plan_chunks(tuple(sizes), tuple(dtypes), self._chunk_bytes)
-            most = min(way.chunks_per_group, self.most_chunks)
+            most = self.most_chunks
             groups = [
                 chunks[start : start + most] for start in range(0, len(chunks), most)
             ]
             nbytes = self._ranks * sum([chunk.nbytes for chunk in chunks])
-            redundant = self._ranks <= REDUNDANT_RANKS or nbytes <= way.redundant_bytes
-            self._last = sizes, dtypes, way, groups, redundant
+            redundant = self._ranks <= REDUNDANT_RANKS or nbytes <= REDUNDANT_BYTES
+            self._last = sizes, dtypes, groups, redundant
         return groups, redundant
 
     def _stages(self, redundant: bool) -> list[Stage]:
@@ -262,17 +243,3 @@ class SharedMemoryAllreduce(Algorithm):
 
     def _free(self) -> None:
         self._intra.Free()
-
-
-class SharedMemoryWay(Algorithm):
-    """An algorithm through shared memory, always in one way."""
-
-    def __init__(self, shared: SharedMemoryAllreduce, way: Way) -> None:
-        """Use ``shared``, which another one owns."""
-        self._shared, self._way = shared, way
-
-    def allreduce(self, operand: Operand) -> None:
-        self._shared.allreduce(operand, self._way)
-
-    def prepare(self, operand: Operand) -> Callable[[], None]:
-        return self._shared.prepare(operand, self._way)
