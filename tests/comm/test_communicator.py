@@ -31,7 +31,8 @@ class Alone(PlainCommunicator):
 
 
 def test_the_abstract_members_are_those_of_the_specification():
-    assert CommunicatorBase.__abstractmethods__ == REQUIRED
+    """But for `split`, which programs' own communicators may lack."""
+    assert CommunicatorBase.__abstractmethods__ == REQUIRED - {"split"}
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])

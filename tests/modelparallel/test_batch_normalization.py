@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import pickle
 from typing import Any
 
 import chainer
@@ -304,6 +305,12 @@ def test_copies_talk_to_the_same_ranks(comm, random):
     for each in copies:
         assert each.comm is comm
         np.testing.assert_array_equal(each(x).array, y.array)
+
+
+def test_a_model_that_holds_a_communicator_cannot_be_pickled(comm):
+    model = chainer.Sequential(L.Linear(2, 2), MultiNodeBatchNormalization(2, comm))
+    with pytest.raises(TypeError, match=r"Communicator can't be pickled.*serializers"):
+        pickle.dumps(model)
 
 
 def test_snapshots_fit_the_link_of_one_process(comm, random, tmp_path):

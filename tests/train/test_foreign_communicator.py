@@ -263,7 +263,6 @@ def test_a_wrapper_of_a_communicator_is_one(comm, how):
 @pytest.mark.parametrize(
     "wrong",
     [
-        None,
         "naive",
         CommunicatorBase,
         Double,
