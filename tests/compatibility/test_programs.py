@@ -265,6 +265,7 @@ INTERRUPTIONS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", INTERRUPTIONS)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_snapshots_of_replica_sets_resume_an_interrupted_job(ranks, how, tmp_path):
@@ -406,6 +407,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", MISTAKES)
 def test_a_mistake_ends_the_job_and_names_the_rank_or_the_difference(what, tmp_path):
     mistake = MISTAKES[what]

@@ -27,7 +27,11 @@ from tests.support.training.trainers import (
 
 # Nothing here can tell whether files have reached the disk, which takes most of the
 # time.
-pytestmark = [pytest.mark.world, pytest.mark.usefixtures("unsynced")]
+pytestmark = [
+    pytest.mark.world,
+    pytest.mark.ci,
+    pytest.mark.usefixtures("unsynced"),
+]
 
 SAVED, STOP = 4, 8  # iterations
 
