@@ -277,10 +277,13 @@ def simulate(
     )
     machine = Machine(constants, ranks_a_node if entry == "multi_leader" else 1)
     comm = AllRanks(machine, topology, node * ranks_a_node)
-    none: Any = None
+    # Nothing is agreed on; one thread simulates all ranks.
+    handshake = SimpleNamespace(
+        rank=comm.rank, thread=None, call="", leave=lambda: None
+    )
     group = ProcessGroup(
         cast(Any, comm),
-        none,
+        cast(Any, handshake),
         0,
         topology,
         lambda: None,

@@ -315,7 +315,7 @@ MISTAKES = {
         '        if self.get_optimizer("judge").communicator.rank == 1:\n'
         '            self.get_optimizer("maker").update(self.loss_of_maker, on_fake)',
         DIFFERENT,
-        "(8, 3) on rank 0; float32 (8, 2) on rank 1",
+        "ranks disagree on optimizer, by creation: number",
     ),
     "a worker of a rank raises, and its batch never comes": Mistake(
         "gan_updater",

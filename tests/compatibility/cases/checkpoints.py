@@ -15,8 +15,13 @@ def make(chainermn, comm, path="checkpoints", **how):
     return chainermn.create_multi_node_checkpointer("run", comm, path=path, **how)
 
 
+def without_locks(names):
+    """Ours locks a name while a job saves under it."""
+    return sorted(name for name in names if not name.endswith(".lock"))
+
+
 def listed(path="checkpoints"):
-    return sorted(os.listdir(path)) if os.path.isdir(path) else None
+    return without_locks(os.listdir(path)) if os.path.isdir(path) else None
 
 
 def trained(chainermn, comm, iterations=4, every=1, **how):
@@ -70,7 +75,7 @@ def files_without_a_path(chainermn, comm):
     trainer.extend(checkpointer, trigger=(1, "iteration"))
     seen = []
     trainer.extend(
-        lambda each: seen.append(sorted(name for name in os.listdir("result"))),
+        lambda each: seen.append(without_locks(os.listdir("result"))),
         name="see",
         trigger=(2, "iteration"),
         priority=-1000,
