@@ -38,8 +38,6 @@ def take_lock(path: Path) -> IO[str] | None:
                 file.flush()
                 _held.add(file)
                 return file
-        except BlockingIOError:
-            raise
         except OSError as error:
             if error.errno not in _WITHOUT_LOCKS:
                 raise
