@@ -10,6 +10,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import warnings
 
 import pytest
@@ -17,7 +18,7 @@ import pytest
 from chainermn_comm import PeerError
 from chainermn_train import create_multi_node_checkpointer
 from tests.support.jobs.processes import soon
-from tests.support.jobs.runner import variables
+from tests.support.jobs.runner import run_text, variables
 from tests.support.training.checkpoints import (
     generation,
     link,
@@ -287,3 +288,28 @@ def test_a_job_is_waited_for_and_a_dead_one_blocks_nobody(tmp_path, alone, how):
         assert (folder / "run.lock").read_text().startswith(words)
     checkpointer.finalize()
     assert soon(lambda: not os.listdir(folder))
+
+
+WAITS = """
+import sys
+from pathlib import Path
+from chainermn_comm import create_communicator
+from tests.support.training.checkpoints import link, make_checkpointer
+
+comm = create_communicator("naive")
+make_checkpointer(comm, Path(sys.argv[1])).save(link(2, 2), 20)
+print("WAITED", flush=True)
+"""
+
+
+@pytest.mark.ci
+def test_ranks_that_wait_for_another_job_are_in_no_call_that_waits(tmp_path):
+    folder, end = tmp_path / "run", tmp_path / "end"
+    environment = {"CHAINERMN_TIMEOUT": "2", GRACE: "60"}
+    with job(folder, end):
+        ends = threading.Timer(6, end.touch)
+        ends.start()
+        done = run_text(2, WAITS, folder, environment=environment)
+        assert end.exists()  # else nothing was waited for
+    assert done.returncode == 0, done
+    assert done.out.count("WAITED") == 2
