@@ -104,7 +104,6 @@ EACH = [
 ]
 FIRST = [
     ("forkserver", "before", "chainermn"),
-    ("forkserver", "before", "a class of its own"),
     ("spawn", "after", "chainermn"),
 ]
 

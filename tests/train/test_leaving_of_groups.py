@@ -56,7 +56,7 @@ trainer.run()
 FIRST = [
     (2, 1, "row", "world", 1),
     (2, 2, "column", "world", 0),
-    (2, 2, "row", "column", 3),
+    pytest.param(2, 2, "row", "column", 3, marks=pytest.mark.ci),
 ]
 # A row of ranks that trains alone and saves alone hears of no other row.
 GRIDS = [
@@ -95,7 +95,11 @@ def test_all_ranks_of_a_grid_save_the_same_iteration_and_leave(
 
 @pytest.mark.parametrize(
     ("trains", "how"),
-    [("world row", "frozen"), ("world", "frozen"), ("world", "accumulating")],
+    [
+        ("world", "frozen"),
+        ("world", "accumulating"),
+        pytest.param("world row", "frozen", marks=pytest.mark.ci),
+    ],
 )
 def test_a_warning_is_heard_where_no_update_agrees(tmp_path, trains, how):
     leave_on_a_grid(tmp_path, 2, 1, trains, "world", 1, how)

@@ -95,10 +95,15 @@ def end_as_a_copy(optimizers):
 @pytest.mark.world
 @ALL_WARNINGS
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.ci), 3])
 @pytest.mark.parametrize("flushes", [True, False])
 @pytest.mark.parametrize(
-    "end", [end_by_finalize, end_by_collection, end_as_a_copy], ids=lambda f: f.__name__
+    "end",
+    [
+        end_by_collection,
+        pytest.param(end_by_finalize, marks=pytest.mark.ci),
+        pytest.param(end_as_a_copy, marks=pytest.mark.ci),
+    ],
 )
 def test_what_no_step_has_used_is_warned_of_once(comm, kind, steps, flushes, end):
     optimizers = [exchanging(kind, comm, chainer.optimizers.SGD(), Model(0), steps)]

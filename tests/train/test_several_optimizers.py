@@ -59,7 +59,7 @@ def assert_refused(comm, call, where, names):
 
 @of_each_kind
 @on_each_rank
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("steps", [1, pytest.param(2, marks=pytest.mark.ci)])
 @pytest.mark.parametrize("updates", [0, 2])
 def test_another_order_on_one_rank_is_refused_on_all(
     fresh, kind, where, steps, updates
