@@ -17,8 +17,8 @@ import numpy as np
 from mpi4py import MPI
 
 from chainermn_comm import create_communicator
-from chainermn_comm.allreduce import shared_memory
-from chainermn_comm.allreduce.shared_window import SharedWindow
+from chainermn_comm.sums import shared_memory
+from chainermn_comm.sums.shared_window import SharedWindow
 
 
 @dataclass

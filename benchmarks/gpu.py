@@ -28,9 +28,9 @@ from shapes import Shapes, resnet50
 from tables import make_table
 
 from chainermn_comm import create_communicator, devices
-from chainermn_comm.arithmetic.chunks import SMALL_FRACTION, plan_chunks
 from chainermn_comm.gpu import kernels
 from chainermn_comm.gpu.nccl import NcclCommunicator
+from chainermn_comm.layout.chunks import SMALL_FRACTION, plan_chunks
 
 ROUNDS = 20
 # Launches in a row: the device then has the next one before it is done with the one

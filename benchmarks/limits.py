@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from peers import BUNDLED, GLOO, HANDOFF, HANDSHAKE
 
-from chainermn_comm.allreduce.shared_memory import REDUNDANT_BYTES
+from chainermn_comm.sums.shared_memory import REDUNDANT_BYTES
 
 AT_MOST, AT_LEAST = "at most", "at least"
 

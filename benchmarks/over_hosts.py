@@ -19,10 +19,10 @@ from report import of_sizes
 from shapes import MODELS, SIZES, elements
 
 from chainermn_comm import create_communicator
-from chainermn_comm.allreduce import Operand
-from chainermn_comm.allreduce.shared_memory import Stage
-from chainermn_comm.allreduce.two_level import TwoLevelAllreduce
 from chainermn_comm.messaging import Handshake, ProcessGroup
+from chainermn_comm.sums import Operand
+from chainermn_comm.sums.shared_memory import Stage
+from chainermn_comm.sums.two_level import TwoLevelAllreduce
 from chainermn_comm.topology import Topology
 
 # float16 rounds 2^13 times as coarsely as float32.

@@ -14,10 +14,10 @@ from mpi4py import MPI
 from peers import RAW, Case
 
 from chainermn_comm import create_communicator
-from chainermn_comm.allreduce.circulant import CirculantAllreduce
 from chainermn_comm.config import Settings
 from chainermn_comm.messaging import start_exchange
 from chainermn_comm.runtime import barrier, wait_all
+from chainermn_comm.sums.circulant import CirculantAllreduce
 
 NAMES = ("flat", "hierarchical")
 SMALL, PIECE, PIECES = 8, 1 << 20, 32  # bytes of messages; messages under way

@@ -24,7 +24,11 @@ from unittest import mock
 
 import numpy as np
 
-from chainermn_comm.allreduce import (
+from chainermn_comm.config import Settings
+from chainermn_comm.layout import Chunk
+from chainermn_comm.messaging import ProcessGroup
+from chainermn_comm.registry import REGISTRY
+from chainermn_comm.sums import (
     FACTORIES,
     Operand,
     circulant,
@@ -32,10 +36,6 @@ from chainermn_comm.allreduce import (
     shared_memory,
     two_level,
 )
-from chainermn_comm.arithmetic import Chunk
-from chainermn_comm.config import Settings
-from chainermn_comm.messaging import ProcessGroup
-from chainermn_comm.registry import REGISTRY
 from chainermn_comm.topology import Topology
 
 HEADER_BYTES = circulant.HEADER_BYTES

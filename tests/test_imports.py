@@ -26,7 +26,7 @@ ORDER = {
         "registry",
         "gradients",
         "gpu",
-        "allreduce",
+        "sums",
         "faults",
         "trace",
         "messaging",
@@ -34,7 +34,8 @@ ORDER = {
         "watchdog",
         "staging",
         "runtime reducer",
-        "arithmetic devices environment errors mpi_start observers topology",
+        "layout",
+        "numbers devices environment errors mpi_start observers topology",
     ],
     "train": [
         "__init__",

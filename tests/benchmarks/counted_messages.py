@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from chainermn_comm.allreduce import circulant, pairwise
+from chainermn_comm.sums import circulant, pairwise
 
 
 @dataclass

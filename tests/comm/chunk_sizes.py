@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from chainermn_comm.allreduce import pairwise
-from chainermn_comm.arithmetic import Chunk
+from chainermn_comm.layout import Chunk
+from chainermn_comm.sums import pairwise
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from chainermn_comm.allreduce.shared_window import SharedWindow
 from chainermn_comm.messaging import Handshake
+from chainermn_comm.sums.shared_window import SharedWindow
 
 LONGEST_SECONDS = 0.004
 

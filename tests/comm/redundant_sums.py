@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from unittest import mock
 
-from chainermn_comm.allreduce import shared_memory
+from chainermn_comm.sums import shared_memory
 
 
 def by_each_rank_of(size: int) -> AbstractContextManager[object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chainermn_comm.arithmetic import casts
+from chainermn_comm.numbers import casts
 
 EVERY_HALF = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from chainermn_comm import create_communicator
-from chainermn_comm.allreduce import circulant as inside
-from chainermn_comm.allreduce.circulant import CirculantAllreduce, skips
+from chainermn_comm.sums import circulant as inside
+from chainermn_comm.sums.circulant import CirculantAllreduce, skips
 from tests.support.jobs import runner
 from tests.support.worlds.circulant import by_circulant, group_of, is_chosen_for
 from tests.support.worlds.many_ranks import CALLS, wrong_means

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chainermn_comm.allreduce import host_backend
+from chainermn_comm.sums import host_backend
 from tests.support.worlds.models import with_grads
 from tests.support.worlds.topologies import on_nodes
 

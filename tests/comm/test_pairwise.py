@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from chainermn_comm import create_communicator, patient_waits
-from chainermn_comm.allreduce import pairwise as inside
-from chainermn_comm.allreduce.pairwise import BLOCKING, OVERLAPPED, PairwiseAllreduce
+from chainermn_comm.sums import pairwise as inside
+from chainermn_comm.sums.pairwise import BLOCKING, OVERLAPPED, PairwiseAllreduce
 from tests.support.worlds.circulant import group_of
 from tests.support.worlds.models import with_grads
 from tests.support.worlds.one_of_many import most_bytes, rank_1_of

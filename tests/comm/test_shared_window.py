@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from chainermn_comm.allreduce import shared_window
-from chainermn_comm.allreduce.shared_window import SharedWindow
+from chainermn_comm.sums import shared_window
+from chainermn_comm.sums.shared_window import SharedWindow
 from tests.support.worlds.models import check_mean
 from tests.support.worlds.shared_memory import is_in_shared_memory
 from tests.support.worlds.topologies import on_nodes, over_nodes

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from chainermn_comm.arithmetic.summation import sum_rows
+from chainermn_comm.numbers.summation import sum_rows
 
 
 @st.composite

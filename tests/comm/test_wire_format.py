@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from chainermn_comm.arithmetic.wire_format import absmax, choose_wire_format, ldexp_into
+from chainermn_comm.numbers.wire_format import absmax, choose_wire_format, ldexp_into
 
 HALF, SINGLE = np.dtype("f2"), np.dtype("f4")
 

@@ -13,8 +13,8 @@ import pytest
 from mpi4py import MPI
 
 from chainermn_comm import CommunicatorBase, devices, staging
-from chainermn_comm.arithmetic import Chunk, plan_chunks
 from chainermn_comm.gpu import communicators, device_allreduce, kernels, watcher
+from chainermn_comm.layout import Chunk, plan_chunks
 from chainermn_comm.messaging import Handshake
 from chainermn_comm.reducer import Work, in_background
 from tests.support.doubles.cupy_double import installed

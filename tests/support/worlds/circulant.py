@@ -14,8 +14,8 @@ from unittest import mock
 from mpi4py import MPI
 
 from chainermn_comm import Topology
-from chainermn_comm.allreduce import circulant, factories, pairwise
 from chainermn_comm.config import Settings
+from chainermn_comm.sums import circulant, factories, pairwise
 from tests.support.worlds.many_ranks import ALGORITHMS, CALLS, report, wrong_means
 from tests.support.worlds.one_of_many import rank_1_of
 from tests.support.worlds.topologies import on_nodes

@@ -18,14 +18,14 @@ def say_failing() -> None:
 
 def fail_while_memory_is_shared(error: BaseException) -> None:
     """Raise it between the steps in which ranks of a node come to share memory."""
-    from chainermn_comm.allreduce.shared_window import SharedWindow
+    from chainermn_comm.sums.shared_window import SharedWindow
 
     SharedWindow.prefault = _failing(error)  # type: ignore[method-assign]
 
 
 def stop_while_a_thread_shares_memory() -> None:
     """Be stopped where another thread than the main one comes to share memory with other ranks."""
-    from chainermn_comm.allreduce.shared_window import SharedWindow
+    from chainermn_comm.sums.shared_window import SharedWindow
 
     real = SharedWindow.open
 
@@ -39,7 +39,7 @@ def stop_while_a_thread_shares_memory() -> None:
 
 def fail_while_gradients_are_summed(error: BaseException) -> None:
     """Raise it where this rank sums its block of the gradients of its node."""
-    from chainermn_comm.allreduce import shared_memory
+    from chainermn_comm.sums import shared_memory
 
     shared_memory.sum_rows = _failing(error)
 

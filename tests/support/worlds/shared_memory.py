@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from chainermn_comm.allreduce import shared_window
+from chainermn_comm.sums import shared_window
 
 
 def is_in_shared_memory(array: np.ndarray) -> bool:

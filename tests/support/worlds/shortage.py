@@ -6,9 +6,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest import mock
 
-from chainermn_comm.allreduce import factories, verbs
 from chainermn_comm.gradients import bucket
 from chainermn_comm.messaging import messages
+from chainermn_comm.sums import factories, verbs
 
 # What is allocated, and where.
 MOMENTS: dict[str, tuple[Any, str]] = {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from chainermn_comm import CommunicatorBase, Topology
-from chainermn_comm.allreduce import BACKENDS
+from chainermn_comm.sums import BACKENDS
 
 # All that give a mean on CPUs.
 NAMES = (

@@ -11,7 +11,8 @@ from typing import Any, Self
 import numpy as np
 
 from . import devices
-from .arithmetic import (
+from .errors import SharedFailure, describe, raise_failure, raise_mismatch, view_of
+from .numbers import (
     OPERATIONS,
     accumulator,
     as_array,
@@ -19,7 +20,6 @@ from .arithmetic import (
     integer_between,
     one_for_each,
 )
-from .errors import SharedFailure, describe, raise_failure, raise_mismatch, view_of
 from .reducer import Reducer
 
 

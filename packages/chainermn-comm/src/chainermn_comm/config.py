@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from .arithmetic import as_integer
 from .environment import text_of
+from .numbers import as_integer
 from .watchdog import Timeout
 
 _WIRE_DTYPES = ("float16", "float32", "float64")

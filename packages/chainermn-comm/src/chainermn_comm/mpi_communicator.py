@@ -13,8 +13,6 @@ from typing import Any, NoReturn, TypeVar, cast
 import numpy as np
 from mpi4py import MPI
 
-from .allreduce import reduce_arrays
-from .arithmetic import as_integer, integer_between
 from .communicator import (
     CommunicatorBase,
     check_metadata,
@@ -32,9 +30,11 @@ from .messaging import (
     point_to_point,
 )
 from .mpi_start import require_running_mpi
+from .numbers import as_integer, integer_between
 from .observers import combined
 from .reducer import Reducer
 from .registry import agreeing
+from .sums import reduce_arrays
 from .topology import Topology
 from .trace import recorder as trace
 from .unused import Resources, explained, free_unused, made_from

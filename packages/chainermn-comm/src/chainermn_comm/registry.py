@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Entry:
     """The backends of a communicator, which functions of a `ProcessGroup` make, or their names."""
 
-    host: str | BackendFactory  # for host memory; a name is one in `allreduce.BACKENDS`
+    host: str | BackendFactory  # for host memory; a name is one in `sums.BACKENDS`
     gpu: str | BackendFactory = "staged"  # for GPUs; a name is one in `gpu.BACKENDS`
     single_node: bool = False  # refuses more than one node
 
@@ -63,7 +63,7 @@ def agreeing(
     """
     from mpi4py import MPI
 
-    from . import allreduce, gpu
+    from . import gpu, sums
     from .messaging import Handshake, ProcessGroup, SharedFailure
     from .unused import explained, free_unused
 
@@ -113,7 +113,7 @@ def agreeing(
                 if settings.reproducible:
                     entry = _reproducible(name, entry)
                 factories = (
-                    _named(entry.host, allreduce.BACKENDS),
+                    _named(entry.host, sums.BACKENDS),
                     _named(entry.gpu, gpu.BACKENDS),
                 )
             signature = (

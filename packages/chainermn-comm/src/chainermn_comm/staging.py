@@ -17,8 +17,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from . import devices
-from .arithmetic import as_bytes
 from .errors import CommunicationError, PeerError
+from .numbers import as_bytes
 from .runtime import wait_until
 
 # Of each buffer. Long beside what a copy costs to begin; page-locked memory is the

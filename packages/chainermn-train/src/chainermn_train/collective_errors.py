@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
-from chainermn_comm.arithmetic import as_integer
 from chainermn_comm.errors import SharedFailure as SharedFailure
 from chainermn_comm.errors import share_failure as share_failure
+from chainermn_comm.numbers import as_integer
 
 from .foreign_communicator import (
     ForeignCommunicator,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from .. import devices
-from ..arithmetic import Operand
+from ..layout import Operand
 from ..messaging import Backend, Factory, Handshake, Parts, ProcessGroup, messages
 from ..reducer import in_background
 from . import nccl

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import devices
-from ..arithmetic import Chunk, Operand, plan_chunks
+from ..layout import Chunk, Operand, plan_chunks
 from ..messaging import Algorithm, ProcessGroup
 from . import kernels
 from .communicators import Communicators

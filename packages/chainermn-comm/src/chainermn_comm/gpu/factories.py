@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..allreduce import FACTORIES as HOST_FACTORIES
-from ..allreduce import Algorithm, HostBackend
 from ..messaging import BackendFactory, ProcessGroup
+from ..sums import FACTORIES as HOST_FACTORIES
+from ..sums import Algorithm, HostBackend
 from ..topology import Topology
 from . import nccl
 from .backend import NcclBackend

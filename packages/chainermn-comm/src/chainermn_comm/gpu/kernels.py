@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .. import devices
-from ..arithmetic import Chunk
+from ..layout import Chunk
 
 THREADS = 256
 # Elements that each thread has under way at once.

@@ -16,9 +16,9 @@ import numpy as np
 from mpi4py import MPI
 
 from .. import devices, staging
-from ..allreduce import FACTORIES as HOST_FACTORIES
-from ..arithmetic import Chunk, Operand, plan_chunks
+from ..layout import Chunk, Operand, plan_chunks
 from ..messaging import Algorithm, Factory, Handshake, ProcessGroup
+from ..sums import FACTORIES as HOST_FACTORIES
 from ..topology import Topology
 
 OPERATION = "averaging gradients on GPUs"

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import devices
-from ..arithmetic import Operand
 from ..config import Settings
+from ..layout import Operand
 from ..messaging import Backend, ProcessGroup, digest_of
 from . import parameters
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from .. import devices, staging
-from ..arithmetic import Operand
 from ..errors import SharedFailure, raise_mismatch, share_failure, view_of
+from ..layout import Operand
 from ..messaging import ProcessGroup
 from ..reducer import Reducer
 from .bucket import Bucket, GradientSignature, bucket_of, joined

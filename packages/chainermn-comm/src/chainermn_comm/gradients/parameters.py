@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import devices
-from ..arithmetic import as_array, can_be_summed
+from ..numbers import as_array, can_be_summed
 
 # Bits of `numpy.ndarray.flags.num` (reading flags by name takes longer) of an array
 # into which a result may be written: C-contiguous, writeable, in memory of its own.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..arithmetic import NextOperand, Operand
+from ..layout import NextOperand, Operand
 from . import messages
 
 if TYPE_CHECKING:

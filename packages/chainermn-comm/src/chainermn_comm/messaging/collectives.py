@@ -13,8 +13,8 @@ import struct
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from ..arithmetic import integer_between, one_for_each
 from ..errors import SharedFailure
+from ..numbers import integer_between, one_for_each
 from . import messages
 from .backend import Backend, Parts, Takes
 from .messages import Message

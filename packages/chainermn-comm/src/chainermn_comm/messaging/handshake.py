@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 
 from mpi4py import MPI
 
-from ..arithmetic import as_integer
 from ..errors import (
     CommunicationError,
     describe,
@@ -24,6 +23,7 @@ from ..errors import (
     share_failure,
     view_of,
 )
+from ..numbers import as_integer
 from ..observers import NOBODY, CallObserver
 
 # What must be equal on all ranks: entries of a name and its values. Of signatures that

@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from .. import devices, staging
-from ..arithmetic import as_array, as_bytes, empty
+from ..numbers import as_array, as_bytes, empty
 
 # What a message's arrays stand for: one array, several, several sent with metadata, or
 # a pickle followed by its out-of-band buffers (pickle protocol 5).

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from ..arithmetic import as_bytes
+from ..numbers import as_bytes
 from . import messages
 from .handshake import Handshake
 from .messages import OBJECT, WITH_METADATA, Message

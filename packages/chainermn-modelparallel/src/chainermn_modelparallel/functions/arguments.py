@@ -9,7 +9,7 @@ import chainer
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase, create_communicator
-from chainermn_comm.arithmetic import as_integer
+from chainermn_comm.numbers import as_integer
 
 # Cached, since of an abstract class it is slow for what each send does before it sends.
 _issubclass = lru_cache(maxsize=256)(issubclass)

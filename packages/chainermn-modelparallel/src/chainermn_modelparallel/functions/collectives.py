@@ -33,7 +33,7 @@ import chainer
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
-from chainermn_comm.arithmetic import integer_between
+from chainermn_comm.numbers import integer_between
 
 from .arguments import check_variable
 from .collective_nodes import Inputs, apply_collective, array_specs

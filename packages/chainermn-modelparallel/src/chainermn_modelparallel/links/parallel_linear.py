@@ -11,7 +11,7 @@ import chainer.links as L
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
-from chainermn_comm.arithmetic import as_integer
+from chainermn_comm.numbers import as_integer
 
 from ..functions import (
     check_communicator,

@@ -13,17 +13,9 @@ from itertools import accumulate, pairwise
 import numpy as np
 from mpi4py import MPI
 
-from ..arithmetic import (
-    Chunk,
-    Dtypes,
-    Operand,
-    accumulator,
-    overflow_errstate,
-    plan_chunks,
-    shard_slice,
-    sum_rows,
-)
+from ..layout import Chunk, Dtypes, Operand, plan_chunks, shard_slice
 from ..messaging import Algorithm, ProcessGroup
+from ..numbers import accumulator, overflow_errstate, sum_rows
 from ..runtime import barrier
 from .shared_window import NoSharedMemory, SharedWindow
 

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 import numpy as np
 from mpi4py import MPI
 
-from ..arithmetic import (
-    Chunk,
-    Operand,
+from ..layout import Chunk, Operand, shard_slice
+from ..messaging import ProcessGroup
+from ..numbers import (
     absmax,
     accumulator,
     bound_of,
@@ -27,10 +27,8 @@ from ..arithmetic import (
     ldexp_into,
     mean_format,
     scaled_sum,
-    shard_slice,
     sum_rows,
 )
-from ..messaging import ProcessGroup
 from ..runtime import wait_all
 from .circulant import CirculantSum, InFlight, ScaledArray, goes_in_rounds, skips
 from .pairwise import start_allgather, start_reduce_scatter

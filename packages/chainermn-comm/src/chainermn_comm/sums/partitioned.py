@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..arithmetic import NextOperand, Operand, accumulator, overflow_errstate
+from ..layout import NextOperand, Operand
 from ..messaging import Algorithm
+from ..numbers import accumulator, overflow_errstate
 from .bucketed import Bucketed
 from .circulant import CirculantAllreduce
 from .pairwise import Pair, PairwiseAllreduce

@@ -1,4 +1,4 @@
-"""Which arrays and integers are taken; how numbers are cast, added, fitted to the wire, and cut."""
+"""The arrays and integers that users may pass; how numbers are cast, added and fitted to a wire."""
 
 from .arrays import OPERATIONS as OPERATIONS
 from .arrays import accumulator as accumulator
@@ -11,14 +11,9 @@ from .arrays import empty as empty
 from .arrays import integer_between as integer_between
 from .arrays import one_for_each as one_for_each
 from .casts import BLOCK_ELEMENTS as BLOCK_ELEMENTS
+from .casts import FLOAT16 as FLOAT16
+from .casts import FLOAT32 as FLOAT32
 from .casts import cast_into as cast_into
-from .chunks import Chunk as Chunk
-from .chunks import plan_chunks as plan_chunks
-from .chunks import shard_slice as shard_slice
-from .operand import Arrays as Arrays
-from .operand import Dtypes as Dtypes
-from .operand import NextOperand as NextOperand
-from .operand import Operand as Operand
 from .summation import overflow_errstate as overflow_errstate
 from .summation import scaled_sum as scaled_sum
 from .summation import sum_rows as sum_rows

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from .. import devices, staging
-from ..arithmetic import OPERATIONS, Operand, check_operation, empty, one_for_each
+from ..layout import Operand
 from ..messaging import ProcessGroup, SharedFailure, Takes, collectives, messages
+from ..numbers import OPERATIONS, check_operation, empty, one_for_each
 
 
 def reduce_arrays(

@@ -18,16 +18,16 @@ from itertools import pairwise
 import numpy as np
 from mpi4py import MPI
 
-from ..arithmetic import (
+from ..layout import shard_slice
+from ..messaging import ProcessGroup, start_exchange
+from ..numbers import (
     BLOCK_ELEMENTS,
     accumulator,
     bound_of,
     cast_into,
     ldexp_into,
-    shard_slice,
     sum_rows,
 )
-from ..messaging import ProcessGroup, start_exchange
 from ..runtime import are_done, wait_any
 from .pairwise import Pair
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from ..arithmetic import Operand
+from ..layout import Operand
 from ..messaging import Algorithm, Factory, ProcessGroup
 from .bucketed import Bucketed
 from .circulant import CirculantAllreduce, default_chunk_bytes, goes_in_rounds

@@ -9,7 +9,7 @@ from itertools import zip_longest
 import numpy as np
 from mpi4py import MPI
 
-from ..arithmetic import Arrays, Operand, as_bytes
+from ..layout import Arrays, Operand
 from ..messaging import (
     Backend,
     BackendFactory,
@@ -21,6 +21,7 @@ from ..messaging import (
     messages,
     start_exchange,
 )
+from ..numbers import as_bytes
 from .factories import FACTORIES, multi_leader, rank_ordered, single_leader
 from .pairwise import PairwiseAllreduce
 

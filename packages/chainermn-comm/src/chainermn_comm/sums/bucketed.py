@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..arithmetic import (
-    Chunk,
-    Operand,
+from ..layout import Chunk, Operand, plan_chunks
+from ..messaging import Algorithm
+from ..numbers import (
     absmax_each,
     accumulator,
     cast_into,
     fit_each,
     ldexp_each,
     overflow_errstate,
-    plan_chunks,
 )
-from ..messaging import Algorithm
 from .pairwise import Allreduce
 
 # A packed chunk: long enough that MPI's latency doesn't count, short enough to stay in

@@ -1,6 +1,6 @@
 """Arrays in host memory: their sums and means over ranks, and the backend that moves them, too."""
 
-from ..arithmetic import Operand
+from ..layout import Operand
 from ..messaging import Algorithm
 from .bucketed import Bucketed
 from .factories import FACTORIES as FACTORIES

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from .casts import FLOAT16, FLOAT32, cast_into
+from ..numbers import FLOAT16, FLOAT32, cast_into
 
 # Arrays of at most a chunk's bytes divided by this are packed together: three quarters
 # of each such chunk are full then, and the copies that packing takes are few bytes of

@@ -17,8 +17,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from mpi4py import MPI
 
-from ..arithmetic import BLOCK_ELEMENTS, overflow_errstate, shard_slice, sum_rows
+from ..layout import shard_slice
 from ..messaging import Buffer, ProcessGroup, start_exchange
+from ..numbers import BLOCK_ELEMENTS, overflow_errstate, sum_rows
 from ..runtime import wait_all
 
 # A source and its target, which may be the same: 1-D, contiguous, of one length and
