@@ -180,7 +180,7 @@ print("well")
 )
 
 
-@pytest.mark.ci
+@pytest.mark.full
 def test_a_loop_makes_as_many_as_it_likes(tmp_path: Path) -> None:
     """MPICH has 2,048; of those in use, one too many is an error that a script can catch."""
     script = tmp_path / "script.py"

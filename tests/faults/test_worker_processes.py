@@ -12,6 +12,7 @@ import pytest
 from tests.support.jobs.commands import run
 from tests.support.jobs.runner import run_text
 from tests.support.jobs.scripts import ROOT
+from tests.support.plugins.pairwise import in_full
 
 PUBLIC = re.compile(r"^::: (chainermn_\w+(?:\.[a-z]\w*)*)\.\w+$", re.M)
 
@@ -106,13 +107,20 @@ FIRST = [
     ("forkserver", "before", "chainermn"),
     ("spawn", "after", "chainermn"),
 ]
+SECOND = [
+    ("fork", "before", "chainermn"),
+    ("forkserver", "after", "chainermn"),
+    (None, "never", "a class of ours"),
+    ("spawn", "before", "a class of its own"),
+]
 
 
 @pytest.mark.parametrize(
     ("method", "when", "top"),
     [
-        pytest.param(*case, marks=[] if case in FIRST else pytest.mark.ci)
-        for case in EACH
+        *FIRST,
+        *(pytest.param(*case, marks=pytest.mark.ci) for case in SECOND),
+        *in_full(*(case for case in EACH if case not in (*FIRST, *SECOND))),
     ],
 )
 def test_workers_run_however_they_are_started(method, when, top):
@@ -169,13 +177,25 @@ FIRST_WORKERS = [
     ("spawn", "after", "by its name"),
     ("fork", "before", "by its class"),
 ]
+SECOND_WORKERS = [
+    ("spawn", "before", "after mpi4py.MPI"),
+    ("forkserver", "after", "by its class"),
+    ("forkserver", "before", "by its name"),
+]
 
 
 @pytest.mark.parametrize(
     ("method", "when", "what"),
     [
-        pytest.param(*case, marks=[] if case in FIRST_WORKERS else pytest.mark.ci)
-        for case in EACH_WORKER
+        *FIRST_WORKERS,
+        *(pytest.param(*case, marks=pytest.mark.ci) for case in SECOND_WORKERS),
+        *in_full(
+            *(
+                case
+                for case in EACH_WORKER
+                if case not in (*FIRST_WORKERS, *SECOND_WORKERS)
+            )
+        ),
     ],
 )
 def test_a_worker_that_makes_a_communicator_raises_and_the_job_goes_on(

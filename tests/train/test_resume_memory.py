@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.jobs.runner import run_text
+from tests.support.plugins.pairwise import in_full
 
 MB = 1 << 20
 OWN = 20 * MB
@@ -63,9 +64,10 @@ SLOTS = pytest.mark.xfail(strict=True, reason="comes with the list of slots")
 @pytest.mark.parametrize(
     ("ranks", "store"),
     [
-        *((2, "checkpointer"), (2, "snapshot")),
+        (2, "snapshot"),
         (4, "checkpointer"),
-        pytest.param(4, "snapshot", marks=SLOTS),
+        *in_full((2, "checkpointer"), (6, "checkpointer")),
+        pytest.param(4, "snapshot", marks=[SLOTS, pytest.mark.full]),
     ],
 )
 def test_a_resume_keeps_a_ranks_own_state_in_its_memory_alone(tmp_path, ranks, store):

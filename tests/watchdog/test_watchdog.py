@@ -337,7 +337,7 @@ print("done", flush=True)
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("how", ["itself", "a channel", "planned"])
+@pytest.mark.parametrize("how", ["planned", in_full("itself"), in_full("a channel")])
 def test_computing_between_the_steps_of_a_mean_is_no_wait(how):
     environment = {"CHAINERMN_TIMEOUT": "4"}
     job = runner.run_text(2, COMPUTING, how, environment=environment)
