@@ -34,7 +34,7 @@ class RecordedCalls:
         pass
 
     def recorded(self) -> None:
-        with self._group.in_step("allreduce"):
+        with self._group.call("allreduce"):
             observer = self._group.handshake.observer
             observer.collective("allreduce", 1, NOBODY, 400)
 

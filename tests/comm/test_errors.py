@@ -3,38 +3,89 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from functools import partial
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 
 from chainermn_comm import CommunicatorBase, PeerError, RankMismatchError
-from chainermn_comm.errors import SharedFailure, raise_mismatch, view_of
+from chainermn_comm.errors import mismatch_error, raise_together, view_of
 from tests.support.oracles.freed import Batch, caught_with, freed_at_once
+from tests.support.oracles.raised import raises_on_all
 
 RANKS, PARAMETERS, ODD = 1024, 200, 700
+
+
+def save(handshake, wrong: bool, make: Any = ValueError, operation: str = "save"):
+    with raise_together(handshake, operation):
+        if wrong:
+            raise make("planted")
 
 
 @pytest.mark.world
 @pytest.mark.parametrize(
     "kind", [type, lambda _: CommunicatorBase], ids=["ours", "inherited"]
 )
-def test_a_shared_failure_does_not_outlive_its_handling(naive, kind):
-    batch = Batch()
+class TestRaiseTogether:
+    """The end of a block is one handshake, whatever one rank raises inside."""
 
-    def handshake(*arguments, **options):
-        kind(naive).handshake(naive, *arguments, **options)
+    def test_an_error_is_raised_on_all_and_does_not_outlive_its_handling(
+        self, naive, kind
+    ):
+        batches = [Batch()]
+        is_first = naive.rank == 0
+        handshake = partial(kind(naive).handshake, naive)
+        with freed_at_once(batches[0]), suppress(ValueError, PeerError):
+            save(handshake, is_first, lambda _: caught_with(batches.pop()))
+        with raises_on_all(is_first, ValueError, "planted"):
+            save(handshake, is_first)
+        assert handshake("save") == [b""] * naive.size
 
-    with freed_at_once(batch):
-        with suppress(ValueError, PeerError), SharedFailure(handshake, "save"):
-            if naive.rank == 0:
-                raise caught_with(batch)
-        del batch
-        if naive.rank:
-            with pytest.raises(PeerError, match="rank 0: ValueError: planted"):
-                handshake("save")
-    assert kind(naive).handshake(naive, "save") == [b""] * naive.size
+    def test_ranks_compare_signatures_and_exchange_payloads(self, naive, kind):
+        handshake = partial(kind(naive).handshake, naive)
+        for odd in (False, True):
+            expected = pytest.raises(RankMismatchError, match="disagree on step")
+            with (
+                expected if odd and naive.size > 1 else nullcontext(),
+                raise_together(handshake, "save") as call,
+            ):
+                call.signature = (("step", naive.rank == 0 and odd),)
+                call.payload = bytes([naive.rank])
+            assert odd or call.payloads == [bytes([it]) for it in range(naive.size)]
+
+    def test_without_meet_the_next_handshake_is_the_callers(self, naive, kind):
+        handshake = partial(kind(naive).handshake, naive)
+        for wrong in (None, 0):
+            is_wrong = naive.rank == wrong
+            expected = raises_on_all(is_wrong, ValueError, "planted")
+            with nullcontext() if wrong is None else expected:
+                with raise_together(handshake, "save", meet=False):
+                    if is_wrong:
+                        raise ValueError("planted")
+                assert handshake("save") == [b""] * naive.size
+
+
+@pytest.mark.world
+def test_an_error_that_all_ranks_have_raised_is_not_exchanged_again(naive):
+    """Though another rank has raised it outside of a block, all are at the same call then."""
+    is_first = naive.rank == 0
+    block = raise_together(naive.handshake, "outer") if is_first else nullcontext()
+    with raises_on_all(is_first, ValueError, "planted"), block:
+        save(naive.handshake, is_first)
+    assert naive.handshake("save") == [b""] * naive.size
+
+
+@pytest.mark.world
+def test_an_error_of_an_earlier_call_is_exchanged(naive):
+    is_first = naive.rank == 0
+    error = ValueError("planted")
+    for operation in "save", "load":
+        with raises_on_all(is_first, ValueError, "planted"):
+            save(naive.handshake, is_first, lambda _: error, operation)
+    assert naive.handshake("save") == [b""] * naive.size
 
 
 def signature(odd: bool) -> list[tuple]:
@@ -52,13 +103,9 @@ def signature(odd: bool) -> list[tuple]:
 def test_each_different_signature_is_read_once():
     views = [view_of("allreduce_grad", signature(rank == ODD)) for rank in (0, ODD)]
     views = [views[rank == ODD] for rank in range(RANKS)]
-    with (
-        mock.patch("json.loads", side_effect=json.loads) as read,
-        pytest.raises(RankMismatchError) as caught,
-    ):
-        raise_mismatch("allreduce_grad", 0, views)
+    with mock.patch("json.loads", side_effect=json.loads) as read:
+        text = str(mismatch_error("allreduce_grad", 0, views))
     assert read.call_count == 2
-    text = str(caught.value)
     assert (
         "ranks disagree on parameter: /150/W float32 (64, 64, 3, 3) on ranks 0, 1, 2, "
         in text

@@ -19,8 +19,8 @@ def test_what_is_raised_in_a_step_interrupts_it(world):
     group = group_of(world)
     with (
         pytest.raises(KeyboardInterrupt),
-        group.in_step("outer"),
-        group.in_step("inner"),
+        group.call("outer"),
+        group.call("inner"),
     ):
         raise KeyboardInterrupt
     assert group.handshake.interruptions == [
@@ -30,7 +30,7 @@ def test_what_is_raised_in_a_step_interrupts_it(world):
 
 def test_a_signal_between_a_step_and_its_end_does_not(world):
     group = group_of(world)
-    step = group.in_step("a step")
+    step = group.call("a step")
     step.__enter__()
     # As a handler's exception leaves it, which is raised before the end is called.
     del step

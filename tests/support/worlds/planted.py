@@ -46,15 +46,16 @@ def fail_while_gradients_are_summed(error: BaseException) -> None:
 
 def delay_second_handshakes(seconds: float) -> None:
     """Be so late where a call agrees again, in its middle."""
-    from chainermn_comm.messaging import ProcessGroup
+    from chainermn_comm.messaging import Handshake
 
-    run = ProcessGroup.run_or_raise
+    meet = Handshake.__call__
 
-    def late(*args: Any) -> Any:
-        time.sleep(seconds)
-        return run(*args)
+    def late(self: Handshake, operation: str, *args: Any, **options: Any) -> Any:
+        if ", " in operation:  # a part of a call
+            time.sleep(seconds)
+        return meet(self, operation, *args, **options)
 
-    ProcessGroup.run_or_raise = late  # type: ignore[method-assign]
+    Handshake.__call__ = late  # type: ignore[method-assign]
 
 
 def interrupted_while_ranks_compare(
@@ -63,7 +64,7 @@ def interrupted_while_ranks_compare(
     """Meanwhile a signal's handler raises it here just before ranks raise that they differ."""
     from chainermn_comm.messaging import handshake
 
-    return mock.patch.object(handshake, "raise_mismatch", side_effect=error)
+    return mock.patch.object(handshake, "mismatch_error", side_effect=error)
 
 
 def interrupted_in_handshakes(

@@ -11,7 +11,15 @@ from typing import Any, Self
 import numpy as np
 
 from . import devices
-from .errors import SharedFailure, describe, raise_failure, raise_mismatch, view_of
+from .call_place import called_at
+from .errors import (
+    describe,
+    mark_failed,
+    mismatch_error,
+    peer_error,
+    raise_together,
+    view_of,
+)
 from .numbers import (
     OPERATIONS,
     accumulator,
@@ -61,6 +69,8 @@ class CommunicatorBase(ABC):
     reserved_tag: int = 32766
     _declared_settings: frozenset[str] = frozenset()
     _within_config_scope = False
+    # Stands for the last handshake if all ranks raised in it, for `raise_together`.
+    _failed_call: object | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -233,12 +243,12 @@ class CommunicatorBase(ABC):
         in rank order, in float32 or wider, but by NCCL. ``op`` is as for
         :meth:`allreduce`. By default, none is a tuple.
         """
-        with SharedFailure(self.handshake, "reduce_scatter"):
+        with raise_together(self.handshake, "reduce_scatter") as call:
             row = one_for_each(xs, self.rank, self.size)
             arrays = [x if devices.on_gpu(x) else as_array(x, self.rank) for x in row]
             check_operation(self.rank, "reduce_scatter", op, arrays)
             specs = [("array", str(x.dtype), x.shape) for x in arrays]
-        self.handshake("reduce_scatter", [("op", op), *specs])
+            call.signature = [("op", op), *specs]
         rows = self.alltoall(arrays)
         wide = [row.astype(accumulator(row.dtype)) for row in rows]
         with np.errstate(all="ignore"):
@@ -276,6 +286,7 @@ class CommunicatorBase(ABC):
             ``error``, it raises that itself, and the others PeerError.
         """
         rank = self.rank
+        self._failed_call = None
         try:
             view = ""
             try:
@@ -288,16 +299,26 @@ class CommunicatorBase(ABC):
                 error = error or caught
             rows = self.allgather_obj((view, error and describe(error, rank), payload))
             if error is not None:
+                self._failed_call = mark_failed(error)
                 raise error
         finally:
             # Its traceback refers to this frame: a cycle would keep all its frames alive.
             del error
         views, texts, payloads = zip(*rows, strict=True)
         if any(texts):
-            raise_failure(operation, rank, texts)
-        if len(set(views)) > 1:
-            raise_mismatch(operation, rank, views)
-        return list(payloads)
+            failure: BaseException = peer_error(operation, rank, texts)
+        elif len(set(views)) > 1:
+            calls = self.allgather_obj(called_at(operation))
+            failure = mismatch_error(operation, rank, views, calls)
+        else:
+            return list(payloads)
+        self._failed_call = mark_failed(failure)
+        raise failure
+
+    @property
+    def failed_call(self) -> object | None:
+        """What stands for the last handshake if all ranks raised in it; else None."""
+        return self._failed_call
 
     def scatter(self, xs: Sequence[Any] | None, root: int = 0) -> Any:
         """Return the array ``xs[i]``, of ``size`` that ``root`` has, on rank ``i`` (collective).
@@ -415,13 +436,12 @@ class CommunicatorBase(ABC):
             return tuple([self.multi_node_mean(each) for each in sendbuf])
         # Wide terms, divided by a power of two before: their sum stays in range.
         power = 1 << (self.size - 1).bit_length()
-        with SharedFailure(self.handshake, "multi_node_mean"):
+        with raise_together(self.handshake, "multi_node_mean"):
             array = as_array(recvbuf if sendbuf is None else sendbuf, self.rank)
             check_operation(self.rank, "multi_node_mean", "sum", [array], mean=True)
             terms = array.astype(np.result_type(array.dtype, np.float64)) / power
             if recvbuf is not None:
                 np.copyto(recvbuf, array)  # which raises where the mean has no room
-        self.handshake("multi_node_mean")
         mean = np.asarray(self.allreduce(terms) / (self.size / power), array.dtype)
         if recvbuf is None:
             return mean
@@ -502,12 +522,12 @@ def _agreed_row(
 ) -> list[Any]:
     """Return what ``root``, or each rank, has for each rank, once all know it (collective)."""
     row: list[Any] = []
-    with SharedFailure(comm.handshake, operation):
+    with raise_together(comm.handshake, operation) as call:
         if root is not None:
             integer_between(root, 0, comm.size - 1, f"rank {comm.rank}: root")
         if root in (None, comm.rank):
             row = one_for_each(values, comm.rank, comm.size)
-    comm.handshake(operation, [("root", root)])
+        call.signature = [("root", root)]
     return row
 
 
@@ -517,11 +537,10 @@ def _agree_on_length(comm: CommunicatorBase, operation: str, data: Any) -> None:
 
 def _fill_in_zeros(comm: CommunicatorBase, model: Any) -> None:
     """Give the model the gradients that it lacks (collective)."""
-    with SharedFailure(comm.handshake, "multi_node_mean_grad"):
+    with raise_together(comm.handshake, "multi_node_mean_grad"):
         for _, param in model.namedparams():
             if param.data is not None and param.grad is None:
                 param.grad = np.zeros_like(param.data)
-    comm.handshake("multi_node_mean_grad")
 
 
 # The other name of a class's own mean calls that of the class, not of its subclasses:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count, zip_longest
-from types import TracebackType
-from typing import Any, NoReturn
+from itertools import zip_longest
+from typing import Any, Self
 
 import numpy as np
 
 from _chainermn_verdict import FOLLOWS
 
-# Attributes of an error: the call in which all ranks raised, and when that was by this
-# clock; the call alone, where a `SharedFailure` was around it.
-_RAISED_ON_ALL, _RAISED_WITHIN = "_chainermn_raised_on_all", "_chainermn_raised_within"
-_clock = count()
-now = _clock.__next__  # a time of that clock
+# An attribute of errors that all ranks raised in one call: an object of that call's.
+_FAILED_CALL = "_chainermn_failed_call"
 
 
 class CommunicationError(RuntimeError):
@@ -48,6 +44,96 @@ class FinalizedError(CommunicationError):
     """A communicator was used after its ``finalize``; raised on the rank that does so."""
 
 
+class raise_together:
+    """A block of code after which all ranks raise if one rank has raised inside.
+
+    The end of the block is one handshake of the communicator (collective)::
+
+        with raise_together(comm.handshake, "save") as call:
+            check(arguments)
+            call.signature = (("step", step),)
+            call.payload = own
+        use(call.payloads)
+
+    Whatever leaves the block, also KeyboardInterrupt and SystemExit, is raised on this
+    rank, and PeerError on the other ranks, which would wait in vain. An error that all
+    ranks have raised together inside of the block, in the communicator's last call, is
+    not exchanged a second time.
+
+    Attributes:
+        signature: entries that must be equal on all ranks; set in the block.
+        payload: bytes for the other ranks; set in the block.
+        nbytes: how much data this rank moves next, for the observer of a ``Handshake``.
+        payloads: the payloads of all ranks, after the block.
+    """
+
+    def __init__(
+        self, handshake: Callable[..., Any], operation: str, *, meet: bool = True
+    ) -> None:
+        """Take a communicator's ``handshake``, a ``Handshake``, or a function like these.
+
+        Without ``meet`` a block that raises nothing ends without a handshake: the
+        caller's next collective call has one, which also finds the other ranks' errors.
+        """
+        self._handshake = handshake
+        self._operation = operation
+        self._meet = meet
+        self.signature: Iterable[tuple[Any, ...]] = ()
+        self.payload = b""
+        self.nbytes = 0
+        self.payloads: list[bytes] = []
+
+    def __enter__(self) -> Self:
+        self._failed_before = _failed_call(self._handshake)
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is not None:
+            has_failed_since = _failed_call(self._handshake) is not self._failed_before
+            if not (has_failed_since and is_raised_on_all(self._handshake, error)):
+                share_failure(self._handshake, self._operation, error)
+        elif self._meet:
+            # Only a `Handshake` takes the number of bytes.
+            sizes = {"nbytes": self.nbytes} if self.nbytes else {}
+            self.payloads = self._handshake(
+                self._operation, self.signature, payload=self.payload, **sizes
+            )
+
+
+def share_failure(
+    handshake: Callable[..., Any], operation: str, error: BaseException
+) -> None:
+    """Raise PeerError on the other ranks; the caller raises ``error`` (collective)."""
+    traceback = error.__traceback__
+    try:
+        handshake(operation, error=error)
+    except BaseException as raised:
+        if raised is not error:
+            raise
+        # A frame that is in the error's traceback and refers to the error, as that of
+        # the handshake may, would keep all frames, and their arrays, until the next
+        # collection.
+        error.__traceback__ = traceback
+
+
+def mark_failed(error: BaseException) -> object:
+    """Mark an error as one that all ranks raise in a call; return what stands for the call."""
+    failed_call = vars(error)[_FAILED_CALL] = object()
+    return failed_call
+
+
+def is_raised_on_all(handshake: Callable[..., Any], error: BaseException) -> bool:
+    """Return whether all ranks raised the error in the communicator's last call."""
+    failed_call = _failed_call(handshake)
+    return failed_call is not None and vars(error).get(_FAILED_CALL) is failed_call
+
+
+def _failed_call(handshake: Callable[..., Any]) -> object | None:
+    """Return what stands for the communicator's last call if all ranks raised in it."""
+    communicator = getattr(handshake, "__self__", handshake)
+    return getattr(communicator, "failed_call", None)
+
+
 def describe_exception(error: BaseException) -> str:
     """Return the exception's type and text, even if its ``__str__`` fails."""
     try:
@@ -62,47 +148,74 @@ def describe(error: BaseException, rank: int) -> str:
     return kind + colon + text.removeprefix(f"rank {rank}: ")
 
 
-def raise_failure(operation: str, rank: int, texts: Sequence[str | None]) -> NoReturn:
-    """Raise PeerError with the text of each rank that has an error."""
+def peer_error(operation: str, rank: int, texts: Sequence[str | None]) -> PeerError:
+    """Return the error that has the text of each rank that failed, by rank."""
     failures = "; ".join(
         f"rank {other}: {text}" for other, text in enumerate(texts) if text
     )
-    raise raised_on_all(
-        PeerError(f"{operation} on rank {rank} failed because of {failures}")
-    )
+    return PeerError(f"{operation} on rank {rank} failed because of {failures}")
 
 
-def raise_mismatch(operation: str, rank: int, views: Sequence[str]) -> NoReturn:
-    """Raise RankMismatchError with every rank's values of the first entry that differs.
+def mismatch_error(
+    operation: str, rank: int, views: Sequence[str], calls: Sequence[str] = ()
+) -> RankMismatchError:
+    """Return the error that has every rank's values of the first entry that differs.
 
     ``views`` are of the ranks' signatures, see :func:`view_of`; there are few different
-    ones. The errors of all ranks but one that few agree with are secondary.
+    ones. ``calls`` say what each rank called, and where. The errors of all ranks but
+    one that few agree with are secondary.
     """
-    decoded = {view: json.loads(view) for view in dict.fromkeys(views)}
-    name, values = "the number of calls so far", dict.fromkeys(decoded, "unknown")
-    for entries in zip_longest(*decoded.values(), fillvalue=("", "", "none")):
-        if len({compared for _, compared, _ in entries}) > 1:
-            names = dict.fromkeys(name for name, *_ in entries if name)
-            name = " or ".join(names)
-            for view, (own, _, value) in zip(decoded, entries, strict=True):
-                values[view] = value if len(names) == 1 else f"{own} {value}".strip()
-            break
-    ranks: dict[str, list[str]] = {}
-    for other, view in enumerate(views):
-        ranks.setdefault(values[view], []).append(str(other))
+    name, values = _first_difference(views)
+    ranks_of = _grouped([values[view] for view in views])
     by_ranks = "; ".join(
-        f"{value} on rank{'s' if len(those) > 1 else ''} {', '.join(those)}"
-        for value, those in ranks.items()
+        f"{value} on {_ranks(those)}" for value, those in ranks_of.items()
     )
     text = f"{operation} on rank {rank}: ranks disagree on {name}: {by_ranks}"
-    error = raised_on_all(RankMismatchError(text, name))
-    vars(error)[FOLLOWS] = str(rank) != min(reversed(ranks.values()), key=len)[0]
-    raise error
+    if any(calls):
+        called = ", ".join(
+            f"{_ranks(those)} called {call}" for call, those in _grouped(calls).items()
+        )
+        text = f"{text} ({called})"
+    error = RankMismatchError(text, name)
+    few = min(reversed(ranks_of.values()), key=len)
+    vars(error)[FOLLOWS] = rank != few[0]
+    return error
+
+
+def _first_difference(views: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """Return the name of the first entry that differs, and its value in each view."""
+    decoded = {view: json.loads(view) for view in dict.fromkeys(views)}
+    for entries in zip_longest(*decoded.values(), fillvalue=("", "", "none")):
+        if len({compared for _, compared, _ in entries}) > 1:
+            break
+    else:
+        return "the number of calls so far", dict.fromkeys(decoded, "unknown")
+    names = list(dict.fromkeys(name for name, *_ in entries if name))
+    values = {}
+    for view, (own, _, value) in zip(decoded, entries, strict=True):
+        if len(names) > 1:
+            value = f"{own} {value}".strip()
+        values[view] = value
+    return " or ".join(names), values
+
+
+def _grouped(texts: Sequence[str]) -> dict[str, list[int]]:
+    """Return the ranks that have each text, by text."""
+    ranks: dict[str, list[int]] = {}
+    for rank, text in enumerate(texts):
+        ranks.setdefault(text, []).append(rank)
+    return ranks
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    listed = ", ".join(map(str, ranks))
+    return f"ranks {listed}" if len(ranks) > 1 else f"rank {listed}"
 
 
 def entries_of(operation: str, signature: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
     """Return what ranks compare by its ``repr``; TypeError if an entry is no tuple with a name."""
-    for entry in (entries := (("operation", operation), *signature)):
+    entries = (("operation", operation), *signature)
+    for entry in entries:
         if not (isinstance(entry, tuple) and entry and isinstance(entry[0], str)):
             raise TypeError(
                 f"the signature of {operation} must have tuples of a name and values, got {entry!r}"
@@ -125,72 +238,9 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-class SharedFailure:
-    """What is raised within makes all ranks raise; a handshake is to follow where nothing is.
-
-    That includes `KeyboardInterrupt` and `SystemExit`: the other ranks are about to
-    wait. What the handshake's last call has raised on all ranks, within, isn't sent
-    again. ``handshake`` is a communicator's, or is called like it:
-    ``handshake(operation, error=error)``.
-    """
-
-    def __init__(self, handshake: Callable[..., Any], operation: str) -> None:
-        self._handshake, self._operation = handshake, operation
-
-    def __enter__(self) -> None:
-        self._entered = now()
-
-    def __exit__(
-        self, _: object, error: BaseException | None, __: TracebackType | None
-    ) -> None:
-        if error is not None:
-            raised = vars(error).get(_RAISED_ON_ALL)
-            if raised is not None and raised[1] > self._entered:
-                vars(error)[_RAISED_WITHIN] = raised[0]
-            share_failure(self._handshake, self._operation, error)
-
-
-def raised_on_all(
-    error: BaseException, call: tuple[int, int] | None = None
-) -> BaseException:
-    """Return an error that all ranks are about to raise, recorded as such.
-
-    ``call`` is the id of a handshake and the number of its call, if that made them.
-    """
-    vars(error)[_RAISED_ON_ALL] = call, now()
-    return error
-
-
-def is_raised_on_all(error: BaseException, since: int) -> bool:
-    """Return whether all ranks have come to raise since that time, which :func:`now` returned."""
-    _, time = vars(error).get(_RAISED_ON_ALL, (None, -1))
-    return bool(time > since)
-
-
-def is_known_to_all(error: BaseException, call: tuple[int, int]) -> bool:
-    """Return whether a `SharedFailure` passes on what all ranks have raised in this call."""
-    return bool(vars(error).pop(_RAISED_WITHIN, None) == call)
-
-
 def without_traceback(error: Any) -> Any:
     """Return an error like this one; it keeps no frames, nor the arrays that these refer to."""
     # Its `__init__` may want other arguments.
     twin = type(error).__new__(type(error), *error.__reduce__()[1])
     vars(twin).update(vars(error))
     return twin
-
-
-def share_failure(
-    handshake: Callable[..., Any], operation: str, error: BaseException
-) -> None:
-    """Do what leaving a :class:`SharedFailure` by this error does; the caller raises it again."""
-    traceback = error.__traceback__
-    try:
-        handshake(operation, error=error)
-    except BaseException as raised:
-        if raised is not error:
-            raise
-        # A frame that is in the error's traceback and refers to the error, as that of
-        # the handshake may, would keep all frames, and their arrays, until the next
-        # collection.
-        error.__traceback__ = traceback

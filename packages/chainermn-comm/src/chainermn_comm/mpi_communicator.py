@@ -18,7 +18,7 @@ from .communicator import (
     check_metadata,
     wrong_kind,
 )
-from .errors import CommunicationError, FinalizedError, share_failure
+from .errors import CommunicationError, FinalizedError, raise_together, share_failure
 from .faults import abort_if_desynchronized
 from .gradients import MpiReducer, bcast_parameters, mean_gradients
 from .messaging import (
@@ -148,6 +148,7 @@ class MpiCommunicator(CommunicatorBase):
         self._max_tag = self.reserved_tag - 1
         handshake, tag = Handshake(own, self._observer), self.reserved_tag + 1
         self._interruptions = handshake.interruptions
+        self._handshake = handshake
         group = ProcessGroup(
             own, handshake, tag, self._topology, abort_if_desynchronized, settings
         )
@@ -192,19 +193,15 @@ class MpiCommunicator(CommunicatorBase):
 
     def split(self, color: int, key: int) -> MpiCommunicator:
         group, who = self._group, f"rank {self._rank}"
-        with group.in_step("split"), explained(self._rank):
-            numbers = group.run_or_raise(
-                "split",
-                lambda: (
-                    integer_between(color, 0, LARGEST_INT, f"{who}: color of split"),
-                    integer_between(
-                        key, -LARGEST_INT, LARGEST_INT, f"{who}: key of split"
-                    ),
-                ),
-            )
+        with group.call("split"), explained(group.handshake):
+            with raise_together(group.handshake, "split"):
+                color = integer_between(color, 0, LARGEST_INT, f"{who}: color of split")
+                key = integer_between(
+                    key, -LARGEST_INT, LARGEST_INT, f"{who}: key of split"
+                )
             free_unused(group.comm)
             resources = Resources(group.comm)
-            part = group.comm.Split(*numbers)
+            part = group.comm.Split(color, key)
             # A user may keep this, and not the communicator.
             given = MPI.Intracomm(part)
             kept = weakref.ref(given)
@@ -295,7 +292,7 @@ class MpiCommunicator(CommunicatorBase):
     ) -> list[bytes]:
         group = self._group
         try:
-            with group.in_step(operation):
+            with group.call(operation):
                 if error is None and not isinstance(payload, bytes):
                     what = f"the payload of {operation} must be bytes"
                     error = wrong_kind(what, payload, self._rank)
@@ -306,7 +303,11 @@ class MpiCommunicator(CommunicatorBase):
                     operation, signature, payload, len(payload), typed=True
                 )
         finally:
-            del error  # whose traceback refers to this frame: see `SharedFailure`
+            del error  # whose traceback refers to this frame: see `share_failure`
+
+    @property
+    def failed_call(self) -> object | None:
+        return self._handshake.failed_call
 
     def scatter(self, xs: Sequence[Any] | None, root: int = 0) -> Any:
         return collectives.scatter(self._group, "scatter", xs, messages.of_arrays, root)
@@ -372,7 +373,7 @@ class MpiCommunicator(CommunicatorBase):
 
     def bcast_data(self, model: Any) -> None:
         group = self._group
-        with group.in_step("bcast_data"):
+        with group.call("bcast_data"):
             bcast_parameters(group, model)
 
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
@@ -465,7 +466,7 @@ class MpiCommunicator(CommunicatorBase):
         if group is None:
             self._open_group = None
             return
-        with group.in_step("finalize"):
+        with group.call("finalize"):
             group.handshake("finalize")
             self._open_group, group.is_finalized = None, True
             self._resources.close()

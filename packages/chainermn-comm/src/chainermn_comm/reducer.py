@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from .errors import raise_mismatch, view_of, without_traceback
+from .errors import mismatch_error, view_of, without_traceback
 
 # Work that another thread does, from its start until the main one's stream waits for
 # it, or nobody holds it. All ranks start the same work in the same order; on some it
@@ -199,7 +199,7 @@ class Reducer:
         elif len(set(self._handed_in)) > 1:
             texts = ["handed in" if each else "none" for each in self._handed_in]
             views = [view_of(self._operation, [("gradients", text)]) for text in texts]
-            raise_mismatch(self._operation, self._rank, views)
+            raise mismatch_error(self._operation, self._rank, views)
         if in_background:  # whose iterator takes microseconds
             self._before = [
                 weakref.ref(each) for each in in_background if not each.is_planned

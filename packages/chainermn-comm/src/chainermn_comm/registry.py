@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import environment, faults, runtime, watchdog
 from .config import CHUNK_VARIABLE, Settings, chunk_bytes, reproducible, wire_dtype
+from .errors import raise_together
 from .topology import Topology
 from .trace import TRACE_VARIABLE
 
@@ -64,7 +65,7 @@ def agreeing(
     from mpi4py import MPI
 
     from . import gpu, sums
-    from .messaging import Handshake, ProcessGroup, SharedFailure
+    from .messaging import Handshake, ProcessGroup
     from .unused import explained, free_unused
 
     # First: whatever fails on one rank below must not leave the others waiting.
@@ -91,32 +92,28 @@ def agreeing(
     with (
         watchdog.enforce_init_timeout(wait, members, lambda: faults.mpi_abort(1)),
         watchdog.watch_call("create_communicator", comm.size),
-        group.in_step("create_communicator"),
-        explained(comm.rank),
+        group.call("create_communicator"),
+        explained(group.handshake),
     ):
         free_unused(comm)
-        # The user's communicator may be carrying messages of theirs.
-        traffic = comm.Dup()
-        try:
-            handshake = Handshake(traffic)
-            with SharedFailure(handshake, "create_communicator"):
-                environment.check()
-                entry = _find(name)
-                settings = Settings(
-                    wire_dtype(allreduce_grad_dtype),
-                    bool(batched_copy),
-                    chunk_bytes(),
-                    reproducible(wants_reproducible),
-                    timeout or watchdog.timeout_from_env(),
-                    os.environ.get(TRACE_VARIABLE) or None,
-                )
-                if settings.reproducible:
-                    entry = _reproducible(name, entry)
-                factories = (
-                    _named(entry.host, sums.BACKENDS),
-                    _named(entry.gpu, gpu.BACKENDS),
-                )
-            signature = (
+        with raise_together(group.handshake, "create_communicator") as agreement:
+            environment.check()
+            entry = _find(name)
+            settings = Settings(
+                wire_dtype(allreduce_grad_dtype),
+                bool(batched_copy),
+                chunk_bytes(),
+                reproducible(wants_reproducible),
+                timeout or watchdog.timeout_from_env(),
+                os.environ.get(TRACE_VARIABLE) or None,
+            )
+            if settings.reproducible:
+                entry = _reproducible(name, entry)
+            factories = (
+                _named(entry.host, sums.BACKENDS),
+                _named(entry.gpu, gpu.BACKENDS),
+            )
+            agreement.signature = (
                 ("communicator", name),
                 ("allreduce_grad_dtype", str(settings.allreduce_grad_dtype)),
                 (CHUNK_VARIABLE, settings.chunk_bytes),
@@ -125,11 +122,8 @@ def agreeing(
                 (watchdog.SILENCE_VARIABLE, settings.timeout.silence),
                 (TRACE_VARIABLE, "set" if settings.trace else "unset"),
             )
-            payload = runtime.blas_payload(comm.size)
-            payloads = handshake("create_communicator", signature, payload)
-        finally:
-            traffic.Free()
-        if any(payloads):
+            agreement.payload = runtime.blas_payload(comm.size)
+        if any(agreement.payloads):
             runtime.limit_blas_threads(comm)
         faults.skip_finalize_in_forks()
         yield comm, entry, factories, settings

@@ -11,12 +11,15 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from mpi4py import MPI
 
-from .errors import CommunicationError, raised_on_all
+from .errors import CommunicationError
+
+if TYPE_CHECKING:
+    from .messaging import Handshake
 
 
 class Resources(contextlib.ExitStack):
@@ -64,13 +67,13 @@ def free_unused(comm: MPI.Intracomm) -> None:
 
 
 @contextlib.contextmanager
-def explained(rank: int) -> Iterator[None]:
+def explained(handshake: Handshake) -> Iterator[None]:
     """Raise an error of MPI's, which all ranks have, as one that says what to do."""
     try:
         yield
     except MPI.Exception as error:
         text = (
-            f"rank {rank}: MPI can't make another communicator; if there are too many, call "
-            f"finalize() on those that are not needed any more: {error}"
+            f"rank {handshake.rank}: MPI can't make another communicator; if there are too "
+            f"many, call finalize() on those that are not needed any more: {error}"
         )
-        raise raised_on_all(CommunicationError(text)) from error
+        raise handshake.raised_on_all(CommunicationError(text)) from error

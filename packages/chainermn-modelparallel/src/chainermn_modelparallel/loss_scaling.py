@@ -10,7 +10,7 @@ from typing import Any
 import chainer
 
 from chainermn_comm import CommunicatorBase
-from chainermn_comm.errors import SharedFailure
+from chainermn_comm.errors import raise_together
 
 from .functions import check_communicator
 
@@ -50,7 +50,7 @@ def share_loss_scale(optimizer: Any, communicator: CommunicatorBase) -> None:
         RankMismatchError: on all ranks, by ``update``, when their scales differ.
     """
     communicator = check_communicator(communicator, "communicator")
-    with SharedFailure(communicator.handshake, _NAME):
+    with raise_together(communicator.handshake, _NAME):
         own = _check_scaling(optimizer, communicator.rank)
     for name, value in zip(_SCALING, communicator.bcast_obj(own), strict=True):
         setattr(optimizer, name, value)

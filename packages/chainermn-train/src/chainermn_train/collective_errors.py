@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
-from chainermn_comm.errors import SharedFailure as SharedFailure
-from chainermn_comm.errors import share_failure as share_failure
+from chainermn_comm.errors import raise_together as raise_together
 from chainermn_comm.numbers import as_integer
 
 from .foreign_communicator import (
@@ -25,16 +24,6 @@ from .foreign_communicator import (
 _MAX_PAYLOAD_BYTES = 1 << 16
 
 
-@contextmanager
-def raise_on_all_ranks(
-    communicator: CommunicatorBase, operation: str
-) -> Iterator[None]:
-    """Raise on all ranks what one raises within, like :func:`allgather_checked` (collective)."""
-    with SharedFailure(communicator.handshake, operation):
-        yield
-    communicator.handshake(operation)
-
-
 def allgather_checked(
     communicator: CommunicatorBase, operation: str, action: Callable[[], Any]
 ) -> list[Any]:
@@ -44,12 +33,12 @@ def allgather_checked(
     that names the ranks that failed and says why. If some call another ``operation``,
     and none has an error, all raise RankMismatchError.
     """
-    with SharedFailure(communicator.handshake, operation):
+    with raise_together(communicator.handshake, operation) as call:
         content = pickle.dumps(action(), protocol=5)
-    # A pickle is never empty.
-    payload = content if len(content) <= _MAX_PAYLOAD_BYTES else b""
-    contents: Any = communicator.handshake(operation, payload=payload)
-    if not all(contents):
+        if len(content) <= _MAX_PAYLOAD_BYTES:
+            call.payload = content
+    contents: Any = call.payloads
+    if not all(contents):  # a pickle is never empty
         contents = communicator.allgather(np.frombuffer(content, np.uint8))
     return list(map(pickle.loads, contents))
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from chainermn_comm import CommunicatorBase
 
-from .collective_errors import raise_on_all_ranks, values_of_first_holders
+from .collective_errors import raise_together, values_of_first_holders
 from .host_arrays import to_host
 
 
@@ -49,7 +49,7 @@ def broadcast_persistents(communicator: CommunicatorBase, model: Any) -> None:
     values = values_of_first_holders(
         communicator, operation, held, lambda name: to_host(here[name].value)
     )
-    with raise_on_all_ranks(communicator, operation):
+    with raise_together(communicator.handshake, operation):
         for name in here.keys() & values.keys():
             (link, attribute, *_), value = here[name], values[name]
             is_array = isinstance(value, np.ndarray)

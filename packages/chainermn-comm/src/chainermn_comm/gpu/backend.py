@@ -72,7 +72,7 @@ class NcclBackend(Backend):
         return self._watcher is not None
 
     def _connect(self) -> NcclCommunicator:
-        # By a handshake of its own, whose errors are the caller's for `SharedFailure`.
+        # By a handshake of its own: `raise_together` shares these errors once more.
         nccl.check_devices(replace(self.group, handshake=Handshake(self.group.comm)))
         return NcclCommunicator(self.group.comm)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from ..errors import raise_together
 from ..messaging import ProcessGroup
 from ..topology import Topology
 from .nccl import NcclCommunicator, abort_all, connect_or_explain
@@ -65,12 +66,11 @@ class Communicators:
                 by_nccl = not why
             if several and not by_nccl and self._topology.inter_size == comm.size:
                 return False
-            group.run_or_raise(OPERATION, connect_node)
+            with raise_together(group.handshake, OPERATION):
+                connect_node()
             if several and not by_nccl:
-                self.inter = group.run_or_raise(
-                    OPERATION,
-                    lambda: StagedSum(group, inter_comm.Dup()) if leads else None,
-                )
+                with raise_together(group.handshake, OPERATION):
+                    self.inter = StagedSum(group, inter_comm.Dup()) if leads else None
         finally:
             intra_comm.Free()
             if leads:

@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from .. import devices
 from ..environment import NCCL_VARIABLE, seconds
-from ..errors import CommunicationError, SharedFailure, describe_exception
+from ..errors import CommunicationError, describe_exception, raise_together
 from ..messaging import Handshake
 from ..watchdog import timeout_from_env
 
@@ -44,7 +44,7 @@ def connect(comm: MPI.Intracomm, make: Callable[[], Any]) -> Any:
         traffic.Irecv([failed[rank : rank + 1], MPI.BYTE], rank) for rank in others
     ]
     try:
-        with SharedFailure(handshake, OPERATION):
+        with raise_together(handshake, OPERATION):
             try:
                 _start(make, made)
                 limit = _limit()
@@ -70,7 +70,6 @@ def connect(comm: MPI.Intracomm, make: Callable[[], Any]) -> Any:
                 ) from error
             finally:
                 requests += [traffic.Isend([own, MPI.BYTE], rank) for rank in others]
-        handshake(OPERATION)
     except BaseException:
         made.add_done_callback(lambda made: made.exception() or made.result().abort())
         raise

@@ -12,13 +12,14 @@ looks after it. Where NCCL or CUDA fails, then or later, the job ends.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import devices
+from ..errors import raise_together
 from ..layout import Chunk, Operand, plan_chunks
 from ..messaging import Algorithm, ProcessGroup
 from . import kernels
@@ -69,7 +70,11 @@ class DeviceAllreduce(Algorithm):
         self._known: set[Any] = set()
         self._slot = 0  # of the next chunk
         self._plan = lru_cache(PLANS)(self._make_plan)
-        group.run_or_raise(OPERATION, self._allocate)
+        with (
+            raise_together(group.handshake, OPERATION),
+            devices.translated_errors(f"rank {group.rank}: {OPERATION}"),
+        ):
+            self._allocate()
         self._watcher = Watcher(group, OPERATION, communicators.nccls, self)
 
     def _allocate(self) -> None:
@@ -84,12 +89,16 @@ class DeviceAllreduce(Algorithm):
         self._buffers = [devices.empty(0)] * SLOTS
 
     def allreduce(self, operand: Operand) -> None:
-        prepare = partial(self.prepare, operand)
+        group = self._group
         if _key(operand) not in self._known:
-            run = self._group.run_or_raise(OPERATION, prepare)
+            with (
+                raise_together(group.handshake, OPERATION),
+                devices.translated_errors(f"rank {group.rank}: {OPERATION}"),
+            ):
+                run = self.prepare(operand)
         else:
             with self._watcher.ending():
-                run = prepare()
+                run = self.prepare(operand)
         run()
 
     def prepare(self, operand: Operand) -> Callable[[], None]:

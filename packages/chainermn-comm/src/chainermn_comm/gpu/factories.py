@@ -12,7 +12,7 @@ from . import nccl
 from .backend import NcclBackend
 from .communicators import Communicators
 from .device_allreduce import DeviceAllreduce
-from .staged import OPERATION, StagedAllreduce
+from .staged import StagedAllreduce
 
 
 def _staged(group: ProcessGroup, host: str = "bucketed") -> Algorithm:
@@ -34,10 +34,9 @@ def _by_nccl(
         nccl.check_devices(group)
     communicators = Communicators(nodes or group.topology, group.rank, leaders)
     try:
-        with group.in_step(OPERATION):
-            if communicators.connect(group, between_nodes):
-                return DeviceAllreduce(group, communicators)
-            return _staged(group, "single_leader")
+        if communicators.connect(group, between_nodes):
+            return DeviceAllreduce(group, communicators)
+        return _staged(group, "single_leader")
     except BaseException:
         communicators.release_local()
         raise

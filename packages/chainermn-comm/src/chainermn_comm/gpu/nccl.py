@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from .. import devices
-from ..errors import CommunicationError, SharedFailure
+from ..errors import CommunicationError, raise_together
 from ..messaging import Handshake, Parts, ProcessGroup
 from .connecting import OPERATION, connect
 
@@ -44,10 +44,9 @@ class NcclCommunicator:
         self._lock = threading.RLock()
         self.rank, self.size = comm.rank, comm.size
         handshake, where = Handshake(comm), f"rank {comm.rank}: {OPERATION}"
-        with SharedFailure(handshake, OPERATION), devices.translated_errors(where):
+        with raise_together(handshake, OPERATION), devices.translated_errors(where):
             self._nccl = nccl = _nccl()
             identity = nccl.get_unique_id() if comm.rank == 0 else None
-        handshake(OPERATION)
         identity = comm.bcast(identity)
         self._comm: Any = connect(
             comm, lambda: nccl.NcclCommunicator(comm.size, identity, comm.rank)
@@ -193,14 +192,13 @@ def connect_or_explain(
 ) -> tuple[NcclCommunicator | None, str]:
     """Return what ``make`` returns; None and a reason where it fails on a rank (collective)."""
     made, why = None, ""
-    with SharedFailure(group.handshake, operation):
+    with raise_together(group.handshake, operation) as attempt:
         try:
             made = make()
         except (CommunicationError, ValueError) as error:
             why = str(error)
-    reasons = [
-        row.decode() for row in group.handshake(operation, payload=why.encode()) if row
-    ]
+        attempt.payload = why.encode()
+    reasons = [row.decode() for row in attempt.payloads if row]
     if reasons and made is not None:
         made.abort()
     return (None, reasons[0]) if reasons else (made, "")
@@ -259,8 +257,12 @@ def check_devices(group: ProcessGroup) -> None:
         return devices.bus_id()
 
     places: dict[tuple[int, str], list[int]] = {}
-    with group.in_step(operation):
-        rows = group.comm.allgather((node, group.run_or_raise(operation, bus_id)))
+    with (
+        raise_together(group.handshake, operation),
+        devices.translated_errors(f"rank {group.rank}: {operation}"),
+    ):
+        own = bus_id()
+    rows = group.comm.allgather((node, own))
     for rank, place in enumerate(rows):
         places.setdefault(place, []).append(rank)
     shared = [

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from .. import devices, staging
+from ..errors import raise_together
 from ..layout import Chunk, Operand, plan_chunks
 from ..messaging import Algorithm, Factory, Handshake, ProcessGroup
 from ..sums import FACTORIES as HOST_FACTORIES
@@ -36,9 +36,12 @@ class StagedAllreduce(Algorithm):
         """Make the algorithm for host memory, too (collective); errors name this ``rank``."""
         self._group = group
         self._what = f"rank {group.rank if rank is None else rank}: {OPERATION}"
-        with group.in_step(OPERATION):
-            self._device = group.run_or_raise(OPERATION, self._make)
-            self._host = host(group)
+        with (
+            raise_together(group.handshake, OPERATION),
+            devices.translated_errors(self._what),
+        ):
+            self._device = self._make()
+        self._host = host(group)
         # Numbers that travel in 16 bits have an exponent for each piece: what is
         # reproducible is always cut alike.
         settings = group.settings
@@ -55,7 +58,9 @@ class StagedAllreduce(Algorithm):
         return devices.current_device()
 
     def allreduce(self, operand: Operand) -> None:
-        self._group.run_or_raise(OPERATION, partial(self.prepare, operand))()
+        with raise_together(self._group.handshake, OPERATION):
+            run = self.prepare(operand)
+        run()
 
     def prepare(self, operand: Operand) -> Callable[[], None]:
         with devices.translated_errors(self._what), devices.use(self._device):

@@ -21,7 +21,7 @@ from typing import Any
 from mpi4py import MPI
 
 from .. import devices
-from ..errors import CommunicationError, describe_exception, now
+from ..errors import CommunicationError, describe_exception
 from ..messaging import ProcessGroup
 from ..runtime import wait_until
 from .nccl import NcclCommunicator, abort_all
@@ -122,7 +122,6 @@ class Watcher:
         Where the user refused that, NCCL is aborted after the first error; what the
         device may still use, ``keep`` too, is never let go.
         """
-        since = now()
         try:
             with devices.translated_errors(self._what), devices.use(self.device):
                 yield
@@ -134,7 +133,7 @@ class Watcher:
                 self._pending.clear()
                 self._leave()
             if is_first:
-                self._group.interrupt(self._operation, error, since)
+                self._group.interrupt(self._operation, error)
                 abort_all(self._nccls)
                 if threading.current_thread() is _thread:
                     print(f"ChainerMN: {error}", file=sys.stderr)

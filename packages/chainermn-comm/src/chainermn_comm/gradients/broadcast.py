@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from .. import devices, staging
-from ..errors import RankMismatchError, raised_on_all
-from ..messaging import ProcessGroup, SharedFailure, collectives
+from ..errors import RankMismatchError, raise_together
+from ..messaging import ProcessGroup, collectives
 from . import parameters
 
 OPERATION = "bcast_data"
@@ -24,7 +23,7 @@ def bcast_parameters(group: ProcessGroup, model: Any) -> None:
     A parameter that rank 0 hasn't initialised comes from the lowest rank that has; one
     that no rank has is left alone.
     """
-    with SharedFailure(group.handshake, OPERATION):
+    with raise_together(group.handshake, OPERATION) as agreement:
         named = parameters.named(model, group.rank)
         arrays = [
             parameters.checked(param.data, name, group.rank) for name, param in named
@@ -32,11 +31,10 @@ def bcast_parameters(group: ProcessGroup, model: Any) -> None:
         own_specs = [
             None if array is None else (array.shape, array.dtype) for array in arrays
         ]
-        payload = pickle.dumps(own_specs)
-    signature = tuple([("parameter", name) for name, _ in named])
-    nbytes = sum(array.nbytes for array in arrays if array is not None)
-    payloads = group.handshake(OPERATION, signature, payload, nbytes)
-    rows = [pickle.loads(payload) for payload in payloads]
+        agreement.signature = tuple([("parameter", name) for name, _ in named])
+        agreement.payload = pickle.dumps(own_specs)
+        agreement.nbytes = sum(array.nbytes for array in arrays if array is not None)
+    rows = [pickle.loads(payload) for payload in agreement.payloads]
     # Each parameter that is sent, with the rank that sends it, and its shape and dtype
     # there.
     sent: list[tuple[Any, int, tuple[int, ...], np.dtype]] = []
@@ -47,13 +45,13 @@ def bcast_parameters(group: ProcessGroup, model: Any) -> None:
                 f"{dtype} {shape} on rank {rank}" for rank, shape, dtype in having
             )
             text = f"ranks disagree on parameter {name}: {listed}"
-            raise raised_on_all(
+            raise group.handshake.raised_on_all(
                 RankMismatchError(f"bcast_data on rank {group.rank}: {text}")
             )
         sent += [(param, *first) for first in having[:1]]
 
     initialising = f"{OPERATION}, initialising parameters"
-    with SharedFailure(group.handshake, initialising):
+    with raise_together(group.handshake, initialising) as initialised:
         for param, _, shape, dtype in sent:
             if param.data is None:
                 if hasattr(param, "initialize"):
@@ -70,7 +68,8 @@ def bcast_parameters(group: ProcessGroup, model: Any) -> None:
             place = collectives.STAYS | collectives.CAN_STAY
             with devices.translated_errors(f"rank {group.rank}: {OPERATION}"):
                 flats = list(map(devices.c_ordered, arrays))
-    places = [row[0] for row in group.handshake(initialising, (), bytes([place]))]
+        initialised.payload = bytes([place])
+    places = [row[0] for row in initialised.payloads]
     if not any(places):
         _bcast(group, [each[:2] for each in sent])
         return
@@ -117,8 +116,8 @@ def _bcast_packed(group: ProcessGroup, params: list[Any], root: int) -> None:
                     _put_back(params, flats)
 
         for arrived, leaving in pairwise([None, *batches, None]):
-            turn = partial(take_turn, arrived, leaving)
-            group.run_or_raise(OPERATION, turn, "copying parameters")
+            with raise_together(group.handshake, f"{OPERATION}, copying parameters"):
+                take_turn(arrived, leaving)
             if leaving:
                 filled = buffer[
                     : leaving[-1].offset + leaving[-1].stop - leaving[-1].start

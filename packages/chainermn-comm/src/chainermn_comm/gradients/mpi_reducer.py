@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
 
 from .. import devices, staging
-from ..errors import SharedFailure, raise_mismatch, share_failure, view_of
+from ..errors import raise_together
 from ..layout import Operand
 from ..messaging import ProcessGroup
 from ..reducer import Reducer
@@ -56,38 +55,41 @@ class MpiReducer(Reducer):
             self._planned: SimpleQueue[Bucket] = SimpleQueue()
 
     def add(self, bucket: Any, planned: bool = False) -> None:
-        group, what = self._group, f"rank {self._rank}: {self._operation}"
         self._check_bucket(planned)
-        try:
-            zero_fill, is_local = bool(self._zero_fill), self._data_group.host.is_local
-            own = bucket_of(
-                bucket, self._rank, zero_fill, self._settings, is_local, planned
-            )
-            # What moves elsewhere needs a barrier there.
-            if not (self._buckets or planned or self._is_apart):
-                self._prepare(own)
-        except BaseException as caught:
-            error = devices.translate(caught, what)
-            try:
-                # Else the caller is somewhere in backward, and reports it itself.
-                if not planned:
-                    with group.in_step(DESCRIPTION):
-                        share_failure(group.handshake, self._operation, error)
-                if error is not caught:
-                    raise error from caught
-                raise
-            finally:
-                # Its traceback refers to this frame: a cycle would keep the gradients.
-                del error
-        self._buckets.append(own)
         if planned:
+            self._add_planned(bucket)
+            return
+        group = self._group
+        with (
+            group.call(DESCRIPTION),
+            # If nothing is raised, `agree` has the handshake.
+            raise_together(group.handshake, self._operation, meet=False),
+            devices.translated_errors(f"rank {self._rank}: {self._operation}"),
+        ):
+            own = self._bucket_of(bucket)
+            # A bucket that moves on another communicator needs a barrier there.
+            if not (self._buckets or self._is_apart):
+                self._prepare(own)
+        self._buckets.append(own)
+
+    def _add_planned(self, bucket: Any) -> None:
+        """Hand in a planned bucket; the caller is in backward, and reports errors itself."""
+        with devices.translated_errors(f"rank {self._rank}: {self._operation}"):
+            own = self._bucket_of(bucket, planned=True)
+            self._buckets.append(own)
             try:
                 if own.on_gpu:
-                    data = own.params[0].data
-                    with devices.translated_errors(what), devices.using_device_of(data):
+                    with devices.using_device_of(own.params[0].data):
                         own.ready = devices.recorded_event()
             finally:  # all ranks wait for this bucket
                 self._planned.put(own)
+
+    def _bucket_of(self, model: Any, planned: bool = False) -> Bucket:
+        is_local = self._data_group.host.is_local
+        zero_fill = bool(self._zero_fill)
+        return bucket_of(
+            model, self._rank, zero_fill, self._settings, is_local, planned
+        )
 
     def _check_plan(self) -> None:
         if not self._is_apart:
@@ -117,13 +119,13 @@ class MpiReducer(Reducer):
             if not all([bucket.complete for bucket in buckets]):
                 bits = [grad is None for bucket in buckets for grad in bucket.grads]
                 missing = np.packbits(bits).tobytes()
-        with group.in_step(DESCRIPTION) as is_outermost:
+        with group.call(DESCRIPTION) as is_outermost:
             if is_outermost:  # a later call moves them
                 nbytes = 0
             try:
                 own = _HEAD.pack(digest, len(payload)) + payload + missing
             except (TypeError, struct.error):
-                with SharedFailure(handshake, self._operation):
+                with raise_together(handshake, self._operation):
                     text = f"rank {self._rank}: a payload is bytes, 64 at most"
                     raise ValueError(text) from None
             rows = handshake(self._operation, signature, own, nbytes, typed=True)
@@ -137,9 +139,8 @@ class MpiReducer(Reducer):
         digests = [row[: len(_NO_GRADIENTS)] for row in rows]
         self._handed_in = [digest != _NO_GRADIENTS for digest in digests]
         if self.complete and len(set(digests)) > 1:
-            view = view_of(self._operation, self._whole.entries)
-            views = self._group.comm.allgather(view)
-            raise_mismatch(self._operation, self._rank, views)
+            handshake = self._group.handshake
+            handshake.raise_mismatch(self._operation, self._whole.entries)
         ends = [_HEAD.size + _HEAD.unpack_from(row)[1] for row in rows]
         tails = [row[end:] for row, end in zip(rows, ends, strict=True)]
         if self.complete and any(tails) and len(set(tails)) > 1:
@@ -153,7 +154,7 @@ class MpiReducer(Reducer):
 
     def _take(self, planned: int) -> None:
         group = self._data_group
-        with group.in_step(DESCRIPTION) as is_outermost:
+        with group.call(DESCRIPTION) as is_outermost:
             if planned:
                 with devices.translated_errors(f"rank {self._rank}: {OPERATION}"):
                     self._take_planned(planned)
@@ -165,8 +166,12 @@ class MpiReducer(Reducer):
                 if is_outermost:  # else it is a part of the call in which ranks agreed
                     group.handshake.begin(OPERATION, bucket.signature.nbytes)
                 if number < len(self._present):
-                    add_zeros = partial(bucket.add_zeros, self._present[number])
-                    group.run_or_raise(OPERATION, add_zeros, "zeros")
+                    what = f"{OPERATION}, zeros"
+                    with (
+                        raise_together(group.handshake, what),
+                        devices.translated_errors(f"rank {group.rank}: {what}"),
+                    ):
+                        bucket.add_zeros(self._present[number])
                 elif number == 0 and self._finish_first is not None:
                     self._finish_first()
                     continue
@@ -220,7 +225,7 @@ class MpiReducer(Reducer):
 
 def mean_gradients(group: ProcessGroup, reducer: Reducer, model: Any) -> None:
     """Replace each gradient of the model by its mean over ranks (collective)."""
-    with group.in_step(DESCRIPTION):
+    with group.call(DESCRIPTION):
         reducer.add(model)
         reducer.agree()
         work = reducer.start()

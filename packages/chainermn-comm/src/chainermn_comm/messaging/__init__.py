@@ -1,6 +1,5 @@
 """Messages of arrays and objects between ranks, and the handshake before collective operations."""
 
-from ..errors import SharedFailure as SharedFailure
 from . import collectives as collectives
 from . import messages as messages
 from . import point_to_point as point_to_point

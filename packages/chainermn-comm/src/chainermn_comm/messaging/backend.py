@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from .. import devices
+from ..errors import raise_together
 from ..layout import NextOperand, Operand
 from . import messages
 
@@ -81,13 +83,16 @@ class Backend(Algorithm):
     def for_gradients(self) -> Algorithm:
         """Return what sums gradients; the first call makes it (collective)."""
         if self.made is None:
-            make, group, what = (
-                self._make or self._connected,
-                self.group,
-                "preparing sums",
-            )
+            make = self._make or self._connected
+            group = self.group
+            what = "preparing sums"
             group.handshake.begin(what)  # what makes it waits for all ranks
-            self.made = group.run_or_raise(what, lambda: make(group))
+            with (
+                raise_together(group.handshake, what),
+                devices.translated_errors(f"rank {group.rank}: {what}"),
+            ):
+                made = make(group)
+            self.made = made
         return self.made
 
     def _connected(self, group: ProcessGroup) -> Algorithm:

@@ -13,7 +13,8 @@ import struct
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
-from ..errors import SharedFailure
+from .. import devices
+from ..errors import raise_together
 from ..numbers import integer_between, one_for_each
 from . import messages
 from .backend import Backend, Parts, Takes
@@ -42,7 +43,7 @@ def bcast(
     group: ProcessGroup, operation: str, value: Any, make: Make, root: int
 ) -> Any:
     """Return root's value on every rank."""
-    with group.in_step(operation):
+    with group.call(operation):
         call = _Call(
             group,
             operation,
@@ -62,7 +63,7 @@ def bcast(
 
 def allgather(group: ProcessGroup, operation: str, value: Any, make: Make) -> list[Any]:
     """Return every rank's value on every rank."""
-    with group.in_step(operation):
+    with group.call(operation):
         call = _Call(
             group,
             operation,
@@ -96,7 +97,7 @@ def gather(
     group: ProcessGroup, operation: str, value: Any, make: Make, root: int
 ) -> list[Any] | None:
     """Return every rank's value at root; None elsewhere."""
-    with group.in_step(operation):
+    with group.call(operation):
         call = _Call(
             group, operation, make, lambda root: {root: value}, Message.header, root
         )
@@ -111,7 +112,7 @@ def scatter(
     group: ProcessGroup, operation: str, values: Any, make: Make, root: int
 ) -> Any:
     """Return root's i-th value on rank i."""
-    with group.in_step(operation):
+    with group.call(operation):
         call = _Call(
             group,
             operation,
@@ -125,7 +126,7 @@ def scatter(
 
 def alltoall(group: ProcessGroup, operation: str, values: Any, make: Make) -> list[Any]:
     """Return each rank's i-th value on rank i."""
-    with group.in_step(operation):
+    with group.call(operation):
         call = _Call(group, operation, make, lambda _: _by_rank(group, values))
         return call.exchange(dict(enumerate(group.comm.alltoall(call.own_headers))))
 
@@ -153,10 +154,8 @@ def agreed(
         return group.host, outgoing
     if all([place & CAN_STAY for place in places]) and group.device.connect():
         return group.device, outgoing
-    part, rank = "copying to host memory", group.rank
-    copied = group.run_or_raise(
-        operation, lambda: messages.on_host(outgoing, rank), part
-    )
+    with raise_together(group.handshake, f"{operation}, copying to host memory"):
+        copied = messages.on_host(outgoing, group.rank)
     return group.host, copied
 
 
@@ -183,8 +182,10 @@ class _Call:
         """
         self.group, self.operation, self.make = group, operation, make
         takes = None if make is messages.of_objects else group.device.takes
-        with SharedFailure(group.handshake, operation):
+        with raise_together(group.handshake, operation) as agreement:
             self.root = root if root is _NO_ROOT else check_rank(group, root, "root")
+            if root is not _NO_ROOT:
+                agreement.signature = (("root", self.root),)
             by_rank = values_of(self.root)
             made = make(list(by_rank.values()), group.rank, takes)
             nbytes = sum([message.nbytes for message in made])
@@ -193,9 +194,10 @@ class _Call:
                 self.own_headers = [message.header() for message in made]
             elif made:
                 payload += describe(made[0])
-        signature = () if root is _NO_ROOT else (("root", self.root),)
+            agreement.payload = payload
+            agreement.nbytes = nbytes
         # Of each rank: a prefix, and how it described its messages.
-        self.payloads = group.handshake(operation, signature, payload, nbytes)
+        self.payloads = agreement.payloads
         self.backend: Backend = group.host  # what moves the arrays
         self.copied = False  # whether some were copied from a GPU, here or elsewhere
         places = [each[_PREFIX.size - 1] for each in self.payloads]
@@ -217,7 +219,12 @@ class _Call:
             < CONFIRMED_BYTES
         ):
             return allocate()
-        return self.group.run_or_raise(self.operation, allocate, "memory")
+        what = f"{self.operation}, memory"
+        with (
+            raise_together(self.group.handshake, what),
+            devices.translated_errors(f"rank {self.group.rank}: {what}"),
+        ):
+            return allocate()
 
     def allocate(self, headers: dict[int, bytes]) -> ByRank:
         """Return an empty message for each header, by rank; a copy of this rank's own."""
@@ -247,10 +254,13 @@ class _Call:
             return [message.value() for message in found]
 
         if self.make is messages.of_objects:
-            return self.group.run_or_raise(self.operation, unpack, "unpickling")
-        if self.copied:
-            return self.group.run_or_raise(self.operation, unpack, "copying to GPUs")
-        return unpack()
+            part = "unpickling"
+        elif self.copied:
+            part = "copying to GPUs"
+        else:
+            return unpack()
+        with raise_together(self.group.handshake, f"{self.operation}, {part}"):
+            return unpack()
 
 
 def _header_and_small_data(message: Message) -> bytes:

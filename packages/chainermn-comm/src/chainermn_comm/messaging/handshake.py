@@ -10,16 +10,13 @@ from typing import Any, NoReturn
 
 from mpi4py import MPI
 
+from ..call_place import called_at
 from ..errors import (
-    CommunicationError,
     describe,
     entries_of,
-    is_known_to_all,
-    is_raised_on_all,
-    now,
-    raise_failure,
-    raise_mismatch,
-    raised_on_all,
+    mark_failed,
+    mismatch_error,
+    peer_error,
     share_failure,
     view_of,
 )
@@ -46,6 +43,11 @@ class Handshake:
     Each call is one ``Allgather`` of 128 bytes a rank. Ranks that call different
     operations take part in it all the same, and stay in step for the next call. It is
     also a barrier: no rank returns before all have entered.
+
+    Attributes:
+        interruptions: why this rank is out of step with the others, if it is.
+        failed_call: stands for the last call if all ranks raised in it; else None.
+        under_way: refers to the outermost call that a thread is in, see ``InCall``.
     """
 
     def __init__(
@@ -53,19 +55,16 @@ class Handshake:
     ) -> None:
         """Use ``comm``, which stays the caller's, and report each call to ``observer``."""
         self._comm = comm
-        self.rank, self._size = comm.rank, comm.size
+        self.rank = comm.rank
+        self._size = comm.size
         self.observer = observer or CallObserver()
         self._arrived = self.observer.arrived
         self.leave = self.observer.leave  # reports the end of a call
-        # The thread that is in a call, and the outermost one of its calls.
-        self.thread: int | None = None
-        self.call = ""
-        self._calls = 0
-        # What interrupted steps that all ranks take together: this rank is out of step
-        # since then.
+        self.under_way: Any = None
         self.interruptions: list[str] = []
+        self.failed_call: object | None = None
+        self._calls = 0
         self._received = bytearray(_ENTRY_BYTES * comm.size)
-        self._starts = range(0, len(self._received), _ENTRY_BYTES)
         # By operation and signature: the digest, and the root.
         self._digests: dict[Any, tuple[bytes, int]] = {}
 
@@ -80,12 +79,13 @@ class Handshake:
     ) -> list[bytes]:
         """Check one collective call, as ``CommunicatorBase.handshake`` says (collective).
 
-        ``nbytes`` is how much data this rank has, for the observer. An ``error`` is
-        raised where a :class:`SharedFailure` catches it. A user's signature is
-        ``typed``: its values may have no hash, or equal ones another type.
+        ``nbytes`` is how much data this rank has, for the observer. A user's signature
+        is ``typed``: its values may have no hash, or equal ones another type.
         """
         if error is not None:
-            self._fail(operation, error)
+            if not self.interruptions:  # else the other ranks are elsewhere
+                self._send_failure(operation, error)
+            raise error
         try:
             if typed:
                 signature = tuple(signature)
@@ -93,8 +93,7 @@ class Handshake:
         except BaseException as caught:
             share_failure(self, operation, caught)
             raise
-        self._calls += 1
-        self.observer.collective(operation, self._calls, root, nbytes)
+        self.begin(operation, nbytes, root)
         prefix = _PREFIX.pack(digest, self._calls, False, len(payload))
         entry = (prefix + payload[:_INLINE_BYTES]).ljust(_ENTRY_BYTES, b"\0")
         received = self._received
@@ -102,33 +101,28 @@ class Handshake:
         if len(payload) <= _INLINE_BYTES and received == entry * self._size:
             payloads = [payload] * self._size
         else:
-            entries = [received[start : start + _ENTRY_BYTES] for start in self._starts]
-            lengths = [len(payload)] * len(entries)
-            if not all([other.startswith(prefix) for other in entries]):
-                lengths = self._compare(entries, operation, signature)
-            payloads = self._payloads(entries, lengths, payload)
+            payloads = self._compare(prefix, payload, operation, signature)
         if self._arrived is not None:
             self._arrived(operation, self._calls)
         return payloads
 
-    def _fail(self, operation: str, error: BaseException) -> NoReturn:
-        # The others are elsewhere, or they have raised in the last call, as this rank
-        # did.
-        if self.interruptions:
-            raise error
-        if is_known_to_all(error, (id(self), self._calls)):
-            raise raised_on_all(error, (id(self), self._calls))
+    def begin(self, operation: str, nbytes: int = 0, root: int = NOBODY) -> None:
+        """Report a call that all ranks make (not collective)."""
         self._calls += 1
-        self.observer.collective(operation, self._calls)
+        self.failed_call = None
+        self.observer.collective(operation, self._calls, root, nbytes)
+
+    def raised_on_all(self, error: BaseException) -> BaseException:
+        """Return the error, which all ranks are about to raise as one of the last call."""
+        self.failed_call = mark_failed(error)
+        return error
+
+    def _send_failure(self, operation: str, error: BaseException) -> None:
+        self.begin(operation)
         entry = _PREFIX.pack(b"", self._calls, True, 0).ljust(_ENTRY_BYTES, b"\0")
         self._comm.Allgather([entry, MPI.BYTE], [self._received, MPI.BYTE])
-        self._comm.allgather(describe(error, self._comm.rank))
-        raise raised_on_all(error, (id(self), self._calls))
-
-    def begin(self, operation: str, nbytes: int = 0) -> None:
-        """Report a call that all ranks make without a handshake (not collective)."""
-        self._calls += 1
-        self.observer.collective(operation, self._calls, NOBODY, nbytes)
+        self._comm.allgather(describe(error, self.rank))
+        self.raised_on_all(error)
 
     def _digest(
         self, operation: str, signature: Signature, typed: bool
@@ -138,43 +132,50 @@ class Handshake:
         found = self._digests.get(key)
         if found is None:
             entries = entries_of(operation, signature)
-            # A user's entry of this name may have any value.
-            named = [
-                as_integer([*entry, None][1]) for entry in entries if entry[0] == "root"
-            ]
-            root = next(
-                (it for it in named if it is not None and 0 <= it < self._size), NOBODY
-            )
             if len(self._digests) >= _CACHED_SIGNATURES:
                 self._digests.clear()
-            found = self._digests[key] = digest_of(entries), root
+            found = self._digests[key] = digest_of(entries), self._root_of(entries)
         return found
 
-    def _compare(
-        self, entries: list[bytearray], operation: str, signature: Signature
-    ) -> list[int]:
-        """Return the lengths of the ranks' payloads; raise if more than the lengths differs."""
-        prefixes, since = [_PREFIX.unpack_from(entry) for entry in entries], now()
-        try:
-            if any(failed for _, _, failed, _ in prefixes):
-                raise_failure(operation, self._comm.rank, self._comm.allgather(""))
-            if any(other[:2] != prefixes[0][:2] for other in prefixes):
-                views = self._comm.allgather(view_of(operation, signature))
-                raise_mismatch(operation, self._comm.rank, views)
-        except CommunicationError as error:
-            if is_raised_on_all(error, since):  # and not by a signal's handler
-                raised_on_all(error, (id(self), self._calls))
-            raise
-        return [length for *_, length in prefixes]
+    def _root_of(self, entries: Iterable[tuple[Any, ...]]) -> int:
+        """Return the rank that an entry names as the root; NOBODY if none does."""
+        for name, *values in entries:
+            root = as_integer(values[0]) if name == "root" and values else None
+            # A user's entry of this name may have any value.
+            if root is not None and 0 <= root < self._size:
+                return root
+        return NOBODY
 
-    def _payloads(
-        self, entries: list[bytearray], lengths: list[int], own: bytes
+    def _compare(
+        self, prefix: bytes, payload: bytes, operation: str, signature: Signature
     ) -> list[bytes]:
-        if max(lengths) <= _INLINE_BYTES:
-            return [
-                bytes(entry[_PREFIX.size : _PREFIX.size + length])
-                for entry, length in zip(entries, lengths, strict=True)
-            ]
+        """Return the payloads; raise on all ranks if more than these differs."""
+        starts = range(0, len(self._received), _ENTRY_BYTES)
+        entries = [self._received[start : start + _ENTRY_BYTES] for start in starts]
+        lengths = [len(payload)] * len(entries)
+        if not all([entry.startswith(prefix) for entry in entries]):
+            heads = [_PREFIX.unpack_from(entry) for entry in entries]
+            lengths = [length for *_, length in heads]
+            if any(has_failed for _, _, has_failed, _ in heads):
+                texts = self._comm.allgather("")
+                raise self.raised_on_all(peer_error(operation, self.rank, texts))
+            if any(head[:2] != heads[0][:2] for head in heads):
+                self.raise_mismatch(operation, signature)
+        if max(lengths) > _INLINE_BYTES:
+            return self._gather(payload, lengths)
+        return [
+            bytes(entry[_PREFIX.size : _PREFIX.size + length])
+            for entry, length in zip(entries, lengths, strict=True)
+        ]
+
+    def raise_mismatch(self, operation: str, signature: Signature) -> NoReturn:
+        """Raise RankMismatchError with what differs, and where each rank called (collective)."""
+        own = view_of(operation, signature), called_at(operation)
+        views, calls = zip(*self._comm.allgather(own), strict=True)
+        raise self.raised_on_all(mismatch_error(operation, self.rank, views, calls))
+
+    def _gather(self, own: bytes, lengths: list[int]) -> list[bytes]:
+        """Return the payloads of all ranks, some of which are long (collective)."""
         gathered = bytearray(sum(lengths))
         self._comm.Allgatherv([own, MPI.BYTE], [gathered, lengths, MPI.BYTE])
         ends = zip(accumulate(lengths), lengths, strict=True)

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from threading import get_ident
 from traceback import walk_tb
-from typing import Any, TypeVar
+from typing import Any
 
 from mpi4py import MPI
 
-from .. import devices
 from ..config import Settings
-from ..errors import (
-    FinalizedError,
-    SharedFailure,
-    describe_exception,
-    is_raised_on_all,
-    now,
-)
+from ..errors import FinalizedError, describe_exception, is_raised_on_all
 from ..topology import Topology
 from .backend import Backend
 from .handshake import Handshake
 
-Value = TypeVar("Value")
-# Of steps that were interrupted, what they worked on: MPI may still write to their
+# Of calls that were interrupted, what they worked on: MPI may still write to their
 # arrays.
 _orphaned: list[Any] = []
 
@@ -50,12 +43,12 @@ class ProcessGroup:
     def __post_init__(self) -> None:
         self.rank, self.size = self.comm.rank, self.comm.size
 
-    def in_step(self, operation: str) -> InCall:
-        """Within, all ranks take the same steps together: handshakes, and moving data.
+    def call(self, operation: str) -> InCall:
+        """Return the context of a call, in which all ranks take the same steps together.
 
-        What one rank alone raises there ends the job, as the others can't know. Where
-        the user refused that, the interruption is recorded: the communicator can't be
-        used any more.
+        What one rank alone raises there ends the job, as the other ranks can't know.
+        Where the user refused that, the interruption is recorded: the communicator
+        can't be used any more.
         """
         if self.is_finalized:
             raise FinalizedError(
@@ -63,82 +56,67 @@ class ProcessGroup:
             )
         return InCall(self.handshake, operation, self.interrupt)
 
-    def interrupt(self, operation: str, error: BaseException, since: int) -> None:
-        """Do what leaving :meth:`in_step` by this error does, where it was entered ``since``."""
+    def interrupt(self, operation: str, error: BaseException) -> None:
+        """End the job because of an error that this rank alone raises in a call."""
         interruptions = self.handshake.interruptions
-        if interruptions or is_raised_on_all(error, since):
+        if interruptions:
             return
         self.abort()
         interruptions.append(
             f"{operation} was interrupted on this rank ({describe_exception(error)})"
         )
-        found = [
-            it
-            for frame, _ in walk_tb(error.__traceback__)
-            for it in frame.f_locals.values()
-        ]
-        # Which refers to all frames.
-        _orphaned.extend([it for it in found if it is not error])
-
-    def run_or_raise(
-        self, operation: str, make: Callable[[], Value], part: str = ""
-    ) -> Value:
-        """Return what ``make`` returns, once it has returned on all ranks (collective).
-
-        It is the operation, or a ``part`` of it. What it raises is raised on all ranks,
-        CUDA's and NCCL's errors as CommunicationError.
-        """
-        what = f"{operation}, {part}" if part else operation
-        with self.in_step(operation):
-            told = f"rank {self.rank}: {what}"
-            with SharedFailure(self.handshake, what), devices.translated_errors(told):
-                value = make()
-            self.handshake(what)
-            return value
+        for frame, _ in walk_tb(error.__traceback__):
+            found = frame.f_locals.values()
+            # The error refers to all frames.
+            _orphaned.extend([each for each in found if each is not error])
 
 
 class InCall:
-    """Within, one thread uses a communicator; RuntimeError at the entry if another one does.
+    """One thread's call of a communicator; RuntimeError where another thread is in one.
 
-    It is no generator, which would miss a signal's exception.
+    The class is no generator, which would miss a signal's exception.
     """
-
-    _is_outermost = False  # of this thread's calls
 
     def __init__(
         self,
         handshake: Handshake,
         operation: str,
-        interrupt: Callable[[str, BaseException, int], None] | None = None,
+        interrupt: Callable[[str, BaseException], None] | None = None,
     ) -> None:
-        """``interrupt`` is called with what is raised within, and the time of the entry."""
+        """``interrupt`` is called with an error inside that not all ranks raise together."""
+        self.operation = operation
+        self.thread = get_ident()
         self._handshake = handshake
-        self._operation = operation
         self._interrupt = interrupt
-        self._entered = now()
+        self._is_outermost = False  # of this thread's calls
+        self._reference = weakref.ref(self)
 
     def __enter__(self) -> bool:
         """Return whether this thread was in no call of the communicator before."""
-        handshake, own = self._handshake, get_ident()
+        handshake = self._handshake
         # Threads take turns, and signals come, where functions are called: not between
-        # the next lines.
-        if handshake.thread is None:
-            handshake.thread = own
-            handshake.call = self._operation
+        # these two lines. A signal before `__exit__` leaves a reference to nothing.
+        if handshake.under_way is None or handshake.under_way() is None:
+            handshake.under_way = self._reference
             self._is_outermost = True
-        elif handshake.thread != own:
+            return True
+        outermost = handshake.under_way()
+        if outermost is not None and outermost.thread != self.thread:
             raise RuntimeError(
-                f"rank {handshake.rank}: {self._operation} was called while {handshake.call} was "
-                "under way in another thread: a communicator serves one thread at a time; give "
-                "each thread its own, made by split()"
+                f"rank {handshake.rank}: {self.operation} was called while "
+                f"{outermost.operation} was under way in another thread: a communicator "
+                "serves one thread at a time; give each thread its own, made by split()"
             )
-        return self._is_outermost
+        return False
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        handshake = self._handshake
         try:
-            if error is not None and self._interrupt is not None:
-                self._interrupt(self._operation, error, self._entered)
+            if error is None or self._interrupt is None:
+                return
+            if not is_raised_on_all(handshake, error):
+                self._interrupt(self.operation, error)
         finally:
             if self._is_outermost:
-                self._handshake.thread = None
-                self._handshake.leave()
+                handshake.under_way = None
+                handshake.leave()

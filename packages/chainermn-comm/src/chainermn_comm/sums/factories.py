@@ -89,17 +89,16 @@ def _through_shared_memory(group: ProcessGroup, leaders: int) -> Algorithm:
         return bucketed(group)
     shared: SharedMemoryAllreduce | None = None
     cause = ""
-    with group.in_step("a mean of gradients"):
-        # If memory doesn't suffice for the setting, it may for the default.
-        for chunk_bytes in dict.fromkeys((group.settings.chunk_bytes, None)):
-            try:
-                if topology.inter_size == 1:
-                    shared = SharedMemoryAllreduce(group, chunk_bytes)
-                else:
-                    shared = TwoLevelAllreduce(group, chunk_bytes, leaders)
-                break
-            except NoSharedMemory as error:
-                cause = str(error)
+    # If memory doesn't suffice for the setting, it may for the default.
+    for chunk_bytes in dict.fromkeys((group.settings.chunk_bytes, None)):
+        try:
+            if topology.inter_size == 1:
+                shared = SharedMemoryAllreduce(group, chunk_bytes)
+            else:
+                shared = TwoLevelAllreduce(group, chunk_bytes, leaders)
+            break
+        except NoSharedMemory as error:
+            cause = str(error)
     if shared is None:
         if comm.rank == 0:
             print(

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from .. import devices, staging
+from ..errors import raise_together
 from ..layout import Operand
-from ..messaging import ProcessGroup, SharedFailure, Takes, collectives, messages
+from ..messaging import ProcessGroup, Takes, collectives, messages
 from ..numbers import OPERATIONS, check_operation, empty, one_for_each
 
 
@@ -24,8 +25,8 @@ def reduce_arrays(
     """
     scatters, mean = operation == "reduce_scatter", operation == "multi_node_mean"
     own, divisor = group.rank if scatters else 0, group.size if mean else 1
-    with group.in_step(operation):
-        with SharedFailure(group.handshake, operation):
+    with group.call(operation):
+        with raise_together(group.handshake, operation) as agreement:
             takes = _for_sums(group, op, out)
             values = [data]
             if scatters:
@@ -36,7 +37,10 @@ def reduce_arrays(
             if out is not None:
                 _check_room(group.rank, operation, arrays, out)
             rows, results = _prepared(group, operation, made, own, out)
-        places = _agree(group, operation, op, made, takes, out)
+            agreement.signature = _signature(group, op, made)
+            agreement.payload = bytes([_place(made, takes, out)])
+            agreement.nbytes = sum(message.nbytes for message in made)
+        places = [row[0] for row in agreement.payloads]
         backend, found = collectives.agreed(group, operation, places, made)
         if found is not made:
             rows, results = _prepared(group, operation, found, own)
@@ -116,27 +120,24 @@ def _check_room(
         )
 
 
-def _agree(
-    group: ProcessGroup,
-    operation: str,
-    op: str,
-    own: Sequence[messages.Message],
-    takes: Takes | None,
-    out: Any,
-) -> list[int]:
-    """Check that all ranks' arrays are alike (collective); return where each rank's lie."""
+def _signature(
+    group: ProcessGroup, op: str, own: Sequence[messages.Message]
+) -> tuple[tuple[Any, ...], ...]:
+    """Return what must be equal on all ranks."""
     specs = [
         ("array", array.dtype, array.shape) for each in own for array in each.arrays
     ]
     counts = [len(each.arrays) for each in own]
     chunk_bytes = group.settings.chunk_bytes
-    signature = (("chunk_bytes", chunk_bytes), ("op", op), ("arrays", *counts), *specs)
-    nbytes = sum(message.nbytes for message in own)
+    return (("chunk_bytes", chunk_bytes), ("op", op), ("arrays", *counts), *specs)
+
+
+def _place(own: Sequence[messages.Message], takes: Takes | None, out: Any) -> int:
+    """Return where this rank's arrays lie."""
     place = collectives.places_of(own, takes)
     if out is not None and devices.on_gpu(out):
         place |= collectives.COPIED
-    rows = group.handshake(operation, signature, bytes([place]), nbytes)
-    return [row[0] for row in rows]
+    return place
 
 
 def _hand_out(
@@ -163,5 +164,10 @@ def _hand_out(
         return out
 
     if any([place & (collectives.COPIED | collectives.STAYS) for place in places]):
-        return group.run_or_raise(operation, hand_out, "copying to GPUs")
+        what = f"{operation}, copying to GPUs"
+        with (
+            raise_together(group.handshake, what),
+            devices.translated_errors(f"rank {group.rank}: {what}"),
+        ):
+            return hand_out()
     return hand_out()

@@ -71,7 +71,7 @@ def handshake(
         RankMismatchError: on all ranks, when operations, signatures or those ids
             differ, or when not all ranks make a graph of the gradients, though some
             could be differentiated.
-        PeerError: another rank has an error, as of a ``SharedFailure``.
+        PeerError: another rank has an error, as of a ``raise_together``.
     """
     send_pending_cancellations(comm)
     flags = _REQUIRES_GRAD * requires_grad | _BUILDS_GRAPH * bool(

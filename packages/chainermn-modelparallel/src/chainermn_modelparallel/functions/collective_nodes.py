@@ -16,7 +16,7 @@ import numpy as np
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
-from chainermn_comm.errors import SharedFailure
+from chainermn_comm.errors import raise_together
 
 from .arguments import check_communicator
 from .call_handshake import NO_CALL, Handshake, Signature, handshake
@@ -111,7 +111,7 @@ def apply_collective(
     """
     comm = check_communicator(comm)
     operation = operation or op
-    with SharedFailure(comm.handshake, SCOPE + operation):
+    with raise_together(comm.handshake, SCOPE + operation, meet=False):
         variables, control_inputs, root, signature = make_inputs()
     if root is not None:
         signature = (("root", root), *signature)

@@ -14,7 +14,7 @@ from chainer import Variable
 from chainer.backends import cuda
 
 from chainermn_comm import CommunicatorBase
-from chainermn_comm.errors import SharedFailure
+from chainermn_comm.errors import raise_together
 
 from .arguments import check_communicator
 from .call_handshake import handshake
@@ -74,7 +74,7 @@ def sync_batch_norm(
     and dtype, and the function, which knows the statistics.
     """
     comm = check_communicator(comm)
-    with SharedFailure(comm.handshake, SCOPE + NAME):
+    with raise_together(comm.handshake, SCOPE + NAME, meet=False):
         x, gamma, beta, axis = make_inputs()
     node = SyncBatchNormFunction(comm, eps, axis, requires_grad_mask((x,)) == b"\1")
     leaf = make_variable(empty_on_device_of(x.array), True)

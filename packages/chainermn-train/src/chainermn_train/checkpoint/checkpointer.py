@@ -17,9 +17,9 @@ import numpy as np
 from chainer.training import Extension, Trainer
 
 from chainermn_comm import CommunicatorBase, PeerError
-from chainermn_comm.errors import is_raised_on_all, now
+from chainermn_comm.errors import is_raised_on_all
 
-from ..collective_errors import SharedFailure, allgather_checked, raise_on_all_ranks
+from ..collective_errors import allgather_checked, raise_together
 from ..leaving import grace_seconds, leave_when_warned
 from ..random_states import load_random_state, random_state
 from ..trainer_introspection import updater_of, warn_of_lost_order
@@ -108,12 +108,12 @@ class MultiNodeCheckpointer(Extension):
             PeerError: another rank raised one of these.
         """
         self._check_iterators(target)
-        with SharedFailure(self.comm.handshake, OPERATION):
+        with raise_together(self.comm.handshake, OPERATION) as call:
             own = getattr(updater_of(target), "iteration", self._last + 1)
             number = operator.index(own if iteration is None else iteration)
             if number < 0:
                 raise ValueError(f"an iteration is not negative, as {number} is")
-        self.comm.handshake(OPERATION, (("iteration", number),))
+            call.signature = (("iteration", number),)
         views = allgather_checked(
             self.comm,
             OPERATION,
@@ -129,7 +129,7 @@ class MultiNodeCheckpointer(Extension):
             PeerError,
         ) as error:  # of the save before: raised once this one is begun
             failure.append(error)
-        with raise_on_all_ranks(self.comm, OPERATION):
+        with raise_together(self.comm.handshake, OPERATION):
             register_writer(self, self._folder_for(target))
             state = state_dict(target)
             state[RANDOM], state[PLACES] = (
@@ -174,7 +174,7 @@ class MultiNodeCheckpointer(Extension):
             # What was the same at the last save is so again, or all is written anew.
             same = self._same if found is None else found
             with contextlib.ExitStack() as stack:
-                with raise_on_all_ranks(comm, OPERATION):
+                with raise_together(comm.handshake, OPERATION):
                     arrays = encode(head, deal(comm, state, same or ()))
                     complete = stack.enter_context(begin_arrays(path, arrays))
                 found = same_on_all(comm, state) if found is None else found
@@ -185,12 +185,12 @@ class MultiNodeCheckpointer(Extension):
 
     def _end_save(self, save: Save, write: Callable[[], None]) -> None:
         """Count a save once all ranks have written it; where one couldn't, nothing of it stays."""
-        store, since = self._store, now()
+        store = self._store
         assert store is not None
         try:
             allgather_checked(self.comm, OPERATION, write)
         except BaseException as error:
-            if is_raised_on_all(error, since):  # else others may count it
+            if is_raised_on_all(self.comm.handshake, error):  # else others may count it
                 with contextlib.suppress(OSError):
                     store.folder.file(save, self.comm.rank).unlink(missing_ok=True)
             raise
@@ -271,7 +271,7 @@ class MultiNodeCheckpointer(Extension):
         self._check_iterators(trainer)
         self.flush()
         self._require_equal_settings()
-        with SharedFailure(self.comm.handshake, OPERATION):
+        with raise_together(self.comm.handshake, OPERATION):
             if isinstance(trainer, Trainer):
                 leave_when_warned(
                     trainer, self.comm, self._save_now, self.priority - 100
@@ -295,7 +295,7 @@ class MultiNodeCheckpointer(Extension):
             return None
         comm, size = self.comm, len(states)
         own = states[comm.rank % size]
-        with raise_on_all_ranks(comm, OPERATION):
+        with raise_together(comm.handshake, OPERATION):
             anew = load(trainer, states, size, comm.rank % size, comm)
             if RANDOM in own and size == comm.size:
                 self._random = str(own[RANDOM])

@@ -22,9 +22,8 @@ from chainer.training.extensions.snapshot_writers import SimpleWriter
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import (
-    SharedFailure,
     allgather_checked,
-    raise_on_all_ranks,
+    raise_together,
     require_communicator,
 )
 from ..wrappers import UnpicklableMixin
@@ -166,11 +165,11 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
         if not any(views[leader][0] for leader in self._set_leaders):
             return
         target = self._target(trainer)
-        with raise_on_all_ranks(self._comm, OPERATION):
+        with raise_together(self._comm.handshake, OPERATION):
             state = state_dict(target)
             state[PLACES] = places(target)
             state[_TAKEN_BY] = np.array([self._named, self._comm.size])
-        with raise_on_all_ranks(self._comm, OPERATION):
+        with raise_together(self._comm.handshake, OPERATION):
             if self._is_leader and views[self._comm.rank][0]:
                 self._write(trainer, state, views[0][1])
 
@@ -192,7 +191,7 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
         if self._autoload:
             # A name may tell of an observation, which there is only later.
             unknown_yet = contextlib.suppress(AttributeError, LookupError)
-            with SharedFailure(self._comm.handshake, OPERATION), unknown_yet:
+            with raise_together(self._comm.handshake, OPERATION), unknown_yet:
                 self._iteration_of(self._name(trainer), trainer)
             self._load(trainer)
         if self._is_leader:
@@ -255,7 +254,7 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
             self._say(f"{skipped}; loading {loads}")
         if save is None:
             return
-        with raise_on_all_ranks(comm, OPERATION):
+        with raise_together(comm.handshake, OPERATION):
             named, size = np.asarray(states[0][_TAKEN_BY]).tolist()
             # All but those that are named are one more set, if there are any.
             if named != self._named or self._set_index >= len(states):

@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import allgather_checked, raise_on_all_ranks
+from ..collective_errors import allgather_checked, raise_together
 from .atomic_file import TEMPORARY, advised, sync_folder
 from .dealing import put_together
 from .folder_lock import take_lock
@@ -236,7 +236,7 @@ class Store:
                 break
             time.sleep(RETRY_SECONDS)
         self._scan()  # another job may have saved since a load
-        with raise_on_all_ranks(self._comm, OPERATION):
+        with raise_together(self._comm.handshake, OPERATION):
             # Without a lock, a process that lives may be writing them.
             for file in self._unfinished if is_locked else ():
                 file.unlink(missing_ok=True)  # ranks may share the folder
@@ -358,7 +358,7 @@ class Store:
         """
         newest = {max(self.complete, default=Save(0))}
         for saves in self._to_remove.keys() - newest, self._to_remove.keys() & newest:
-            with raise_on_all_ranks(self._comm, OPERATION):
+            with raise_together(self._comm.handshake, OPERATION):
                 self.remover(saves)()
         if self._lock is not None:
             Path(self._lock.name).unlink(missing_ok=True)

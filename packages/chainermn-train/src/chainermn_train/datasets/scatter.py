@@ -13,8 +13,8 @@ from chainer.datasets import SubDataset
 from chainermn_comm import CommunicatorBase, create_communicator
 
 from ..collective_errors import (
-    SharedFailure,
     bcast_checked,
+    raise_together,
     require_communicator,
     require_integer,
 )
@@ -82,7 +82,7 @@ def scatter_dataset(
         TypeError: ``comm`` is not a communicator; raised at once on this rank only.
     """
     with _chainermn_communicator(comm, "scatter_dataset") as communicator:
-        with SharedFailure(communicator.handshake, "scatter_dataset"):
+        with raise_together(communicator.handshake, "scatter_dataset") as call:
             require_integer("max_buf_len", max_buf_len, 1, _LARGEST_BUFFER)
             if seed is not None:
                 require_integer("seed", seed, 0, 2**32 - 1)
@@ -99,7 +99,7 @@ def scatter_dataset(
                     _share(count, rank, size, force_equal_length)
                     for rank in range(size)
                 ]
-        communicator.handshake("scatter_dataset", (("root", index),))
+            call.signature = (("root", index),)
         return scatter_parts(communicator, index, dataset, shares, order, max_buf_len)
 
 
@@ -124,9 +124,9 @@ def scatter_index(
         TypeError, ValueError: as in :func:`scatter_dataset`.
     """
     with _chainermn_communicator(comm, "scatter_index") as communicator:
-        with SharedFailure(communicator.handshake, "scatter_index"):
+        with raise_together(communicator.handshake, "scatter_index") as call:
             index = require_integer("root", root, 0, communicator.size - 1)
-        communicator.handshake("scatter_index", (("root", index),))
+            call.signature = (("root", index),)
         find_count = partial(require_integer, "n_total_samples", n_total_samples, 0)
         count = bcast_checked(communicator, "scatter_index", find_count, root)
         return _share(count, communicator.rank, communicator.size, force_equal_length)

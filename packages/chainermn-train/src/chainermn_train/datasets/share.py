@@ -7,8 +7,7 @@ from typing import Any
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import (
-    SharedFailure,
-    raise_on_all_ranks,
+    raise_together,
     require_communicator,
     require_integer,
 )
@@ -40,10 +39,10 @@ def share_dataset(dataset: Any, comm: CommunicatorBase, root: int = 0) -> Any:
             raises them.
     """
     comm = require_communicator(comm, _OPERATION)
-    with SharedFailure(comm.handshake, _OPERATION):
+    with raise_together(comm.handshake, _OPERATION) as call:
         root = require_integer("root", root, 0, comm.size - 1)
         count = length_of(dataset, root) if comm.rank == root else 0
-    comm.handshake(_OPERATION, (("root", root),))
+        call.signature = (("root", root),)
     # One rank of each node gets all examples, on that of the root the root itself.
     places = comm.allgather_obj((comm.inter_rank, comm.intra_rank))
     leaders = dict.fromkeys(range(comm.inter_size), 0) | dict([places[root]])
@@ -53,6 +52,6 @@ def share_dataset(dataset: Any, comm: CommunicatorBase, root: int = 0) -> Any:
     part = scatter_parts(comm, root, dataset, shares)
     with (
         comm.split(comm.inter_rank, comm.rank) as node,
-        raise_on_all_ranks(comm, _OPERATION),
+        raise_together(comm.handshake, _OPERATION),
     ):
         return node.bcast_obj(part._dataset, root=leaders[comm.inter_rank])

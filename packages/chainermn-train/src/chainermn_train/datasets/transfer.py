@@ -17,7 +17,7 @@ from chainer.datasets import SubDataset
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import bcast_checked, raise_on_all_ranks
+from ..collective_errors import bcast_checked, raise_together
 from .shared_arrays import SharedArray, SharedBytes
 from .subset import subset
 
@@ -45,7 +45,7 @@ def scatter_parts(
     limit = bcast_checked(
         comm, _OPERATION, lambda: min(max_buf_len, _MESSAGE_BYTES), root
     )
-    with _apart(comm) as messages, raise_on_all_ranks(comm, _OPERATION):
+    with _apart(comm) as messages, raise_together(comm.handshake, _OPERATION):
         if shares is None:
             return _receive(messages, root, limit)
         return _send_all(messages, dataset, shares, order, limit)

@@ -17,9 +17,8 @@ from chainer.dataset.convert import _call_converter
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import (
-    SharedFailure,
     bcast_checked,
-    raise_on_all_ranks,
+    raise_together,
     require_communicator,
     require_integer,
 )
@@ -180,14 +179,15 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
         # On root: the pickled results of a batch of each rank.
         gathered: list[bytes | None] = []
         while True:
-            with SharedFailure(self.comm.handshake, _OPERATION):
+            with raise_together(self.comm.handshake, _OPERATION) as call:
                 results += [pickle.loads(each) for each in gathered if each is not None]
                 content = next(local, None)
-            payload = b"" if content is None else _HAS_BATCH
-            if not any(self.comm.handshake(_OPERATION, payload=payload)):
+                if content is not None:
+                    call.payload = _HAS_BATCH
+            if not any(call.payloads):
                 break
             gathered = self.comm.gather_obj(content, root=self.root) or []
-        with raise_on_all_ranks(self.comm, _OPERATION):
+        with raise_together(self.comm.handshake, _OPERATION):
             return self.aggregate(results) if self.comm.rank == self.root else None
 
     def _local(self) -> Generator[bytes, None, None]:

@@ -13,7 +13,7 @@ from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import (
     allgather_checked,
-    raise_on_all_ranks,
+    raise_together,
     require_communicator,
 )
 from ..profiling import StepClock, StepTimes, TimedUpdater
@@ -78,7 +78,7 @@ class ThroughputReport(UnpicklableMixin, training.Extension):
                 or its main iterator no data set (PeerError on the others).
         """
         updater = trainer.updater
-        with raise_on_all_ranks(self.comm, "ThroughputReport"):
+        with raise_together(self.comm.handshake, "ThroughputReport"):
             optimizers = _multi_node_optimizers(updater)
             self._examples = _examples(updater)
         on_gpu = any(optimizer.target.xp is cuda.cupy for optimizer in optimizers)

@@ -9,7 +9,7 @@ from chainer.iterators import OrderSampler
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import SharedFailure, require_communicator, require_integer
+from ..collective_errors import raise_together, require_communicator, require_integer
 from .order_sampler import shuffled
 
 _OPERATION = "DistributedOrderSampler"
@@ -94,10 +94,10 @@ class DistributedOrderSampler(OrderSampler):
         self, comm: CommunicatorBase, seed: int = 0, *, drop_last: bool = False
     ) -> None:
         comm = require_communicator(comm, _OPERATION)
-        with SharedFailure(comm.handshake, _OPERATION):
+        with raise_together(comm.handshake, _OPERATION) as call:
             self.seed = require_integer("seed", seed, 0, 2**32 - 1)
             self.drop_last = bool(drop_last)
-        comm.handshake(_OPERATION, (("seed", self.seed), ("drop_last", self.drop_last)))
+            call.signature = (("seed", self.seed), ("drop_last", self.drop_last))
         self._rank = comm.rank
         self._size = comm.size
 

@@ -14,8 +14,7 @@ from chainer.serializers import DictionarySerializer
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import (
-    SharedFailure,
-    raise_on_all_ranks,
+    raise_together,
     require_communicator,
     require_integer,
 )
@@ -74,7 +73,7 @@ def create_multi_node_iterator(
             that would fork this process; see :func:`use_forkserver`.
     """
     communicator = require_communicator(communicator, "create_multi_node_iterator")
-    with SharedFailure(communicator.handshake, "create_multi_node_iterator"):
+    with raise_together(communicator.handshake, "create_multi_node_iterator") as call:
         master = require_integer("rank_master", rank_master, 0, communicator.size - 1)
         refuse_proxy(actual_iterator)
         if communicator.rank == master and not isinstance(actual_iterator, Iterator):
@@ -82,7 +81,7 @@ def create_multi_node_iterator(
                 "create_multi_node_iterator needs a Chainer iterator at rank_master, such as "
                 f"chainer.iterators.SerialIterator, not {type(actual_iterator).__name__}"
             )
-    communicator.handshake("create_multi_node_iterator", (("rank_master", master),))
+        call.signature = (("rank_master", master),)
     if communicator.rank == master:
         warn_of_fork(actual_iterator)
     return MultiNodeIterator(actual_iterator, communicator, master)
@@ -185,33 +184,32 @@ class MultiNodeIterator(IteratorProxy):
         saved = self._broadcast_from_master(
             f"serialize, {'load' if loading else 'sav'}ing", make
         )
-        with raise_on_all_ranks(self.communicator, _OPERATION):
+        with raise_together(self.communicator.handshake, _OPERATION):
             for key, value in saved.items():
                 # None comes as an array of objects, which not all serializers take.
                 serializer(key, value.item() if value.dtype == object else value)
 
     def _broadcast_from_master(self, method: str, make: Callable[[], Any]) -> Any:
         """Return on every rank what ``make`` returns at the master; update the attributes there."""
-        communicator, master = self.communicator, self.rank_master
-
-        def fail(operation: str, error: BaseException) -> None:
-            # Ranks wait for it.
-            communicator.bcast(_pack(self.actual, None), root=master)
-            communicator.handshake(operation, error=error)
-
-        if communicator.rank == master:
-            with SharedFailure(fail, _OPERATION):
-                value = make()
-                message = _pack(self.actual, value) if communicator.size > 1 else ()
-            if message:
-                communicator.bcast(message, root=master)
-        else:
-            message = communicator.bcast(None, root=master)
-            with SharedFailure(communicator.handshake, _OPERATION):
+        communicator = self.communicator
+        master = self.rank_master
+        with raise_together(communicator.handshake, _OPERATION) as call:
+            call.signature = (("method", method),)
+            if communicator.rank != master:
+                message = communicator.bcast(None, root=master)
                 attributes, value = unpack(*message)
                 self.__dict__.update(attributes)
-        communicator.handshake(_OPERATION, (("method", method),))
-        return value
+                return value
+            if communicator.size == 1:
+                return make()
+            message = None
+            try:
+                value = make()
+                message = _pack(self.actual, value)
+            finally:  # the other ranks wait for a message, also after an error
+                message = message or _pack(self.actual, None)
+                communicator.bcast(message, root=master)
+            return value
 
 
 def _pack(iterator: Any, value: Any) -> tuple[np.ndarray, np.ndarray]:

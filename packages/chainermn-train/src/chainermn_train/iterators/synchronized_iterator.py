@@ -15,9 +15,8 @@ from chainer.serializers import DictionarySerializer
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import (
-    SharedFailure,
     allgather_checked,
-    raise_on_all_ranks,
+    raise_together,
     require_communicator,
 )
 from .iterator_proxy import IteratorProxy, refuse_proxy
@@ -61,9 +60,8 @@ def create_synchronized_iterator(
             :func:`use_forkserver`.
     """
     communicator = require_communicator(communicator, "create_synchronized_iterator")
-    with SharedFailure(communicator.handshake, "create_synchronized_iterator"):
-        terms = _terms(actual_iterator)
-    communicator.handshake("create_synchronized_iterator", terms.items())
+    with raise_together(communicator.handshake, "create_synchronized_iterator") as call:
+        call.signature = _terms(actual_iterator).items()
     sampler = actual_iterator.order_sampler
     is_known = sampler is None or type(sampler) in (
         ShuffleOrderSampler,
@@ -85,7 +83,7 @@ def create_synchronized_iterator(
         return draw and draw(np.arange(SEED_NUMBERS), 0).tolist()
 
     seeds = allgather_checked(communicator, _OPERATION, draw_seed)
-    with raise_on_all_ranks(communicator, _OPERATION):
+    with raise_together(communicator.handshake, _OPERATION):
         if sampler is not None:
             actual_iterator.order_sampler = ResumableOrderSampler(seeds[0])
             # The thread that fetches ahead has its own reference. Chainer 7.8.1 is the
@@ -130,7 +128,7 @@ class SynchronizedIterator(IteratorProxy):
             self.actual.serialize(serializer)
             return
         operation = "loading a synchronized iterator"
-        with SharedFailure(self.communicator.handshake, operation):
+        with raise_together(self.communicator.handshake, operation) as call:
             self.actual.serialize(serializer)
             record = DictionarySerializer()
             self.actual.serialize(record)
@@ -140,7 +138,7 @@ class SynchronizedIterator(IteratorProxy):
                 else str(value)
                 for key, value in record.target.items()
             }
-        self.communicator.handshake(operation, state.items())
+            call.signature = state.items()
 
 
 def _terms(iterator: Any) -> dict[str, Any]:

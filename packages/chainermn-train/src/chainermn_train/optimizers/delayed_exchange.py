@@ -9,7 +9,7 @@ from typing import Any
 from chainermn_comm import CommunicatorBase, Reducer, patient_waits
 
 from ..background_thread import BackgroundThread, threads_may_use_mpi
-from ..collective_errors import SharedFailure
+from ..collective_errors import raise_together
 from ..profiling import region
 from .decision import OPERATION
 from .gpus import device_of, new_stream, recorded_event, using_stream
@@ -48,7 +48,7 @@ class DelayedExchange(GradientExchange):
         )
         # All that can fail on one rank alone, before ranks agree; the thread finds it
         # done.
-        with SharedFailure(self._communicator.handshake, OPERATION):
+        with raise_together(self._communicator.handshake, OPERATION, meet=False):
             gradients = GradientSet.detach_from(params, scale)
             self._handed_in = reducer, gradients, scale
             if self._flight is None:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from chainermn_comm import CommunicatorBase, RankMismatchError, devices, staging
-from chainermn_comm.errors import raise_mismatch, view_of
+from chainermn_comm import CommunicatorBase, devices, staging
+from chainermn_comm.errors import mismatch_error, view_of
 
 from ..collective_errors import allgather_checked
 from ..host_arrays import to_host
@@ -156,13 +156,11 @@ class DriftDetector:
                 for signature, view in zip(signatures, views, strict=True):
                     signature.append((name, repr(view[index].item())))
         if any(signature != signatures[0] for signature in signatures):
-            try:
-                views = [view_of(OPERATION, it) for it in signatures]
-                raise_mismatch(OPERATION, communicator.rank, views)
-            except RankMismatchError as error:
-                since = self._alike_at[self._next]
-                error.args = (f"{error} (perhaps since t = {since}){_REMEDY}",)
-                raise
+            views = [view_of(OPERATION, each) for each in signatures]
+            error = mismatch_error(OPERATION, communicator.rank, views)
+            since = self._alike_at[self._next]
+            error.args = (f"{error} (perhaps since t = {since}){_REMEDY}",)
+            raise error
 
     def _begin_turn(self, params: ParameterSet) -> None:
         """Cut all that there is now into slices, unless it is what there was before."""

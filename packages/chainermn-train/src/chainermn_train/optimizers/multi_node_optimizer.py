@@ -16,10 +16,8 @@ from chainermn_comm import CommunicatorBase, RankMismatchError, Reducer
 from chainermn_comm.watchdog import count_update
 
 from ..collective_errors import (
-    SharedFailure,
     bcast_checked,
-    raise_on_all_ranks,
-    share_failure,
+    raise_together,
 )
 from ..host_arrays import to_host
 from ..leaving import is_warned
@@ -411,7 +409,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             self._params,
             self.communicator.handshake,
         )
-        with SharedFailure(handshake, OPERATION):
+        with raise_together(handshake, OPERATION, meet=False):
             loss = self._loss(compute_loss)
             scale = self._scale
             if agreed[0] is not Decision.CONTINUE or not exchange.can_send(
@@ -421,7 +419,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                 return agreed
         agreed = self._agree("update()", Report(before_backward=1))
         sends = agreed[0] is Decision.SEND
-        with SharedFailure(handshake, OPERATION):
+        with raise_together(handshake, OPERATION, meet=False):
             (exchange.backward_and_send if sends else exchange.backward)(
                 params, loss, scale
             )
@@ -453,7 +451,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         elif is_last and (own or group.num_calls) and not self._state.is_apart:
             scale = group.scale(self._scale)
             if group.steps > 1 or not are_scaled_by(params, scale):
-                with SharedFailure(self.communicator.handshake, OPERATION):
+                with raise_together(self.communicator.handshake, OPERATION, meet=False):
                     if group.steps > 1:
                         group.assign_mean(params, scale, and_present=own > 0)
                     else:
@@ -483,7 +481,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             self._exchange,
         )
         digest, num_calls = 0, self._group.num_calls
-        try:
+        with raise_together(communicator.handshake, OPERATION, meet=False):
             if exchange.error() is not None:
                 exchange.take_flight()  # raises it
             own = self._state.is_apart, exchange.has_flight
@@ -493,9 +491,6 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
                 report = report._replace(warned=1)
             if self._detects_drift:
                 digest = self._drift.checksum(self._params, optimizer)
-        except BaseException as error:
-            share_failure(communicator.handshake, OPERATION, error)
-            raise
         reducer = reducer or communicator.make_reducer(self.zero_fill, OPERATION)
         # It takes any number.
         num_calls = min(num_calls, 1) if call == "flush()" else num_calls
@@ -616,7 +611,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             if self._settings["on_drift"] == "raise":
                 raise
             # If warnings are errors.
-            with raise_on_all_ranks(self.communicator, OPERATION):
+            with raise_together(self.communicator.handshake, OPERATION):
                 if self.communicator.rank == 0:
                     warnings.warn(
                         f"{error}; all ranks get rank 0's", RuntimeWarning, stacklevel=4
@@ -643,7 +638,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
 
     def _require_model(self) -> None:
         if self.actual_optimizer.target is None:
-            with SharedFailure(self.communicator.handshake, OPERATION):
+            with raise_together(self.communicator.handshake, OPERATION, meet=False):
                 raise RuntimeError(
                     "the optimizer has no model: call its `setup(model)` first"
                 )

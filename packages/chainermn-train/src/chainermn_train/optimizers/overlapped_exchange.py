@@ -18,7 +18,7 @@ import numpy as np
 from chainermn_comm import CommunicationError, CommunicatorBase, Reducer, patient_waits
 
 from ..background_thread import BackgroundThread, raise_if_any, threads_may_use_mpi
-from ..collective_errors import SharedFailure
+from ..collective_errors import raise_together
 from ..profiling import region
 from . import tracked_backward
 from .decision import OPERATION
@@ -200,7 +200,7 @@ class OverlappedExchange(GradientExchange):
 
     def ready(self, params: ParameterSet, scale: float | None) -> Reducer:
         if self._sending is not None:
-            with SharedFailure(self._communicator.handshake, OPERATION):
+            with raise_together(self._communicator.handshake, OPERATION, meet=False):
                 self._sending.take_rest()
             self._is_given_up = self._is_given_up or self.must_resend
             return self._sending.reducer
@@ -245,7 +245,7 @@ class OverlappedExchange(GradientExchange):
         return all([array.dtype.kind == "f" for array in arrays])
 
     def plan(self, params: ParameterSet) -> None:
-        with SharedFailure(self._communicator.handshake, OPERATION):
+        with raise_together(self._communicator.handshake, OPERATION, meet=False):
             like = [_without_memory(param.array) for param in params.params]
             device = device_of(params.params[0].array)
             stream = new_stream(device)

@@ -7,7 +7,7 @@ from typing import Any
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import raise_on_all_ranks, values_of_first_holders
+from ..collective_errors import raise_together, values_of_first_holders
 
 
 class ParameterSet:
@@ -53,6 +53,6 @@ def initialize_missing(communicator: CommunicatorBase, model: Any) -> None:
     shapes = values_of_first_holders(
         communicator, operation, known, lambda name: named[name].shape
     )
-    with raise_on_all_ranks(communicator, operation):
+    with raise_together(communicator.handshake, operation):
         for name in (named.keys() & shapes.keys()) - known:
             named[name].initialize(shapes[name])

@@ -6,7 +6,7 @@ from typing import Any
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import raise_on_all_ranks
+from ..collective_errors import raise_together
 from ..optimizer_state import broadcast_state, describe_settings, loss_scaling
 from ..persistents import broadcast_persistents
 from ..profiling import region
@@ -72,7 +72,7 @@ class ReplicatedState(UnpicklableMixin):
         """
         target, communicator = optimizer.target, self._communicator
         self.shared = self._loaded = None  # also where it fails midway
-        with region("communication"), raise_on_all_ranks(communicator, OPERATION):
+        with region("communication"), raise_together(communicator.handshake, OPERATION):
             initialize_missing(communicator, target)  # others' communicators want that
             communicator.bcast_data(target)
             broadcast_persistents(communicator, target)
