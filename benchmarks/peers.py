@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from chainermn_comm import RankMismatchError, create_communicator
 from chainermn_comm.config import Settings
-from chainermn_comm.gradients import bucket as bucket
+from chainermn_comm.gradients.bucket import bucket_of
 from chainermn_comm.messaging import Handshake
 from chainermn_comm.runtime import barrier
 from chainermn_comm.topology import Topology
@@ -164,14 +164,10 @@ def barrier_alone(gradients: Gradients) -> Case:
 def handshake_alone(gradients: Gradients) -> Case:
     """All that ranks tell each other of a call of `allreduce_grad` before gradients move."""
     comm, handshake, settings = gradients.comm, Handshake(gradients.comm), Settings()
-    names = tuple(sorted(gradients.shapes))
-    by_name = dict(zip(gradients.shapes, gradients.grads, strict=True))
-    grads = [by_name[name] for name in names]
 
     def call() -> None:
-        specs = tuple([(grad.dtype, grad.shape, grad.flags.num) for grad in grads])
-        known = bucket._plain(settings, False, False, names, specs)
-        handshake("allreduce_grad", known.signature.entries if known else ())
+        own = bucket_of(gradients.model, comm.rank, False, settings, False, False)
+        handshake("allreduce_grad", payload=own.digest)
 
     def tells_a_difference() -> bool:
         try:

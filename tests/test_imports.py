@@ -35,7 +35,7 @@ ORDER = {
         "staging",
         "runtime reducer",
         "layout",
-        "numbers devices environment errors mpi_start observers topology",
+        "numbers call_place devices environment errors mpi_start observers topology",
     ],
     "train": [
         "__init__",

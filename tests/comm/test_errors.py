@@ -38,8 +38,10 @@ class TestRaiseTogether:
         batches = [Batch()]
         is_first = naive.rank == 0
         handshake = partial(kind(naive).handshake, naive)
-        with freed_at_once(batches[0]), suppress(ValueError, PeerError):
-            save(handshake, is_first, lambda _: caught_with(batches.pop()))
+        with freed_at_once(batches[0]):
+            with suppress(ValueError, PeerError):
+                save(handshake, is_first, lambda _: caught_with(batches[0]))
+            batches.clear()
         with raises_on_all(is_first, ValueError, "planted"):
             save(handshake, is_first)
         assert handshake("save") == [b""] * naive.size

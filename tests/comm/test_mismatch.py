@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -49,6 +51,10 @@ def test_ranks_that_call_different_methods_are_told(naive, method):
     )
     assert f"{other} on rank {odd}" in text
     assert f"{method} on rank" in text
+    assert re.search(
+        rf"rank {odd} called {other} at tests/comm/test_mismatch.py:\d", text
+    )
+    assert re.search(rf"called {method} at tests/comm/test_mismatch.py:\d", text)
     still_works(naive)
 
 

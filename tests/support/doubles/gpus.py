@@ -245,11 +245,6 @@ def count_allgathers(patch: pytest.MonkeyPatch) -> list[int]:
     return count
 
 
-def forbid_digests(patch: pytest.MonkeyPatch) -> None:
-    """Let gradients fail from now on that are unlike all before."""
-    patch.setattr("chainermn_comm.gradients.bucket.digest_of", None)
-
-
 @contextlib.contextmanager
 def small_buffers(nbytes: int = 4096) -> Iterator[None]:
     """Arrays pass through page-locked buffers of so many bytes."""

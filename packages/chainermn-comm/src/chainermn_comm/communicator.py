@@ -56,7 +56,9 @@ class CommunicatorBase(ABC):
     like have sent nothing then. A collective method raises on every rank: the others
     raise PeerError, which names the rank and says why. All raise RankMismatchError
     where they call different methods, or where roots, names, or shapes and dtypes
-    differ that must be equal. The communicator can be used afterwards. After
+    differ that must be equal, or some ranks' arrays are on GPUs and other ranks' in host
+    memory; the text says where in the script each rank called. The communicator can be
+    used afterwards. After
     :meth:`finalize` a method that communicates raises FinalizedError.
 
     Attributes:

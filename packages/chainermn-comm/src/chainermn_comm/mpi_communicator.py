@@ -220,7 +220,7 @@ class MpiCommunicator(CommunicatorBase):
 
     def send(self, data: Any, dest: int, tag: int = 0) -> None:
         envelope = self._envelope(dest, tag, "dest", self._max_tag)
-        message = messages.of_array(data, self._rank)
+        message = messages.of_array_on_host(data, self._rank)
         point_to_point.send("send", message, envelope)
 
     def recv(self, source: int, tag: int = 0) -> Any:
@@ -237,9 +237,8 @@ class MpiCommunicator(CommunicatorBase):
     ) -> None:
         check_metadata(metadata, data, self._rank)
         envelope = self._envelope(dest, tag, "dest", self.reserved_tag)
-        message = messages.of_array(data, self._rank)._replace(
-            kind=messages.WITH_METADATA
-        )
+        message = messages.of_array_on_host(data, self._rank)
+        message = message._replace(kind=messages.WITH_METADATA)
         point_to_point.send("send", message, envelope, label, metadata)
 
     def recv_with_metadata(
@@ -299,9 +298,7 @@ class MpiCommunicator(CommunicatorBase):
                 if error is not None:
                     share_failure(group.handshake, operation, error)
                     raise error
-                return group.handshake(
-                    operation, signature, payload, len(payload), typed=True
-                )
+                return group.handshake(operation, signature, payload, len(payload))
         finally:
             del error  # whose traceback refers to this frame: see `share_failure`
 

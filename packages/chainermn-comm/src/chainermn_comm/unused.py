@@ -11,15 +11,12 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 from mpi4py import MPI
 
 from .errors import CommunicationError
-
-if TYPE_CHECKING:
-    from .messaging import Handshake
 
 
 class Resources(contextlib.ExitStack):
@@ -67,8 +64,11 @@ def free_unused(comm: MPI.Intracomm) -> None:
 
 
 @contextlib.contextmanager
-def explained(handshake: Handshake) -> Iterator[None]:
-    """Raise an error of MPI's, which all ranks have, as one that says what to do."""
+def explained(handshake: Any) -> Iterator[None]:
+    """Raise an error of MPI's, which all ranks have, as one that says what to do.
+
+    All ranks' last call is one of this ``handshake``, a ``Handshake``.
+    """
     try:
         yield
     except MPI.Exception as error:

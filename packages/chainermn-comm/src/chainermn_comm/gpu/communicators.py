@@ -7,7 +7,6 @@ from typing import Any
 
 from mpi4py import MPI
 
-from ..errors import raise_together
 from ..messaging import ProcessGroup
 from ..topology import Topology
 from .nccl import NcclCommunicator, abort_all, connect_or_explain
@@ -66,10 +65,10 @@ class Communicators:
                 by_nccl = not why
             if several and not by_nccl and self._topology.inter_size == comm.size:
                 return False
-            with raise_together(group.handshake, OPERATION):
+            with group.together(OPERATION):
                 connect_node()
             if several and not by_nccl:
-                with raise_together(group.handshake, OPERATION):
+                with group.together(OPERATION):
                     self.inter = StagedSum(group, inter_comm.Dup()) if leads else None
         finally:
             intra_comm.Free()

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import devices
-from ..errors import raise_together
 from ..layout import Chunk, Operand, plan_chunks
 from ..messaging import Algorithm, ProcessGroup
 from . import kernels
@@ -70,10 +69,7 @@ class DeviceAllreduce(Algorithm):
         self._known: set[Any] = set()
         self._slot = 0  # of the next chunk
         self._plan = lru_cache(PLANS)(self._make_plan)
-        with (
-            raise_together(group.handshake, OPERATION),
-            devices.translated_errors(f"rank {group.rank}: {OPERATION}"),
-        ):
+        with group.together(OPERATION):
             self._allocate()
         self._watcher = Watcher(group, OPERATION, communicators.nccls, self)
 
@@ -91,10 +87,7 @@ class DeviceAllreduce(Algorithm):
     def allreduce(self, operand: Operand) -> None:
         group = self._group
         if _key(operand) not in self._known:
-            with (
-                raise_together(group.handshake, OPERATION),
-                devices.translated_errors(f"rank {group.rank}: {OPERATION}"),
-            ):
+            with group.together(OPERATION):
                 run = self.prepare(operand)
         else:
             with self._watcher.ending():

@@ -257,10 +257,7 @@ def check_devices(group: ProcessGroup) -> None:
         return devices.bus_id()
 
     places: dict[tuple[int, str], list[int]] = {}
-    with (
-        raise_together(group.handshake, operation),
-        devices.translated_errors(f"rank {group.rank}: {operation}"),
-    ):
+    with group.together(operation):
         own = bus_id()
     rows = group.comm.allgather((node, own))
     for rank, place in enumerate(rows):

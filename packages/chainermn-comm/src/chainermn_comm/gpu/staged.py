@@ -15,7 +15,6 @@ import numpy as np
 from mpi4py import MPI
 
 from .. import devices, staging
-from ..errors import raise_together
 from ..layout import Chunk, Operand, plan_chunks
 from ..messaging import Algorithm, Factory, Handshake, ProcessGroup
 from ..sums import FACTORIES as HOST_FACTORIES
@@ -36,10 +35,7 @@ class StagedAllreduce(Algorithm):
         """Make the algorithm for host memory, too (collective); errors name this ``rank``."""
         self._group = group
         self._what = f"rank {group.rank if rank is None else rank}: {OPERATION}"
-        with (
-            raise_together(group.handshake, OPERATION),
-            devices.translated_errors(self._what),
-        ):
+        with group.together(OPERATION):
             self._device = self._make()
         self._host = host(group)
         # Numbers that travel in 16 bits have an exponent for each piece: what is
@@ -58,7 +54,7 @@ class StagedAllreduce(Algorithm):
         return devices.current_device()
 
     def allreduce(self, operand: Operand) -> None:
-        with raise_together(self._group.handshake, OPERATION):
+        with self._group.together(OPERATION):
             run = self.prepare(operand)
         run()
 

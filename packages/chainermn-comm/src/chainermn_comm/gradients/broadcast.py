@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
-from itertools import pairwise
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from .. import devices, staging
 from ..errors import RankMismatchError, raise_together
-from ..messaging import ProcessGroup, collectives
+from ..messaging import ON_GPU, ProcessGroup, backend_for, memory_of, messages
 from . import parameters
 
 OPERATION = "bcast_data"
+# The most bytes of parameters on GPUs that pass through host memory at once, if one
+# parameter isn't larger: what a copy costs to begin is little beside these.
+BATCH_BYTES = 32 << 20
+
+
+@dataclass
+class Sent:
+    """A parameter that ranks receive."""
+
+    param: Any
+    root: int  # the rank that sends it
+    shape: tuple[int, ...]  # there
+    dtype: np.dtype
 
 
 def bcast_parameters(group: ProcessGroup, model: Any) -> None:
@@ -23,134 +37,140 @@ def bcast_parameters(group: ProcessGroup, model: Any) -> None:
     A parameter that rank 0 hasn't initialised comes from the lowest rank that has; one
     that no rank has is left alone.
     """
-    with raise_together(group.handshake, OPERATION) as agreement:
-        named = parameters.named(model, group.rank)
-        arrays = [
-            parameters.checked(param.data, name, group.rank) for name, param in named
-        ]
-        own_specs = [
-            None if array is None else (array.shape, array.dtype) for array in arrays
-        ]
-        agreement.signature = tuple([("parameter", name) for name, _ in named])
-        agreement.payload = pickle.dumps(own_specs)
-        agreement.nbytes = sum(array.nbytes for array in arrays if array is not None)
-    rows = [pickle.loads(payload) for payload in agreement.payloads]
-    # Each parameter that is sent, with the rank that sends it, and its shape and dtype
-    # there.
-    sent: list[tuple[Any, int, tuple[int, ...], np.dtype]] = []
-    for (name, param), specs in zip(named, zip(*rows, strict=True), strict=True):
-        having = [(rank, *spec) for rank, spec in enumerate(specs) if spec is not None]
-        if len(set(specs) - {None}) > 1:
-            listed = "; ".join(
-                f"{dtype} {shape} on rank {rank}" for rank, shape, dtype in having
-            )
-            text = f"ranks disagree on parameter {name}: {listed}"
-            raise group.handshake.raised_on_all(
-                RankMismatchError(f"bcast_data on rank {group.rank}: {text}")
-            )
-        sent += [(param, *first) for first in having[:1]]
-
-    initialising = f"{OPERATION}, initialising parameters"
-    with raise_together(group.handshake, initialising) as initialised:
-        for param, _, shape, dtype in sent:
-            if param.data is None:
-                if hasattr(param, "initialize"):
-                    param.initialize(shape)
-                if (
-                    param.data is None
-                    or param.data.shape != shape
-                    or param.data.dtype != dtype
-                ):
-                    param.data = np.empty(shape, dtype)
-        arrays, takes = [param.data for param, *_ in sent], group.device.takes
-        place = collectives.COPIED * any(map(devices.on_gpu, arrays))
-        if place and all(map(devices.on_gpu, arrays)) and takes(arrays):
-            place = collectives.STAYS | collectives.CAN_STAY
-            with devices.translated_errors(f"rank {group.rank}: {OPERATION}"):
-                flats = list(map(devices.c_ordered, arrays))
-        initialised.payload = bytes([place])
-    places = [row[0] for row in initialised.payloads]
-    if not any(places):
-        _bcast(group, [each[:2] for each in sent])
-        return
-    backend, _ = collectives.agreed(group, OPERATION, places, [])
-    if backend is not group.host:
-        backend.broadcast(
-            [(root, flat) for flat, (_, root, *_) in zip(flats, sent, strict=True)]
-        )
+    sent = _choose_roots(group, model)
+    with raise_together(
+        group.handshake, f"{OPERATION}, initialising parameters"
+    ) as meeting:
+        for each in sent:
+            _initialise(each)
+        arrays = [each.param.data for each in sent]
+        own = memory_of(group, arrays)
+        meeting.payload = bytes([own])
+    memory = [payload[0] for payload in meeting.payloads]
+    backend = backend_for(group, OPERATION, memory)
+    if not any([each & ON_GPU for each in memory]):
+        _bcast_on_host(group, sent)
+    elif backend is group.host:
+        for batch in _batches(sent):
+            _bcast_through_host(group, batch)
+    else:
+        with group.together(f"{OPERATION}, making arrays contiguous"):
+            flats = list(map(devices.c_ordered, arrays))
+        roots = [each.root for each in sent]
+        backend.broadcast(list(zip(roots, flats, strict=True)))
         for array, flat in zip(arrays, flats, strict=True):
             if flat is not array:
                 devices.assign(array, flat)
+
+
+def _choose_roots(group: ProcessGroup, model: Any) -> list[Sent]:
+    """Return the parameters that some rank has, all ranks the same (collective)."""
+    with raise_together(group.handshake, OPERATION) as meeting:
+        named = parameters.named(model, group.rank)
+        specs = []
+        for name, param in named:
+            array = parameters.checked(param.data, name, group.rank)
+            specs.append(None if array is None else (array.shape, array.dtype))
+            meeting.nbytes += 0 if array is None else array.nbytes
+        meeting.signature = tuple([("parameter", name) for name, _ in named])
+        meeting.payload = pickle.dumps(specs)
+    rows = [pickle.loads(payload) for payload in meeting.payloads]
+    sent = []
+    for (name, param), by_rank in zip(named, zip(*rows, strict=True), strict=True):
+        found = {rank: spec for rank, spec in enumerate(by_rank) if spec is not None}
+        if len(set(found.values())) > 1:
+            listed = "; ".join(
+                f"{dtype} {shape} on rank {rank}"
+                for rank, (shape, dtype) in found.items()
+            )
+            error = RankMismatchError(
+                f"{OPERATION} on rank {group.rank}: ranks disagree on parameter {name}: "
+                f"{listed}"
+            )
+            raise group.handshake.raised_on_all(error)
+        if found:
+            root = min(found)
+            sent.append(Sent(param, root, *found[root]))
+    return sent
+
+
+def _initialise(sent: Sent) -> None:
+    """Give the parameter an array like the root's if it has none (not collective)."""
+    param = sent.param
+    if param.data is not None:
         return
-    for root in sorted({root for _, root, *_ in sent}):
-        _bcast_packed(group, [param for param, its, *_ in sent if its == root], root)
+    if hasattr(param, "initialize"):
+        param.initialize(sent.shape)
+    data = param.data
+    if data is None or data.shape != sent.shape or data.dtype != sent.dtype:
+        param.data = np.empty(sent.shape, sent.dtype)
 
 
-def _bcast_packed(group: ProcessGroup, params: list[Any], root: int) -> None:
-    """Overwrite parameters on all ranks by root's, many in each transfer (collective).
-
-    Before each transfer ranks check that none has failed, and once more at the end.
-    """
-    is_root = group.rank == root
-    # The same on all ranks, whose shapes and dtypes are equal.
-    batches = staging.cut([param.data.nbytes for param in params])
-    flats: list[Any] = []
-    buffer: Any = None
-    with contextlib.ExitStack() as stack:
-
-        def take_turn(arrived: Any, leaving: Any) -> None:
-            nonlocal buffer
-            with devices.translated_errors(f"rank {group.rank}: copying parameters"):
-                if buffer is None:
-                    flats.extend([_flat(param.data, is_root) for param in params])
-                    buffer = stack.enter_context(staging.buffers(flats, count=1))[0]
-                if is_root and leaving:
-                    staging.wait(
-                        staging.start(leaving, flats, buffer, into_buffer=True)
-                    )
-                if not is_root and arrived:
-                    staging.wait(
-                        staging.start(arrived, flats, buffer, into_buffer=False)
-                    )
-                if not is_root and not leaving:
-                    _put_back(params, flats)
-
-        for arrived, leaving in pairwise([None, *batches, None]):
-            with raise_together(group.handshake, f"{OPERATION}, copying parameters"):
-                take_turn(arrived, leaving)
-            if leaving:
-                filled = buffer[
-                    : leaving[-1].offset + leaving[-1].stop - leaving[-1].start
-                ]
-                group.host.broadcast([(root, filled)])
+def _bcast_on_host(group: ProcessGroup, sent: list[Sent]) -> None:
+    """Overwrite each parameter, all of which are in host memory (collective)."""
+    for each in sent:
+        data = each.param.data
+        is_root = group.rank == each.root
+        is_usable = data.flags.c_contiguous and (is_root or data.flags.writeable)
+        buffer = data if is_usable else np.array(data, order="C")
+        group.host.broadcast([(each.root, buffer)])
+        if not is_root and not is_usable:
+            each.param.data = buffer
 
 
-def _flat(data: Any, is_root: bool) -> Any:
-    """Return the parameter's elements in C order, 1-D; memory for them if it is read-only."""
-    if is_root or devices.on_gpu(data) or data.flags.writeable:
-        return staging.flat(data)
-    return np.empty(data.size, data.dtype)
+def _batches(sent: list[Sent]) -> Iterator[list[Sent]]:
+    """Yield the parameters in batches that are the same on all ranks."""
+    batch: list[Sent] = []
+    filled = 0
+    for each in sent:
+        nbytes = each.param.data.nbytes
+        if batch and filled + nbytes > BATCH_BYTES:
+            yield batch
+            batch = []
+            filled = 0
+        batch.append(each)
+        filled += nbytes
+    if batch:
+        yield batch
 
 
-def _put_back(params: list[Any], flats: list[Any]) -> None:
-    """Write what has come into the parameters that aren't contiguous; replace those on the host."""
-    for param, flat in zip(params, flats, strict=True):
-        data = param.data
-        if devices.on_gpu(data):
-            if not data.flags.c_contiguous:
-                staging.overwrite(data, flat.reshape(data.shape))
-        elif not (data.flags.c_contiguous and data.flags.writeable):
-            param.data = flat.reshape(data.shape)
+def _bcast_through_host(group: ProcessGroup, sent: list[Sent]) -> None:
+    """Overwrite parameters, some of them on GPUs, by way of host memory (collective)."""
+    rank = group.rank
+    with group.together(f"{OPERATION}, copying to host memory"):
+        own = tuple([each.param.data for each in sent if each.root == rank])
+        copies = iter(messages.of_array_on_host(own, rank).arrays)
+        buffers = [
+            next(copies) if each.root == rank else np.empty(each.shape, each.dtype)
+            for each in sent
+        ]
+    buffers = [np.ascontiguousarray(buffer) for buffer in buffers]
+    roots = [each.root for each in sent]
+    group.host.broadcast(list(zip(roots, buffers, strict=True)))
+    with group.together(f"{OPERATION}, copying to GPUs"):
+        received = [
+            (each.param, buffer)
+            for each, buffer in zip(sent, buffers, strict=True)
+            if each.root != rank
+        ]
+        for device, pairs in groupby(
+            received, lambda it: devices.device_of(it[0].data)
+        ):
+            _fill(device, list(pairs), rank)
 
 
-def _bcast(group: ProcessGroup, sent: list[tuple[Any, int]]) -> None:
-    """Overwrite each parameter on all ranks by that of the rank beside it (collective)."""
-    for param, root in sent:
-        data = param.data
-        usable = data.flags.c_contiguous and (
-            group.rank == root or data.flags.writeable
-        )
-        buffer = data if usable else np.array(data, order="C")
-        group.host.broadcast([(root, buffer)])
-        if group.rank != root and not usable:
-            param.data = buffer
+def _fill(
+    device: int | None, received: list[tuple[Any, np.ndarray]], rank: int
+) -> None:
+    """Put what has come into parameters that lie on one device, or in host memory."""
+    if device is None:
+        for param, array in received:
+            if param.data.flags.writeable:
+                param.data[...] = array
+            else:
+                param.data = array
+        return
+    with devices.use(device):
+        copies = staging.to_device([array for _, array in received], rank)
+        for (param, _), copy in zip(received, copies, strict=True):
+            devices.assign(param.data, copy)

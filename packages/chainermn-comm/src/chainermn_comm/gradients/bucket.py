@@ -3,55 +3,20 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from .. import devices
 from ..config import Settings
 from ..layout import Operand
-from ..messaging import Backend, ProcessGroup, digest_of
+from ..messaging import Backend, ProcessGroup, digest_of, dtype_name
 from . import parameters
 
 NOT_INITIALISED = "not initialised (bcast_data would bring it)"
-
-
-@dataclass(frozen=True, eq=False)
-class GradientSignature:
-    """What must be equal on all ranks: settings, and each gradient's name, dtype and shape.
-
-    They are the entries of a handshake's signature, in the order of the parameters'
-    names. Dtype and shape of a missing gradient are its parameter's.
-    """
-
-    entries: tuple[tuple[Any, ...], ...]
-    digest: bytes  # equal where entries are
-    nbytes: int  # of all gradients
-
-
-# The digest, which a handshake needs, takes a millisecond of 161 gradients.
-@lru_cache(maxsize=256)
-def _signature_of(entries: tuple[tuple[Any, ...], ...]) -> GradientSignature:
-    specs = [
-        entry[2:4] for entry in entries if entry[0] == "parameter" and len(entry) > 3
-    ]
-    nbytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in specs)
-    return GradientSignature(entries, digest_of(entries), nbytes)
-
-
-# As for `_plain`: of each update of a loop the buckets are those of the one before.
-@lru_cache(maxsize=256)
-def joined(signatures: tuple[GradientSignature, ...]) -> GradientSignature:
-    """Return the signature that the gradients of several buckets would have in one."""
-    entries = [entry for each in signatures for entry in each.entries]
-    named = [entry for entry in entries if entry[0] == "parameter"]
-    common = dict.fromkeys(entry for entry in entries if entry[0] != "parameter")
-    return _signature_of((*common, *sorted(named, key=operator.itemgetter(1))))
 
 
 @dataclass
@@ -63,7 +28,11 @@ class Bucket:
     # Where the means are to be written; the list `grads` itself if all can be
     # overwritten.
     targets: list[Any]
-    signature: GradientSignature
+    # What must be equal on all ranks, as entries of a handshake's signature: settings,
+    # and each gradient's name, dtype and shape, those of the parameter if it is missing.
+    entries: list[tuple[Any, ...]]
+    digest: bytes  # equal where entries are
+    nbytes: int  # of the gradients
     complete: bool  # no gradient is missing
     # The dtypes in which the present gradients travel, if all of them are NumPy's; else
     # None.
@@ -173,95 +142,71 @@ def bucket_of(
             float.
         MemoryError: a gradient that has to be replaced can't be allocated.
     """
-    names, params = parameters.names_and_params(model, rank)
-    grads = [param.grad for param in params]
-    known, complete = None, True
-    if set(map(type, grads)) <= {np.ndarray}:
-        specs = tuple([(grad.dtype, grad.shape, grad.flags.num) for grad in grads])
-        known = _plain(settings, zero_fill, is_local, names, specs)
-    if known is None:
-        named = list(zip(names, params, strict=True))
-        signature = _checked_signature(named, grads, rank, zero_fill, settings)
-        present = [grad for grad in grads if grad is not None]
-        complete, wire_dtypes = len(present) == len(grads), None
-        if set(map(type, present)) <= {np.ndarray}:
-            wire_dtypes = wire_dtypes_of(
-                [grad.dtype for grad in present], settings, is_local
-            )
-        known = _Known(signature, wire_dtypes, False)
-    is_apart = known.own_memory and len(set(map(id, grads))) == len(grads)
-    targets = [] if planned else grads if is_apart else _targets(grads)
-    return Bucket(
-        params, grads, targets, known.signature, complete, known.wire_dtypes, planned
-    )
-
-
-def _checked_signature(
-    named: list[tuple[str, Any]],
-    grads: list[Any],
-    rank: int,
-    zero_fill: bool,
-    settings: Settings,
-) -> GradientSignature:
-    """Return the signature of gradients that may be missing, on a GPU, or of any other type.
-
-    Gradients of uninitialised parameters become None in ``grads``, and NumPy's scalars
-    arrays.
-    """
     wire = settings.allreduce_grad_dtype
-    entries = _common_entries(settings, zero_fill)
-    for index, (name, param) in enumerate(named):
-        data = param.data
-        given = None if data is None else grads[index]
-        grad = grads[index] = parameters.checked(given, name, rank)
-        if grad is not given:  # a NumPy scalar: the mean needs an array to go to
-            param.grad = grad
-        like = data if grad is None else grad
-        if like is None:
-            entries.append(("parameter", name, NOT_INITIALISED))
-            continue
-        if wire is not None and like.dtype.kind == "c":
-            raise TypeError(
-                f"rank {rank}: parameter {name} is complex, and would lose its imaginary part "
-                f"as {wire}; set allreduce_grad_dtype to None"
-            )
-        where = ("on a GPU",) if devices.on_gpu(like) else ()
-        missing = ("no gradient",) if grad is None and not zero_fill else ()
-        entries.append(("parameter", name, like.dtype, like.shape, *where, *missing))
-    return _signature_of(tuple(entries))
-
-
-class _Known(NamedTuple):
-    """What follows from the specs of gradients."""
-
-    signature: GradientSignature
-    wire_dtypes: Sequence[np.dtype] | None
-    own_memory: bool  # each owns its memory, and a result may be written there
-
-
-# Loops repeat few different buckets; computing this again would take as long as summing
-# the gradients of a small model.
-@lru_cache(maxsize=256)
-def _plain(
-    settings: Settings,
-    zero_fill: bool,
-    is_local: bool,
-    names: tuple[str, ...],
-    specs: tuple[tuple[np.dtype, tuple[int, ...], int], ...],
-) -> _Known | None:
-    """Return it of NumPy arrays with these dtypes, shapes and flags; None where one isn't real."""
-    dtypes = tuple([dtype for dtype, _, _ in specs])
-    if any(dtype.kind != "f" for dtype in dtypes):
-        return None
-    entries = _common_entries(settings, zero_fill)
-    entries += [
-        ("parameter", name, *spec[:2]) for name, spec in zip(names, specs, strict=True)
+    entries: list[tuple[Any, ...]] = [
+        ("zero_fill", zero_fill),
+        ("allreduce_grad_dtype", str(wire)),
+        ("chunk_bytes", settings.chunk_bytes),
     ]
-    own_memory = parameters.OWN_MEMORY
-    own = all(flags & own_memory == own_memory for _, _, flags in specs)
-    return _Known(
-        _signature_of(tuple(entries)), wire_dtypes_of(dtypes, settings, is_local), own
+    params = []
+    grads = []
+    for name, param in parameters.named(model, rank):
+        grad = param.grad
+        if type(grad) is np.ndarray and grad.dtype.kind == "f":  # nearly always
+            entry: tuple[Any, ...] = (dtype_name(grad.dtype), grad.shape)
+        else:
+            grad = _checked_gradient(name, param, rank)
+            entry = _describe(name, param, grad, rank, zero_fill, wire)
+        params.append(param)
+        grads.append(grad)
+        entries.append(("parameter", name, *entry))
+    present = [grad for grad in grads if grad is not None]
+    wire_dtypes = None
+    if all([type(grad) is np.ndarray for grad in present]):
+        dtypes = [grad.dtype for grad in present]
+        wire_dtypes = wire_dtypes_of(dtypes, settings, is_local)
+    return Bucket(
+        params=params,
+        grads=grads,
+        targets=[] if planned else _targets(grads, present),
+        entries=entries,
+        digest=digest_of(entries),
+        nbytes=sum([grad.nbytes for grad in present]),
+        complete=len(present) == len(grads),
+        wire_dtypes=wire_dtypes,
+        planned=planned,
     )
+
+
+def _checked_gradient(name: str, param: Any, rank: int) -> Any:
+    """Return the gradient; None if it or the data is missing; raise if it is no float."""
+    if param.data is None:
+        return None
+    given = param.grad
+    grad = parameters.checked(given, name, rank)
+    if grad is not given:  # a NumPy scalar: the mean needs an array to go to
+        param.grad = grad
+    return grad
+
+
+def _describe(
+    name: str, param: Any, grad: Any, rank: int, zero_fill: bool, wire: Any
+) -> tuple[Any, ...]:
+    """Return the values of a gradient's entry that may be missing, on a GPU, or complex."""
+    like = param.data if grad is None else grad
+    if like is None:
+        return (NOT_INITIALISED,)
+    if wire is not None and like.dtype.kind == "c":
+        raise TypeError(
+            f"rank {rank}: parameter {name} is complex, and would lose its imaginary part "
+            f"as {wire}; set allreduce_grad_dtype to None"
+        )
+    words = []
+    if devices.on_gpu(like):
+        words.append("on a GPU")
+    if grad is None and not zero_fill:
+        words.append("no gradient")
+    return (dtype_name(like.dtype), like.shape, *words)
 
 
 def wire_dtypes_of(
@@ -284,22 +229,15 @@ def wire_dtypes_of(
     )
 
 
-def _common_entries(settings: Settings, zero_fill: bool) -> list[tuple[Any, ...]]:
-    """Return the entries of the signature that concern all gradients."""
-    return [
-        ("zero_fill", zero_fill),
-        ("allreduce_grad_dtype", str(settings.allreduce_grad_dtype)),
-        ("chunk_bytes", settings.chunk_bytes),
-    ]
-
-
-def _targets(grads: list[Any]) -> list[Any]:
+def _targets(grads: list[Any], present: list[Any]) -> list[Any]:
     """Return the gradients, with a new array in place of each that can't be written to."""
-    usable = parameters.own_memory([grad for grad in grads if grad is not None])
+    usable = parameters.own_memory(present)
     if all(usable):
         return grads
-    own = iter(usable)
-    return [
-        grad if grad is None or next(own) else devices.empty_like(grad)
-        for grad in grads
-    ]
+    can_be_overwritten = iter(usable)
+    targets = []
+    for grad in grads:
+        if grad is not None and not next(can_be_overwritten):
+            grad = devices.empty_like(grad)
+        targets.append(grad)
+    return targets

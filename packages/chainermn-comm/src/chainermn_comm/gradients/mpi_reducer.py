@@ -12,11 +12,13 @@ import numpy as np
 from .. import devices, staging
 from ..errors import raise_together
 from ..layout import Operand
-from ..messaging import ProcessGroup
+from ..messaging import ProcessGroup, digest_of
 from ..reducer import Reducer
-from .bucket import Bucket, GradientSignature, bucket_of, joined
+from .bucket import Bucket, bucket_of
 
-OPERATION, DESCRIPTION = "allreduce_grad", "a mean of gradients"
+OPERATION = "allreduce_grad"
+DESCRIPTION = "a mean of gradients"
+MOST_BYTES = 64  # of a caller's payload
 # What a rank sends to the others: the digest of its gradients' signature, and the
 # length of the caller's payload, which follows. If gradients are missing, a bit for
 # each follows that.
@@ -36,7 +38,6 @@ class MpiReducer(Reducer):
     _finish_first: Callable[[], None] | None = None  # once it is prepared
     # By bucket: which gradients some rank has; empty where no rank needs zeros.
     _present: Sequence[np.ndarray] = ()
-    _whole: GradientSignature  # of all buckets, once there are some
 
     def __init__(
         self,
@@ -46,10 +47,13 @@ class MpiReducer(Reducer):
         operation: str = OPERATION,
     ) -> None:
         """Agree on ``group``; move data on ``channel``, by its backends."""
-        self._group, self._data_group = group, channel
+        self._group = group
+        self._data_group = channel
         self._settings = group.settings  # they may change while another thread works
-        self._zero_fill, self._operation = zero_fill, operation
-        self._rank, self._is_apart = group.rank, channel is not group
+        self._zero_fill = zero_fill
+        self._operation = operation
+        self._rank = group.rank
+        self._is_apart = channel is not group
         self._buckets: list[Bucket] = []
         if self._is_apart:
             self._planned: SimpleQueue[Bucket] = SimpleQueue()
@@ -108,49 +112,67 @@ class MpiReducer(Reducer):
     def agree(
         self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b""
     ) -> list[bytes]:
-        group, handshake, buckets = self._group, self._group.handshake, self._buckets
-        digest, nbytes, missing = _NO_GRADIENTS, 0, b""
+        group = self._group
+        buckets = self._buckets
         self._present = ()
-        if buckets:
-            whole = self._whole = joined(
-                tuple([bucket.signature for bucket in buckets])
-            )
-            digest, nbytes = whole.digest, whole.nbytes
-            if not all([bucket.complete for bucket in buckets]):
-                bits = [grad is None for bucket in buckets for grad in bucket.grads]
-                missing = np.packbits(bits).tobytes()
         with group.call(DESCRIPTION) as is_outermost:
-            if is_outermost:  # a later call moves them
-                nbytes = 0
-            try:
-                own = _HEAD.pack(digest, len(payload)) + payload + missing
-            except (TypeError, struct.error):
-                with raise_together(handshake, self._operation):
-                    text = f"rank {self._rank}: a payload is bytes, 64 at most"
-                    raise ValueError(text) from None
-            rows = handshake(self._operation, signature, own, nbytes, typed=True)
+            with raise_together(group.handshake, self._operation) as meeting:
+                if not isinstance(payload, bytes) or len(payload) > MOST_BYTES:
+                    raise ValueError(
+                        f"rank {self._rank}: a payload is bytes, {MOST_BYTES} at most"
+                    )
+                own = _HEAD.pack(self._digest(), len(payload)) + payload
+                if not all([bucket.complete for bucket in buckets]):
+                    bits = [grad is None for bucket in buckets for grad in bucket.grads]
+                    own += np.packbits(bits).tobytes()
+                if not is_outermost:  # else a later call moves the gradients
+                    meeting.nbytes = sum([bucket.nbytes for bucket in buckets])
+                meeting.signature = signature
+                meeting.payload = own
+            rows = meeting.payloads
             if rows.count(own) == len(rows):  # nearly always
                 self._handed_in = [bool(buckets)]
                 return [payload] * len(rows)
             return self._compare(rows)
 
+    def _digest(self) -> bytes:
+        """Return what is equal on ranks that have handed in the same gradients."""
+        digests = [bucket.digest for bucket in self._buckets]
+        if not digests:
+            return _NO_GRADIENTS
+        return digests[0] if len(digests) == 1 else digest_of(digests)
+
     def _compare(self, rows: list[bytes]) -> list[bytes]:
         """Return the payloads; raise if gradients differ, and find out where zeros are needed."""
-        digests = [row[: len(_NO_GRADIENTS)] for row in rows]
-        self._handed_in = [digest != _NO_GRADIENTS for digest in digests]
-        if self.complete and len(set(digests)) > 1:
-            handshake = self._group.handshake
-            handshake.raise_mismatch(self._operation, self._whole.entries)
-        ends = [_HEAD.size + _HEAD.unpack_from(row)[1] for row in rows]
-        tails = [row[end:] for row, end in zip(rows, ends, strict=True)]
-        if self.complete and any(tails) and len(set(tails)) > 1:
-            counts = [len(bucket.grads) for bucket in self._buckets]
-            present: Any = np.ones(sum(counts), bool)
-            if all(tails):  # a rank that has all gradients sends none
-                bits = np.array([np.frombuffer(tail, np.uint8) for tail in tails])
-                present = ~np.unpackbits(bits, axis=1, count=len(present)).all(axis=0)
-            self._present = np.split(present, np.cumsum(counts)[:-1])
-        return [row[_HEAD.size : end] for row, end in zip(rows, ends, strict=True)]
+        heads = [_HEAD.unpack_from(row) for row in rows]
+        digests = {digest for digest, _ in heads}
+        self._handed_in = [digest != _NO_GRADIENTS for digest, _ in heads]
+        if self.complete and len(digests) > 1:
+            first, *others = self._buckets
+            entries = [*first.entries]  # settings, and parameters
+            for bucket in others:
+                entries += [it for it in bucket.entries if it[0] == "parameter"]
+            self._group.handshake.raise_mismatch(self._operation, entries)
+        payloads = []
+        missing = []
+        for row, (_, nbytes) in zip(rows, heads, strict=True):
+            end = _HEAD.size + nbytes
+            payloads.append(row[_HEAD.size : end])
+            missing.append(row[end:])
+        if self.complete and len(set(missing)) > 1:
+            self._present = self._present_somewhere(missing)
+        return payloads
+
+    def _present_somewhere(self, missing: list[bytes]) -> list[np.ndarray]:
+        """Return by bucket which gradients some rank has; ``missing`` has bits of each rank."""
+        counts = [len(bucket.grads) for bucket in self._buckets]
+        total = sum(counts)
+        if all(missing):
+            bits = np.array([np.frombuffer(row, np.uint8) for row in missing])
+            present = ~np.unpackbits(bits, axis=1, count=total).all(axis=0)
+        else:  # a rank that has all gradients sends no bits
+            present = np.ones(total, bool)
+        return np.split(present, np.cumsum(counts)[:-1])
 
     def _take(self, planned: int) -> None:
         group = self._data_group
@@ -164,13 +186,9 @@ class MpiReducer(Reducer):
                 self._wait_for_those_before()
             for number, bucket in enumerate(self._buckets):
                 if is_outermost:  # else it is a part of the call in which ranks agreed
-                    group.handshake.begin(OPERATION, bucket.signature.nbytes)
+                    group.handshake.begin(OPERATION, bucket.nbytes)
                 if number < len(self._present):
-                    what = f"{OPERATION}, zeros"
-                    with (
-                        raise_together(group.handshake, what),
-                        devices.translated_errors(f"rank {group.rank}: {what}"),
-                    ):
+                    with group.together(f"{OPERATION}, zeros"):
                         bucket.add_zeros(self._present[number])
                 elif number == 0 and self._finish_first is not None:
                     self._finish_first()
@@ -210,7 +228,7 @@ class MpiReducer(Reducer):
             except Empty:
                 return None
             left -= 1
-            group.handshake.begin(OPERATION, bucket.signature.nbytes)
+            group.handshake.begin(OPERATION, bucket.nbytes)
             return bucket.planned_operand(self._settings, group)
 
         algorithm = (group.device if on_gpu else group.host).for_gradients()

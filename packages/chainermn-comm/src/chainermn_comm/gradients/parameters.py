@@ -10,10 +10,6 @@ import numpy as np
 from .. import devices
 from ..numbers import as_array, can_be_summed
 
-# Bits of `numpy.ndarray.flags.num` (reading flags by name takes longer) of an array
-# into which a result may be written: C-contiguous, writeable, in memory of its own.
-OWN_MEMORY = 0x1 | 0x400 | 0x4
-
 
 def named(model: Any, rank: int) -> list[tuple[str, Any]]:
     """Return the model's parameters with their names, sorted by name."""
@@ -25,12 +21,6 @@ def named(model: Any, rank: int) -> list[tuple[str, Any]]:
             f"{type(model).__name__}"
         ) from None
     return sorted(namedparams(), key=itemgetter(0))
-
-
-def names_and_params(model: Any, rank: int) -> tuple[tuple[str, ...], list[Any]]:
-    """Return the names, sorted, and their parameters."""
-    pairs = named(model, rank)
-    return tuple([name for name, _ in pairs]), [param for _, param in pairs]
 
 
 def checked(array: Any, name: str, rank: int) -> Any:

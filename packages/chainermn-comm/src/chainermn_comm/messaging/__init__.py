@@ -8,9 +8,13 @@ from .backend import Backend as Backend
 from .backend import BackendFactory as BackendFactory
 from .backend import Factory as Factory
 from .backend import Parts as Parts
-from .backend import Takes as Takes
 from .handshake import Handshake as Handshake
 from .handshake import digest_of as digest_of
+from .handshake import dtype_name as dtype_name
+from .memory import CAN_STAY as CAN_STAY
+from .memory import ON_GPU as ON_GPU
+from .memory import backend_for as backend_for
+from .memory import memory_of as memory_of
 from .process_group import ProcessGroup as ProcessGroup
 from .transfer import Buffer as Buffer
 from .transfer import bcast_buffer as bcast_buffer

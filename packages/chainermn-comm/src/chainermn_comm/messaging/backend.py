@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .. import devices
-from ..errors import raise_together
 from ..layout import NextOperand, Operand
 from . import messages
 
@@ -17,8 +15,6 @@ if TYPE_CHECKING:
 
 # Arrays, contiguous in C or Fortran order, each with the other rank.
 Parts: TypeAlias = Iterable[tuple[int, Any]]
-# Says whether arrays, or none, can stay on their GPUs: see :meth:`Backend.takes`.
-Takes: TypeAlias = Callable[[Sequence[Any]], bool]
 
 
 class Algorithm(ABC):
@@ -87,10 +83,7 @@ class Backend(Algorithm):
             group = self.group
             what = "preparing sums"
             group.handshake.begin(what)  # what makes it waits for all ranks
-            with (
-                raise_together(group.handshake, what),
-                devices.translated_errors(f"rank {group.rank}: {what}"),
-            ):
+            with group.together(what):
                 made = make(group)
             self.made = made
         return self.made

@@ -1,23 +1,24 @@
 """Collective operations on messages: a handshake that carries the headers, then the arrays.
 
 Each function is collective. ``make`` builds the messages of values; what it raises is
-raised on all ranks before any data move. Arrays on GPUs stay there where those of all
-ranks can; else they pass through host memory. Of objects, and of what passed there,
-ranks check at the end that all of them could unpickle what has come, or put it on their
-GPU.
+raised on all ranks before any data move. Arrays on GPUs stay there if those of all
+ranks can; else they pass through host memory. If the values are objects, or have passed
+through host memory, ranks check at the end that all of them could unpickle what has
+come, or put it on their GPU.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
-from .. import devices
 from ..errors import raise_together
 from ..numbers import integer_between, one_for_each
 from . import messages
-from .backend import Backend, Parts, Takes
+from .backend import Backend, Parts
+from .memory import ON_GPU, ON_HOST, backend_for, memory_of
 from .messages import Message
 from .process_group import ProcessGroup
 
@@ -27,69 +28,69 @@ CONFIRMED_BYTES = 64 << 20
 # The most bytes that travel in the handshake's payload: copying them costs less than a
 # transfer.
 SMALL_BYTES = 16 << 10
-_PREFIX = struct.Struct("<QB")  # bytes of a rank's data, and where they lie
-# Some came from a GPU, and are in host memory now; they are still there; they could
-# stay there.
-COPIED, STAYS, CAN_STAY = 1, 2, 4
+# The bytes of a rank's data, and the memory where they lie; begins each payload.
+_HEAD = struct.Struct("<QB")
 
-_NO_ROOT: Any = object()  # of an operation without a root
-
-Make: TypeAlias = Callable[[Sequence[Any], int, Takes | None], list[Message]]
+Make: TypeAlias = Callable[[Sequence[Any], int], list[Message]]
 ByRank: TypeAlias = dict[int, Message]
-Value = TypeVar("Value")
 
 
 def bcast(
     group: ProcessGroup, operation: str, value: Any, make: Make, root: int
 ) -> Any:
     """Return root's value on every rank."""
+    call = _Call(group, operation, make)
     with group.call(operation):
-        call = _Call(
-            group,
-            operation,
-            make,
-            lambda root: {root: value} if group.rank == root else {},
-            Message.header,
-            root,
-        )
-        own, header = call.outgoing.get(call.root), call.header(call.root)
-        incoming = call.with_memory(lambda: own or call.backend.allocate(header))
-        call.backend.broadcast([(call.root, array) for array in incoming.arrays])
-        if own is not None and make is messages.of_objects:
-            call.values([])
+        with raise_together(group.handshake, operation) as meeting:
+            root = check_rank(group, root, "root")
+            is_root = group.rank == root
+            call.send({root: value} if is_root else {})
+            meeting.signature = (("root", root),)
+            meeting.payload = call.head + b"".join(call.headers())
+            meeting.nbytes = call.nbytes
+        descriptions = call.settle(meeting.payloads)
+        headers = {} if is_root else {root: descriptions[root]}
+        message = call.allocate(headers).get(root) or call.outgoing[root]
+        call.backend.broadcast([(root, array) for array in message.arrays])
+        if is_root and call.is_of_objects:
+            call.values([])  # other ranks may fail to unpickle
             return value
-        return call.values([incoming])[0]
+        return call.values([message])[0]
 
 
 def allgather(group: ProcessGroup, operation: str, value: Any, make: Make) -> list[Any]:
     """Return every rank's value on every rank."""
+    call = _Call(group, operation, make)
+    rank = group.rank
     with group.call(operation):
-        call = _Call(
-            group,
-            operation,
-            make,
-            lambda _: {group.rank: value},
-            _header_and_small_data,
-        )
-        # Where the data of a small message begin in its payload.
-        starts = {}
-        for rank, payload in enumerate(call.payloads):
-            nbytes, place = _PREFIX.unpack_from(payload)
-            if nbytes <= SMALL_BYTES and not place & STAYS:
-                starts[rank] = len(payload) - nbytes
-        incoming = call.allocate(
-            {rank: call.header(rank, starts.get(rank)) for rank in range(group.size)}
-        )
-        for rank in starts.keys() - {group.rank}:
-            incoming[rank].fill(call.payloads[rank][starts[rank] :])
-        large = sorted(incoming.keys() - starts.keys())
+        with raise_together(group.handshake, operation) as meeting:
+            call.send({rank: value})
+            own = call.outgoing[rank]
+            meeting.payload = call.head + own.header()
+            if _is_small(call.nbytes, call.memory):
+                meeting.payload = own.packed(meeting.payload)
+            meeting.nbytes = call.nbytes
+        descriptions = call.settle(meeting.payloads)
+        headers = {}
+        data = {}  # of the small messages
+        for other, (nbytes, memory) in enumerate(call.heads):
+            headers[other] = description = descriptions[other]
+            if _is_small(nbytes, memory):
+                end = len(description) - nbytes
+                headers[other] = description[:end]
+                data[other] = description[end:]
+        incoming = call.allocate(headers)
+        for other in data.keys() - {rank}:
+            incoming[other].fill(data[other])
+        large = {
+            other: incoming[other] for other in range(group.size) if other not in data
+        }
         if large:
-            # Written just now, so that others read it from a cache.
-            own = incoming[group.rank]
-            sent = dict.fromkeys(range(group.size), own) if group.rank in large else {}
-            call.backend.allgather(
-                _parts(sent), _parts({rank: incoming[rank] for rank in large})
-            )
+            sent = {}
+            if rank in large:
+                # The copy was written just now, so that other ranks read it from a cache.
+                sent = dict.fromkeys(range(group.size), incoming[rank])
+            call.backend.allgather(_parts(sent), _parts(large))
         return call.values(incoming.values())
 
 
@@ -97,38 +98,52 @@ def gather(
     group: ProcessGroup, operation: str, value: Any, make: Make, root: int
 ) -> list[Any] | None:
     """Return every rank's value at root; None elsewhere."""
+    call = _Call(group, operation, make)
     with group.call(operation):
-        call = _Call(
-            group, operation, make, lambda root: {root: value}, Message.header, root
-        )
-        is_root = group.rank == call.root
-        values = call.exchange(
-            {rank: call.header(rank) for rank in range(group.size * is_root)}
-        )
-        return values if is_root else None
+        with raise_together(group.handshake, operation) as meeting:
+            root = check_rank(group, root, "root")
+            call.send({root: value})
+            meeting.signature = (("root", root),)
+            meeting.payload = call.head + call.outgoing[root].header()
+            meeting.nbytes = call.nbytes
+        descriptions = call.settle(meeting.payloads)
+        if group.rank == root:
+            return call.exchange(dict(enumerate(descriptions)))
+        call.exchange({})
+        return None
 
 
 def scatter(
     group: ProcessGroup, operation: str, values: Any, make: Make, root: int
 ) -> Any:
     """Return root's i-th value on rank i."""
+    call = _Call(group, operation, make)
+    headers = None
     with group.call(operation):
-        call = _Call(
-            group,
-            operation,
-            make,
-            lambda root: _by_rank(group, values) if group.rank == root else {},
-            root=root,
-        )
-        header = group.comm.scatter(call.own_headers or None, call.root)
-        return call.exchange({call.root: header})[0]
+        with raise_together(group.handshake, operation) as meeting:
+            root = check_rank(group, root, "root")
+            call.send(_by_rank(group, values) if group.rank == root else {})
+            if group.rank == root:
+                headers = call.headers()
+            meeting.signature = (("root", root),)
+            meeting.payload = call.head
+            meeting.nbytes = call.nbytes
+        call.settle(meeting.payloads)
+        header = group.comm.scatter(headers, root)
+        return call.exchange({root: header})[0]
 
 
 def alltoall(group: ProcessGroup, operation: str, values: Any, make: Make) -> list[Any]:
     """Return each rank's i-th value on rank i."""
+    call = _Call(group, operation, make)
     with group.call(operation):
-        call = _Call(group, operation, make, lambda _: _by_rank(group, values))
-        return call.exchange(dict(enumerate(group.comm.alltoall(call.own_headers))))
+        with raise_together(group.handshake, operation) as meeting:
+            call.send(_by_rank(group, values))
+            headers = call.headers()
+            meeting.payload = call.head
+            meeting.nbytes = call.nbytes
+        call.settle(meeting.payloads)
+        return call.exchange(dict(enumerate(group.comm.alltoall(headers))))
 
 
 def check_rank(group: ProcessGroup, rank: Any, name: str) -> int:
@@ -136,140 +151,104 @@ def check_rank(group: ProcessGroup, rank: Any, name: str) -> int:
     return integer_between(rank, 0, group.size - 1, f"rank {group.rank}: {name}")
 
 
-def places_of(outgoing: Collection[Message], takes: Takes | None) -> int:
-    """Return where this rank's arrays lie, which were made for ``takes``; for :func:`agreed`."""
-    for message in outgoing:
-        if message.on_gpu:  # if one of them stays all do
-            return STAYS | CAN_STAY if message.stays else COPIED
-    # A rank without arrays takes part in any way.
-    is_empty = takes is not None and not any([message.arrays for message in outgoing])
-    return CAN_STAY if is_empty and takes is not None and takes([]) else 0
+@dataclass
+class _Call:
+    """One rank's part of a collective call, before and after the handshake."""
 
+    group: ProcessGroup
+    operation: str
+    make: Make
+    # This rank's messages, by the rank that gets each, or that has it in a bcast.
+    outgoing: ByRank = field(default_factory=dict)
+    nbytes: int = 0  # of this rank's messages
+    memory: int = 0  # where they lie
+    # What follows is known after the handshake.
+    heads: list[tuple[int, int]] = field(default_factory=list)  # bytes and memory
+    backend: Backend = None  # type: ignore[assignment]  # moves the arrays
+    is_copied: bool = False  # some rank's arrays travel from a GPU through host memory
 
-def agreed(
-    group: ProcessGroup, operation: str, places: Sequence[int], outgoing: list[Message]
-) -> tuple[Backend, list[Message]]:
-    """Return what moves the arrays, and the messages as it takes them; ``places`` are by rank."""
-    if not any([place & STAYS for place in places]):
-        return group.host, outgoing
-    if all([place & CAN_STAY for place in places]) and group.device.connect():
-        return group.device, outgoing
-    with raise_together(group.handshake, f"{operation}, copying to host memory"):
-        copied = messages.on_host(outgoing, group.rank)
-    return group.host, copied
+    @property
+    def is_of_objects(self) -> bool:
+        return self.make is messages.of_objects
+
+    @property
+    def head(self) -> bytes:
+        return _HEAD.pack(self.nbytes, self.memory)
+
+    def send(self, values: dict[int, Any]) -> None:
+        """Make the messages of this rank's values (not collective)."""
+        made = self.make(list(values.values()), self.group.rank)
+        self.outgoing = dict(zip(values, made, strict=True))
+        self.nbytes = sum([message.nbytes for message in made])
+        is_on_host = self.nbytes > 0 and not any([message.on_gpu for message in made])
+        if is_on_host or self.is_of_objects:  # nearly always
+            self.memory = ON_HOST
+        else:
+            arrays = [array for message in made for array in message.arrays]
+            self.memory = memory_of(self.group, arrays)
+
+    def headers(self) -> list[bytes]:
+        return [message.header() for message in self.outgoing.values()]
+
+    def settle(self, payloads: list[bytes]) -> list[bytes]:
+        """Choose the backend, and return what follows the heads in the payloads (collective)."""
+        group = self.group
+        self.heads = [_HEAD.unpack_from(payload) for payload in payloads]
+        memory = [each for _, each in self.heads]
+        self.backend = backend_for(group, self.operation, memory)
+        is_on_gpus = any([each & ON_GPU for each in memory])
+        if is_on_gpus and self.backend is group.host:
+            self.is_copied = True
+            with group.together(f"{self.operation}, copying to host memory"):
+                found = messages.on_host(list(self.outgoing.values()), group.rank)
+            self.outgoing = dict(zip(self.outgoing, found, strict=True))
+        return [payload[_HEAD.size :] for payload in payloads]
+
+    def allocate(self, headers: dict[int, bytes]) -> ByRank:
+        """Return an empty message for each header, by rank; a copy of this rank's own.
+
+        If much moves, ranks check first that all could allocate (collective).
+        """
+        if sum([nbytes for nbytes, _ in self.heads]) < CONFIRMED_BYTES:
+            return self._allocate(headers)
+        with self.group.together(f"{self.operation}, memory"):
+            return self._allocate(headers)
+
+    def _allocate(self, headers: dict[int, bytes]) -> ByRank:
+        found = {rank: self.backend.allocate(it) for rank, it in headers.items()}
+        own = found.get(self.group.rank)
+        if own is not None:
+            self.outgoing[self.group.rank].copy_to(own)
+        return found
+
+    def exchange(self, headers: dict[int, bytes]) -> list[Any]:
+        """Send messages, and return the values of those with these headers (collective)."""
+        incoming = self.allocate(headers)
+        self.backend.exchange(_parts(self.outgoing), _parts(incoming))
+        return self.values(incoming.values())
+
+    def values(self, received: Iterable[Message]) -> list[Any]:
+        """Return what messages hold (collective).
+
+        All ranks raise if one of them can't unpickle an object, or use its GPU.
+        """
+        if self.is_copied:
+            with self.group.together(f"{self.operation}, copying to GPUs"):
+                moved = messages.on_device(list(received), self.group.rank)
+                return [message.value() for message in moved]
+        if self.is_of_objects:
+            with self.group.together(f"{self.operation}, unpickling"):
+                return [message.value() for message in received]
+        return [message.value() for message in received]
 
 
 def _by_rank(group: ProcessGroup, values: Any) -> dict[int, Any]:
     return dict(enumerate(one_for_each(values, group.rank, group.size)))
 
 
-class _Call:
-    """One collective call, on whose handshake all ranks have agreed."""
-
-    def __init__(
-        self,
-        group: ProcessGroup,
-        operation: str,
-        make: Make,
-        values_of: Callable[[Any], dict[int, Any]],
-        describe: Callable[[Message], bytes] | None = None,
-        root: Any = _NO_ROOT,
-    ) -> None:
-        """Agree on the call (collective).
-
-        ``values_of`` the checked root gives what this rank sends, by rank. Where that
-        is one value, the handshake can carry what ``describe`` makes of its message.
-        """
-        self.group, self.operation, self.make = group, operation, make
-        takes = None if make is messages.of_objects else group.device.takes
-        with raise_together(group.handshake, operation) as agreement:
-            self.root = root if root is _NO_ROOT else check_rank(group, root, "root")
-            if root is not _NO_ROOT:
-                agreement.signature = (("root", self.root),)
-            by_rank = values_of(self.root)
-            made = make(list(by_rank.values()), group.rank, takes)
-            nbytes = sum([message.nbytes for message in made])
-            payload = _PREFIX.pack(nbytes, places_of(made, takes))
-            if describe is None:  # of this rank's messages, by the rank that gets them
-                self.own_headers = [message.header() for message in made]
-            elif made:
-                payload += describe(made[0])
-            agreement.payload = payload
-            agreement.nbytes = nbytes
-        # Of each rank: a prefix, and how it described its messages.
-        self.payloads = agreement.payloads
-        self.backend: Backend = group.host  # what moves the arrays
-        self.copied = False  # whether some were copied from a GPU, here or elsewhere
-        places = [each[_PREFIX.size - 1] for each in self.payloads]
-        if any(places):  # hardly ever
-            self.backend, made = agreed(group, operation, places, made)
-            was_on_gpu = any([place & (COPIED | STAYS) for place in places])
-            self.copied = was_on_gpu and self.backend is group.host
-        # Each by the rank that gets it, or that has it in a bcast.
-        self.outgoing: ByRank = dict(zip(by_rank, made, strict=True))
-
-    def header(self, rank: int, end: int | None = None) -> bytes:
-        """Return the header of the rank's message, which its payload holds up to ``end``."""
-        return self.payloads[rank][_PREFIX.size : end]
-
-    def with_memory(self, allocate: Callable[[], Value]) -> Value:
-        """Return what ``allocate`` returns; when much moves, ranks check first that all could."""
-        if (
-            sum([_PREFIX.unpack_from(each)[0] for each in self.payloads])
-            < CONFIRMED_BYTES
-        ):
-            return allocate()
-        what = f"{self.operation}, memory"
-        with (
-            raise_together(self.group.handshake, what),
-            devices.translated_errors(f"rank {self.group.rank}: {what}"),
-        ):
-            return allocate()
-
-    def allocate(self, headers: dict[int, bytes]) -> ByRank:
-        """Return an empty message for each header, by rank; a copy of this rank's own."""
-        allocate, own = self.backend.allocate, self.group.rank
-        found = self.with_memory(
-            lambda: {rank: allocate(it) for rank, it in headers.items()}
-        )
-        if own in found:
-            self.outgoing[own].copy_to(found[own])
-        return found
-
-    def exchange(self, headers: dict[int, bytes]) -> list[Any]:
-        """Send messages by rank; return the values of those that come, in the order of headers."""
-        incoming = self.allocate(headers)
-        self.backend.exchange(_parts(self.outgoing), _parts(incoming))
-        return self.values(incoming.values())
-
-    def values(self, received: Iterable[Message]) -> list[Any]:
-        """Return what messages hold; raise on all ranks where one can't unpickle or use its GPU."""
-
-        def unpack() -> list[Any]:
-            found = (
-                messages.on_device(list(received), self.group.rank)
-                if self.copied
-                else received
-            )
-            return [message.value() for message in found]
-
-        if self.make is messages.of_objects:
-            part = "unpickling"
-        elif self.copied:
-            part = "copying to GPUs"
-        else:
-            return unpack()
-        with raise_together(self.group.handshake, f"{self.operation}, {part}"):
-            return unpack()
-
-
-def _header_and_small_data(message: Message) -> bytes:
-    header = message.header()
-    return (
-        header
-        if message.nbytes > SMALL_BYTES or message.stays
-        else message.packed(header)
-    )
+def _is_small(nbytes: int, memory: int) -> bool:
+    """Return whether a message's data travel in the handshake's payload."""
+    return nbytes <= SMALL_BYTES and not memory & ON_GPU
 
 
 def _parts(by_rank: ByRank) -> Parts:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NoReturn
 
@@ -33,8 +34,6 @@ Signature = Iterable[tuple[Any, ...]]
 _PREFIX = struct.Struct("<16sQII")
 _INLINE_BYTES = 96
 _ENTRY_BYTES = _PREFIX.size + _INLINE_BYTES
-# Signatures whose digests are kept. Loops repeat few different calls.
-_CACHED_SIGNATURES = 64
 
 
 class Handshake:
@@ -65,8 +64,6 @@ class Handshake:
         self.failed_call: object | None = None
         self._calls = 0
         self._received = bytearray(_ENTRY_BYTES * comm.size)
-        # By operation and signature: the digest, and the root.
-        self._digests: dict[Any, tuple[bytes, int]] = {}
 
     def __call__(
         self,
@@ -75,25 +72,22 @@ class Handshake:
         payload: bytes = b"",
         nbytes: int = 0,
         error: BaseException | None = None,
-        typed: bool = False,
     ) -> list[bytes]:
         """Check one collective call, as ``CommunicatorBase.handshake`` says (collective).
 
-        ``nbytes`` is how much data this rank has, for the observer. A user's signature
-        is ``typed``: its values may have no hash, or equal ones another type.
+        ``nbytes`` is how much data this rank has, for the observer.
         """
         if error is not None:
             if not self.interruptions:  # else the other ranks are elsewhere
                 self._send_failure(operation, error)
             raise error
         try:
-            if typed:
-                signature = tuple(signature)
-            digest, root = self._digest(operation, signature, typed)
+            entries = entries_of(operation, signature)
+            digest = digest_of(entries)
         except BaseException as caught:
             share_failure(self, operation, caught)
             raise
-        self.begin(operation, nbytes, root)
+        self.begin(operation, nbytes, self._root_of(entries))
         prefix = _PREFIX.pack(digest, self._calls, False, len(payload))
         entry = (prefix + payload[:_INLINE_BYTES]).ljust(_ENTRY_BYTES, b"\0")
         received = self._received
@@ -101,7 +95,7 @@ class Handshake:
         if len(payload) <= _INLINE_BYTES and received == entry * self._size:
             payloads = [payload] * self._size
         else:
-            payloads = self._compare(prefix, payload, operation, signature)
+            payloads = self._compare(prefix, payload, operation, entries[1:])
         if self._arrived is not None:
             self._arrived(operation, self._calls)
         return payloads
@@ -123,19 +117,6 @@ class Handshake:
         self._comm.Allgather([entry, MPI.BYTE], [self._received, MPI.BYTE])
         self._comm.allgather(describe(error, self.rank))
         self.raised_on_all(error)
-
-    def _digest(
-        self, operation: str, signature: Signature, typed: bool
-    ) -> tuple[bytes, int]:
-        # Hashing each signature anew would cost more than the exchange itself.
-        key = operation, repr(signature) if typed else signature
-        found = self._digests.get(key)
-        if found is None:
-            entries = entries_of(operation, signature)
-            if len(self._digests) >= _CACHED_SIGNATURES:
-                self._digests.clear()
-            found = self._digests[key] = digest_of(entries), self._root_of(entries)
-        return found
 
     def _root_of(self, entries: Iterable[tuple[Any, ...]]) -> int:
         """Return the rank that an entry names as the root; NOBODY if none does."""
@@ -182,6 +163,12 @@ class Handshake:
         return [bytes(gathered[end - length : end]) for end, length in ends]
 
 
-def digest_of(signature: tuple[Any, ...]) -> bytes:
+@lru_cache(maxsize=64)
+def dtype_name(dtype: Any) -> str:
+    """Return a dtype's name for signatures, which NumPy takes long to write."""
+    return str(dtype)
+
+
+def digest_of(signature: Sequence[Any]) -> bytes:
     """Return 16 bytes that are equal where signatures are."""
     return hashlib.blake2b(repr(signature).encode(), digest_size=16).digest()

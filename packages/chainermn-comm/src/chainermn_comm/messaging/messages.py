@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import pickle
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -20,9 +18,6 @@ ARRAY, TUPLE, WITH_METADATA, OBJECT = "array", "tuple", "with_metadata", "object
 
 # What each of a communicator's ways to receive takes.
 ARRAYS, ARRAYS_WITH_METADATA, OBJECTS = (ARRAY, TUPLE), (WITH_METADATA,), (OBJECT,)
-
-# Dtype, shape, and whether the array is C-contiguous (else it is Fortran-contiguous).
-ArraySpec: TypeAlias = tuple[np.dtype, tuple[int, ...], bool]
 
 
 class Message(NamedTuple):
@@ -44,15 +39,14 @@ class Message(NamedTuple):
             total += array.nbytes
         return total
 
-    @property
-    def stays(self) -> bool:
-        """Whether arrays that came from a GPU are still there."""
-        return bool(self.on_gpu) and devices.on_gpu(self.arrays[self.on_gpu[0]])
-
     def header(self) -> bytes:
         """Return what a receiver needs to allocate the arrays."""
-        specs = tuple([(a.dtype, a.shape, a.flags.c_contiguous) for a in self.arrays])
-        return _encode_header(self.kind, specs, self.scalars, self.on_gpu)
+        specs = []
+        for array in self.arrays:
+            order = "C" if array.flags.c_contiguous else "F"
+            token = _dtype_token(array.dtype)
+            specs.append((token, array.shape, order, array.nbytes))
+        return pickle.dumps((self.kind, specs, self.scalars, self.on_gpu), protocol=5)
 
     def packed(self, *before: bytes) -> bytes:
         """Return these and then the bytes of all arrays, one after the other."""
@@ -90,49 +84,33 @@ class Message(NamedTuple):
 def of_array(data: Any, rank: int) -> Message:
     """Return the message that carries an array, a scalar, or a tuple or list of them.
 
-    Of anything else a TypeError is raised, whose text names ``rank``;
-    CommunicationError where arrays can't be copied from a GPU.
+    Of anything else a TypeError is raised, whose text names ``rank``. Arrays on GPUs
+    stay there; CommunicationError if CUDA can't make them contiguous.
     """
-    return of_arrays([data], rank)[0]
+    is_several = isinstance(data, (tuple, list))
+    kind = TUPLE if is_several else ARRAY
+    items = tuple(data) if is_several else (data,)
+    if all([_is_plain(item) for item in items]):  # nearly always
+        return Message(kind, items)
+    on_gpu = []
+    scalars = []
+    for index, item in enumerate(items):
+        if devices.on_gpu(item):
+            on_gpu.append(index)
+        elif not isinstance(item, np.ndarray):
+            scalars.append(index)
+    arrays = tuple([_contiguous(item, rank) for item in items])
+    return Message(kind, arrays, tuple(scalars), tuple(on_gpu))
 
 
-def of_arrays(
-    values: Sequence[Any], rank: int, takes: Callable[[list[Any]], bool] | None = None
-) -> list[Message]:
-    """Return :func:`of_array` of each value; all arrays on GPUs are copied together.
-
-    They stay on their GPU, and are made contiguous, if ``takes`` says True of all
-    arrays.
-    """
-    found = [_of_array(value, rank) for value in values]
-    if not any([each.on_gpu for each in found]):  # nearly always
-        return found
-    arrays = [array for each in found for array in each.arrays]
-    if takes is None or not all(map(devices.on_gpu, arrays)) or not takes(arrays):
-        return on_host(found, rank)
-    with devices.translated_errors(f"rank {rank}: making GPU arrays contiguous"):
-        ordered = [
-            it if it.flags.f_contiguous else devices.c_ordered(it) for it in arrays
-        ]
-        return _moved(found, lambda *_: ordered, rank)
+def of_array_on_host(data: Any, rank: int) -> Message:
+    """Return :func:`of_array`, with copies of arrays on GPUs in host memory."""
+    return on_host([of_array(data, rank)], rank)[0]
 
 
-def _of_array(data: Any, rank: int) -> Message:
-    """Return the message, whose arrays on GPUs are still there."""
-    kind, items = (
-        (TUPLE, tuple(data)) if isinstance(data, (tuple, list)) else (ARRAY, (data,))
-    )
-    plain = [it for it in items if type(it) is np.ndarray and it.flags.c_contiguous]
-    if len(plain) == len(items) and not any([it.dtype.hasobject for it in plain]):
-        return Message(kind, items)  # nearly always
-    others = [i for i, item in enumerate(items) if not isinstance(item, np.ndarray)]
-    on_gpu = tuple(i for i in others if devices.on_gpu(items[i]))
-    scalars = tuple(i for i in others if i not in on_gpu)
-    pairs = enumerate(items)
-    arrays = tuple(
-        item if i in on_gpu else _contiguous(item, rank) for i, item in pairs
-    )
-    return Message(kind, arrays, scalars, on_gpu)
+def of_arrays(values: Sequence[Any], rank: int) -> list[Message]:
+    """Return :func:`of_array` of each value."""
+    return [of_array(value, rank) for value in values]
 
 
 def on_host(found: list[Message], rank: int) -> list[Message]:
@@ -165,8 +143,8 @@ def _moved(
     return moved
 
 
-def of_objects(objs: Sequence[Any], *_: object) -> list[Message]:
-    """Return :func:`of_object` of each."""
+def of_objects(objs: Sequence[Any], rank: int) -> list[Message]:
+    """Return :func:`of_object` of each; ``rank`` is there for what :func:`of_arrays` takes."""
     return [of_object(obj) for obj in objs]
 
 
@@ -183,7 +161,7 @@ def allocate(header: bytes, new: Callable[..., Any] = empty) -> Message:
 
     Its arrays are made by ``new(shape, dtype, order)``.
     """
-    kind, specs, scalars, on_gpu = _decode_header(header)
+    kind, specs, scalars, on_gpu = pickle.loads(header)
     arrays = [
         new(shape, dtype if isinstance(dtype, str) else pickle.loads(dtype), order)
         for dtype, shape, order, _ in specs
@@ -193,37 +171,26 @@ def allocate(header: bytes, new: Callable[..., Any] = empty) -> Message:
 
 def array_sizes(header: bytes) -> list[int]:
     """Return the bytes of each array; also where one can't be allocated."""
-    return [nbytes for *_, nbytes in _decode_header(header)[1]]
+    _, specs, _, _ = pickle.loads(header)
+    return [nbytes for *_, nbytes in specs]
 
 
-@lru_cache(maxsize=256)  # loops send the same few array specs again and again
-def _encode_header(kind: str, specs: tuple[ArraySpec, ...], *rest: Any) -> bytes:
-    encoded = [
-        (
-            _dtype_token(dtype),
-            shape,
-            "C" if c else "F",
-            dtype.itemsize * math.prod(shape),
-        )
-        for dtype, shape, c in specs
-    ]
-    return pickle.dumps((kind, encoded, *rest), protocol=5)
+def _is_plain(item: Any) -> bool:
+    """Return whether the item is an array of NumPy's that can travel as it is."""
+    if type(item) is not np.ndarray:
+        return False
+    return item.flags.c_contiguous and not item.dtype.hasobject
 
 
-@lru_cache(maxsize=256)
-def _decode_header(header: bytes) -> Any:
-    """Return kind, specs (token of the dtype, shape, order, bytes), scalars and on_gpu."""
-    return pickle.loads(header)
-
-
-def _contiguous(item: Any, rank: int) -> np.ndarray:
-    array = as_array(item, rank)
-    flags = array.flags
-    return (
-        array
-        if flags.c_contiguous or flags.f_contiguous
-        else np.ascontiguousarray(array)
-    )
+def _contiguous(item: Any, rank: int) -> Any:
+    """Return the item as an array in C or Fortran order, where it is."""
+    array = item if devices.on_gpu(item) else as_array(item, rank)
+    if array.flags.c_contiguous or array.flags.f_contiguous:
+        return array
+    if isinstance(array, np.ndarray):
+        return np.ascontiguousarray(array)
+    with devices.translated_errors(f"rank {rank}: making GPU arrays contiguous"):
+        return devices.c_ordered(array)
 
 
 # A plain dtype travels as its short string. Structured and foreign ones are pickled

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import get_ident
 from traceback import walk_tb
@@ -11,8 +12,14 @@ from typing import Any
 
 from mpi4py import MPI
 
+from .. import devices
 from ..config import Settings
-from ..errors import FinalizedError, describe_exception, is_raised_on_all
+from ..errors import (
+    FinalizedError,
+    describe_exception,
+    is_raised_on_all,
+    raise_together,
+)
 from ..topology import Topology
 from .backend import Backend
 from .handshake import Handshake
@@ -55,6 +62,18 @@ class ProcessGroup:
                 f"rank {self.rank}: the communicator has been finalized"
             )
         return InCall(self.handshake, operation, self.interrupt)
+
+    @contextmanager
+    def together(self, what: str) -> Iterator[raise_together]:
+        """Raise on all ranks what one rank raises in a part of a call (collective).
+
+        CUDA's and NCCL's errors are raised as CommunicationError.
+        """
+        with (
+            raise_together(self.handshake, what) as meeting,
+            devices.translated_errors(f"rank {self.rank}: {what}"),
+        ):
+            yield meeting
 
     def interrupt(self, operation: str, error: BaseException) -> None:
         """End the job because of an error that this rank alone raises in a call."""

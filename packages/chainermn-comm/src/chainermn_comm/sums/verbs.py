@@ -10,7 +10,14 @@ import numpy as np
 from .. import devices, staging
 from ..errors import raise_together
 from ..layout import Operand
-from ..messaging import ProcessGroup, Takes, collectives, messages
+from ..messaging import (
+    ON_GPU,
+    ProcessGroup,
+    backend_for,
+    dtype_name,
+    memory_of,
+    messages,
+)
 from ..numbers import OPERATIONS, check_operation, empty, one_for_each
 
 
@@ -27,23 +34,28 @@ def reduce_arrays(
     own, divisor = group.rank if scatters else 0, group.size if mean else 1
     with group.call(operation):
         with raise_together(group.handshake, operation) as agreement:
-            takes = _for_sums(group, op, out)
             values = [data]
             if scatters:
                 values = one_for_each(data, group.rank, group.size)
-            made = messages.of_arrays(values, group.rank, takes)
+            made = messages.of_arrays(values, group.rank)
             arrays = [array for message in made for array in message.arrays]
             check_operation(group.rank, operation, op, arrays, mean)
             if out is not None:
                 _check_room(group.rank, operation, arrays, out)
-            rows, results = _prepared(group, operation, made, own, out)
+            outs = [] if out is None else [out]
+            memory = memory_of(group, [*arrays, *outs], OPERATIONS[op])
+            if memory != ON_GPU:  # else the arrays move to host memory
+                rows, results = _prepared(group, operation, made, own, out)
             agreement.signature = _signature(group, op, made)
-            agreement.payload = bytes([_place(made, takes, out)])
+            agreement.payload = bytes([memory])
             agreement.nbytes = sum(message.nbytes for message in made)
-        places = [row[0] for row in agreement.payloads]
-        backend, found = collectives.agreed(group, operation, places, made)
-        if found is not made:
-            rows, results = _prepared(group, operation, found, own)
+        by_rank = [row[0] for row in agreement.payloads]
+        backend = backend_for(group, operation, by_rank)
+        is_copied = backend is group.host and any([each & ON_GPU for each in by_rank])
+        if is_copied:
+            with group.together(f"{operation}, copying to host memory"):
+                made = messages.on_host(made, group.rank)
+                rows, results = _prepared(group, operation, made, own)
         if scatters:
             backend.reduce_scatter(rows, results, OPERATIONS[op])
         else:
@@ -54,20 +66,8 @@ def reduce_arrays(
         if backend is not group.host and out is not None and results[0] is not out:
             devices.assign(out, results[0])
     if backend is group.host:
-        return _hand_out(group, operation, found[own], results, out, places)
+        return _hand_out(group, operation, made[own], results, out, is_copied)
     return made[own]._replace(arrays=tuple(results)).value() if out is None else out
-
-
-def _for_sums(group: ProcessGroup, op: str, out: Any) -> Takes | None:
-    """Return what says of arrays whether they can stay for their ``op``, with ``out``."""
-    outs = [] if out is None else [out]
-    if (
-        not isinstance(op, str)
-        or op not in OPERATIONS
-        or not all(map(devices.on_gpu, outs))
-    ):
-        return None
-    return lambda arrays: group.device.takes([*arrays, *outs], OPERATIONS[op])
 
 
 def _prepared(
@@ -82,7 +82,7 @@ def _prepared(
     On the host they have this machine's byte order. On a GPU they are in C order, and
     the result is ``out`` where that is the source, too.
     """
-    if not any([each.stays for each in made]):
+    if not any([devices.on_gpu(array) for each in made for array in each.arrays]):
         rows = [
             [
                 array.astype(array.dtype.newbyteorder("="), copy=False)
@@ -125,19 +125,13 @@ def _signature(
 ) -> tuple[tuple[Any, ...], ...]:
     """Return what must be equal on all ranks."""
     specs = [
-        ("array", array.dtype, array.shape) for each in own for array in each.arrays
+        ("array", dtype_name(array.dtype), array.shape)
+        for each in own
+        for array in each.arrays
     ]
     counts = [len(each.arrays) for each in own]
     chunk_bytes = group.settings.chunk_bytes
     return (("chunk_bytes", chunk_bytes), ("op", op), ("arrays", *counts), *specs)
-
-
-def _place(own: Sequence[messages.Message], takes: Takes | None, out: Any) -> int:
-    """Return where this rank's arrays lie."""
-    place = collectives.places_of(own, takes)
-    if out is not None and devices.on_gpu(out):
-        place |= collectives.COPIED
-    return place
 
 
 def _hand_out(
@@ -146,7 +140,7 @@ def _hand_out(
     message: messages.Message,
     results: Sequence[np.ndarray],
     out: Any,
-    places: Sequence[int],
+    is_copied: bool,
 ) -> Any:
     """Return results as the message's arrays were; all ranks have them where GPUs are used."""
 
@@ -163,11 +157,7 @@ def _hand_out(
             out[...] = arrays[0]
         return out
 
-    if any([place & (collectives.COPIED | collectives.STAYS) for place in places]):
-        what = f"{operation}, copying to GPUs"
-        with (
-            raise_together(group.handshake, what),
-            devices.translated_errors(f"rank {group.rank}: {what}"),
-        ):
+    if is_copied:
+        with group.together(f"{operation}, copying to GPUs"):
             return hand_out()
     return hand_out()
