@@ -66,7 +66,7 @@ RE_EXPORTING = ["comm", "train", "modelparallel", "tools"]
 # Modules that are imported past their folder's `__init__`: it is for those who mustn't
 # start MPI.
 DIRECT = {
-    "chainermn_comm.trace.recorder",
+    "chainermn_comm.trace.tracer",
     # And for those who mustn't load NumPy.
     *(f"chainermn_tools.bench.{name}" for name in ["operations", "timing", "values"]),
     *(f"chainermn_tools.bench.{name}" for name in ["plot", "text", "worker"]),

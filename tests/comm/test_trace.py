@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from chainermn_comm import RankMismatchError, create_communicator
-from chainermn_comm.trace import TRACE_VARIABLE, end_trace
+from chainermn_comm.trace import TRACE_VARIABLE
 from tests.support.tools.tracing import (
     calls,
     clock_at_speed,
     events,
     is_traced,
-    leave_call,
+    note_message,
+    write_to,
 )
 from tests.support.watchdog.records import Neighbour
 from tests.support.worlds.models import check_mean, with_grads
@@ -221,13 +222,31 @@ def test_forked_children_write_nothing(world, folder):
         comm.allreduce(1.0)
         pid = os.fork()
         if pid == 0:
-            end_trace()
-            leave_call(comm)
+            note_message(comm)
             os._exit(0)
         os.waitpid(pid, 0)
         comm.allreduce(1.0)
     names = [call["name"] for call in calls(folder, world.rank)]
     assert names == ["allreduce", "allreduce", "finalize"]
+
+
+def test_a_full_disk_ends_the_trace_and_not_the_training(world, folder):
+    with (
+        create_communicator("naive") as comm,
+        warnings.catch_warnings(record=True) as said,
+    ):
+        warnings.simplefilter("always")
+        comm.allreduce(1.0)
+        if world.rank == 0:
+            write_to("/dev/full")
+        for _ in range(2):
+            assert comm.allreduce(1.0) == world.size
+    texts = [str(one.message) for one in said]
+    assert len(texts) == (world.rank == 0)
+    assert all("No space left" in text and "rank 0" in text for text in texts)
+    names = [call["name"] for call in calls(folder, world.rank)]
+    ends = [] if world.rank == 0 else ["allreduce", "allreduce", "finalize"]
+    assert names == ["allreduce", *ends]
 
 
 def test_without_the_variable_no_line_of_it_is_passed(world, folder, monkeypatch):

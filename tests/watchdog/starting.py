@@ -12,7 +12,7 @@ import pytest
 from chainermn_comm import Topology
 from chainermn_comm.messaging import Handshake
 from chainermn_comm.runtime import blas_threads
-from chainermn_comm.trace import recorder as traced
+from chainermn_comm.trace import tracer as traced
 from chainermn_comm.watchdog.rank import rendezvous
 from chainermn_comm.watchdog.timeout import Timeout
 from tests.watchdog.thread_ranks import CountedComm, run

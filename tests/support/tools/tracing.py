@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from chainermn_comm.trace import TRACE_VARIABLE, end_trace, file, recorder
+from chainermn_comm.trace import TRACE_VARIABLE, file, tracer
 
 
 @contextmanager
@@ -23,12 +23,10 @@ def traced_into(folder: Path) -> Iterator[None]:
         mock.patch.dict(os.environ, {TRACE_VARIABLE: str(folder)}),
     ):
         yield
-        end_trace()
 
 
 def events(folder: Path, rank: int) -> list[dict]:
     """What a rank wrote; the file lacks only the array's closing bracket."""
-    end_trace()
     (path,) = folder.glob(f"*.rank{rank}.json")
     text = path.read_text()
     assert text.startswith("[\n")
@@ -40,9 +38,16 @@ def calls(folder: Path, rank: int) -> list[dict]:
     return [event for event in events(folder, rank) if event["ph"] == "X"]
 
 
-def leave_call(comm: Any) -> None:
-    """Note the end of a call, as each call on the communicator does."""
+def note_message(comm: Any) -> None:
+    """Have a call traced, as the communicator's methods do, without making any."""
+    comm._observer.message("send", 0, 0)
     comm._observer.leave()
+
+
+def write_to(path: str) -> None:
+    """From now on this process's trace goes into that file."""
+    assert file._file is not None
+    file._file._descriptor = os.open(path, os.O_WRONLY)
 
 
 def is_traced(comm: Any) -> bool:
@@ -64,12 +69,12 @@ def clock_at_speed(speed: float) -> Iterator[None]:
     def now() -> float:
         return speed * time.perf_counter()
 
-    with mock.patch.object(recorder, "now", now):
+    with mock.patch.object(tracer, "now", now):
         yield
 
 
 def on_machine(number: int, now: Callable[[], float]) -> None:
     """From now on this process traces as if it were on another machine, with that clock."""
-    for module in (file, recorder):
+    for module in (file, tracer):
         module.now = now
     file._clock = lambda: f"machine {number}"

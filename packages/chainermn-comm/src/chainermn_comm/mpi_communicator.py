@@ -36,7 +36,7 @@ from .reducer import Reducer
 from .registry import agreeing
 from .sums import reduce_arrays
 from .topology import Topology
-from .trace import recorder as trace
+from .trace import tracer
 from .unused import Resources, explained, free_unused, made_from
 from .watchdog import Timeout, register
 
@@ -137,8 +137,8 @@ class MpiCommunicator(CommunicatorBase):
         self._process = os.getpid()
         self._rank, self._size = own.rank, own.size
         recorder = register(own, MPI.COMM_WORLD.rank, settings.timeout)
-        tracer = trace.start(own, settings.trace) if settings.trace else None
-        self._observer = combined(recorder, tracer)
+        traced = tracer.start(own, settings.trace) if settings.trace else None
+        self._observer = combined(recorder, traced)
         resources.callback(self._observer.release)
         self._topology = topology or Topology.discover(own)
         # Users have all tags but the three largest: one for the messages of the

@@ -22,7 +22,6 @@ from _chainermn_verdict import is_secondary, next_step, traceback_of
 
 from ..environment import ABORT_VARIABLE, switch
 from ..errors import describe_exception
-from ..trace import end_trace
 from ..watchdog import is_first_here, mark_aborting, mark_finalizing
 from . import exit_status
 from .forks import real_exit
@@ -245,7 +244,6 @@ def mpi_abort(code: int) -> NoReturn:
     try:
         mark_aborting()
         faulthandler.dump_traceback_later(LAST_RESORT_SECONDS, exit=True, file=2)
-        end_trace()
         # MPICH's launcher may miss worker processes of this rank on a busy machine.
         # Whatever fails here, MPI_Abort must be called.
         with contextlib.suppress(Exception):

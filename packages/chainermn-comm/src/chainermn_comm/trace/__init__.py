@@ -1,10 +1,8 @@
 """Writes what communicators do into files, one a rank, where CHAINERMN_TRACE names a folder.
 
 See docs/trace.md for the format. A communicator is traced from when it is made
-(`recorder`, which imports MPI, so not here): where nothing is traced, calls pass no
-line of this package.
+(`tracer`, which imports MPI, so not here): where nothing is traced, calls pass no line
+of this package.
 """
 
-from .file import TRACE_VARIABLE, end_trace
-
-__all__ = ["TRACE_VARIABLE", "end_trace"]
+from .file import TRACE_VARIABLE as TRACE_VARIABLE

@@ -1,14 +1,12 @@
-"""This process's trace file: calls are put into a list, which a thread writes now and then.
+"""This process's trace file, into which each call is written as it ends.
 
-The file is an array of JSON in Chrome's trace event format, whose closing bracket may
-be missing. Nothing here raises into a training: where the file can't be written, or not
-fast enough, a warning says so, and calls are dropped. A write to a hanging disk can't
-be interrupted: hence the thread.
+The file is an array of JSON in Chrome's trace event format, without the closing
+bracket, so that a killed process leaves a file that can be read. Nothing here raises
+into a training: where the file can't be written, a warning says so, and the trace ends.
 """
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import secrets
@@ -20,39 +18,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..observers import NOBODY
-
 TRACE_VARIABLE = "CHAINERMN_TRACE"
-# When the process is killed, it loses at most the calls of this time.
-FLUSH_SECONDS = 0.25
-# Calls that wait to be written, of some 250 bytes each: a hanging disk must not take
-# all memory.
-MOST_WAITING = 100_000
-# For the thread to write its last, less than `faults.abort.LAST_RESORT_SECONDS`: a disk
-# may hang.
-END_SECONDS = 2.0
+SCHEMA = 1  # raised when an event's argument changes its name or meaning
 now = time.perf_counter  # CLOCK_MONOTONIC, which all processes of a machine share
 to_json = json.JSONEncoder(separators=(",", ":")).encode
-
-SCHEMA = 1  # raised when an event's argument changes its name or meaning
-
-# Operation, name of the communicator, whether it is collective, bytes, root or peer,
-# tag. A call is a tuple, which is cheap to make: its kind; number of the collective
-# call; start, end, and when all had arrived (0: unknown), in seconds of this process's
-# clock; thread; name of its exception.
-Kind = tuple[str, str, bool, int, int, int]
-Call = tuple[Kind, int, float, float, float, int, str | None]
 
 _file: TraceFile | None = None
 
 
 def run_name() -> str:
     """Return the name of this run of the job, which sorts by time; a new one at first."""
-    return (
-        _file.run
-        if _file
-        else f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
-    )
+    if _file is not None:
+        return _file.run
+    return f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
 
 
 def begin(folder: str, run: str, rank: int, ranks: int) -> TraceFile:
@@ -60,47 +38,20 @@ def begin(folder: str, run: str, rank: int, ranks: int) -> TraceFile:
     global _file
     if _file is None:
         _file = TraceFile(folder, run, rank, ranks)
-        atexit.register(end_trace)
     return _file
 
 
-def end_trace() -> None:
-    """Write what is known, and nothing more; for when the process is about to end."""
-    if _file is not None:
-        _file.end()
-
-
 class TraceFile:
-    """One rank's events, in ``folder/RUN.rankN.json``, which a thread alone writes."""
+    """One rank's events, in ``folder/RUN.rankN.json``."""
 
     def __init__(self, folder: str, run: str, rank: int, ranks: int) -> None:
-        self.run, self.rank, self._process = run, rank, os.getpid()
+        self.run = run
+        self.rank = rank
         self.zero = now()
-        self._waiting: list[Call | str] = ["[\n"]  # to be written
-        self._room = MOST_WAITING  # 0 if nothing is written any more
-        self._num_dropped = 0
+        self._process = os.getpid()
+        # The rows of threads in viewers.
         self._threads: dict[int, int] = {threading.main_thread().ident or 0: 0}
-        self._ended = threading.Event()
-        self._thread = threading.Thread(
-            target=self._keep_writing, name="trace", daemon=True
-        )
-        host = socket.gethostname()
-        about: dict[str, Any] = {
-            "schema": SCHEMA,
-            "run": run,
-            "rank": rank,
-            "ranks": ranks,
-        }
-        about |= {
-            "host": host,
-            "process": self._process,
-            "began": round(time.time(), 6),
-        }
-        self.add_metadata(
-            "chainermn", **about, clock=_clock(), zero=round(self.zero * 1e6, 3)
-        )
-        self.add_metadata("process_name", name=f"rank {rank} on {host}")
-        self.add_metadata("thread_name", name="main thread")
+        self._descriptor: int | None = None  # None where nothing is written any more
         try:
             os.makedirs(folder, exist_ok=True)
             path = os.path.join(folder, f"{run}.rank{rank}.json")
@@ -108,73 +59,60 @@ class TraceFile:
                 path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666
             )
         except OSError as problem:
-            self._room = 0
             _warn(rank, f"no trace is written: {problem}")
-        else:
-            self._thread.start()
+        host = socket.gethostname()
+        self._write("[\n")
+        self.add_metadata(
+            "chainermn",
+            schema=SCHEMA,
+            run=run,
+            rank=rank,
+            ranks=ranks,
+            host=host,
+            process=self._process,
+            began=round(time.time(), 6),
+            clock=_clock(),
+            zero=micros(self.zero),
+        )
+        self.add_metadata("process_name", name=f"rank {rank} on {host}")
+        self.add_metadata("thread_name", name="main thread")
 
-    def add_call(self, call: Call) -> None:
-        if len(self._waiting) < self._room:
-            self._waiting.append(call)
-        else:
-            self._num_dropped += 1
+    def add_call(
+        self, operation: str, category: str, start: float, args: dict[str, Any]
+    ) -> None:
+        """Write a call of this thread's that began at ``start`` and ends now."""
+        thread = self._threads.setdefault(threading.get_ident(), len(self._threads))
+        event = {
+            "name": operation,
+            "cat": category,
+            "ph": "X",
+            "pid": self.rank,
+            "tid": thread,
+            "ts": micros(start - self.zero),
+            "dur": micros(now() - start),
+            "args": args,
+        }
+        self._write(to_json(event) + ",\n")
 
-    def add_metadata(self, event: str, /, **args: Any) -> None:
-        """Have an event written that is no call."""
-        line = {"name": event, "ph": "M", "pid": self.rank, "tid": 0, "args": args}
-        self._waiting.append(to_json(line) + ",\n")
+    def add_metadata(self, name: str, /, **args: Any) -> None:
+        """Write an event that is no call."""
+        event = {"name": name, "ph": "M", "pid": self.rank, "tid": 0, "args": args}
+        self._write(to_json(event) + ",\n")
 
-    def end(self) -> None:
-        """Have the thread write what is left, and wait for it, but not for ever."""
-        if self._room and self._process == os.getpid():  # else a forked child
-            self._ended.set()
-            self._thread.join(END_SECONDS)
-            if missing := self._num_dropped + len(self._waiting):
-                _warn(self.rank, f"{missing} calls are missing: the disk is too slow")
-
-    def _keep_writing(self) -> None:
+    def _write(self, text: str) -> None:
+        if self._descriptor is None or self._process != os.getpid():  # a forked child
+            return
         try:
-            self._write_waiting()  # what the file begins with
-            while not self._ended.wait(FLUSH_SECONDS):
-                self._write_waiting()
-            self._write_waiting()
+            # At once, so that a killed process loses nothing.
+            os.write(self._descriptor, text.encode())
         except OSError as problem:  # a full disk
-            self._room = 0
-            self._waiting.clear()
+            self._descriptor = None
             _warn(self.rank, f"the trace ends here: {problem}")
 
-    def _write_waiting(self) -> None:
-        calls = self._waiting[:]  # others may add some meanwhile
-        lines = [call if isinstance(call, str) else self._line(call) for call in calls]
-        data = "".join(lines).encode()
-        while data:
-            data = data[os.write(self._descriptor, data) :]
-        del self._waiting[: len(calls)]
 
-    def _line(self, call: Call) -> str:
-        kind, sequence, start, end, arrived, ident, error = call
-        operation, communicator, is_collective, nbytes, peer, tag = kind
-        args: dict[str, Any] = {"communicator": communicator, "bytes": nbytes}
-        if is_collective:
-            args |= {"root": peer} if peer != NOBODY else {}
-            args |= {"sequence": sequence}
-            args |= {"waited": round((arrived - start) * 1e6, 3)} if arrived else {}
-        else:
-            args |= {"peer": peer, "tag": tag}
-        category = "collective" if is_collective else "message"
-        event: dict[str, Any] = {"name": operation, "cat": category, "ph": "X"}
-        event |= {
-            "pid": self.rank,
-            "tid": self._threads.setdefault(ident, len(self._threads)),
-        }
-        event |= {
-            "ts": round((start - self.zero) * 1e6, 3),
-            "dur": round((end - start) * 1e6, 3),
-        }
-        return (
-            to_json({**event, "args": args | ({"error": error} if error else {})})
-            + ",\n"
-        )
+def micros(seconds: float) -> float:
+    """Return microseconds, to a nanosecond."""
+    return round(seconds * 1e6, 3)
 
 
 def _clock() -> str:
