@@ -22,9 +22,9 @@ from rich.console import Console
 from shapes import MODELS, QUICK, QUICK_SIZES, SIZES, elements
 
 from chainermn_comm import create_communicator
-from chainermn_comm.registry import REGISTRY
+from chainermn_comm.config import NAMES
 
-MEASURED = [name for name in REGISTRY if name not in ("pure_nccl", "dummy")] + [
+MEASURED = [name for name in NAMES if name not in ("pure_nccl", "dummy")] + [
     peers.REPRODUCIBLE
 ]
 # Does all that the others do before gradients move.

@@ -24,12 +24,11 @@ from unittest import mock
 
 import numpy as np
 
+from chainermn_comm.communicators import COMMUNICATORS
 from chainermn_comm.config import Settings
 from chainermn_comm.layout import Chunk
 from chainermn_comm.messaging import ProcessGroup
-from chainermn_comm.registry import REGISTRY
 from chainermn_comm.sums import (
-    FACTORIES,
     Operand,
     circulant,
     pairwise,
@@ -266,16 +265,15 @@ def simulate(
         raise ValueError(
             f"{nbytes} bytes on {nodes} nodes of {ranks_a_node} can't be simulated"
         )
-    entry = REGISTRY[name].host
-    assert isinstance(entry, str)
-    if ranks_a_node > 1 and entry not in ("single_leader", "multi_leader"):
+    if ranks_a_node > 1 and name in ("naive", "flat"):
         raise ValueError(
             f"{name} uses messages within a node, which can't be simulated"
         )
     topology = Topology(
         tuple(rank // ranks_a_node for rank in range(nodes * ranks_a_node))
     )
-    machine = Machine(constants, ranks_a_node if entry == "multi_leader" else 1)
+    leaders = ranks_a_node if name == "two_dimensional" else 1
+    machine = Machine(constants, leaders)
     comm = AllRanks(machine, topology, node * ranks_a_node)
     # Nothing is agreed on; one thread simulates all ranks.
     handshake = SimpleNamespace(
@@ -291,7 +289,8 @@ def simulate(
     )
     gradient = [np.empty(nbytes // 4, np.float32)]
     with _clocked(machine, comm.node):
-        FACTORIES[entry](group).allreduce(
+        host, _ = COMMUNICATORS[name](group)
+        host.gradient_sum().allreduce(
             Operand(gradient, gradient, [gradient[0].dtype], topology.size)
         )
     return machine.counts

@@ -20,10 +20,11 @@ PACKAGES = Path(__file__).parents[1] / "packages"
 ORDER = {
     "comm": [
         "__init__",
-        "create",
+        "creation",
         "named_communicators",
-        "mpi_communicator communicator",
-        "registry",
+        "mpi_communicator",
+        "negotiation",
+        "communicators communicator",
         "gradients",
         "gpu",
         "sums",

@@ -63,11 +63,13 @@ def test_the_default_works_without_gpus_and_without_a_warning(world):
 @pytest.mark.parametrize(
     ("name", "how", "told"),
     [
-        ("pure_nccl", {}, r"'pure_nccl' is for GPUs.*on CPUs use one of: dummy, flat"),
+        ("pure_nccl", {}, r"'pure_nccl' is for GPUs.*on CPUs use one of: flat"),
         *(
-            (name, {}, f"unknown communicator {name!r}; use one of: dummy, flat")
-            for name in ("Naive", "", None, 3)
+            (name, {}, f"unknown communicator {name!r}; use one of: flat, hier")
+            for name in ("", None, 3)
         ),
+        ("Naive", {}, r"'Naive' \(did you mean 'naive'\?\); use one of: flat"),
+        ("dumb", {}, r"two_dimensional, dummy \(which exchanges nothing\)$"),
         *(
             (
                 "naive",

@@ -149,7 +149,10 @@ def test_the_same_error_on_all_ranks_is_printed_once():
     )
     assert job.err.count("Traceback") == 1, job
     assert job.err.count("ChainerMN: rank ") == 1, job
-    assert "unknown communicator 'flatt'; use one of: dummy, flat" in job.err
+    assert (
+        "unknown communicator 'flatt' (did you mean 'flat'?); use one of: flat"
+        in job.err
+    )
     frames = re.findall(r'File "(.*)", line', job.err)
     assert not [frame for frame in frames if "chainermn_comm" in frame], job
 

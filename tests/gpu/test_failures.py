@@ -244,7 +244,7 @@ def test_pure_nccl_says_why_it_cannot(world, double, monkeypatch, why):
     if odd:
         monkeypatch.setattr(double if what in vars(double) else nccl, what, value)
     with pytest.raises(
-        ValueError if odd else PeerError, match=f"{why}.*on CPUs use one of: dum"
+        ValueError if odd else PeerError, match=f"{why}.*on CPUs use one of: flat"
     ):
         create_communicator("pure_nccl")
 

@@ -124,7 +124,8 @@ def assert_mean(comm: CommunicatorBase, size: int = 1000) -> None:
 
 def settle(world: Any, comm: CommunicatorBase) -> None:
     """Return once no rank has work under way that its thread looks after (collective)."""
-    own = getattr(comm._backends[1].made, "_watcher", None)  # type: ignore[attr-defined]
+    backend = comm._backends[1]  # type: ignore[attr-defined]
+    own = getattr(backend.made_gradient_sum, "_watcher", None)
     while own in watcher._busy and watcher._thread is not None:
         time.sleep(1e-3)
     world.Barrier()

@@ -3,7 +3,7 @@
 from _chainermn_startup import register as _register_finder
 
 from .communicator import CommunicatorBase
-from .create import create_communicator
+from .creation import create_communicator
 from .errors import CommunicationError, FinalizedError, PeerError, RankMismatchError
 from .faults import install_if_forced as _install_if_forced
 from .mpi_start import keep_workers_from_starting_mpi as _keep_workers_from_starting_mpi

@@ -14,6 +14,19 @@ from .environment import text_of
 from .numbers import as_integer
 from .watchdog import Timeout
 
+# What `create_communicator` knows; `communicators.py`, which starts MPI, has a function
+# of each.
+NAMES = (
+    "naive",
+    "flat",
+    "hierarchical",
+    "two_dimensional",
+    "single_node",
+    "non_cuda_aware",
+    "pure_nccl",
+    "dummy",
+)
+
 _WIRE_DTYPES = ("float16", "float32", "float64")
 
 CHUNK_VARIABLE = "CHAINERMN_CHUNK_BYTES"

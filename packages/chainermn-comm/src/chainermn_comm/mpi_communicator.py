@@ -18,8 +18,13 @@ from .communicator import (
     check_metadata,
     wrong_kind,
 )
+from .communicators import COMMUNICATORS
 from .errors import CommunicationError, FinalizedError, raise_together, share_failure
-from .faults import abort_if_desynchronized
+from .faults import (
+    abort_if_desynchronized,
+    install_by_default,
+    skip_finalize_in_forks,
+)
 from .gradients import MpiReducer, bcast_parameters, mean_gradients
 from .messaging import (
     Backend,
@@ -30,10 +35,10 @@ from .messaging import (
     point_to_point,
 )
 from .mpi_start import require_running_mpi
+from .negotiation import checked_intracomm, creating, negotiate_settings
 from .numbers import as_integer, integer_between
 from .observers import combined
 from .reducer import Reducer
-from .registry import agreeing
 from .sums import reduce_arrays
 from .topology import Topology
 from .trace import tracer
@@ -102,21 +107,26 @@ class MpiCommunicator(CommunicatorBase):
         topology, the same on all ranks, and a time-out.
         """
         require_running_mpi()
-        asked = mpi_comm, allreduce_grad_dtype, batched_copy, reproducible
-        with agreeing(self.communicator_name, *asked, _timeout) as agreed:
-            comm, entry, self._factories, self._settings = agreed
+        # First: what fails on one rank below must not leave the others waiting.
+        install_by_default()
+        comm = checked_intracomm(mpi_comm)
+        with creating(comm, _timeout) as group:
+            self._settings = negotiate_settings(
+                group,
+                self.communicator_name,
+                allreduce_grad_dtype,
+                batched_copy,
+                reproducible,
+                _timeout,
+            )
+            skip_finalize_in_forks()
             self._open(comm, _topology, Resources(comm))
-        if entry.single_node and self.inter_size > 1:
+        if self.communicator_name == "single_node" and self.inter_size > 1:
             self.finalize()
             raise ValueError(
-                f"rank {self._rank}: communicator {self.communicator_name!r} takes ranks of one "
+                f"rank {self._rank}: communicator 'single_node' takes ranks of one "
                 f"node, and these are on {self.inter_size}; use 'hierarchical'"
             )
-
-    def __init_subclass__(cls, name: str | None = None, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if name is not None:
-            cls.communicator_name = name
 
     def _open(
         self,
@@ -152,7 +162,7 @@ class MpiCommunicator(CommunicatorBase):
         group = ProcessGroup(
             own, handshake, tag, self._topology, abort_if_desynchronized, settings
         )
-        host, device = [make(group) for make in self._factories]
+        host, device = COMMUNICATORS[self.communicator_name](group)
         resources.callback(device.close)
         resources.callback(host.close)
         self._backends: tuple[Backend, ...] = host, device
@@ -431,7 +441,7 @@ class MpiCommunicator(CommunicatorBase):
         changed any more once arrays, or gradients, have been summed.
         """
         settings = self._settings.changed(name, value)
-        made = any([backend.made for backend in self._backends])
+        made = any([backend.made_gradient_sum for backend in self._backends])
         if made and settings.chunk_bytes != self._settings.chunk_bytes:
             raise ValueError(
                 f"rank {self._rank}: {name} can't be changed any more, since arrays have been "

@@ -46,7 +46,13 @@ def keep_workers_from_starting_mpi() -> None:
 def require_running_mpi() -> None:
     """Start MPI if this process hasn't; raise RuntimeError where it can't be used."""
     keep_workers_from_starting_mpi()
-    from mpi4py import MPI
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise RuntimeError(
+            f"no MPI library can be loaded ({error}): pip install mpich, or load your "
+            "site's module, such as `module load openmpi`, and start the job by its mpiexec"
+        ) from error
 
     if MPI.Is_finalized():
         raise RuntimeError("MPI has been finalized; create communicators before that")

@@ -14,43 +14,65 @@ from .mpi_communicator import MpiCommunicator  # noqa: E402
 MpiCommunicatorBase = MpiCommunicator  # its name in ChainerMN 1.3
 
 
-class NaiveCommunicator(MpiCommunicator, name="naive"):
+class NaiveCommunicator(MpiCommunicator):
     """The communicator ``naive``."""
 
+    communicator_name = "naive"
 
-class FlatCommunicator(MpiCommunicator, name="flat"):
+
+class FlatCommunicator(MpiCommunicator):
     """The communicator ``flat``."""
 
+    communicator_name = "flat"
 
-class HierarchicalCommunicator(MpiCommunicator, name="hierarchical"):
+
+class HierarchicalCommunicator(MpiCommunicator):
     """The communicator ``hierarchical``."""
 
+    communicator_name = "hierarchical"
 
-class TwoDimensionalCommunicator(MpiCommunicator, name="two_dimensional"):
+
+class TwoDimensionalCommunicator(MpiCommunicator):
     """The communicator ``two_dimensional``."""
 
+    communicator_name = "two_dimensional"
 
-class SingleNodeCommunicator(MpiCommunicator, name="single_node"):
+
+class SingleNodeCommunicator(MpiCommunicator):
     """The communicator ``single_node``."""
 
+    communicator_name = "single_node"
 
-class NonCudaAwareCommunicator(MpiCommunicator, name="non_cuda_aware"):
+
+class NonCudaAwareCommunicator(MpiCommunicator):
     """The communicator ``non_cuda_aware``."""
 
+    communicator_name = "non_cuda_aware"
 
-class PureNcclCommunicator(MpiCommunicator, name="pure_nccl"):
+
+class PureNcclCommunicator(MpiCommunicator):
     """The communicator ``pure_nccl``."""
 
+    communicator_name = "pure_nccl"
 
-class DummyCommunicator(MpiCommunicator, name="dummy"):
+
+class DummyCommunicator(MpiCommunicator):
     """The communicator ``dummy``."""
 
+    communicator_name = "dummy"
 
-# All of those above, by their names.
+
+# By the names that `create_communicator` knows.
 CLASSES: dict[str, type[MpiCommunicator]] = {
     each.communicator_name: each
-    for each in list(vars().values())
-    if isinstance(each, type)
-    and issubclass(each, MpiCommunicator)
-    and each is not MpiCommunicator
+    for each in (
+        NaiveCommunicator,
+        FlatCommunicator,
+        HierarchicalCommunicator,
+        TwoDimensionalCommunicator,
+        SingleNodeCommunicator,
+        NonCudaAwareCommunicator,
+        PureNcclCommunicator,
+        DummyCommunicator,
+    )
 }

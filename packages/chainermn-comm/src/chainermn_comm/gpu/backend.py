@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import devices
 from ..layout import Operand
-from ..messaging import Backend, Factory, Handshake, Parts, ProcessGroup, messages
+from ..messaging import Backend, Handshake, MakeSum, Parts, ProcessGroup, messages
 from ..reducer import in_background
 from . import nccl
 from .nccl import Arrays, NcclCommunicator
@@ -27,8 +27,8 @@ class NcclBackend(Backend):
     communicators of its own for them.
     """
 
-    def __init__(self, group: ProcessGroup, gradients: Factory) -> None:
-        super().__init__(group, gradients)
+    def __init__(self, group: ProcessGroup, make_gradient_sum: MakeSum) -> None:
+        super().__init__(group, make_gradient_sum)
         self._usable: bool | None = None  # known once a rank has arrays of CuPy
         self._nccl: NcclCommunicator
         self._watcher: Watcher | None = None  # once ranks are connected

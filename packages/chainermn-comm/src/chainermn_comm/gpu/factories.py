@@ -1,28 +1,46 @@
-"""The backends for arrays on GPUs, by the names that the registry uses."""
+"""The algorithms for gradients on GPUs: functions that make one for a group's topology."""
 
 from __future__ import annotations
 
-from functools import partial
-
-from ..messaging import BackendFactory, ProcessGroup
-from ..sums import FACTORIES as HOST_FACTORIES
-from ..sums import Algorithm, HostBackend
+from .. import sums
+from ..messaging import Algorithm, ProcessGroup
 from ..topology import Topology
 from . import nccl
-from .backend import NcclBackend
 from .communicators import Communicators
 from .device_allreduce import DeviceAllreduce
 from .staged import StagedAllreduce
 
 
-def _staged(group: ProcessGroup, host: str = "bucketed") -> Algorithm:
-    name = "rank_ordered" if group.settings.reproducible else host
-    return StagedAllreduce(group, HOST_FACTORIES[name])
+def staged_sum(group: ProcessGroup) -> Algorithm:
+    """No NCCL: through host memory and MPI among all ranks."""
+    if group.settings.reproducible:
+        return StagedAllreduce(group, sums.rank_ordered)
+    return StagedAllreduce(group, sums.packed)
+
+
+def nccl_everywhere(group: ProcessGroup) -> Algorithm:
+    """NCCL among all ranks, whatever their nodes."""
+    return _by_nccl(group, Topology((0,) * group.size))
+
+
+def nccl_single_leader(group: ProcessGroup) -> Algorithm:
+    """NCCL in each node; one rank of each exchanges with other nodes."""
+    return _by_nccl(group, group.topology)
+
+
+def nccl_multi_leader(group: ProcessGroup) -> Algorithm:
+    """NCCL in each node; as many ranks as possible exchange, each a shard."""
+    return _by_nccl(group, group.topology, group.topology.least_intra_size)
+
+
+def nccl_in_nodes(group: ProcessGroup) -> Algorithm:
+    """NCCL in each node; between nodes everything goes through host memory and MPI."""
+    return _by_nccl(group, group.topology, between_nodes=False)
 
 
 def _by_nccl(
     group: ProcessGroup,
-    nodes: Topology | None = None,
+    nodes: Topology,
     leaders: int = 1,
     between_nodes: bool = True,
 ) -> Algorithm:
@@ -32,37 +50,11 @@ def _by_nccl(
     """
     if group.size > 1:
         nccl.check_devices(group)
-    communicators = Communicators(nodes or group.topology, group.rank, leaders)
+    communicators = Communicators(nodes, group.rank, leaders)
     try:
         if communicators.connect(group, between_nodes):
             return DeviceAllreduce(group, communicators)
-        return _staged(group, "single_leader")
+        return StagedAllreduce(group, sums.single_leader)
     except BaseException:
         communicators.release_local()
         raise
-
-
-# NCCL for users' arrays among all ranks, and for gradients as the name says.
-BACKENDS: dict[str, BackendFactory] = {
-    # No NCCL: through host memory and MPI among all ranks.
-    "staged": partial(HostBackend, gradients=_staged),
-    # NCCL among all ranks, whatever their nodes.
-    "nccl": partial(
-        NcclBackend,
-        gradients=lambda group: _by_nccl(group, Topology((0,) * group.size)),
-    ),
-    # NCCL in each node; one rank of each exchanges with other nodes.
-    "single_leader": partial(NcclBackend, gradients=_by_nccl),
-    # The same; between nodes everything goes through host memory and MPI.
-    "single_leader_staged": lambda group: (
-        NcclBackend if group.topology.inter_size == 1 else HostBackend
-    )(group, partial(_by_nccl, between_nodes=False)),
-    # NCCL in each node; as many ranks as possible exchange, each a shard.
-    "multi_leader": partial(
-        NcclBackend,
-        gradients=lambda group: _by_nccl(
-            group, leaders=group.topology.least_intra_size
-        ),
-    ),
-    "no_op": partial(HostBackend, gradients=HOST_FACTORIES["no_op"]),
-}

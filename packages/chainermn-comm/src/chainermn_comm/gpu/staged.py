@@ -16,8 +16,8 @@ from mpi4py import MPI
 
 from .. import devices, staging
 from ..layout import Chunk, Operand, plan_chunks
-from ..messaging import Algorithm, Factory, Handshake, ProcessGroup
-from ..sums import FACTORIES as HOST_FACTORIES
+from ..messaging import Algorithm, Handshake, MakeSum, ProcessGroup
+from ..sums import packed
 from ..topology import Topology
 
 OPERATION = "averaging gradients on GPUs"
@@ -30,7 +30,7 @@ class StagedAllreduce(Algorithm):
     """Sums on the device that is current when this is made; each call waits for its end."""
 
     def __init__(
-        self, group: ProcessGroup, host: Factory, rank: int | None = None
+        self, group: ProcessGroup, host: MakeSum, rank: int | None = None
     ) -> None:
         """Make the algorithm for host memory, too (collective); errors name this ``rank``."""
         self._group = group
@@ -140,7 +140,7 @@ class StagedSum(StagedAllreduce):
         self._comm = comm
         apart = Topology(tuple(range(comm.size)))
         part = replace(group, comm=comm, handshake=Handshake(comm), topology=apart)
-        super().__init__(part, HOST_FACTORIES["bucketed"], group.rank)
+        super().__init__(part, packed, group.rank)
 
     def sum_in_place(self, buffer: Any, stream: Any) -> None:
         """Overwrite ``buffer`` by the sum over ranks, in the stream's order (collective)."""

@@ -106,8 +106,8 @@ class MpiReducer(Reducer):
         operands = bucket.operands(self._settings, self._data_group)
         if len(operands) == 1:
             backend, operand = operands[0]
-            if backend.made is not None:
-                self._finish_first = backend.made.prepare(operand)
+            if backend.made_gradient_sum is not None:
+                self._finish_first = backend.made_gradient_sum.prepare(operand)
 
     def agree(
         self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b""
@@ -194,7 +194,7 @@ class MpiReducer(Reducer):
                     self._finish_first()
                     continue
                 for backend, operand in bucket.operands(self._settings, group):
-                    backend.for_gradients().allreduce(operand)
+                    backend.gradient_sum().allreduce(operand)
             if there is not None and self._is_apart:
                 with devices.using_device_of(there):
                     staging.wait([devices.recorded_event()])
@@ -231,7 +231,7 @@ class MpiReducer(Reducer):
             group.handshake.begin(OPERATION, bucket.nbytes)
             return bucket.planned_operand(self._settings, group)
 
-        algorithm = (group.device if on_gpu else group.host).for_gradients()
+        algorithm = (group.device if on_gpu else group.host).gradient_sum()
         algorithm.stream(next_operand)
 
     def _assign(self) -> None:

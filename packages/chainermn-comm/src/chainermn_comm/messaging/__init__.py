@@ -5,8 +5,7 @@ from . import messages as messages
 from . import point_to_point as point_to_point
 from .backend import Algorithm as Algorithm
 from .backend import Backend as Backend
-from .backend import BackendFactory as BackendFactory
-from .backend import Factory as Factory
+from .backend import MakeSum as MakeSum
 from .backend import Parts as Parts
 from .handshake import Handshake as Handshake
 from .handshake import digest_of as digest_of

@@ -1,4 +1,4 @@
-"""What sums and moves arrays among ranks: a backend, and the algorithm of its gradients."""
+"""A backend sums and moves arrays among ranks; it has an algorithm that sums gradients."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class Algorithm(ABC):
 
 
 # Makes an algorithm for the ranks of a group (collective).
-Factory: TypeAlias = Callable[["ProcessGroup"], Algorithm]
+MakeSum: TypeAlias = Callable[["ProcessGroup"], Algorithm]
 
 
-class Backend(Algorithm):
-    """Sums and moves arrays in one kind of memory among a group's ranks.
+class Backend(ABC):
+    """Sums and moves users' arrays in one kind of memory, and has what sums gradients there.
 
     Ranks have agreed before each call: they know the sizes of what they get, and list
     the arrays between two of them in the same order. A rank's own stay where they are.
@@ -63,37 +63,29 @@ class Backend(Algorithm):
     Attributes:
         group: the ranks.
         is_local: whether gradients go through no network.
-        made: what :meth:`for_gradients` returns; None before, which is so on all ranks or on none.
+        made_gradient_sum: what :meth:`gradient_sum` has made; None before its first call,
+            on all ranks or on none.
     """
 
     is_local = False
 
-    def __init__(self, group: ProcessGroup, gradients: Factory | None = None) -> None:
-        """Make nothing with memory yet (not collective): only later is a device chosen.
+    def __init__(self, group: ProcessGroup, make_gradient_sum: MakeSum) -> None:
+        """Allocate nothing yet (not collective): the user chooses a device only later."""
+        self.group = group
+        self._make_gradient_sum = make_gradient_sum
+        self.made_gradient_sum: Algorithm | None = None
 
-        ``gradients`` makes what sums them; without it :meth:`allreduce` does.
-        """
-        self.group, self._make = group, gradients
-        self.made: Algorithm | None = None
-
-    def for_gradients(self) -> Algorithm:
-        """Return what sums gradients; the first call makes it (collective)."""
-        if self.made is None:
-            make = self._make or self._connected
+    def gradient_sum(self) -> Algorithm:
+        """Return the algorithm that sums gradients; the first call makes it (collective)."""
+        if self.made_gradient_sum is None:
             group = self.group
-            what = "preparing sums"
-            group.handshake.begin(what)  # what makes it waits for all ranks
-            with group.together(what):
-                made = make(group)
-            self.made = made
-        return self.made
-
-    def _connected(self, group: ProcessGroup) -> Algorithm:
-        if not self.connect():
-            raise RuntimeError(
-                f"rank {group.rank}: {type(self).__name__} connects no ranks"
-            )
-        return self
+            operation = "preparing sums"
+            # Making it takes long enough for the watchdog to wait for all ranks.
+            group.handshake.begin(operation)
+            with group.together(operation):
+                made = self._make_gradient_sum(group)
+            self.made_gradient_sum = made
+        return self.made_gradient_sum
 
     def takes(self, arrays: Sequence[Any], op: Any = None) -> bool:
         """Return whether these arrays, all on GPUs, can stay there now, or none (not collective).
@@ -107,6 +99,10 @@ class Backend(Algorithm):
         return True
 
     @abstractmethod
+    def allreduce(self, operand: Operand) -> None:
+        """Write the sum over ranks of each source, divided, into its target (collective)."""
+
+    @abstractmethod
     def allocate(self, header: bytes) -> messages.Message:
         """Return an empty message with that header, in this backend's kind of memory."""
 
@@ -115,29 +111,27 @@ class Backend(Algorithm):
         """Send arrays, and overwrite those that come (collective)."""
 
     def allgather(self, outgoing: Parts, incoming: Parts) -> None:
-        """Do that where a rank sends the same to all, and has a copy of it among what comes."""
+        """Like :meth:`exchange`, when each rank sends one array to everyone, itself included."""
         self.exchange(outgoing, incoming)
 
     @abstractmethod
     def broadcast(self, parts: Parts) -> None:
-        """Overwrite each array on all ranks by that of the rank beside it (collective)."""
+        """Overwrite each array, on all ranks, by its value on the rank beside it (collective)."""
 
     @abstractmethod
     def reduce_scatter(
         self, rows: Sequence[Sequence[Any]], targets: Sequence[Any], op: Any
     ) -> None:
-        """Write what a ufunc makes of all ranks' rows for this rank into targets (collective)."""
+        """Reduce all ranks' rows for this rank by the ufunc ``op`` into targets (collective)."""
 
     def close(self) -> None:
-        if self.made not in (None, self):
-            self.made.close()
-        self.made = None
+        """Release what the backend and its gradient sum own (collective)."""
+        if self.made_gradient_sum is not None:
+            self.made_gradient_sum.close()
+            self.made_gradient_sum = None
 
     def release_local(self) -> None:
-        if self.made not in (None, self):
-            self.made.release_local()
-        self.made = None
-
-
-# Makes a backend of a group, and raises nothing (not collective).
-BackendFactory: TypeAlias = Callable[["ProcessGroup"], Backend]
+        """Release what needs no other rank (not collective)."""
+        if self.made_gradient_sum is not None:
+            self.made_gradient_sum.release_local()
+            self.made_gradient_sum = None

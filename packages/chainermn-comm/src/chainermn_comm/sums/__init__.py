@@ -3,8 +3,13 @@
 from ..layout import Operand
 from ..messaging import Algorithm
 from .bucketed import Bucketed
-from .factories import FACTORIES as FACTORIES
-from .host_backend import BACKENDS as BACKENDS
+from .factories import gpus_only as gpus_only
+from .factories import multi_leader as multi_leader
+from .factories import no_op as no_op
+from .factories import packed as packed
+from .factories import per_tensor as per_tensor
+from .factories import rank_ordered as rank_ordered
+from .factories import single_leader as single_leader
 from .host_backend import HostBackend
 from .verbs import reduce_arrays as reduce_arrays
 

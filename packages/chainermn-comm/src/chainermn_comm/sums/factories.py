@@ -1,12 +1,11 @@
-"""The algorithms for gradients in host memory, by name."""
+"""The algorithms for gradients in host memory: functions that make one for a group's topology."""
 
 from __future__ import annotations
 
 import sys
-from functools import partial
 
 from ..layout import Operand
-from ..messaging import Algorithm, Factory, ProcessGroup
+from ..messaging import Algorithm, ProcessGroup
 from .bucketed import Bucketed
 from .circulant import CirculantAllreduce, default_chunk_bytes, goes_in_rounds
 from .pairwise import BLOCKING, OVERLAPPED, PairwiseAllreduce
@@ -16,8 +15,17 @@ from .shared_window import NoSharedMemory
 from .two_level import TwoLevelAllreduce
 
 
-def bucketed(group: ProcessGroup, per_tensor: bool = False) -> Algorithm:
-    """Through MPI, small arrays packed together; ``per_tensor``, every array by itself."""
+def packed(group: ProcessGroup) -> Algorithm:
+    """Through MPI, small arrays packed together."""
+    return _by_messages(group, per_tensor=False)
+
+
+def per_tensor(group: ProcessGroup) -> Algorithm:
+    """Through MPI, every array by itself."""
+    return _by_messages(group, per_tensor=True)
+
+
+def _by_messages(group: ProcessGroup, per_tensor: bool) -> Algorithm:
     chunk_bytes = group.settings.chunk_bytes
     if chunk_bytes is None and goes_in_rounds(group.size):
         chunk_bytes = default_chunk_bytes(group.size)
@@ -54,24 +62,18 @@ class NoOp(Algorithm):
             target[...] = source
 
 
+def no_op(group: ProcessGroup) -> Algorithm:
+    """Through nothing: each rank's sum is its own gradient."""
+    return NoOp()
+
+
 def gpus_only(group: ProcessGroup) -> Algorithm:
-    """Raise ValueError on all ranks: there is no such algorithm."""
+    """Raise ValueError on all ranks: gradients in host memory have no algorithm."""
     raise ValueError(
         f"rank {group.rank}: communicator 'pure_nccl' takes gradients on GPUs, and these are "
         "NumPy arrays; move the model to the GPU (to_gpu), or on CPUs use one of: flat, "
         "hierarchical, naive, single_node, two_dimensional"
     )
-
-
-FACTORIES: dict[str, Factory] = {
-    "per_tensor": partial(bucketed, per_tensor=True),
-    "bucketed": bucketed,
-    "single_leader": single_leader,
-    "multi_leader": multi_leader,
-    "rank_ordered": rank_ordered,
-    "gpus_only": gpus_only,
-    "no_op": lambda _: NoOp(),
-}
 
 
 def by_messages(group: ProcessGroup) -> PairwiseAllreduce | CirculantAllreduce:
@@ -83,10 +85,10 @@ def by_messages(group: ProcessGroup) -> PairwiseAllreduce | CirculantAllreduce:
 
 
 def _through_shared_memory(group: ProcessGroup, leaders: int) -> Algorithm:
-    """Return the algorithm for this topology, or ``bucketed`` where a node has no shared memory."""
+    """Return the algorithm for this topology, or ``packed`` where a node has no shared memory."""
     comm, topology = group.comm, group.topology
     if comm.size == 1:
-        return bucketed(group)
+        return packed(group)
     shared: SharedMemoryAllreduce | None = None
     cause = ""
     # If memory doesn't suffice for the setting, it may for the default.
@@ -104,7 +106,7 @@ def _through_shared_memory(group: ProcessGroup, leaders: int) -> Algorithm:
             print(
                 f"ChainerMN: {cause}; gradients go through MPI instead", file=sys.stderr
             )
-        return bucketed(group)
+        return packed(group)
     if topology.inter_size == comm.size:  # no two ranks share memory
         return LargeInPlace(by_messages(group), shared)
     return shared

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import zip_longest
 
 import numpy as np
@@ -12,8 +12,7 @@ from mpi4py import MPI
 from ..layout import Arrays, Operand
 from ..messaging import (
     Backend,
-    BackendFactory,
-    Factory,
+    MakeSum,
     Parts,
     ProcessGroup,
     bcast_buffer,
@@ -22,7 +21,7 @@ from ..messaging import (
     start_exchange,
 )
 from ..numbers import as_bytes
-from .factories import FACTORIES, multi_leader, rank_ordered, single_leader
+from .factories import multi_leader, per_tensor, rank_ordered, single_leader
 from .pairwise import PairwiseAllreduce
 
 _EMPTY = np.empty(0, np.uint8)
@@ -34,21 +33,21 @@ IN_PARTS_BYTES = 8 << 20
 class HostBackend(Backend):
     """Shared memory, and messages of MPI's; it serves GPUs whose arrays are copied to the host."""
 
-    def __init__(self, group: ProcessGroup, gradients: Factory) -> None:
-        super().__init__(group, gradients)
-        on_one_node, leaders = (
-            group.topology.inter_size == 1,
-            (single_leader, multi_leader),
+    def __init__(self, group: ProcessGroup, make_gradient_sum: MakeSum) -> None:
+        super().__init__(group, make_gradient_sum)
+        on_one_node = group.topology.inter_size == 1
+        leaders = (single_leader, multi_leader)
+        self.is_local = on_one_node and make_gradient_sum in leaders
+        self._sums_in_memory = self.is_local or (
+            on_one_node and make_gradient_sum is rank_ordered
         )
-        self.is_local = on_one_node and gradients in leaders
-        self._sums_in_memory = on_one_node and gradients in (*leaders, rank_ordered)
         # For the size of chunks, a setting.
-        self._by_messages = lru_cache(1)(lambda _: FACTORIES["per_tensor"](group))
+        self._by_messages = lru_cache(1)(lambda _: per_tensor(group))
 
     def allreduce(self, operand: Operand) -> None:
         """Sum users' arrays (collective), packed only now: prepared gradients may lie there."""
         if self._sums_in_memory:
-            self.for_gradients().allreduce(operand)
+            self.gradient_sum().allreduce(operand)
         else:
             self._by_messages(self.group.settings.chunk_bytes).allreduce(operand)
 
@@ -87,8 +86,3 @@ class HostBackend(Backend):
                 bcast_in_parts(comm, as_bytes(array), root, self.group.tag)
             else:
                 bcast_buffer(comm, as_bytes(array), root)
-
-
-BACKENDS: dict[str, BackendFactory] = {
-    name: partial(HostBackend, gradients=make) for name, make in FACTORIES.items()
-}

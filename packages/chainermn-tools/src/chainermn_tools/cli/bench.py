@@ -122,9 +122,9 @@ def bench(
 
 
 def _names(wanted: tuple[str, ...]) -> list[str]:
-    from chainermn_comm.registry import REGISTRY
+    from chainermn_comm.config import NAMES
 
-    known = [name for name in REGISTRY if name not in NOT_MEASURED]
+    known = [name for name in NAMES if name not in NOT_MEASURED]
     for name in wanted:
         if name not in known:
             raise click.UsageError(

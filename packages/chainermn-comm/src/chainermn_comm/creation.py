@@ -96,13 +96,13 @@ def create_communicator(
         TypeError: ``mpi_comm`` is no mpi4py intracommunicator, or COMM_NULL.
         ValueError: there is no such communicator or dtype; an environment variable is
             malformed;
-            ``reproducible`` is no bool, or asked of an algorithm that isn't the
+            ``reproducible`` is no bool, or asked of a communicator that isn't the
             library's own; ``single_node`` on several nodes; or ``pure_nccl`` where
             there is no CuPy, GPU or NCCL.
-        RuntimeError: MPI knows of this rank alone, and the launcher has started
-            several; MPI has not been initialized, since ``mpi4py.rc.initialize`` is
-            False, or has been finalized; or this is a worker process of a rank, where
-            MPI can't be started.
+        RuntimeError: no MPI library can be loaded; MPI knows of this rank alone, and
+            the launcher has started several; MPI has not been initialized, since
+            ``mpi4py.rc.initialize`` is False, or has been finalized; or this is a worker
+            process of a rank, where MPI can't be started.
         CommunicationError: MPI has no room for another communicator.
         PeerError: another rank has one of these errors.
         RankMismatchError: on all ranks, when they ask for different communicators.
@@ -113,9 +113,8 @@ def create_communicator(
     from .mpi_communicator import MpiCommunicator
     from .named_communicators import CLASSES
 
-    if isinstance(communicator_name, str) and communicator_name in CLASSES:
-        kind = CLASSES[communicator_name]
-    else:  # a name of the user's own in the registry, or one that all ranks refuse together
+    kind = CLASSES.get(str(communicator_name))
+    if kind is None:  # a name of the user's own, or one that all ranks refuse together
         kind = type(
             "MpiCommunicator",
             (MpiCommunicator,),
@@ -128,22 +127,23 @@ def _refuse_to_be_alone(mpi_comm: MPI.Intracomm | None) -> None:
     """Raise RuntimeError, or warn if asked, if others were started beside this rank of 1."""
     from mpi4py import MPI
 
-    (rank, size), world = rank_from_env() or (0, 1), MPI.COMM_WORLD
-    is_alone = world.size == 1 and MPI.Comm.Get_parent() == MPI.COMM_NULL
-    if (
-        not is_alone
-        or size == 1
-        or (rank, size) == (0, None)
-        or mpi_comm not in (None, world)
-    ):
+    launched = rank_from_env()
+    if launched is None or mpi_comm not in (None, MPI.COMM_WORLD):
+        return
+    if MPI.COMM_WORLD.size > 1 or MPI.Comm.Get_parent() != MPI.COMM_NULL:
+        return
+    rank, size = launched
+    # A launcher that doesn't tell the size has started several if this isn't rank 0.
+    if size == 1 or (size is None and rank == 0):
         return
     with suppress(OSError):  # what a rank has started inherits its variables
         if "libmpi" in Path(f"/proc/{os.getppid()}/maps").read_text():
             return
-    own = MPI.get_vendor()[0]
+    vendor = MPI.get_vendor()[0]
+    pmi = "pmix" if vendor == "Open MPI" else "pmi2"
     text = (
         f"a launcher started this as rank {rank} of {size or 'several'}, but it is alone in its "
-        f"MPI. Take {own}'s own mpiexec, or srun --mpi={'pmix' if own == 'Open MPI' else 'pmi2'}; "
+        f"MPI. Take {vendor}'s own mpiexec, or srun --mpi={pmi}; "
         "`chainermn doctor` says more. CHAINERMN_ALLOW_ALONE=1 lets each train alone"
     )
     if not switch(ALONE_VARIABLE):
@@ -153,17 +153,21 @@ def _refuse_to_be_alone(mpi_comm: MPI.Intracomm | None) -> None:
 
 def _warn_of_small_shm() -> None:
     """Print what MPICH doesn't before it ends by a signal, or waits for ever, as it starts."""
+    if "mpi4py.MPI" in sys.modules:
+        return
     try:
-        ranks, rank = (
-            int(os.environ.get(f"MPI_LOCAL{it}", 0)) for it in ("NRANKS", "RANKID")
-        )
+        ranks = int(os.environ.get("MPI_LOCALNRANKS", 0))
+        rank = int(os.environ.get("MPI_LOCALRANKID", 0))
         found = os.statvfs("/dev/shm")
     except (OSError, ValueError):  # it is a hint
         return
-    size, needed = found.f_blocks * found.f_frsize >> 20, 5 * ranks
+    size = found.f_blocks * found.f_frsize >> 20
+    needed = 5 * ranks
     # A few ranks get on with less.
-    if rank == 0 and ranks >= 8 and size < needed and "mpi4py.MPI" not in sys.modules:
-        what = f"/dev/shm has {size} MB, and MPICH needs {needed} MB for {ranks} ranks"
+    if rank == 0 and ranks >= 8 and size < needed:
         print(
-            f"ChainerMN: {what}: docker run --shm-size=1g", file=sys.stderr, flush=True
+            f"ChainerMN: /dev/shm has {size} MB, and MPICH needs {needed} MB for {ranks} "
+            "ranks: docker run --shm-size=1g",
+            file=sys.stderr,
+            flush=True,
         )

@@ -1,0 +1,95 @@
+"""The communicators by name: what moves and sums each one's arrays on hosts and on GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from . import gpu, sums
+from .gpu import NcclBackend
+from .messaging import Backend, MakeSum, ProcessGroup
+from .sums import HostBackend
+
+# For arrays in host memory, and for arrays on GPUs.
+Backends: TypeAlias = tuple[Backend, Backend]
+
+
+def naive(group: ProcessGroup) -> Backends:
+    """Array by array, straight through MPI."""
+    return _on_hosts(group, sums.per_tensor), _staged(group)
+
+
+def flat(group: ProcessGroup) -> Backends:
+    """Packed into chunks, straight through MPI."""
+    return _on_hosts(group, sums.packed), _staged(group)
+
+
+def hierarchical(group: ProcessGroup) -> Backends:
+    """Through each node's shared memory or NCCL; one rank of each reaches other nodes."""
+    return (
+        _on_hosts(group, sums.single_leader),
+        _by_nccl(group, gpu.nccl_single_leader),
+    )
+
+
+def two_dimensional(group: ProcessGroup) -> Backends:
+    """As hierarchical, but as many ranks reach other nodes as the smallest node has."""
+    return (
+        _on_hosts(group, sums.multi_leader),
+        _by_nccl(group, gpu.nccl_multi_leader),
+    )
+
+
+def single_node(group: ProcessGroup) -> Backends:
+    """Through one node's shared memory or NCCL."""
+    return _on_hosts(group, sums.single_leader), _by_nccl(group, gpu.nccl_everywhere)
+
+
+def non_cuda_aware(group: ProcessGroup) -> Backends:
+    """As hierarchical, but NCCL stays within nodes."""
+    host = _on_hosts(group, sums.single_leader)
+    if group.topology.inter_size == 1:
+        return host, _by_nccl(group, gpu.nccl_in_nodes)
+    # Users' arrays go through host memory, gradients only between nodes.
+    if group.settings.reproducible:
+        return host, _staged(group)
+    return host, HostBackend(group, gpu.nccl_in_nodes)
+
+
+def pure_nccl(group: ProcessGroup) -> Backends:
+    """Straight through NCCL, for gradients on GPUs only."""
+    return HostBackend(group, sums.gpus_only), _by_nccl(group, gpu.nccl_everywhere)
+
+
+def dummy(group: ProcessGroup) -> Backends:
+    """Nowhere, to measure everything else."""
+    return HostBackend(group, sums.no_op), HostBackend(group, sums.no_op)
+
+
+#: Users may add functions of their own.
+COMMUNICATORS: dict[str, Callable[[ProcessGroup], Backends]] = {
+    "naive": naive,
+    "flat": flat,
+    "hierarchical": hierarchical,
+    "two_dimensional": two_dimensional,
+    "single_node": single_node,
+    "non_cuda_aware": non_cuda_aware,
+    "pure_nccl": pure_nccl,
+    "dummy": dummy,
+}
+
+
+def _on_hosts(group: ProcessGroup, make_sum: MakeSum) -> Backend:
+    if group.settings.reproducible:
+        return HostBackend(group, sums.rank_ordered)
+    return HostBackend(group, make_sum)
+
+
+def _by_nccl(group: ProcessGroup, make_sum: MakeSum) -> Backend:
+    if group.settings.reproducible:
+        return _staged(group)
+    return NcclBackend(group, make_sum)
+
+
+def _staged(group: ProcessGroup) -> Backend:
+    return HostBackend(group, gpu.staged_sum)

@@ -1,0 +1,140 @@
+"""What ranks settle among them before a communicator is made of them."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from mpi4py import MPI
+
+from . import environment, faults, gpu, runtime, watchdog
+from .communicators import COMMUNICATORS
+from .config import (
+    CHUNK_VARIABLE,
+    NAMES,
+    Settings,
+    chunk_bytes,
+    reproducible,
+    wire_dtype,
+)
+from .errors import raise_together
+from .messaging import Handshake, ProcessGroup
+from .topology import Topology
+from .trace import TRACE_VARIABLE
+from .unused import explained, free_unused
+
+OPERATION = "create_communicator"
+
+
+def checked_intracomm(mpi_comm: MPI.Intracomm | None) -> MPI.Intracomm:
+    """Return the user's communicator, or ``MPI.COMM_WORLD``; raise TypeError if it is neither."""
+    comm = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
+    if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+        raise TypeError(
+            "mpi_comm must be an mpi4py intracommunicator, and not COMM_NULL, got "
+            f"{type(comm).__name__}"
+        )
+    return comm
+
+
+@contextlib.contextmanager
+def creating(
+    comm: MPI.Intracomm, timeout: watchdog.Timeout | None
+) -> Iterator[ProcessGroup]:
+    """Watch the block in which ``comm``'s ranks make a communicator (collective).
+
+    A rank that doesn't come, or that fails alone, ends the job. The block gets a group
+    that stands for the communicator, which doesn't exist yet.
+    """
+    wait = watchdog.Timeout()
+    with contextlib.suppress(ValueError):  # `negotiate_settings` raises it on all ranks
+        wait = timeout or watchdog.timeout_from_env()
+    group = ProcessGroup(
+        comm, Handshake(comm), 0, Topology(()), faults.abort_if_desynchronized
+    )
+    members = _world_ranks(comm)
+    with (
+        watchdog.enforce_init_timeout(wait, members, lambda: faults.mpi_abort(1)),
+        watchdog.watch_call(OPERATION, comm.size),
+        group.call(OPERATION),
+        explained(group.handshake),
+    ):
+        yield group
+
+
+def _world_ranks(comm: MPI.Intracomm) -> list[int]:
+    """Return the ranks of ``comm`` as numbers of ``MPI.COMM_WORLD``, this process first."""
+    ranks = [*range(comm.rank, comm.size), *range(comm.rank)]
+    if comm == MPI.COMM_WORLD:  # some MPIs look for each rank among all
+        return ranks
+    world = MPI.COMM_WORLD.Get_group()
+    return list(MPI.Group.Translate_ranks(comm.Get_group(), ranks, world))
+
+
+def negotiate_settings(
+    group: ProcessGroup,
+    name: Any,
+    allreduce_grad_dtype: Any,
+    batched_copy: bool,
+    wants_reproducible: bool,
+    timeout: watchdog.Timeout | None,
+) -> Settings:
+    """Return the settings of a new communicator, which are equal on all ranks (collective).
+
+    ``create_communicator`` says what the arguments are, and what is raised.
+    """
+    comm = group.comm
+    free_unused(comm)
+    with raise_together(group.handshake, OPERATION) as agreement:
+        environment.check()
+        _check_name(name)
+        settings = Settings(
+            allreduce_grad_dtype=wire_dtype(allreduce_grad_dtype),
+            batched_copy=bool(batched_copy),
+            chunk_bytes=chunk_bytes(),
+            reproducible=reproducible(wants_reproducible),
+            timeout=timeout or watchdog.timeout_from_env(),
+            trace=os.environ.get(TRACE_VARIABLE) or None,
+        )
+        if settings.reproducible and name not in NAMES:
+            raise ValueError(
+                f"communicator {name!r} isn't the library's own and may not be "
+                "reproducible; take another name, or leave reproducible out"
+            )
+        agreement.signature = (
+            ("communicator", name),
+            ("allreduce_grad_dtype", str(settings.allreduce_grad_dtype)),
+            (CHUNK_VARIABLE, settings.chunk_bytes),
+            ("reproducible", settings.reproducible),
+            (watchdog.TIMEOUT_VARIABLE, str(settings.timeout)),
+            (watchdog.SILENCE_VARIABLE, settings.timeout.silence),
+            (TRACE_VARIABLE, "set" if settings.trace else "unset"),
+        )
+        agreement.payload = runtime.blas_payload(comm.size)
+    if any(agreement.payloads):
+        runtime.limit_blas_threads(comm)
+    return settings
+
+
+def _check_name(name: Any) -> None:
+    """Raise ValueError unless a communicator has this name, and can be made here."""
+    if not isinstance(name, str) or name not in COMMUNICATORS:
+        nearest = difflib.get_close_matches(str(name), COMMUNICATORS, n=1)
+        hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
+        raise ValueError(f"unknown communicator {name!r}{hint}; use one of: {_known()}")
+    if name == "pure_nccl":
+        reason = gpu.nccl_unavailable_reason()
+        if reason is not None:
+            raise ValueError(
+                f"communicator 'pure_nccl' is for GPUs, and {reason}; on CPUs use one of: "
+                f"{_known('pure_nccl')}"
+            )
+
+
+def _known(left_out: str = "") -> str:
+    """Return the known names as text; the one that takes no means stands last."""
+    names = sorted(COMMUNICATORS.keys() - {left_out, "dummy"})
+    return ", ".join([*names, "dummy (which exchanges nothing)"])
