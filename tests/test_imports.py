@@ -20,7 +20,7 @@ PACKAGES = Path(__file__).parents[1] / "packages"
 ORDER = {
     "comm": [
         "__init__",
-        "creation",
+        "creation sharding",
         "named_communicators",
         "mpi_communicator",
         "negotiation",

@@ -123,6 +123,27 @@ class ndarray:
         self._later("copy", lambda: np.copyto(host, self._host))
         return found
 
+    def astype(self, dtype: Any) -> ndarray:
+        """A copy of that dtype, which the device makes later."""
+        found = self._new(self.shape, dtype)
+        self._later("cast", lambda: np.copyto(found._host, self._host))
+        return found
+
+    def dot(self, other: ndarray) -> ndarray:
+        """The product of two vectors, in memory of the device, where it is summed later."""
+        found = self._new((), self.dtype)
+        self._later("dot", lambda: np.copyto(found._host, self._host.dot(other._host)))
+        return found
+
+    def __float__(self) -> float:
+        return float(self.get())
+
+    def _new(self, shape: tuple[int, ...], dtype: Any) -> ndarray:
+        nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        made = Allocation(self._gpu, nbytes)
+        host = made.bytes[:nbytes].view(dtype).reshape(shape)
+        return ndarray(self._gpu, made, host, self.device.id)
+
     def _later(self, name: str, work: Callable[[], Any]) -> None:
         def run() -> bool:
             work()

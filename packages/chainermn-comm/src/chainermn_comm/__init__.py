@@ -9,6 +9,7 @@ from .faults import install_if_forced as _install_if_forced
 from .mpi_start import keep_workers_from_starting_mpi as _keep_workers_from_starting_mpi
 from .reducer import Reducer, Work
 from .runtime import patient_waits
+from .sharding import Sharding, global_norm
 from .topology import Topology
 
 __all__ = [
@@ -18,9 +19,11 @@ __all__ = [
     "PeerError",
     "RankMismatchError",
     "Reducer",
+    "Sharding",
     "Topology",
     "Work",
     "create_communicator",
+    "global_norm",
     "patient_waits",
 ]
 

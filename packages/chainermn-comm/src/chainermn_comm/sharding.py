@@ -1,0 +1,128 @@
+"""Models in parts: which ranks hold a parameter how, and the norm of all their gradients."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from . import devices
+from .communicator import CommunicatorBase
+from .errors import raise_together
+from .numbers import as_array
+
+OPERATION = "global_norm"
+# Of a gradient, so many elements at once are widened to float64.
+CHUNK_SIZE = 1 << 20
+
+Kind = Literal["shard", "replica", "placed"]
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How the ranks of a group hold a parameter.
+
+    A parameter's attribute ``shardings``, a tuple of these, says it; one without the
+    attribute is a replica on all ranks. Several hold together: a shard of one group may
+    be placed on one rank of another group. ``copy.deepcopy`` of Chainer's parameters
+    drops attributes, so a link sets this one where it hands out its parameters.
+
+    Attributes:
+        kind: ``"shard"``, if each rank of the group has elements of its own;
+            ``"replica"``, if each has the same ones; ``"placed"``, if only this rank has
+            the parameter.
+        group: the communicator of the ranks.
+    """
+
+    kind: Kind
+    group: CommunicatorBase
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise ValueError(
+                f"kind must be one of {', '.join(get_args(Kind))}, got {self.kind!r}"
+            )
+
+
+def global_norm(comm: CommunicatorBase, model: Any) -> float:
+    """Return the norm of a model's gradients, over all ranks that hold parts of it (collective).
+
+    Each element counts once: all shards of a parameter, and one of several replicas. If
+    replicas differ, the mean of their squares counts. A missing gradient counts as
+    zeros. Sums are taken in float64, and every rank gets the same bits.
+
+    Args:
+        comm: a communicator whose ranks hold the whole model together, once or several
+            times: not that of the ranks which hold the same shards.
+        model: parameters say by ``shardings`` how ranks hold them, see
+            :class:`Sharding`.
+
+    Raises:
+        ValueError: on all ranks, if some rank of a parameter's group isn't in ``comm``.
+        TypeError: a gradient is no array; PeerError on the other ranks.
+    """
+    what = f"rank {comm.rank}: {OPERATION}"
+    with raise_together(comm.handshake, OPERATION) as call:
+        with devices.translated_errors(what):
+            rows = [
+                (name, _part(param), _squares(param.grad, comm.rank))
+                for name, param in model.namedparams()
+            ]
+        call.payload = pickle.dumps(rows)
+    return math.sqrt(_sum_once(call.payloads, comm))
+
+
+def _part(param: Any) -> tuple[tuple[Kind, int, int], ...]:
+    """Return of each group in which ranks hold different things this rank and the size."""
+    return tuple(
+        (sharding.kind, sharding.group.rank, sharding.group.size)
+        for sharding in getattr(param, "shardings", ())
+        if sharding.kind != "replica"
+    )
+
+
+def _squares(array: Any, rank: int) -> float:
+    """Return the sum of the squares of an array's elements."""
+    if array is None:
+        return 0.0
+    if not devices.on_gpu(array):
+        array = as_array(array, rank)
+    if array.dtype.kind == "c":
+        return _squares(array.real, rank) + _squares(array.imag, rank)
+    total = 0.0
+    with devices.using_device_of(array):
+        if devices.on_gpu(array):
+            array = devices.c_ordered(array)
+        flat = array.reshape(-1)
+        for start in range(0, flat.size, CHUNK_SIZE):
+            wide = flat[start : start + CHUNK_SIZE].astype(np.float64)
+            total += float(wide.dot(wide))
+    return total
+
+
+def _sum_once(payloads: list[bytes], comm: CommunicatorBase) -> float:
+    """Return the sum of squares in which each element counts once, of what all ranks hold."""
+    squares: defaultdict[Any, float] = defaultdict(float)
+    copies: defaultdict[Any, float] = defaultdict(float)
+    holders = Counter[Any]()
+    # Ranks that hold the same replicas and shards send the same.
+    for payload, ranks in Counter(payloads).items():
+        for name, part, found in pickle.loads(payload):
+            # Ranks on which another parameter is placed may give it the same name.
+            parameter = name, *[each for each in part if each[0] == "placed"]
+            shards = math.prod(size for kind, _, size in part if kind == "shard")
+            squares[parameter] += ranks * found
+            copies[parameter] += ranks / shards
+            # Each rank that holds this part is in another group.
+            holders[name, part] += ranks
+            if holders[name, part] * math.prod(size for *_, size in part) > comm.size:
+                raise ValueError(
+                    f"rank {comm.rank}: {OPERATION}: not all ranks that hold {name} in parts "
+                    f"are among these {comm.size}: pass a communicator whose ranks hold the "
+                    "whole model"
+                )
+    return sum(squares[each] / copies[each] for each in squares)
