@@ -204,20 +204,6 @@ def test_either_name_of_the_mean_will_do(world):
         check_mean(by_chainer_7s_name(inner))
 
 
-def test_settings_of_a_class_of_the_users_own(world):
-    with NaiveCommunicator(world) as comm:
-        assert comm.within_config_scope is False
-        with comm.config_scope():
-            assert comm.within_config_scope is True
-            comm.speed = 3  # type: ignore[attr-defined]
-        assert comm.within_config_scope is False
-        comm.other = 4  # type: ignore[attr-defined]
-        assert comm.get_config("speed") == comm.get_config()["speed"] == 3
-        assert "other" not in comm.get_config()
-        with pytest.raises(KeyError, match="no setting 'other'"):
-            comm.get_config("other")
-
-
 def test_broadcast_data_is_bcast_data(world):
     with NaiveCommunicator(world) as comm:
         model = with_grads(w=np.ones(3))

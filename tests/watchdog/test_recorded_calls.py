@@ -14,7 +14,7 @@ from tests.support.worlds.models import with_grads
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2)]
 
 # The mean that it starts is what `multi_node_mean_grad` takes.
-DOES_NOT_WAIT = {"set_config", "get_config", "config_scope", "make_reducer"}
+DOES_NOT_WAIT = {"set_config", "get_config", "make_reducer"}
 OTHER_NAMES = {"broadcast_data"}  # of a method that is here
 TAG = 7
 # So large that a message waits for its receiver.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from typing import Any, Self
 
@@ -69,8 +68,6 @@ class CommunicatorBase(ABC):
     """
 
     reserved_tag: int = 32766
-    _declared_settings: frozenset[str] = frozenset()
-    _within_config_scope = False
     # Stands for the last handshake if all ranks raised in it, for `raise_together`.
     _failed_call: object | None = None
 
@@ -465,36 +462,9 @@ class CommunicatorBase(ABC):
 
         KeyError is raised if there is no such setting.
         """
-        settings = {each: getattr(self, each) for each in self._declared_settings}
         if name is None:
-            return settings
-        if name not in settings:
-            raise KeyError(f"{type(self).__name__} has no setting {name!r}")
-        return settings[name]
-
-    @contextmanager
-    def config_scope(self) -> Iterator[None]:
-        """Make a setting of each attribute that is set within the ``with``; raise nothing.
-
-        So a subclass declares settings that :meth:`get_config` shows. Not collective.
-        """
-        before = dict(vars(self))
-        self._within_config_scope = True
-        try:
-            yield
-        finally:
-            self._within_config_scope = False
-            changed = {
-                key
-                for key, value in vars(self).items()
-                if before.get(key, self) is not value
-            }
-            self._declared_settings |= changed - {"_within_config_scope"}
-
-    @property
-    def within_config_scope(self) -> bool:
-        """Whether the process is within :meth:`config_scope` (not collective)."""
-        return self._within_config_scope
+            return {}
+        raise KeyError(f"{type(self).__name__} has no setting {name!r}")
 
     def finalize(self) -> None:  # noqa: B027  (optional: most subclasses own nothing)
         """Release what the communicator owns (collective); no other method works afterwards.

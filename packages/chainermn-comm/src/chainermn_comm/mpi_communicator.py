@@ -454,7 +454,7 @@ class MpiCommunicator(CommunicatorBase):
             each.settings = settings
 
     def get_config(self, name: str | None = None) -> Any:
-        settings = self._settings.as_dict() | super().get_config()
+        settings = self._settings.as_dict()
         if name is None:
             return settings
         if name not in settings:
