@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from chainermn_comm import CommunicatorBase, RankMismatchError, create_communicator
-from tests.support.oracles.raised import raises_on_all
+from chainermn_comm import RankMismatchError, create_communicator
 from tests.support.oracles.samples import same
-from tests.support.worlds.models import Model, Param, check_mean
-from tests.support.worlds.third_party import PlainCommunicator
+from tests.support.worlds.third_party import Inheriting
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3)]
-
-
-class Inheriting(PlainCommunicator):
-    """Takes from the base class what it can."""
-
-    def allreduce(self, data, op="sum"):
-        return CommunicatorBase.allreduce(self, data, op)
-
-    def split(self, color, key):
-        return Inheriting(self.mpi.Split(color, key))
 
 
 MAKERS = {
@@ -40,61 +28,7 @@ def comm(request, world) -> Iterator[Any]:
         yield communicator
 
 
-def model() -> Model:
-    return Model(w=Param(np.zeros(3, "f4")))
-
-
-READ_ONLY = np.zeros(3, "f4")
-READ_ONLY.flags.writeable = False
 x = np.ones(3, "f4")
-# By the rank that is wrong: what it does, and what the others do.
-WRONG: list[tuple[int, Callable[[Any], Any], Callable[[Any], Any]]] = [
-    (0, lambda c: c.scatter_obj([1]), lambda c: c.scatter_obj(None)),
-    (0, lambda c: c.scatter_obj([1] * 9), lambda c: c.scatter_obj(None)),
-    (1, lambda c: c.scatter_obj(None, root=1), lambda c: c.scatter_obj([1], root=1)),
-    (0, lambda c: c.scatter_obj(5), lambda c: c.scatter_obj(5)),
-    (0, lambda c: c.scatter_obj({0: 1}), lambda c: c.scatter_obj(None)),
-    (1, lambda c: c.scatter_obj([1], root="0"), lambda c: c.scatter_obj([1] * c.size)),
-    (0, lambda c: c.scatter([x]), lambda c: c.scatter(None)),
-    (0, lambda c: c.scatter(5), lambda c: c.scatter(None)),
-    (1, lambda c: c.scatter(None, root=1), lambda c: c.scatter(None, root=1)),
-    (1, lambda c: c.scatter(None, root=99), lambda c: c.scatter([x] * c.size)),
-    (1, lambda c: c.alltoall_obj([1]), lambda c: c.alltoall_obj([1] * c.size)),
-    (0, lambda c: c.alltoall_obj([1] * 9), lambda c: c.alltoall_obj([1] * c.size)),
-    (1, lambda c: c.alltoall_obj(None), lambda c: c.alltoall_obj([1] * c.size)),
-    (1, lambda c: c.reduce_scatter([x]), lambda c: c.reduce_scatter([x] * c.size)),
-    (1, lambda c: c.reduce_scatter(5), lambda c: c.reduce_scatter([x] * c.size)),
-    (1, lambda c: c.allreduce("x"), lambda c: c.allreduce(x)),
-    (1, lambda c: c.allreduce((x, "x")), lambda c: c.allreduce((x, x))),
-    (0, lambda c: c.allreduce(x, "mean"), lambda c: c.allreduce(x)),
-    (1, lambda c: c.multi_node_mean("x"), lambda c: c.multi_node_mean(x)),
-    (
-        1,
-        lambda c: c.multi_node_mean(x, np.zeros(4, "f4")),
-        lambda c: c.multi_node_mean(x, np.zeros(3, "f4")),
-    ),
-    (
-        0,
-        lambda c: c.multi_node_mean(x, READ_ONLY),
-        lambda c: c.multi_node_mean(x, np.zeros(3, "f4")),
-    ),
-    (0, lambda c: c.multi_node_mean(x, [0, 0, 0]), lambda c: c.multi_node_mean(x)),
-    (
-        1,
-        lambda c: c.multi_node_mean_grad("x", zero_fill=True),
-        lambda c: c.multi_node_mean_grad(model(), zero_fill=True),
-    ),
-]
-
-
-@pytest.mark.parametrize("number", range(len(WRONG)))
-def test_what_is_wrong_on_one_rank_raises_on_all(comm, number):
-    rank, wrong, right = WRONG[number]
-    is_wrong = comm.rank == rank
-    with raises_on_all(is_wrong, (TypeError, ValueError, AttributeError)):
-        (wrong if is_wrong else right)(comm)
-    assert comm.allgather_obj(comm.rank) == list(range(comm.size))
-    check_mean(comm)
 
 
 @pytest.mark.parametrize("root", [0, 1])

@@ -5,19 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chainermn_comm import PeerError
-
 pytestmark = pytest.mark.world
 
 
 def thing(rank: int) -> dict:
     nested = [(rank, None), {"x": b"\0" * rank}]
     return {"rank": rank, "array": np.arange(rank + 3), "nested": nested}
-
-
-class Bomb:
-    def __reduce__(self):
-        return int, ("can't be unpickled",)
 
 
 def test_every_method_carries_any_object_from_and_to_any_rank(naive):
@@ -68,10 +61,3 @@ def test_without_a_tag_a_message_of_another_function_stays_where_it_is(naive):
             naive.recv_obj(0)
         assert naive.recv_obj(0, 5) == "mine"
         assert naive.recv_with_metadata(0, naive.reserved_tag)[0] == b"gradients"
-
-
-@pytest.mark.sizes(2, 3, 4)  # root keeps its own object
-def test_an_object_that_cannot_be_unpickled_fails_everywhere(naive):
-    with pytest.raises((ValueError, PeerError), match="can't be unpickled"):
-        naive.bcast_obj(Bomb())
-    assert naive.allreduce_obj(1) == naive.size

@@ -72,6 +72,16 @@ class PlainCommunicator(CommunicatorBase):
                 )
 
 
+class Inheriting(PlainCommunicator):
+    """Takes from the base class what it can."""
+
+    def allreduce(self, data, op="sum"):
+        return CommunicatorBase.allreduce(self, data, op)
+
+    def split(self, color, key):
+        return Inheriting(self.mpi.Split(color, key))
+
+
 class WithoutSplit(PlainCommunicator):
     """One that can't be divided, as a program's own communicator often can't."""
 

@@ -9,7 +9,6 @@ come, or put it on their GPU.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -22,14 +21,16 @@ from .memory import ON_GPU, ON_HOST, backend_for, memory_of
 from .messages import Message
 from .process_group import ProcessGroup
 
-# The least bytes for which ranks check that all of them could allocate before any data
-# move: beside such a transfer, a handshake costs nothing.
+# The least bytes that one rank's data may take on all ranks for which these check that
+# all could allocate before any data move: beside such a transfer, a handshake costs
+# nothing.
 CONFIRMED_BYTES = 64 << 20
 # The most bytes that travel in the handshake's payload: copying them costs less than a
 # transfer.
 SMALL_BYTES = 16 << 10
-# The bytes of a rank's data, and the memory where they lie; begins each payload.
-_HEAD = struct.Struct("<QB")
+# Flags of a rank's arrays, beside those of `memory.py`; they begin each payload.
+_IS_INLINE = 8  # the data follow the header in the payload
+_IS_LARGE = 16  # ranks check that all of them can allocate
 
 Make: TypeAlias = Callable[[Sequence[Any], int], list[Message]]
 ByRank: TypeAlias = dict[int, Message]
@@ -44,13 +45,13 @@ def bcast(
         with raise_together(group.handshake, operation) as meeting:
             root = check_rank(group, root, "root")
             is_root = group.rank == root
-            call.send({root: value} if is_root else {})
+            frames = call.send({root: value} if is_root else {})
             meeting.signature = (("root", root),)
-            meeting.payload = call.head + b"".join(call.headers())
+            meeting.payload = b"".join([call.head, *frames])
             meeting.nbytes = call.nbytes
-        descriptions = call.settle(meeting.payloads)
-        headers = {} if is_root else {root: descriptions[root]}
-        message = call.allocate(headers).get(root) or call.outgoing[root]
+        frames = call.settle(meeting.payloads)
+        incoming = call.allocate({} if is_root else {root: frames[root]})
+        message = call.outgoing[root] if is_root else incoming[root]
         call.backend.broadcast([(root, array) for array in message.arrays])
         if is_root and call.is_of_objects:
             call.values([])  # other ranks may fail to unpickle
@@ -64,27 +65,17 @@ def allgather(group: ProcessGroup, operation: str, value: Any, make: Make) -> li
     rank = group.rank
     with group.call(operation):
         with raise_together(group.handshake, operation) as meeting:
-            call.send({rank: value})
-            own = call.outgoing[rank]
-            meeting.payload = call.head + own.header()
-            if _is_small(call.nbytes, call.memory):
-                meeting.payload = own.packed(meeting.payload)
+            (frame,) = call.send({rank: value}, inline_bytes=SMALL_BYTES)
+            meeting.payload = call.head + frame
             meeting.nbytes = call.nbytes
-        descriptions = call.settle(meeting.payloads)
-        headers = {}
-        data = {}  # of the small messages
-        for other, (nbytes, memory) in enumerate(call.heads):
-            headers[other] = description = descriptions[other]
-            if _is_small(nbytes, memory):
-                end = len(description) - nbytes
-                headers[other] = description[:end]
-                data[other] = description[end:]
-        incoming = call.allocate(headers)
-        for other in data.keys() - {rank}:
-            incoming[other].fill(data[other])
-        large = {
-            other: incoming[other] for other in range(group.size) if other not in data
-        }
+        frames = call.settle(meeting.payloads)
+        incoming = call.allocate(dict(enumerate(frames)))
+        large = {}
+        for other, message in incoming.items():
+            if not call.flags[other] & _IS_INLINE:
+                large[other] = message
+            elif other != rank:
+                message.fill(frames[other])
         if large:
             sent = {}
             if rank in large:
@@ -102,15 +93,14 @@ def gather(
     with group.call(operation):
         with raise_together(group.handshake, operation) as meeting:
             root = check_rank(group, root, "root")
-            call.send({root: value})
+            (frame,) = call.send({root: value})
             meeting.signature = (("root", root),)
-            meeting.payload = call.head + call.outgoing[root].header()
+            meeting.payload = call.head + frame
             meeting.nbytes = call.nbytes
-        descriptions = call.settle(meeting.payloads)
-        if group.rank == root:
-            return call.exchange(dict(enumerate(descriptions)))
-        call.exchange({})
-        return None
+        frames = call.settle(meeting.payloads)
+        is_root = group.rank == root
+        values = call.exchange(dict(enumerate(frames)) if is_root else {})
+        return values if is_root else None
 
 
 def scatter(
@@ -118,19 +108,17 @@ def scatter(
 ) -> Any:
     """Return root's i-th value on rank i."""
     call = _Call(group, operation, make)
-    headers = None
     with group.call(operation):
         with raise_together(group.handshake, operation) as meeting:
             root = check_rank(group, root, "root")
-            call.send(_by_rank(group, values) if group.rank == root else {})
-            if group.rank == root:
-                headers = call.headers()
+            is_root = group.rank == root
+            frames = call.send(_by_rank(group, values) if is_root else {})
             meeting.signature = (("root", root),)
             meeting.payload = call.head
             meeting.nbytes = call.nbytes
         call.settle(meeting.payloads)
-        header = group.comm.scatter(headers, root)
-        return call.exchange({root: header})[0]
+        frame = group.comm.scatter(frames if is_root else None, root)
+        return call.exchange({root: frame})[0]
 
 
 def alltoall(group: ProcessGroup, operation: str, values: Any, make: Make) -> list[Any]:
@@ -138,12 +126,11 @@ def alltoall(group: ProcessGroup, operation: str, values: Any, make: Make) -> li
     call = _Call(group, operation, make)
     with group.call(operation):
         with raise_together(group.handshake, operation) as meeting:
-            call.send(_by_rank(group, values))
-            headers = call.headers()
+            frames = call.send(_by_rank(group, values))
             meeting.payload = call.head
             meeting.nbytes = call.nbytes
         call.settle(meeting.payloads)
-        return call.exchange(dict(enumerate(group.comm.alltoall(headers))))
+        return call.exchange(dict(enumerate(group.comm.alltoall(frames))))
 
 
 def check_rank(group: ProcessGroup, rank: Any, name: str) -> int:
@@ -161,9 +148,9 @@ class _Call:
     # This rank's messages, by the rank that gets each, or that has it in a bcast.
     outgoing: ByRank = field(default_factory=dict)
     nbytes: int = 0  # of this rank's messages
-    memory: int = 0  # where they lie
+    head: bytes = b""  # this rank's flags
     # What follows is known after the handshake.
-    heads: list[tuple[int, int]] = field(default_factory=list)  # bytes and memory
+    flags: Sequence[int] = ()  # by rank
     backend: Backend = None  # type: ignore[assignment]  # moves the arrays
     is_copied: bool = False  # some rank's arrays travel from a GPU through host memory
 
@@ -171,59 +158,64 @@ class _Call:
     def is_of_objects(self) -> bool:
         return self.make is messages.of_objects
 
-    @property
-    def head(self) -> bytes:
-        return _HEAD.pack(self.nbytes, self.memory)
+    def send(self, values: dict[int, Any], inline_bytes: int = -1) -> list[bytes]:
+        """Make the messages of this rank's values, and return their frames (not collective).
 
-    def send(self, values: dict[int, Any]) -> None:
-        """Make the messages of this rank's values (not collective)."""
-        made = self.make(list(values.values()), self.group.rank)
+        A frame is a message's header, followed by its data if these have no more than
+        ``inline_bytes``.
+        """
+        group = self.group
+        made = self.make(list(values.values()), group.rank)
         self.outgoing = dict(zip(values, made, strict=True))
         self.nbytes = sum([message.nbytes for message in made])
         is_on_host = self.nbytes > 0 and not any([message.on_gpu for message in made])
         if is_on_host or self.is_of_objects:  # nearly always
-            self.memory = ON_HOST
+            flags = ON_HOST
         else:
-            arrays = [array for message in made for array in message.arrays]
-            self.memory = memory_of(self.group, arrays)
-
-    def headers(self) -> list[bytes]:
-        return [message.header() for message in self.outgoing.values()]
+            flags = memory_of(group, [it for message in made for it in message.arrays])
+        is_inline = self.nbytes <= inline_bytes and not flags & ON_GPU
+        if self.nbytes * group.size >= CONFIRMED_BYTES:
+            flags |= _IS_LARGE
+        if is_inline:
+            flags |= _IS_INLINE
+        self.head = bytes([flags])
+        if is_inline:
+            return [message.header() + message.data() for message in made]
+        return [message.header() for message in made]
 
     def settle(self, payloads: list[bytes]) -> list[bytes]:
-        """Choose the backend, and return what follows the heads in the payloads (collective)."""
+        """Choose the backend, and return what follows the flags in the payloads (collective)."""
         group = self.group
-        self.heads = [_HEAD.unpack_from(payload) for payload in payloads]
-        memory = [each for _, each in self.heads]
-        self.backend = backend_for(group, self.operation, memory)
-        is_on_gpus = any([each & ON_GPU for each in memory])
+        self.flags = [payload[0] for payload in payloads]
+        self.backend = backend_for(group, self.operation, self.flags)
+        is_on_gpus = any([each & ON_GPU for each in self.flags])
         if is_on_gpus and self.backend is group.host:
             self.is_copied = True
             with group.together(f"{self.operation}, copying to host memory"):
                 found = messages.on_host(list(self.outgoing.values()), group.rank)
             self.outgoing = dict(zip(self.outgoing, found, strict=True))
-        return [payload[_HEAD.size :] for payload in payloads]
+        return [payload[1:] for payload in payloads]
 
-    def allocate(self, headers: dict[int, bytes]) -> ByRank:
-        """Return an empty message for each header, by rank; a copy of this rank's own.
+    def allocate(self, frames: dict[int, bytes]) -> ByRank:
+        """Return an empty message for each frame, by rank; a copy of this rank's own.
 
         If much moves, ranks check first that all could allocate (collective).
         """
-        if sum([nbytes for nbytes, _ in self.heads]) < CONFIRMED_BYTES:
-            return self._allocate(headers)
+        if not any([each & _IS_LARGE for each in self.flags]):
+            return self._allocate(frames)
         with self.group.together(f"{self.operation}, memory"):
-            return self._allocate(headers)
+            return self._allocate(frames)
 
-    def _allocate(self, headers: dict[int, bytes]) -> ByRank:
-        found = {rank: self.backend.allocate(it) for rank, it in headers.items()}
+    def _allocate(self, frames: dict[int, bytes]) -> ByRank:
+        found = {rank: self.backend.allocate(it) for rank, it in frames.items()}
         own = found.get(self.group.rank)
         if own is not None:
             self.outgoing[self.group.rank].copy_to(own)
         return found
 
-    def exchange(self, headers: dict[int, bytes]) -> list[Any]:
-        """Send messages, and return the values of those with these headers (collective)."""
-        incoming = self.allocate(headers)
+    def exchange(self, frames: dict[int, bytes]) -> list[Any]:
+        """Send messages, and return the values of those with these frames (collective)."""
+        incoming = self.allocate(frames)
         self.backend.exchange(_parts(self.outgoing), _parts(incoming))
         return self.values(incoming.values())
 
@@ -244,11 +236,6 @@ class _Call:
 
 def _by_rank(group: ProcessGroup, values: Any) -> dict[int, Any]:
     return dict(enumerate(one_for_each(values, group.rank, group.size)))
-
-
-def _is_small(nbytes: int, memory: int) -> bool:
-    """Return whether a message's data travel in the handshake's payload."""
-    return nbytes <= SMALL_BYTES and not memory & ON_GPU
 
 
 def _parts(by_rank: ByRank) -> Parts:

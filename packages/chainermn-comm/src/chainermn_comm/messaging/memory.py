@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from .backend import Backend
     from .process_group import ProcessGroup
 
-# Flags of a rank's arrays. A rank without arrays has neither of the first two.
+# Flags of a rank's arrays; callers may add flags from 8 on. A rank without arrays has
+# neither of the first two.
 ON_HOST = 1
 ON_GPU = 2
 CAN_STAY = 4  # the backend for GPUs can move or sum them
@@ -44,7 +45,7 @@ def backend_for(group: ProcessGroup, operation: str, flags: Sequence[int]) -> Ba
     if not any([each & ON_GPU for each in flags]):  # nearly always
         return group.host
     if any([each & ON_HOST for each in flags]):
-        own = _WORDS[flags[group.rank] & ~CAN_STAY]
+        own = _WORDS[flags[group.rank] & (ON_HOST | ON_GPU)]
         group.handshake.raise_mismatch(operation, (("arrays", own),))
     if all([each & CAN_STAY for each in flags]) and group.device.connect():
         return group.device

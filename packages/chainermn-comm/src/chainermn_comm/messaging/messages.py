@@ -48,16 +48,16 @@ class Message(NamedTuple):
             specs.append((token, array.shape, order, array.nbytes))
         return pickle.dumps((self.kind, specs, self.scalars, self.on_gpu), protocol=5)
 
-    def packed(self, *before: bytes) -> bytes:
-        """Return these and then the bytes of all arrays, one after the other."""
-        # As in memory.
-        return b"".join([*before, *[array.tobytes("A") for array in self.arrays]])
+    def data(self) -> bytes:
+        """Return the bytes of all arrays, as they are in memory."""
+        return b"".join([array.tobytes("A") for array in self.arrays])
 
-    def fill(self, packed: Any, start: int = 0) -> None:
-        """Overwrite the arrays by what :meth:`packed` returned, which begins at ``start``."""
+    def fill(self, frame: Any) -> None:
+        """Overwrite the arrays by what :meth:`data` returned, at the end of the frame."""
+        start = len(frame) - self.nbytes
         for array in self.arrays:
             end = start + array.nbytes
-            as_bytes(array).data[:] = packed[start:end]
+            as_bytes(array).data[:] = frame[start:end]
             start = end
 
     def value(self) -> Any:
@@ -156,12 +156,12 @@ def of_object(obj: Any) -> Message:
     return Message(OBJECT, tuple(arrays))
 
 
-def allocate(header: bytes, new: Callable[..., Any] = empty) -> Message:
-    """Return a message of the header's kind and specs whose data are still to be received.
+def allocate(frame: Any, new: Callable[..., Any] = empty) -> Message:
+    """Return a message like the one whose header begins the frame; its data are yet to come.
 
     Its arrays are made by ``new(shape, dtype, order)``.
     """
-    kind, specs, scalars, on_gpu = pickle.loads(header)
+    kind, specs, scalars, on_gpu = pickle.loads(frame)
     arrays = [
         new(shape, dtype if isinstance(dtype, str) else pickle.loads(dtype), order)
         for dtype, shape, order, _ in specs
@@ -169,7 +169,7 @@ def allocate(header: bytes, new: Callable[..., Any] = empty) -> Message:
     return Message(kind, tuple(arrays), scalars, on_gpu)
 
 
-def array_sizes(header: bytes) -> list[int]:
+def array_sizes(header: Any) -> list[int]:
     """Return the bytes of each array; also where one can't be allocated."""
     _, specs, _, _ = pickle.loads(header)
     return [nbytes for *_, nbytes in specs]

@@ -1,6 +1,6 @@
 """Sends and receives one message between two ranks.
 
-The first of MPI's messages has a prefix, the header and the metadata, as much of these
+The first of MPI's messages has a prefix, the metadata and the header, as much of these
 as fits. If the arrays' data fit after them, they are there, too; most messages need no
 other. Else the arrays follow out of line, where they aren't copied.
 """
@@ -22,7 +22,7 @@ from .transfer import MAX_MESSAGE_BYTES, split_large
 
 # The size of the first of MPI's messages. Longer ones are faster out of line.
 INLINE_BYTES = 64 << 10
-# Lengths of header and metadata; whether data follow these.
+# Lengths of metadata and header, which follow; whether data follow these.
 _PREFIX = struct.Struct("<II?")
 # What is sent by other methods than `send`, and how their names end.
 _KINDS = {
@@ -53,18 +53,17 @@ def send(
     call is for.
     """
     comm, dest, tag, handshake = envelope
-    header, nbytes = message.header(), message.nbytes
-    is_inline = _PREFIX.size + len(header) + len(metadata) + nbytes <= INLINE_BYTES
-    head = _PREFIX.pack(len(header), len(metadata), is_inline), header, metadata
+    nbytes = message.nbytes
+    header = message.header()
+    is_inline = _PREFIX.size + len(metadata) + len(header) + nbytes <= INLINE_BYTES
+    prefix = _PREFIX.pack(len(metadata), len(header), is_inline)
+    first = b"".join([prefix, metadata, header])
     buffers: list[np.ndarray] = []
     if is_inline:
-        first = message.packed(*head)
+        first += message.data()
     else:
-        first = b"".join(head)
-        buffers = [
-            np.frombuffer(first, np.uint8)[INLINE_BYTES:],
-            *map(as_bytes, message.arrays),
-        ]
+        rest = np.frombuffer(first, np.uint8)[INLINE_BYTES:]
+        buffers = [rest, *map(as_bytes, message.arrays)]
     with InCall(handshake, method):
         handshake.observer.message(method, dest, tag, nbytes, label)
         comm.Send([first[:INLINE_BYTES], MPI.BYTE], dest, tag)
@@ -90,52 +89,67 @@ def recv(
     (no memory, a dtype's package). But for the first, the message is discarded.
     """
     comm, source, tag, handshake = envelope
-    first = np.empty(INLINE_BYTES, np.uint8)
     with InCall(handshake, method):
         handshake.observer.message(method, source, tag, 0, label)
         if tag == MPI.ANY_TAG:
-            status = MPI.Status()
-            comm.Probe(source, tag, status)
-            if status.tag > max_tag:
-                raise TypeError(
-                    f"rank {comm.rank}: {method} without a tag found a message that rank {source} "
-                    "sends as part of another function; give the tag with which the object is sent"
-                )
-            tag = status.tag
+            tag = _tag_of_next(method, envelope, max_tag)
             envelope = envelope._replace(tag=tag)
-        comm.Recv([first, MPI.BYTE], source, tag)
-        header_bytes, metadata_bytes, is_inline = _PREFIX.unpack_from(first.data)
-        start = _PREFIX.size + header_bytes
-        end = start + metadata_bytes
-        if end > INLINE_BYTES:
-            first = np.concatenate((first, np.empty(end - INLINE_BYTES, np.uint8)))
-            _recv_into(first[INLINE_BYTES:], envelope)
-        header, metadata = (
-            first[_PREFIX.size : start].tobytes(),
-            first[start:end].tobytes(),
-        )
-        try:
-            message = messages.allocate(header)
-        except Exception:
-            for size in () if is_inline else messages.array_sizes(header):
-                _discard(size, envelope)
-            raise
-        if is_inline:
-            message.fill(first.data, end)
-        else:
-            for array in message.arrays:
-                _recv_into(as_bytes(array), envelope)
+        metadata, message = _receive(envelope)
         if message.kind not in kinds:
-            wanted, found = [
-                _KINDS.get(it, ("an array", "")) for it in (kinds[0], message.kind)
-            ]
+            _, wanted = _named(kinds[0])
+            found, way = _named(message.kind)
             raise TypeError(
-                f"rank {comm.rank}: recv{wanted[1]} got {found[0]} that rank {source} sent with "
-                f"send{found[1]} (now discarded); receive it with recv{found[1]}"
+                f"rank {comm.rank}: recv{wanted} got {found} that rank {source} sent with "
+                f"send{way} (now discarded); receive it with recv{way}"
             )
         if message.on_gpu:
             (message,) = messages.on_device([message], comm.rank)
         return metadata, message.value()
+
+
+def _named(kind: str) -> tuple[str, str]:
+    """Return what a message of that kind is, and how the names of its methods end."""
+    return _KINDS.get(kind, ("an array", ""))
+
+
+def _tag_of_next(method: str, envelope: Envelope, max_tag: int) -> int:
+    """Return the tag of the next message, which stays where it is."""
+    comm, source, tag, _ = envelope
+    status = MPI.Status()
+    comm.Probe(source, tag, status)
+    if status.tag > max_tag:
+        raise TypeError(
+            f"rank {comm.rank}: {method} without a tag found a message that rank {source} "
+            "sends as part of another function; give the tag with which the object is sent"
+        )
+    return status.tag
+
+
+def _receive(envelope: Envelope) -> tuple[bytes, Message]:
+    """Receive a message whole, and its metadata; discard it if it can't be allocated."""
+    first = np.empty(INLINE_BYTES, np.uint8)
+    envelope.comm.Recv([first, MPI.BYTE], envelope.other, envelope.tag)
+    metadata_bytes, header_bytes, is_inline = _PREFIX.unpack_from(first.data)
+    start = _PREFIX.size + metadata_bytes
+    end = start + header_bytes
+    if end > INLINE_BYTES:
+        first = np.concatenate((first, np.empty(end - INLINE_BYTES, np.uint8)))
+        _recv_into(first[INLINE_BYTES:], envelope)
+    metadata = first[_PREFIX.size : start].tobytes()
+    header = first[start:end].tobytes()
+    try:
+        message = messages.allocate(header)
+    except Exception:
+        if not is_inline:
+            for nbytes in messages.array_sizes(header):
+                _discard(nbytes, envelope)
+        raise
+    if is_inline:
+        message.fill(first.data[: end + message.nbytes])
+    else:
+        for array in message.arrays:
+            _recv_into(as_bytes(array), envelope)
+    return metadata, message
 
 
 def _recv_into(buffer: np.ndarray, envelope: Envelope) -> None:
