@@ -65,12 +65,12 @@ class Broken(Param):
         (
             {"w": Param(np.zeros(4))},
             None,
-            r"/w: .*\(3,\) on rank 0; float64 \(4,\) on rank 1",
+            r"/w float64 \(3,\) on rank.* 0.*; /w float64 \(4,\) on rank 1",
         ),
         (
             {"w": Param(np.zeros(3, "f4"))},
             None,
-            r"parameter /w: .*float32 \(3,\) on rank 1",
+            r"parameter: /w .*; /w float32 \(3,\) on rank 1",
         ),
         ({"v": Param(np.zeros(3))}, None, "/v on rank 1"),
         ({"w": Broken()}, RuntimeError, "no such initializer"),

@@ -11,7 +11,8 @@ import numpy as np
 
 from _chainermn_verdict import FOLLOWS
 
-# An attribute of errors that all ranks raised in one call: an object of that call's.
+# An attribute of errors that all ranks raise together: an object that stands for the
+# call.
 _FAILED_CALL = "_chainermn_failed_call"
 
 
@@ -93,11 +94,10 @@ class raise_together:
             if not (has_failed_since and is_raised_on_all(self._handshake, error)):
                 share_failure(self._handshake, self._operation, error)
         elif self._meet:
-            # Only a `Handshake` takes the number of bytes.
-            sizes = {"nbytes": self.nbytes} if self.nbytes else {}
-            self.payloads = self._handshake(
-                self._operation, self.signature, payload=self.payload, **sizes
-            )
+            options: dict[str, Any] = {"payload": self.payload}
+            if self.nbytes:  # only a `Handshake` takes it
+                options["nbytes"] = self.nbytes
+            self.payloads = self._handshake(self._operation, self.signature, **options)
 
 
 def share_failure(
@@ -110,9 +110,8 @@ def share_failure(
     except BaseException as raised:
         if raised is not error:
             raise
-        # A frame that is in the error's traceback and refers to the error, as that of
-        # the handshake may, would keep all frames, and their arrays, until the next
-        # collection.
+        # Frames of the handshake refer to the error. In its traceback they would keep
+        # all frames, and their arrays, until the next garbage collection.
         error.__traceback__ = traceback
 
 
@@ -209,11 +208,13 @@ def _grouped(texts: Sequence[str]) -> dict[str, list[int]]:
 
 def _ranks(ranks: Sequence[int]) -> str:
     listed = ", ".join(map(str, ranks))
-    return f"ranks {listed}" if len(ranks) > 1 else f"rank {listed}"
+    if len(ranks) > 1:
+        return f"ranks {listed}"
+    return f"rank {listed}"
 
 
 def entries_of(operation: str, signature: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Return what ranks compare by its ``repr``; TypeError if an entry is no tuple with a name."""
+    """Return the entries that ranks compare by ``repr``; TypeError if one is no named tuple."""
     entries = (("operation", operation), *signature)
     for entry in entries:
         if not (isinstance(entry, tuple) and entry and isinstance(entry[0], str)):
@@ -224,7 +225,7 @@ def entries_of(operation: str, signature: Iterable[tuple[Any, ...]]) -> tuple[An
 
 
 def view_of(operation: str, signature: Iterable[tuple[Any, ...]]) -> str:
-    """Return of each entry what ranks compare and show: text, since any value can be sent so."""
+    """Return a text of the entries, by which ranks compare them and show the first difference."""
     entries = entries_of(operation, signature)
     return json.dumps(
         [(name, repr(of), " ".join(map(str, of))) for name, *of in entries]
@@ -239,7 +240,7 @@ def _plain(value: Any) -> Any:
 
 
 def without_traceback(error: Any) -> Any:
-    """Return an error like this one; it keeps no frames, nor the arrays that these refer to."""
+    """Return a copy of the error without the frames, and arrays, that a traceback keeps."""
     # Its `__init__` may want other arguments.
     twin = type(error).__new__(type(error), *error.__reduce__()[1])
     vars(twin).update(vars(error))

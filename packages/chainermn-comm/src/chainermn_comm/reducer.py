@@ -10,9 +10,9 @@ from typing import Any
 
 from .errors import mismatch_error, view_of, without_traceback
 
-# Work that another thread does, from its start until the main one's stream waits for
-# it, or nobody holds it. All ranks start the same work in the same order; on some it
-# may be over earlier.
+# Work of another thread, from its start until the main thread's stream waits for the
+# work, or nobody refers to it. All ranks start the same work in the same order, which
+# may end earlier on some ranks.
 in_background: weakref.WeakSet[Work] = weakref.WeakSet()
 
 
@@ -75,12 +75,14 @@ class Work:
                 "a Work's means can be assigned once its wait() has ended"
             )
         self.leave_background()
-        self.wait()  # which only raises again what it raised
+        self.wait()  # returns at once, or raises again
         self._give()
 
     def leave_background(self) -> None:
-        """Say in the main thread that its stream waits for this; not collective, raises nothing."""
-        # Another thread may only have enqueued it: then it stays until nobody holds it.
+        """Say that the main thread's stream waits for the work (not collective, raises nothing).
+
+        In another thread this does nothing, since that may only have enqueued the work.
+        """
         if (
             self._is_in_background
             and threading.current_thread() is threading.main_thread()
@@ -111,9 +113,12 @@ class Reducer:
         ``zero_fill``, ``operation``, ``channel``: as for
         :meth:`CommunicatorBase.make_reducer`.
         """
-        self._communicator, self._rank = communicator, communicator.rank
-        self._operation, self._zero_fill = operation, zero_fill
-        self._channel, self._is_apart = channel or communicator, channel is not None
+        self._communicator = communicator
+        self._rank = communicator.rank
+        self._operation = operation
+        self._zero_fill = zero_fill
+        self._channel = channel or communicator
+        self._is_apart = channel is not None
         self._models: list[Any] = []
 
     @property
@@ -209,7 +214,7 @@ class Reducer:
         )
 
     def _wait_for_those_before(self) -> None:
-        """Return once all work in the background that was started before this is over."""
+        """Wait until the work that was in the background when this began has ended."""
         for before in self._before:
             if (work := before()) is not None:
                 with work._pending:  # until its `wait` has ended, which holds this

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from .. import devices, staging
-from ..errors import RankMismatchError, raise_together
+from ..errors import raise_together
 from ..messaging import ON_GPU, ProcessGroup, backend_for, memory_of, messages
 from . import parameters
 
@@ -48,30 +48,32 @@ def bcast_parameters(group: ProcessGroup, model: Any) -> None:
         meeting.payload = bytes([own])
     memory = [payload[0] for payload in meeting.payloads]
     backend = backend_for(group, OPERATION, memory)
-    if not any([each & ON_GPU for each in memory]):
-        _bcast_on_host(group, sent)
-    elif backend is group.host:
+    if backend is group.host:
+        are_on_gpus = any([each & ON_GPU for each in memory])
         for batch in _batches(sent):
-            _bcast_through_host(group, batch)
-    else:
-        with group.together(f"{OPERATION}, making arrays contiguous"):
-            flats = list(map(devices.c_ordered, arrays))
-        roots = [each.root for each in sent]
-        backend.broadcast(list(zip(roots, flats, strict=True)))
-        for array, flat in zip(arrays, flats, strict=True):
-            if flat is not array:
-                devices.assign(array, flat)
+            _bcast_on_host(group, batch, are_on_gpus)
+        return
+    with group.together(f"{OPERATION}, making arrays contiguous"):
+        flats = list(map(devices.c_ordered, arrays))
+    roots = [each.root for each in sent]
+    backend.broadcast(list(zip(roots, flats, strict=True)))
+    for array, flat in zip(arrays, flats, strict=True):
+        if flat is not array:
+            devices.assign(array, flat)
 
 
 def _choose_roots(group: ProcessGroup, model: Any) -> list[Sent]:
     """Return the parameters that some rank has, all ranks the same (collective)."""
     with raise_together(group.handshake, OPERATION) as meeting:
         named = parameters.named(model, group.rank)
-        specs = []
+        specs: list[tuple[tuple[int, ...], np.dtype] | None] = []
         for name, param in named:
             array = parameters.checked(param.data, name, group.rank)
-            specs.append(None if array is None else (array.shape, array.dtype))
-            meeting.nbytes += 0 if array is None else array.nbytes
+            if array is None:
+                specs.append(None)
+            else:
+                specs.append((array.shape, array.dtype))
+                meeting.nbytes += array.nbytes
         meeting.signature = tuple([("parameter", name) for name, _ in named])
         meeting.payload = pickle.dumps(specs)
     rows = [pickle.loads(payload) for payload in meeting.payloads]
@@ -79,15 +81,9 @@ def _choose_roots(group: ProcessGroup, model: Any) -> list[Sent]:
     for (name, param), by_rank in zip(named, zip(*rows, strict=True), strict=True):
         found = {rank: spec for rank, spec in enumerate(by_rank) if spec is not None}
         if len(set(found.values())) > 1:
-            listed = "; ".join(
-                f"{dtype} {shape} on rank {rank}"
-                for rank, (shape, dtype) in found.items()
-            )
-            error = RankMismatchError(
-                f"{OPERATION} on rank {group.rank}: ranks disagree on parameter {name}: "
-                f"{listed}"
-            )
-            raise group.handshake.raised_on_all(error)
+            shape, dtype = by_rank[group.rank] or ("none", "")
+            entry = ("parameter", name, str(dtype), shape)
+            group.handshake.raise_mismatch(OPERATION, (entry,))
         if found:
             root = min(found)
             sent.append(Sent(param, root, *found[root]))
@@ -106,18 +102,6 @@ def _initialise(sent: Sent) -> None:
         param.data = np.empty(sent.shape, sent.dtype)
 
 
-def _bcast_on_host(group: ProcessGroup, sent: list[Sent]) -> None:
-    """Overwrite each parameter, all of which are in host memory (collective)."""
-    for each in sent:
-        data = each.param.data
-        is_root = group.rank == each.root
-        is_usable = data.flags.c_contiguous and (is_root or data.flags.writeable)
-        buffer = data if is_usable else np.array(data, order="C")
-        group.host.broadcast([(each.root, buffer)])
-        if not is_root and not is_usable:
-            each.param.data = buffer
-
-
 def _batches(sent: list[Sent]) -> Iterator[list[Sent]]:
     """Yield the parameters in batches that are the same on all ranks."""
     batch: list[Sent] = []
@@ -134,29 +118,42 @@ def _batches(sent: list[Sent]) -> Iterator[list[Sent]]:
         yield batch
 
 
-def _bcast_through_host(group: ProcessGroup, sent: list[Sent]) -> None:
-    """Overwrite parameters, some of them on GPUs, by way of host memory (collective)."""
+def _bcast_on_host(group: ProcessGroup, sent: list[Sent], are_on_gpus: bool) -> None:
+    """Overwrite parameters by way of host memory (collective).
+
+    If ``are_on_gpus`` on some rank, ranks check that all could copy.
+    """
     rank = group.rank
-    with group.together(f"{OPERATION}, copying to host memory"):
-        own = tuple([each.param.data for each in sent if each.root == rank])
+    together: Callable[[str], AbstractContextManager[Any]] = nullcontext
+    if are_on_gpus:
+        together = group.together
+    with together(f"{OPERATION}, copying to host memory"):
+        own = [each.param.data for each in sent if each.root == rank]
         copies = iter(messages.of_array_on_host(own, rank).arrays)
-        buffers = [
-            next(copies) if each.root == rank else np.empty(each.shape, each.dtype)
-            for each in sent
-        ]
-    buffers = [np.ascontiguousarray(buffer) for buffer in buffers]
+        buffers = []
+        for each in sent:
+            data = each.param.data
+            if each.root == rank:
+                buffer = np.ascontiguousarray(next(copies))
+            elif isinstance(data, np.ndarray) and _can_receive(data):
+                buffer = data
+            else:
+                buffer = np.empty(each.shape, each.dtype)
+            buffers.append(buffer)
     roots = [each.root for each in sent]
     group.host.broadcast(list(zip(roots, buffers, strict=True)))
-    with group.together(f"{OPERATION}, copying to GPUs"):
-        received = [
-            (each.param, buffer)
-            for each, buffer in zip(sent, buffers, strict=True)
-            if each.root != rank
-        ]
-        for device, pairs in groupby(
-            received, lambda it: devices.device_of(it[0].data)
-        ):
-            _fill(device, list(pairs), rank)
+    with together(f"{OPERATION}, copying to GPUs"):
+        received: dict[Any, list[tuple[Any, np.ndarray]]] = {}
+        for each, buffer in zip(sent, buffers, strict=True):
+            if each.root != rank:
+                device = devices.device_of(each.param.data)
+                received.setdefault(device, []).append((each.param, buffer))
+        for device, pairs in received.items():
+            _fill(device, pairs, rank)
+
+
+def _can_receive(data: np.ndarray) -> bool:
+    return data.flags.c_contiguous and data.flags.writeable
 
 
 def _fill(
@@ -165,10 +162,7 @@ def _fill(
     """Put what has come into parameters that lie on one device, or in host memory."""
     if device is None:
         for param, array in received:
-            if param.data.flags.writeable:
-                param.data[...] = array
-            else:
-                param.data = array
+            param.data = array
         return
     with devices.use(device):
         copies = staging.to_device([array for _, array in received], rank)

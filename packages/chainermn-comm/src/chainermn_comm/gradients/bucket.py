@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -49,35 +48,34 @@ class Bucket:
     def operands(
         self, settings: Settings, group: ProcessGroup
     ) -> list[tuple[Backend, Operand]]:
-        """Return what a group's ranks sum in host memory and on GPUs, with the backend."""
-        sources, targets = self.grads, self.targets
+        """Return the operands in host memory and on GPUs, each with the backend that sums it."""
+        sources = self.grads
+        targets = self.targets
         if not self.complete:
-            present = [
-                index for index, grad in enumerate(self.grads) if grad is not None
-            ]
-            sources, targets = (
-                [each[i] for i in present] for each in (sources, targets)
-            )
+            present = [i for i, grad in enumerate(sources) if grad is not None]
+            sources = [sources[i] for i in present]
+            targets = [targets[i] for i in present]
         if self.wire_dtypes:
-            return [
-                (group.host, Operand(sources, targets, self.wire_dtypes, group.size))
-            ]
-        found, is_local = [], group.host.is_local
+            operand = Operand(sources, targets, self.wire_dtypes, group.size)
+            return [(group.host, operand)]
+        found = []
+        is_local = group.host.is_local
+        is_on_gpu = [devices.on_gpu(grad) for grad in sources]
         for on_gpu, backend in ((False, group.host), (True, group.device)):
-            members = [
-                i for i, grad in enumerate(sources) if devices.on_gpu(grad) == on_gpu
-            ]
-            chosen, into = [sources[i] for i in members], [targets[i] for i in members]
-            dtypes = [grad.dtype for grad in chosen]
-            wire_dtypes = wire_dtypes_of(dtypes, settings, is_local, on_gpu)
+            members = [i for i, each in enumerate(is_on_gpu) if each == on_gpu]
             if members:
-                found.append((backend, Operand(chosen, into, wire_dtypes, group.size)))
+                chosen = [sources[i] for i in members]
+                into = [targets[i] for i in members]
+                dtypes = [grad.dtype for grad in chosen]
+                wire_dtypes = wire_dtypes_of(dtypes, settings, is_local, on_gpu)
+                operand = Operand(chosen, into, wire_dtypes, group.size)
+                found.append((backend, operand))
         return found
 
     def planned_operand(self, settings: Settings, group: ProcessGroup) -> Operand:
-        """Return what a group's ranks sum if it was planned, zeros included; means are new arrays.
+        """Return the operand of a planned bucket: zeros for what is missing, new arrays for means.
 
-        On a GPU what follows on the current stream comes after the gradients.
+        On a GPU the current stream waits for the gradients.
         """
         like = [param.data for param in self.params]
         on_gpu = self.on_gpu
@@ -103,7 +101,7 @@ class Bucket:
         return Operand(sources, self.targets, wire_dtypes, group.size, flat=flat)
 
     def add_zeros(self, present: np.ndarray) -> None:
-        """Let zeros travel for each gradient that is missing here and ``present`` somewhere."""
+        """Replace gradients that are missing here, and ``present`` on some rank, by zeros."""
         self.wire_dtypes = None
         for index, (param, grad) in enumerate(
             zip(self.params, self.grads, strict=True)
@@ -193,7 +191,9 @@ def _describe(
     name: str, param: Any, grad: Any, rank: int, zero_fill: bool, wire: Any
 ) -> tuple[Any, ...]:
     """Return the values of a gradient's entry that may be missing, on a GPU, or complex."""
-    like = param.data if grad is None else grad
+    like = grad
+    if grad is None:
+        like = param.data
     if like is None:
         return (NOT_INITIALISED,)
     if wire is not None and like.dtype.kind == "c":
@@ -223,10 +223,12 @@ def wire_dtypes_of(
         return tuple(dtypes)
     if on_gpu:
         return (wire,) * len(dtypes)
-    most = math.inf if is_local else wire.itemsize
-    return tuple(
-        [dtype if wire.itemsize <= dtype.itemsize <= most else wire for dtype in dtypes]
-    )
+    found = []
+    for dtype in dtypes:
+        is_wider = dtype.itemsize > wire.itemsize
+        stays = dtype.itemsize == wire.itemsize or (is_wider and is_local)
+        found.append(dtype if stays else wire)
+    return tuple(found)
 
 
 def _targets(grads: list[Any], present: list[Any]) -> list[Any]:

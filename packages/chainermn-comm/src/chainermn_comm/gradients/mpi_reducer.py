@@ -71,7 +71,7 @@ class MpiReducer(Reducer):
             devices.translated_errors(f"rank {self._rank}: {self._operation}"),
         ):
             own = self._bucket_of(bucket)
-            # A bucket that moves on another communicator needs a barrier there.
+            # On another communicator, a barrier of that one would be needed.
             if not (self._buckets or self._is_apart):
                 self._prepare(own)
         self._buckets.append(own)
@@ -102,7 +102,7 @@ class MpiReducer(Reducer):
             )
 
     def _prepare(self, bucket: Bucket) -> None:
-        """Do what needs no other rank, where one algorithm, which exists, takes all gradients."""
+        """Begin the sum if one algorithm, which is already made, takes all gradients."""
         operands = bucket.operands(self._settings, self._data_group)
         if len(operands) == 1:
             backend, operand = operands[0]

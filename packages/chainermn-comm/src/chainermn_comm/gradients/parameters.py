@@ -49,7 +49,7 @@ def own_memory(grads: list[Any]) -> list[bool]:
     between parameters; those have to be replaced.
     """
     flags = [grad.flags for grad in grads]
-    # CuPy's arrays are all writeable, and say nothing of it.
+    # All arrays of CuPy are writeable, and lack the flag.
     usable = [each.c_contiguous and getattr(each, "writeable", True) for each in flags]
     own = all([each.owndata for each in flags])
     # Arrays that own their memory overlap only views of it; most models have none.
@@ -62,12 +62,14 @@ def _exclude_overlapping(grads: list[Any], usable: list[bool]) -> None:
     spans = sorted(
         (*_span(grad), index) for index, grad in enumerate(grads) if grad.size
     )
-    reach, last = -1, -1
+    reach = -1
+    last = -1
     for start, end, index in spans:
         if start < reach:
             usable[index] = usable[last] = False
         if end > reach:
-            reach, last = end, index
+            reach = end
+            last = index
 
 
 def _span(array: Any) -> tuple[int, int]:

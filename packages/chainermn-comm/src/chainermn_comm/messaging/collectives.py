@@ -45,13 +45,20 @@ def bcast(
         with raise_together(group.handshake, operation) as meeting:
             root = check_rank(group, root, "root")
             is_root = group.rank == root
-            frames = call.send({root: value} if is_root else {})
+            sent = {}
+            if is_root:
+                sent[root] = value
+            frames = call.send(sent)
             meeting.signature = (("root", root),)
             meeting.payload = b"".join([call.head, *frames])
             meeting.nbytes = call.nbytes
         frames = call.settle(meeting.payloads)
-        incoming = call.allocate({} if is_root else {root: frames[root]})
-        message = call.outgoing[root] if is_root else incoming[root]
+        incoming = dict(call.outgoing)
+        if is_root:
+            call.allocate({})  # other ranks may lack the memory
+        else:
+            incoming = call.allocate({root: frames[root]})
+        message = incoming[root]
         call.backend.broadcast([(root, array) for array in message.arrays])
         if is_root and call.is_of_objects:
             call.values([])  # other ranks may fail to unpickle
@@ -98,9 +105,10 @@ def gather(
             meeting.payload = call.head + frame
             meeting.nbytes = call.nbytes
         frames = call.settle(meeting.payloads)
-        is_root = group.rank == root
-        values = call.exchange(dict(enumerate(frames)) if is_root else {})
-        return values if is_root else None
+        if group.rank == root:
+            return call.exchange(dict(enumerate(frames)))
+        call.exchange({})
+        return None
 
 
 def scatter(
@@ -111,13 +119,15 @@ def scatter(
     with group.call(operation):
         with raise_together(group.handshake, operation) as meeting:
             root = check_rank(group, root, "root")
-            is_root = group.rank == root
-            frames = call.send(_by_rank(group, values) if is_root else {})
+            sent = {}
+            if group.rank == root:
+                sent = _by_rank(group, values)
+            frames = call.send(sent)
             meeting.signature = (("root", root),)
             meeting.payload = call.head
             meeting.nbytes = call.nbytes
         call.settle(meeting.payloads)
-        frame = group.comm.scatter(frames if is_root else None, root)
+        frame = group.comm.scatter(frames or None, root)
         return call.exchange({root: frame})[0]
 
 
@@ -186,14 +196,16 @@ class _Call:
     def settle(self, payloads: list[bytes]) -> list[bytes]:
         """Choose the backend, and return what follows the flags in the payloads (collective)."""
         group = self.group
-        self.flags = [payload[0] for payload in payloads]
-        self.backend = backend_for(group, self.operation, self.flags)
-        is_on_gpus = any([each & ON_GPU for each in self.flags])
+        flags = [payload[0] for payload in payloads]
+        self.flags = flags
+        self.backend = backend_for(group, self.operation, flags)
+        is_on_gpus = any([each & ON_GPU for each in flags])
         if is_on_gpus and self.backend is group.host:
             self.is_copied = True
+            own = list(self.outgoing.values())
             with group.together(f"{self.operation}, copying to host memory"):
-                found = messages.on_host(list(self.outgoing.values()), group.rank)
-            self.outgoing = dict(zip(self.outgoing, found, strict=True))
+                copied = messages.on_host(own, group.rank)
+            self.outgoing = dict(zip(self.outgoing, copied, strict=True))
         return [payload[1:] for payload in payloads]
 
     def allocate(self, frames: dict[int, bytes]) -> ByRank:
@@ -207,10 +219,12 @@ class _Call:
             return self._allocate(frames)
 
     def _allocate(self, frames: dict[int, bytes]) -> ByRank:
-        found = {rank: self.backend.allocate(it) for rank, it in frames.items()}
-        own = found.get(self.group.rank)
-        if own is not None:
-            self.outgoing[self.group.rank].copy_to(own)
+        found = {}
+        for rank, frame in frames.items():
+            found[rank] = self.backend.allocate(frame)
+        own = self.group.rank
+        if own in found:
+            self.outgoing[own].copy_to(found[own])
         return found
 
     def exchange(self, frames: dict[int, bytes]) -> list[Any]:

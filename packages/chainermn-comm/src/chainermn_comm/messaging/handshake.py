@@ -89,10 +89,9 @@ class Handshake:
             raise
         self.begin(operation, nbytes, self._root_of(entries))
         prefix = _PREFIX.pack(digest, self._calls, False, len(payload))
-        entry = (prefix + payload[:_INLINE_BYTES]).ljust(_ENTRY_BYTES, b"\0")
-        received = self._received
-        self._comm.Allgather([entry, MPI.BYTE], [received, MPI.BYTE])
-        if len(payload) <= _INLINE_BYTES and received == entry * self._size:
+        entry = self._allgather(prefix + payload[:_INLINE_BYTES])
+        is_equal = self._received == entry * self._size
+        if is_equal and len(payload) <= _INLINE_BYTES:
             payloads = [payload] * self._size
         else:
             payloads = self._compare(prefix, payload, operation, entries[1:])
@@ -113,18 +112,24 @@ class Handshake:
 
     def _send_failure(self, operation: str, error: BaseException) -> None:
         self.begin(operation)
-        entry = _PREFIX.pack(b"", self._calls, True, 0).ljust(_ENTRY_BYTES, b"\0")
-        self._comm.Allgather([entry, MPI.BYTE], [self._received, MPI.BYTE])
+        self._allgather(_PREFIX.pack(b"", self._calls, True, 0))
         self._comm.allgather(describe(error, self.rank))
         self.raised_on_all(error)
+
+    def _allgather(self, own: bytes) -> bytes:
+        """Receive the entries of all ranks; return this rank's, filled up (collective)."""
+        entry = own.ljust(_ENTRY_BYTES, b"\0")
+        self._comm.Allgather([entry, MPI.BYTE], [self._received, MPI.BYTE])
+        return entry
 
     def _root_of(self, entries: Iterable[tuple[Any, ...]]) -> int:
         """Return the rank that an entry names as the root; NOBODY if none does."""
         for name, *values in entries:
-            root = as_integer(values[0]) if name == "root" and values else None
-            # A user's entry of this name may have any value.
-            if root is not None and 0 <= root < self._size:
-                return root
+            if name == "root" and values:
+                # A user's entry of this name may have any value.
+                root = as_integer(values[0])
+                if root is not None and 0 <= root < self._size:
+                    return root
         return NOBODY
 
     def _compare(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import and_, or_
 from typing import TYPE_CHECKING, Any
 
 from .. import devices
@@ -42,11 +44,13 @@ def backend_for(group: ProcessGroup, operation: str, flags: Sequence[int]) -> Ba
     RankMismatchError is raised on all ranks if some ranks' arrays are on GPUs, and
     other ranks' in host memory.
     """
-    if not any([each & ON_GPU for each in flags]):  # nearly always
+    found = reduce(or_, flags)
+    if not found & ON_GPU:  # nearly always
         return group.host
-    if any([each & ON_HOST for each in flags]):
-        own = _WORDS[flags[group.rank] & (ON_HOST | ON_GPU)]
-        group.handshake.raise_mismatch(operation, (("arrays", own),))
-    if all([each & CAN_STAY for each in flags]) and group.device.connect():
+    if found & ON_HOST:
+        own = flags[group.rank] & (ON_HOST | ON_GPU)
+        group.handshake.raise_mismatch(operation, (("arrays", _WORDS[own]),))
+    can_stay = reduce(and_, flags) & CAN_STAY
+    if can_stay and group.device.connect():
         return group.device
     return group.host

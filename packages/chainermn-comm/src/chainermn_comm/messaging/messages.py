@@ -21,14 +21,14 @@ ARRAYS, ARRAYS_WITH_METADATA, OBJECTS = (ARRAY, TUPLE), (WITH_METADATA,), (OBJEC
 
 
 class Message(NamedTuple):
-    """A value that travels."""
+    """A value of the user's as arrays, and what a receiver needs to make the value again."""
 
     kind: str  # one of ARRAY, TUPLE, WITH_METADATA, OBJECT
     # Contiguous in C or Fortran order. Those of `on_gpu` are in host memory while they
     # travel.
     arrays: tuple[Any, ...]
     scalars: tuple[int, ...] = ()  # the indices of arrays that stand for scalars
-    # The indices of arrays that came from a GPU, and shall be on one where they arrive.
+    # The indices of arrays that came from a GPU, and are put on the receiver's.
     on_gpu: tuple[int, ...] = ()
 
     @property
@@ -65,20 +65,20 @@ class Message(NamedTuple):
         if self.kind == OBJECT:
             data, *buffers = self.arrays
             return MPI.pickle.loads_oob(data, buffers)
-        found = self.arrays
-        if self.scalars:
-            pairs = enumerate(found)
-            found = tuple(
-                [it[()] if index in self.scalars else it for index, it in pairs]
-            )
-        return found[0] if self.kind == ARRAY else found
+        found = list(self.arrays)
+        for index in self.scalars:
+            found[index] = found[index][()]
+        if self.kind == ARRAY:
+            return found[0]
+        return tuple(found)
 
     def copy_to(self, other: Message) -> None:
         """Overwrite the arrays of another message, which has these shapes and dtypes."""
         for array, target in zip(self.arrays, other.arrays, strict=True):
-            if isinstance(array, np.ndarray):  # with what fills a structured dtype up
-                array, target = as_bytes(array), as_bytes(target)
-            target[...] = array
+            if isinstance(array, np.ndarray):  # also what fills a structured dtype up
+                as_bytes(target)[...] = as_bytes(array)
+            else:
+                target[...] = array
 
 
 def of_array(data: Any, rank: int) -> Message:
@@ -87,9 +87,12 @@ def of_array(data: Any, rank: int) -> Message:
     Of anything else a TypeError is raised, whose text names ``rank``. Arrays on GPUs
     stay there; CommunicationError if CUDA can't make them contiguous.
     """
-    is_several = isinstance(data, (tuple, list))
-    kind = TUPLE if is_several else ARRAY
-    items = tuple(data) if is_several else (data,)
+    if isinstance(data, (tuple, list)):
+        kind = TUPLE
+        items = tuple(data)
+    else:
+        kind = ARRAY
+        items = (data,)
     if all([_is_plain(item) for item in items]):  # nearly always
         return Message(kind, items)
     on_gpu = []
@@ -119,7 +122,7 @@ def on_host(found: list[Message], rank: int) -> list[Message]:
 
 
 def on_device(found: list[Message], rank: int) -> list[Message]:
-    """Return messages that have come, with arrays on the current device that came from one.
+    """Return received messages with arrays that came from a GPU on the current device.
 
     CommunicationError is raised where CUDA fails, or this process can't use a GPU.
     """
@@ -129,7 +132,7 @@ def on_device(found: list[Message], rank: int) -> list[Message]:
 def _moved(
     found: list[Message], move: Callable[..., list[Any]], rank: int
 ) -> list[Message]:
-    """Return messages with all arrays of GPUs replaced by what one ``move`` gives."""
+    """Return messages with all arrays of GPUs replaced by copies, which one ``move`` makes."""
     arrays = [message.arrays[index] for message in found for index in message.on_gpu]
     if not arrays:
         return found
@@ -149,7 +152,7 @@ def of_objects(objs: Sequence[Any], rank: int) -> list[Message]:
 
 
 def of_object(obj: Any) -> Message:
-    """Return the message that carries a picklable object; whatever pickling raises is raised."""
+    """Return the message that carries a picklable object; raise as pickling does."""
     data, out_of_band = MPI.pickle.dumps_oob(obj)
     buffers: list[Any] = [data, *out_of_band]
     arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
@@ -162,10 +165,11 @@ def allocate(frame: Any, new: Callable[..., Any] = empty) -> Message:
     Its arrays are made by ``new(shape, dtype, order)``.
     """
     kind, specs, scalars, on_gpu = pickle.loads(frame)
-    arrays = [
-        new(shape, dtype if isinstance(dtype, str) else pickle.loads(dtype), order)
-        for dtype, shape, order, _ in specs
-    ]
+    arrays = []
+    for dtype, shape, order, _ in specs:
+        if isinstance(dtype, bytes):
+            dtype = pickle.loads(dtype)
+        arrays.append(new(shape, dtype, order))
     return Message(kind, tuple(arrays), scalars, on_gpu)
 
 
@@ -183,7 +187,7 @@ def _is_plain(item: Any) -> bool:
 
 
 def _contiguous(item: Any, rank: int) -> Any:
-    """Return the item as an array in C or Fortran order, where it is."""
+    """Return the item as an array in C or Fortran order, on the host or on its GPU."""
     array = item if devices.on_gpu(item) else as_array(item, rank)
     if array.flags.c_contiguous or array.flags.f_contiguous:
         return array
@@ -195,7 +199,7 @@ def _contiguous(item: Any, rank: int) -> Any:
 
 # A plain dtype travels as its short string. Structured and foreign ones are pickled
 # apart, and unpickled for each array: the names of their fields can be changed by the
-# array's owner, and where that fails the array's data can still be discarded.
+# array's owner, and if unpickling fails the array's data can still be discarded.
 def _dtype_token(dtype: np.dtype) -> str | bytes:
     is_plain = dtype.isbuiltin == 1 or np.dtype(dtype.str) == dtype
     return dtype.str if is_plain else pickle.dumps(dtype)

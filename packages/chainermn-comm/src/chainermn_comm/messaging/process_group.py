@@ -24,7 +24,7 @@ from ..topology import Topology
 from .backend import Backend
 from .handshake import Handshake
 
-# Of calls that were interrupted, what they worked on: MPI may still write to their
+# The local variables of calls that were interrupted: MPI may still write to their
 # arrays.
 _orphaned: list[Any] = []
 
@@ -37,18 +37,18 @@ class ProcessGroup:
     handshake: Handshake
     tag: int  # this and the next one are of the messages of collective operations
     topology: Topology
-    # Aborts the job because of the exception being handled, unless the user refused
-    # that.
+    # Aborts the job because of the exception being handled, unless the user has
+    # refused aborts.
     abort: Callable[[], None]
     settings: Settings = field(default_factory=Settings)
-    # For arrays in host memory, and on GPUs. The group that backends themselves have
-    # has none.
+    # The backends for arrays in host memory and on GPUs. A backend's own group has none.
     host: Backend = None  # type: ignore[assignment]
     device: Backend = None  # type: ignore[assignment]
     is_finalized: bool = False
 
     def __post_init__(self) -> None:
-        self.rank, self.size = self.comm.rank, self.comm.size
+        self.rank = self.comm.rank
+        self.size = self.comm.size
 
     def call(self, operation: str) -> InCall:
         """Return the context of a call, in which all ranks take the same steps together.

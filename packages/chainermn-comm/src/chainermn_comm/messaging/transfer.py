@@ -38,18 +38,17 @@ def start_exchange(
     ranks, buffers arrive in the order in which they are sent, so both must list them in
     the same order, with the same sizes.
     """
-    rank, requests = comm.rank, []
+    requests = []
     for start, buffers in (comm.Irecv, incoming), (comm.Isend, outgoing):
         for other, buffer in buffers:
-            if other != rank:
-                requests += [
-                    start([each, MPI.BYTE], other, tag) for each in split_large(buffer)
-                ]
+            if other != comm.rank:
+                pieces = split_large(buffer)
+                requests += [start([each, MPI.BYTE], other, tag) for each in pieces]
     return requests
 
 
 def bcast_buffer(comm: MPI.Intracomm, buffer: Buffer, root: int) -> None:
-    """Overwrite the buffer on all ranks by root's, as MPI does that (collective)."""
+    """Overwrite the buffer on all ranks by root's, by MPI's own broadcast (collective)."""
     for piece in split_large(buffer):
         comm.Bcast([piece, MPI.BYTE], root)
 
@@ -57,17 +56,20 @@ def bcast_buffer(comm: MPI.Intracomm, buffer: Buffer, root: int) -> None:
 def bcast_in_parts(comm: MPI.Intracomm, buffer: Buffer, root: int, tag: int) -> None:
     """Overwrite the buffer, of one size on all ranks, by root's (collective).
 
-    It is for ranks that copy from one another's memory. Root sends each a part, which
-    that sends to the others: the scatter and collect of M. Barnett et al., "Building a
+    Faster among ranks that share memory. Root sends a part to each rank, which sends
+    the part to the other ranks: the scatter and collect of M. Barnett et al., "Building a
     High-Performance Collective Communication Library", 1994, by direct messages, the
     only ones with this ``tag``.
     """
     parts = list(enumerate(np.array_split(buffer, comm.size)))
-    own = [(rank, parts[comm.rank][1]) for rank in range(comm.size) if rank != root]
+    _, own = parts[comm.rank]
+    own_for_all = [(rank, own) for rank in range(comm.size) if rank != root]
     if comm.rank == root:
-        MPI.Request.Waitall(start_exchange(comm, parts + own, [], tag))
+        _exchange(comm, parts + own_for_all, [], tag)
     else:
-        MPI.Request.Waitall(
-            start_exchange(comm, [], [(root, parts[comm.rank][1])], tag)
-        )
-        MPI.Request.Waitall(start_exchange(comm, own, parts, tag))
+        _exchange(comm, [], [(root, own)], tag)
+        _exchange(comm, own_for_all, parts, tag)
+
+
+def _exchange(comm: MPI.Intracomm, outgoing: Any, incoming: Any, tag: int) -> None:
+    MPI.Request.Waitall(start_exchange(comm, outgoing, incoming, tag))
