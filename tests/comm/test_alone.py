@@ -1,4 +1,4 @@
-"""A rank that is alone in its MPI, though its launcher has started several, says so."""
+"""A rank that is alone in its MPI, or has none, says so and names the way out."""
 
 import subprocess
 import sys
@@ -10,8 +10,11 @@ from tests.support.jobs import runner
 CREATE = (
     "import os, sys\n"
     "if 'task' in sys.argv: os.environ['SLURM_TASK_PID'] = str(os.getpid())\n"
-    "import chainermn_comm, mpi4py.MPI as MPI\n"
-    "given = MPI.COMM_SELF if 'self' in sys.argv else None\n"
+    "import chainermn_comm\n"
+    "given = None\n"
+    "if 'self' in sys.argv:\n"
+    "    from mpi4py import MPI\n"
+    "    given = MPI.COMM_SELF\n"
     "print(chainermn_comm.create_communicator('naive', given).size)\n"
 )
 # What `srun --mpi=none`, and `mpiexec` of another MPI, give to a process. Foreign to
@@ -71,6 +74,13 @@ def test_one_process_that_was_meant_to_be_alone_is(environment, words):
     done = create(environment, *words)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
     assert "launcher" not in done.stderr
+
+
+def test_without_an_mpi_library_the_ways_to_get_one_are_named():
+    done = create({"MPI4PY_LIBMPI": "/nowhere/libmpi.so"})
+    assert done.returncode == 1
+    assert "RuntimeError: no MPI library can be loaded: pip install" in done.stderr
+    assert "module load" in done.stderr
 
 
 STARTS = """\

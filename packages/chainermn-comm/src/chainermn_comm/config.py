@@ -34,7 +34,7 @@ CHUNK_VARIABLE = "CHAINERMN_CHUNK_BYTES"
 CHUNK_STEP, CHUNK_MAXIMUM = 64, 1 << 30
 
 
-# What is cached for them is found by identity, which is fast.
+# Compared by identity: caches find facts about settings that way fastest.
 @dataclass(frozen=True, eq=False)
 class Settings:
     """The settings of a communicator, as its user chose them."""
@@ -47,14 +47,15 @@ class Settings:
     # The size of the chunks in which gradients travel; None for each algorithm's
     # default.
     chunk_bytes: int | None = None
-    reproducible: bool = False  # the bits of a mean depend on no topology and no name
+    # Whether the bits of a mean depend neither on the topology nor on the name.
+    reproducible: bool = False
     # How long a call may wait.
     timeout: Timeout = field(default_factory=lambda: Timeout(0.0))
-    # The folder where calls are traced; None where they aren't.
+    # The folder into which calls are traced; None where they aren't traced.
     trace: str | None = None
 
     def changed(self, name: str, value: Any) -> Settings:
-        """Return these settings with one changed; raise ValueError if that can't be."""
+        """Return these settings with one changed; raise ValueError if it can't be changed."""
         if name in _FIXED:
             raise ValueError(
                 f"setting {name!r} stays as the communicator was made; make another one on all "
@@ -70,7 +71,7 @@ class Settings:
 
 
 def wire_dtype(value: Any) -> np.dtype | None:
-    """Return the dtype that a user names; raise ValueError if gradients can't travel in it."""
+    """Return the dtype with this name; raise ValueError if gradients can't travel in it."""
     if value is None:
         return None
     if isinstance(value, str) and value == "bfloat16":
@@ -90,14 +91,14 @@ def wire_dtype(value: Any) -> np.dtype | None:
 
 
 def reproducible(value: Any) -> bool:
-    """Return whether a user asks for it; raise ValueError unless it is True or False."""
+    """Return the value as a bool; raise ValueError unless it is True or False."""
     if not isinstance(value, (bool, np.bool_)):
         raise ValueError(f"reproducible must be True or False, got {value!r}")
     return bool(value)
 
 
 def chunk_bytes() -> int | None:
-    """Return the size of chunks that the environment sets, None where it doesn't."""
+    """Return the size of chunks that the environment sets; None where it sets none."""
     text = text_of(CHUNK_VARIABLE)
     if not text:
         return None
@@ -123,7 +124,7 @@ def _checked_bytes(name: str, value: Any) -> int:
     return number
 
 
-# What users may change, and what makes a setting of a value of theirs.
+# What users may change, with the functions that check a value.
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "allreduce_grad_dtype": wire_dtype,
     "batched_copy": bool,
@@ -131,5 +132,5 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
         None if value is None else _checked_bytes("chunk_bytes", value)
     ),
 }
-# What they choose when they make the communicator.
+# What users choose when they make the communicator, for good.
 _FIXED = ("reproducible",)

@@ -10,7 +10,7 @@ from _chainermn_events import GRACE_VARIABLE
 ABORT_VARIABLE = "CHAINERMN_FORCE_ABORT_ON_EXCEPTION"
 ALONE_VARIABLE = "CHAINERMN_ALLOW_ALONE"
 NCCL_VARIABLE = "CHAINERMN_NCCL_TIMEOUT"
-# What was read as Python started, where 1 alone counts.
+# Read as Python starts, where 1 alone means on.
 _START_UP = ("CHAINERMN_USE_BUNDLED", "CHAINERMN_NO_COMPAT")
 # Thirty years; more seconds are a mistake.
 MOST_SECONDS = 1e9
@@ -19,7 +19,7 @@ _ON = ("1", "true", "yes", "on")
 
 
 def text_of(variable: str) -> str:
-    """Return what a variable says, without spaces around; nothing where it isn't set."""
+    """Return a variable's text without spaces around; an empty one where it isn't set."""
     return os.environ.get(variable, "").strip()
 
 
@@ -46,7 +46,7 @@ def switch(variable: str) -> bool | None:
 
 
 def check() -> None:
-    """Raise ValueError if a variable is malformed that no setting of a communicator reads."""
+    """Raise ValueError if a variable is malformed, of those that no setting reads."""
     for variable in (NCCL_VARIABLE, GRACE_VARIABLE):
         seconds(variable, default=1)
     for variable in (ABORT_VARIABLE, ALONE_VARIABLE):

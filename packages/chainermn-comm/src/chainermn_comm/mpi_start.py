@@ -50,8 +50,8 @@ def require_running_mpi() -> None:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise RuntimeError(
-            f"no MPI library can be loaded ({error}): pip install mpich, or load your "
-            "site's module, such as `module load openmpi`, and start the job by its mpiexec"
+            "no MPI library can be loaded: pip install mpich, or load your site's module, "
+            "such as `module load openmpi`, and start the job by that MPI's mpiexec"
         ) from error
 
     if MPI.Is_finalized():

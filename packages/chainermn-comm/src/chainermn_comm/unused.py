@@ -1,8 +1,9 @@
 """Communicators that nobody uses any more, which their ranks free together.
 
-Only all ranks together can free what MPI has of a communicator, so nothing is freed when
-one rank's object is collected. The ranks of the communicator that it was made from agree
-on what none of them uses, when they make the next one or finalize that communicator.
+Only all ranks together can free MPI's part of a communicator, so nothing is freed when
+one rank's object is collected. When the ranks of a communicator make another one from
+it, or finalize it, they compare which of those made before no rank uses any more, and
+free them.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from .errors import CommunicationError
 
 
 class Resources(contextlib.ExitStack):
-    """What a communicator has to free, which ``close`` does (collective)."""
+    """What a communicator owns and ``close`` frees (collective)."""
 
     def __init__(self, parent: MPI.Intracomm) -> None:
-        """Begin with nothing, on all ranks of the ``parent`` that it will be made from."""
+        """Own nothing yet; the communicator is about to be made from ``parent``."""
         super().__init__()
         # While one of these is alive, the communicator may be used.
         self.users: list[weakref.ref[Any]] = []
-        # Those made from it, which are freed first.
+        # Of the communicators made from this one, which are freed first.
         self.made: list[Resources] = []
         # Why its ranks can't free it together, if they can't.
         self.interruptions: list[str] = []
@@ -47,14 +48,14 @@ def _key() -> int:
 
 
 def made_from(comm: MPI.Intracomm) -> list[Resources]:
-    """Return those of the communicators made from ``comm``, in an order that its ranks share."""
+    """Return the resources of communicators made from ``comm``, in the same order on its ranks."""
     if comm.Get_attr(_key()) is None:
         comm.Set_attr(_key(), [])
     return cast("list[Resources]", comm.Get_attr(_key()))
 
 
 def free_unused(comm: MPI.Intracomm) -> None:
-    """Free what was made from ``comm`` and no rank uses any more (collective)."""
+    """Free the communicators made from ``comm`` that no rank uses any more (collective)."""
     made = made_from(comm)
     if made:  # as many on all ranks
         unused = np.array([each.is_unused for each in made])
