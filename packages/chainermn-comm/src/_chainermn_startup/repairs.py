@@ -29,7 +29,10 @@ class Repair:
         self, module: str, why: str, since: Since, *changes: tuple[str, str]
     ) -> None:
         """Of a change, the first stands once in the source, and the second is put there."""
-        self.module, self.why, self.since, self.changes = module, why, since, changes
+        self.module = module
+        self.why = why
+        self.since = since
+        self.changes = changes
 
 
 def numpy(major: int, minor: int) -> Since:
@@ -203,7 +206,9 @@ def repaired_spec(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
         if row.module == name and row.since.is_broken()
         for change in row.changes
     ]
-    spec = PathFinder.find_spec(name, path) if changes else None
+    if not changes:
+        return None
+    spec = PathFinder.find_spec(name, path)
     if spec is not None and isinstance(spec.loader, SourceFileLoader):
         spec.loader = RepairingLoader(name, spec.loader.path, changes)
     return spec

@@ -230,7 +230,7 @@ class CommunicatorBase(ABC):
                 :meth:`alltoall`.
         """
         if isinstance(data, (tuple, list)):
-            _agree_on_length(self, "allreduce", data)
+            _compare_lengths(self, "allreduce", data)
             return tuple([self.reduce_scatter((x,) * self.size, op) for x in data])
         return self.reduce_scatter((data,) * self.size, op)
 
@@ -324,7 +324,7 @@ class CommunicatorBase(ABC):
 
         What other ranks pass is ignored.
         """
-        row = _agreed_row(self, "scatter", xs, root)
+        row = _checked_row(self, "scatter", xs, root)
         return self.bcast(tuple(row), root=root)[self.rank]
 
     # Objects.
@@ -365,7 +365,7 @@ class CommunicatorBase(ABC):
 
         What other ranks pass is ignored.
         """
-        row = _agreed_row(self, "scatter_obj", objs, root)
+        row = _checked_row(self, "scatter_obj", objs, root)
         return self.bcast_obj(row, root=root)[self.rank]
 
     def alltoall_obj(self, objs: Sequence[Any]) -> list[Any]:
@@ -373,7 +373,7 @@ class CommunicatorBase(ABC):
 
         Return a list of ``size`` objects, the i-th from rank ``i``.
         """
-        own = _agreed_row(self, "alltoall_obj", objs)
+        own = _checked_row(self, "alltoall_obj", objs)
         return [row[self.rank] for row in self.allgather_obj(own)]
 
     # Models.
@@ -431,7 +431,7 @@ class CommunicatorBase(ABC):
                 new array.
         """
         if isinstance(sendbuf, (tuple, list)):
-            _agree_on_length(self, "multi_node_mean", sendbuf)
+            _compare_lengths(self, "multi_node_mean", sendbuf)
             return tuple([self.multi_node_mean(each) for each in sendbuf])
         # Wide terms, divided by a power of two before: their sum stays in range.
         power = 1 << (self.size - 1).bit_length()
@@ -489,7 +489,7 @@ class CommunicatorBase(ABC):
         self.finalize()
 
 
-def _agreed_row(
+def _checked_row(
     comm: CommunicatorBase, operation: str, values: Any, root: Any = None
 ) -> list[Any]:
     """Return what ``root``, or each rank, has for each rank, once all know it (collective)."""
@@ -503,7 +503,7 @@ def _agreed_row(
     return row
 
 
-def _agree_on_length(comm: CommunicatorBase, operation: str, data: Any) -> None:
+def _compare_lengths(comm: CommunicatorBase, operation: str, data: Any) -> None:
     comm.handshake(operation, [("arrays in a tuple", len(data))])
 
 

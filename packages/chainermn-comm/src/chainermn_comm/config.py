@@ -31,7 +31,8 @@ _WIRE_DTYPES = ("float16", "float32", "float64")
 
 CHUNK_VARIABLE = "CHAINERMN_CHUNK_BYTES"
 # Chunks start at multiples of a cache line; a message's bytes fit in MPI's int.
-CHUNK_STEP, CHUNK_MAXIMUM = 64, 1 << 30
+CHUNK_STEP = 64
+CHUNK_MAXIMUM = 1 << 30
 
 
 # Compared by identity: caches find facts about settings that way fastest.
@@ -103,7 +104,7 @@ def chunk_bytes() -> int | None:
     if not text:
         return None
     try:
-        return _checked_bytes(CHUNK_VARIABLE, int(text) if text.isascii() else 0)
+        return _checked_bytes(CHUNK_VARIABLE, int(text))
     except ValueError:
         raise ValueError(
             f"{CHUNK_VARIABLE} must be {_SIZES}, got {text!r}; unset it for the default"
@@ -124,13 +125,17 @@ def _checked_bytes(name: str, value: Any) -> int:
     return number
 
 
+def _chunk_bytes_or_default(value: Any) -> int | None:
+    if value is None:
+        return None
+    return _checked_bytes("chunk_bytes", value)
+
+
 # What users may change, with the functions that check a value.
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "allreduce_grad_dtype": wire_dtype,
     "batched_copy": bool,
-    "chunk_bytes": lambda value: (
-        None if value is None else _checked_bytes("chunk_bytes", value)
-    ),
+    "chunk_bytes": _chunk_bytes_or_default,
 }
 # What users choose when they make the communicator, for good.
 _FIXED = ("reproducible",)

@@ -37,7 +37,7 @@ from .messaging import (
 from .mpi_start import require_running_mpi
 from .negotiation import checked_intracomm, creating, negotiate_settings
 from .numbers import as_integer, integer_between
-from .observers import combined
+from .observers import CallObserver, combined
 from .reducer import Reducer
 from .sums import reduce_arrays
 from .topology import Topology
@@ -51,13 +51,14 @@ LARGEST_INT = 2**31 - 1
 
 
 def takes_second_as_root(method: Method) -> Method:
-    """Decorate `bcast`, which can't see by itself how ``max_buf_len`` was given."""
+    """Decorate `bcast`, which can't see whether ``max_buf_len`` was passed by its name."""
 
     @wraps(method)
     def call(self: Any, *args: Any, **named: Any) -> Any:
-        second = as_integer(args[1]) if len(args) == 2 and "root" not in named else None
-        if second is not None and 0 < second < self.size:
-            named["root"] = second
+        if len(args) == 2 and "root" not in named:
+            second = as_integer(args[1])
+            if second is not None and 0 < second < self.size:
+                named["root"] = second
         return method(self, *args, **named)
 
     return cast(Method, call)
@@ -141,14 +142,12 @@ class MpiCommunicator(CommunicatorBase):
         own = mpi_comm.Dup()
         resources.callback(own.Free)
         resources.callback(free_unused, own)
-        settings = self._settings
         self._mpi_comm = mpi_comm
         self._resources = resources
         self._process = os.getpid()
-        self._rank, self._size = own.rank, own.size
-        recorder = register(own, MPI.COMM_WORLD.rank, settings.timeout)
-        traced = tracer.start(own, settings.trace) if settings.trace else None
-        self._observer = combined(recorder, traced)
+        self._rank = own.rank
+        self._size = own.size
+        self._observer = self._observe(own)
         resources.callback(self._observer.release)
         self._topology = topology or Topology.discover(own)
         # Users have all tags but the three largest: one for the messages of the
@@ -156,11 +155,15 @@ class MpiCommunicator(CommunicatorBase):
         # communicators that were split don't know the largest tag.
         self.reserved_tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0) - 2
         self._max_tag = self.reserved_tag - 1
-        handshake, tag = Handshake(own, self._observer), self.reserved_tag + 1
-        self._interruptions = handshake.interruptions
-        self._handshake = handshake
+        self._handshake = Handshake(own, self._observer)
+        self._interruptions = self._handshake.interruptions
         group = ProcessGroup(
-            own, handshake, tag, self._topology, abort_if_desynchronized, settings
+            comm=own,
+            handshake=self._handshake,
+            tag=self.reserved_tag + 1,
+            topology=self._topology,
+            abort=abort_if_desynchronized,
+            settings=self._settings,
         )
         host, device = COMMUNICATORS[self.communicator_name](group)
         resources.callback(device.close)
@@ -170,6 +173,14 @@ class MpiCommunicator(CommunicatorBase):
         resources.interruptions = self._interruptions
         resources.users.append(weakref.ref(self._open_group))
         resources.made = made_from(own)
+
+    def _observe(self, own: MPI.Intracomm) -> CallObserver:
+        """Return what observes the calls: the watchdog, and the trace if there is one."""
+        settings = self._settings
+        recorder = register(own, MPI.COMM_WORLD.rank, settings.timeout)
+        if settings.trace is None:
+            return combined(recorder)
+        return combined(recorder, tracer.start(own, settings.trace))
 
     # Rank and topology.
 
@@ -202,7 +213,8 @@ class MpiCommunicator(CommunicatorBase):
         return self._mpi_comm
 
     def split(self, color: int, key: int) -> MpiCommunicator:
-        group, who = self._group, f"rank {self._rank}"
+        group = self._group
+        who = f"rank {self._rank}"
         with group.call("split"), explained(group.handshake):
             with raise_together(group.handshake, "split"):
                 color = integer_between(color, 0, LARGEST_INT, f"{who}: color of split")
@@ -273,7 +285,9 @@ class MpiCommunicator(CommunicatorBase):
         found = collectives.gather(
             self._group, "gather", data, messages.of_arrays, root
         )
-        return None if found is None else tuple(found)
+        if found is None:
+            return None
+        return tuple(found)
 
     def alltoall(self, xs: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(
@@ -416,9 +430,8 @@ class MpiCommunicator(CommunicatorBase):
         # In this order: isinstance of an abstract class takes as long as all the rest.
         if is_ours and (channel is None or isinstance(channel, MpiCommunicator)):
             group = self._group
-            return MpiReducer(
-                group, channel._group if channel else group, zero_fill, operation
-            )
+            data_group = group if channel is None else channel._group
+            return MpiReducer(group, data_group, zero_fill, operation)
         return super().make_reducer(zero_fill, operation, channel)
 
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:
@@ -475,7 +488,8 @@ class MpiCommunicator(CommunicatorBase):
             return
         with group.call("finalize"):
             group.handshake("finalize")
-            self._open_group, group.is_finalized = None, True
+            self._open_group = None
+            group.is_finalized = True
             self._resources.close()
             self._backends = ()
 
@@ -492,7 +506,8 @@ class MpiCommunicator(CommunicatorBase):
         if kind is None:
             self.finalize()
             return
-        group, self._open_group = self._releasable, None
+        group = self._releasable
+        self._open_group = None
         if group is None:
             return
         self._observer.release()
@@ -530,16 +545,17 @@ class MpiCommunicator(CommunicatorBase):
     @property
     def _releasable(self) -> ProcessGroup | None:
         """The open group; None where releasing it would wait for ever or isn't this process's."""
-        stays = (
-            self._interruptions or MPI.Is_finalized() or os.getpid() != self._process
-        )
-        return None if stays else self._open_group
+        is_forked = os.getpid() != self._process
+        if self._interruptions or MPI.Is_finalized() or is_forked:
+            return None
+        return self._open_group
 
     def _envelope(
         self, rank: int, tag: int, name: str, max_tag: int
     ) -> point_to_point.Envelope:
         """Return the envelope of a message; raise unless there are such a rank and tag."""
-        who, group = f"rank {self._rank}:", self._group
+        who = f"rank {self._rank}:"
+        group = self._group
         other = integer_between(rank, 0, self._size - 1, f"{who} {name}")
         if other == self._rank:
             raise ValueError(

@@ -31,13 +31,14 @@ OPERATION = "create_communicator"
 
 def checked_intracomm(mpi_comm: MPI.Intracomm | None) -> MPI.Intracomm:
     """Return the user's communicator, or ``MPI.COMM_WORLD``; raise TypeError if it is neither."""
-    comm = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
-    if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+    if mpi_comm is None:
+        return MPI.COMM_WORLD
+    if not isinstance(mpi_comm, MPI.Intracomm) or mpi_comm == MPI.COMM_NULL:
         raise TypeError(
             "mpi_comm must be an mpi4py intracommunicator, and not COMM_NULL, got "
-            f"{type(comm).__name__}"
+            f"{type(mpi_comm).__name__}"
         )
-    return comm
+    return mpi_comm
 
 
 @contextlib.contextmanager

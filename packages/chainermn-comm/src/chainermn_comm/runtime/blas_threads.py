@@ -38,7 +38,9 @@ class RankResources:
 
 def blas_payload(ranks: int) -> bytes:
     """Return a new communicator's payload: unless all are empty, all ranks limit BLAS threads."""
-    return b"count" if ranks > _largest_size else b""
+    if ranks > _largest_size:
+        return b"count"
+    return b""
 
 
 def limit_blas_threads(mpi_comm: MPI.Intracomm) -> None:
@@ -57,7 +59,8 @@ def limit_blas_threads(mpi_comm: MPI.Intracomm) -> None:
         ranks = node.allgather(_own_resources())
     finally:
         node.Free()
-    threads, texts = allowed_threads(ranks), []
+    threads = allowed_threads(ranks)
+    texts = []
     if threads is not None:
         threadpoolctl.threadpool_limits(threads, user_api="blas")
         for name in LATE_VARIABLES:
@@ -93,10 +96,16 @@ def allowed_threads(ranks: Sequence[RankResources]) -> int | None:
 
 def usable_cores(ranks: Sequence[RankResources]) -> int:
     """Return how many cores the ranks of a node can keep busy together, at least 1."""
-    cores = len(frozenset[int]().union(*(rank.cores for rank in ranks)))
-    cgroups = [rank.cgroup for rank in ranks if rank.cgroup is not None]
-    if len(cgroups) == len(ranks):  # else a rank is free to use them all
-        cores = min(cores, int(sum(dict(cgroups).values())))
+    numbers: set[int] = set()
+    quotas: dict[str, float] = {}  # of each cgroup
+    for rank in ranks:
+        numbers |= rank.cores
+        if rank.cgroup is not None:
+            name, quota = rank.cgroup
+            quotas[name] = quota
+    cores = len(numbers)
+    if all(rank.cgroup is not None for rank in ranks):  # else a rank may use all cores
+        cores = min(cores, int(sum(quotas.values())))
     return max(1, cores)
 
 
