@@ -48,7 +48,8 @@ class Algorithm(ABC):
         """Release what needs no other rank (not collective)."""
 
 
-# Makes an algorithm for the ranks of a group (collective).
+# Makes an algorithm for the ranks of a group (collective). What it raises ends the job,
+# but for what all ranks raise ``together``.
 MakeSum: TypeAlias = Callable[["ProcessGroup"], Algorithm]
 
 
@@ -82,9 +83,9 @@ class Backend(ABC):
             operation = "preparing sums"
             # Making it takes long enough for the watchdog to wait for all ranks.
             group.handshake.begin(operation)
-            with group.together(operation):
-                made = self._make_gradient_sum(group)
-            self.made_gradient_sum = made
+            # Ranks take steps together in there: what one alone raises ends the job.
+            with group.call(operation):
+                self.made_gradient_sum = self._make_gradient_sum(group)
         return self.made_gradient_sum
 
     def takes(self, arrays: Sequence[Any], op: Any = None) -> bool:

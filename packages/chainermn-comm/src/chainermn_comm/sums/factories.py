@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 from ..layout import Operand
 from ..messaging import Algorithm, ProcessGroup
@@ -67,13 +68,14 @@ def no_op(group: ProcessGroup) -> Algorithm:
     return NoOp()
 
 
-def gpus_only(group: ProcessGroup) -> Algorithm:
+def gpus_only(group: ProcessGroup) -> NoReturn:
     """Raise ValueError on all ranks: gradients in host memory have no algorithm."""
-    raise ValueError(
-        f"rank {group.rank}: communicator 'pure_nccl' takes gradients on GPUs, and these are "
-        "NumPy arrays; move the model to the GPU (to_gpu), or on CPUs use one of: flat, "
-        "hierarchical, naive, single_node, two_dimensional"
-    )
+    with group.together("preparing sums"):
+        raise ValueError(
+            f"rank {group.rank}: communicator 'pure_nccl' takes gradients on GPUs, and these "
+            "are NumPy arrays; move the model to the GPU (to_gpu), or on CPUs use one of: "
+            "flat, hierarchical, naive, single_node, two_dimensional"
+        )
 
 
 def by_messages(group: ProcessGroup) -> PairwiseAllreduce | CirculantAllreduce:
