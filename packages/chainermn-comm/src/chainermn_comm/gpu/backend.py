@@ -33,7 +33,7 @@ class NcclBackend(Backend):
         self._nccl: NcclCommunicator
         self._watcher: Watcher | None = None  # once ranks are connected
 
-    def takes(self, arrays: Arrays, op: Any = None) -> bool:
+    def can_stay_on_gpu(self, arrays: Arrays, op: Any = None) -> bool:
         if self._usable is False or "cupy" not in sys.modules:
             return False
         # Work of two communicators that comes in different orders on two ranks can wait

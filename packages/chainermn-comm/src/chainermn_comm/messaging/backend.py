@@ -48,8 +48,8 @@ class Algorithm(ABC):
         """Release what needs no other rank (not collective)."""
 
 
-# Makes an algorithm for the ranks of a group (collective). What it raises ends the job,
-# but for what all ranks raise ``together``.
+# Makes an algorithm for the ranks of a group (collective). What it raises ends the job
+# unless all ranks raise together.
 MakeSum: TypeAlias = Callable[["ProcessGroup"], Algorithm]
 
 
@@ -88,7 +88,7 @@ class Backend(ABC):
                 self.made_gradient_sum = self._make_gradient_sum(group)
         return self.made_gradient_sum
 
-    def takes(self, arrays: Sequence[Any], op: Any = None) -> bool:
+    def can_stay_on_gpu(self, arrays: Sequence[Any], op: Any = None) -> bool:
         """Return whether these arrays, all on GPUs, can stay there now, or none (not collective).
 
         ``op`` is the ufunc of a sum. If a rank's can't, all copy theirs to host memory.

@@ -33,7 +33,7 @@ def memory_of(group: ProcessGroup, arrays: Sequence[Any], op: Any = None) -> int
         flags = ON_GPU
     elif arrays:
         return ON_HOST
-    if all(on_gpu) and group.device.takes(arrays, op):
+    if all(on_gpu) and group.device.can_stay_on_gpu(arrays, op):
         flags |= CAN_STAY
     return flags
 

@@ -70,12 +70,12 @@ def no_op(group: ProcessGroup) -> Algorithm:
 
 def gpus_only(group: ProcessGroup) -> NoReturn:
     """Raise ValueError on all ranks: gradients in host memory have no algorithm."""
-    with group.together("preparing sums"):
-        raise ValueError(
-            f"rank {group.rank}: communicator 'pure_nccl' takes gradients on GPUs, and these "
-            "are NumPy arrays; move the model to the GPU (to_gpu), or on CPUs use one of: "
-            "flat, hierarchical, naive, single_node, two_dimensional"
-        )
+    error = ValueError(
+        f"rank {group.rank}: communicator 'pure_nccl' takes gradients on GPUs, and these are "
+        "NumPy arrays; move the model to the GPU (to_gpu), or on CPUs use one of: flat, "
+        "hierarchical, naive, single_node, two_dimensional"
+    )
+    raise group.handshake.raised_on_all(error)
 
 
 def by_messages(group: ProcessGroup) -> PairwiseAllreduce | CirculantAllreduce:
