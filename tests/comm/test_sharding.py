@@ -13,7 +13,7 @@ from chainermn_comm import (
     Sharding,
     global_norm,
 )
-from chainermn_comm.sharding import CHUNK_SIZE
+from chainermn_comm.sharding import HOST_CHUNK
 from tests.support.worlds.models import Model, Param
 from tests.support.worlds.third_party import PlainCommunicator
 
@@ -112,7 +112,7 @@ def test_some_ranks_may_hold_no_part(naive):
         gradient(1, 6) + 1j * gradient(2, 6),
         np.float32(3),
         np.zeros((0, 3)),
-        np.ones(2 * CHUNK_SIZE + 1, "f4"),
+        np.ones(2 * HOST_CHUNK + 1, "f4"),
     ],
     ids=lambda grad: f"{grad.dtype}-{grad.shape}",
 )
