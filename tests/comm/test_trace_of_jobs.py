@@ -108,7 +108,8 @@ def test_a_killed_job_leaves_a_trace_that_can_be_read(tmp_path):
     assert job.returncode, job
     for path in tmp_path.iterdir():
         whole, _, _ = path.read_text().rpartition(",\n")
-        assert len(json.loads(whole + "]")) > 10
+        names = [event["name"] for event in json.loads(whole + "]")]
+        assert names.count("allreduce") >= 60  # all calls that have ended
     assert "allreduce" in trace(tmp_path)
 
 
@@ -156,24 +157,3 @@ def test_training_and_differentiable_communication_are_traced(tmp_path, double):
         assert {"bcast_data", "finalize"} <= names
         assert names & {"allgather", "alltoall"}
         assert {"send", "recv"} <= names or {"send_obj", "recv_obj"} <= names
-
-
-ABORTS = """
-from chainermn_comm import create_communicator
-comm = create_communicator("naive")
-for _ in range(300):
-    comm.bcast_obj(0)
-if comm.rank == 1:
-    raise ValueError("planted")
-comm.bcast_obj(0)
-"""
-
-
-def test_a_rank_that_aborts_the_job_loses_no_call(tmp_path):
-    job = traced(tmp_path, 2, ABORTS)
-    assert job.returncode, job
-    (path,) = tmp_path.glob("*.rank1.json")
-    calls = [
-        event for event in json.loads(path.read_text()[:-2] + "]") if event["ph"] == "X"
-    ]
-    assert [call["name"] for call in calls] == ["bcast_obj"] * 300
