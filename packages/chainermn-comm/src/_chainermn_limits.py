@@ -21,7 +21,7 @@ THREAD_VARIABLES = tuple(
 def cgroup_folders(
     controller: str, membership: str | None = None, root: Path = ROOT
 ) -> Iterator[Path]:
-    """The folders whose limits hold for this process: its cgroup's and all those above it.
+    """Yield the folders whose limits hold for this process: its cgroup's and all above it.
 
     ``controller`` is "cpu" or "memory", and ``membership`` the text of
     ``/proc/self/cgroup``, read from there when None. ``root`` is where cgroups of
@@ -40,20 +40,22 @@ def cgroup_folders(
         elif controller not in controllers.split(","):
             continue
         for top in tops:
-            folder = top / path.lstrip("/")  # in a container this may not be there
-            yield from (
-                one for one in (folder, *folder.parents) if one.is_relative_to(top)
-            )
+            folder = top / path.lstrip("/")  # in a container it may not be there
+            for each in (folder, *folder.parents):
+                if each.is_relative_to(top):
+                    yield each
 
 
 def tightest_cgroup(
     membership: str | None = None, root: Path = ROOT
 ) -> tuple[str, float] | None:
     """Return the cgroup with the least CPU time above this process, and that time in cores."""
-    folders = cgroup_folders("cpu", membership, root)
-    quotas = ((str(folder), _cpu_quota(folder)) for folder in folders)
-    found = [(name, quota) for name, quota in quotas if quota is not None]
-    return min(found, key=lambda cgroup: cgroup[1], default=None)
+    tightest = None
+    for folder in cgroup_folders("cpu", membership, root):
+        quota = _cpu_quota(folder)
+        if quota is not None and (tightest is None or quota < tightest[1]):
+            tightest = str(folder), quota
+    return tightest
 
 
 def _cpu_quota(folder: Path) -> float | None:
