@@ -52,8 +52,10 @@ def _by_nccl(
         nccl.check_devices(group)
     communicators = Communicators(nodes, group.rank, leaders)
     try:
-        if communicators.connect(group, between_nodes):
-            return DeviceAllreduce(group, communicators)
+        # Ranks connect together: what one of them alone raises ends the job.
+        with group.call("connecting GPUs"):
+            if communicators.connect(group, between_nodes):
+                return DeviceAllreduce(group, communicators)
         return StagedAllreduce(group, sums.single_leader)
     except BaseException:
         communicators.release_local()

@@ -268,12 +268,11 @@ def check_devices(group: ProcessGroup) -> None:
         if len(ranks) > 1
     ]
     if shared:
-        error = ValueError(
+        raise ValueError(
             f"{'; '.join(shared)}: NCCL wants one device a rank; call "
             "chainer.backends.cuda.get_device_from_id(comm.intra_rank).use() before the first "
             "gradients, with no more ranks on a node than it has devices"
         )
-        raise group.handshake.raised_on_all(error)
 
 
 def _split(buffer: Any, shards: int) -> list[Any]:

@@ -48,8 +48,8 @@ class Algorithm(ABC):
         """Release what needs no other rank (not collective)."""
 
 
-# Makes an algorithm for the ranks of a group (collective). What it raises ends the job
-# unless all ranks raise together.
+# Makes an algorithm for the ranks of a group (collective). What one rank raises is raised
+# on all, so it marks steps that ranks take together in it as a ``call`` of the group.
 MakeSum: TypeAlias = Callable[["ProcessGroup"], Algorithm]
 
 
@@ -83,9 +83,9 @@ class Backend(ABC):
             operation = "preparing sums"
             # Making it takes long enough for the watchdog to wait for all ranks.
             group.handshake.begin(operation)
-            # Ranks take steps together in there: what one alone raises ends the job.
-            with group.call(operation):
-                self.made_gradient_sum = self._make_gradient_sum(group)
+            with group.together(operation):
+                made = self._make_gradient_sum(group)
+            self.made_gradient_sum = made
         return self.made_gradient_sum
 
     def can_stay_on_gpu(self, arrays: Sequence[Any], op: Any = None) -> bool:

@@ -70,12 +70,11 @@ def no_op(group: ProcessGroup) -> Algorithm:
 
 def gpus_only(group: ProcessGroup) -> NoReturn:
     """Raise ValueError on all ranks: gradients in host memory have no algorithm."""
-    error = ValueError(
+    raise ValueError(
         f"rank {group.rank}: communicator 'pure_nccl' takes gradients on GPUs, and these are "
         "NumPy arrays; move the model to the GPU (to_gpu), or on CPUs use one of: flat, "
         "hierarchical, naive, single_node, two_dimensional"
     )
-    raise group.handshake.raised_on_all(error)
 
 
 def by_messages(group: ProcessGroup) -> PairwiseAllreduce | CirculantAllreduce:
@@ -93,16 +92,18 @@ def _through_shared_memory(group: ProcessGroup, leaders: int) -> Algorithm:
         return packed(group)
     shared: SharedMemoryAllreduce | None = None
     cause = ""
-    # If memory doesn't suffice for the setting, it may for the default.
-    for chunk_bytes in dict.fromkeys((group.settings.chunk_bytes, None)):
-        try:
-            if topology.inter_size == 1:
-                shared = SharedMemoryAllreduce(group, chunk_bytes)
-            else:
-                shared = TwoLevelAllreduce(group, chunk_bytes, leaders)
-            break
-        except NoSharedMemory as error:
-            cause = str(error)
+    # Ranks make windows together: what one of them alone raises ends the job.
+    with group.call("a mean of gradients"):
+        # If memory doesn't suffice for the setting, it may for the default.
+        for chunk_bytes in dict.fromkeys((group.settings.chunk_bytes, None)):
+            try:
+                if topology.inter_size == 1:
+                    shared = SharedMemoryAllreduce(group, chunk_bytes)
+                else:
+                    shared = TwoLevelAllreduce(group, chunk_bytes, leaders)
+                break
+            except NoSharedMemory as error:
+                cause = str(error)
     if shared is None:
         if comm.rank == 0:
             print(
