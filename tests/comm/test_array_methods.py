@@ -189,27 +189,6 @@ def test_what_has_no_value_for_each_rank_is_refused_by_its_type(naive):
                 call(values)
 
 
-def test_names_of_a_received_dtype_are_the_receivers_own(naive):
-    """Frames are cached: what one array's owner changes must not come with the next one."""
-    array = np.zeros(2, [("a", "f4"), ("b", "i8")])
-    for _ in range(2):
-        for found in naive.allgather(array):
-            assert found.dtype.names == ("a", "b")
-            if found.dtype is not array.dtype:
-                found.dtype.names = ("x", "y")
-
-
-def test_bytes_of_any_length_are_gathered_from_all_ranks(naive):
-    for length in (0, 1, 96, 97, 5000):
-        mine = [bytes([rank]) * (length + rank) for rank in range(naive.size)]
-        assert naive.handshake("call", payload=mine[naive.rank]) == mine
-        assert (
-            CommunicatorBase.handshake(naive, "call", payload=mine[naive.rank]) == mine
-        )
-    with pytest.raises((TypeError, PeerError), match=r"rank 0: .*the payload of call"):
-        naive.handshake("call", payload=b"" if naive.rank else "text")
-
-
 two_ranks = pytest.mark.sizes(2)
 # What a third party's communicator inherits must say and do the same.
 ours_and_a_third_partys = pytest.mark.parametrize(

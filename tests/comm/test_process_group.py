@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from chainermn_comm.messaging import process_group
@@ -35,3 +37,5 @@ def test_a_signal_between_a_step_and_its_end_does_not(world):
     # As a handler's exception leaves it, which is raised before the end is called.
     del step
     assert group.handshake.interruptions == []
+    with ThreadPoolExecutor(1) as thread:  # whose turn it is now
+        assert thread.submit(group.call("another").__enter__).result()
