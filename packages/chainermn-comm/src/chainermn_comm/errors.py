@@ -213,20 +213,26 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"rank {listed}"
 
 
-def entries_of(operation: str, signature: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Return the entries that ranks compare by ``repr``; TypeError if one is no named tuple."""
-    entries = (("operation", operation), *signature)
-    for entry in entries:
+def checked_signature(
+    operation: str, signature: Iterable[tuple[Any, ...]]
+) -> tuple[tuple[Any, ...], ...]:
+    """Return a user's signature with NumPy's numbers as Python's, to be compared by ``repr``.
+
+    TypeError is raised if an entry is no tuple that begins with a name.
+    """
+    entries = []
+    for entry in signature:
         if not (isinstance(entry, tuple) and entry and isinstance(entry[0], str)):
             raise TypeError(
                 f"the signature of {operation} must have tuples of a name and values, got {entry!r}"
             )
-    return tuple(map(_plain, entries))
+        entries.append(_plain(entry))
+    return tuple(entries)
 
 
 def view_of(operation: str, signature: Iterable[tuple[Any, ...]]) -> str:
     """Return a text of the entries, by which ranks compare them and show the first difference."""
-    entries = entries_of(operation, signature)
+    entries = [("operation", operation), *checked_signature(operation, signature)]
     return json.dumps(
         [(name, repr(of), " ".join(map(str, of))) for name, *of in entries]
     )
@@ -235,8 +241,10 @@ def view_of(operation: str, signature: Iterable[tuple[Any, ...]]) -> str:
 def _plain(value: Any) -> Any:
     """Return NumPy's numbers, also in tuples, as Python's."""
     if isinstance(value, tuple):
-        return tuple(map(_plain, value))
-    return value.item() if isinstance(value, np.generic) else value
+        return tuple([_plain(each) for each in value])
+    if isinstance(value, np.generic):
+        return value.item()
+    return value
 
 
 def without_traceback(error: Any) -> Any:

@@ -19,7 +19,13 @@ from .communicator import (
     wrong_kind,
 )
 from .communicators import COMMUNICATORS
-from .errors import CommunicationError, FinalizedError, raise_together, share_failure
+from .errors import (
+    CommunicationError,
+    FinalizedError,
+    checked_signature,
+    raise_together,
+    share_failure,
+)
 from .faults import (
     abort_if_desynchronized,
     install_by_default,
@@ -316,13 +322,17 @@ class MpiCommunicator(CommunicatorBase):
         group = self._group
         try:
             with group.call(operation):
-                if error is None and not isinstance(payload, bytes):
-                    what = f"the payload of {operation} must be bytes"
-                    error = wrong_kind(what, payload, self._rank)
                 if error is not None:
                     share_failure(group.handshake, operation, error)
                     raise error
-                return group.handshake(operation, signature, payload, len(payload))
+                with raise_together(group.handshake, operation) as meeting:
+                    if not isinstance(payload, bytes):
+                        what = f"the payload of {operation} must be bytes"
+                        raise wrong_kind(what, payload, self._rank)
+                    meeting.signature = checked_signature(operation, signature)
+                    meeting.payload = payload
+                    meeting.nbytes = len(payload)
+                return meeting.payloads
         finally:
             del error  # whose traceback refers to this frame: see `share_failure`
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import devices, staging
-from ..errors import raise_together
+from ..errors import checked_signature, raise_together
 from ..layout import Operand
 from ..messaging import ProcessGroup, digest_of
 from ..reducer import Reducer
@@ -127,7 +127,7 @@ class MpiReducer(Reducer):
                     own += np.packbits(bits).tobytes()
                 if not is_outermost:  # else a later call moves the gradients
                     meeting.nbytes = sum([bucket.nbytes for bucket in buckets])
-                meeting.signature = signature
+                meeting.signature = checked_signature(self._operation, signature)
                 meeting.payload = own
             rows = meeting.payloads
             if rows.count(own) == len(rows):  # nearly always

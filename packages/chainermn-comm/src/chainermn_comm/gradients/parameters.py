@@ -10,6 +10,9 @@ import numpy as np
 from .. import devices
 from ..numbers import as_array, can_be_summed
 
+# Bits of `numpy.ndarray.flags.num`: C-contiguous, writeable, in memory of its own.
+OWN_MEMORY = 0x1 | 0x400 | 0x4
+
 
 def named(model: Any, rank: int) -> list[tuple[str, Any]]:
     """Return the model's parameters with their names, sorted by name."""
@@ -48,14 +51,23 @@ def own_memory(grads: list[Any]) -> list[bool]:
     Chainer makes gradients that are read-only, of stride 0, transposed, or shared
     between parameters; those have to be replaced.
     """
+    are_apart = len(set(map(id, grads))) == len(grads)
+    if are_apart and all([_owns_memory(grad) for grad in grads]):  # nearly always
+        return [True] * len(grads)
     flags = [grad.flags for grad in grads]
     # All arrays of CuPy are writeable, and lack the flag.
     usable = [each.c_contiguous and getattr(each, "writeable", True) for each in flags]
-    own = all([each.owndata for each in flags])
-    # Arrays that own their memory overlap only views of it; most models have none.
-    if not own or len(set(map(id, grads))) < len(grads):
-        _exclude_overlapping(grads, usable)
+    _exclude_overlapping(grads, usable)
     return usable
+
+
+def _owns_memory(array: Any) -> bool:
+    """Return whether this is an array of NumPy's that a result may overwrite.
+
+    Such arrays overlap only views of their memory. The flags are read as bits, since
+    reading them by name takes longer.
+    """
+    return type(array) is np.ndarray and array.flags.num & OWN_MEMORY == OWN_MEMORY
 
 
 def _exclude_overlapping(grads: list[Any], usable: list[bool]) -> None:

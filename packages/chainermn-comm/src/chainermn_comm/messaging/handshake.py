@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NoReturn
@@ -14,7 +14,6 @@ from mpi4py import MPI
 from ..call_place import called_at
 from ..errors import (
     describe,
-    entries_of,
     mark_failed,
     mismatch_error,
     peer_error,
@@ -26,7 +25,7 @@ from ..observers import NOBODY, CallObserver
 
 # What must be equal on all ranks: entries of a name and its values. Of signatures that
 # differ, the first entry that differs is reported.
-Signature = Iterable[tuple[Any, ...]]
+Signature = Sequence[tuple[Any, ...]]
 
 # What each rank contributes: digest of operation and signature, calls so far, 1 if the
 # rank has an error, length of its payload. The payload's first bytes follow, so that
@@ -75,26 +74,26 @@ class Handshake:
     ) -> list[bytes]:
         """Check one collective call, as ``CommunicatorBase.handshake`` says (collective).
 
-        ``nbytes`` is how much data this rank has, for the observer.
+        The signature is plain, as ``checked_signature`` returns it. ``nbytes`` is how
+        much data this rank has, for the observer.
         """
         if error is not None:
             if not self.interruptions:  # else the other ranks are elsewhere
                 self._send_failure(operation, error)
             raise error
         try:
-            entries = entries_of(operation, signature)
-            digest = digest_of(entries)
+            digest = digest_of((operation, *signature))
         except BaseException as caught:
             share_failure(self, operation, caught)
             raise
-        self.begin(operation, nbytes, self._root_of(entries))
+        self.begin(operation, nbytes, self._root_of(signature))
         prefix = _PREFIX.pack(digest, self._calls, False, len(payload))
         entry = self._allgather(prefix + payload[:_INLINE_BYTES])
         is_equal = self._received == entry * self._size
         if is_equal and len(payload) <= _INLINE_BYTES:
             payloads = [payload] * self._size
         else:
-            payloads = self._compare(prefix, payload, operation, entries[1:])
+            payloads = self._compare(prefix, payload, operation, signature)
         if self._arrived is not None:
             self._arrived(operation, self._calls)
         return payloads
@@ -122,9 +121,9 @@ class Handshake:
         self._comm.Allgather([entry, MPI.BYTE], [self._received, MPI.BYTE])
         return entry
 
-    def _root_of(self, entries: Iterable[tuple[Any, ...]]) -> int:
+    def _root_of(self, signature: Signature) -> int:
         """Return the rank that an entry names as the root; NOBODY if none does."""
-        for name, *values in entries:
+        for name, *values in signature:
             if name == "root" and values:
                 # A user's entry of this name may have any value.
                 root = as_integer(values[0])
