@@ -27,8 +27,8 @@ from rich.table import Table
 from shapes import Shapes, resnet50
 from tables import make_table
 
-from chainermn_comm import create_communicator, devices
-from chainermn_comm.gpu import kernels
+from chainermn_comm import create_communicator
+from chainermn_comm.gpu import devices, kernels
 from chainermn_comm.gpu.nccl import NcclCommunicator
 from chainermn_comm.layout.chunks import SMALL_FRACTION, plan_chunks
 
@@ -186,7 +186,7 @@ def whole_calls(
     if nccl is not None:
         size = sum(grad.size for grad in grads)
         flat = devices.empty(size * np.dtype(wire).itemsize).view(wire)
-        calls[RAW] = partial(nccl.sum_in_place, flat, devices.current_stream())
+        calls[RAW] = partial(nccl.sum_in_place, flat)
         call, problem = bundled(world, grads, wire)
         calls |= {BUNDLED: call} if call else {}
         problems += [problem] * bool(problem)
@@ -215,8 +215,7 @@ def is_mean(
 def call_and_wait(call: Callable[[], Any]) -> None:
     """Return when all that was given to the current stream is done."""
     call()
-    event = devices.new_event()
-    event.record(devices.current_stream())
+    event = devices.recorded_event()
     while not devices.is_done(event):
         pass
 

@@ -20,7 +20,6 @@ VARIABLES = {
     "CHAINERMN_FORCE_ABORT_ON_EXCEPTION": (NO_SWITCH, ("0", "False", "no", "off")),
     "CHAINERMN_ALLOW_ALONE": (NO_SWITCH, ("0", "1", "true", "YES", "on")),
     "CHAINERMN_CHUNK_BYTES": (("x", "0", "63", "-64", "64.0", "1e6"), ("64", "4096")),
-    "CHAINERMN_NCCL_TIMEOUT": ((*NO_SECONDS, "0"), ("0.5", "60")),
     "CHAINERMN_USE_BUNDLED": ((*NO_SWITCH, "true"), ("0",)),
     "CHAINERMN_NO_COMPAT": ((*NO_SWITCH, "true"), ("0", "1")),
     "CHAINERMN_GRACE": ((*NO_SECONDS, "0"), ("0.5", "1e6")),

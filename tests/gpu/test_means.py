@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from itertools import product
 
 import numpy as np
@@ -57,7 +56,6 @@ def named(*names: str):
 ALL = named(*STAGED, *NCCL)
 # Each name of these has an algorithm of its own.
 ALGORITHMS = named("flat", "hierarchical", "two_dimensional", "pure_nccl")
-BETWEEN_NODES = named("flat", "hierarchical", "two_dimensional")
 
 
 def two_nodes(size: int) -> tuple[int, ...]:
@@ -130,15 +128,6 @@ def test_any_model_over_any_topology(world, gpu, name, at_length):
     check_models(world, name, 200 if at_length else few)
 
 
-@pytest.mark.ci
-@BETWEEN_NODES
-def test_any_model_through_mpi_between_nodes(world, double, name):
-    with gpus.nccl_between_nodes(False):
-        check_models(world, name, 12)
-    assert gpus.memory_in_use() == (0, 0)
-    assert not double.pinned
-
-
 @pytest.mark.parametrize(
     "gpu",
     [
@@ -173,16 +162,6 @@ def test_staged_means_have_the_bits_of_cpus(world, gpu, name):
             model = with_grads(w=mine.copy())
             on_cpus.allreduce_grad(model)
             np.testing.assert_array_equal(mean_of(comm, mine), model["w"].grad)
-
-
-@named("hierarchical", "two_dimensional")
-def test_only_those_who_exchange_between_nodes_copy_to_host_memory(world, double, name):
-    """Of a node those that own a shard: as many as the smallest node has ranks."""
-    with gpus.nccl_between_nodes(False), on_two_nodes(world, name) as comm:
-        means_of(comm, [np.ones(3001, "f4")])
-        owners = {"hierarchical": 1, "two_dimensional": comm.size // 2}[name]
-        leads = comm.intra_rank < owners
-    assert (double.copied_to_host > 0) == (leads and world.size > 1)
 
 
 NCCL_CALLS = {
@@ -245,23 +224,6 @@ def test_values_are_divided_before_nccl_sums_them(world, one_each):
     with create_communicator("pure_nccl", allreduce_grad_dtype="float16") as comm:
         mean = mean_of(comm, np.array([large, 1], "float16"))
     np.testing.assert_allclose(mean, [large, 1], rtol=4 * np.finfo("float16").eps)
-
-
-@pytest.mark.sizes(2, 3, 4)
-def test_the_double_shows_when_streams_are_not_ordered(world, double):
-    # A check of the tests: without the waits that the library asks for, sums are wrong.
-    double.ignores_events, double.delay = True, 40
-    wrong = 0
-    with create_communicator("pure_nccl") as comm:
-        for call in range(20):
-            # No rank's own number is the mean. It lives until all is over.
-            grad = put(np.full(3, comm.rank**2 + call, "f4"))
-            comm.allreduce_grad(Model(w=Param(grad, grad)))
-            mean = gpus.to_host(grad)
-            wrong += not np.allclose(mean, call + np.mean(np.arange(world.size) ** 2))
-            for stream in double.streams:
-                double.drain(stream)
-    assert wrong
 
 
 @pytest.mark.parametrize(
@@ -440,15 +402,3 @@ def test_communicators_leave_nothing_behind(world, gpu, name, times):
         assert not gpu.pinned
         assert gpu.calls.count("destroy") == (2 * times + 2) * in_nccl.get(name, 0)
     assert len(numbers) < 100  # MPI's communicators were freed, too
-
-
-def test_numpy_gradients_need_no_cupy(world, monkeypatch):
-    monkeypatch.setitem(sys.modules, "cupy", None)  # its import fails
-    with create_communicator("hierarchical") as comm:
-        model = with_grads(w=np.full(2, world.rank, "f4"))
-        comm.allreduce_grad(model)
-        np.testing.assert_array_equal(
-            model["w"].grad, np.full(2, (world.size - 1) / 2, "f4")
-        )
-        with pytest.raises(ValueError, match=r"CuPy can't be imported.*use one of"):
-            create_communicator("pure_nccl")

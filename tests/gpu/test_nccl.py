@@ -20,15 +20,9 @@ def nccl(world, one_each):
     made.close()
 
 
-def stream():
-    import cupy
-
-    return cupy.cuda.get_current_stream()
-
-
 def test_sums(world, nccl):
     buffer = gpus.put(np.arange(6, dtype="f4") + world.rank)
-    nccl.sum_in_place(buffer, stream())
+    nccl.sum_in_place(buffer)
     expected = world.size * np.arange(6) + sum(range(world.size))
     np.testing.assert_array_equal(gpus.to_host(buffer), expected)
 
@@ -37,18 +31,18 @@ def test_sums(world, nccl):
 def test_sums_of_shards_and_their_way_to_all_ranks(world, nccl, shards):
     count = 1 if shards == "one" else world.size
     buffer = gpus.put(np.full(4 * count, world.rank + 1, "f8"))
-    nccl.reduce_shards(buffer, count, stream())
+    nccl.reduce_shards(buffer, count)
     if world.rank < count:
         own = gpus.to_host(buffer)[4 * world.rank : 4 * world.rank + 4]
         np.testing.assert_array_equal(own, sum(range(world.size + 1)))
-    nccl.gather_shards(buffer, count, stream())
+    nccl.gather_shards(buffer, count)
     np.testing.assert_array_equal(gpus.to_host(buffer), sum(range(world.size + 1)))
 
 
 def test_after_an_abort_it_says_so_and_closes(world, nccl):
     nccl.abort()
     with pytest.raises(CommunicationError, match="NCCL was aborted, or closed"):
-        nccl.sum_in_place(gpus.put(np.ones(2, "f4")), stream())
+        nccl.sum_in_place(gpus.put(np.ones(2, "f4")))
     nccl.check()
 
 
@@ -59,7 +53,7 @@ def test_a_group_is_ended_where_a_call_in_it_fails(world, double):
     buffer = gpus.put(np.full(4, world.rank, "f4"))
     double.plant("reduce", NcclError("NCCL_ERROR_INVALID_ARGUMENT: it failed"))
     with pytest.raises(NcclError, match="INVALID_ARGUMENT"):
-        nccl.reduce_shards(buffer, 1, stream())
-    nccl.sum_in_place(buffer, stream())
+        nccl.reduce_shards(buffer, 1)
+    nccl.sum_in_place(buffer)
     np.testing.assert_array_equal(gpus.to_host(buffer), sum(range(world.size)))
     nccl.close()

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from chainermn_comm import devices
+from chainermn_comm.gpu import devices
 from tests.support.doubles.device_double import (
     MEMORY_BYTES,
     Allocation,

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from chainermn_comm import CommunicatorBase, devices, staging
-from chainermn_comm.gpu import communicators, device_allreduce, kernels, watcher
+from chainermn_comm import CommunicatorBase
+from chainermn_comm.gpu import devices, kernels, staging
+from chainermn_comm.gpu_sums import watcher
 from chainermn_comm.layout import Chunk, plan_chunks
 from chainermn_comm.messaging import Handshake
 from chainermn_comm.reducer import Work, in_background
@@ -124,8 +125,7 @@ def assert_mean(comm: CommunicatorBase, size: int = 1000) -> None:
 
 def settle(world: Any, comm: CommunicatorBase) -> None:
     """Return once no rank has work under way that its thread looks after (collective)."""
-    backend = comm._backends[1]  # type: ignore[attr-defined]
-    own = getattr(backend.made_gradient_sum, "_watcher", None)
+    own = getattr(comm._backends[1], "_watcher", None)  # type: ignore[attr-defined]
     while own in watcher._busy and watcher._thread is not None:
         time.sleep(1e-3)
     world.Barrier()
@@ -189,27 +189,6 @@ def failing(
 
 
 @contextlib.contextmanager
-def nccl_between_nodes(works: bool) -> Iterator[None]:
-    """Whether NCCL can connect nodes; where it can't, it is MPI that does."""
-
-    def refuse(*_: Any) -> tuple[None, str]:
-        return None, "NCCL was told not to"
-
-    with pytest.MonkeyPatch.context() as patch:
-        if not works:
-            patch.setattr(communicators, "connect_or_explain", refuse)
-        yield
-
-
-@contextlib.contextmanager
-def slots(number: int) -> Iterator[None]:
-    """So many buffers serve for the chunks of a call."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device_allreduce, "SLOTS", number)
-        yield
-
-
-@contextlib.contextmanager
 def nccl_in_background(is_busy: bool = True) -> Iterator[None]:
     """Another thread of this rank takes means."""
     work = Work(list, list, is_busy)
@@ -222,9 +201,9 @@ def forget_means() -> None:
     in_background.clear()
 
 
-def watchers() -> int:
-    """How many look after work on devices."""
-    return len(watcher._watchers)
+def end_watching() -> None:
+    """Return once the thread, which begins anew with the next work, has printed what it saw."""
+    watcher.stop_all()
 
 
 def without_thread(patch: pytest.MonkeyPatch) -> Callable[[], bool]:

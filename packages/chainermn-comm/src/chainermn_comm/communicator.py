@@ -9,7 +9,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from . import devices
 from .call_place import called_at
 from .errors import (
     describe,
@@ -19,6 +18,7 @@ from .errors import (
     raise_together,
     view_of,
 )
+from .gpu import devices
 from .numbers import (
     OPERATIONS,
     accumulator,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from . import gpu, sums
-from .gpu import NcclBackend
+from . import sums
+from .gpu_sums import NcclBackend, sum_through_host
 from .messaging import Backend, MakeSum, ProcessGroup
 from .sums import HostBackend
+from .topology import Topology
 
 # For arrays in host memory, and for arrays on GPUs.
 Backends: TypeAlias = tuple[Backend, Backend]
@@ -28,7 +29,7 @@ def hierarchical(group: ProcessGroup) -> Backends:
     """Through each node's shared memory or NCCL; one rank of each reaches other nodes."""
     return (
         _on_hosts(group, sums.single_leader),
-        _by_nccl(group, gpu.nccl_single_leader),
+        _by_nccl(group),
     )
 
 
@@ -36,29 +37,23 @@ def two_dimensional(group: ProcessGroup) -> Backends:
     """As hierarchical, but as many ranks reach other nodes as the smallest node has."""
     return (
         _on_hosts(group, sums.multi_leader),
-        _by_nccl(group, gpu.nccl_multi_leader),
+        _by_nccl(group, leaders=group.topology.least_intra_size),
     )
 
 
 def single_node(group: ProcessGroup) -> Backends:
     """Through one node's shared memory or NCCL."""
-    return _on_hosts(group, sums.single_leader), _by_nccl(group, gpu.nccl_everywhere)
+    return _on_hosts(group, sums.single_leader), _by_nccl(group, _one_node(group))
 
 
 def non_cuda_aware(group: ProcessGroup) -> Backends:
     """As hierarchical, but NCCL stays within nodes."""
-    host = _on_hosts(group, sums.single_leader)
-    if group.topology.inter_size == 1:
-        return host, _by_nccl(group, gpu.nccl_in_nodes)
-    # Users' arrays go through host memory, gradients only between nodes.
-    if group.settings.reproducible:
-        return host, _staged(group)
-    return host, HostBackend(group, gpu.nccl_in_nodes)
+    return _on_hosts(group, sums.single_leader), _by_nccl(group, staged=True)
 
 
 def pure_nccl(group: ProcessGroup) -> Backends:
     """Straight through NCCL, for gradients on GPUs only."""
-    return HostBackend(group, sums.gpus_only), _by_nccl(group, gpu.nccl_everywhere)
+    return HostBackend(group, sums.gpus_only), _by_nccl(group, _one_node(group))
 
 
 def dummy(group: ProcessGroup) -> Backends:
@@ -85,11 +80,21 @@ def _on_hosts(group: ProcessGroup, make_sum: MakeSum) -> Backend:
     return HostBackend(group, make_sum)
 
 
-def _by_nccl(group: ProcessGroup, make_sum: MakeSum) -> Backend:
+def _by_nccl(
+    group: ProcessGroup,
+    nodes: Topology | None = None,
+    leaders: int = 1,
+    staged: bool = False,
+) -> Backend:
     if group.settings.reproducible:
         return _staged(group)
-    return NcclBackend(group, make_sum)
+    return NcclBackend(group, nodes or group.topology, leaders, staged)
+
+
+def _one_node(group: ProcessGroup) -> Topology:
+    """Return what NCCL is told of the nodes where it sums among all ranks at once."""
+    return Topology((0,) * group.size)
 
 
 def _staged(group: ProcessGroup) -> Backend:
-    return HostBackend(group, gpu.staged_sum)
+    return HostBackend(group, sum_through_host)

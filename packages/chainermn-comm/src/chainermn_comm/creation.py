@@ -70,11 +70,11 @@ def create_communicator(
     ``dummy``           nowhere, to measure everything else
     ==================  ==================================================================
 
-    Gradients on GPUs go through NCCL in a node and between nodes. Where NCCL doesn't
-    connect the nodes, rank 0 says so once, and they go between them through host
-    memory; always by ``non_cuda_aware``. Those of ``flat`` and ``naive`` go through
-    host memory only. Where NCCL takes all sums, a mean is enqueued, and the current
-    stream waits for it; what fails then ends the job. It was tested on one GPU only.
+    Arrays on GPUs go through NCCL in a node and between nodes. Without NCCL all ranks
+    raise an error, and a rank that can't be connected ends the job. Between nodes
+    ``non_cuda_aware`` uses host memory instead, and ``flat`` and ``naive`` use it
+    everywhere. Where NCCL takes all sums, a mean is enqueued on the current stream; what
+    fails then ends the job. This was tested on one GPU only.
 
     Gradients travel in chunks, whose default size depends on the algorithm. The
     environment variable ``CHAINERMN_CHUNK_BYTES`` overrides it, the same on all ranks:

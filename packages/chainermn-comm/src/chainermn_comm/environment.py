@@ -9,7 +9,6 @@ from _chainermn_events import GRACE_VARIABLE
 
 ABORT_VARIABLE = "CHAINERMN_FORCE_ABORT_ON_EXCEPTION"
 ALONE_VARIABLE = "CHAINERMN_ALLOW_ALONE"
-NCCL_VARIABLE = "CHAINERMN_NCCL_TIMEOUT"
 # Read as Python starts, where 1 alone means on.
 _START_UP = ("CHAINERMN_USE_BUNDLED", "CHAINERMN_NO_COMPAT")
 # Thirty years; more seconds are a mistake.
@@ -47,8 +46,7 @@ def switch(variable: str) -> bool | None:
 
 def check() -> None:
     """Raise ValueError if a variable is malformed, of those that no setting reads."""
-    for variable in (NCCL_VARIABLE, GRACE_VARIABLE):
-        seconds(variable, default=1)
+    seconds(GRACE_VARIABLE, default=1)
     for variable in (ABORT_VARIABLE, ALONE_VARIABLE):
         switch(variable)
     for variable in _START_UP:

@@ -127,7 +127,7 @@ def _check_name(name: Any) -> None:
         hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
         raise ValueError(f"unknown communicator {name!r}{hint}; use one of: {_known()}")
     if name == "pure_nccl":
-        reason = gpu.nccl_unavailable_reason()
+        reason = gpu.nccl.unavailable_reason()
         if reason is not None:
             raise ValueError(
                 f"communicator 'pure_nccl' is for GPUs, and {reason}; on CPUs use one of: "

@@ -10,9 +10,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from . import devices
 from .communicator import CommunicatorBase
 from .errors import raise_together
+from .gpu import devices
 from .numbers import as_array
 
 OPERATION = "global_norm"

@@ -1,12 +1,14 @@
-"""What serves arrays on GPUs: NCCL, kernels, streams, and MPI between nodes."""
+"""The one folder that knows CuPy: arrays on GPUs, kernels, NCCL, and copies to host memory.
 
-from .backend import NcclBackend as NcclBackend
-from .factories import nccl_everywhere as nccl_everywhere
-from .factories import nccl_in_nodes as nccl_in_nodes
-from .factories import nccl_multi_leader as nccl_multi_leader
-from .factories import nccl_single_leader as nccl_single_leader
-from .factories import staged_sum as staged_sum
+Importing the folder imports neither CuPy nor MPI.
+"""
+
+from . import devices as devices
+from . import kernels as kernels
+from . import nccl as nccl
+from . import staging as staging
 from .nccl import OLDEST as OLDEST_NCCL
-from .nccl import unavailable_reason as nccl_unavailable_reason
+from .nccl import NcclCommunicator as NcclCommunicator
 
-__all__ = ["OLDEST_NCCL", "nccl_unavailable_reason"]
+# What `chainermn doctor` reads; the other names are for the folders above.
+__all__ = ["OLDEST_NCCL"]

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from .. import devices
 from ..layout import Chunk
+from . import devices
 
 THREADS = 256
 # Elements that each thread has under way at once.

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from mpi4py import MPI
 
-from .. import devices
-from ..errors import CommunicationError, raise_together
-from ..messaging import Handshake, Parts, ProcessGroup
-from .connecting import OPERATION, connect
+from ..errors import CommunicationError, describe_exception
+from . import devices
+
+if TYPE_CHECKING:  # importing it starts MPI
+    from mpi4py import MPI
 
 Arrays: TypeAlias = Sequence[Any]
+# Arrays, each with the other rank.
+Parts: TypeAlias = Iterable[tuple[int, Any]]
+
 # The first version that knows bfloat16; every NCCL for CUDA 12 is newer.
 OLDEST = (2, 10)
-BFLOAT16 = 9  # NCCL's number, which CuPy has a name for since 14
-# Of what NCCL sums as NumPy does: not float16, whose sums it rounds at each step. It
-# has maxima and minima of floats, too, but those lose NaNs.
+# NCCL's number of bfloat16, which CuPy has a name for since 14.
+BFLOAT16 = 9
+# NCCL sums these as NumPy does. It sums float16, too, but rounds at each step.
 INTEGERS = ("int8", "uint8", "int32", "uint32", "int64", "uint64")
 SUMS = ("float32", "float64", *INTEGERS)
+# By the ufunc of NumPy, as CuPy names NCCL's operations. NCCL has maxima and minima of
+# floats, too, but those lose NaNs.
+_OPERATIONS: dict[np.ufunc, str] = {
+    np.add: "NCCL_SUM",
+    np.maximum: "NCCL_MAX",
+    np.minimum: "NCCL_MIN",
+}
 # How long `abort` waits for another thread that calls NCCL.
 ABORT_SECONDS = 1.0
 
@@ -30,75 +40,92 @@ ABORT_SECONDS = 1.0
 class NcclCommunicator:
     """NCCL among the GPUs of some ranks.
 
-    Methods enqueue work on a stream, and return at once. Arrays are contiguous, on this
-    rank's GPU; those of bfloat16 are its bits, uint16. Sums are NCCL's: in an order and
-    with roundings of its own, the same bits on every rank.
+    Methods enqueue work on the current stream, and return at once. Arrays are
+    contiguous, on this rank's GPU; those of bfloat16 are its bits, uint16. Sums are
+    NCCL's: in an order and with roundings of its own, the same bits on every rank.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         """Connect the current devices (collective over ``comm``, which stays the caller's).
 
-        CommunicationError is raised on all ranks where NCCL fails on one, or takes
-        longer than CHAINERMN_NCCL_TIMEOUT says.
+        This blocks until all ranks have come. CommunicationError is raised on a rank
+        where NCCL fails, while other ranks may wait.
         """
         self._lock = threading.RLock()
-        self.rank, self.size = comm.rank, comm.size
-        handshake, where = Handshake(comm), f"rank {comm.rank}: {OPERATION}"
-        with raise_together(handshake, OPERATION), devices.translated_errors(where):
-            self._nccl = nccl = _nccl()
-            identity = nccl.get_unique_id() if comm.rank == 0 else None
-        identity = comm.bcast(identity)
-        self._comm: Any = connect(
-            comm, lambda: nccl.NcclCommunicator(comm.size, identity, comm.rank)
-        )
+        self.rank = comm.rank
+        self.size = comm.size
+        try:
+            self._nccl = _nccl()
+            identity = self._nccl.get_unique_id() if comm.rank == 0 else None
+            identity = comm.bcast(identity)
+            self._comm: Any = self._nccl.NcclCommunicator(
+                comm.size, identity, comm.rank
+            )
+        except Exception as error:
+            raise CommunicationError(
+                f"rank {comm.rank} of {comm.size} can't be connected by NCCL: "
+                f"{describe_exception(error)}. NCCL_DEBUG=INFO says more; communicator "
+                "'non_cuda_aware' uses NCCL only inside of nodes, and 'flat' doesn't use it"
+            ) from error
 
-    def sum_in_place(self, buffer: Any, stream: Any) -> None:
+    def sum_in_place(self, buffer: Any) -> None:
         """Overwrite ``buffer`` by the sum over ranks (collective)."""
-        self.allreduce([buffer], [buffer], np.add, stream)
+        self.allreduce([buffer], [buffer], np.add)
 
-    def allreduce(
-        self, sources: Arrays, targets: Arrays, op: np.ufunc, stream: Any
-    ) -> None:
+    def allreduce(self, sources: Arrays, targets: Arrays, op: np.ufunc) -> None:
         """Write what ``op`` makes of each source over ranks into its target (collective)."""
-        with self._group() as comm:
+        with self._group() as (comm, stream):
             for source, target in zip(sources, targets, strict=True):
                 if target.size:
-                    comm.allReduce(*self._reduction(source, target, op), stream.ptr)
+                    comm.allReduce(
+                        devices.address(source),
+                        devices.address(target),
+                        target.size,
+                        self._dtype(target.dtype),
+                        self._operation(op),
+                        stream,
+                    )
 
-    def reduce(
-        self, rows: Sequence[Arrays], targets: Arrays, op: np.ufunc, stream: Any
-    ) -> None:
+    def reduce(self, rows: Sequence[Arrays], targets: Arrays, op: np.ufunc) -> None:
         """Write what ``op`` makes of all ranks' row i into rank i's ``targets`` (collective).
 
         Rows are of the first ranks, or of all; they stay as they are.
         """
-        with self._group() as comm:
+        with self._group() as (comm, stream):
             for root, row in enumerate(rows):
-                for source, target in zip(
-                    row, targets if root == self.rank else row, strict=True
-                ):
-                    if target.size:
-                        sent, received, *rest = self._reduction(source, target, op)
-                        received *= root == self.rank  # NULL where nothing is received
-                        comm.reduce(sent, received, *rest, root, stream.ptr)
+                for index, source in enumerate(row):
+                    received = 0  # NULL where nothing is received
+                    if root == self.rank:
+                        received = devices.address(targets[index])
+                    if source.size:
+                        comm.reduce(
+                            devices.address(source),
+                            received,
+                            source.size,
+                            self._dtype(source.dtype),
+                            self._operation(op),
+                            root,
+                            stream,
+                        )
 
-    def exchange(self, outgoing: Parts, incoming: Parts, stream: Any) -> None:
+    def exchange(self, outgoing: Parts, incoming: Parts) -> None:
         """Send arrays to other ranks, and overwrite those that come (collective)."""
         octet = self._nccl.NCCL_UINT8
-        with self._group() as comm:
-            for call, parts in (comm.send, outgoing), (comm.recv, incoming):
-                for rank, array in parts:
-                    call(devices.address(array), array.nbytes, octet, rank, stream.ptr)
+        with self._group() as (comm, stream):
+            for rank, array in outgoing:
+                comm.send(devices.address(array), array.nbytes, octet, rank, stream)
+            for rank, array in incoming:
+                comm.recv(devices.address(array), array.nbytes, octet, rank, stream)
 
-    def broadcast(self, parts: Parts, stream: Any) -> None:
+    def broadcast(self, parts: Parts) -> None:
         """Overwrite each array on all ranks by that of the rank beside it (collective)."""
         octet = self._nccl.NCCL_UINT8
-        with self._group() as comm:
+        with self._group() as (comm, stream):
             for root, array in parts:
                 at = devices.address(array)
-                comm.broadcast(at, at, array.nbytes, octet, root, stream.ptr)
+                comm.broadcast(at, at, array.nbytes, octet, root, stream)
 
-    def reduce_shards(self, buffer: Any, shards: int, stream: Any) -> None:
+    def reduce_shards(self, buffer: Any, shards: int) -> None:
         """Sum shard i over ranks into rank i's ``buffer``, for each shard (collective).
 
         Of ``buffer``, a multiple of ``shards`` elements, all but a rank's own shard are
@@ -107,27 +134,40 @@ class NcclCommunicator:
         parts = _split(buffer, shards)
         if shards < self.size:
             own = parts[self.rank : self.rank + 1]
-            return self.reduce([[part] for part in parts], own, np.add, stream)
-        with self._group() as comm:
+            self.reduce([[part] for part in parts], own, np.add)
+            return
+        own = parts[self.rank]
+        with self._group() as (comm, stream):
             comm.reduceScatter(
-                *self._reduction(buffer, parts[self.rank], np.add), stream.ptr
+                devices.address(buffer),
+                devices.address(own),
+                own.size,
+                self._dtype(buffer.dtype),
+                self._operation(np.add),
+                stream,
             )
 
-    def gather_shards(self, buffer: Any, shards: int, stream: Any) -> None:
+    def gather_shards(self, buffer: Any, shards: int) -> None:
         """Copy rank i's shard i to all ranks, for each shard (collective)."""
         parts = _split(buffer, shards)
         if shards < self.size:
-            return self.broadcast(enumerate(parts), stream)
-        at, own = devices.address(buffer), parts[self.rank]
-        with self._group() as comm:
-            dtype = self._dtype(buffer.dtype)
-            comm.allGather(devices.address(own), at, own.size, dtype, stream.ptr)
+            self.broadcast(enumerate(parts))
+            return
+        own = parts[self.rank]
+        with self._group() as (comm, stream):
+            comm.allGather(
+                devices.address(own),
+                devices.address(buffer),
+                own.size,
+                self._dtype(buffer.dtype),
+                stream,
+            )
 
     @contextlib.contextmanager
-    def _group(self) -> Iterator[Any]:
-        """Give CuPy's communicator, which another thread doesn't abort meanwhile.
+    def _group(self) -> Iterator[tuple[Any, int]]:
+        """Give CuPy's communicator, which another thread doesn't abort meanwhile, and the stream.
 
-        Its operations run as one, so that they may run side by side.
+        The operations inside run as one, so that they may run side by side.
         """
         with self._lock:
             if self._comm is None:
@@ -136,22 +176,24 @@ class NcclCommunicator:
                 )
             self._nccl.groupStart()
             try:
-                yield self._comm
+                yield self._comm, devices.current_stream().ptr
             finally:  # an open group would swallow all later operations
                 self._nccl.groupEnd()
 
-    def _reduction(self, source: Any, target: Any, op: Any) -> tuple[int, ...]:
-        """Return addresses, elements, dtype and operation as NCCL's reductions take them."""
-        names = {np.add: "SUM", np.maximum: "MAX", np.minimum: "MIN"}
-        number = int(getattr(self._nccl, f"NCCL_{names[op]}"))
-        addresses = devices.address(source), devices.address(target)
-        return *addresses, target.size, self._dtype(target.dtype), number
+    def _operation(self, op: np.ufunc) -> int:
+        return int(getattr(self._nccl, _OPERATIONS[op]))
+
+    def _dtype(self, dtype: np.dtype) -> int:
+        """Return NCCL's number for a buffer's dtype."""
+        if dtype.name == "uint16":
+            return BFLOAT16
+        return int(getattr(self._nccl, f"NCCL_{dtype.name.upper()}"))
 
     def check(self) -> None:
         """Raise NCCL's asynchronous error, if there is one (not collective).
 
-        It doesn't wait for another thread that calls NCCL, and may itself wait for
-        other ranks: it raises nothing then.
+        Nothing is raised while another thread calls NCCL, which may wait for other
+        ranks: this doesn't wait for that thread.
         """
         if self._lock.acquire(blocking=False):
             try:
@@ -162,11 +204,12 @@ class NcclCommunicator:
 
     def abort(self) -> None:
         """Abort what is in flight, whether or not the other ranks do; nothing works afterwards."""
-        # A call of NCCL's in another thread returns at once, but for one that waits for
-        # a rank that is gone: then only this ends it.
+        # A call of NCCL's in another thread returns at once, unless it waits for a rank
+        # that is gone: then only an abort ends the call.
         locked = self._lock.acquire(timeout=ABORT_SECONDS)
         try:
-            comm, self._comm = self._comm, None
+            comm = self._comm
+            self._comm = None
             if comm is not None:
                 comm.abort()
         finally:
@@ -176,37 +219,16 @@ class NcclCommunicator:
     def close(self) -> None:
         """Release NCCL's resources; all work must be over."""
         with self._lock:
-            comm, self._comm = self._comm, None
+            comm = self._comm
+            self._comm = None
             if comm is not None:
                 comm.destroy()
-
-    def _dtype(self, dtype: np.dtype) -> int:
-        """Return NCCL's number for a buffer's dtype."""
-        if dtype.name == "uint16":
-            return BFLOAT16
-        return int(getattr(self._nccl, f"NCCL_{dtype.name.upper()}"))
-
-
-def connect_or_explain(
-    group: ProcessGroup, operation: str, make: Callable[[], NcclCommunicator | None]
-) -> tuple[NcclCommunicator | None, str]:
-    """Return what ``make`` returns; None and a reason where it fails on a rank (collective)."""
-    made, why = None, ""
-    with raise_together(group.handshake, operation) as attempt:
-        try:
-            made = make()
-        except (CommunicationError, ValueError) as error:
-            why = str(error)
-        attempt.payload = why.encode()
-    reasons = [row.decode() for row in attempt.payloads if row]
-    if reasons and made is not None:
-        made.abort()
-    return (None, reasons[0]) if reasons else (made, "")
 
 
 def sums(dtype: np.dtype, op: np.ufunc) -> bool:
     """Return whether NCCL makes of such arrays what NumPy would."""
-    return dtype.isnative and dtype.name in (SUMS if op is np.add else INTEGERS)
+    names = SUMS if op is np.add else INTEGERS
+    return dtype.isnative and dtype.name in names
 
 
 def abort_all(communicators: Sequence[NcclCommunicator]) -> None:
@@ -233,46 +255,14 @@ def unavailable_reason() -> str | None:
         return reason
     nccl = _nccl()
     if not nccl.available:
-        return "CuPy finds no NCCL library (cupy.cuda.nccl.available is False)"
+        return "CuPy finds no NCCL library: pip install nvidia-nccl-cu12, or -cu13 for CUDA 13"
     major, minor = OLDEST
-    if (code := nccl.get_version()) < major * 10_000 + minor * 100:
+    code = nccl.get_version()
+    if code < major * 10_000 + minor * 100:
         return (
             f"NCCL's version is {code}, and {major}.{minor} is the oldest that serves"
         )
     return None
-
-
-def check_devices(group: ProcessGroup) -> None:
-    """Raise on all ranks where NCCL can't serve, or two of a node share a device (collective)."""
-    operation, node = (
-        "asking which device this is",
-        group.topology.inter_rank(group.rank),
-    )
-
-    def bus_id() -> str:
-        if reason := unavailable_reason():
-            raise RuntimeError(
-                f"rank {group.rank}: NCCL can't take arrays on GPUs: {reason}"
-            )
-        return devices.bus_id()
-
-    places: dict[tuple[int, str], list[int]] = {}
-    with group.together(operation):
-        own = bus_id()
-    rows = group.comm.allgather((node, own))
-    for rank, place in enumerate(rows):
-        places.setdefault(place, []).append(rank)
-    shared = [
-        f"ranks {ranks} use device {bus}"
-        for (_, bus), ranks in places.items()
-        if len(ranks) > 1
-    ]
-    if shared:
-        raise ValueError(
-            f"{'; '.join(shared)}: NCCL wants one device a rank; call "
-            "chainer.backends.cuda.get_device_from_id(comm.intra_rank).use() before the first "
-            "gradients, with no more ranks on a node than it has devices"
-        )
 
 
 def _split(buffer: Any, shards: int) -> list[Any]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import devices, staging
 from ..errors import raise_together
+from ..gpu import devices, staging
 from ..messaging import ON_GPU, ProcessGroup, backend_for, memory_of, messages
 from . import parameters
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import devices
 from ..config import Settings
+from ..gpu import devices
 from ..layout import Operand
 from ..messaging import Backend, ProcessGroup, digest_of, dtype_name
 from . import parameters

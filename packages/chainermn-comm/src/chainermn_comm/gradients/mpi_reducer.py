@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import devices, staging
 from ..errors import checked_signature, raise_together
+from ..gpu import devices, staging
 from ..layout import Operand
 from ..messaging import ProcessGroup, digest_of
 from ..reducer import Reducer

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import devices
+from ..gpu import devices
 from ..numbers import as_array, can_be_summed
 
 # Bits of `numpy.ndarray.flags.num`: C-contiguous, writeable, in memory of its own.

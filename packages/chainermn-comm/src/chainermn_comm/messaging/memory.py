@@ -7,7 +7,7 @@ from functools import reduce
 from operator import and_, or_
 from typing import TYPE_CHECKING, Any
 
-from .. import devices
+from ..gpu import devices
 
 if TYPE_CHECKING:
     from .backend import Backend

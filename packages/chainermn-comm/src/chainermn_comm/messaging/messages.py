@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from .. import devices, staging
+from ..gpu import devices, staging
 from ..numbers import as_array, as_bytes, empty
 
 # What a message's arrays stand for: one array, several, several sent with metadata, or

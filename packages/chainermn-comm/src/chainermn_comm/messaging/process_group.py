@@ -12,7 +12,6 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .. import devices
 from ..config import Settings
 from ..errors import (
     FinalizedError,
@@ -20,6 +19,7 @@ from ..errors import (
     is_raised_on_all,
     raise_together,
 )
+from ..gpu import devices
 from ..topology import Topology
 from .backend import Backend
 from .handshake import Handshake

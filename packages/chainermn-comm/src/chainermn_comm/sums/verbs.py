@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import devices, staging
 from ..errors import raise_together
+from ..gpu import devices, staging
 from ..layout import Operand
 from ..messaging import (
     ON_GPU,
@@ -152,7 +152,7 @@ def _hand_out(
             return messages.on_device([result], group.rank)[0].value()
         if devices.on_gpu(out):
             with devices.using_device_of(out):
-                staging.overwrite(out, staging.to_device(arrays, group.rank)[0])
+                devices.assign(out, staging.to_device(arrays, group.rank)[0])
         else:
             out[...] = arrays[0]
         return out

@@ -10,7 +10,8 @@ from typing import Any
 import chainer
 from chainer.backends import cuda
 
-from chainermn_comm import CommunicationError, devices, staging
+from chainermn_comm import CommunicationError
+from chainermn_comm.gpu import devices, staging
 
 
 def device_of(array: Any) -> Any:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from chainermn_comm import CommunicatorBase, create_communicator, devices
+from chainermn_comm import CommunicatorBase, create_communicator
+from chainermn_comm.gpu import devices
 from chainermn_tools.bench.operations import (
     BASELINES,
     MEAN_GRAD,

@@ -10,18 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from .errors import CommunicationError, describe_exception
+from ..errors import CommunicationError, describe_exception
 
 # Of cudaEventQuery.
-_SUCCESS, _NOT_READY = 0, 600
+_SUCCESS = 0
+_NOT_READY = 600
 
 
-def on_gpu(array: Any) -> bool:
-    """Return whether this is a CuPy array."""
-    is_likely = "cupy" in sys.modules and hasattr(
-        type(array), "__cuda_array_interface__"
-    )
-    return is_likely and isinstance(array, _cupy().ndarray)
+# Devices.
 
 
 def unavailable_reason() -> str | None:
@@ -30,17 +26,14 @@ def unavailable_reason() -> str | None:
         cupy = _cupy()
     except ImportError as error:
         return f"CuPy can't be imported ({error})"
-    # That CUDA's libraries load doesn't mean that there is a device.
+    # CUDA's libraries may load on a machine that has no device.
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except Exception as error:  # CUDARuntimeError, whose module loads only with CUDA
         return f"CUDA finds no device ({error})"
-    return None if count else "CUDA finds no device"
-
-
-def device_of(array: Any) -> Any:
-    """Return the number of the device that holds the array; None of host memory."""
-    return array.device.id if on_gpu(array) else None
+    if count == 0:
+        return "CUDA finds no device"
+    return None
 
 
 def current_device() -> int:
@@ -59,16 +52,22 @@ def bus_id() -> str:
     return str(_cupy().cuda.Device().pci_bus_id)
 
 
-def empty_like(array: Any) -> Any:
-    """Return a new array in C order, of the array's kind, shape, dtype and device."""
-    with using_device_of(array):
-        return (_cupy() if on_gpu(array) else np).empty(array.shape, array.dtype)
+# Arrays.
 
 
-def zeros_like(array: Any) -> Any:
-    """Return zeros in C order, of the array's kind, shape, dtype and device."""
-    with using_device_of(array):
-        return (_cupy() if on_gpu(array) else np).zeros_like(array, order="C")
+def on_gpu(array: Any) -> bool:
+    """Return whether this is a CuPy array."""
+    if "cupy" not in sys.modules:
+        return False
+    # The attribute is looked up first: it is fast, and most arrays are NumPy's.
+    if not hasattr(type(array), "__cuda_array_interface__"):
+        return False
+    return isinstance(array, _cupy().ndarray)
+
+
+def device_of(array: Any) -> Any:
+    """Return the number of the device that holds the array; None of host memory."""
+    return array.device.id if on_gpu(array) else None
 
 
 def using_device_of(array: Any) -> AbstractContextManager[Any]:
@@ -78,7 +77,9 @@ def using_device_of(array: Any) -> AbstractContextManager[Any]:
 
 def address(array: Any) -> int:
     """Return the address of an array's first element."""
-    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
+    if isinstance(array, np.ndarray):
+        return int(array.ctypes.data)
+    return int(array.data.ptr)
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = np.uint8, order: str = "C") -> Any:
@@ -86,15 +87,24 @@ def empty(shape: int | tuple[int, ...], dtype: Any = np.uint8, order: str = "C")
     return _cupy().empty(shape, dtype, order)
 
 
-def pinned(nbytes: int) -> np.ndarray:
-    """Return page-locked host memory, which the device copies asynchronously: (nbytes,) uint8."""
-    memory = _cupy().cuda.alloc_pinned_memory(max(nbytes, 1))
-    return np.frombuffer(memory, np.uint8, nbytes)
+def empty_like(array: Any) -> Any:
+    """Return a new array in C order, of the array's kind, shape, dtype and device."""
+    with using_device_of(array):
+        return _module_of(array).empty(array.shape, array.dtype)
+
+
+def zeros_like(array: Any) -> Any:
+    """Return zeros in C order, of the array's kind, shape, dtype and device."""
+    with using_device_of(array):
+        return _module_of(array).zeros_like(array, order="C")
 
 
 def c_ordered(array: Any) -> Any:
     """Return the GPU array if it is contiguous in C order; else a copy that is."""
-    return array if array.flags.c_contiguous else _cupy().ascontiguousarray(array)
+    if array.flags.c_contiguous:
+        return array
+    with using_device_of(array):
+        return _cupy().ascontiguousarray(array)
 
 
 def assign(target: Any, array: Any) -> None:
@@ -103,14 +113,24 @@ def assign(target: Any, array: Any) -> None:
         target[...] = array
 
 
+def pinned(nbytes: int) -> np.ndarray:
+    """Return page-locked host memory, which the device copies asynchronously: (nbytes,) uint8."""
+    memory = _cupy().cuda.alloc_pinned_memory(max(nbytes, 1))
+    return np.frombuffer(memory, np.uint8, nbytes)
+
+
 def copy(source: Any, target: Any, stream: Any) -> None:
     """Copy bytes from a GPU array to pinned memory, or back, in the stream's order."""
     runtime = _cupy().cuda.runtime
-    is_host = isinstance(target, np.ndarray)
-    kind = runtime.memcpyDeviceToHost if is_host else runtime.memcpyHostToDevice
+    kind = runtime.memcpyHostToDevice
+    if isinstance(target, np.ndarray):
+        kind = runtime.memcpyDeviceToHost
     runtime.memcpyAsync(
         address(target), address(source), source.nbytes, kind, stream.ptr
     )
+
+
+# Streams and events.
 
 
 def current_stream() -> Any:
@@ -123,14 +143,9 @@ def new_stream() -> Any:
     return _cupy().cuda.Stream(non_blocking=True)
 
 
-def new_event() -> Any:
-    """Return an event that orders streams and can be polled."""
-    return _cupy().cuda.Event(disable_timing=True)
-
-
 def recorded_event(stream: Any = None) -> Any:
     """Return an event that happens after what a stream, or the current one, was given so far."""
-    event = new_event()
+    event = _cupy().cuda.Event(disable_timing=True)
     event.record(current_stream() if stream is None else stream)
     return event
 
@@ -150,6 +165,9 @@ def is_done(event: Any) -> bool:
     raise runtime.CUDARuntimeError(status)
 
 
+# Errors and kernels.
+
+
 @contextmanager
 def translated_errors(what: str) -> Iterator[None]:
     """Raise CommunicationError, with CUDA's or NCCL's words, where one of them fails inside.
@@ -159,7 +177,8 @@ def translated_errors(what: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if (translated := translate(error, what)) is error:
+        translated = translate(error, what)
+        if translated is error:
             raise
         raise translated from error
 
@@ -180,6 +199,10 @@ def kernel(source: str, name: str, registers: int) -> Any:
     """
     module = _cupy().RawModule(code=source, options=(f"--maxrregcount={registers}",))
     return module.get_function(name)
+
+
+def _module_of(array: Any) -> Any:
+    return _cupy() if on_gpu(array) else np
 
 
 def _cupy() -> Any:

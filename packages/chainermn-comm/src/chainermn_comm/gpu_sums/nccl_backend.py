@@ -1,0 +1,173 @@
+"""Arrays on GPUs by NCCL among all ranks, on the current stream; also means of gradients."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ..gpu import NcclCommunicator, devices, nccl
+from ..layout import Operand
+from ..messaging import Algorithm, Backend, Parts, ProcessGroup, messages
+from ..reducer import in_background
+from ..sums import single_leader
+from ..topology import Topology
+from .nccl_groups import NcclGroups, check_devices, connect_groups, nccl_is_missing
+from .nccl_sum import NcclSum
+from .staged_sum import StagedSum, check_device
+from .watcher import Watcher
+
+OPERATION = "moving arrays between GPUs"
+
+
+class NcclBackend(Backend):
+    """NCCL among the devices that are current at the first use. Sums are in NCCL's own order."""
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        nodes: Topology,
+        leaders: int = 1,
+        staged: bool = False,
+    ) -> None:
+        """Connect nothing yet (not collective): only later is a device chosen.
+
+        Args:
+            group: the ranks.
+            nodes: in which gradients are summed first.
+            leaders: how many ranks of each node exchange gradients with other nodes.
+            staged: whether everything between nodes goes through host memory.
+        """
+        super().__init__(group, self._make_sum)
+        self._nodes = nodes
+        self._leaders = leaders
+        self._staged = staged and nodes.inter_size > 1
+        self._all_ranks: NcclCommunicator | None = None
+        self._watcher: Watcher | None = None  # once something is connected
+
+    # Gradients.
+
+    def _make_sum(self, group: ProcessGroup) -> Algorithm:
+        nodes = self._nodes
+        if self._staged and nodes.inter_size == group.size:  # NCCL would connect nobody
+            return StagedSum(group, single_leader)
+        if nodes.inter_size > 1:
+            check_devices(group)
+            groups = connect_groups(group, nodes, self._leaders, self._staged)
+            self._watch().nccls.extend(groups.nccls)
+        else:
+            if group.size > 1:
+                self.connect()
+            groups = NcclGroups(self._all_ranks)
+        return NcclSum(group, groups, self._watch())
+
+    def _watch(self) -> Watcher:
+        if self._watcher is None:
+            self._watcher = Watcher(self.group)
+        return self._watcher
+
+    # Users' arrays.
+
+    def can_stay_on_gpu(self, arrays: Sequence[Any], op: Any = None) -> bool:
+        """Return whether these arrays, or none, can be moved, or summed by ``op``, now.
+
+        RuntimeError is raised where this process can't use NCCL, and ValueError where an
+        array lies on another device than those of earlier calls.
+        """
+        if self._staged or _is_busy():
+            return False
+        if not arrays:
+            return True
+        reason = nccl.unavailable_reason()
+        if reason is not None:
+            if self.group.size == 1:
+                return False
+            raise RuntimeError(nccl_is_missing(self.group.rank, reason))
+        device = devices.current_device()
+        if self._watcher is not None:
+            device = self._watcher.device
+        for array in arrays:
+            if devices.on_gpu(array):
+                check_device(array, device)
+        return all(
+            [
+                devices.on_gpu(array) and (op is None or nccl.sums(array.dtype, op))
+                for array in arrays
+            ]
+        )
+
+    def connect(self) -> bool:
+        if self._all_ranks is None:
+            check_devices(self.group)
+            operation = "connecting GPUs by NCCL"
+            self.group.handshake.begin(operation)
+            with self.group.call(operation):  # the job ends where a rank can't connect
+                self._all_ranks = NcclCommunicator(self.group.comm)
+            self._watch().nccls.append(self._all_ranks)
+        return True
+
+    def allocate(self, header: bytes) -> messages.Message:
+        return messages.allocate(header, devices.empty)
+
+    def exchange(self, outgoing: Parts, incoming: Parts) -> None:
+        own = self.group.rank
+        sent = [part for part in outgoing if part[0] != own and part[1].size]
+        received = [part for part in incoming if part[0] != own and part[1].size]
+        with self._enqueuing((sent, received)) as comm:
+            comm.exchange(sent, received)
+
+    def allgather(self, outgoing: Parts, incoming: Parts) -> None:
+        self.broadcast(incoming)
+
+    def broadcast(self, parts: Parts) -> None:
+        parts = [part for part in parts if part[1].size]
+        with self._enqueuing(parts) as comm:
+            comm.broadcast(parts)
+
+    def allreduce(self, operand: Operand) -> None:
+        with self._enqueuing(operand) as comm:
+            comm.allreduce(operand.sources, operand.targets, operand.op)
+            if operand.divisor != 1:
+                for target in operand.targets:
+                    target /= operand.divisor
+
+    def reduce_scatter(
+        self, rows: Sequence[nccl.Arrays], targets: nccl.Arrays, op: Any
+    ) -> None:
+        with self._enqueuing((rows, targets)) as comm:
+            comm.reduce(rows, targets, op)
+
+    @contextmanager
+    def _enqueuing(self, used: Any) -> Iterator[NcclCommunicator]:
+        assert self._all_ranks is not None  # ranks have connected
+        with self._watch().enqueuing(OPERATION, used):
+            yield self._all_ranks
+
+    # The end.
+
+    def close(self) -> None:
+        if self._watcher is not None:
+            self._watcher.wait()
+            with devices.use(self._watcher.device):
+                super().close()
+                if self._all_ranks is not None:
+                    self._all_ranks.close()
+        else:
+            super().close()
+
+    def release_local(self) -> None:
+        if self._watcher is not None:
+            self._watcher.abandon()
+        super().release_local()
+
+
+def _is_busy() -> bool:
+    """Return whether NCCL may work, or be given work, for another thread of this rank.
+
+    Work of two NCCL communicators that comes in different orders on two ranks can wait
+    for each other for ever. So only the main thread gives NCCL users' arrays, and none
+    while means are taken in the background. If one rank is busy, all ranks copy.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    return bool(in_background) or not is_main

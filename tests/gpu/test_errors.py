@@ -1,0 +1,381 @@
+"""An error at any call of CUDA's or NCCL's is raised on all ranks or ends the job, in its words."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from chainermn_comm import CommunicationError, PeerError, create_communicator
+from tests.support.doubles import gpus
+from tests.support.doubles.device_double import ILLEGAL_ADDRESS, OUT_OF_MEMORY
+from tests.support.doubles.nccl_double import NcclError
+from tests.support.jobs.runner import run_text
+from tests.support.oracles import verbs
+from tests.support.worlds.models import Model, Param
+from tests.support.worlds.topologies import on_nodes
+
+world_of = pytest.mark.world
+WORDS = "cudaError|NCCL_ERROR"
+OUT, BACK = "memcpyAsync to host", "memcpyAsync to device"
+OF_NCCL = ("allReduce", "reduce", "broadcast", "reduceScatter", "allGather")
+
+# Before ranks agree, an error of one rank is raised on all.
+PREPARING = ("malloc", "hostAlloc", "eventCreate", "eventRecord")
+# Later, what is enqueued on the current stream, and what the thread asks for.
+ENQUEUED = ("compile", BACK, "launchKernel", "streamWaitEvent", "groupStart")
+ENQUEUED += ("groupEnd", "work", "eventQuery", "getAsyncError")
+# By name: the nodes, and calls of its own. Of nodes, those of the ranks that there are.
+NAMES: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
+    "flat": ((0, 0, 0, 0), ("work", "eventQuery", "streamWaitEvent", OUT, BACK)),
+    "pure_nccl": ((0, 0, 0, 0), (*ENQUEUED, "allReduce")),
+    "hierarchical": (
+        (0, 0, 1, 1),
+        ("reduce", "broadcast", "allReduce", "getAsyncError"),
+    ),
+    "two_dimensional": ((0, 0, 1, 1), ("reduceScatter", "allGather", "allReduce")),
+    "non_cuda_aware": ((0, 0, 1, 1), ("reduce", "broadcast", OUT, "launchKernel")),
+}
+LEADERS_ONLY = ("allReduce", OUT)  # of nodes
+RANKS = {"hierarchical": (3, 4), "two_dimensional": (4,), "non_cuda_aware": (4,)}
+
+
+def ranks(name: str) -> tuple[pytest.MarkDecorator, ...]:
+    """The numbers of ranks for which a name makes all of its calls."""
+    sizes = RANKS.get(name, (2, 3, 4))
+    return pytest.mark.sizes(*sizes), pytest.mark.ranks(sizes[0])
+
+
+def error_at(call: str) -> Exception | int:
+    if call[:5] in ("group", "getUn", "getAs", "commI") or call in OF_NCCL:
+        return NcclError("NCCL_ERROR_UNHANDLED_CUDA_ERROR: it failed")
+    return ILLEGAL_ADDRESS if call == "work" else OUT_OF_MEMORY
+
+
+def model_of(rank: int) -> Model:
+    """Gradients that are packed, and some that aren't."""
+    grads = [gpus.put(np.full(size, rank, "f4")) for size in (3, 5, 2000)]
+    return Model(**{f"p{i}": Param(grad, grad) for i, grad in enumerate(grads)})
+
+
+def error_of(call: Callable[..., object], *args: object) -> str:
+    """What it raises, which is a CommunicationError; empty where it raises nothing."""
+    try:
+        call(*args)
+    except CommunicationError as error:
+        return str(error)
+    return ""
+
+
+@world_of
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        pytest.param(name, call, marks=ranks(name))
+        for name in ("flat", "pure_nccl", "non_cuda_aware")
+        for call in PREPARING
+        if (name, call) != ("flat", "malloc")  # which sums where gradients lie
+    ],
+)
+def test_what_fails_in_preparation_is_raised_on_all_ranks(world, double, name, call):
+    """When gradients of some shapes come first, and when they come again."""
+    with on_nodes(NAMES[name][0][: world.size], name) as comm:
+        for _ in range(3):
+            model = model_of(comm.rank)
+            fails = comm.rank == world.size - 1
+            if fails:
+                double.plant(call, OUT_OF_MEMORY)
+            with pytest.raises(CommunicationError, match="cudaErrorMemory") as caught:
+                comm.allreduce_grad(model)
+            assert isinstance(caught.value, PeerError) != fails
+            assert double.recover()
+            gpus.assert_mean(comm)
+
+
+@world_of
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        pytest.param(name, call, marks=ranks(name))
+        for name, (_, calls) in NAMES.items()
+        for call in calls
+    ],
+)
+def test_what_fails_later_is_raised_and_a_new_communicator_serves(
+    world, double, name, call
+):
+    """It fails on all ranks, as the job may not end here, and others would wait for ever."""
+    nodes = NAMES[name][0][: world.size]
+    comm = on_nodes(nodes, name)
+    if call != "compile":
+        comm.allreduce_grad(model_of(comm.rank))
+        gpus.settle(world, comm)
+    models = [model_of(comm.rank) for _ in range(2)]
+    if len(set(nodes)) == 1 or comm.intra_rank == 0 or call not in LEADERS_ONLY:
+        double.plant(call, error_at(call))
+    raised = error_of(comm.allreduce_grad, models[0])
+    gpus.wait_for_failure(comm)
+    raised += error_of(comm.allreduce_obj, 1)
+    assert re.search(WORDS, raised)
+    with pytest.raises(CommunicationError, match="interrupted on this rank"):
+        comm.allreduce_grad(models[1])
+    assert "stuck abort" not in double.calls
+    world.Barrier()
+    double.recover()
+    comm.finalize()
+    with on_nodes(nodes, name) as comm:
+        gpus.assert_mean(comm)
+
+
+@world_of
+@pytest.mark.sizes(2, 3)
+@pytest.mark.parametrize("call", ["work", "getAsyncError", "allReduce"])
+def test_an_error_beside_backward_is_raised_and_none_waits(world, double, call):
+    with on_nodes([0] * world.size, "pure_nccl") as comm:
+        channel, raised = comm.split(0, comm.rank), []
+        for step in range(3):
+            reducer = comm.make_reducer(channel=channel)
+            work = reducer.start(planned=1)
+            reducer.add(model_of(comm.rank), True)
+            if step == 2:
+                gpus.settle(world, channel)
+                double.plant(call, error_at(call))
+            raised.append(error_of(work.wait))
+        assert not any(raised[:2])
+        gpus.wait_for_failure(channel)
+        raised.append(error_of(channel.allreduce_obj, 1))
+        assert re.search(WORDS, "".join(raised))
+        assert comm.allreduce_obj(1) == world.size
+
+
+@world_of
+@pytest.mark.sizes(2, 3)
+def test_what_fails_between_calls_is_printed_and_raised_by_the_next(
+    world, double, capsys
+):
+    comm = on_nodes([0] * world.size, "pure_nccl")
+    gpus.assert_mean(comm)
+    gpus.settle(world, comm)
+    double.delay = 40
+    comm.allreduce_grad(model_of(comm.rank))
+    double.nccl_fails = True
+    gpus.wait_for_failure(comm)
+    told = f"rank {world.rank}: averaging gradients on GPUs failed: .*NCCL_ERROR_REMOTE"
+    with pytest.raises(CommunicationError, match=f"interrupted on this rank .*{told}"):
+        gpus.finalize_or_hear(comm)
+    gpus.end_watching()
+    assert re.search(f"ChainerMN: {told}", capsys.readouterr().err)
+
+
+@world_of
+@pytest.mark.sizes(2, 3)
+def test_without_threads_in_mpi_each_call_waits_and_raises_itself(
+    world, double, monkeypatch
+):
+    has_thread = gpus.without_thread(monkeypatch)
+    with on_nodes([0] * world.size, "pure_nccl") as comm:
+        for _ in range(2):
+            comm.allreduce_grad(model_of(comm.rank))
+            assert not any(stream.queue for stream in double.streams)  # all is over
+        assert not has_thread()
+        double.plant("allReduce")
+        with pytest.raises(CommunicationError, match=WORDS):
+            comm.allreduce_grad(model_of(comm.rank))
+
+
+@world_of
+@pytest.mark.sizes(2, 3)
+def test_an_error_of_a_cupy_that_raises_it_is_told_likewise(world, double, monkeypatch):
+    """Others than 14.2 raise what cudaEventQuery returns, also that work isn't over."""
+    from cupy.cuda import runtime
+
+    query = runtime.eventQuery
+
+    def raising(event: int) -> int:
+        status = query(event)
+        if status:
+            raise runtime.CUDARuntimeError(status)
+        return 0
+
+    monkeypatch.setattr(runtime, "eventQuery", raising)
+    with on_nodes([0] * world.size, "flat") as comm:
+        gpus.assert_mean(comm)
+        double.plant("eventQuery", ILLEGAL_ADDRESS)
+        with pytest.raises(CommunicationError, match="cudaErrorIllegalAddress"):
+            comm.allreduce_grad(model_of(comm.rank))
+
+
+@world_of
+@pytest.mark.sizes(2, 3)
+@pytest.mark.parametrize("name", ["flat", "pure_nccl"])
+def test_a_block_left_by_an_exception_frees_the_gpu_and_waits_for_nobody(
+    world, double, name
+):
+    with create_communicator(name) as other:
+        comm = create_communicator(name)
+        for each in (comm, other):
+            gpus.means_of(each, [np.ones(3, "f4"), np.ones(5, "f4")])
+        gpus.settle(world, comm)
+        if world.rank == world.size - 1:  # the others never leave the block
+            before = sum(double.memory.values())
+            with contextlib.suppress(ZeroDivisionError), comm:
+                raise ZeroDivisionError
+            gc.collect()
+            assert sum(double.memory.values()) < before or name == "flat"
+            assert "abort" in double.calls or name == "flat"
+        gpus.assert_mean(other)
+
+
+# Users' arrays through host memory. Each verb of a table that other tests use, too.
+MOVED = (verbs.bcast, verbs.gather, verbs.scatter, verbs.allgather, verbs.alltoall)
+SUMMED = (verbs.allreduce, verbs.reduce_scatter, verbs.multi_node_mean)
+COPYING = ("malloc", "hostAlloc", "eventRecord", "eventQuery", "work", OUT, BACK)
+# In the first tier each verb fails at half of the calls on rank 0, and at the others on
+# the last rank.
+VERBS = [
+    pytest.param(
+        verb,
+        call,
+        on_last,
+        id=f"{verb.__name__}-{call}-{'last rank' if on_last else 'rank 0'}",
+        marks=() if (number + place + on_last) % 2 else pytest.mark.full,
+    )
+    for number, verb in enumerate((*MOVED, *SUMMED, verbs.bcast_data))
+    for place, call in enumerate(COPYING)
+    for on_last in (False, True)
+]
+
+
+@world_of
+@pytest.mark.sizes(2, 3)
+@pytest.mark.parametrize(("verb", "call", "on_last"), VERBS)
+def test_an_error_in_a_verb_is_raised_on_all_ranks(world, double, verb, call, on_last):
+    """The first such call and later ones, some of them after data have moved."""
+    with gpus.small_buffers(4096), create_communicator("naive") as comm:
+        arrays = [gpus.put(np.ones((2000, 4), "f4"))[:, ::2] for _ in range(8)]
+        fails = comm.rank == (comm.size - 1 if on_last else 0)
+        for after in range(4):
+            if fails:
+                double.plant(call, ILLEGAL_ADDRESS, after)
+            raised = None
+            try:
+                verb(comm, lambda _: np.ones((2000, 2), "f4"), arrays.__getitem__)
+            except CommunicationError as error:
+                raised = error
+            happened = True in comm.allgather_obj(fails and double.recover())
+            assert happened or after, "the call isn't made"
+            assert (raised is not None) == happened
+            if raised is not None:
+                assert "cudaErrorIllegalAddress: an illegal memory" in str(raised)
+                assert isinstance(raised, PeerError) != fails
+
+
+@world_of
+@pytest.mark.sizes(2)
+@pytest.mark.parametrize("call", [*COPYING, "no device"])
+@pytest.mark.parametrize("sends", [True, False])
+def test_a_sender_or_receiver_that_fails_raises_alone(world, double, call, sends):
+    """The sender sends nothing then, and the receiver gets the next message."""
+    if call in ((BACK, "no device") if sends else (OUT,)):
+        pytest.skip("that side makes no such call")
+    fails = world.rank == (0 if sends else 1)
+    with create_communicator("naive") as comm:
+        array = gpus.put(np.ones((3, 4), "f4"))[:, ::2]
+        for attempt in range(2):
+            if fails and not attempt:
+                if call == "no device":
+                    double.count = 0
+                else:
+                    double.plant(call, ILLEGAL_ADDRESS)
+                how: contextlib.AbstractContextManager = pytest.raises(
+                    CommunicationError,
+                    match=f"rank {comm.rank}: .*(IllegalAddress|CUDA finds no device)",
+                )
+            else:
+                how = contextlib.nullcontext()
+            with how:
+                if comm.rank:
+                    same = comm.recv(source=0) if attempt or not sends else None
+                else:
+                    comm.send(array, dest=1)
+            double.recover()
+            double.count = 1
+        if comm.rank:
+            np.testing.assert_array_equal(gpus.to_host(same), np.ones((3, 2), "f4"))
+        assert comm.allreduce_obj(1) == comm.size
+
+
+SCRIPT = """
+import sys, time
+from contextlib import nullcontext
+import numpy as np
+from mpi4py import MPI
+from tests.gpu.test_errors import error_at, model_of
+from tests.support.doubles import gpus
+from tests.support.doubles.cupy_double import installed
+from tests.support.worlds.topologies import on_nodes
+
+name, where, nodes, how = sys.argv[1:]
+context = installed()
+with context if how != "leave" else nullcontext(context.__enter__()) as double:
+    comm = on_nodes(map(int, nodes), name)
+    model, array = model_of(comm.rank), gpus.put(np.full(9, comm.rank, "f4"))
+    def call():
+        if "verb" in how:
+            comm.bcast(comm.allreduce(array))
+        else:
+            comm.allreduce_grad(model)
+    for _ in range(0 if "first" in how else 2):
+        call()
+        gpus.to_host(array)
+    MPI.COMM_WORLD.Barrier()
+    print("BEGIN", flush=True)
+    if comm.rank == (where != "getUniqueId"):
+        double.plant(where, error_at(where))
+    call()
+    if how == "finalize":
+        comm.finalize()
+    elif how == "leave":
+        sys.exit()
+    while True:  # long beside what the thread takes to see it, also on a busy machine
+        time.sleep(0.5)
+        gpus.to_host(array)
+"""
+# Where MPI takes the sums, a call waits for its end; elsewhere a thread sees what fails
+# after it.
+JOBS = [
+    ("flat", BACK, "00", "go on"),
+    ("flat", "work", "01", "go on"),
+    ("pure_nccl", "commInitRank", "00", "first"),
+    ("hierarchical", "getUniqueId", "01", "first"),
+    ("hierarchical", "commInitRank", "01", "first verb"),
+    ("pure_nccl", "allReduce", "00", "go on"),
+    ("pure_nccl", "work", "00", "go on"),
+    ("pure_nccl", "getAsyncError", "00", "finalize"),
+    ("pure_nccl", "work", "00", "leave"),
+    ("hierarchical", "getAsyncError", "01", "go on"),
+    ("hierarchical", "broadcast", "01", "verb"),
+]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("case", JOBS, ids=" ".join)
+def test_an_error_on_one_rank_ends_the_job_with_its_words(case):
+    _, where, _, how = case
+    job = run_text(2, SCRIPT, *case, seconds=60.0)
+    assert job.out.count("BEGIN") == 2, job
+    assert job.returncode == 1, job
+    rank = int(where != "getUniqueId")
+    assert re.search(rf"rank {rank} of 2: uncaught CommunicationError", job.err), job
+    doing = "moving arrays between" if "verb" in how else "averaging gradients on"
+    told = rf"rank {rank}: {doing} GPUs failed: .*({WORDS})"
+    if where in ("getUniqueId", "commInitRank"):
+        told = (
+            rf"rank {rank} of 2 can't be connected by NCCL: .*{WORDS}.*'non_cuda_aware'"
+        )
+    assert re.search(told, job.err), job

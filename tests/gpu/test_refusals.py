@@ -1,0 +1,175 @@
+"""What can't be done on GPUs is told on every rank: disagreement, devices, a missing NCCL."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from chainermn_comm import PeerError, RankMismatchError, create_communicator
+from tests.support.doubles import gpus
+from tests.support.doubles.gpus import NCCL, assert_mean, have_one_each, mean_of, put
+from tests.support.worlds.models import Model, Param, with_grads
+from tests.support.worlds.topologies import on_nodes
+
+pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
+
+
+def grads(first: object, rank: int, dtype: str = "f4") -> Model:
+    """A model with the gradient `first` on rank 0 and one on the GPU elsewhere."""
+    grad = put(np.ones(3, dtype))
+    return Model(w=Param(put(np.zeros(3, dtype)), grad if rank else first))
+
+
+# What rank 0 has where the others have float32 on a GPU, and what is told of it.
+DISAGREEMENTS = {
+    "none": (
+        lambda: None,
+        r"/w float32 \(3,\).*no gradient|no gradient.*/w float32 \(3,\)",
+    ),
+    "dtype": (lambda: put(np.ones(3)), r"/w float64 \(3,\).*/w float32 \(3,\)"),
+    "place": (lambda: np.ones(3, "f4"), r"/w float32 \(3,\).* on a GPU on rank"),
+}
+
+
+@pytest.mark.parametrize("what", DISAGREEMENTS)
+def test_ranks_that_disagree_are_told_and_go_on(world, one_each, what):
+    give, told = DISAGREEMENTS[what]
+    with create_communicator("hierarchical") as comm:
+        with pytest.raises(RankMismatchError, match=told):
+            comm.allreduce_grad(grads(give(), comm.rank))
+        assert_mean(comm)
+
+
+def test_gradients_missing_on_all_ranks_stay_so_and_integers_are_told(world, gpu):
+    with create_communicator("flat") as comm:
+        model = Model(
+            w=Param(put(np.zeros(2)), None), v=Param(put(np.zeros(1)), put(np.ones(1)))
+        )
+        comm.allreduce_grad(model)
+        assert model["w"].grad is None
+        with pytest.raises(TypeError, match="/w has dtype int32"):
+            comm.allreduce_grad(grads(put(np.ones(3, "i4")), comm.rank, "i4"))
+
+
+def test_pure_nccl_refuses_numpy_gradients(world, one_each):
+    with create_communicator("pure_nccl") as comm:
+        with pytest.raises(
+            ValueError, match=r"pure_nccl.*NumPy arrays.*to_gpu.*hierarchical"
+        ):
+            comm.allreduce_grad(Model(w=Param(np.ones(2), np.ones(2))))
+        assert_mean(comm)
+
+
+@pytest.mark.parametrize("name", ["pure_nccl", "hierarchical"])
+def test_ranks_on_one_device_are_told_and_others_serve(world, gpu, name):
+    told = r"ranks \[0, 1.* use device .*get_device_from"
+    with create_communicator(name) as comm:
+        with gpus.on_one_device(gpu), create_communicator("flat") as other:
+            for call in (assert_mean, lambda comm: comm.bcast(put(np.ones(2)))):
+                with pytest.raises(ValueError, match=told):
+                    call(comm)
+            assert_mean(other)
+        if have_one_each(world):
+            assert_mean(comm)
+        assert comm.allreduce_obj(1) == world.size
+
+
+def test_one_device_number_on_two_nodes_is_no_clash(world, gpu):
+    with gpus.on_one_device(gpu), on_nodes(range(world.size), "hierarchical") as comm:
+        assert_mean(comm)
+
+
+@pytest.mark.parametrize("name", ["pure_nccl", "flat"])
+def test_one_rank_on_another_device_than_before_raises_on_all(world, gpu, name):
+    import cupy
+
+    gpu.count = 2
+    gpus.one_each(world)
+    count = cupy.cuda.runtime.getDeviceCount()
+    if count < 2:
+        pytest.skip("takes two devices")
+    here = cupy.cuda.Device().id
+    with create_communicator(name) as comm:
+        assert_mean(comm)
+        odd = comm.rank == 0
+        told = r"lies on device \d.*first used on device \d"
+        with (
+            cupy.cuda.Device((here + odd) % count),
+            pytest.raises(ValueError if odd else PeerError, match=told),
+        ):
+            assert_mean(comm)
+        assert_mean(comm)
+
+
+WHY_NOT = {
+    "no device": ("count", 0),
+    "InsufficientDriver": ("count", -1),
+    "pip install nvidia-nccl-cu12": ("available", False),
+    "version is 2804, and 2.10 is the oldest": ("version", 2804),
+}
+
+
+@pytest.mark.parametrize("why", WHY_NOT)
+def test_a_rank_without_nccl_is_told_on_all_ranks(world, double, monkeypatch, why):
+    """When `pure_nccl` is made; by other names once arrays on GPUs come. Nothing is copied."""
+    from cupy.cuda import nccl
+
+    odd, (what, value) = world.rank == world.size - 1, WHY_NOT[why]
+    error = RuntimeError if odd else PeerError
+    array = put(np.ones(3, "f4"))
+    with create_communicator("hierarchical") as comm:
+        if odd:
+            monkeypatch.setattr(double if what in vars(double) else nccl, what, value)
+        for call in (assert_mean, lambda comm: comm.allreduce(array)):
+            with pytest.raises(error, match=f"{why}.*'flat' needs no NCCL"):
+                call(comm)
+        with pytest.raises(
+            ValueError if odd else PeerError, match=f"{why}.*on CPUs use one of: flat"
+        ):
+            create_communicator("pure_nccl")
+        monkeypatch.undo()
+        double.count, double.version = 1, 22203
+        assert_mean(comm)
+
+
+def test_numpy_gradients_need_no_cupy(world, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)  # its import fails
+    with create_communicator("hierarchical") as comm:
+        model = with_grads(w=np.full(2, world.rank, "f4"))
+        comm.allreduce_grad(model)
+        np.testing.assert_allclose(model["w"].grad, (world.size - 1) / 2)
+        with pytest.raises(ValueError, match=r"CuPy can't be imported.*use one of"):
+            create_communicator("pure_nccl")
+
+
+@pytest.mark.parametrize(
+    ("name", "inits"),
+    [("hierarchical", 1), ("non_cuda_aware", 0), ("flat", 0), ("pure_nccl", 1)],
+)
+def test_one_gpu_a_node_needs_nccl_between_nodes_alone(world, double, name, inits):
+    with on_nodes(range(world.size), name) as comm:
+        assert_mean(comm)
+    assert double.made.count("commInitRank") == inits
+
+
+@pytest.mark.sizes(1)
+@pytest.mark.parametrize("name", NCCL)
+def test_a_single_rank_needs_no_nccl(world, double, monkeypatch, name):
+    from cupy.cuda import nccl
+
+    with create_communicator(name) as comm:
+        monkeypatch.setattr(nccl, "available", False)
+        means = gpus.means_of(comm, [np.arange(5, dtype="f4"), np.ones(3, "f8")])
+        assert set(gpus.to_host(comm.allreduce(put(np.ones(2))))) == {1.0}
+    np.testing.assert_array_equal(means[0], np.arange(5))
+    assert "commInitRank" not in double.made
+
+
+def test_bfloat16_needs_no_name_for_it_in_cupy(world, one_each, monkeypatch):
+    from cupy.cuda import nccl
+
+    monkeypatch.delattr(nccl, "NCCL_BFLOAT16", raising=False)
+    with create_communicator("pure_nccl", allreduce_grad_dtype="bfloat16") as comm:
+        np.testing.assert_array_equal(mean_of(comm, np.ones(2, "f4")), np.ones(2, "f4"))
