@@ -125,7 +125,9 @@ def _of_deviation(case: Case, seen: Seen) -> Checks:
         )
         yield any(re.search(victim, line) for line in said), f"only {said[0]!r}"
         return
-    views = [view.rpartition(" on rank") for view in found["views"].split("; ")]
+    # Behind them is where each rank called.
+    said, _, _ = found["views"].partition(" (rank")
+    views = [view.rpartition(" on rank") for view in said.split("; ")]
     groups = [set(map(int, re.findall(r"\d+", ranks))) for _, _, ranks in views]
     yield (
         {case.victim} in groups,

@@ -69,7 +69,9 @@ class Disturbance:
                 _signal(one, signal.SIGSTOP)
         elif kind == "slow":
             self._slowed.append(chosen)
-        elif kind == "kill" and self._killed < 2:  # it is started again twice
+        elif (
+            kind == "kill" and not self._killed
+        ):  # the others' ranks aren't watched then
             self._killed += 1
             _signal(chosen, signal.SIGKILL)
         elif not (self._cut() if kind == "cut" else kind == "break" and self._break()):

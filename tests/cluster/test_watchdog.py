@@ -119,7 +119,8 @@ def test_a_cut_link_ends_the_ranks_on_both_sides_and_the_launcher(
         assert soon(lambda: not ranks_of(cluster, path)), job
     finally:
         cluster.run("beta", "ip", "link", "set", "eth0", "up")
-    assert "nothing was heard of rank 2 on beta for 8.0 s, and rank " in job.err, job
+    lost = "could not be asked; rank 2 on beta didn't answer (is a link cut"
+    assert f"ChainerMN: ranks wait for others that {lost}" in job.err, job
     assert job.returncode, job
     assert soon(lambda: not cluster.processes()), cluster.processes()
     assert memory_of(cluster) <= before
@@ -168,16 +169,13 @@ def test_of_a_host_that_is_lost_the_first_one_speaks_and_all_others_are_heard_of
         def watch(_, said):  # for the warning the first monitor has asked all others
             if "has waited" in said()[1]:
                 many.run("h1", "ip", "link", "set", "eth0", "down")
-            if said()[1].count("The ranks go on waiting.") >= 2:
+            if "The ranks go on waiting." in said()[1]:
                 for process in many.processes():
                     with contextlib.suppress(psutil.Error):
                         process.kill()
 
         job = many.job(dict.fromkeys(hosts, 1), path, meanwhile=watch)
     assert job.err.count("A report follows at") == 1, job
-    assert (
-        job.err.count("nothing was heard of rank 1 on h1 for 8.0 s, and rank ") == 1
-    ), job
     _, report = re.split(r"ChainerMN: ranks wait for others", job.err)
     assert "rank 1 on h1 didn't answer" in report, job
     found = re.findall(r"^  rank (\d) \(process \d+ on h\1\) waits", report, re.M)

@@ -1,4 +1,4 @@
-"""A failing rank ends the job on every Python found here; see exit_status.py, which has two ways.
+"""A failing rank ends the job on every Python found here; see system_exit.py, which has two ways.
 
 The other ends are tested on the interpreter that runs the tests:
 tests/faults/test_exits.py.

@@ -19,7 +19,7 @@ from tests.support.jobs import commands
 DISAGREE = ("ranks disagree on ", "look for an `if comm.rank`")
 OUTSIDE = ("is in no call for ", "read its stack, the first")
 SAID = {
-    "exception": ("RuntimeError: planted", "read the traceback"),
+    "exception": ("RuntimeError: planted", "fix the error above"),
     "sys.exit": (r"sys\.exit\(3\)", "read what that rank printed before"),
     "os._exit": (
         r"os\._exit\(3\) before MPI was finalized",
@@ -46,7 +46,7 @@ SAID = {
     ),
     "typo": (
         "unknown communicator 'hierarchicl'; use one of: dummy, flat",
-        "read the traceback",
+        "fix the error above",
     ),
     "odd": (r"ranks disagree on array: .*; float64 \(4,\) on rank 3\b", DISAGREE[1]),
 }

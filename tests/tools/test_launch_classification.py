@@ -189,7 +189,7 @@ LONE = [finished(0, 1), finished(1, 1)]
     [
         (
             classification.classify(JobOutput(status=255), 2).message,
-            "mend what mpiexec says",
+            "do what mpiexec says",
         ),
         (
             classification.classify(output(*LONE), 2).message,
@@ -203,7 +203,7 @@ LONE = [finished(0, 1), finished(1, 1)]
             classification.classify(
                 output(finished(0), finished(1), status=1), 2
             ).message,
-            "mend what mpiexec says",
+            "do what mpiexec says",
         ),
         (
             classification.of_signal(1).message,
@@ -213,7 +213,7 @@ LONE = [finished(0, 1), finished(1, 1)]
         (classification.of_signal(10).message, "find who sent it"),
         (classification.of_signal(15).message, "find who sent it"),
         ("the job did not end within 3 s", "give --timeout more"),
-        ("mpiexec doesn't start: no such file", "mend what mpiexec says"),
+        ("mpiexec doesn't start: no such file", "do what mpiexec says"),
         (
             "RuntimeError: a launcher started this as rank 0 of 2, but it is alone in its MPI.",
             "take the mpiexec of mpi4py's",

@@ -9,14 +9,14 @@ import threading
 import click
 import pytest
 
-from chainermn_tools.live.job import NAME, LiveJob, ask
+from chainermn_tools.live.job import MONITOR_NAME, LiveJob, ask
 
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_monitor_that_gave_up_waiting_is_asked_again_once(times):
     """It did for a `top` that was stopped in the middle; one that has ended says nothing twice."""
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(f"\0{NAME}{os.getpid()}")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.bind(f"\0{MONITOR_NAME}test {os.getpid()}")
         server.listen()
 
         def serve() -> None:
@@ -28,7 +28,7 @@ def test_a_monitor_that_gave_up_waiting_is_asked_again_once(times):
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        job = LiveJob(1, "train.py", [os.getpid()])
+        job = LiveJob(1, "train.py", [f"test {os.getpid()}"])
         if times > 1:
             with pytest.raises(click.ClickException, match="job 1 has ended"):
                 ask(job, "calls")

@@ -217,7 +217,9 @@ def test_what_others_use_or_own_is_not_removed(monkeypatch):
         rank = start(mine, shared, data, python, group=lambda: 0)
         # As one of the rank's that it left behind.
         worker = start(shared, group=lambda: rank.pid)
-        files = SharedFiles([(rank.pid, birth(rank.pid))])
+        files = SharedFiles()
+        files.add((rank.pid, birth(rank.pid)))
+        files.keep(0.0)
         assert not files.remove()  # the rank still lives
         assert mine.exists()
         rank.communicate(timeout=runner.SECONDS)
@@ -226,7 +228,7 @@ def test_what_others_use_or_own_is_not_removed(monkeypatch):
         worker.communicate(timeout=runner.SECONDS)
         with monkeypatch.context() as patched:
             patched.setattr(os, "geteuid", lambda: os.getuid() + 1)
-            again = SharedFiles([(os.getpid(), birth(os.getpid()))])
+            again = SharedFiles()
             again._known = dict(files._known)
             assert again.remove()  # it is another user's
         assert shared.exists()
@@ -303,12 +305,10 @@ def end_rank(daemon: Daemon, rank: int) -> None:
 def test_it_is_ended_once_its_ranks_are(start_daemon, monkeypatch):
     monkeypatch.setattr(cleanup, "DAEMON_SECONDS", 0.1)
     daemon, rank = start_daemon("/usr/bin/prted", ONE_JOBS)
-    found = cleanup.daemon_of(rank)
-    assert found == (daemon.pid, birth(daemon.pid))
-    cleanup.end_daemon(found)
+    cleanup.end_daemon(daemon.pid)
     assert is_running(daemon.pid)  # its rank lives
     end_rank(daemon, rank)
-    cleanup.end_daemon(found)
+    cleanup.end_daemon(daemon.pid)
     assert is_gone(daemon.pid)
 
 
@@ -317,6 +317,9 @@ def test_it_is_ended_once_its_ranks_are(start_daemon, monkeypatch):
     [("/usr/bin/prted", "prte-alpha-120@0"), ("/usr/sbin/slurmstepd", ONE_JOBS)],
     ids=["many jobs'", "another launcher's"],
 )
-def test_a_launcher_of_a_site_is_left_alone(name, words, start_daemon):
-    _, rank = start_daemon(name, words)
-    assert cleanup.daemon_of(rank) is None
+def test_a_launcher_of_a_site_is_left_alone(name, words, start_daemon, monkeypatch):
+    monkeypatch.setattr(cleanup, "DAEMON_SECONDS", 0.1)
+    daemon, rank = start_daemon(name, words)
+    end_rank(daemon, rank)
+    cleanup.end_daemon(daemon.pid)
+    assert is_running(daemon.pid)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
-from chainermn_comm.watchdog.diagnosis import WaitGraph, rank_from_reply
+from chainermn_comm.watchdog.diagnosis import WaitGraph, rank_from_json
 from tests.support.watchdog.watched_ranks import (
     ENDED,
     GONE,
@@ -89,4 +89,4 @@ def test_no_rank_is_blamed_for_a_host_that_does_not_answer():
 def test_ranks_survive_the_way_to_another_monitor():
     them = ranks(inside(0), (outside(1), ENDED), receiving(2, 0), states={1: GONE})
     sent = json.dumps([asdict(rank) for rank in them])
-    assert [rank_from_reply(one) for one in json.loads(sent)] == them
+    assert [rank_from_json(one) for one in json.loads(sent)] == them

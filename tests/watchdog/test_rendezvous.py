@@ -12,20 +12,21 @@ from chainermn_comm.watchdog.rank import rendezvous
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2), pytest.mark.ranks(2)]
 
 
-def test_a_hub_that_can_not_listen_is_warned_of_and_keeps_nobody_waiting(
+def test_a_first_machine_that_can_not_listen_is_warned_of_and_keeps_nobody_waiting(
     world, monkeypatch
 ):
     def refuse(*_, **__):
         raise OSError("planted")
 
+    told = []
     monkeypatch.setattr(rendezvous.socket, "create_server", refuse)
-    names = ["rank 0 on near", "rank 1 on far"]
+    monkeypatch.setattr(rendezvous, "_first_machine", None)
+    monkeypatch.setattr(rendezvous, "tell_monitor", lambda *what: told.append(what))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        listener, place = rendezvous._join_star(world, names[world.rank])
+        rendezvous._agree_on_first_machine(world, machine=world.rank)
     assert ["planted" in str(one.message) for one in said] == [True] * (world.rank == 0)
-    assert (listener, place["endpoints"], place["number"]) == (None, [], world.rank)
-    assert place["names"] == (names if world.rank == 0 else names[:1])
+    assert [what["endpoints"] for (what,) in told] == [[]] * world.rank
 
 
 def test_a_machines_addresses_are_those_of_its_interfaces_but_the_loopbacks():

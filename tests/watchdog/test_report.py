@@ -40,7 +40,7 @@ def test_a_message_of_any_tag_is_said_to_be_one():
 def test_ranks_that_are_not_known_are_said_to_be():
     them = ranks(inside(0), inside(1))
     text = report(job_of(them), [(them[0], them[0].calls[0])], Timeout())
-    assert "see the reports of other machines" in text
+    assert "ranks wait for others that could not be asked." in text
     assert "not heard of: 1 of the 3 ranks that take part" in text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import traceback
@@ -12,6 +13,7 @@ NEXT_STEPS = (
         ".*KeyboardInterrupt|ended by Ctrl-C",
         "nothing is wrong; start the job again to go on",
     ),
+    (".*ranks disagree on parameter", "build the same model on all ranks"),
     (
         ".*ranks disagree",
         "look for an `if comm.rank` around that call, or what differs before it",
@@ -47,7 +49,7 @@ NEXT_STEPS = (
     ),
     (
         "no rank|mpiexec doesn|all ranks said",
-        "mend what mpiexec says; see `chainermn doctor`",
+        "do what mpiexec says; see `chainermn doctor`",
     ),
     (
         ".*alone in its MPI",
@@ -71,7 +73,7 @@ NEXT_STEPS = (
     ),
     (
         "has ended",
-        "let all ranks do as many iterations; look for an early return or sys.exit()",
+        "look for an `if comm.rank` around a collective call, an early return or sys.exit()",
     ),
     ("waits in", "compare the calls: operation, other rank, tag and communicator"),
     (
@@ -79,12 +81,12 @@ NEXT_STEPS = (
         "look at what only it does first: a download, a data set, an import",
     ),
     (
-        "nothing was heard|ranks wait for",
+        "nothing was heard|ranks wait for|.*didn't answer",
         "ping that host; then start from the last checkpoint",
     ),
     ("all ranks are in the call", "test the network: `chainermn doctor --hosts ...`"),
     ("all ranks have saved|a signal warned", "start the job again to go on"),
-    ("", "read the traceback, and mend the innermost line of your own"),
+    ("", "fix the error above"),
 )
 # What stands before these words in the watchdog's reports.
 SUBJECT = r"(?:ChainerMN: )?(?:likely culprits?.*?: )?(?:rank \d+ \(.*?\) )?"
@@ -92,26 +94,44 @@ SUBJECT = r"(?:ChainerMN: )?(?:likely culprits?.*?: )?(?:rank \d+ \(.*?\) )?"
 FOLLOWS = "_chainermn_follows"
 # Frames of what runs a script, of ours, and what may be between these.
 NOT_THE_USERS = re.compile(
-    r"runpy|contextlib\.py|chainermn_(comm|train|modelparallel|tools)/"
+    r"runpy|contextlib\.py|chainermn_(comm|train|modelparallel|tools|facade)/"
 )
+# Besides, in stacks: other libraries, and Python's own.
+LIBRARIES = re.compile(r"/(site|dist)-packages/|/lib\w*/python3|<frozen")
+# A frame in a traceback, or in what faulthandler prints.
+FRAME = re.compile(r'File "(.+?)", line (\d+)')
 
 
-def next_step(how: str) -> str:
-    """Return what to do about a rank, or a job, that failed so."""
-    steps = (
+def next_step(how: str, place: str = "") -> str:
+    """Return what to do about a rank, or a job, that failed so.
+
+    ``place`` is the line of the user's own code in which it did, as `users_lines` has
+    it.
+    """
+    step = next(
         step for words, step in NEXT_STEPS if re.match(f"{SUBJECT}(?:{words})", how)
     )
-    return f"Next step: {next(steps)}."
+    if place and step == NEXT_STEPS[-1][1]:
+        step += f"; the last line of your own code in it is {place}"
+    return f"Next step: {step}."
+
+
+def users_lines(text: str) -> list[str]:
+    """Return the lines of the user's own code, as FILE:LINE, in a traceback or a stack."""
+    return [
+        f"{os.path.basename(file)}:{line}"
+        for file, line in FRAME.findall(text)
+        if not NOT_THE_USERS.search(file) and not LIBRARIES.search(file)
+    ]
 
 
 def is_secondary(error: BaseException) -> bool:
     """Return whether the error may only follow from another rank's."""
-    mpi, kinds = (
-        sys.modules.get("mpi4py.MPI"),
-        [kind.__name__ for kind in type(error).__mro__],
-    )
-    follows: bool = getattr(error, FOLLOWS, "PeerError" in kinds)
-    return follows or (mpi is not None and isinstance(error, mpi.Exception))
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and isinstance(error, mpi.Exception):
+        return True
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    return bool(getattr(error, FOLLOWS, "PeerError" in kinds))
 
 
 def traceback_of(error: BaseException) -> str:
@@ -119,12 +139,13 @@ def traceback_of(error: BaseException) -> str:
     whole = traceback.TracebackException.from_exception(error)
     one: traceback.TracebackException | None = whole
     while one is not None:
-        kept = [
+        users = [
             frame for frame in one.stack if not NOT_THE_USERS.search(frame.filename)
         ]
-        if kept and (
-            kept[-1] is one.stack[-1] or (one.stack[-1].line or "").startswith("raise ")
-        ):
-            one.stack[:] = kept
+        if users:
+            innermost = one.stack[-1]
+            is_on_purpose = (innermost.line or "").startswith("raise ")
+            if is_on_purpose or users[-1] is innermost:
+                one.stack[:] = users
         one = one.__cause__ or one.__context__
     return "".join(whole.format())

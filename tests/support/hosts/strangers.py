@@ -38,15 +38,13 @@ while time.monotonic() < end:
 
 
 def monitors_on(cluster: Cluster) -> list[psutil.Process]:
-    """The monitors there, not those that start them again."""
-    found = {}
+    """The monitors there."""
+    found = []
     for one in cluster.processes():
         with contextlib.suppress(psutil.Error):
             if is_monitor(one.cmdline()):
-                found[one.pid] = one
-    with contextlib.suppress(psutil.Error):
-        return [one for one in found.values() if one.ppid() in found]
-    return []
+                found.append(one)
+    return found
 
 
 def inner_pid(pid: int) -> int:

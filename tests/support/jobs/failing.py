@@ -118,7 +118,7 @@ TRACEBACK = (
     *("Traceback", "ValueError: failure!"),
     *(
         "ChainerMN: rank {} of 2: uncaught ValueError, ending the job",
-        "Next step: read the trace",
+        "Next step: fix the error above",
     ),
 )
 EXIT_3 = ("ChainerMN: rank {} of 2: sys.exit(3)", "Next step: ")

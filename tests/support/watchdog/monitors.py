@@ -9,166 +9,122 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from selectors import DefaultSelector
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
 from chainermn_comm.watchdog.diagnosis import Rank
 from chainermn_comm.watchdog.monitor import monitor as module
 from chainermn_comm.watchdog.monitor.monitor import Monitor
-from chainermn_comm.watchdog.monitor.star import Star
 from chainermn_comm.watchdog.processes import RUNNING
-from chainermn_comm.watchdog.status_region import COLLECTIVE, HEADER, IDLE, NOBODY, Call
+from chainermn_comm.watchdog.status_region import COLLECTIVE, IDLE, NOBODY, Call
+from chainermn_comm.watchdog.timeout import Timeout
 
-SECRET = "x"
-SILENCE = 20.0
 CUT = OSError(errno.ETIMEDOUT, "the link is cut")
+ENDED = EOFError("the other monitor has ended")
 
 
-def star_of(
-    number: int, listener: socket.socket, names: Sequence[str]
-) -> dict[str, Any]:
-    """What a monitor is told of the star."""
-    endpoints = [listener.getsockname()[:2]] if number else []
-    known = list(names[:1] if number else names)
-    return {"number": number, "names": known, "endpoints": endpoints, "secret": SECRET}
+def made_monitor() -> Monitor:
+    """A monitor to which no rank can come."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind("")
+    listener.listen()
+    return Monitor(listener)
 
 
-def link_of(star: Star) -> Any:
-    """A spoke's connection to its hub, be it that nothing is proved yet."""
-    (found,) = (*star.links.values(), *star._strangers)
-    return found
+def limited(monitor: Monitor, *timeout: Any) -> None:
+    """Give it a time-out: its fields."""
+    monitor.timeout = Timeout(*timeout)
 
 
-def cut(spoke: Star) -> None:
-    """Cut a spoke's link to its hub, as the kernel sees it at last."""
-    (stranger,) = spoke._strangers
-    spoke._link(stranger, 0)
-    spoke._lose(stranger, CUT)
+def address_of(monitor: Monitor) -> object:
+    """Where ranks, and who asks, connect to it."""
+    return monitor.socket._listener.getsockname()
 
 
-def close(spoke: Star) -> None:
-    """Close what a spoke has open."""
-    for one in (*spoke.links.values(), *spoke._strangers):
-        # Its own thread has been faster.
-        with contextlib.suppress(KeyError, ValueError):
-            spoke._lose(one)
+def seen_as_user(user: int) -> contextlib.AbstractContextManager[object]:
+    """Meanwhile who connects to a monitor is this user's."""
+    peer = module.processes.Peer(1, user)
+    return mock.patch.object(module.processes, "peer_of", return_value=peer)
 
 
-class Links:
-    """A hub and spokes without monitors, driven by a thread of its own."""
-
-    def __init__(self, size: int, silence: float = SILENCE) -> None:
-        self.listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
-        self.names = [f"rank {number} on host{number}" for number in range(size)]
-        self.selector = DefaultSelector()
-        self.heard: list[tuple[int, Any]] = []
-        star = star_of(0, self.listener, self.names)
-        take = lambda number, message: self.heard.append((number, message))  # noqa: E731
-        self.hub = Star(self.selector, self.listener, star, silence, take)
-        self.spokes = [
-            Star(
-                self.selector,
-                None,
-                star_of(n, self.listener, self.names),
-                silence,
-                self.answer(n),
-            )
-            for n in range(1, size)
-        ]
-        # What spokes reply to questions; None for nothing.
-        self.says: dict[int, Any] = {}
-
-    def answer(self, number: int) -> Callable[[int, Any], None]:
-        def take(_: int, message: Any) -> None:
-            said = self.says.get(number, {"ranks": [number]})
-            if message["kind"] == "ask" and said is not None:
-                self.spokes[number - 1].tell("reply", query=message["query"], **said)
-            self.heard.append((-number, message))
-
-        return take
-
-    def poll(self, seconds: float) -> None:
-        for key, _ in self.selector.select(seconds):
-            key.data()
-
-    def until(self, is_done: Callable[[], bool], seconds: float = 10.0) -> bool:
-        """Drive all until something holds; whether it did in time."""
-        deadline = time.monotonic() + seconds
-        while not (done := is_done()) and time.monotonic() < deadline:
-            self.poll(0.01)
-            for one in (self.hub, *self.spokes):
-                one.keep()
-        return done
-
-    def connect(self) -> None:
-        assert self.until(lambda: all(spoke.links for spoke in self.spokes))
-
-    def close(self) -> None:
-        for key in list(self.selector.get_map().values()):
-            key.fileobj.close()  # type: ignore[union-attr]
-        self.listener.close()
-        self.selector.close()
-
-
-@contextlib.contextmanager
-def links(size: int, silence: float = SILENCE) -> Iterator[Links]:
-    made = Links(size, silence)
-    try:
-        yield made
-    finally:
-        made.close()
+def close_monitor(monitor: Monitor) -> None:
+    for key in list(monitor.selector.get_map().values()):
+        monitor.selector.unregister(key.fileobj)
+        key.fileobj.close()  # type: ignore[union-attr]
+    monitor.selector.close()
 
 
 class SimulatedRank:
     """A rank of a simulated machine, which waits in a collective call or doesn't."""
 
-    def __init__(self, world: int, size: int, liveness: int) -> None:
-        self.world, self.size, self.liveness = world, size, liveness
+    def __init__(self, world: int, size: int) -> None:
+        self.world = world
+        self.size = size
         self.pid = os.getpid()
-        self.launchers = self.pid, self.pid
+        self.launcher = self.pid
         self.process = (self.pid, module.processes.stat(self.pid).start)
-        self.region = bytearray(HEADER.size)
         # The last collective call, since when it waits there or not, and whether it
         # does.
-        self.call, self.since, self.waits = 1, time.monotonic(), False
-
-    def state(self) -> str:
-        return RUNNING
+        self.call = 1
+        self.since = time.monotonic()
+        self.waits = False
+        self.failed_at: float | None = None
+        self.has_aborted = False
 
     def enter(self) -> None:
-        self.call, self.since, self.waits = self.call + 1, time.monotonic(), True
+        self.call += 1
+        self.since = time.monotonic()
+        self.waits = True
 
-    def read(self, now: float) -> Rank:
-        doing = COLLECTIVE if self.waits else IDLE
-        about = 0, NOBODY, NOBODY, "allreduce"
+    def read(self, now: float, awake_since: float = 0.0) -> Rank:
         call = Call(
-            (0, 1), self.world, self.size, doing, now - self.since, self.call, *about
+            communicator=(0, 1),
+            rank=self.world,
+            size=self.size,
+            state=COLLECTIVE if self.waits else IDLE,
+            age=now - self.since,
+            sequence=self.call,
+            nbytes=0,
+            peer=NOBODY,
+            tag=NOBODY,
+            operation="allreduce",
         )
-        return Rank(self.world, f"host{self.world}", self.pid, RUNNING, (call,))
+        failed_for = None if self.failed_at is None else now - self.failed_at
+        return Rank(
+            self.world,
+            f"host{self.world}",
+            self.pid,
+            RUNNING,
+            (call,),
+            failed_for=failed_for,
+            has_aborted=self.has_aborted,
+        )
 
 
 class Simulation:
     """So many machines, each with one rank and its monitor; threads let them look."""
 
-    def __init__(self, size: int, **timeout: Any) -> None:
-        self.listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
-        self._pipe = os.pipe()
-        names = [f"rank {number} on host{number}" for number in range(size)]
-        self.ranks = [
-            SimulatedRank(n, size, os.dup(self._pipe[0])) for n in range(size)
-        ]
+    def __init__(self, size: int, timeout: Timeout) -> None:
         # What the monitors of which machines print, and those that end their ranks.
         self.printed: list[tuple[int, str]] = []
         self.ended: set[int] = set()
-        self._over = threading.Event()
         self.failures: list[BaseException] = []
-        self.monitors = [
-            self._monitor(number, star_of(number, self.listener, names), timeout)
-            for number in range(size)
-        ]
+        self._over = threading.Event()
+        self.ranks = [SimulatedRank(number, size) for number in range(size)]
+        self.monitors = [self._monitor(number, timeout) for number in range(size)]
+        self.listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+        self.first_machine = {
+            "name": "host0",
+            "endpoints": [self.listener.getsockname()],
+            "question": "who?",
+            "answer": "me",
+        }
+        first, *others = self.monitors
+        port = os.dup(self.listener.fileno())
+        first.hear_rank({"kind": "first machine", **self.first_machine}, [port])
+        for other in others:
+            other.hear_rank({"kind": "other machine", **self.first_machine}, [])
         self._threads = [
             threading.Thread(target=self._drive, args=(monitors,), daemon=True)
             for monitors in (
@@ -177,19 +133,12 @@ class Simulation:
             )
         ]
 
-    def _monitor(
-        self, number: int, star: dict[str, Any], timeout: dict[str, Any]
-    ) -> Monitor:
-        listener = None if number else os.dup(self.listener.fileno())
-        config = {
-            "timeout": timeout,
-            "launch": None,
-            "listener": listener,
-            "star": star,
-        }
-        made = Monitor(config, [self.ranks[number]])  # type: ignore[list-item]
-        made.tick = 0.0
-        printed = lambda text, event=(): self.printed.append((number, text))  # noqa: E731
+    def _monitor(self, number: int, timeout: Timeout) -> Monitor:
+        made = made_monitor()
+        made.ranks.append(self.ranks[number])  # type: ignore[arg-type]
+        made.timeout = timeout
+        made.have_met = True
+        printed = lambda text, *_: self.printed.append((number, text))  # noqa: E731
         made.print = printed  # type: ignore[method-assign]
         return made
 
@@ -208,13 +157,24 @@ class Simulation:
         for thread in self._threads:
             thread.start()
 
-    def cut(self, number: int) -> None:
-        """Cut the link to a machine, as both kernels see it at last."""
-        hub, spoke = self.monitors[0].star, self.monitors[number].star
-        spoke._endpoints = []
-        hub._lose(hub.links[number], CUT)
-        close(spoke)
-        spoke._note(0, True)
+    @property
+    def num_linked(self) -> int:
+        """How many machines are connected, on both sides."""
+        first, *others = self.monitors
+        linked = [
+            one for one in others if one.first_machine and one.first_machine.is_linked
+        ]
+        return min(len(first.other_machines.linked), len(linked))
+
+    def cut(self, number: int, error: Exception = CUT) -> None:
+        """Cut the link to a machine, as both kernels see it at last; it stays so."""
+        other = self.monitors[number].first_machine
+        assert other is not None
+        other._endpoints = []
+        machines = self.monitors[0].other_machines
+        for link in machines.linked:
+            if link.ranks and link.ranks[0].world == number:
+                machines.lose(link, error)
 
     def until(self, is_done: Callable[[], bool], seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -232,15 +192,8 @@ class Simulation:
         for thread in self._threads:
             thread.join()
         for made in self.monitors:
-            for key in list(made.selector.get_map().values()):
-                if isinstance(key.fileobj, int):
-                    os.close(key.fd)
-                else:
-                    key.fileobj.close()  # type: ignore[attr-defined]
-            made.selector.close()
+            close_monitor(made)
         self.listener.close()
-        for end in self._pipe:
-            os.close(end)
 
 
 @contextlib.contextmanager
@@ -248,15 +201,15 @@ def simulation(size: int, **timeout: Any) -> Iterator[Simulation]:
     """Monitors that have been started, with this time-out, and end with the block."""
     before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    nothing = SimpleNamespace(keep=lambda now: None, scan=lambda: None)
     with (
+        mock.patch.object(module, "TICK_SECONDS", 0.0),
         mock.patch.object(module, "collect_stacks", return_value={}),
-        mock.patch.object(module, "SharedFiles", return_value=nothing),
-        mock.patch.object(module, "daemon_of"),
+        mock.patch.object(module, "SharedFiles"),
         mock.patch.object(module.processes, "terminate"),
-        mock.patch.object(module, "FORWARDING_SECONDS", 0.0),
+        mock.patch.multiple(module, FORWARDING_SECONDS=0.0, CUT_OFF_SECONDS=1.0),
+        mock.patch.object(module, "held_launchers", contextlib.nullcontext),
     ):
-        made = Simulation(size, **timeout)
+        made = Simulation(size, Timeout(**timeout))
         try:
             made.start()
             yield made

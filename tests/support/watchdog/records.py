@@ -12,7 +12,7 @@ import psutil  # type: ignore[import-untyped]
 
 from chainermn_comm.watchdog import processes
 from chainermn_comm.watchdog.monitor.local_ranks import MonitoredRank
-from chainermn_comm.watchdog.rank import recorder, rendezvous
+from chainermn_comm.watchdog.rank import recorder
 from chainermn_comm.watchdog.status_region import (
     COLLECTIVE,
     FINALIZE,
@@ -62,7 +62,21 @@ def communicator_within(name: str, seconds: float = 600.0, **others: Any) -> Any
 
 def description(world: int) -> dict[str, Any]:
     """What a monitor must know of this process as a rank."""
-    return rendezvous._describe_process(world, recorder.region())
+    region = recorder.region()
+    return {
+        "world": world,
+        "pid": os.getpid(),
+        "start_time": birth(os.getpid()),
+        "signal": region.signal,
+        "files": [region.file, region.stacks],
+    }
+
+
+def monitored(described: dict[str, Any]) -> MonitoredRank:
+    """The rank of such a process, as if it had sent its files."""
+    folder = f"/proc/{described['pid']}/fd"
+    files = [os.open(f"{folder}/{file}", os.O_RDONLY) for file in described["files"]]
+    return MonitoredRank(described, *files)
 
 
 def record(communicator: tuple[int, int], rank: int, size: int) -> Any:
@@ -101,7 +115,7 @@ class Neighbour:
 
 
 def monitors_of(ranks: set[str]) -> list[psutil.Process]:
-    """The processes that watch these: each monitor, and its supervisor."""
+    """The monitors of the jobs that have these ranks."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
@@ -111,7 +125,7 @@ def monitors_of(ranks: set[str]) -> list[psutil.Process]:
 
 
 def is_monitor(words: list[str]) -> bool:
-    """Whether this is the command line of a monitor, or of what starts it again."""
+    """Whether this is the command line of a monitor."""
     return any("chainermn_comm.watchdog.monitor" in word for word in words)
 
 

@@ -58,8 +58,7 @@ def creating(
     )
     members = _world_ranks(comm)
     with (
-        watchdog.enforce_init_timeout(wait, members, lambda: faults.mpi_abort(1)),
-        watchdog.watch_call(OPERATION, comm.size),
+        watchdog.watch_meeting(OPERATION, members, wait),
         group.call(OPERATION),
         explained(group.handshake),
     ):

@@ -10,20 +10,24 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import faulthandler
 import os
+import re
+import socket
 import sys
 import time
+import zlib
 from types import TracebackType
 from typing import Any, NoReturn
 
 from _chainermn_events import active_job, emit, exit_code
-from _chainermn_verdict import is_secondary, next_step, traceback_of
+from _chainermn_verdict import is_secondary, next_step, traceback_of, users_lines
 
 from ..environment import ABORT_VARIABLE, switch
 from ..errors import describe_exception
-from ..watchdog import is_first_here, mark_aborting, mark_finalizing
-from . import exit_status
+from ..watchdog import job_name, mark_aborting, mark_finalizing
+from . import system_exit
 from .forks import real_exit
 
 # Shows the child processes of a rank that they are no ranks: they inherit the
@@ -42,7 +46,7 @@ TURN_SECONDS, TURNS = 0.04, 8
 LAST_RESORT_SECONDS = 3.0
 # The process that our hooks are for, and the excepthook in whose place ours is.
 _replaced: tuple[int, Any] | None = None
-_leaving = 0  # the exit status of all ranks, which have agreed to leave
+_leaving = 0  # the exit status with which all ranks have agreed to leave
 
 
 def add_hook() -> None:
@@ -123,7 +127,7 @@ def _install() -> None:
     _replaced = os.getpid(), sys.excepthook
     sys.excepthook = _excepthook
     os._exit = _os_exit
-    exit_status.watch(_on_system_exit)
+    system_exit.watch(_on_system_exit)
     atexit.register(_at_exit)
 
 
@@ -151,13 +155,17 @@ def _others_may_wait() -> bool:
 def _excepthook(
     kind: type[BaseException], value: BaseException, trace: TracebackType | None
 ) -> None:
-    previous = _replaced[1] if _replaced else sys.__excepthook__
+    previous = sys.__excepthook__
+    if _replaced is not None:
+        previous = _replaced[1]
     if not _others_may_wait():
         previous(kind, value, trace)
         return
-    what, details = f"uncaught {kind.__name__}", ""
-    # 128 + SIGINT, as a shell has it.
-    code = 130 if issubclass(kind, KeyboardInterrupt) else 1
+    what = f"uncaught {kind.__name__}"
+    details = ""
+    code = 1
+    if issubclass(kind, KeyboardInterrupt):
+        code = 130  # 128 + SIGINT, as a shell has it
     try:
         if is_secondary(value):
             time.sleep(SECONDARY_ERROR_SECONDS)
@@ -173,10 +181,11 @@ def _excepthook(
 
 def _on_system_exit(code: object) -> None:
     status = exit_code(code)
-    if status and status != _leaving and _others_may_wait():
-        is_number = isinstance(code, int)
-        what = f"sys.exit({code})" if is_number else "sys.exit with a message"
-        abort_job(what, status, "" if is_number else f"{code}\n")
+    if status in (0, _leaving) or not _others_may_wait():
+        return
+    if isinstance(code, int):
+        abort_job(f"sys.exit({code})", status)
+    abort_job("sys.exit with a message", status, f"{code}\n")
 
 
 def _os_exit(status: int) -> NoReturn:
@@ -211,14 +220,35 @@ def abort_job(what: str, code: int, details: str = "") -> NoReturn:
     try:
         time.sleep(sys.modules["mpi4py.MPI"].COMM_WORLD.rank % TURNS * TURN_SECONDS)
         emit("aborted", what=what, status=code)
-        # Ctrl-C reaches each rank somewhere else.
-        if is_first_here(what if code == 130 else what + details):
-            # Which the launcher adds.
-            step = "" if active_job() else f"{next_step(what)}\n"
-            _write_stderr(f"\n{details}{_headline(what)}, ending the job.\n{step}")
+        # Ctrl-C reaches each rank at another line.
+        said = what + details
+        if code == 130:
+            said = what
+        if _is_first_to_say(said):
+            text = f"\n{details}{_headline(what)}, ending the job.\n"
+            if not active_job():  # else the launcher says what to do
+                place = users_lines(details)[-1:]
+                text += f"{next_step(what, *place)}\n"
+            _write_stderr(text)
         time.sleep(FORWARDING_SECONDS)
     finally:  # even if a second Ctrl-C arrives meanwhile
         mpi_abort(code)
+
+
+def _is_first_to_say(text: str) -> bool:
+    """Return whether no other rank of this machine has said the same, but for the ranks in it.
+
+    The first one binds a socket of that name, which it keeps until it ends.
+    """
+    text = re.sub(r"rank \d+", "", text)
+    name = f"\0chainermn said {job_name()} {zlib.crc32(text.encode())}"
+    said = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        said.bind(name)
+    except OSError as error:
+        return error.errno != errno.EADDRINUSE
+    said.detach()
+    return True
 
 
 def _headline(what: str) -> str:

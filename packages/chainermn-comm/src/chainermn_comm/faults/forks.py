@@ -1,8 +1,8 @@
 """Lets a child that a rank forked end without touching the rank's MPI.
 
-mpi4py calls `MPI_Finalize` when an interpreter ends, in a forked child too. There it
-takes the parent's place among the ranks: on MPICH that ends the job, on Open MPI the
-child hangs. So such a child leaves by `os._exit`, as those of `multiprocessing` do,
+mpi4py calls `MPI_Finalize` when an interpreter ends, in a forked child too. The child
+then takes the parent's place among the ranks: on MPICH that ends the job, on Open MPI
+the child hangs. So the child leaves by `os._exit`, as children of `multiprocessing` do,
 before its parent's exit functions.
 """
 
@@ -16,7 +16,7 @@ import sys
 
 from _chainermn_events import exit_code
 
-from . import exit_status
+from . import system_exit
 
 real_exit = os._exit  # abort.py replaces the one in os
 _exit_codes: list[object] = []  # of the SystemExit that ends this child
@@ -34,7 +34,7 @@ def _in_child() -> None:
         _exit_codes.clear()
         sys.last_value = None  # which an uncaught exception sets
         # Instead of what the abort hook watches for.
-        exit_status.watch(_exit_codes.append)
+        system_exit.watch(_exit_codes.append)
         atexit.register(_exit_without_mpi)
 
 
@@ -45,6 +45,10 @@ def _exit_without_mpi() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
+    if isinstance(sys.last_value, KeyboardInterrupt):
+        real_exit(130)
     if sys.last_value:
-        real_exit(130 if isinstance(sys.last_value, KeyboardInterrupt) else 1)
-    real_exit(exit_code(_exit_codes[-1] if _exit_codes else None))
+        real_exit(1)
+    if _exit_codes:
+        real_exit(exit_code(_exit_codes[-1]))
+    real_exit(0)

@@ -1,17 +1,17 @@
 """Reports which rank keeps the others waiting, and ends the job if asked; see docs/decisions/.
 
 A rank records each call in memory (`rank/`, `status_region`) that one process a
-machine, the `monitor/`, maps and reads; it needs nothing else of the ranks, and only
-the standard library.
+machine, the `monitor/`, maps and reads. Of the monitors, that of the first machine
+judges. A monitor imports only the standard library.
 """
 
-from .rank.init_timeout import enforce_init_timeout as enforce_init_timeout
-from .rank.init_timeout import is_first_here as is_first_here
+from .rank.connection import job_name as job_name
 from .rank.recorder import count_update as count_update
 from .rank.recorder import mark_aborting as mark_aborting
 from .rank.recorder import mark_finalizing as mark_finalizing
 from .rank.recorder import watch_call as watch_call
 from .rank.rendezvous import register as register
+from .rank.rendezvous import watch_meeting as watch_meeting
 from .timeout import SILENCE_VARIABLE as SILENCE_VARIABLE
 from .timeout import TIMEOUT_VARIABLE as TIMEOUT_VARIABLE
 from .timeout import Timeout as Timeout

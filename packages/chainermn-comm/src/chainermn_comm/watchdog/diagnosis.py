@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,10 +25,20 @@ class Rank:
     stacks: str = ""
     updates: int = 0  # calls of it until now, of any multi-node optimizer
     examples: int = 0  # in them, as far as it is known
+    # For how many seconds it has been dead, or since it called MPI_Abort; None if it
+    # lives, or its program was over.
+    failed_for: float | None = None
+    has_aborted: bool = False  # whether it called MPI_Abort
 
     @property
     def waits(self) -> list[Call]:
         return [call for call in self.calls if call.waits]
+
+    @property
+    def last_call(self) -> Call | None:
+        """The call that it is in, or was in last."""
+        named = [call for call in self.calls if call.operation]
+        return min(named, key=lambda call: call.age, default=None)
 
     @property
     def has_finished(self) -> bool:
@@ -45,27 +56,51 @@ class Rank:
         return self.state == STOPPED or (self.state == GONE and not self.has_finished)
 
 
-def rank_from_reply(said: dict[str, Any]) -> Rank:
-    """Return a rank of another machine, as its monitor has described it."""
-    known = (
-        {**call, "communicator": tuple(call["communicator"])} for call in said["calls"]
-    )
-    return Rank(**{**said, "calls": tuple(Call(**call) for call in known)})
+def rank_from_json(fields: dict[str, Any]) -> Rank:
+    """Return a rank as a monitor has sent it."""
+    calls = []
+    for call in fields["calls"]:
+        communicator = tuple(call["communicator"])
+        calls.append(Call(**{**call, "communicator": communicator}))
+    return Rank(**{**fields, "calls": tuple(calls)})
 
 
 Waits = Sequence[tuple[Rank, Call]]  # ranks, each with a call that it is in
 
 
 class WaitGraph:
-    """The ranks, which of them wait for which, and the hosts whose monitor didn't reply."""
+    """The ranks, and which of them wait for which."""
 
-    def __init__(self, ranks: Iterable[Rank], unreachable: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        ranks: Iterable[Rank],
+        unreachable: Iterable[str] = (),
+        missing: Iterable[int] = (),
+    ) -> None:
+        """Make it.
+
+        Args:
+            ranks: of which it is known what they do.
+            unreachable: the machines of which nothing is known.
+            missing: ranks that haven't come to the first communicator on this machine.
+        """
         self.ranks = {rank.world: rank for rank in ranks}
-        self.unreachable = tuple(unreachable)
+        self.unreachable = list(unreachable)
+        self.missing = sorted(missing)
         self._members: dict[tuple[int, int], dict[int, tuple[Rank, Call]]] = {}
         for rank in self.ranks.values():
             for call in rank.calls:
                 self._members.setdefault(call.communicator, {})[call.rank] = rank, call
+
+    def waits(self, longer_than: float = 0.0, shorter_than: float = math.inf) -> Waits:
+        """Return the calls that have waited for a time between these."""
+        return [
+            (rank, call)
+            for rank in self.ranks.values()
+            if rank.state != GONE
+            for call in rank.waits
+            if longer_than < call.age < shorter_than
+        ]
 
     def world_rank(self, call: Call, rank: int) -> int | None:
         """Return the world's number of a rank of the call's communicator; None if unknown."""
@@ -103,19 +138,17 @@ class WaitGraph:
         wait for one another, all of them; none where they wait for ranks that nothing
         is known of.
         """
-        reached: dict[int, Rank] = {
-            rank.world: rank for rank, _ in stalled if rank.is_lost
-        }
-        causes = dict(reached)
+        causes = {rank.world: rank for rank, _ in stalled if rank.is_lost}
+        reached = dict(causes)
         todo = list(stalled)
         waits_for_unknown = False
         while todo:
             rank, call = todo.pop()
-            found = self.waits_for(rank, call)
+            others = self.waits_for(rank, call)
             # A message's report names the other rank.
-            if not found and call.state == COLLECTIVE:
+            if not others and call.state == COLLECTIVE:
                 waits_for_unknown |= self.num_unknown(call) > 0
-            for other in found:
+            for other in others:
                 if other.world in reached:
                     continue
                 reached[other.world] = other
@@ -123,13 +156,20 @@ class WaitGraph:
                     causes[other.world] = other
                 else:
                     todo += [(other, theirs) for theirs in other.waits]
-        blamed = causes or ({} if waits_for_unknown else reached)
-        return sorted(blamed.values(), key=_likelihood)
+        if not causes and not waits_for_unknown:
+            causes = reached
+        return sorted(causes.values(), key=_likelihood)
 
 
 def _likelihood(rank: Rank) -> tuple[int, int, int]:
     """Return a key that sorts first: gone, stopped, in no call, behind the others' calls."""
-    waits = [call.sequence for call in rank.waits if call.state == COLLECTIVE]
-    is_gone = rank.state == GONE and not rank.has_finished
-    kinds = (is_gone, rank.state == STOPPED, not rank.waits, True)
-    return kinds.index(True), min(waits, default=0), rank.world
+    if rank.state == GONE and not rank.has_finished:
+        kind = 0
+    elif rank.state == STOPPED:
+        kind = 1
+    elif not rank.waits:
+        kind = 2
+    else:
+        kind = 3
+    sequences = [call.sequence for call in rank.waits if call.state == COLLECTIVE]
+    return kind, min(sequences, default=0), rank.world

@@ -9,12 +9,26 @@ import contextlib
 import os
 import select
 import signal
+import socket
+import struct
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-RUNNING, STOPPED, GONE = "running", "stopped", "gone"
+RUNNING = "running"
+STOPPED = "stopped"
+GONE = "gone"
+# What a monitor's socket in Linux's abstract namespace is called; the name of its job
+# follows, which begins with the number of the launcher's process.
+MONITOR_NAME = "chainermn monitor "
 Process = tuple[int, int]  # number and start time
+
+
+class Peer(NamedTuple):
+    """The process at the other end of a Unix socket."""
+
+    pid: int
+    user: int
 
 
 class Stat(NamedTuple):
@@ -38,11 +52,9 @@ def stat(pid: int) -> Stat:
     except (FileNotFoundError, ProcessLookupError):
         return Stat()
     fields = text.rpartition(")")[2].split()
-    return (
-        Stat(fields[0], int(fields[1]), int(fields[2]), int(fields[19]))
-        if fields
-        else Stat()
-    )
+    if not fields:
+        return Stat()
+    return Stat(fields[0], int(fields[1]), int(fields[2]), int(fields[19]))
 
 
 def all_stats() -> dict[int, Stat]:
@@ -50,6 +62,13 @@ def all_stats() -> dict[int, Stat]:
     return {
         int(name): stat(int(name)) for name in os.listdir("/proc") if name.isdigit()
     }
+
+
+def peer_of(connection: socket.socket) -> Peer:
+    """Return the process at the other end: the one that connected, or that listens."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    pid, user, _ = struct.unpack("iII", found)
+    return Peer(pid, user)
 
 
 def state(process: Process) -> str:
@@ -72,7 +91,10 @@ def words(pid: int, of: str) -> list[str]:
 def catches(pid: int, number: int) -> bool:
     """Return whether the process has a handler for the signal, which would end it otherwise."""
     _, _, caught = _read(f"/proc/{pid}/status").partition(b"SigCgt:")
-    return bool(int(caught.split()[0], 16) >> (number - 1) & 1) if caught else False
+    if not caught:
+        return False
+    mask = int(caught.split()[0], 16)
+    return bool(mask >> (number - 1) & 1)
 
 
 def send_signal(process: Process, number: int) -> None:

@@ -21,16 +21,19 @@ REGION_BYTES = (1 + SLOTS) * SLOT_BYTES
 # At the start of the region: slots ever used; when this rank called MPI_Abort, else 0.
 HEADER = struct.Struct("<Id")
 # Behind it: calls of `update` that this rank has made, and its examples in them.
-PROGRESS, PROGRESS_AT = struct.Struct("<qq"), slice(16, 32)
+PROGRESS = struct.Struct("<qq")
+PROGRESS_AT = slice(16, 32)
 # At the start of a slot: the communicator (the world's number of its rank 0; how many
 # that rank had made before), this process's rank in it, and its size (0: the slot is
 # free).
 IDENTITY = struct.Struct("<qqii")
 # Then: state, when that began, collective calls so far, bytes, peer or root, tag, name.
 CALL = struct.Struct("<B7xdQqii128s")
-# The first two of these.
+# The state and its time alone.
 STATE_AND_TIME = struct.Struct("<B7xd")
-IDLE, COLLECTIVE, MESSAGE = 0, 1, 2
+IDLE = 0
+COLLECTIVE = 1
+MESSAGE = 2
 # In an operation's name, before the function that the call is part of.
 SCOPE_SEPARATOR = ", inside "
 
@@ -64,23 +67,45 @@ def offset_of(slot: int) -> int:
     return (1 + slot) * SLOT_BYTES
 
 
-def read_calls(region: mmap.mmap, now: float) -> list[Call]:
-    """Return the call of each slot in use; ages are counted up to ``now``."""
+def read_calls(region: mmap.mmap, now: float, awake_since: float = 0.0) -> list[Call]:
+    """Return the call of each slot in use; ages are counted up to ``now``.
+
+    Nobody can be said to have waited before ``awake_since``.
+    """
     used, _ = HEADER.unpack_from(region)
-    found = []
+    calls = []
     for slot in range(min(used, SLOTS)):
-        where = slice(offset_of(slot), offset_of(slot + 1))
-        while (contents := region[where]) != region[where]:
-            pass  # it is being written
+        contents = _read_whole(region, slot)
         first, count, rank, size = IDENTITY.unpack_from(contents)
         if size == 0:
             continue
-        state, since, *known = CALL.unpack_from(contents, IDENTITY.size)
-        known[-1] = known[-1].rstrip(b"\0").decode(errors="replace")  # the operation
-        found.append(
-            Call((first, count), rank, size, state, max(0.0, now - since), *known)
+        state, since, sequence, nbytes, peer, tag, name = CALL.unpack_from(
+            contents, IDENTITY.size
         )
-    return found
+        calls.append(
+            Call(
+                communicator=(first, count),
+                rank=rank,
+                size=size,
+                state=state,
+                age=max(0.0, now - max(since, awake_since)),
+                sequence=sequence,
+                nbytes=nbytes,
+                peer=peer,
+                tag=tag,
+                operation=name.rstrip(b"\0").decode(errors="replace"),
+            )
+        )
+    return calls
+
+
+def _read_whole(region: mmap.mmap, slot: int) -> bytes:
+    """Return a slot's contents, read until the rank isn't just writing them."""
+    where = slice(offset_of(slot), offset_of(slot + 1))
+    contents = region[where]
+    while (again := region[where]) != contents:
+        contents = again
+    return contents
 
 
 def read_progress(region: mmap.mmap) -> tuple[int, ...]:

@@ -12,17 +12,16 @@ from typing import Any, NamedTuple
 import click
 import psutil  # type: ignore[import-untyped]
 
-from chainermn_comm.watchdog.diagnosis import WaitGraph, rank_from_reply
+from chainermn_comm.watchdog.diagnosis import WaitGraph, rank_from_json
+from chainermn_comm.watchdog.processes import MONITOR_NAME, peer_of
 
-# What a monitor's socket in Linux's abstract namespace is called; the monitor's PID
-# follows.
-NAME = "chainermn monitor "
 # What programs that start ranks are called; the nearest above a rank gives its job a
 # number.
 LAUNCHERS = ("mpiexec", "mpirun", "orterun", "prte", "srun", "slurmstepd")
 # A monitor waits 1.5 s for stacks of its ranks, and 2.5 s for the answers of other
 # hosts.
 ANSWER_SECONDS = 10.0
+ANSWER_BYTES = 1 << 16
 
 
 class LiveJob(NamedTuple):
@@ -30,42 +29,43 @@ class LiveJob(NamedTuple):
 
     number: int  # the PID of its launcher here, or else of a rank
     command: str  # of a rank
-    monitors: list[int]  # their PIDs
+    monitors: list[str]  # the names of their sockets
 
 
 def choose(number: int | None) -> LiveJob:
     """Return the job to which this PID belongs, or the only one; UsageError if none fits."""
     jobs: dict[int, LiveJob] = {}
-    for line in Path("/proc/net/unix").read_text(errors="replace").splitlines():
-        # No monitor's, or it has just ended.
+    sockets = Path("/proc/net/unix").read_text(errors="replace").splitlines()
+    # Those of connections have the same name.
+    names = {line.partition(f" @{MONITOR_NAME}")[2] for line in sockets}
+    for name in sorted(names - {""}):
+        # Of another PID namespace, or it has just ended.
         with suppress(psutil.Error, ValueError, IndexError):
-            monitor = psutil.Process(int(line.partition(f" @{NAME}")[2]))
-            ranks = [
-                psutil.Process(int(word))
-                for word in monitor.cmdline()
-                if word.isdigit()
-            ]
-            known = [*ranks, *(each for each in ranks[0].parents() if each.pid > 1)]
-            is_it = number in (None, *(each.pid for each in known))
-            if is_it and monitor.uids().effective == os.geteuid():
-                launchers = [
-                    each for each in known if each.name().startswith(LAUNCHERS)
-                ]
-                pid, command = (launchers or ranks)[0].pid, " ".join(ranks[0].cmdline())
-                jobs.setdefault(pid, LiveJob(pid, command, [])).monitors.append(
-                    monitor.pid
-                )
+            _add_job(jobs, name, number)
     if len(jobs) != 1:
-        why = (
-            "give the number of one"
-            if jobs
-            else "its ranks may not have a communicator yet"
-        )
+        why = "give the number of one"
+        if not jobs:
+            why = "its ranks may not have a communicator yet"
         listed = "".join(f"\n  {job.number}  {job.command}" for job in jobs.values())
         raise click.UsageError(
             f"{len(jobs) or 'no'} such jobs of yours here; {why}{listed}"
         )
     return jobs.popitem()[1]
+
+
+def _add_job(jobs: dict[int, LiveJob], name: str, number: int | None) -> None:
+    """Add the job of a monitor, whose name begins with the PID of the ranks' launcher."""
+    launcher = psutil.Process(int(name.split()[0]))
+    ranks = [
+        child for child in launcher.children() if child.uids().effective == os.geteuid()
+    ]
+    above = [launcher, *(each for each in launcher.parents() if each.pid > 1)]
+    if number not in (None, *(each.pid for each in (*ranks, *above))):
+        return
+    launchers = [each for each in above if each.name().startswith(LAUNCHERS)]
+    pid = (launchers or ranks)[0].pid
+    command = " ".join(ranks[0].cmdline())
+    jobs.setdefault(pid, LiveJob(pid, command, [])).monitors.append(name)
 
 
 def ask(job: LiveJob, what: str) -> WaitGraph:
@@ -80,20 +80,24 @@ def ask(job: LiveJob, what: str) -> WaitGraph:
         raise click.ClickException(f"job {job.number} has ended")
     unseen = [name for each in said for name in each["unseen"]]
     return WaitGraph(
-        (rank_from_reply(rank) for each in said for rank in each["ranks"]), unseen
+        (rank_from_json(rank) for each in said for rank in each["ranks"]), unseen
     )
 
 
-def _answer(monitor: int, what: str) -> dict[str, Any] | None:
+def _answer(monitor: str, what: str) -> dict[str, Any] | None:
+    pid = 0
     try:
-        with socket.socket(socket.AF_UNIX) as link:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
             link.settimeout(ANSWER_SECONDS)
-            link.connect(f"\0{NAME}{monitor}")
-            link.sendall(what.encode())
-            with link.makefile("rb") as file:
-                return dict(json.load(file))
+            link.connect(f"\0{MONITOR_NAME}{monitor}")
+            pid = peer_of(link).pid
+            link.sendall(json.dumps({"kind": "ask", "what": what}).encode())
+            text = b""
+            while piece := link.recv(ANSWER_BYTES):
+                text += piece
+            return dict(json.loads(text))
     except TimeoutError:
-        why = f"the job's monitor, process {monitor}, doesn't answer; is it stopped?"
+        why = f"the job's monitor, process {pid}, doesn't answer; is it stopped?"
         raise click.ClickException(why) from None
     except (OSError, ValueError):  # it has ended
         return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import time
 
 from .. import processes
 from ..processes import GONE, Process, Stat
@@ -14,8 +13,14 @@ FOLDER = "/dev/shm/"
 # How names of files begin that MPICH, Open MPI, UCX, NCCL and Python make for one job.
 # Others, such as data sets, belong to the user and are never removed.
 MADE_FOR_A_JOB = (
-    *("mpich_shm_", "mpich_shar_tmp", "sm_segment.", "osc_rdma.", "vader_segment."),
-    *("ucx_shm_", "nccl-", "sem.mp-"),
+    "mpich_shm_",
+    "mpich_shar_tmp",
+    "sm_segment.",
+    "osc_rdma.",
+    "vader_segment.",
+    "ucx_shm_",
+    "nccl-",
+    "sem.mp-",
 )
 # For the launcher, whose task it is, to end the children of ranks.
 LAUNCHER_SECONDS = 1.0
@@ -28,7 +33,8 @@ DAEMON_SECONDS = 5.0
 SCAN_SECONDS, LONGEST_SCAN_SECONDS = 0.5, 30.0
 # Open MPI's daemon on other machines than the first; in its command line, that it
 # serves one job (a site's own serve many).
-DAEMON, ONE_JOB = "prted", "prterun-"
+DAEMON = "prted"
+ONE_JOB = "prterun-"
 
 Identity = tuple[int, int]  # device and inode
 
@@ -40,13 +46,20 @@ class SharedFiles:
     before.
     """
 
-    def __init__(self, ranks: list[Process]) -> None:
-        self._ranks = ranks
+    def __init__(self) -> None:
+        self._ranks: list[Process] = []
         self._known: dict[str, Identity] = {}
-        self._scan_at, self._pause = -math.inf, SCAN_SECONDS
-        self.keep(time.monotonic())
+        self._scan_at = -math.inf
+        self._pause = SCAN_SECONDS
+
+    def add(self, rank: Process) -> None:
+        """Watch another rank; files are made soon after it has come."""
+        self._ranks.append(rank)
+        self._scan_at = -math.inf
+        self._pause = SCAN_SECONDS
 
     def keep(self, now: float) -> None:
+        """Scan now and then."""
         if now >= self._scan_at:
             self.scan()
             self._scan_at = now + self._pause
@@ -68,18 +81,17 @@ class SharedFiles:
 
     def remove(self) -> bool:
         """Remove the files that no process has mapped; return whether that was all of them."""
+        if not self._known:
+            return True
         try:
-            in_use = (
-                set().union(*map(_mapped, processes.all_stats()))
-                if self._known
-                else set()
-            )
+            in_use = set().union(*map(_mapped, processes.all_stats()))
         except OSError:  # such as that no descriptor is left
             return False
         for name, identity in list(self._known.items()):
             with contextlib.suppress(OSError):
-                it = os.lstat(FOLDER + name)
-                if (it.st_dev, it.st_ino, it.st_uid) == (*identity, os.geteuid()):
+                found = os.lstat(FOLDER + name)
+                is_ours = found.st_uid == os.geteuid()
+                if is_ours and (found.st_dev, found.st_ino) == identity:
                     if identity in in_use:
                         continue
                     os.unlink(FOLDER + name)
@@ -87,23 +99,21 @@ class SharedFiles:
         return not self._known
 
 
-def daemon_of(rank: int) -> Process | None:
-    """Return the daemon of Open MPI that started a rank, if it serves this job alone.
+def end_daemon(pid: int) -> None:
+    """End Open MPI's daemon that launched the ranks, which waits for ever where the link is cut.
 
-    When the link is cut it waits for ever for `mpiexec` on the first machine.
+    That is, if it serves this job alone, doesn't end by itself, and has no process any
+    more.
     """
-    pid = processes.stat(rank).parent
     words = processes.words(pid, "cmdline")
-    is_daemon = os.path.basename(words[0]) == DAEMON
-    has_one_job = any(word.startswith(ONE_JOB) for word in words)
-    return (pid, processes.stat(pid).start) if is_daemon and has_one_job else None
-
-
-def end_daemon(daemon: Process) -> None:
-    """End it, if it doesn't end by itself and has no process any more."""
+    if os.path.basename(words[0]) != DAEMON:
+        return
+    if not any(word.startswith(ONE_JOB) for word in words):
+        return
+    daemon = (pid, processes.stat(pid).start)
     processes.wait_until(lambda: processes.state(daemon) == GONE, DAEMON_SECONDS)
     everyone = processes.all_stats().values()
-    if not any(it.parent == daemon[0] and not it.is_gone for it in everyone):
+    if not any(it.parent == pid and not it.is_gone for it in everyone):
         processes.terminate([daemon], LAUNCHER_SECONDS)
 
 
@@ -115,26 +125,25 @@ def end_children(ranks: list[Process]) -> None:
 
 def _children(ranks: list[Process]) -> list[Process]:
     """Return the living processes of groups that ranks which are gone have led."""
-    everyone, found = processes.all_stats(), []
+    everyone = processes.all_stats()
+    children = []
     for pid, start in ranks:
         leader = everyone.get(pid, Stat())
-        # Else it lives, or another process has got the number since.
-        if leader.is_gone and leader.start in (0, start):
-            its = [(child, it) for child, it in everyone.items() if it.group == pid]
-            found += [
-                (child, it.start)
-                for child, it in its
-                if not it.is_gone and it.start >= start
-            ]
-    return found
+        if not leader.is_gone or leader.start not in (0, start):
+            continue  # it lives, or another process has got its number since
+        children += [
+            (child, it.start)
+            for child, it in everyone.items()
+            if it.group == pid and not it.is_gone and it.start >= start
+        ]
+    return children
 
 
 def _mapped(pid: int) -> set[Identity]:
     """Return the files of shared memory that a process has mapped, as far as we may know."""
     found = set()
-    unknown = FileNotFoundError, ProcessLookupError, PermissionError
     with (
-        contextlib.suppress(*unknown),
+        contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError),
         open(f"/proc/{pid}/maps", errors="replace") as maps,
     ):
         for line in maps:

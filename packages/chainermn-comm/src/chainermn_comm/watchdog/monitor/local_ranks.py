@@ -1,14 +1,14 @@
-"""The ranks of one machine as their monitor sees them: calls, stacks, exits, standard error."""
+"""The ranks of one machine as their monitor sees them: calls, stacks, ends."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
+import json
 import mmap
-import operator
 import os
+import socket
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from selectors import EVENT_READ, BaseSelector
 from typing import Any
@@ -22,128 +22,155 @@ from ..status_region import REGION_BYTES, read_abort_time, read_calls, read_prog
 # Time for a rank to write its stacks; without them (it is in the kernel) the report
 # goes out, too.
 STACKS_SECONDS = 1.5
+# For it to end what it has begun to write.
+END_SECONDS = 0.2
 # Of a rank's stacks, that are read.
 STACK_BYTES = 1 << 16
-# Total time for printing, over all standard errors that are tried: a stopped launcher
-# reads none.
-PRINT_SECONDS = 4.0
 # Time for a process whose files are closed to be gone.
 GONE_SECONDS = 1.0
+# For who asks to take the answer, which is sent in pieces.
+SEND_SECONDS = 2.0
+PIECE_BYTES = 1 << 15
+# Of a message, which names all ranks; and the most files that come with it.
+MESSAGE_BYTES = 1 << 20
+MOST_FILES = 2
+# After a connection that could not be accepted: at once it would be so again.
+REFUSED_SECONDS = 0.1
 
 
 class MonitoredRank:
     """A rank of this machine."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        """Map the memory of the rank that ``config`` describes (see `rendezvous`)."""
-        self.world, self.pid = config["world"], config["pid"]
-        self.signal = config["signal"]
-        self.process = (self.pid, config["start_time"])
-        # Whose readers stay longer than the rank's.
-        launcher = processes.stat(self.pid).parent
-        self.launchers = processes.stat(launcher).parent, launcher
-        folder = f"/proc/{self.pid}/fd"
-        file = os.open(f"{folder}/{config['region']}", os.O_RDONLY)
-        self.region = mmap.mmap(file, REGION_BYTES, prot=mmap.PROT_READ)
-        os.close(file)
-        self.stacks = os.open(f"{folder}/{config['stacks']}", os.O_RDONLY)
-        self.liveness = os.open(
-            f"{folder}/{config['liveness']}", os.O_RDONLY | os.O_NONBLOCK
-        )
+    def __init__(self, description: dict[str, Any], region: int, stacks: int) -> None:
+        """Map the memory of the rank, which sent this description and these two files."""
+        self.world: int = description["world"]
+        self.pid: int = description["pid"]
+        self.signal: int = description["signal"]
+        self.process = (self.pid, description["start_time"])
+        self.launcher: int = processes.stat(self.pid).parent
+        self.region = mmap.mmap(region, REGION_BYTES, prot=mmap.PROT_READ)
+        os.close(region)
+        self.stacks = stacks
+        self.died_at: float | None = None  # unless its program was over
 
     def state(self) -> str:
         return processes.state(self.process)
 
-    def read(self, now: float) -> Rank:
-        calls = tuple(read_calls(self.region, now))
-        who = self.world, os.uname().nodename, self.pid, self.state()
-        return Rank(*who, calls, "", *read_progress(self.region))
+    def read(self, now: float, awake_since: float = 0.0) -> Rank:
+        """Return what the rank does, without stacks; `read_calls` says what the times are."""
+        aborted_at = read_abort_time(self.region)
+        failed_at = aborted_at or self.died_at
+        updates, examples = read_progress(self.region)
+        return Rank(
+            world=self.world,
+            host=os.uname().nodename,
+            pid=self.pid,
+            state=self.state(),
+            calls=tuple(read_calls(self.region, now, awake_since)),
+            updates=updates,
+            examples=examples,
+            failed_for=None if failed_at is None else now - failed_at,
+            has_aborted=bool(aborted_at),
+        )
+
+    def note_end(self) -> None:
+        """Note when the rank died: the kernel has closed its files, and nobody had ended it before.
+
+        The kernel does so before the process is gone, so the monitor hears of the first
+        rank that dies before its launcher does, which kills the others.
+        """
+        now = time.monotonic()
+        is_gone = processes.wait_until(
+            lambda: self.state() == GONE, GONE_SECONDS, 0.0005
+        )
+        # Else it has closed its files, and lives.
+        if is_gone and not self.read(now).has_finished:
+            self.died_at = now
+
+
+class LocalSocket:
+    """The socket at which ranks come, and users ask, whom nobody else can speak for."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        selector: BaseSelector,
+        come: Callable[[dict[str, Any], list[int]], MonitoredRank | None],
+        answer: Callable[[str], object],
+    ) -> None:
+        """Listen.
+
+        ``come`` is given a rank's message and files, and returns the rank that has come
+        by it; ``answer`` gives what to answer a question.
+        """
+        self._listener = listener
+        self._selector = selector
+        self._come = come
+        self._answer = answer
+        self._ranks: dict[socket.socket, MonitoredRank] = {}
+        listener.setblocking(False)
+        selector.register(listener, EVENT_READ, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:  # it has gone, or no descriptor is left
+            time.sleep(REFUSED_SECONDS)
+            return
+        if processes.peer_of(connection).user != os.geteuid():
+            connection.close()
+            return
+        connection.settimeout(SEND_SECONDS)
+        self._selector.register(connection, EVENT_READ, partial(self._read, connection))
+
+    def _read(self, connection: socket.socket) -> None:
+        data = b""
+        with contextlib.suppress(OSError):
+            data, files, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, MOST_FILES)
+        if not data:
+            self._end(connection)
+            return
+        message = json.loads(data)
+        if message["kind"] == "ask":
+            self._reply(connection, message["what"])
+            return
+        rank = self._come(message, files)
+        if rank is not None:
+            self._ranks[connection] = rank
+
+    def _reply(self, connection: socket.socket, what: str) -> None:
+        text = json.dumps(self._answer(what)).encode()
+        with contextlib.suppress(OSError):  # who asked has been ended, or stopped
+            for start in range(0, len(text), PIECE_BYTES):
+                connection.sendall(text[start : start + PIECE_BYTES])
+        self._end(connection)
+
+    def _end(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        connection.close()
+        rank = self._ranks.pop(connection, None)
+        if rank is not None:
+            rank.note_end()
 
 
 def collect_stacks(ranks: Sequence[MonitoredRank]) -> dict[int, str]:
     """Return the stacks of the ranks that give some, by their number in MPI.COMM_WORLD."""
-    running = [rank for rank in ranks if rank.state() == RUNNING]
-    signalled = [rank for rank in running if processes.catches(rank.pid, rank.signal)]
-    starts = sizes = [os.fstat(rank.stacks).st_size for rank in signalled]
-    for rank in signalled:
+    asked = [
+        rank
+        for rank in ranks
+        if rank.state() == RUNNING and processes.catches(rank.pid, rank.signal)
+    ]
+    starts = [os.fstat(rank.stacks).st_size for rank in asked]
+    for rank in asked:
         processes.send_signal(rank.process, rank.signal)
-    deadline = time.monotonic() + STACKS_SECONDS
-    while time.monotonic() < deadline:
-        time.sleep(0.1)
-        before, sizes = sizes, [os.fstat(rank.stacks).st_size for rank in signalled]
-        if sizes == before and all(map(operator.gt, sizes, starts)):
-            break
+
+    def have_all_begun() -> bool:
+        sizes = [os.fstat(rank.stacks).st_size for rank in asked]
+        return all(size > start for size, start in zip(sizes, starts, strict=True))
+
+    processes.wait_until(have_all_begun, STACKS_SECONDS)
+    time.sleep(END_SECONDS)
     return {
         rank.world: normalize_stacks(os.pread(rank.stacks, STACK_BYTES, start))
-        for rank, start in zip(signalled, starts, strict=True)
+        for rank, start in zip(asked, starts, strict=True)
     }
-
-
-def print_for(
-    ranks: Sequence[MonitoredRank],
-    text: str,
-    event: Sequence[bytes] = (),
-    held: Sequence[int] = (),
-) -> None:
-    """Print where it is read: on ``held`` files, or the standard error of a rank or launcher."""
-    deadline = time.monotonic() + PRINT_SECONDS
-    pids = (*(rank.pid for rank in ranks), *(rank.launchers[1] for rank in ranks))
-    for file in itertools.chain(held, stderrs(pids)):
-        if processes.write(file, text, (deadline - time.monotonic()) / 2, event):
-            return
-    processes.write(2, text, deadline - time.monotonic(), event)
-
-
-def stderrs(pids: Iterable[int]) -> Iterator[int]:
-    """Open the standard error of each of these processes, while it is used.
-
-    Not for longer: the launcher waits until no process holds its pipe.
-    """
-    how = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
-    for pid in dict.fromkeys(pids):
-        with contextlib.suppress(OSError):  # such as where it is a socket
-            file = os.open(f"/proc/{pid}/fd/2", how)
-            try:
-                yield file
-            finally:
-                os.close(file)
-
-
-class ExitTracker:
-    """Tracks which rank failed first: the launcher kills the others, and may blame any of them."""
-
-    def __init__(self, ranks: Sequence[MonitoredRank], selector: BaseSelector) -> None:
-        """Have the selector call this; by epoll, it does so in the order in which ranks exit."""
-        self._ranks, self._selector = ranks, selector
-        self._failed_at: float | None = None
-        # If it died without calling MPI_Abort.
-        self.first_failure: MonitoredRank | None = None
-        for rank in ranks:
-            # The kernel closes a process's files before it is gone, the last opened
-            # first: we hear of it before the launcher does, which kills others that are
-            # gone sooner.
-            selector.register(
-                rank.liveness, EVENT_READ, partial(self._handle_end, rank)
-            )
-
-    def _handle_end(self, rank: MonitoredRank) -> None:
-        now = time.monotonic()
-        self._selector.unregister(rank.liveness)
-        os.close(rank.liveness)
-        # Else it has closed its files, and lives.
-        is_gone = processes.wait_until(
-            lambda: rank.state() == GONE, GONE_SECONDS, 0.0005
-        )
-        if (
-            is_gone
-            and self.since_failure(now) is None
-            and not rank.read(now).has_finished
-        ):
-            self._failed_at, self.first_failure = now, rank
-
-    def since_failure(self, now: float) -> float | None:
-        """Return for how long a rank has called MPI_Abort or ended badly; None if none has."""
-        times = [read_abort_time(rank.region) for rank in self._ranks] + [
-            self._failed_at or 0.0
-        ]
-        return now - min(filter(None, times)) if any(times) else None

@@ -1,347 +1,383 @@
-"""What a monitor does: it looks at its machine's ranks, and judges for all if it is the hub."""
+"""What a monitor does: from the records of its machine's ranks to a report, and the job's end.
+
+`Monitor.look` is called again and again. On the first machine it judges for all
+machines: ranks that have failed (`report_failure`), and calls that wait
+(`judge_calls`). The monitor of another machine pushes its ranks' records to the first
+one's once a call waits or a rank has failed (`push_if_due`); the first one asks for
+them, too, when it is about to report (`everyone`).
+"""
 
 from __future__ import annotations
 
 import math
-import os
 import selectors
 import socket
-import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
-from operator import itemgetter
 from typing import Any
 
 from _chainermn_events import event_line
 from _chainermn_verdict import next_step
 
 from .. import processes, report
-from ..diagnosis import Rank, WaitGraph, Waits, rank_from_reply
+from ..diagnosis import Rank, WaitGraph, Waits
 from ..processes import GONE
-from ..status_region import IDLE, read_abort_time
 from ..timeout import Timeout
-from .cleanup import WAIT_SECONDS, SharedFiles, daemon_of, end_children, end_daemon
-from .connection import Message
-from .local_ranks import ExitTracker, MonitoredRank, collect_stacks, print_for, stderrs
-from .star import Star
+from .cleanup import WAIT_SECONDS, SharedFiles, end_children, end_daemon
+from .first_machine import FirstMachine
+from .link import Message
+from .local_ranks import LocalSocket, MonitoredRank, collect_stacks
+from .other_machines import OtherMachines
+from .printing import held_launchers, print_for
 
 # Time between two looks: short enough for a report in time, and nothing taken from the
 # ranks.
 TICK_SECONDS = 0.5
-# Time for the launcher to forward the report before the end; between SIGTERM and
-# SIGKILL.
-FORWARDING_SECONDS, TERM_SECONDS = 0.5, 1.0
-# Time for the monitors of other machines to reply, who may ask for stacks; to say that
-# a rank of theirs failed earlier; and for the hub to report, after which a spoke does.
-REPLY_SECONDS, FAILED_SECONDS, HUB_SECONDS = 2.5, 0.3, 8.0
-# Between two messages to the hub about calls that wait.
+# For the first rank to say what it is: it has just started this process.
+COME_SECONDS = 30.0
+# Time for monitors of other machines to push what is asked for, stacks too; and to say
+# that a rank of theirs failed earlier.
+PUSH_SECONDS = 2.5
+FAILED_SECONDS = 0.3
+# Between two pushes of a machine on which a call waits.
 REPEAT_SECONDS = 1.0
+# For the first machine to report, after which one that is cut off ends its ranks.
+CUT_OFF_SECONDS = 8.0
 # A monitor that comes so late was stopped, and the job with it (or the machine is very
 # busy).
 PAUSE_SECONDS = 2.0
-# Characters of a text in an event.
-PIECE = 500
+# Time for the launcher to forward the report before the end; between SIGTERM and
+# SIGKILL.
+FORWARDING_SECONDS = 0.5
+TERM_SECONDS = 1.0
 # Time between MPI_Abort, which can't cross a cut link, and our own end of the ranks.
 ABORT_SECONDS = 3.0
+# Characters of a text in an event.
+PIECE = 500
 
 
 class Monitor:
-    """Watches until the ranks have ended, or ends them.
+    """Watches the ranks of a machine until they have ended, or ends them."""
 
-    The hub judges for all machines, and a spoke, from what its own ranks do, where the
-    hub doesn't.
-    """
-
-    def __init__(self, config: dict[str, Any], ranks: Sequence[MonitoredRank]) -> None:
-        self.config, self.ranks = config, ranks
-        self.files = SharedFiles([rank.process for rank in ranks])
-        self.daemon = daemon_of(ranks[0].pid)
-        self.timeout = Timeout(**config["timeout"])
-        self.tick = min(TICK_SECONDS, self.timeout.seconds / 10 or TICK_SECONDS)
-        # When calls were last reported, or warned of: all that began before are known.
-        self.reported_at = self.warned_at = -math.inf
-        # When this process stood still, and the ranks with it, and for how long.
-        self.pauses: list[tuple[float, float]] = []
-        self.must_end = self.ended_job = False
+    def __init__(self, listener: socket.socket) -> None:
         self.selector = selectors.DefaultSelector()
-        self.exits = ExitTracker(ranks, self.selector)
-        listener = (
-            None
-            if config["listener"] is None
-            else socket.socket(fileno=config["listener"])
-        )
-        silence = self.timeout.silence
-        self.star = Star(self.selector, listener, config["star"], silence, self.hear)
-        # For how long a call has waited elsewhere, as spokes say; when this one said
-        # so.
-        self.told, self.told_at = 0.0, -math.inf
-        # Of each machine when a rank failed first, and which; None if it called
-        # MPI_Abort.
-        self.failures: list[tuple[float, Rank | None]] = []
-        self.failure_due: float | None = None  # when the first of them is reported
-        self.knows_failure, self.held = False, list[int]()
-        # Since when machines are lost; the number of calls then; if that is known or
-        # does no harm.
-        self.lost_at, self.count_then, self.knows_loss = math.inf, 0, False
+        self.socket = LocalSocket(listener, self.selector, self.hear_rank, self.answer)
+        self.ranks: list[MonitoredRank] = []
+        self.files = SharedFiles()
+        # What the ranks say: the launch, if it is one of `chainermn launch`; the
+        # time-out; which ranks are to come; whether they have met.
+        self.launch: str | None = None
+        self.timeout = Timeout(0.0)
+        self.members: set[int] = set()
+        self.have_met = False
+        # Of several machines, the first one has others, and each other one has a first.
+        self.other_machines = OtherMachines(self.selector)
+        self.first_machine: FirstMachine | None = None
+        # When this process began, or went on after it had stood still, and the ranks
+        # with it.
+        self.awake_since = time.monotonic()
+        # When calls were last reported, or warned of: all that began before are known.
+        self.reported_at = -math.inf
+        self.warned_at = -math.inf
+        # When this machine pushed last, and when the first one asked all last.
+        self.pushed_at = -math.inf
+        self.asked_at = -math.inf
+        self.knows_failure = False
+        self.must_end = False
 
     def look(self) -> bool:
-        """Look once, after a tick or what comes before; return whether there are still ranks."""
-        before = time.monotonic()
-        self.poll(self.tick)
+        """Look at the ranks once, after a tick or a message; return whether to go on."""
+        tick = min(TICK_SECONDS, self.timeout.seconds / 10 or TICK_SECONDS)
+        began = time.monotonic()
+        self.handle_messages(tick)
         now = time.monotonic()
-        if now - before > self.tick + PAUSE_SECONDS:
-            self.pauses.append((now, now - before))
-            self.star.tell("pause", seconds=now - before)
-        self.note_failure()
-        self.star.keep()
+        if now - began > tick + PAUSE_SECONDS:
+            self.awake_since = now
         self.files.keep(now)
-        if all(rank.state() == GONE for rank in self.ranks):
-            while not self.report_failure():
-                self.poll(self.tick)
-            return False
-        self.report_failure()
-        # MPI_Abort may fail to end the job. Their monitors tell of ranks elsewhere that
-        # called it.
-        aborts = [when for when, lost in self.failures if lost is None]
-        aborts += [read_abort_time(rank.region) for rank in self.ranks]
-        self.must_end |= any(0 < when < now - ABORT_SECONDS for when in aborts)
-        if self.must_end or self.check_links(now) or self.check_calls(now):
+        ranks = self.read_ranks(now)
+        if self.first_machine is not None:
+            self.first_machine.keep(now)
+            self.push_if_due(ranks, now)
+            self.must_end |= self.is_cut_off(ranks)
+        else:
+            self.other_machines.keep(now)
+            self.report_failure()
+            self.must_end |= self.judge_calls(now)
+        if self.must_end or self.has_aborted_in_vain(now):
             self.end_ranks()
             return False
-        return True
+        if not ranks:
+            return now < self.awake_since + COME_SECONDS
+        return any(rank.state != GONE for rank in ranks)
 
-    def poll(self, seconds: float) -> None:
-        """Handle what comes of ranks and monitors; wait for it, but not longer."""
+    def handle_messages(self, seconds: float) -> None:
+        """Handle what ranks and monitors send; wait for it, but not longer."""
         for key, _ in self.selector.select(seconds):
             key.data()
 
-    # What monitors say to one another.
+    # What the ranks of this machine say, and what they record.
 
-    def hear(self, number: int, message: Message) -> None:
-        """Do what another monitor says, the hub or the spoke of machine ``number``."""
-        now, kind = time.monotonic(), message["kind"]
-        if kind == "waits":
-            if now - message["seconds"] > self.reported_at:
-                self.told = max(self.told, message["seconds"])
-        elif kind == "failed":
-            lost = message["rank"] and rank_from_reply(message["rank"])
-            self.add_failure(now - message["age"], lost)
-            self.star.tell("reported", only=number)
-        elif kind == "reported":
-            self.failures, self.failure_due = [], self.failure_due or math.inf
-        elif kind == "ask":
-            found = self.describe(message["what"], now)
-            self.star.tell(
-                "reply", query=message["query"], ranks=list(map(asdict, found))
+    def hear_rank(
+        self, message: dict[str, Any], files: list[int]
+    ) -> MonitoredRank | None:
+        """Handle a rank's message; return the rank if it has come by that."""
+        kind = message["kind"]
+        if kind == "come":
+            return self.add_rank(message, files)
+        if kind == "met":
+            self.timeout = Timeout(**message["timeout"])
+            self.have_met = True
+        elif kind == "first machine":
+            self.other_machines.listen(files[0], message, self.timeout.silence)
+        elif kind == "other machine" and self.first_machine is None:
+            self.first_machine = FirstMachine(
+                self.selector, message, self.timeout.silence, self.hear_first_machine
             )
-        elif kind == "known":
-            self.reported_at = now
-        elif kind == "pause":
-            self.pauses.append((now, message["seconds"]))
-        elif kind == "end":  # and its ranks fail by that
-            self.must_end, self.failure_due = True, math.inf
+        return None
 
-    def read(self, now: float) -> list[Rank]:
-        return [rank.read(now) for rank in self.ranks]
+    def add_rank(self, message: dict[str, Any], files: list[int]) -> MonitoredRank:
+        rank = MonitoredRank(message, *files)
+        self.ranks.append(rank)
+        self.ranks.sort(key=lambda each: each.world)
+        self.files.add(rank.process)
+        self.launch = message["launch"]
+        if not self.have_met:
+            self.members.update(message["members"])
+            self.timeout = Timeout(**message["timeout"])
+        return rank
 
-    def describe(self, what: str, now: float) -> list[Rank]:
-        """Return this machine's ranks, with their stacks if ``what`` is "stacks"."""
-        ranks = self.read(now)
-        stacks = collect_stacks(self.ranks) if what == "stacks" else {}
+    def read_ranks(self, now: float, with_stacks: bool = False) -> list[Rank]:
+        """Return what this machine's ranks do."""
+        ranks = [rank.read(now, self.awake_since) for rank in self.ranks]
+        if not with_stacks:
+            return ranks
+        stacks = collect_stacks(self.ranks)
         return [replace(rank, stacks=stacks.get(rank.world, "")) for rank in ranks]
 
-    def everyone(self, what: str, now: float) -> WaitGraph:
-        """Return all machines' ranks, described as above."""
-        replies = self.star.ask(what, REPLY_SECONDS, self.poll)
-        ranks, silent = self.describe(what, now), []
-        said = replies()
-        for number, name in enumerate(self.star.names):
-            if number != self.star.number:
-                try:
-                    ranks += map(rank_from_reply, said[number]["ranks"])
-                except (LookupError, TypeError):
-                    silent.append(name)
-        return WaitGraph(ranks, silent)
+    def answer(self, what: str) -> dict[str, Any]:
+        """Return "calls" of all ranks that can be seen, or their "stacks", too."""
+        graph = self.everyone(time.monotonic(), with_stacks=what == "stacks")
+        return {
+            "ranks": [asdict(rank) for rank in graph.ranks.values()],
+            "unseen": graph.unreachable,
+        }
 
-    # Ranks that fail.
+    # A machine that isn't the first.
 
-    def note_failure(self) -> None:
-        """Notice the first failure here, while other ranks may still live."""
-        now = time.monotonic()
-        age = self.exits.since_failure(now)
-        if age is None or self.knows_failure:
-            return
-        self.knows_failure = True
-        first = self.exits.first_failure
-        lost = None if first is None else first.read(now)
-        self.add_failure(now - age, lost)
-        if not self.star.is_hub:
-            self.star.tell("failed", age=age, rank=lost and asdict(lost))
-        self.report_failure()  # before the launcher ends
-        self.files.scan()  # while other ranks may live
+    def push_if_due(self, ranks: list[Rank], now: float) -> None:
+        """Push the ranks' records to the first machine if a rank has failed, or a call waits."""
+        has_failed = any(rank.failed_for is not None for rank in ranks)
+        if has_failed and not self.knows_failure:
+            self.knows_failure = True
+            self.push(ranks)
+            self.files.scan()  # while other ranks may live
+        patience = min(self.timeout.seconds / 2, self.timeout.silence)
+        is_waiting = 0 < patience < longest_wait(ranks)
+        if is_waiting and now - self.pushed_at > REPEAT_SECONDS:
+            self.push(ranks)
 
-    def add_failure(self, when: float, lost: Rank | None) -> None:
-        self.failures.append((when, lost))
-        if self.failure_due is None:
-            self.failure_due = time.monotonic() + (
-                FAILED_SECONDS if self.star.links else 0.0
-            )
-            held = [os.dup(file) for file in stderrs(self.ranks[0].launchers)]
-            # A file last: there mpiexec would write over it.
-            self.held = sorted(
-                held, key=lambda file: stat.S_ISREG(os.fstat(file).st_mode)
-            )
+    def push(self, ranks: list[Rank], has_stacks: bool = False) -> None:
+        if self.first_machine is not None:
+            self.pushed_at = time.monotonic()
+            records = [asdict(rank) for rank in ranks]
+            self.first_machine.send("records", ranks=records, has_stacks=has_stacks)
 
-    def report_failure(self) -> bool:
-        """Report which rank ended badly first; return False while others may still say so."""
-        if self.failure_due is None or self.failure_due == math.inf:
-            return True
-        if time.monotonic() < self.failure_due:
+    def hear_first_machine(self, message: Message) -> None:
+        """End the ranks, or push their records, which are asked for."""
+        if message["kind"] == "end":
+            self.must_end = True
+        else:
+            with_stacks = message["with_stacks"]
+            self.push(self.read_ranks(time.monotonic(), with_stacks), with_stacks)
+
+    def is_cut_off(self, ranks: list[Rank]) -> bool:
+        """Return whether a call has waited too long, and the first machine can't report it."""
+        assert self.first_machine is not None
+        seconds = self.timeout.seconds
+        if self.first_machine.is_linked or not self.timeout.ends_job:
             return False
-        self.failure_due = math.inf
-        _, lost = min(self.failures, key=itemgetter(0), default=(0.0, None))
-        if lost is not None:
-            self.star.tell("reported")
-            graph = WaitGraph([lost])
-            how = report.describe_state(graph, lost)
-            event = self.event(
-                "rank_lost", lost=lost.world, pid=lost.pid, host=lost.host, how=how
-            )
-            who = report.describe_rank(graph, lost)
-            # The launcher knows how it ended, and whether that was Ctrl-C.
-            self.print(
-                "" if event else f"\n{report.PREFIX}{who}.\n{next_step(how)}\n", event
-            )
-        while self.held:  # launchers wait for them
-            os.close(self.held.pop())
+        if longest_wait(ranks) < seconds + CUT_OFF_SECONDS:
+            return False
+        graph = WaitGraph(ranks, [self.first_machine.name])
+        self.report_calls(graph, graph.waits(seconds))
         return True
 
-    # Links that are cut, and calls that wait.
+    # The first machine: what all ranks do.
 
-    def check_links(self, now: float) -> bool:
-        """Report a machine that can't be reached, if calls wait; return whether that ends the job.
+    def everyone(self, now: float, with_stacks: bool = False) -> WaitGraph:
+        """Return what the ranks of all machines do, as far as their monitors say so in time."""
+        self.other_machines.send("push", with_stacks=with_stacks)
+        ranks = self.read_ranks(now, with_stacks)
+        left = PUSH_SECONDS
+        while self.other_machines.silent(now, with_stacks) and left > 0:
+            self.handle_messages(left)
+            left = now + PUSH_SECONDS - time.monotonic()
+        self.asked_at = time.monotonic()
+        unreachable = [
+            *(link.name for link in self.other_machines.silent(now, with_stacks)),
+            *(machine.name for machine in self.other_machines.lost.values()),
+        ]
+        if self.first_machine is not None:
+            unreachable.append(self.first_machine.name)
+        ranks += self.other_machines.pushed_since(now)
+        missing: set[int] = set()
+        if not self.have_met:
+            missing = self.members - {rank.world for rank in ranks}
+        return WaitGraph(ranks, unreachable, missing)
 
-        Ranks may reach it by another network: then calls end that have ranks elsewhere.
-        """
-        lost = self.star.lost() if self.timeout.seconds else []
-        if not lost:
-            self.lost_at, self.knows_loss = math.inf, False
-            return False
-        graph = WaitGraph(self.read(now))
-        calls = [call for rank in graph.ranks.values() for call in rank.calls]
-        # With ranks elsewhere.
-        calls = [call for call in calls if graph.num_unknown(call)]
-        count = sum(call.sequence for call in calls)
-        if self.lost_at == math.inf:
-            # The next ones may be those that wait.
-            self.lost_at, self.count_then = now, count + len(calls)
-        idle = min((call.age for call in calls if call.state == IDLE), default=math.inf)
-        self.knows_loss |= count > self.count_then or now - idle > self.lost_at
-        if self.knows_loss:
-            return False
-        graph = self.everyone("calls", now)
-        waiting = self.waits(graph, self.timeout.silence, now)
-        # Those that can be reached must wait for others alone, each for the whole
-        # silence.
-        all_waiting = [call for rank in graph.ranks.values() for call in rank.waits]
-        is_outside = any(not rank.is_lost for rank in graph.root_causes(waiting))
-        if not waiting or is_outside or len(waiting) < len(all_waiting):
-            return False
-        self.knows_loss = True
-        why, text = report.host_silent(lost, graph, waiting, self.timeout)
-        ends_job = self.timeout.ends_job
-        host = lost[0].rpartition(" ")[2]  # see `rendezvous`
-        event = self.event("host_lost", host=host, reason=why, ends_job=ends_job)
-        if ends_job:
-            event += self.event("watchdog_abort", reason=why)
-        self.print(text, event)
-        return ends_job
-
-    def check_calls(self, now: float) -> bool:
-        """Report what waits too long; return whether that ends the job."""
-        seconds, ends_job = self.timeout.seconds, self.timeout.ends_job
-        if not seconds:
-            return False
-        waits = self.waits(
-            WaitGraph(self.read(now)), seconds / 2, now, self.reported_at
-        )
-        longest = max(
-            (call.age - self.paused(now - call.age) for _, call in waits), default=0.0
-        )
-        if self.star.is_hub:
-            longest, self.told = max(longest, self.told), 0.0
-            if seconds / 2 < longest <= seconds and now - longest > self.warned_at:
-                self.warn(now)
-        elif longest and now - self.told_at >= REPEAT_SECONDS:
-            self.told_at = now
-            self.star.tell("waits", seconds=longest)
-        if longest <= seconds + (0.0 if self.star.is_hub else HUB_SECONDS):
-            return False
-        graph = self.everyone("stacks", now)
-        stalled = self.waits(graph, seconds, now, self.reported_at)
-        if not stalled:
-            return False
-        text = report.report(graph, stalled, self.timeout)
-        event = (
-            self.event("watchdog_abort", reason=report.reason(text)) if ends_job else []
-        )
-        self.star.tell("known")
-        self.print(text, event)
-        self.reported_at = self.warned_at = now
-        return ends_job
-
-    def warn(self, now: float) -> None:
-        graph, seconds = self.everyone("calls", now), self.timeout.seconds
-        if waiting := self.waits(graph, seconds / 2, now, self.reported_at):
-            self.warned_at = now
-            longest = max(waiting, key=lambda each: each[1].age)
-            self.print(report.warning(graph, *longest, seconds))
-
-    def waits(
-        self, graph: WaitGraph, seconds: float, now: float, known: float = -math.inf
-    ) -> Waits:
-        """Return the calls that have waited for ``seconds`` and began after the time ``known``."""
+    def failures(self) -> list[tuple[float, Rank]]:
+        """Return when ranks of all machines called MPI_Abort or died, and which."""
+        now = time.monotonic()
+        known = [(now, rank) for rank in self.read_ranks(now)]
+        for link in self.other_machines.linked:
+            known += [(link.pushed_at, rank) for rank in link.ranks]
         return [
-            (rank, call)
-            for rank in graph.ranks.values()
-            if rank.state != GONE
-            for call in rank.waits
-            if now - call.age > known
-            and call.age - self.paused(now - call.age) > seconds
+            (read_at - rank.failed_for, rank)
+            for read_at, rank in known
+            if rank.failed_for is not None
         ]
 
-    def paused(self, start: float) -> float:
-        """Return for how long since then nobody can be said to have waited."""
-        return sum(length for end, length in self.pauses if end > start)
+    def has_aborted_in_vain(self, now: float) -> bool:
+        """Return whether a rank has called MPI_Abort, which may hang, some time ago."""
+        return any(
+            rank.has_aborted and failed_at < now - ABORT_SECONDS
+            for failed_at, rank in self.failures()
+        )
+
+    # The first machine: ranks that fail, and calls that wait.
+
+    def report_failure(self) -> None:
+        """Report which rank of the job died first, if one has: the launcher kills the others."""
+        if self.knows_failure or not self.failures():
+            return
+        self.knows_failure = True
+        with held_launchers(self.ranks[0]) as held:
+            self.files.scan()  # while other ranks may live
+            if self.other_machines.linked:
+                self.wait(FAILED_SECONDS)
+            _, first = min(self.failures(), key=lambda failure: failure[0])
+            if first.has_aborted:
+                return  # it has said why itself
+            graph = WaitGraph([first])
+            how = report.describe_state(graph, first)
+            event = self.event(
+                "rank_lost", lost=first.world, pid=first.pid, host=first.host, how=how
+            )
+            text = ""
+            if not event:  # else the launcher knows how, and whether by Ctrl-C
+                who = report.describe_rank(graph, first)
+                text = f"\n{report.PREFIX}{who}.\n{next_step(how)}\n"
+            self.print(text, event, held)
+
+    def wait(self, seconds: float) -> None:
+        """Handle messages for so long."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            self.handle_messages(left)
+
+    def judge_calls(self, now: float) -> bool:
+        """Report calls that wait too long; return whether that ends the job."""
+        seconds = self.timeout.seconds
+        if not seconds:
+            return False
+        since_report = now - self.reported_at
+        ranks = self.read_ranks(now) + self.other_machines.pushed_since(self.asked_at)
+        longest = longest_wait(ranks, since_report)
+        if longest > seconds:
+            limit = seconds
+        elif longest > self.timeout.silence and self.is_waiting_for_cut_link(now):
+            limit = self.timeout.silence
+        else:
+            if longest > seconds / 2 and now - longest > self.warned_at:
+                self.warn(now)
+            return False
+        graph = self.everyone(now, with_stacks=True)
+        stalled = graph.waits(limit, since_report)
+        if not stalled:
+            return False
+        self.report_calls(graph, stalled)
+        self.reported_at = now
+        self.warned_at = now
+        return self.timeout.ends_job
+
+    def warn(self, now: float) -> None:
+        """Print, at half the time-out, which rank a call waits for."""
+        seconds = self.timeout.seconds
+        graph = self.everyone(now)
+        waits = graph.waits(seconds / 2, now - self.reported_at)
+        if waits:
+            self.warned_at = now
+            rank, call = max(waits, key=lambda wait: wait[1].age)
+            self.print(report.warning(graph, rank, call, seconds))
+
+    def is_waiting_for_cut_link(self, now: float) -> bool:
+        """Return whether all calls that wait do so for ranks behind a link that was cut.
+
+        Ranks may reach these by another network: a call that began after the cut says
+        nothing.
+        """
+        cut_at = self.other_machines.cut_at()
+        if cut_at is None:
+            return False
+        graph = self.everyone(now)
+        waits = graph.waits()
+        if any(not rank.is_lost for rank in graph.root_causes(waits)):
+            return False
+        return all(
+            call.age > self.timeout.silence and now - call.age < cut_at
+            for _, call in waits
+        )
+
+    # Reports, and the end.
+
+    def report_calls(self, graph: WaitGraph, stalled: Waits) -> None:
+        text = report.report(graph, stalled, self.timeout)
+        events = []
+        if self.timeout.ends_job:
+            events = self.event("watchdog_abort", reason=report.reason(text))
+        self.print(text, events)
 
     def event(self, kind: str, **fields: Any) -> list[bytes]:
         """Return an event for `chainermn launch` in the name of the first rank; see `print`."""
-        job = self.config["launch"]
-        return [event_line(job, self.ranks[0].world, kind, **fields)] if job else []
+        if self.launch is None:
+            return []
+        return [event_line(self.launch, self.ranks[0].world, kind, **fields)]
 
-    def print(self, text: str, event: Sequence[bytes] = ()) -> None:
+    def print(
+        self, text: str, events: Sequence[bytes] = (), held: Sequence[int] = ()
+    ) -> None:
         """Print a text; through `chainermn launch` as events, lest it look like a rank's."""
-        # If the job ends, the launcher says what to do next.
-        if event and self.timeout.ends_job:
-            text = text.partition("Next step")[0]
-        pieces = [text[at : at + PIECE] for at in range(0, len(text), PIECE)]
-        shown = [line for piece in pieces for line in self.event("report", shown=piece)]
-        print_for(self.ranks, "" if shown else text, [*event, *shown], self.held)
+        if self.launch is not None:
+            if events and self.timeout.ends_job:
+                # The launcher says what to do next.
+                text = text.partition("Next step")[0]
+            events = list(events)
+            for start in range(0, len(text), PIECE):
+                events += self.event("report", shown=text[start : start + PIECE])
+            text = ""
+        print_for(self.ranks, text, events, held)
 
     def end_ranks(self) -> None:
         """End all ranks of the job that can be reached."""
-        self.ended_job = True
+        self.must_end = True
         self.files.scan()
         time.sleep(FORWARDING_SECONDS)
-        self.star.tell("end")
+        self.other_machines.send("end")
         processes.terminate([rank.process for rank in self.ranks], TERM_SECONDS)
 
     def clean(self) -> None:
         """Leave nothing of ranks that have ended, but for children after a good end."""
-        failed = self.ended_job or not all(rank.has_finished for rank in self.read(0.0))
-        if failed:
+        ranks = self.read_ranks(time.monotonic())
+        has_failed = self.must_end or not all(rank.has_finished for rank in ranks)
+        if has_failed:
             end_children([rank.process for rank in self.ranks])
         processes.wait_until(self.files.remove, WAIT_SECONDS)
-        if failed and self.daemon:
-            end_daemon(self.daemon)
+        if has_failed and self.ranks:
+            end_daemon(self.ranks[0].launcher)
+
+
+def longest_wait(ranks: Iterable[Rank], shorter_than: float = math.inf) -> float:
+    """Return for how long the call of these has waited that has for longest."""
+    ages = [call.age for _, call in WaitGraph(ranks).waits(0.0, shorter_than)]
+    return max(ages, default=0.0)

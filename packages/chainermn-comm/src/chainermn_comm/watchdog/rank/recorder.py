@@ -1,4 +1,4 @@
-"""Records what this process waits in, and inside of what: the side that every call passes."""
+"""Records the call that this process waits in, for the monitor to read."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from .. import status_region as layout
 from ..status_region import COLLECTIVE, IDLE, MESSAGE, NOBODY
 
 # Global names save attribute look-ups.
-_call, _state, _now = layout.CALL.pack, layout.STATE_AND_TIME.pack, time.monotonic
+_call = layout.CALL.pack
+_state = layout.STATE_AND_TIME.pack
+_now = time.monotonic
 
 
 class CallRecorder(CallObserver):
-    """Records a communicator's calls: in a slot if `allocate` made it, else where nobody reads."""
+    """Records a communicator's calls, which are read where `allocate` gave it a slot."""
 
     def __init__(self) -> None:
         self.detach()
@@ -42,9 +44,9 @@ class CallRecorder(CallObserver):
     def message(
         self, operation: str, peer: int, tag: int, nbytes: int = 0, what: str = ""
     ) -> None:
-        name = (
-            f"{operation}{layout.SCOPE_SEPARATOR}{what}" if what else operation
-        ).encode()
+        if what:
+            operation = f"{operation}{layout.SCOPE_SEPARATOR}{what}"
+        name = operation.encode()
         self._memory[self._whole] = _call(
             MESSAGE, _now(), self.sequence, nbytes, peer, tag, name
         )
@@ -56,7 +58,9 @@ class CallRecorder(CallObserver):
         self.attach(bytearray(layout.SLOT_BYTES), 0, None)
 
     def attach(self, memory: Any, offset: int, slot: int | None) -> None:
-        self._memory, self._slot, start = memory, slot, offset + layout.IDENTITY.size
+        start = offset + layout.IDENTITY.size
+        self._memory = memory
+        self._slot = slot
         self._whole = slice(start, start + layout.CALL.size)
         self._start = slice(start, start + layout.STATE_AND_TIME.size)
 
@@ -72,11 +76,14 @@ class CallRecorder(CallObserver):
 
 @contextlib.contextmanager
 def watch_call(operation: str, size: int = 1) -> Iterator[None]:
-    """Record a call of ``size`` ranks that belongs to no communicator, as those within may.
+    """Record a call of ``size`` ranks that belongs to no communicator; calls within may.
 
-    Nothing is recorded before the first communicator is about to be made.
+    Nothing is recorded where no monitor watches this rank.
     """
-    record = CallRecorder() if _region is None else allocate(layout.WORLD, 0, size)
+    if _region is None:
+        record = CallRecorder()
+    else:
+        record = allocate(layout.WORLD, 0, size)
     record.collective(operation, 0)
     try:
         yield
@@ -112,18 +119,14 @@ atexit.register(mark_finalizing)
 
 @dataclass
 class StatusRegion:
-    """What the monitor reads of this process, and how it reaches the process."""
+    """The memory that the monitor reads of this process, and how it asks for stacks."""
 
     memory: mmap.mmap  # see `status_region`
     file: int  # descriptor of the memory
     stacks: int  # descriptor of the file where stacks are written
-    signal: int  # at which they are
-    namespace: int  # of its number
-    # Only this process has the second end open; nobody writes.
-    liveness_pipe: tuple[int, int]
+    signal: int  # the signal at which they are
     free_slots: list[int] = field(default_factory=list)  # of those ever used
     used_slots: int = 0  # number of slots ever used
-    is_monitored: bool = False
 
 
 _region: StatusRegion | None = None
@@ -134,32 +137,35 @@ def region() -> StatusRegion:
     """Return this process's status region, made at the first call; OSError where none can be."""
     global _region
     if _region is None:
-        file, stacks = (
-            _anonymous_file("chainermn-calls"),
-            _anonymous_file("chainermn-stacks"),
-        )
+        number = _free_signal()
+        file = _anonymous_file("chainermn-calls")
+        stacks = _anonymous_file("chainermn-stacks")
         os.ftruncate(file, layout.REGION_BYTES)
-        # Real-time signals: SIGUSR1 and SIGUSR2 are the scripts' and the schedulers'.
-        numbers = range(signal.SIGRTMAX - 5, signal.SIGRTMIN, -1)
-        number = next(
-            (one for one in numbers if signal.getsignal(one) is signal.SIG_DFL), None
-        )
-        if number is None:
-            raise OSError("no signal is free")
         faulthandler.register(number, file=stacks, all_threads=True, chain=False)
         if not faulthandler.is_enabled():  # a crash shows the Python line, too
             faulthandler.enable(2, all_threads=False)
-        namespace = os.stat("/proc/self/ns/pid").st_ino
         memory = mmap.mmap(file, layout.REGION_BYTES)
-        _region = StatusRegion(memory, file, stacks, number, namespace, os.pipe())
+        _region = StatusRegion(memory, file, stacks, number)
     return _region
+
+
+def _free_signal() -> int:
+    """Return a real-time signal: SIGUSR1 and SIGUSR2 are the scripts' and the schedulers'."""
+    for number in range(signal.SIGRTMAX - 5, signal.SIGRTMIN, -1):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            return number
+    raise OSError("no signal is free")
 
 
 def allocate(communicator: tuple[int, int], rank: int, size: int) -> CallRecorder:
     """Return a recorder with a slot that the monitor reads, if one is free; see `Call`."""
-    record, mine = CallRecorder(), region()
-    slot = mine.free_slots.pop() if mine.free_slots else mine.used_slots
-    if slot == layout.SLOTS:
+    record = CallRecorder()
+    mine = region()
+    if mine.free_slots:
+        slot = mine.free_slots.pop()
+    elif mine.used_slots < layout.SLOTS:
+        slot = mine.used_slots
+    else:
         return record
     offset = layout.offset_of(slot)
     record.attach(mine.memory, offset, slot)
@@ -182,11 +188,8 @@ def _anonymous_file(name: str) -> int:
 
 
 def _reset_in_child() -> None:
-    """Detach a forked child: what it calls is not its parent's."""
+    """Detach a forked child, whose calls are not its parent's."""
     global _region
-    if _region is not None:
-        with contextlib.suppress(OSError):
-            os.close(_region.liveness_pipe[1])
     _region = None
     for record in list(_records):
         record.detach()

@@ -1,9 +1,10 @@
 """Notices when the interpreter is about to end because of `SystemExit`, and with which code.
 
-Python calls no hook for this, and wrapping `sys.exit` misses `raise SystemExit(3)`, and
-is fooled when the exception is caught. From 3.12 on `sys.monitoring` sees it leave the
-outermost frame. 3.11, which no longer changes, reads its `code`, a descriptor of ours,
-when no frame is left (see docs/decisions/abort.md).
+Python calls no hook for this. Wrapping `sys.exit` would miss `raise SystemExit(3)`, and
+be fooled where the exception is caught. From 3.12 on `sys.monitoring` reports when the
+exception leaves the outermost frame. Python 3.11, which no longer changes, reads the
+attribute `code`, a descriptor of ours, when no frame is left (see
+docs/decisions/abort.md).
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ if sys.version_info >= (3, 12):
                 _notify(exception.code)
 
         monitoring = sys.monitoring
-        free = (
+        free = [
             tool for tool in (4, 3, 5, 2, 1, 0) if monitoring.get_tool(tool) is None
-        )
-        tool = next(free, None)
-        if tool is None:
+        ]
+        if not free:
             what = "all tools of sys.monitoring are taken: sys.exit(3) on a rank won't end the job"
             warnings.warn(what, RuntimeWarning, stacklevel=4)
             return
+        tool = free[0]
         monitoring.use_tool_id(tool, "chainermn")
         monitoring.register_callback(tool, monitoring.events.PY_UNWIND, unwound)
         monitoring.set_events(tool, monitoring.events.PY_UNWIND)
@@ -83,10 +84,8 @@ else:
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
         # This finds `sys` itself, and modules with `from sys import exit`.
         for module in list(sys.modules.values()):
-            if (
-                not isinstance(module, types.ModuleType)
-                or module is sys.modules[__name__]
-            ):
+            is_ours = module is sys.modules[__name__]
+            if is_ours or not isinstance(module, types.ModuleType):
                 continue
             names = object.__getattribute__(module, "__dict__")  # loads no lazy module
             for name in [name for name, value in names.items() if value is _sys_exit]:

@@ -1,4 +1,4 @@
-"""What a monitor does with the ranks of its machine."""
+"""Where a monitor prints."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from chainermn_comm.watchdog.monitor import local_ranks
-from tests.support.watchdog.records import description
+from chainermn_comm.watchdog.monitor import printing
+from tests.support.watchdog.records import description, monitored
 
 
 @pytest.mark.ci
@@ -20,11 +20,11 @@ def test_launchers_that_read_nothing_keep_the_end_waiting_once_and_not_for_each_
         return False
 
     given: list[float] = []
-    ranks = [local_ranks.MonitoredRank(description(0))]
-    monkeypatch.setattr(local_ranks, "stderrs", lambda pids: range(50))
-    monkeypatch.setattr(local_ranks, "PRINT_SECONDS", 5.0)
-    monkeypatch.setattr(local_ranks.processes, "write", in_vain)
-    local_ranks.print_for(ranks, "words")
+    ranks = [monitored(description(0))]
+    monkeypatch.setattr(printing, "standard_errors", lambda pids: range(50))
+    monkeypatch.setattr(printing, "PRINT_SECONDS", 5.0)
+    monkeypatch.setattr(printing.processes, "write", in_vain)
+    printing.print_for(ranks, "words")
     assert len(given) == 50 + 1  # and the monitor's own standard error
     assert given[0] > 0
     assert sum(given) <= 5.0
