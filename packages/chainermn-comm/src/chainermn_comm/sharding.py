@@ -37,7 +37,7 @@ class Sharding:
     Attributes:
         kind: ``"shard"``, if each rank of the group has elements of its own;
             ``"replica"``, if each has the same ones; ``"placed"``, if only this rank has
-            the parameter.
+            the parameter. Copies of a placed model are placed on groups of one size.
         group: the communicator of the ranks.
     """
 
