@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +11,12 @@ import numpy as np
 
 from ..errors import raise_together
 from ..gpu import devices, staging
-from ..messaging import ON_GPU, ProcessGroup, backend_for, memory_of, messages
+from ..messaging import ProcessGroup, collectives, messages
 from . import parameters
 
 OPERATION = "bcast_data"
-# The most bytes of parameters on GPUs that pass through host memory at once, if one
-# parameter isn't larger: what a copy costs to begin is little beside these.
+# The most bytes of parameters that a rank receives at once beside its own, if one
+# parameter isn't larger: a handshake costs little beside them.
 BATCH_BYTES = 32 << 20
 
 
@@ -38,28 +37,18 @@ def bcast_parameters(group: ProcessGroup, model: Any) -> None:
     that no rank has is left alone.
     """
     sent = _choose_roots(group, model)
-    with raise_together(
-        group.handshake, f"{OPERATION}, initialising parameters"
-    ) as meeting:
+    with raise_together(group.handshake, f"{OPERATION}, initialising parameters"):
         for each in sent:
             _initialise(each)
-        arrays = [each.param.data for each in sent]
-        own = memory_of(group, arrays)
-        meeting.payload = bytes([own])
-    memory = [payload[0] for payload in meeting.payloads]
-    backend = backend_for(group, OPERATION, memory)
-    if backend is group.host:
-        are_on_gpus = any([each & ON_GPU for each in memory])
-        for batch in _batches(sent):
-            _bcast_on_host(group, batch, are_on_gpus)
-        return
-    with group.together(f"{OPERATION}, making arrays contiguous"):
-        flats = list(map(devices.c_ordered, arrays))
-    roots = [each.root for each in sent]
-    backend.broadcast(list(zip(roots, flats, strict=True)))
-    for array, flat in zip(arrays, flats, strict=True):
-        if flat is not array:
-            devices.assign(array, flat)
+    for batch in _batches(sent):
+        root = batch[0].root
+        params = [each.param for each in batch]
+        own = tuple([param.data for param in params])
+        found = collectives.bcast(group, OPERATION, own, messages.of_arrays, root)
+        with group.together(f"{OPERATION}, copying parameters"):
+            if group.rank != root:
+                for param, array in zip(params, found, strict=True):
+                    _assign(param, array, group.rank)
 
 
 def _choose_roots(group: ProcessGroup, model: Any) -> list[Sent]:
@@ -103,13 +92,15 @@ def _initialise(sent: Sent) -> None:
 
 
 def _batches(sent: list[Sent]) -> Iterator[list[Sent]]:
-    """Yield the parameters in batches that are the same on all ranks."""
+    """Yield the parameters of each root in batches, the same on all ranks."""
     batch: list[Sent] = []
     filled = 0
-    for each in sent:
+    for each in sorted(sent, key=lambda it: it.root):
         nbytes = each.param.data.nbytes
-        if batch and filled + nbytes > BATCH_BYTES:
-            yield batch
+        is_other = batch and batch[0].root != each.root
+        if is_other or filled + nbytes > BATCH_BYTES:
+            if batch:
+                yield batch
             batch = []
             filled = 0
         batch.append(each)
@@ -118,53 +109,17 @@ def _batches(sent: list[Sent]) -> Iterator[list[Sent]]:
         yield batch
 
 
-def _bcast_on_host(group: ProcessGroup, sent: list[Sent], are_on_gpus: bool) -> None:
-    """Overwrite parameters by way of host memory (collective).
-
-    If ``are_on_gpus`` on some rank, ranks check that all could copy.
-    """
-    rank = group.rank
-    together: Callable[[str], AbstractContextManager[Any]] = nullcontext
-    if are_on_gpus:
-        together = group.together
-    with together(f"{OPERATION}, copying to host memory"):
-        own = [each.param.data for each in sent if each.root == rank]
-        copies = iter(messages.of_array_on_host(own, rank).arrays)
-        buffers = []
-        for each in sent:
-            data = each.param.data
-            if each.root == rank:
-                buffer = np.ascontiguousarray(next(copies))
-            elif isinstance(data, np.ndarray) and _can_receive(data):
-                buffer = data
-            else:
-                buffer = np.empty(each.shape, each.dtype)
-            buffers.append(buffer)
-    roots = [each.root for each in sent]
-    group.host.broadcast(list(zip(roots, buffers, strict=True)))
-    with together(f"{OPERATION}, copying to GPUs"):
-        received: dict[Any, list[tuple[Any, np.ndarray]]] = {}
-        for each, buffer in zip(sent, buffers, strict=True):
-            if each.root != rank:
-                device = devices.device_of(each.param.data)
-                received.setdefault(device, []).append((each.param, buffer))
-        for device, pairs in received.items():
-            _fill(device, pairs, rank)
-
-
-def _can_receive(data: np.ndarray) -> bool:
-    return data.flags.c_contiguous and data.flags.writeable
-
-
-def _fill(
-    device: int | None, received: list[tuple[Any, np.ndarray]], rank: int
-) -> None:
-    """Put what has come into parameters that lie on one device, or in host memory."""
-    if device is None:
-        for param, array in received:
-            param.data = array
-        return
-    with devices.use(device):
-        copies = staging.to_device([array for _, array in received], rank)
-        for (param, _), copy in zip(received, copies, strict=True):
-            devices.assign(param.data, copy)
+def _assign(param: Any, array: Any, rank: int) -> None:
+    """Overwrite the parameter's array, or replace it if it is read-only."""
+    device = devices.device_of(param.data)
+    if devices.device_of(array) != device:
+        (array,) = staging.to_host([array], rank) if devices.on_gpu(array) else [array]
+        if device is not None:
+            with devices.use(device):
+                (array,) = staging.to_device([array], rank)
+    if device is not None:
+        devices.assign(param.data, array)
+    elif param.data.flags.writeable:
+        param.data[...] = array
+    else:
+        param.data = array

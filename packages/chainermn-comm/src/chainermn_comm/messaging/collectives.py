@@ -52,18 +52,16 @@ def bcast(
             meeting.signature = (("root", root),)
             meeting.payload = b"".join([call.head, *frames])
             meeting.nbytes = call.nbytes
+        own = dict(call.outgoing)
         frames = call.settle(meeting.payloads)
-        incoming = dict(call.outgoing)
-        if is_root:
-            call.allocate({})  # other ranks may lack the memory
-        else:
+        if not is_root:
             incoming = call.allocate({root: frames[root]})
-        message = incoming[root]
-        call.backend.broadcast([(root, array) for array in message.arrays])
-        if is_root and call.is_of_objects:
-            call.values([])  # other ranks may fail to unpickle
-            return value
-        return call.values([message])[0]
+            call.backend.broadcast(_parts(incoming))
+            return call.values(incoming.values())[0]
+        call.allocate({})  # other ranks may lack the memory
+        call.backend.broadcast(_parts(call.outgoing))
+        call.values([])  # other ranks may fail to unpickle, or to use their GPU
+        return value if call.is_of_objects else own[root].value()
 
 
 def allgather(group: ProcessGroup, operation: str, value: Any, make: Make) -> list[Any]:
