@@ -113,7 +113,8 @@ def _assign(param: Any, array: Any, rank: int) -> None:
     """Overwrite the parameter's array, or replace it if it is read-only."""
     device = devices.device_of(param.data)
     if devices.device_of(array) != device:
-        (array,) = staging.to_host([array], rank) if devices.on_gpu(array) else [array]
+        if devices.on_gpu(array):
+            (array,) = staging.to_host([array], rank)
         if device is not None:
             with devices.use(device):
                 (array,) = staging.to_device([array], rank)

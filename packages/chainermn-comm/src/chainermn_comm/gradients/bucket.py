@@ -103,22 +103,22 @@ class Bucket:
     def add_zeros(self, present: np.ndarray) -> None:
         """Replace gradients that are missing here, and ``present`` on some rank, by zeros."""
         self.wire_dtypes = None
-        for index, (param, grad) in enumerate(
-            zip(self.params, self.grads, strict=True)
-        ):
-            if grad is None and present[index] and param.data is not None:
-                self.grads[index] = self.targets[index] = devices.zeros_like(param.data)
+        for index in np.flatnonzero(present):
+            data = self.params[index].data
+            if self.grads[index] is None and data is not None:
+                zeros = devices.zeros_like(data)
+                self.grads[index] = zeros
+                self.targets[index] = zeros
 
     def assign(self, present: np.ndarray | None) -> None:
         """Give parameters their means; ``present``, if given, says which some rank has."""
         if self.targets is self.grads and self.complete:
             return
-        for index, (param, target) in enumerate(
-            zip(self.params, self.targets, strict=True)
-        ):
-            is_mean = self.grads[index] is not None or (
-                self.planned and present is not None and present[index]
-            )
+        for index, target in enumerate(self.targets):
+            param = self.params[index]
+            is_mean = self.grads[index] is not None
+            if self.planned and present is not None:
+                is_mean = is_mean or bool(present[index])
             if is_mean and param.grad is not target:
                 param.grad = target
 
@@ -174,10 +174,13 @@ def bucket_of(
                 _known.clear()
             _known[key] = known
     present = [grad for grad in grads if grad is not None]
+    targets: list[Any] = []
+    if not planned:
+        targets = _targets(grads, present)
     return Bucket(
         params=params,
         grads=grads,
-        targets=[] if planned else _targets(grads, present),
+        targets=targets,
         entries=known.entries,
         digest=known.digest,
         nbytes=sum([grad.nbytes for grad in present]),
@@ -257,7 +260,9 @@ def wire_dtypes_of(
     for dtype in dtypes:
         is_wider = dtype.itemsize > wire.itemsize
         stays = dtype.itemsize == wire.itemsize or (is_wider and is_local)
-        found.append(dtype if stays else wire)
+        if not stays:
+            dtype = wire
+        found.append(dtype)
     return tuple(found)
 
 

@@ -140,7 +140,9 @@ class MpiReducer(Reducer):
         digests = [bucket.digest for bucket in self._buckets]
         if not digests:
             return _NO_GRADIENTS
-        return digests[0] if len(digests) == 1 else digest_of(digests)
+        if len(digests) == 1:
+            return digests[0]
+        return digest_of(digests)
 
     def _compare(self, rows: list[bytes]) -> list[bytes]:
         """Return the payloads; raise if gradients differ, and find out where zeros are needed."""
@@ -165,14 +167,16 @@ class MpiReducer(Reducer):
 
     def _present_somewhere(self, missing: list[bytes]) -> list[np.ndarray]:
         """Return by bucket which gradients some rank has; ``missing`` has bits of each rank."""
-        counts = [len(bucket.grads) for bucket in self._buckets]
-        total = sum(counts)
-        if all(missing):
-            bits = np.array([np.frombuffer(row, np.uint8) for row in missing])
-            present = ~np.unpackbits(bits, axis=1, count=total).all(axis=0)
-        else:  # a rank that has all gradients sends no bits
-            present = np.ones(total, bool)
-        return np.split(present, np.cumsum(counts)[:-1])
+        ends = np.cumsum([len(bucket.grads) for bucket in self._buckets])
+        total = int(ends[-1])
+        present = np.zeros(total, bool)
+        for row in missing:
+            if row:
+                bits = np.unpackbits(np.frombuffer(row, np.uint8), count=total)
+                present |= bits == 0
+            else:  # a rank that has all gradients sends no bits
+                present[:] = True
+        return np.split(present, ends[:-1])
 
     def _take(self, planned: int) -> None:
         group = self._data_group
@@ -181,7 +185,9 @@ class MpiReducer(Reducer):
                 with devices.translated_errors(f"rank {self._rank}: {OPERATION}"):
                     self._take_planned(planned)
                 return
-            there = self._parameter_on_gpu() if self._before or self._is_apart else None
+            there = None
+            if self._before or self._is_apart:
+                there = self._parameter_on_gpu()
             if there is not None:
                 self._wait_for_those_before()
             for number, bucket in enumerate(self._buckets):
@@ -235,10 +241,12 @@ class MpiReducer(Reducer):
         algorithm.stream(next_operand)
 
     def _assign(self) -> None:
-        for number, bucket in enumerate(self._buckets):
-            bucket.assign(
-                self._present[number] if number < len(self._present) else None
-            )
+        if len(self._present):
+            for bucket, present in zip(self._buckets, self._present, strict=True):
+                bucket.assign(present)
+        else:
+            for bucket in self._buckets:
+                bucket.assign(None)
 
 
 def mean_gradients(group: ProcessGroup, reducer: Reducer, model: Any) -> None:

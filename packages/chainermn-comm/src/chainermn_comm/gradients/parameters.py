@@ -54,9 +54,11 @@ def own_memory(grads: list[Any]) -> list[bool]:
     are_apart = len(set(map(id, grads))) == len(grads)
     if are_apart and all([_owns_memory(grad) for grad in grads]):  # nearly always
         return [True] * len(grads)
-    flags = [grad.flags for grad in grads]
-    # All arrays of CuPy are writeable, and lack the flag.
-    usable = [each.c_contiguous and getattr(each, "writeable", True) for each in flags]
+    usable = []
+    for grad in grads:
+        # All arrays of CuPy are writeable, and lack the flag.
+        is_writeable = getattr(grad.flags, "writeable", True)
+        usable.append(is_writeable and grad.flags.c_contiguous)
     _exclude_overlapping(grads, usable)
     return usable
 
@@ -71,9 +73,11 @@ def _owns_memory(array: Any) -> bool:
 
 
 def _exclude_overlapping(grads: list[Any], usable: list[bool]) -> None:
-    spans = sorted(
-        (*_span(grad), index) for index, grad in enumerate(grads) if grad.size
-    )
+    spans = []
+    for index, grad in enumerate(grads):
+        if grad.size:
+            spans.append((*_span(grad), index))
+    spans.sort()
     reach = -1
     last = -1
     for start, end, index in spans:
@@ -86,9 +90,11 @@ def _exclude_overlapping(grads: list[Any], usable: list[bool]) -> None:
 
 def _span(array: Any) -> tuple[int, int]:
     """Return the address of the array's first byte and the one after its last."""
-    steps = [
-        (n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)
-    ]
-    start = devices.address(array)
-    first = start + sum([min(step, 0) for step in steps])
-    return first, first + sum(map(abs, steps)) + array.itemsize
+    first = devices.address(array)
+    last = first
+    for n, stride in zip(array.shape, array.strides, strict=True):
+        if stride < 0:
+            first += (n - 1) * stride
+        else:
+            last += (n - 1) * stride
+    return first, last + array.itemsize
