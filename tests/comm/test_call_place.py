@@ -49,6 +49,14 @@ def test_a_file_elsewhere_has_its_whole_path(monkeypatch, tmp_path):
     assert called_at("bcast").startswith(f"bcast at {__file__}:")
 
 
+def test_where_there_is_no_working_directory_the_path_is_whole(monkeypatch, tmp_path):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    assert place_of_call().startswith(f"{__file__}:")
+
+
 def test_a_thread_that_runs_our_code_alone_has_no_place(between):
     with ThreadPoolExecutor(1) as thread:
         assert thread.submit(between.call).result() == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from types import FrameType
 
 # The top-level modules whose frames are not the user's, beside Python's own.
@@ -33,8 +34,9 @@ def place_of_call(frame: FrameType | None = None) -> str:
     if frame is None:
         return ""
     path = frame.f_code.co_filename
-    here = os.path.join(os.getcwd(), "")
-    return f"{path.removeprefix(here)}:{frame.f_lineno}"
+    with suppress(OSError):  # there may be no working directory any more
+        path = path.removeprefix(os.path.join(os.getcwd(), ""))
+    return f"{path}:{frame.f_lineno}"
 
 
 def called_at(operation: str) -> str:
@@ -44,5 +46,5 @@ def called_at(operation: str) -> str:
 
 
 def _is_the_users(frame: FrameType) -> bool:
-    module = frame.f_globals.get("__name__", "").partition(".")[0]
+    module = str(frame.f_globals.get("__name__")).partition(".")[0]
     return module not in _NOT_THE_USERS and module not in sys.stdlib_module_names
