@@ -174,21 +174,6 @@ def test_a_dtype_that_pickle_refuses_on_one_rank_raises_on_all(naive, method):
     assert naive.allreduce_obj(1) == size
 
 
-@pytest.mark.sizes(2, 3, 4)
-def test_what_has_no_value_for_each_rank_is_refused_by_its_type(naive):
-    for values in (
-        dict.fromkeys(range(naive.size)),
-        np.array(1.0),
-        set(range(naive.size)),
-        iter([]),
-    ):
-        for call in (naive.alltoall, naive.scatter):
-            with pytest.raises(
-                (TypeError, PeerError), match="expected a tuple or list of"
-            ):
-                call(values)
-
-
 two_ranks = pytest.mark.sizes(2)
 # What a third party's communicator inherits must say and do the same.
 ours_and_a_third_partys = pytest.mark.parametrize(

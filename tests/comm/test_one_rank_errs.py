@@ -52,7 +52,7 @@ UNPICKLABLE = Raising(RuntimeError("can't be pickled"))
 NO_ARRAYS = [Raising, None, "text", [[1, 2], [3]], {"a": 1}, np.array([Bomb()])]
 NO_SUMS = [np.zeros(2, dtype) for dtype in ("U3", "datetime64[D]", "V4")]
 NO_SUMS += [np.rec.array([(1.0, 2)], dtype="f8,i4")]
-NO_LISTS = [None, 5, {0: 1}, [], [1], [1] * 9]
+NO_LISTS = [None, 5, {0: 1}, {1, 2, 3}, iter([]), np.array(1.0), [], [1], [1] * 9]
 NO_GRADS = [np.ones(2, "i4"), np.ones(2, object), [1.0], "grad", np.ones(2, "f4,f4")]
 NO_INTEGERS = (-1, 99, 1.0, None, "0", True, [0], {})
 
