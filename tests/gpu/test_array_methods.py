@@ -51,29 +51,6 @@ def test_mean_into_an_array_on_either_side(comm):
         same(here, mean)
 
 
-@pytest.mark.sizes(2, 3, 4)
-def test_a_receiver_without_a_gpu_is_told(world, double):
-    with create_communicator("naive") as comm:
-        if comm.rank == 1:
-            double.count = 0
-            with pytest.raises(
-                RuntimeError, match=r"sent from a GPU.*CUDA finds no device"
-            ):
-                comm.recv(source=0)
-        elif comm.rank == 0:
-            comm.send(on_gpu(0), dest=1)
-        assert comm.allreduce_obj(1) == comm.size
-
-
-def test_bcast_data_fills_parameters_where_they_lie(comm):
-    there, turned = on_gpu(comm.rank), on_gpu(comm.rank, "float64").T
-    here = sample(comm.rank, "float16").copy()
-    comm.bcast_data(Model(a=Param(there), b=Param(turned), c=Param(here)))
-    check(there, sample(0, "float32"))
-    np.testing.assert_array_equal(gpus.to_host(turned), sample(0, "float64").T)
-    same(here, sample(0, "float16"))
-
-
 def params(rank: int) -> list:
     """Arrays of a model here and there, of all layouts; some pass through several buffers."""
     there = [on_gpu(rank, "float32", layout) for layout in LAYOUTS]
@@ -99,22 +76,6 @@ def test_bcast_data_fills_parameters_of_any_layout_and_size(comm):
             check(array, gpus.to_host(root))
         else:
             same(param.data, root)
-
-
-def test_bcast_data_where_ranks_hold_parameters_here_and_there(comm):
-    """And where some have none yet; what comes is put where theirs lie."""
-    odd = comm.rank % 2
-    a, b = sample(comm.rank, "float32"), sample(comm.rank, "float64")
-    model = Model(
-        a=Param(a.copy() if odd else gpus.put(a)),
-        b=Param(gpus.put(b) if odd else b.copy()),
-        c=Param(None if comm.rank == 0 else gpus.put(a)),
-    )
-    comm.bcast_data(model)
-    check_array(model["a"].data, sample(0, "float32"), is_there=not odd)
-    check_array(model["b"].data, sample(0, "float64"), is_there=bool(odd))
-    if comm.size > 1:
-        check_array(model["c"].data, sample(1, "float32"), is_there=comm.rank != 0)
 
 
 def test_large_arrays_pass_through_several_buffers(comm):

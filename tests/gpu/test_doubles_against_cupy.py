@@ -1,7 +1,8 @@
 """The doubles of CuPy and NCCL beside the truth: names, signatures, constants, and the compiler.
 
 CuPy's wheel imports without a driver. `make test-doubles` installs it beside, and runs
-this.
+this. All our code runs on the doubles in tests: a name that CuPy lacks, or a call that
+its signature refuses, fails there, as the doubles have no name or argument of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.gpu.cupy_uses import uses
 from tests.support.doubles import cupy_double, gpus
 from tests.support.doubles.kernel_double import WIRE_DTYPES
 from tests.support.doubles.nccl_double import NcclError
@@ -28,8 +28,6 @@ pytestmark = [
     pytest.mark.full,
     pytest.mark.skipif(util.find_spec("cupy") is None, reason="CuPy isn't installed"),
 ]
-
-USES = uses()
 
 
 @pytest.fixture(scope="module")
@@ -140,26 +138,6 @@ def differences(double: Signature, real: Signature) -> Iterator[str]:
             yield f"doesn't take {other}"
 
 
-def test_all_that_our_code_uses_is_in_cupy_and_in_the_double(real, double):
-    assert len(USES.names) > 55  # it was found
-    assert "cupy.cuda.nccl.NcclCommunicator().reduceScatter" in USES.names
-    assert not missing(real, USES.names)
-    assert not missing(double, USES.names)
-
-
-def test_our_calls_fit_the_signatures_of_both(real, double):
-    assert len(USES.calls) > 50
-    wrong = []
-    for call in sorted(USES.calls, key=str):
-        for objects in (real, double):
-            found = signature(at(objects, call.path))
-            try:
-                found.bind(*range(call.positional), **dict.fromkeys(call.keywords))
-            except TypeError as error:
-                wrong.append(f"{call.place}: {call.path}{found}: {error}")
-    assert not wrong
-
-
 def members(objects: dict[str, Any]) -> Iterator[str]:
     """The path of each public name that the double has."""
     for path in (*objects, "cupy.cuda", "cupy.cuda.runtime"):
@@ -193,7 +171,7 @@ def test_the_doubles_constants_are_cupys(real, double):
     paths = [
         path for path in members(double) if re.search(r"NCCL_|\.memcpy\w*To", path)
     ]
-    assert len(paths) == 8
+    assert len(paths) == 16
     assert {path: at(double, path) for path in paths} == {
         path: at(real, path) for path in paths
     }
@@ -235,5 +213,5 @@ def test_every_kernel_compiles_for_every_gpu(architecture):
     except nvrtc.NVRTCError as error:
         raise AssertionError(nvrtc.getProgramLog(program)) from error
     binary = nvrtc.getCUBIN(program)
-    for kernel, letter in product(("pack", "unpack", "cast"), WIRE_DTYPES):
+    for kernel, letter in product(("pack", "unpack"), WIRE_DTYPES):
         assert f"{kernel}_{letter}".encode() in binary

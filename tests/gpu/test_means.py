@@ -192,32 +192,6 @@ def test_each_name_makes_the_nccl_calls_that_it_promises(world, double, name):
     assert (double.calls[-1:] == ["destroy"]) == bool(NCCL_CALLS[name])
 
 
-@pytest.mark.parametrize("uneven", [False, pytest.param(True, marks=pytest.mark.full)])
-@ALL
-def test_gradients_travel_as_bfloat16(world, gpu, name, uneven):
-    with on_two_nodes(world, name, uneven, allreduce_grad_dtype="bfloat16") as comm:
-        drawn = [
-            np.random.default_rng(rank).standard_normal(5000)
-            for rank in range(world.size)
-        ]
-        # On the host what is as wide as the wire's numbers isn't cast.
-        by_host = name in STAGED or (
-            name == "non_cuda_aware" and comm.inter_size == comm.size
-        )
-        dtypes = GPU_DTYPES[by_host:]
-        every = [[values.astype(dtype) for dtype in dtypes] for values in drawn]
-        means = means_of(comm, every[world.rank])
-        for mean, *terms in zip(means, *every, strict=True):
-            assert mean.dtype == terms[0].dtype
-            wide = [term.astype("f8") for term in terms]
-            bound = 2.0**-8 * 4 * sum(map(np.abs, wide)) / world.size
-            assert np.all(np.abs(mean - sum(wide) / world.size) <= bound)
-            # In the wire's precision, and not by accident in a wider one.
-            assert not np.any(mean.astype("f4").view("u4") & 0xFFFF)
-        bits = [mean.tobytes() for mean in means]
-        assert comm.allgather_obj(bits) == [bits] * world.size
-
-
 def test_values_are_divided_before_nccl_sums_them(world, one_each):
     # The last bits of the range may be lost.
     large = np.finfo("float16").max * np.float16(0.99)

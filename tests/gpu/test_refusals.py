@@ -42,6 +42,22 @@ def test_ranks_that_disagree_are_told_and_go_on(world, one_each, what):
         assert_mean(comm)
 
 
+@pytest.mark.parametrize("name", ["naive", "hierarchical"])
+def test_users_arrays_here_and_there_are_a_mismatch(world, gpu, name):
+    array = np.ones(3) if world.rank == 0 else put(np.ones(3))
+    told = "ranks disagree on arrays: in host memory on rank 0; on a GPU on rank"
+    with create_communicator(name) as comm:
+        for call in (
+            lambda: comm.allgather(array),
+            lambda: comm.allreduce(array),
+            lambda: comm.alltoall([array] * comm.size),
+            lambda: comm.bcast_data(Model(w=Param(array))),
+        ):
+            with pytest.raises(RankMismatchError, match=told):
+                call()
+        assert comm.allreduce_obj(1) == world.size
+
+
 def test_gradients_missing_on_all_ranks_stay_so_and_integers_are_told(world, gpu):
     with create_communicator("flat") as comm:
         model = Model(

@@ -129,10 +129,10 @@ class ndarray:
         self._later("cast", lambda: np.copyto(found._host, self._host))
         return found
 
-    def dot(self, other: ndarray) -> ndarray:
+    def dot(self, b: ndarray) -> ndarray:
         """The product of two vectors, in memory of the device, where it is summed later."""
         found = self._new((), self.dtype)
-        self._later("dot", lambda: np.copyto(found._host, self._host.dot(other._host)))
+        self._later("dot", lambda: np.copyto(found._host, self._host.dot(b._host)))
         return found
 
     def __float__(self) -> float:

@@ -67,12 +67,16 @@ def on_gpu(array: Any) -> bool:
 
 def device_of(array: Any) -> Any:
     """Return the number of the device that holds the array; None of host memory."""
-    return array.device.id if on_gpu(array) else None
+    if on_gpu(array):
+        return array.device.id
+    return None
 
 
 def using_device_of(array: Any) -> AbstractContextManager[Any]:
     """Return a context manager within which an array's device, if it has one, is the current."""
-    return use(array.device.id) if on_gpu(array) else nullcontext()
+    if on_gpu(array):
+        return use(array.device.id)
+    return nullcontext()
 
 
 def address(array: Any) -> int:
@@ -146,7 +150,9 @@ def new_stream() -> Any:
 def recorded_event(stream: Any = None) -> Any:
     """Return an event that happens after what a stream, or the current one, was given so far."""
     event = _cupy().cuda.Event(disable_timing=True)
-    event.record(current_stream() if stream is None else stream)
+    if stream is None:
+        stream = current_stream()
+    event.record(stream)
     return event
 
 
@@ -177,17 +183,11 @@ def translated_errors(what: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        translated = translate(error, what)
-        if translated is error:
+        package = type(error).__module__.partition(".")[0]
+        if package not in ("cupy", "cupy_backends"):
             raise
-        raise translated from error
-
-
-def translate(error: BaseException, what: str) -> BaseException:
-    """Return what :func:`translated_errors` raises in place of this error, or the error."""
-    if type(error).__module__.partition(".")[0] in ("cupy", "cupy_backends"):
-        return CommunicationError(f"{what} failed: {describe_exception(error)}")
-    return error
+        text = f"{what} failed: {describe_exception(error)}"
+        raise CommunicationError(text) from error
 
 
 @lru_cache(maxsize=64)
@@ -202,7 +202,9 @@ def kernel(source: str, name: str, registers: int) -> Any:
 
 
 def _module_of(array: Any) -> Any:
-    return _cupy() if on_gpu(array) else np
+    if on_gpu(array):
+        return _cupy()
+    return np
 
 
 def _cupy() -> Any:

@@ -56,7 +56,9 @@ class NcclCommunicator:
         self.size = comm.size
         try:
             self._nccl = _nccl()
-            identity = self._nccl.get_unique_id() if comm.rank == 0 else None
+            identity = None
+            if comm.rank == 0:
+                identity = self._nccl.get_unique_id()
             identity = comm.bcast(identity)
             self._comm: Any = self._nccl.NcclCommunicator(
                 comm.size, identity, comm.rank
@@ -74,7 +76,8 @@ class NcclCommunicator:
 
     def allreduce(self, sources: Arrays, targets: Arrays, op: np.ufunc) -> None:
         """Write what ``op`` makes of each source over ranks into its target (collective)."""
-        with self._group() as (comm, stream):
+        with self._group() as comm:
+            stream = devices.current_stream().ptr
             for source, target in zip(sources, targets, strict=True):
                 if target.size:
                     comm.allReduce(
@@ -91,7 +94,8 @@ class NcclCommunicator:
 
         Rows are of the first ranks, or of all; they stay as they are.
         """
-        with self._group() as (comm, stream):
+        with self._group() as comm:
+            stream = devices.current_stream().ptr
             for root, row in enumerate(rows):
                 for index, source in enumerate(row):
                     received = 0  # NULL where nothing is received
@@ -111,7 +115,8 @@ class NcclCommunicator:
     def exchange(self, outgoing: Parts, incoming: Parts) -> None:
         """Send arrays to other ranks, and overwrite those that come (collective)."""
         octet = self._nccl.NCCL_UINT8
-        with self._group() as (comm, stream):
+        with self._group() as comm:
+            stream = devices.current_stream().ptr
             for rank, array in outgoing:
                 comm.send(devices.address(array), array.nbytes, octet, rank, stream)
             for rank, array in incoming:
@@ -120,7 +125,8 @@ class NcclCommunicator:
     def broadcast(self, parts: Parts) -> None:
         """Overwrite each array on all ranks by that of the rank beside it (collective)."""
         octet = self._nccl.NCCL_UINT8
-        with self._group() as (comm, stream):
+        with self._group() as comm:
+            stream = devices.current_stream().ptr
             for root, array in parts:
                 at = devices.address(array)
                 comm.broadcast(at, at, array.nbytes, octet, root, stream)
@@ -137,7 +143,8 @@ class NcclCommunicator:
             self.reduce([[part] for part in parts], own, np.add)
             return
         own = parts[self.rank]
-        with self._group() as (comm, stream):
+        with self._group() as comm:
+            stream = devices.current_stream().ptr
             comm.reduceScatter(
                 devices.address(buffer),
                 devices.address(own),
@@ -154,7 +161,8 @@ class NcclCommunicator:
             self.broadcast(enumerate(parts))
             return
         own = parts[self.rank]
-        with self._group() as (comm, stream):
+        with self._group() as comm:
+            stream = devices.current_stream().ptr
             comm.allGather(
                 devices.address(own),
                 devices.address(buffer),
@@ -164,8 +172,8 @@ class NcclCommunicator:
             )
 
     @contextlib.contextmanager
-    def _group(self) -> Iterator[tuple[Any, int]]:
-        """Give CuPy's communicator, which another thread doesn't abort meanwhile, and the stream.
+    def _group(self) -> Iterator[Any]:
+        """Give CuPy's communicator, which another thread doesn't abort meanwhile.
 
         The operations inside run as one, so that they may run side by side.
         """
@@ -176,7 +184,7 @@ class NcclCommunicator:
                 )
             self._nccl.groupStart()
             try:
-                yield self._comm, devices.current_stream().ptr
+                yield self._comm
             finally:  # an open group would swallow all later operations
                 self._nccl.groupEnd()
 
@@ -227,8 +235,9 @@ class NcclCommunicator:
 
 def sums(dtype: np.dtype, op: np.ufunc) -> bool:
     """Return whether NCCL makes of such arrays what NumPy would."""
-    names = SUMS if op is np.add else INTEGERS
-    return dtype.isnative and dtype.name in names
+    if op is np.add:
+        return dtype.isnative and dtype.name in SUMS
+    return dtype.isnative and dtype.name in INTEGERS
 
 
 def abort_all(communicators: Sequence[NcclCommunicator]) -> None:

@@ -86,22 +86,24 @@ def _copy_all(
     on_gpu: Sequence[Any], on_host: Sequence[np.ndarray], to_device: bool
 ) -> None:
     """Copy arrays from GPUs to contiguous ones, or back ``to_device``, and wait for it."""
-    flats = [flat(array.T if _order(array) == "F" else array) for array in on_gpu]
+    flats = list(map(_in_memory_order, on_gpu))
     hosts = list(map(as_bytes, on_host))
     batches = cut([each.nbytes for each in flats])
 
-    def load(batch: Batch, buffer: np.ndarray) -> None:
+    def move(batch: Batch, buffer: np.ndarray) -> None:
         for piece in batch:
-            np.copyto(piece.inside(buffer), piece.of(hosts[piece.index]))
+            place = piece.inside(buffer)
+            part = piece.of(hosts[piece.index])
+            if to_device:
+                np.copyto(place, part)
+            else:
+                np.copyto(part, place)
 
-    def unload(batch: Batch, buffer: np.ndarray) -> None:
-        for piece in batch:
-            np.copyto(piece.of(hosts[piece.index]), piece.inside(buffer))
-
+    buffers = buffers_for(batches)
     if to_device:
-        through_buffers(batches, buffers_for(batches), load, targets=flats)
+        through_buffers(batches, buffers, move, targets=flats)
     else:
-        through_buffers(batches, buffers_for(batches), unload, sources=flats)
+        through_buffers(batches, buffers, move, sources=flats)
 
 
 def through_buffers(
@@ -206,3 +208,10 @@ def buffers_for(batches: Sequence[Batch]) -> list[np.ndarray]:
 
 def _order(array: Any) -> Literal["C", "F"]:
     return "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+
+
+def _in_memory_order(array: Any) -> Any:
+    """Return the elements of an array on a GPU, 1-D, in the order of :func:`_order`."""
+    if _order(array) == "F":
+        array = array.T
+    return flat(array)
