@@ -19,6 +19,7 @@ from report import of_sizes
 from shapes import MODELS, SIZES, elements
 
 from chainermn_comm import create_communicator
+from chainermn_comm.layout import Chunk
 from chainermn_comm.messaging import Handshake, ProcessGroup
 from chainermn_comm.sums import Operand
 from chainermn_comm.sums.shared_memory import Stage
@@ -135,12 +136,13 @@ def link(gradients: Gradients) -> Case:
 
 
 class WireAlone(TwoLevelAllreduce):
-    """The messages of a stream between nodes, and nothing else: no barriers, copies or sums."""
+    """The messages of a stream between nodes, and their sums: ranks of a node copy nothing."""
 
-    def _stages(self, redundant: bool) -> list[Stage]:
-        return [self._begin_exchange, self._exchange, self._exchange]
+    def _stages(self, chunks: list[Chunk]) -> list[Stage]:
+        begin, *_, last = super()._stages(chunks)
+        return [begin, last._replace(work=self._pack)]
 
-    def _sum_over_nodes(self, *_: Any) -> None:
+    def _pack(self, *_: Any) -> None:
         pass
 
 
@@ -153,7 +155,7 @@ def wire_alone(comm: MPI.Intracomm, name: str) -> WireAlone:
         else 1
     )
     group = ProcessGroup(comm, Handshake(comm), 0, topology, lambda: None)
-    return WireAlone(group, None, leaders)
+    return WireAlone(group, leaders)
 
 
 def moved(name: str, stream: WireAlone, gradients: Gradients) -> Case:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import chainer
@@ -14,10 +13,10 @@ from mpi4py import MPI
 from peers import RAW, Case
 
 from chainermn_comm import create_communicator
-from chainermn_comm.config import Settings
 from chainermn_comm.messaging import start_exchange
 from chainermn_comm.runtime import barrier, wait_all
-from chainermn_comm.sums.circulant import CirculantAllreduce
+from chainermn_comm.sums.message_sum import MessageSum
+from chainermn_comm.sums.rounds import run
 
 NAMES = ("flat", "hierarchical")
 SMALL, PIECE, PIECES = 8, 1 << 20, 32  # bytes of messages; messages under way
@@ -132,12 +131,11 @@ def message_seconds() -> float:
     since a core that others use, too, is slower.
     """
     comm: Any = Itself()
-    group: Any = SimpleNamespace(comm=comm, size=comm.size, tag=0, settings=Settings())
-    summing, numbers = CirculantAllreduce(group), np.zeros(comm.size, np.float32)
+    summing, numbers = MessageSum(comm, 0), np.zeros(comm.size, np.float32)
     found: list[float] = []
     for _ in range(REPEAT):
         start, comm.messages = time.thread_time(), 0
-        summing.allreduce([(numbers, numbers)])
+        run([summing.rounds(numbers, numbers)], at_once=1)
         found.append((time.thread_time() - start) / comm.messages / 2)
     return min(found)
 

@@ -37,8 +37,6 @@ from chainermn_comm.sums import (
 )
 from chainermn_comm.topology import Topology
 
-HEADER_BYTES = circulant.HEADER_BYTES
-
 
 @dataclass(frozen=True)
 class Constants:
@@ -121,15 +119,6 @@ class Request:
         )
 
     @staticmethod
-    def Testany(requests: Sequence[Request]) -> tuple[int, bool]:
-        """Asked only when none is done: let the time pass until one is."""
-        counts = requests[0].machine.counts
-        counts.seconds = min(
-            done for each in requests if (done := each.done()) > counts.seconds
-        )
-        return 0, True
-
-    @staticmethod
     def Waitall(requests: Sequence[Request]) -> None:
         for request in requests:
             counts = request.machine.counts
@@ -148,7 +137,7 @@ class NodeRanks:
         ends = self._machine.counts.seconds + self._machine.constants.barrier
         return Request(self._machine, lambda: ends)
 
-    def open(self, _: Any, node: Any, sizes: Sequence[int], reason: str) -> NodeRanks:
+    def open(self, _: Any, node: Any, sizes: Sequence[int]) -> NodeRanks:
         self.buffers = [np.zeros(size, np.uint8) for size in sizes]
         return self
 
@@ -171,12 +160,8 @@ class Ranks:
         self._arrivals: dict[tuple[int, int], list[list[float]]] = {}
 
     def Irecv(self, buffer: Any, source: int, tag: int) -> Request:
-        memory = np.frombuffer(buffer[0], np.uint8)
-        memory[:HEADER_BYTES] = memory[-HEADER_BYTES:] = (
-            0  # nothing is scaled; the rest is not used
-        )
         self._machine.work(self._machine.constants.message)
-        self._machine.counts.received += memory.nbytes
+        self._machine.counts.received += memoryview(buffer[0]).nbytes
         exchanges = self._arrivals.setdefault(
             ((self.rank - source) % self.size, tag), []
         )
@@ -189,29 +174,6 @@ class Ranks:
         exchanges = self._arrivals[(dest - self.rank) % self.size, tag]
         exchanges[-1].append(left + self._machine.constants.latency)
         return Request(self._machine, lambda: left)
-
-    def Sendrecv(
-        self, sent: Any, dest: int, tag: int, got: Any, source: int, _: int
-    ) -> None:
-        requests = [self.Irecv(got, source, tag), self.Isend(sent, dest, tag)]
-        Request.Waitall(requests)
-
-    def Allgather(self, sent: Any, _: Any) -> None:
-        """As MPI may do it: in each round twice as many blocks go to one rank."""
-        block, held = memoryview(sent[0]).nbytes, 1
-        while held < self.size:
-            blocks = min(held, self.size - held)
-            memory = np.empty(max(HEADER_BYTES, blocks * block), np.uint8)
-            buffer = [memory[: blocks * block]]
-            self.Sendrecv(
-                buffer,
-                (self.rank - held) % self.size,
-                0,
-                buffer,
-                (self.rank + held) % self.size,
-                0,
-            )
-            held += blocks
 
 
 class AllRanks(Ranks):
@@ -311,19 +273,14 @@ def slowest(
 def _clocked(machine: Machine, node: NodeRanks) -> Iterator[None]:
     """Meanwhile arithmetic and copies take the clock's time, and nothing else."""
 
-    def sum_rows(
-        rows: Sequence[np.ndarray], out: np.ndarray, *_: Any, **__: Any
-    ) -> int:
+    def sum_rows(rows: Sequence[np.ndarray], out: np.ndarray, *_: Any) -> None:
         machine.touch(sum(row.nbytes for row in rows) + out.nbytes)
-        return 0  # as an exponent
 
-    def add(
-        mine: np.ndarray, term: np.ndarray, _: Any, out: np.ndarray, *__: Any
-    ) -> None:
-        sum_rows([mine, term], out)
+    def combine_into(total: np.ndarray, term: np.ndarray, _: Any) -> None:
+        sum_rows([total, term], total)
 
-    def scale(numbers: np.ndarray, _: int, out: np.ndarray) -> None:
-        sum_rows([numbers], out)
+    def write_into(source: np.ndarray, *rest: Any) -> None:
+        sum_rows([source], rest[-1])
 
     def pack(chunk: Chunk, *_: Any) -> None:
         machine.touch(2 * chunk.nbytes)
@@ -331,12 +288,10 @@ def _clocked(machine: Machine, node: NodeRanks) -> Iterator[None]:
     mpi = SimpleNamespace(Intracomm=lambda comm: comm, COMM_NULL=None, UNDEFINED=None)
     with contextlib.ExitStack() as patches:
         for place, what in {
-            (circulant, "_add"): add,
-            (circulant, "_scale_into"): scale,
-            (circulant, "sum_rows"): sum_rows,
+            (circulant, "combine_into"): combine_into,
+            (circulant, "cast_into"): write_into,
+            (circulant, "divide_into"): write_into,
             (pairwise, "sum_rows"): sum_rows,
-            (two_level, "sum_rows"): sum_rows,
-            (two_level, "scaled_sum"): sum_rows,
             (shared_memory, "sum_rows"): sum_rows,
             (Chunk, "pack"): pack,
             (Chunk, "unpack"): pack,

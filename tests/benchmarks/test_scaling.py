@@ -95,8 +95,7 @@ def test_costs_are_those_of_a_model_by_hand(simulated):
     half = 300_000  # bytes; more than is gathered, less than a round
     counts = simulated.simulate("flat", 2, 2 * half, constants)
     swap = half / constants.bandwidth + constants.latency
-    copies = 4 * 2 * half / constants.memory  # packed and unpacked
-    expected = 2 * swap + 3 * half / constants.memory + copies
+    expected = 2 * swap + 3 * half / constants.memory
     assert counts.seconds == pytest.approx(expected)
     assert (counts.messages, counts.sent, counts.received) == (2, 2 * half, 2 * half)
 

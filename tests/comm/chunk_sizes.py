@@ -15,18 +15,19 @@ from chainermn_comm.sums import pairwise
 def recorded_sizes() -> Iterator[dict[str, list[int]]]:
     """Bytes of each chunk `packed` on this rank meanwhile, and of each message `sent`."""
     found: dict[str, list[int]] = {"packed": [], "sent": []}
-    pack, scatter = Chunk.pack, pairwise.start_reduce_scatter
+    pack, exchange = Chunk.pack, pairwise.start_exchange
 
-    def packing(self: Chunk, flats: Any, out: Any) -> None:
+    def packing(self: Chunk, operand: Any, out: Any) -> None:
         found["packed"].append(self.nbytes)
-        pack(self, flats, out)
+        pack(self, operand, out)
 
-    def scattering(comm: Any, shards: Any, *rest: Any) -> Any:
-        found["sent"] += [shard.nbytes for shard in shards]
-        return scatter(comm, shards, *rest)
+    def exchanging(comm: Any, outgoing: Any, *rest: Any) -> Any:
+        outgoing = list(outgoing)
+        found["sent"] += [buffer.nbytes for _, buffer in outgoing]
+        return exchange(comm, outgoing, *rest)
 
     with (
         mock.patch.object(Chunk, "pack", packing),
-        mock.patch.object(pairwise, "start_reduce_scatter", scattering),
+        mock.patch.object(pairwise, "start_exchange", exchanging),
     ):
         yield found

@@ -55,6 +55,11 @@ def _digest(arrays: Any) -> str:
     return hashlib.sha256(joined).hexdigest()[:12]
 
 
+def travels_in_16_bits(own: np.dtype, wire: str | None) -> bool:
+    """Whether gradients of that dtype become that narrow where there is a network."""
+    return wire == "float16" or (wire is None and own.itemsize == 2)
+
+
 def found(size: int) -> Iterator[tuple[str, str]]:
     """A name for each case on so many ranks, and the digest of its bits (collective)."""
     for name in NAMES:
@@ -68,14 +73,23 @@ def found(size: int) -> Iterator[tuple[str, str]]:
                     }
                     model = Model(**params)
                     comm.multi_node_mean_grad(model)
+                    where = f"{name} {''.join(map(str, nodes))}"
                     means = [param.grad for param in model.params.values()]
-                    yield f"{name} {''.join(map(str, nodes))} {wire}", _digest(means)
+                    is_narrow = [travels_in_16_bits(g.dtype, wire) for g in grads]
+                    for narrow in sorted(set(is_narrow)):
+                        chosen = [
+                            mean
+                            for mean, it in zip(means, is_narrow, strict=True)
+                            if it == narrow
+                        ]
+                        how = " in 16 bits" if narrow else ""
+                        yield f"{where} {wire}{how}", _digest(chosen)
                     if wire is None:
                         sums = [
                             comm.allreduce(numbers(comm.rank, (70_001,), dtype))
                             for dtype in SUMMED
                         ]
-                        yield f"{name} {''.join(map(str, nodes))} sums", _digest(sums)
+                        yield f"{where} sums", _digest(sums)
 
 
 def main() -> None:

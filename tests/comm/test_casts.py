@@ -58,11 +58,13 @@ def test_any_length_and_one_number_too_large_among_others(size):
         check(numbers, "float16")
 
 
-@pytest.mark.parametrize(("total", "term"), [("f4", "f2"), ("f4", "f4"), ("f8", "f4")])
-def test_add(total, term):
-    rng = np.random.default_rng(3)
-    sums, terms = rng.standard_normal((2, casts.BLOCK_ELEMENTS + 9))
-    sums, terms = sums.astype(total), terms.astype(term)
-    expected = sums + terms.astype(total)
-    casts.add_into(sums, terms)
-    np.testing.assert_array_equal(sums, expected)
+@pytest.mark.parametrize("wire", ["float16", "float32"])
+def test_numbers_are_scaled_before_they_are_rounded(wire):
+    size = casts.BLOCK_ELEMENTS + 9
+    numbers = np.random.default_rng(3).standard_normal(size, "f4") * 1e-9
+    scaled = np.empty(size, wire)
+    casts.cast_into(numbers, scaled, 40)
+    np.testing.assert_array_equal(scaled, (numbers * 2.0**40).astype(wire))
+    back = np.empty(size, "f4")
+    casts.cast_into(scaled, back, -40)
+    np.testing.assert_array_equal(back, scaled.astype("f4") * 2.0**-40)

@@ -143,11 +143,12 @@ def test_means_at_the_end_of_the_range_are_finite(world, name, nodes, own, wire)
     narrow = wire if own == "float32" else own
     largest, rest = float(finfo(narrow).max), [0.0] * (world.size - 2)
     every = {
-        "all the largest": [largest] * world.size,
         # Their sum is a float32, and rounds to infinity in 16 bits.
         "a sum beyond": [largest / 2, 2.0 ** math.frexp(largest / 2)[1], *rest],
         "opposite": [largest, -largest, *rest],
     }
+    if narrow == "float16":
+        every |= {"all the largest": [largest] * world.size}
     if own == "float32":  # whose last number rounds to infinity in bfloat16
         last = float(np.finfo(SINGLE).max)
         every |= {
@@ -162,22 +163,3 @@ def test_means_at_the_end_of_the_range_are_finite(world, name, nodes, own, wire)
             bound = 2 * float(finfo(narrow).eps) * scale
             assert np.all(abs(model["w"].grad.astype(DOUBLE) - mean) <= bound)
             np.testing.assert_array_equal(model["v"].grad, 1)
-
-
-@over_nodes("flat", "hierarchical", "two_dimensional", least=3)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_sum_that_overflows_in_one_node_comes_out_as_their_mean(
-    world, name, nodes, dtype
-):
-    largest, least = np.finfo(dtype).max, np.finfo(dtype).smallest_subnormal
-    mine = np.full(40_000, [1.0, largest][world.rank < 2], dtype)  # in several shards
-    mine[:20_000] = 2
-    terms = [largest, largest] + [1.0] * (world.size - 2)
-    with on_nodes(nodes, name) as comm:
-        model = with_grads(w=mine.copy(), tiny=np.full(3, least, dtype))
-        comm.allreduce_grad(model)
-        mean = sum(term / world.size for term in terms)
-        np.testing.assert_allclose(model["w"].grad[20_000:], mean, rtol=1e-6)
-        np.testing.assert_array_equal(model["w"].grad[:20_000], 2)
-        comm.allreduce_grad(again := with_grads(tiny=np.full(3, least, dtype)))
-        np.testing.assert_array_equal(again["tiny"].grad, least)

@@ -11,13 +11,14 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 from unittest import mock
 
+import numpy as np
 from mpi4py import MPI
 
 from chainermn_comm import Topology
 from chainermn_comm.config import Settings
-from chainermn_comm.sums import circulant, factories, pairwise
+from chainermn_comm.sums import Operand, factories, message_sum
 from tests.support.worlds.many_ranks import ALGORITHMS, CALLS, report, wrong_means
-from tests.support.worlds.one_of_many import rank_1_of
+from tests.support.worlds.one_of_many import most_bytes, rank_1_of
 from tests.support.worlds.topologies import on_nodes
 
 WORLD = MPI.COMM_WORLD
@@ -25,17 +26,17 @@ WORLD = MPI.COMM_WORLD
 
 def by_circulant() -> AbstractContextManager[object]:
     """Meanwhile, new communicators of any number of ranks and nodes take sums by circulant."""
-    return mock.patch.object(circulant, "PAIRWISE_RANKS", 1)
+    return mock.patch.object(message_sum, "PAIRWISE_RANKS", 1)
 
 
 def no_sums_by_messages() -> AbstractContextManager[object]:
     """Meanwhile, a sum that goes from rank to rank by messages fails."""
     return mock.patch.object(
-        pairwise.PairwiseAllreduce, "allreduce", side_effect=AssertionError
+        message_sum.MessageSum, "rounds", side_effect=AssertionError
     )
 
 
-def group_of(comm: Any, chunk_bytes: int | None = None) -> Any:
+def group_of(comm: Any, **settings: Any) -> Any:
     """What a sum by messages asks of the group of a communicator's ranks, each on a node."""
     return SimpleNamespace(
         comm=comm,
@@ -43,14 +44,29 @@ def group_of(comm: Any, chunk_bytes: int | None = None) -> Any:
         size=comm.size,
         tag=0,
         topology=Topology.of(range(comm.size)),
-        settings=Settings(chunk_bytes=chunk_bytes),
+        settings=Settings(**settings),
     )
 
 
+def most_bytes_of_a_sum(size: int, array: np.ndarray, **settings: Any) -> int:
+    """The memory that one of so many ranks takes for a mean by messages, which never come."""
+    algorithm = factories.packed(group_of(rank_1_of(size), **settings))
+    operand = Operand([array], [array], [array.dtype], 3)
+    return most_bytes(lambda: algorithm.allreduce(operand))
+
+
+def mean_by_messages(
+    comm: Any, arrays: list[np.ndarray], divisor: int, chunk_bytes: int
+) -> None:
+    """Overwrite arrays by their sums over ranks, divided (collective)."""
+    algorithm = factories.packed(group_of(comm, chunk_bytes=chunk_bytes))
+    dtypes = [array.dtype for array in arrays]
+    algorithm.allreduce(Operand(arrays, arrays, dtypes, divisor))
+
+
 def is_chosen_for(size: int) -> bool:
-    """Whether so many ranks, each on a node, sum so by themselves."""
-    made = factories.by_messages(group_of(rank_1_of(size)))
-    return isinstance(made, circulant.CirculantAllreduce)
+    """Whether so many ranks sum so by themselves."""
+    return not message_sum.is_pairwise(size)
 
 
 def main() -> NoReturn:
@@ -67,5 +83,5 @@ def main() -> NoReturn:
 
 
 if __name__ == "__main__":
-    with nullcontext() if WORLD.size > circulant.PAIRWISE_RANKS else by_circulant():
+    with nullcontext() if WORLD.size > message_sum.PAIRWISE_RANKS else by_circulant():
         main()

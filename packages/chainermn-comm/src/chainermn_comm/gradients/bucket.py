@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -87,18 +86,8 @@ class Bucket:
         ]
         dtypes = [data.dtype for data in like]
         wire_dtypes = wire_dtypes_of(dtypes, settings, group.host.is_local, on_gpu)
-        flat = None
-        if not on_gpu and len({*dtypes, *wire_dtypes}) == 1:
-            flat = np.empty(sum([data.size for data in like]), dtypes[0])
-            ends = list(accumulate([data.size for data in like]))
-            pieces = np.split(flat, ends[:-1])
-            self.targets = [
-                piece.reshape(data.shape)
-                for piece, data in zip(pieces, like, strict=True)
-            ]
-        else:
-            self.targets = [devices.empty_like(data) for data in like]
-        return Operand(sources, self.targets, wire_dtypes, group.size, flat=flat)
+        self.targets = [devices.empty_like(data) for data in like]
+        return Operand(sources, self.targets, wire_dtypes, group.size)
 
     def add_zeros(self, present: np.ndarray) -> None:
         """Replace gradients that are missing here, and ``present`` on some rank, by zeros."""

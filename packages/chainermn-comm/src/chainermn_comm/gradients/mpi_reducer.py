@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 
 from ..errors import checked_signature, raise_together
 from ..gpu import devices, staging
-from ..layout import Operand
 from ..messaging import ProcessGroup, digest_of
 from ..reducer import Reducer
 from .bucket import Bucket, bucket_of
@@ -215,30 +214,20 @@ class MpiReducer(Reducer):
         arrays = [param.data for bucket in buckets for param in bucket.params]
         return next(filter(devices.on_gpu, arrays), None)
 
-    def _take_planned(self, left: int) -> None:
-        """Take the means of that many buckets as they come (collective)."""
+    def _take_planned(self, count: int) -> None:
+        """Take the means of that many buckets, one after the other as they come (collective)."""
         group = self._data_group
-        first = [self._planned.get()]
-        on_gpu = first[0].on_gpu
-        if on_gpu:
-            self._wait_for_those_before()
-
-        def next_operand(wait: bool) -> Operand | None:
-            nonlocal left
-            if not left:
-                return None
-            if wait:  # for this rank, which computes
-                group.handshake.leave()
-            try:
-                bucket = first.pop() if first else self._planned.get(wait)
-            except Empty:
-                return None
-            left -= 1
+        for number in range(count):
+            group.handshake.leave()  # it waits for this rank, which computes
+            bucket = self._planned.get()
             group.handshake.begin(OPERATION, bucket.nbytes)
-            return bucket.planned_operand(self._settings, group)
-
-        algorithm = (group.device if on_gpu else group.host).gradient_sum()
-        algorithm.stream(next_operand)
+            backend = group.host
+            if bucket.on_gpu:
+                backend = group.device
+                if number == 0:
+                    self._wait_for_those_before()
+            operand = bucket.planned_operand(self._settings, group)
+            backend.gradient_sum().allreduce(operand)
 
     def _assign(self) -> None:
         if len(self._present):

@@ -5,5 +5,4 @@ from .chunks import plan_chunks as plan_chunks
 from .chunks import shard_slice as shard_slice
 from .operand import Arrays as Arrays
 from .operand import Dtypes as Dtypes
-from .operand import NextOperand as NextOperand
 from .operand import Operand as Operand

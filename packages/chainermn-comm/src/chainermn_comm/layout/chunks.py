@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
-from ..numbers import FLOAT16, FLOAT32, cast_into
+from ..numbers import cast_into
+from .operand import Operand
 
 # Arrays of at most a chunk's bytes divided by this are packed together: three quarters
 # of each such chunk are full then, and the copies that packing takes are few bytes of
@@ -17,14 +19,20 @@ SMALL_FRACTION = 4
 CACHE_LINE = 64
 
 
+class Segment(NamedTuple):
+    """Elements ``range(start, stop)`` of a flattened array."""
+
+    array: int  # its number among those that are summed together
+    start: int
+    stop: int
+
+
 @dataclass(frozen=True)
 class Chunk:
-    """Segments of gradients that travel together."""
+    """Segments of gradients that travel together: a part of one array, or some whole arrays."""
 
     dtype: np.dtype  # in which they travel
-    # (index of the array, start, stop) of each segment of a flattened array; if there
-    # are several, each is a whole array.
-    segments: tuple[tuple[int, int, int], ...]
+    segments: tuple[Segment, ...]
     size: int  # number of elements
 
     @property
@@ -32,83 +40,96 @@ class Chunk:
         """Number of bytes that travel."""
         return self.size * self.dtype.itemsize
 
-    def pack(self, flats: Sequence[np.ndarray], out: np.ndarray) -> None:
-        """Write the segments of ``flats`` (1-D each) into ``out`` (size,), cast to its dtype."""
-        pieces = [flats[index] for index, _, _ in self.segments]
-        if len(pieces) == 1:
-            _, start, stop = self.segments[0]
-            pieces = [pieces[0][start:stop]]
-        try:  # looking at each dtype before takes longer
-            np.concatenate(pieces, out=out, casting="no")
-        except TypeError:
-            _pack_cast(pieces, out)
+    def in_place(self, operand: Operand) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the source and the target if they can travel as they are; else None."""
+        index, start, stop = self.segments[0]
+        source = operand.sources[index]
+        target = operand.targets[index]
+        is_cast = target.dtype != self.dtype or operand.exponent(index) != 0
+        if is_cast or len(self.segments) > 1:
+            return None
+        part = target[start:stop]
+        return (part if source is target else source[start:stop]), part
 
-    def unpack(self, buffer: np.ndarray, flats: Sequence[np.ndarray]) -> None:
-        """Write ``buffer`` (size,) back into the segments of ``flats``."""
-        if len(self.segments) == 1:
-            index, start, stop = self.segments[0]
-            cast_into(buffer, flats[index][start:stop])
-            return
-        if buffer.dtype == FLOAT16 and any(
-            flats[index].dtype != FLOAT16 for index, _, _ in self.segments
-        ):
-            # All at once, since the segments may be many and small.
-            narrow, buffer = buffer, np.empty(buffer.size, FLOAT32)
-            cast_into(narrow, buffer)
+    def pack(self, operand: Operand, out: np.ndarray) -> None:
+        """Write the segments of the 1-D sources into ``out`` (size,), as they travel."""
+        pieces = [operand.sources[index][a:b] for index, a, b in self.segments]
+        if operand.exponents is None:
+            try:  # looking at each dtype before takes longer
+                np.concatenate(pieces, out=out, casting="no")
+            except TypeError:
+                pass
+            else:
+                return
+        parts = self._parts(out)
+        for piece, (segment, part) in zip(pieces, parts, strict=True):
+            cast_into(piece, part, -operand.exponent(segment.array))
+
+    def unpack(self, buffer: np.ndarray, operand: Operand) -> None:
+        """Write ``buffer`` (size,), which has travelled, into the segments of the 1-D targets."""
+        for (index, start, stop), part in self._parts(buffer):
+            target = operand.targets[index][start:stop]
+            exponent = operand.exponent(index)
+            if exponent or part.dtype != target.dtype:
+                cast_into(part, target, exponent)
+            else:
+                target[...] = part
+
+    def _parts(self, buffer: np.ndarray) -> Iterator[tuple[Segment, np.ndarray]]:
+        """Yield each segment with its part of a buffer."""
         filled = 0
-        for index, _, size in self.segments:
-            end = filled + size
-            flats[index][...] = buffer[filled:end]
+        for segment in self.segments:
+            end = filled + segment.stop - segment.start
+            yield segment, buffer[filled:end]
             filled = end
-
-
-def _pack_cast(pieces: Sequence[np.ndarray], out: np.ndarray) -> None:
-    dtypes = {piece.dtype for piece in pieces}
-    with np.errstate(all="ignore"):  # in a narrow wire dtype
-        if len(pieces) == 1:
-            cast_into(pieces[0], out)
-        elif out.dtype == FLOAT16 and dtypes == {FLOAT32}:
-            cast_into(np.concatenate(pieces), out)
-        else:
-            np.concatenate(pieces, out=out, casting="unsafe")
 
 
 @lru_cache(maxsize=8)
 def plan_chunks(
-    sizes: tuple[int, ...], dtypes: tuple[np.dtype, ...], chunk_bytes: int
+    sizes: tuple[int, ...],
+    dtypes: tuple[np.dtype, ...],
+    chunk_bytes: int,
+    packs: bool = True,
 ) -> list[Chunk]:
     """Divide arrays of ``sizes`` elements into chunks of at most ``chunk_bytes``.
 
     A large array is divided into equal chunks of its own, so that they can be summed in
-    its own memory; only small ones are packed together, whole. Chunks have one element
-    at least. ``dtypes`` are those in which the arrays travel; chunks are in their
-    order.
+    its own memory; only small ones are packed together, whole, unless ``packs`` is
+    False. A chunk has at least one element. ``dtypes`` are those in which the arrays
+    travel; chunks are in their order.
     """
     chunks: list[Chunk] = []
     for dtype in dict.fromkeys(dtypes):
         limit = max(1, chunk_bytes // dtype.itemsize)
-        segments: list[tuple[int, int, int]] = []
+        small: list[Segment] = []
         filled = 0
         for index, size in enumerate(sizes):
             if dtypes[index] != dtype or size == 0:
                 continue
-            if size * SMALL_FRACTION > limit:
-                # Equal chunks of whole cache lines; the last may be shorter.
-                line = max(1, CACHE_LINE // dtype.itemsize)
-                even = -(-size // -(-size // limit))
-                step = min(limit, -(-even // line) * line)
-                for start in range(0, size, step):
-                    stop = min(size, start + step)
-                    chunks.append(Chunk(dtype, ((index, start, stop),), stop - start))
+            if not packs or size * SMALL_FRACTION > limit:
+                chunks += _chunks_of_one(index, size, dtype, limit)
                 continue
             if filled + size > limit:
-                chunks.append(Chunk(dtype, tuple(segments), filled))
-                segments, filled = [], 0
-            segments.append((index, 0, size))
+                chunks.append(Chunk(dtype, tuple(small), filled))
+                small = []
+                filled = 0
+            small.append(Segment(index, 0, size))
             filled += size
-        if segments:
-            chunks.append(Chunk(dtype, tuple(segments), filled))
+        if small:
+            chunks.append(Chunk(dtype, tuple(small), filled))
     return chunks
+
+
+def _chunks_of_one(
+    index: int, size: int, dtype: np.dtype, limit: int
+) -> Iterator[Chunk]:
+    """Yield equal chunks of whole cache lines of an array; the last one may be shorter."""
+    line = max(1, CACHE_LINE // dtype.itemsize)
+    even = -(-size // -(-size // limit))
+    step = min(limit, -(-even // line) * line)
+    for start in range(0, size, step):
+        stop = min(size, start + step)
+        yield Chunk(dtype, (Segment(index, start, stop),), stop - start)
 
 
 def shard_slice(size: int, shards: int, index: int) -> slice:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..layout import NextOperand, Operand
+from ..layout import Operand
 from . import messages
 
 if TYPE_CHECKING:
@@ -35,11 +35,6 @@ class Algorithm(ABC):
         all ranks have prepared alike and have passed a barrier since, or not at all.
         """
         return partial(self.allreduce, operand)
-
-    def stream(self, next_operand: NextOperand) -> None:
-        """Sum operands as they come, the same on all ranks (collective)."""
-        while (operand := next_operand(True)) is not None:
-            self.allreduce(operand)
 
     def close(self) -> None:  # noqa: B027  (optional: an algorithm may own nothing)
         """Release what the algorithm owns (collective)."""

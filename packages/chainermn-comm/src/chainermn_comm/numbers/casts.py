@@ -13,20 +13,16 @@ from functools import cache
 
 import numpy as np
 
-FLOAT16, FLOAT32, UINT32 = (
-    np.dtype(np.float16),
-    np.dtype(np.float32),
-    np.dtype(np.uint32),
-)
+from .dtypes import FLOAT16, FLOAT32, accumulator
+
+UINT32 = np.dtype(np.uint32)
 # Elements that are cast or summed at a time: what NumPy allocates for them stays in
 # cache and costs no page faults.
 BLOCK_ELEMENTS = 1 << 16
 
-MAGNITUDE, EXPONENT, SIGN = (
-    UINT32.type(0x7FFFFFFF),
-    UINT32.type(0x7F800000),
-    UINT32.type(0x8000),
-)
+MAGNITUDE = UINT32.type(0x7FFFFFFF)
+EXPONENT = UINT32.type(0x7F800000)
+SIGN = UINT32.type(0x8000)
 # 2^-14 as a float32: below it, float16 numbers are evenly spaced.
 SMALLEST_NORMAL = 0x38800000
 TOO_LARGE = 0x477FF000  # 65520 as a float32, which rounds to infinity
@@ -34,34 +30,35 @@ TIMES_2_13 = UINT32.type(13 << 23)  # added to an exponent
 BIAS = UINT32.type((SMALLEST_NORMAL + (13 << 23)) >> 13)
 
 
-def cast_into(source: np.ndarray, out: np.ndarray) -> None:
-    """Write ``source`` into ``out``, cast to its dtype; both 1-D, contiguous, of one length.
+def cast_into(source: np.ndarray, out: np.ndarray, exponent: int = 0) -> None:
+    """Write ``source * 2**exponent`` into ``out``, cast to its dtype.
 
-    What doesn't fit float16 becomes infinite, and NumPy may warn of that.
+    Both arrays are 1-D, contiguous and of one length. Numbers that are too large for
+    float16 become infinite, of which NumPy may warn.
     """
+    for start in range(0, source.size, BLOCK_ELEMENTS):
+        block = source[start : start + BLOCK_ELEMENTS]
+        if exponent:
+            block = cast(block, accumulator(block.dtype)) * FLOAT32.type(2.0**exponent)
+        _cast_block(block, out[start : start + BLOCK_ELEMENTS])
+
+
+def cast(block: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Return at most BLOCK_ELEMENTS numbers as ``dtype``: the same array, or a new one."""
+    if block.dtype == dtype:
+        return block
+    out = np.empty(block.size, dtype)
+    _cast_block(block, out)
+    return out
+
+
+def _cast_block(source: np.ndarray, out: np.ndarray) -> None:
     if source.dtype == FLOAT32 and out.dtype == FLOAT16:
-        cast_block = _narrow
+        _narrow(source, out)
     elif source.dtype == FLOAT16 and out.dtype == FLOAT32:
-        cast_block = _widen
+        np.take(_float16_table(), source.view(np.uint16), out=out, mode="wrap")
     else:
         np.copyto(out, source, casting="unsafe")
-        return
-    for start in range(0, source.size, BLOCK_ELEMENTS):
-        cast_block(
-            source[start : start + BLOCK_ELEMENTS], out[start : start + BLOCK_ELEMENTS]
-        )
-
-
-def add_into(total: np.ndarray, term: np.ndarray) -> None:
-    """``total += term``; both 1-D, contiguous, of one length."""
-    if not (term.dtype == FLOAT16 and total.dtype == FLOAT32):
-        total += term
-        return
-    for start in range(0, total.size, BLOCK_ELEMENTS):
-        block = total[start : start + BLOCK_ELEMENTS]
-        wide = _scratch.words[0, : block.size].view(FLOAT32)
-        _widen(term[start : start + BLOCK_ELEMENTS], wide)
-        block += wide
 
 
 def _narrow(source: np.ndarray, out: np.ndarray) -> None:
@@ -88,13 +85,9 @@ def _narrow(source: np.ndarray, out: np.ndarray) -> None:
     np.copyto(out.view(np.uint16), rounded, casting="unsafe")
 
 
-def _widen(source: np.ndarray, out: np.ndarray) -> None:
-    np.take(_float16_table(), source.view(np.uint16), out=out, mode="wrap")
-
-
 @cache
 def _float16_table() -> np.ndarray:
-    """Every float16 number as float32, by its bits."""
+    """Return every float16 number as float32, by its bits."""
     return np.arange(1 << 16, dtype=np.uint16).view(FLOAT16).astype(FLOAT32)
 
 

@@ -8,50 +8,63 @@ from typing import NoReturn
 from ..layout import Operand
 from ..messaging import Algorithm, ProcessGroup
 from .bucketed import Bucketed
-from .circulant import CirculantAllreduce, default_chunk_bytes, goes_in_rounds
-from .pairwise import BLOCKING, OVERLAPPED, PairwiseAllreduce
-from .partitioned import LargeInPlace, Partitioned, is_narrowed
+from .circulant import rounds_of
+from .message_sum import MessageSum, is_pairwise
 from .shared_memory import SharedMemoryAllreduce
 from .shared_window import NoSharedMemory
 from .two_level import TwoLevelAllreduce
 
+# Of ranks that sum pairwise. On one node the terms of a chunk stay in a core's cache.
+# Between nodes MPI progresses messages only during its calls; several chunks keep a
+# link of 1 Gbit/s busy for some ten milliseconds between them.
+NODE_CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 2 << 20
+AT_ONCE = 4
+# Of ranks that sum on a circulant graph: so that neither latency nor Python's time
+# counts beside a round. See docs/decisions/scaling.md.
+BYTES_PER_ROUND = 512 << 10
+# But no rank's shard is shorter than this: from some hundred ranks on a rank receives
+# more.
+LEAST_SHARD_BYTES = 8 << 10
+
 
 def packed(group: ProcessGroup) -> Algorithm:
     """Through MPI, small arrays packed together."""
-    return _by_messages(group, per_tensor=False)
+    return _by_messages(group, packs=True)
 
 
 def per_tensor(group: ProcessGroup) -> Algorithm:
     """Through MPI, every array by itself."""
-    return _by_messages(group, per_tensor=True)
+    return _by_messages(group, packs=False)
 
 
-def _by_messages(group: ProcessGroup, per_tensor: bool) -> Algorithm:
+def _by_messages(group: ProcessGroup, packs: bool) -> Algorithm:
+    size, reproducible = group.size, group.settings.reproducible
+    apart = group.topology.inter_size > 1
     chunk_bytes = group.settings.chunk_bytes
-    if chunk_bytes is None and goes_in_rounds(group.size):
-        chunk_bytes = default_chunk_bytes(group.size)
-    return Bucketed(by_messages(group).allreduce, chunk_bytes, per_tensor)
+    if chunk_bytes is None:
+        chunk_bytes = CHUNK_BYTES if apart else NODE_CHUNK_BYTES
+        chunk_bytes = max(chunk_bytes, size * LEAST_SHARD_BYTES)
+        if not is_pairwise(size, reproducible):
+            chunk_bytes = len(rounds_of(size)) * BYTES_PER_ROUND
+    messages = MessageSum(group.comm, group.tag, reproducible)
+    return Bucketed(messages.rounds, chunk_bytes, AT_ONCE if apart else 1, packs)
 
 
 def rank_ordered(group: ProcessGroup) -> Algorithm:
-    """In the order of ranks: bits depend on nothing but the number of ranks."""
-    is_shared = group.topology.inter_size == 1
-    pairwise = PairwiseAllreduce(group, BLOCKING if is_shared else OVERLAPPED)
-    # Users don't set how many narrowed numbers share an exponent.
-    by_messages = LargeInPlace(pairwise, Bucketed(pairwise.allreduce))
-    if not is_shared:
-        return by_messages
-    # Only of what becomes 16 bits wide the bits depend on the algorithm.
-    return Partitioned(is_narrowed, by_messages, single_leader(group))
+    """Sum in the order of ranks: bits depend on nothing but the number of ranks."""
+    if group.topology.inter_size == 1:
+        return single_leader(group)
+    return packed(group)
 
 
 def single_leader(group: ProcessGroup) -> Algorithm:
-    """Through shared memory in each node; one rank of each exchanges with other nodes."""
+    """Sum through shared memory in each node; one rank of each exchanges with other nodes."""
     return _through_shared_memory(group, 1)
 
 
 def multi_leader(group: ProcessGroup) -> Algorithm:
-    """Through shared memory in each node; as many ranks as possible exchange, each a shard."""
+    """Sum likewise; as many ranks as possible exchange, each a share."""
     return _through_shared_memory(group, group.topology.least_intra_size)
 
 
@@ -77,39 +90,19 @@ def gpus_only(group: ProcessGroup) -> NoReturn:
     )
 
 
-def by_messages(group: ProcessGroup) -> PairwiseAllreduce | CirculantAllreduce:
-    """Return the sum over all ranks by messages: pairwise if few, or to keep their order."""
-    if goes_in_rounds(group.size) and not group.settings.reproducible:
-        return CirculantAllreduce(group)
-    apart = group.topology.inter_size == group.size
-    return PairwiseAllreduce(group, OVERLAPPED if apart else BLOCKING)
-
-
 def _through_shared_memory(group: ProcessGroup, leaders: int) -> Algorithm:
-    """Return the algorithm for this topology, or ``packed`` where a node has no shared memory."""
-    comm, topology = group.comm, group.topology
-    if comm.size == 1:
+    """Return the algorithm for this topology, or ``packed`` where ranks share no memory."""
+    nodes = group.topology.inter_size
+    if nodes == group.size:  # no two ranks are on one node
         return packed(group)
-    shared: SharedMemoryAllreduce | None = None
-    cause = ""
     # Ranks make windows together: what one of them alone raises ends the job.
     with group.call("a mean of gradients"):
-        # If memory doesn't suffice for the setting, it may for the default.
-        for chunk_bytes in dict.fromkeys((group.settings.chunk_bytes, None)):
-            try:
-                if topology.inter_size == 1:
-                    shared = SharedMemoryAllreduce(group, chunk_bytes)
-                else:
-                    shared = TwoLevelAllreduce(group, chunk_bytes, leaders)
-                break
-            except NoSharedMemory as error:
-                cause = str(error)
-    if shared is None:
-        if comm.rank == 0:
-            print(
-                f"ChainerMN: {cause}; gradients go through MPI instead", file=sys.stderr
-            )
-        return packed(group)
-    if topology.inter_size == comm.size:  # no two ranks share memory
-        return LargeInPlace(by_messages(group), shared)
-    return shared
+        try:
+            if nodes == 1:
+                return SharedMemoryAllreduce(group)
+            return TwoLevelAllreduce(group, leaders)
+        except NoSharedMemory as error:
+            if group.rank == 0:
+                told = f"ChainerMN: {error}; gradients go through MPI instead"
+                print(told, file=sys.stderr)
+    return packed(group)

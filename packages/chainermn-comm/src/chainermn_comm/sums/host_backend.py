@@ -22,7 +22,7 @@ from ..messaging import (
 )
 from ..numbers import as_bytes
 from .factories import multi_leader, per_tensor, rank_ordered, single_leader
-from .pairwise import PairwiseAllreduce
+from .pairwise import reduce_scatter
 
 _EMPTY = np.empty(0, np.uint8)
 # From here on MPI's own broadcast among more than two ranks of a machine takes up to
@@ -54,15 +54,13 @@ class HostBackend(Backend):
     def reduce_scatter(
         self, rows: Sequence[Arrays], targets: Arrays, op: np.ufunc
     ) -> None:
-        pairwise = PairwiseAllreduce(self.group)
         rows = [[array.reshape(-1) for array in row] for row in rows]
         # A value may be several arrays; the i-th of all ranks travel together.
         for sources, target in zip_longest(
             zip_longest(*rows, fillvalue=_EMPTY), targets
         ):
-            pairwise.reduce_scatter(
-                sources, _EMPTY if target is None else target.reshape(-1), op
-            )
+            into = _EMPTY if target is None else target.reshape(-1)
+            reduce_scatter(self.group.comm, self.group.tag, sources, into, op)
 
     def allocate(self, header: bytes) -> messages.Message:
         return messages.allocate(header)

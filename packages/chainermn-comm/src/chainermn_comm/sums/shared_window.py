@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import mmap
 import os
 import secrets
-import tempfile
 
 import numpy as np
 from mpi4py import MPI
@@ -20,9 +18,6 @@ from .. import runtime
 # reserve is for what MPI itself puts there.
 FOLDER = "/dev/shm"
 RESERVE_BYTES = 8 << 20
-# Files that a rank must be able to open: where one can not, Open MPI lets the others
-# wait for ever.
-RESERVE_FILES = 8
 MADV_POPULATE_WRITE = 23  # of Linux 5.14 and later; not yet in module mmap
 
 NOT_ALLOCATED = "shared memory could not be allocated on some node"
@@ -55,18 +50,14 @@ class SharedWindow:
 
     @classmethod
     def open(
-        cls,
-        comm: MPI.Intracomm,
-        node: MPI.Intracomm,
-        sizes: list[int],
-        reason: str = "",
+        cls, comm: MPI.Intracomm, node: MPI.Intracomm, sizes: list[int]
     ) -> SharedWindow:
         """Open a window on each node, and check that it works (collective over ``comm``).
 
         On all ranks this raises NoSharedMemory, and leaves no window, when there is
-        none for some node, or some rank has a ``reason`` not to use one.
+        none for some node.
         """
-        _raise_on_all(comm, reason or obstacle(sum(sizes)))
+        _raise_on_all(comm, obstacle(sum(sizes)))
         window, reason = None, ""
         try:
             window = cls(node, sizes)
@@ -151,9 +142,8 @@ def obstacle(nbytes: int) -> str:
     """Return what keeps this rank from making a window of that size; "" if nothing."""
     try:
         found = os.statvfs(FOLDER)
-        with contextlib.ExitStack() as files:
-            for _ in range(RESERVE_FILES):
-                files.enter_context(tempfile.TemporaryFile(dir=FOLDER))
     except OSError as error:
         return f"{NOT_ALLOCATED}: {FOLDER}: {error.strerror}"
-    return "" if found.f_bavail * found.f_frsize >= nbytes + RESERVE_BYTES else NO_ROOM
+    if found.f_bavail * found.f_frsize < nbytes + RESERVE_BYTES:
+        return NO_ROOM
+    return ""

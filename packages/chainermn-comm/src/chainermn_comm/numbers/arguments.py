@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-HUGE_PAGE_BYTES = 2 << 20
-OPERATIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}  # of sums over ranks
+from .dtypes import OPERATIONS, can_be_summed
 
 
 def check_operation(
@@ -91,46 +89,3 @@ def one_for_each(values: Any, rank: int, size: int) -> list[Any]:
             f"{None if values is None else len(values)}"
         )
     return list(values)
-
-
-def can_be_summed(dtype: np.dtype) -> bool:
-    """Return whether the dtype is a number (bool counts; its sum is a logical or)."""
-    # ml_dtypes' numbers, bfloat16 among them, are of NumPy's kind V with a type of
-    # their own.
-    return dtype.kind in "biufc" or (
-        dtype.kind == "V" and not issubclass(dtype.type, np.void)
-    )
-
-
-def accumulator(dtype: np.dtype) -> np.dtype:
-    """Return the dtype in which arrays of ``dtype`` are summed: float32 or wider for floats."""
-    if dtype.itemsize < 4 and (dtype.kind == "f" or dtype.kind == "V"):
-        return np.dtype(np.float32)
-    return dtype
-
-
-def empty(
-    shape: tuple[int, ...], dtype: Any, order: Literal["C", "F"] = "C"
-) -> np.ndarray:
-    """Return what numpy.empty does, where it is large on whole huge pages, which fill faster.
-
-    That array doesn't own its memory: it can't be resized in place.
-    """
-    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-    if nbytes < 2 * HUGE_PAGE_BYTES:
-        return np.empty(shape, dtype, order)
-    memory = np.empty(nbytes + HUGE_PAGE_BYTES, np.uint8)
-    return np.ndarray(
-        shape, dtype, memory, -memory.ctypes.data % HUGE_PAGE_BYTES, None, order
-    )
-
-
-def as_bytes(array: np.ndarray) -> np.ndarray:
-    """Return the memory of a C- or Fortran-contiguous array as 1-D uint8, not copied."""
-    if array.nbytes == 0:
-        return np.empty(0, np.uint8)
-    if not array.flags.c_contiguous:
-        array = array.T
-    if array.ndim != 1:
-        array = array.reshape(-1)
-    return array.view(np.uint8)
