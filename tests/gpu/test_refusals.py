@@ -42,20 +42,46 @@ def test_ranks_that_disagree_are_told_and_go_on(world, one_each, what):
         assert_mean(comm)
 
 
+# Calls of all ranks with an array, or with none.
+OF_EACH = {
+    "gather": lambda comm, x: comm.gather(x),
+    "allgather": lambda comm, x: comm.allgather(x),
+    "alltoall": lambda comm, x: comm.alltoall([x] * comm.size),
+    "allreduce": lambda comm, x: comm.allreduce(x),
+    "reduce_scatter": lambda comm, x: comm.reduce_scatter([x] * comm.size),
+    "multi_node_mean": lambda comm, x: comm.multi_node_mean(x),
+    "bcast_data": lambda comm, x: comm.bcast_data(Model(w=Param(x))),
+}
+
+
 @pytest.mark.parametrize("name", ["naive", "hierarchical"])
-def test_users_arrays_here_and_there_are_a_mismatch(world, gpu, name):
-    array = np.ones(3) if world.rank == 0 else put(np.ones(3))
-    told = "ranks disagree on arrays: in host memory on rank 0; on a GPU on rank"
+@pytest.mark.parametrize("verb", OF_EACH)
+def test_arrays_here_on_gpus_and_there_on_the_host_are_told(
+    world, one_each, verb, name
+):
+    host = np.ones(3, "f4")
+    told = "disagree on arrays: in host memory on rank 0; on a GPU on rank"
     with create_communicator(name) as comm:
-        for call in (
-            lambda: comm.allgather(array),
-            lambda: comm.allreduce(array),
-            lambda: comm.alltoall([array] * comm.size),
-            lambda: comm.bcast_data(Model(w=Param(array))),
+        with pytest.raises(RankMismatchError, match=told):
+            OF_EACH[verb](comm, put(host) if comm.rank else host)
+        OF_EACH[verb](comm, put(host))
+        assert_mean(comm)
+
+
+def test_a_rank_without_arrays_takes_part_wherever_the_others_have_theirs(
+    world, one_each
+):
+    one = np.ones(3, "f4")
+    with create_communicator("hierarchical") as comm:
+        is_first = comm.rank == 0
+        found = comm.allgather(put(one) if is_first else ())
+        assert [gpus.on_gpu(each) for each in found[:1]] == [True]
+        assert found[1] == ()
+        for call, given in (
+            (comm.bcast, put(one)),
+            (comm.scatter, [put(one)] * comm.size),
         ):
-            with pytest.raises(RankMismatchError, match=told):
-                call()
-        assert comm.allreduce_obj(1) == world.size
+            assert gpus.on_gpu(call(given if is_first else None))
 
 
 def test_gradients_missing_on_all_ranks_stay_so_and_integers_are_told(world, gpu):

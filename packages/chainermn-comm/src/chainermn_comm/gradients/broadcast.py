@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import raise_together
 from ..gpu import devices, staging
-from ..messaging import ProcessGroup, collectives, messages
+from ..messaging import ProcessGroup, backend_for, collectives, memory_of, messages
 from . import parameters
 
 OPERATION = "bcast_data"
@@ -37,9 +37,14 @@ def bcast_parameters(group: ProcessGroup, model: Any) -> None:
     that no rank has is left alone.
     """
     sent = _choose_roots(group, model)
-    with raise_together(group.handshake, f"{OPERATION}, initialising parameters"):
+    initialising = f"{OPERATION}, initialising parameters"
+    with raise_together(group.handshake, initialising) as meeting:
         for each in sent:
             _initialise(each)
+        own_memory = memory_of(group, [each.param.data for each in sent])
+        meeting.payload = bytes([own_memory])
+    memory = [payload[0] for payload in meeting.payloads]
+    backend_for(group, OPERATION, memory)  # raises if ranks differ
     for batch in _batches(sent):
         root = batch[0].root
         params = [each.param for each in batch]
