@@ -34,14 +34,18 @@ MARK = "\x1e"  # begins an event
 # Exit statuses, as in docs/failures.md: where nothing starts; of all ranks that have
 # saved and left after a warning (EX_TEMPFAIL); at a time limit (as of timeout(1));
 # before a signal's number.
-NOT_STARTED_STATUS, LEAVING_STATUS, TIMEOUT_STATUS, SIGNAL_STATUS = 2, 75, 124, 128
-# How many seconds they may take for it.
-GRACE_VARIABLE, GRACE_SECONDS = "CHAINERMN_GRACE", 30.0
+NOT_STARTED_STATUS = 2
+LEAVING_STATUS = 75
+TIMEOUT_STATUS = 124
+SIGNAL_STATUS = 128
+# How many seconds ranks may take to save and leave after a warning.
+GRACE_VARIABLE = "CHAINERMN_GRACE"
+GRACE_SECONDS = 30.0
 # How often `chainermn launch` has started the job again.
 RESTARTS_VARIABLE = "CHAINERMN_RESTARTS"
-# A pipe carries it whole, and Open MPI's launcher reads it at once.
+# A pipe carries an event of that size whole, and Open MPI's launcher reads it at once.
 MOST_BYTES = 4096
-# What remains of its texts, in characters, if that makes it short enough.
+# What remains of an event's texts, in characters; the first that makes it short enough.
 LONGEST_TEXTS = range(MOST_BYTES, 15, -20)
 
 
@@ -66,11 +70,9 @@ def _shorten(value: Any, most: int) -> Any:
         return f"{value[: most // 2]}...{value[-(most // 2) :]}"
     if isinstance(value, dict):
         return {name: _shorten(each, most) for name, each in value.items()}
-    return (
-        [_shorten(each, most) for each in value]
-        if isinstance(value, (list, tuple))
-        else value
-    )
+    if isinstance(value, (list, tuple)):
+        return [_shorten(each, most) for each in value]
+    return value
 
 
 def emit(kind: str, **fields: Any) -> None:
@@ -81,33 +83,37 @@ def emit(kind: str, **fields: Any) -> None:
     with contextlib.suppress(Exception):  # it may be closed, or somebody else's object
         sys.stderr.flush()
     with contextlib.suppress(Exception):
-        os.write(
-            _stderr, event_line(job, (rank_from_env() or (0, 1))[0], kind, **fields)
-        )
+        rank, _ = rank_from_env() or (0, 1)
+        os.write(_stderr, event_line(job, rank, kind, **fields))
 
 
 def active_job() -> str | None:
     """Return the launch to which this process sends its rank's events; None if it sends none."""
     job = os.environ.get(JOB_VARIABLE)
-    return (
-        job
-        if job and os.environ.get(REPORTER_VARIABLE) == f"{job} {os.getpid()}"
-        else None
-    )
+    if job and os.environ.get(REPORTER_VARIABLE) == f"{job} {os.getpid()}":
+        return job
+    return None
 
 
 def rank_from_env() -> tuple[int, int | None] | None:
     """Return this process's rank and the number of ranks, None if unknown, if it was launched."""
-    typed = "SLURM_PTY_PORT" in os.environ and os.environ.get("SLURM_TASK_PID") != str(
-        os.getpid()
-    )
     for rank, size in RANK_VARIABLES:
-        number, total = (os.environ.get(name, "") for name in (rank, size))
-        if number.isdigit() and (
-            rank != "SLURM_PROCID" or not (typed or total in ("", "1"))
-        ):
-            return int(number), int(total) if total.isdigit() else None
+        number = os.environ.get(rank, "")
+        total = os.environ.get(size, "")
+        if not number.isdigit():
+            continue
+        if rank == "SLURM_PROCID" and (total in ("", "1") or _is_in_slurms_shell()):
+            continue
+        if total.isdigit():
+            return int(number), int(total)
+        return int(number), None
     return None
+
+
+def _is_in_slurms_shell() -> bool:
+    """Return whether this process was started from a shell of `srun --pty`."""
+    is_task = os.environ.get("SLURM_TASK_PID") == str(os.getpid())
+    return "SLURM_PTY_PORT" in os.environ and not is_task
 
 
 def exit_code(code: object) -> int:
