@@ -64,7 +64,6 @@ def test_a_machine_that_is_lost_is_reported_and_ends_by_itself(error, seconds):
     """After the silence where its link was cut, or the time-out."""
     with simulation(3, seconds=seconds, ends_job=True, silence=SILENCE) as made:
         start(made, 3)
-        made.monitors[0].everyone(clock())  # it learns which ranks are where
         made.until(lambda: False, SILENCE - 0.5)
         made.cut(2, error)
         assert made.until(lambda: len(made.ended) == 2, 4.0 + LATE), made.printed

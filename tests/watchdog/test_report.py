@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -78,6 +79,29 @@ def test_what_to_do_comes_last(ends_job):
     text = report(job_of(them), [(them[0], them[0].calls[0])], Timeout(2.0, ends_job))
     assert ("CHAINERMN_TIMEOUT is set: ending the job." in text) == ends_job
     assert text.splitlines()[-1].startswith("Next step: read its stack, the first")
+
+
+def test_each_rank_is_at_the_innermost_line_of_the_users_own_code():
+    frames = (
+        "/x/lib/python3.11/queue.py",
+        "/x/chainermn_comm/y.py",
+        "/x/s.py",
+        "/x/t.py",
+    )
+    stacks = "".join(
+        f'  File "{file}", line {line} in f\n' for line, file in enumerate(frames)
+    )
+    them = [replace(rank, stacks=stacks) for rank in ranks(inside(0), outside(1))]
+    text = report(job_of(them), [(them[0], them[0].calls[0])], Timeout())
+    assert re.search(r"culprit: rank 1 .* is in no call .*, at s\.py:2\.\n", text)
+    assert re.search(r"^  rank 0 .* waits in bcast .*, at s\.py:2\n", text, re.M)
+
+
+def test_the_line_at_half_time_names_the_rank_that_is_waited_for():
+    them = ranks(inside(0), outside(1))
+    text = warning(job_of(them), them[0], them[0].calls[0], 14.0)
+    assert "; rank 1 (process 101 on here) is in no call" in text
+    assert text.endswith(". A report follows at 14.0 s.\n")
 
 
 def test_frames_of_what_runs_the_script_are_left_out():

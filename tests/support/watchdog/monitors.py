@@ -159,12 +159,13 @@ class Simulation:
 
     @property
     def num_linked(self) -> int:
-        """How many machines are connected, on both sides."""
+        """How many machines are connected, and have pushed their ranks."""
         first, *others = self.monitors
+        links = [link for link in first.other_machines.linked if link.ranks]
         linked = [
             one for one in others if one.first_machine and one.first_machine.is_linked
         ]
-        return min(len(first.other_machines.linked), len(linked))
+        return min(len(links), len(linked))
 
     def cut(self, number: int, error: Exception = CUT) -> None:
         """Cut the link to a machine, as both kernels see it at last; it stays so."""

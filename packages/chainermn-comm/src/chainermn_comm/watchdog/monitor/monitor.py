@@ -216,7 +216,7 @@ class Monitor:
         self.asked_at = time.monotonic()
         unreachable = [
             *(link.name for link in self.other_machines.silent(now, with_stacks)),
-            *(machine.name for machine in self.other_machines.lost.values()),
+            *(link.name for link in self.other_machines.lost.values()),
         ]
         if self.first_machine is not None:
             unreachable.append(self.first_machine.name)

@@ -6,7 +6,6 @@ import hmac
 import math
 import socket
 import time
-from dataclasses import dataclass
 from functools import partial
 from selectors import EVENT_READ, BaseSelector
 from typing import Any
@@ -32,6 +31,7 @@ class MachineLink(Link):
     machine = ""  # a name that it has given itself
     pushed_at = -math.inf
     has_stacks = False  # whether the ranks came with their stacks
+    cut_at: float | None = None  # when it was found to be cut; None if it wasn't
 
     def __init__(self, connected: socket.socket, silence: float) -> None:
         super().__init__(connected, silence)
@@ -51,20 +51,13 @@ class MachineLink(Link):
         self.pushed_at = time.monotonic()
 
 
-@dataclass
-class LostMachine:
-    """A machine that was connected, and isn't any more."""
-
-    name: str
-    cut_at: float | None  # when its link was found to be cut; None if it wasn't
-
-
 class OtherMachines:
     """The machines that are connected, and those that were."""
 
     def __init__(self, selector: BaseSelector) -> None:
         """Have none, as long as this machine isn't the first of several."""
-        self.lost: dict[str, LostMachine] = {}
+        # By their machines, those that are no more and were proven.
+        self.lost: dict[str, MachineLink] = {}
         self._links: list[MachineLink] = []  # in the order in which they came
         self._selector = selector
 
@@ -105,7 +98,7 @@ class OtherMachines:
 
     def cut_at(self) -> float | None:
         """Return when the first of the links was cut that still are; None if none is."""
-        times = [each.cut_at for each in self.lost.values() if each.cut_at is not None]
+        times = [link.cut_at for link in self.lost.values() if link.cut_at is not None]
         return min(times, default=None)
 
     def keep(self, now: float) -> None:
@@ -131,8 +124,9 @@ class OtherMachines:
         self._selector.unregister(link.socket)
         link.socket.close()
         if link.is_proven:
-            cut_at = time.monotonic() if is_cut(error) else None
-            self.lost[link.machine] = LostMachine(link.name, cut_at)
+            self.lost[link.machine] = link
+            if is_cut(error):
+                link.cut_at = time.monotonic()
 
     def _accept(self) -> None:
         for _ in range(MOST_ACCEPTED):
