@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from _chainermn_verdict import next_step
+from _chainermn_verdict import next_step, users_lines
 
 LITERALS = (
     *("chainermn launch: ", "ChainerMN: ", "chainermn: a signal warned"),
@@ -79,7 +79,7 @@ class Verdict:
 
     @property
     def next_step(self) -> str:
-        return next_step(self.how)
+        return next_step(self.how, *users_lines(self.traceback)[-1:])
 
     @property
     def headline(self) -> str:

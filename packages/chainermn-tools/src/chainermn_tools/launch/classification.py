@@ -13,7 +13,7 @@ from _chainermn_events import (
     SIGNAL_STATUS,
     TIMEOUT_STATUS,
 )
-from _chainermn_verdict import next_step
+from _chainermn_verdict import next_step, users_lines
 from chainermn_tools.explain import root_cause
 from chainermn_tools.formatting import join_first
 from chainermn_tools.jobs import SIGNAL_NAMES, Event, JobOutput
@@ -122,9 +122,8 @@ def _of_failure(first: Event, output: JobOutput) -> JobResult:
     others = sorted(rank for rank in output.first_of("failed") if rank != first.rank)
     if others:
         lines.append(f"then {_listed(others)} failed too")
-    return JobResult(
-        False, status, "\n".join(lines), next_step(first["what"]), first.rank
-    )
+    step = next_step(first["what"], *users_lines(trace)[-1:])
+    return JobResult(False, status, "\n".join(lines), step, first.rank)
 
 
 def _first_ended(output: JobOutput) -> tuple[int, str, int] | None:
