@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
 import sys
@@ -38,11 +39,11 @@ while time.monotonic() < end:
 
 
 def monitors_on(cluster: Cluster) -> list[psutil.Process]:
-    """The monitors there."""
+    """The monitors there, but for those for whose start a rank waits."""
     found = []
     for one in cluster.processes():
-        with contextlib.suppress(psutil.Error):
-            if is_monitor(one.cmdline()):
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if is_monitor(one.cmdline()) and os.getsid(one.pid) == one.pid:
                 found.append(one)
     return found
 
