@@ -95,7 +95,7 @@ class ndarray:
         return np.array(self._host, order=order)
 
     def __itruediv__(self, other: int) -> ndarray:
-        self._later("divide", lambda: np.divide(self._host, other, out=self._host))
+        self._later(lambda: np.divide(self._host, other, out=self._host))
         return self
 
     def reshape(self, *shape: Any) -> ndarray:
@@ -120,19 +120,19 @@ class ndarray:
             made.bytes[: self.nbytes].view(self.dtype).reshape(self.shape, order=kept)
         )
         found = ndarray(self._gpu, made, host, self.device.id)
-        self._later("copy", lambda: np.copyto(host, self._host))
+        self._later(lambda: np.copyto(host, self._host))
         return found
 
     def astype(self, dtype: Any) -> ndarray:
         """A copy of that dtype, which the device makes later."""
         found = self._new(self.shape, dtype)
-        self._later("cast", lambda: np.copyto(found._host, self._host))
+        self._later(lambda: np.copyto(found._host, self._host))
         return found
 
     def dot(self, b: ndarray) -> ndarray:
         """The product of two vectors, in memory of the device, where it is summed later."""
         found = self._new((), self.dtype)
-        self._later("dot", lambda: np.copyto(found._host, self._host.dot(b._host)))
+        self._later(lambda: np.copyto(found._host, self._host.dot(b._host)))
         return found
 
     def __float__(self) -> float:
@@ -144,12 +144,12 @@ class ndarray:
         host = made.bytes[:nbytes].view(dtype).reshape(shape)
         return ndarray(self._gpu, made, host, self.device.id)
 
-    def _later(self, name: str, work: Callable[[], Any]) -> None:
+    def _later(self, work: Callable[[], Any]) -> None:
         def run() -> bool:
             work()
             return True
 
-        self._gpu.put(current_stream(self._gpu), name, run)
+        self._gpu.put(current_stream(self._gpu), run)
 
     def _like(self, host: np.ndarray) -> ndarray:
         assert host.size == 0 or np.shares_memory(host, self._host), (
@@ -204,7 +204,7 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
                 there[...] = gpu.bytes_at(src, size, pinned=kind == 1)
             return True
 
-        gpu.put(gpu.stream_at(stream), "copy", copy)
+        gpu.put(gpu.stream_at(stream), copy)
 
     def event_query(event: int) -> int:
         return gpu.query(gpu.events[event])
@@ -252,7 +252,7 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
                     )
                     return True
 
-                gpu.put(current_stream(gpu), name, work)
+                gpu.put(current_stream(gpu), work)
 
             return launch
 

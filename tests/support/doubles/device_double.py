@@ -1,9 +1,8 @@
-"""A stand-in for a GPU: memory, streams and events, which can fail, and write down a time line.
+"""A stand-in for a GPU: memory, streams and events, which can fail.
 
 Device memory is host memory that NumPy can't read as an array. Work on a stream happens
 later, in the stream's order and no other, while some thread asks for an event; every
-piece of work can be delayed. Beside this each piece has a place on a time line of
-ticks, where streams run side by side.
+piece of work can be delayed.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -39,16 +38,6 @@ class CUDARuntimeError(RuntimeError):
         super().__init__(WORDS[status])
 
 
-class Piece(NamedTuple):
-    """A piece of work on the time line, in ticks."""
-
-    name: str
-    stream: int
-    start: int
-    end: int
-    after: Piece | None  # what ended last of all that it had to wait for
-
-
 class Gpu:
     """The state of one process's device: its memory, its streams, and how it misbehaves."""
 
@@ -61,10 +50,6 @@ class Gpu:
         # Work of NCCL never ends, and it says that there is an error.
         self.nccl_fails = False
         self.nccl_works_for: Any = None  # the communicator whose work has begun
-        # Breaks a rule: a group's operations are lost, and it says so.
-        self.group_fails = False
-        self.ignores_events = False  # breaks a rule: streams don't wait for events
-        self.init_hangs = False  # the making of an NCCL communicator doesn't return
         self.closed = False  # nobody uses it any more: what hangs ends
         self.random = random.Random(rank)
         self.memory: dict[int, int] = {}  # device allocations: address and bytes
@@ -79,9 +64,6 @@ class Gpu:
         self.packed: list[int] = []  # bytes of each chunk
         # Times that a thread of the user's asked again for what wasn't done.
         self.host_waits = 0
-        # That work takes, by the name's beginning; 1 by default.
-        self.ticks: dict[str, int] = {}
-        self.timeline: list[Piece] = []
         self.status = 0  # CUDA's error of queued work, which all later calls get, too
         self.lock = threading.RLock()
         self._planted: dict[str, tuple[int, Exception]] = {}
@@ -191,7 +173,7 @@ class Gpu:
         if self.status:
             raise CUDARuntimeError(self.status)
 
-    def put(self, stream: Stream, name: str, work: Callable[[], bool]) -> None:
+    def put(self, stream: Stream, work: Callable[[], bool]) -> None:
         """Add work that is tried again until it returns True."""
         with self.lock:
             left = self.random.randint(0, self.delay)
@@ -204,13 +186,6 @@ class Gpu:
                 return work()
 
             stream.queue.append(later)
-            ticks = next(
-                (n for key, n in self.ticks.items() if name.startswith(key)), 1
-            )
-            start, after = stream.moment
-            piece = Piece(name, stream.ptr, start, start + ticks, after)
-            stream.moment = piece.end, piece
-            self.timeline.append(piece)
 
     def stream_at(self, ptr: int) -> Stream:
         return next(stream for stream in self.streams if stream.ptr == ptr)
@@ -231,42 +206,19 @@ class Gpu:
         return ptr
 
 
-def ticks_waited(pieces: list[Piece], waiting: tuple[str, ...], waited_for: str) -> int:
-    """Ticks in which a stream has none of such work, and the next of it waits for other such work.
-
-    It may wait through others: in each gap this follows what held the next piece up.
-    Works are given by how their names begin.
-    """
-    ticks, ends = 0, next((p.start for p in pieces if p.name.startswith(waiting)), 0)
-    for piece in pieces:
-        if not piece.name.startswith(waiting):
-            continue
-        cause = piece.after
-        while cause is not None and cause.end > ends:
-            if cause.name.startswith(waited_for):
-                ticks += cause.end - max(cause.start, ends)
-            cause = cause.after
-        ends = piece.end
-    return ticks
-
-
 class Stream:
     def __init__(self, gpu: Gpu, ptr: int) -> None:
         if ptr:
             gpu.reach("streamCreate")
         self.gpu, self.ptr = gpu, ptr
         self.queue: deque[Callable[[], bool]] = deque()
-        self.moment: tuple[int, Piece | None] = (0, None)  # when its work so far ends
         gpu.streams.append(self)
 
     def wait_event(self, event: Event) -> None:
         self.gpu.reach("streamWaitEvent")
         with self.gpu.lock:
             version = event.recorded
-            self.queue.append(
-                lambda: self.gpu.ignores_events or event.happened >= version
-            )
-            self.moment = max(self.moment, event.moment, key=lambda moment: moment[0])
+            self.queue.append(lambda: event.happened >= version)
 
     def synchronize(self) -> None:
         raise AssertionError("a blind wait: poll an event instead")
@@ -285,7 +237,6 @@ class Event:
         self.gpu, self.ptr = gpu, gpu.number(self)
         self.recorded = self.happened = 0
         self.time = 0.0  # in seconds, when it happened
-        self.moment: tuple[int, Piece | None] = (0, None)
 
     def record(self, stream: Stream | None = None) -> None:
         self.gpu.reach("eventRecord")
@@ -293,7 +244,6 @@ class Event:
         with self.gpu.lock:
             self.recorded += 1
             version = self.recorded
-            self.moment = stream.moment
 
             def happen() -> bool:
                 self.happened, self.time = version, time.perf_counter()

@@ -168,27 +168,6 @@ def on_one_device(gpu: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def failing(
-    place: str, message: str, error: type[BaseException] = RuntimeError
-) -> Iterator[None]:
-    """Let a `stream`, `pinned memory` or the kernel `pack` or `unpack` fail on this rank."""
-
-    def fail(kernel: Any = None, *args: Any) -> None:
-        if place in ("pack", "unpack") and kernel != place:
-            return launch(kernel, *args)
-        raise error(message)
-
-    launch = kernels.launch
-    where, name = {
-        "stream": (devices, "new_stream"),
-        "pinned memory": (devices, "pinned"),
-    }.get(place, (kernels, "launch"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(where, name, fail)
-        yield
-
-
-@contextlib.contextmanager
 def nccl_in_background(is_busy: bool = True) -> Iterator[None]:
     """Another thread of this rank takes means."""
     work = Work(list, list, is_busy)

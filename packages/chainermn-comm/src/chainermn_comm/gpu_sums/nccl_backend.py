@@ -88,14 +88,8 @@ class NcclBackend(Backend):
         if self._watcher is not None:
             device = self._watcher.device
         for array in arrays:
-            if devices.on_gpu(array):
-                check_device(array, device)
-        return all(
-            [
-                devices.on_gpu(array) and (op is None or nccl.sums(array.dtype, op))
-                for array in arrays
-            ]
-        )
+            check_device(array, device)
+        return op is None or all([nccl.sums(array.dtype, op) for array in arrays])
 
     def connect(self) -> bool:
         if self._all_ranks is None:

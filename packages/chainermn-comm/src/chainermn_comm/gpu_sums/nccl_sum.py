@@ -38,10 +38,9 @@ class PreparedCall:
     # What is written, likewise; the same arrays where that is the same memory.
     outputs: list[Any]
     divisor: int
-    host_tables: (
-        np.ndarray
-    )  # pinned; what the kernels walk, all chunks' one after the other
-    tables: Any  # the same on the device
+    # What the kernels walk, all chunks' one after the other: pinned, and on the device.
+    host_tables: np.ndarray
+    tables: Any
     buffer: Any  # on the device, for one chunk at a time
     ready: Any  # the event after which the inputs are complete
 
@@ -127,11 +126,8 @@ class NcclSum(Algorithm):
             if dtype.name == "bfloat16":
                 dtype = np.dtype(np.uint16)  # its bits: not every CuPy has bfloat16
             summed = call.buffer[: self._padded_bytes(chunk)].view(dtype)
-        if (
-            not in_place
-            or call.divisor > 1
-            or call.inputs[index] is not call.outputs[index]
-        ):
+        is_ready = in_place and call.inputs[index] is call.outputs[index]
+        if not is_ready or call.divisor > 1:
             kernels.launch(
                 "pack", chunk.dtype, to_pack, count, summed, chunk.size, call.divisor
             )
