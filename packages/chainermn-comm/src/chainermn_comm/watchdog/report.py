@@ -140,21 +140,16 @@ def describe_state(graph: WaitGraph, rank: Rank) -> str:
 def _operation(graph: WaitGraph, call: Call) -> str:
     """Return what a call is, and for whom it waits."""
     details = []
-    is_message = call.state == MESSAGE or call.tag != NOBODY
-    if call.peer != NOBODY:
-        peer = graph.world_rank(call, call.peer)
-        if peer is None:
-            whom = f"rank {call.peer} of its communicator"
-        else:
-            whom = f"rank {peer}"
-        if not is_message:
-            details.append(whom.replace("rank", "root"))
-        elif call.operation.startswith("send"):
-            details.append(f"to {whom}")
-        else:
-            details.append(f"from {whom}")
-    if is_message:
+    whom = f"{call.peer} of its communicator"
+    peer = graph.world_rank(call, call.peer)
+    if peer is not None:
+        whom = f"{peer}"
+    if call.state == MESSAGE or call.tag != NOBODY:
+        way = "to" if call.operation.startswith("send") else "from"
+        details.append(f"{way} rank {whom}")
         details.append("any tag" if call.tag == NOBODY else f"tag {call.tag}")
+    elif call.peer != NOBODY:
+        details.append(f"root {whom}")
     if call.sequence:
         details.append(f"collective call {call.sequence}")
     if call.nbytes:

@@ -74,10 +74,10 @@ class MonitoredRank:
         )
 
     def note_end(self) -> None:
-        """Note when the rank died: the kernel has closed its files, and nobody had ended it before.
+        """Note that the kernel has closed the rank's files, which may mean that it has died.
 
-        The kernel does so before the process is gone, so the monitor hears of the first
-        rank that dies before its launcher does, which kills the others.
+        The kernel does so before the process is gone. So the monitor hears of the first
+        rank that dies before the launcher does, which kills the others.
         """
         now = time.monotonic()
         is_gone = processes.wait_until(
@@ -89,7 +89,7 @@ class MonitoredRank:
 
 
 class LocalSocket:
-    """The socket at which ranks come, and users ask, whom nobody else can speak for."""
+    """The socket to which ranks connect, and `chainermn top`; other users are refused."""
 
     def __init__(
         self,
