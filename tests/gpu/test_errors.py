@@ -248,6 +248,8 @@ VERBS = [
     for number, verb in enumerate((*MOVED, *SUMMED, verbs.bcast_data))
     for place, call in enumerate(COPYING)
     for on_last in (False, True)
+    # Of a model rank 0 sends, and the others receive.
+    if not (verb is verbs.bcast_data and call == (OUT if on_last else BACK))
 ]
 
 

@@ -128,30 +128,6 @@ def test_any_model_over_any_topology(world, gpu, name, at_length):
     check_models(world, name, 200 if at_length else few)
 
 
-@pytest.mark.parametrize(
-    "gpu",
-    [
-        pytest.param("double", marks=pytest.mark.full),
-        pytest.param("device", marks=pytest.mark.gpu),
-    ],
-    indirect=True,
-)
-@pytest.mark.parametrize("wire", [None, "float16"])
-@ALL
-def test_large_arrays(world, gpu, name, wire):
-    """More than a chunk of the usual size, and more tiles than blocks of a kernel."""
-    with on_two_nodes(world, name, allreduce_grad_dtype=wire) as comm:
-        sizes = (9_000_001, 1 << 20)
-        means = means_of(comm, [whole(comm.rank, size) for size in sizes])
-        for size, mean in zip(sizes, means, strict=True):
-            expected = sum(whole(rank, size) for rank in range(comm.size)) / comm.size
-            np.testing.assert_allclose(mean, expected, rtol=2e-3 if wire else 1e-6)
-
-
-def whole(rank: int, size: int) -> np.ndarray:
-    return (np.arange(size) % 7 + rank).astype("f4")
-
-
 @pytest.mark.parametrize("name", STAGED)
 def test_staged_means_have_the_bits_of_cpus(world, gpu, name):
     with create_communicator(name) as comm, create_communicator("flat") as on_cpus:
@@ -262,16 +238,6 @@ def test_planned_buckets_come_after_their_gradients_on_another_stream(world, gpu
             means[2], average + 9 * (comm.size - 1) / comm.size, rtol=1e-6
         )
         assert [gpus.to_host(grad)[0] for grad in grads] == [host[0] for host in hosts]
-
-
-def test_mixed_models_go_both_ways(world, one_each):
-    with create_communicator("hierarchical") as comm:
-        mine = np.full(3, float(comm.rank))
-        model = Model(a=Param(np.zeros(3), mine), b=Param(put(np.zeros(3)), put(mine)))
-        comm.allreduce_grad(model)
-        expected = np.full(3, (world.size - 1) / 2)
-        np.testing.assert_allclose(model["a"].grad, expected)
-        np.testing.assert_allclose(gpus.to_host(model["b"].grad), expected)
 
 
 def test_a_gradient_is_averaged_in_place_or_replaced(world, one_each):
