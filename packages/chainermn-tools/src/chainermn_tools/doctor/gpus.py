@@ -108,7 +108,7 @@ def nccl(context: Context) -> CheckResult:
     install = _install_command(context, "nccl")
     if found == "absent":
         message = (
-            "absent: gradients on GPUs take slower ways, and pure_nccl can't be used"
+            "absent: of several ranks' arrays on GPUs only flat and naive take any"
         )
         return warning(message, install)
     oldest = environment.call_in_subprocess(oldest_nccl, context.program_timeout())
