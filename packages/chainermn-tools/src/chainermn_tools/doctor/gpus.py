@@ -107,9 +107,7 @@ def nccl(context: Context) -> CheckResult:
     )
     install = _install_command(context, "nccl")
     if found == "absent":
-        message = (
-            "absent: of several ranks' arrays on GPUs only flat and naive take any"
-        )
+        message = "absent: with several ranks only flat and naive take arrays on GPUs"
         return warning(message, install)
     oldest = environment.call_in_subprocess(oldest_nccl, context.program_timeout())
     version = tuple(map(int, found.split(".")))
