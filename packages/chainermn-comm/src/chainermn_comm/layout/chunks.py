@@ -49,7 +49,9 @@ class Chunk:
         if is_cast or len(self.segments) > 1:
             return None
         part = target[start:stop]
-        return (part if source is target else source[start:stop]), part
+        if source is target:
+            return part, part
+        return source[start:stop], part
 
     def pack(self, operand: Operand, out: np.ndarray) -> None:
         """Write the segments of the 1-D sources into ``out`` (size,), as they travel."""

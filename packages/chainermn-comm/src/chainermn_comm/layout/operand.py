@@ -36,9 +36,13 @@ class Operand(NamedTuple):
         for source, target, flat in zip(
             self.sources, self.targets, targets, strict=True
         ):
-            sources.append(flat if source is target else source.ravel())
+            if source is not target:
+                flat = source.ravel()
+            sources.append(flat)
         return self._replace(sources=sources, targets=targets)
 
     def exponent(self, index: int) -> int:
         """Return the exponent of an array."""
-        return 0 if self.exponents is None else self.exponents[index]
+        if self.exponents is None:
+            return 0
+        return self.exponents[index]

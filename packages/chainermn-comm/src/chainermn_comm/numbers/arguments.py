@@ -1,4 +1,4 @@
-"""What users may pass as arrays and integers, and which dtypes can be sent or summed."""
+"""The arrays and integers that users may pass, and the errors for everything else."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def as_array(data: Any, rank: int) -> np.ndarray:
 
 
 def as_integer(value: Any) -> int | None:
-    """Return the int that the value stands for, NumPy's included; None if it is no integer."""
-    if isinstance(value, bool):  # where a rank, tag or color is meant, a mistake
+    """Return an integer, also one of NumPy's, as an int; None if the value is no integer."""
+    if isinstance(value, bool):  # a mistake where a rank, tag or color is meant
         return None
     try:
         return operator.index(value)

@@ -13,9 +13,9 @@ HUGE_PAGE_BYTES = 2 << 20
 def empty(
     shape: tuple[int, ...], dtype: Any, order: Literal["C", "F"] = "C"
 ) -> np.ndarray:
-    """Return what numpy.empty does, where it is large on whole huge pages, which fill faster.
+    """Return what numpy.empty returns; a large array lies on huge pages, which fill faster.
 
-    That array doesn't own its memory: it can't be resized in place.
+    A large array doesn't own its memory, so it can't be resized in place.
     """
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
     if nbytes < 2 * HUGE_PAGE_BYTES:

@@ -2,9 +2,7 @@
 
 from .blas_threads import blas_payload as blas_payload
 from .blas_threads import limit_blas_threads as limit_blas_threads
-from .progress import are_done as are_done
 from .progress import barrier as barrier
 from .progress import patient_waits as patient_waits
 from .progress import wait_all as wait_all
-from .progress import wait_any as wait_any
 from .progress import wait_until as wait_until

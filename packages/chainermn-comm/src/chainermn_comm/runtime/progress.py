@@ -59,25 +59,12 @@ def wait_all(requests: Sequence[MPI.Request]) -> None:
     of_mpi.Waitall(requests)
 
 
-def wait_any(requests: Sequence[MPI.Request]) -> None:
-    """Wait until one more of the requests is done."""
-    # MPICH's Waitany keeps the core from ranks that share it: 8 times as slow then.
-    wait_until(
-        lambda: any(requests[0].Testany(requests)[1] for _ in range(TESTS_PER_POLL))
-    )
-
-
 def wait_until(is_done: Callable[[], bool]) -> None:
     """Call ``is_done`` until it returns True; others get the core between two calls."""
     urgent = getattr(_thread, "urgent", None)
     while not is_done():
         if urgent is None or urgent.wait(POLL_INTERVAL):
             os.sched_yield()
-
-
-def are_done(requests: Sequence[MPI.Request]) -> bool:
-    """Return whether all requests are done, and make MPI progress them."""
-    return not requests or requests[0].Testall(requests)
 
 
 def barrier(comm: MPI.Intracomm) -> None:

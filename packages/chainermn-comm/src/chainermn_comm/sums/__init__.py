@@ -1,4 +1,4 @@
-"""Arrays in host memory: their sums and means over ranks, and the backend that moves them, too."""
+"""Sums and means over ranks of arrays in host memory, and the backend for such arrays."""
 
 from ..layout import Operand
 from ..messaging import Algorithm

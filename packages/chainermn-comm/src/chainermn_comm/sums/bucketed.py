@@ -45,10 +45,12 @@ class Bucketed(Algorithm):
             rounds.run(sums, self._at_once)
 
     def _sum(self, operand: Operand, chunk: Chunk) -> Rounds:
-        divisor, op = operand.divisor, operand.op
+        divisor = operand.divisor
+        op = operand.op
         places = chunk.in_place(operand)
         if places is not None:
-            yield from self._take_sum(*places, divisor, op)
+            source, target = places
+            yield from self._take_sum(source, target, divisor, op)
             return
         buffer = np.empty(chunk.size, chunk.dtype)
         chunk.pack(operand, buffer)

@@ -53,7 +53,8 @@ def circulant_rounds(
 
     Partial sums travel in :func:`accumulator`'s dtype.
     """
-    rank, size = comm.rank, comm.size
+    rank = comm.rank
+    size = comm.size
     total = target
     if accumulator(target.dtype) != target.dtype:
         total = np.empty(target.size, accumulator(target.dtype))

@@ -39,16 +39,19 @@ def per_tensor(group: ProcessGroup) -> Algorithm:
 
 
 def _by_messages(group: ProcessGroup, packs: bool) -> Algorithm:
-    size, reproducible = group.size, group.settings.reproducible
-    apart = group.topology.inter_size > 1
-    chunk_bytes = group.settings.chunk_bytes
-    if chunk_bytes is None:
-        chunk_bytes = CHUNK_BYTES if apart else NODE_CHUNK_BYTES
-        chunk_bytes = max(chunk_bytes, size * LEAST_SHARD_BYTES)
-        if not is_pairwise(size, reproducible):
-            chunk_bytes = len(rounds_of(size)) * BYTES_PER_ROUND
-    messages = MessageSum(group.comm, group.tag, reproducible)
-    return Bucketed(messages.rounds, chunk_bytes, AT_ONCE if apart else 1, packs)
+    in_rank_order = group.settings.reproducible
+    chunk_bytes = NODE_CHUNK_BYTES
+    at_once = 1
+    if group.topology.inter_size > 1:
+        chunk_bytes = CHUNK_BYTES
+        at_once = AT_ONCE
+    if is_pairwise(group.size, in_rank_order):
+        chunk_bytes = max(chunk_bytes, group.size * LEAST_SHARD_BYTES)
+    else:
+        chunk_bytes = len(rounds_of(group.size)) * BYTES_PER_ROUND
+    chunk_bytes = group.settings.chunk_bytes or chunk_bytes
+    messages = MessageSum(group.comm, group.tag, in_rank_order)
+    return Bucketed(messages.rounds, chunk_bytes, at_once, packs)
 
 
 def rank_ordered(group: ProcessGroup) -> Algorithm:

@@ -1,4 +1,4 @@
-"""Arrays in host memory through MPI, and gradients and sums through shared memory where it is."""
+"""Arrays in host memory: moved by MPI, and summed in shared memory where ranks have some."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ IN_PARTS_BYTES = 8 << 20
 
 
 class HostBackend(Backend):
-    """Shared memory, and messages of MPI's; it serves GPUs whose arrays are copied to the host."""
+    """Messages of MPI and shared memory; also for arrays that are copied from GPUs to the host."""
 
     def __init__(self, group: ProcessGroup, make_gradient_sum: MakeSum) -> None:
         super().__init__(group, make_gradient_sum)
@@ -59,28 +59,26 @@ class HostBackend(Backend):
         for sources, target in zip_longest(
             zip_longest(*rows, fillvalue=_EMPTY), targets
         ):
-            into = _EMPTY if target is None else target.reshape(-1)
+            into = _EMPTY
+            if target is not None:
+                into = target.reshape(-1)
             reduce_scatter(self.group.comm, self.group.tag, sources, into, op)
 
     def allocate(self, header: bytes) -> messages.Message:
         return messages.allocate(header)
 
     def exchange(self, outgoing: Parts, incoming: Parts) -> None:
-        sent, received = [
-            [(rank, as_bytes(array)) for rank, array in parts]
-            for parts in (outgoing, incoming)
-        ]
-        comm, tag = self.group.comm, self.group.tag
-        MPI.Request.Waitall(start_exchange(comm, sent, received, tag))
+        sent = [(rank, as_bytes(array)) for rank, array in outgoing]
+        received = [(rank, as_bytes(array)) for rank, array in incoming]
+        requests = start_exchange(self.group.comm, sent, received, self.group.tag)
+        MPI.Request.Waitall(requests)
 
     def broadcast(self, parts: Parts) -> None:
-        comm, topology = self.group.comm, self.group.topology
+        comm = self.group.comm
+        is_one_node = self.group.topology.inter_size == 1
         for root, array in parts:
-            if (
-                array.nbytes >= IN_PARTS_BYTES
-                and comm.size > 2
-                and topology.inter_size == 1
-            ):
+            is_large = array.nbytes >= IN_PARTS_BYTES
+            if is_large and comm.size > 2 and is_one_node:
                 bcast_in_parts(comm, as_bytes(array), root, self.group.tag)
             else:
                 bcast_buffer(comm, as_bytes(array), root)

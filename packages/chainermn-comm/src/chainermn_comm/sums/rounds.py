@@ -63,8 +63,10 @@ class ReceiveMemory:
     @contextmanager
     def borrowed(self, nbytes: int) -> Iterator[np.ndarray]:
         """Lend so many bytes. After an error they aren't lent again: MPI may write to them."""
-        memory = self._free.pop() if self._free else np.empty(0, np.uint8)
-        if memory.nbytes < nbytes:
+        memory = None
+        if self._free:
+            memory = self._free.pop()
+        if memory is None or memory.nbytes < nbytes:
             memory = np.empty(nbytes, np.uint8)
         yield memory[:nbytes]
         self._free.append(memory)

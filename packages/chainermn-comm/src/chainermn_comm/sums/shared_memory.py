@@ -1,8 +1,8 @@
-"""Means of gradients on one node, by way of memory that its ranks share.
+"""Means of gradients on one node, through memory that its ranks share.
 
-A group of chunks passes stages: packed into slots of its rank, summed over the node's
-ranks, unpacked. At tick t stage s works on group t - s, and the node's ranks pass a
-barrier between two ticks.
+Each rank packs a group of chunks into its slots, sums them over the node's ranks, and
+unpacks the sums. These are stages: at tick t the stage with delay d works on group
+t - d, and the node's ranks pass a barrier between two ticks.
 """
 
 from __future__ import annotations
@@ -80,21 +80,22 @@ class SharedMemoryAllreduce(Algorithm):
 
         Where that can't be had, NoSharedMemory is raised on all ranks.
         """
-        comm, rank, topology = group.comm, group.rank, group.topology
-        self._ranks = topology.intra_size(rank)
+        topology = group.topology
+        node = topology.inter_rank(group.rank)
+        self._ranks = topology.intra_size(group.rank)
         self._chunk_bytes = group.settings.chunk_bytes or chunk_bytes
         self._next_group = 0  # groups so far: slot numbers go on from call to call
         self._plan = Plan([], [], [], [])  # of the last call, as loops repeat it
         # Another one for each call that has packed its first group.
         self._packed = object()
-        self._node = MPI.Intracomm(comm.Split(topology.inter_rank(rank), rank))
+        self._node = MPI.Intracomm(group.comm.Split(node, group.rank))
         chunk_of_groups = self.chunks_of_group * self._chunk_bytes
         terms = TERM_GROUPS * chunk_of_groups * self.widening
         sizes = [terms] * self._ranks
         if self._shares_sums():
             sizes[0] += self.sum_groups * chunk_of_groups
         try:
-            self._window = SharedWindow.open(comm, self._node, sizes)
+            self._window = SharedWindow.open(group.comm, self._node, sizes)
         except NoSharedMemory:
             self._free()
             raise
@@ -134,8 +135,8 @@ class SharedMemoryAllreduce(Algorithm):
     def _pack_first(self, operand: Operand) -> Callable[[], None]:
         """Pack the first group; return a function that does the rest after a barrier.
 
-        No other rank accesses its slots until then: all ranks have read what these held
-        before when a call of `allreduce` ends.
+        Other ranks have read the slots' former terms before the call of `allreduce`
+        that wrote these has ended.
         """
         plan = self._planned(operand)
         groups = plan.groups
@@ -164,7 +165,8 @@ class SharedMemoryAllreduce(Algorithm):
 
         if not groups:
             return lambda: None
-        work_on(0, self._pack)
+        with np.errstate(all="ignore"):
+            work_on(0, self._pack)
         self._window.sync()
         return rest
 
@@ -221,11 +223,12 @@ class SharedMemoryAllreduce(Algorithm):
 
     def _terms_of(self, number: int, chunk: Chunk) -> list[np.ndarray]:
         """Return each rank's terms of the chunk."""
-        dtype = chunk.dtype if self.widening == 1 else accumulator(chunk.dtype)
+        dtype = chunk.dtype
+        if self.widening > 1:
+            dtype = accumulator(dtype)
         nbytes = chunk.size * dtype.itemsize
-        return [
-            slots[number % len(slots)][:nbytes].view(dtype) for slots in self._terms
-        ]
+        slots = [slots[number % len(slots)] for slots in self._terms]
+        return [slot[:nbytes].view(dtype) for slot in slots]
 
     def _sums_of(self, number: int, chunk: Chunk) -> np.ndarray:
         """Return the sums of the chunk, in the dtype in which they travel."""

@@ -1,4 +1,4 @@
-"""Memory that all ranks of a node map, and the barrier that makes it safe to use."""
+"""Memory that all ranks of a node map, and the barrier between writing and reading."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from mpi4py import MPI
 
 from .. import runtime
 
-# Windows lie here on MPICH and on Open MPI. A page that can't be allocated is SIGBUS at
-# its first access, not an exception, so there must be room for all of it before. The
-# reserve is for what MPI itself puts there.
+# Windows lie here on MPICH and on Open MPI. The first access to a page that can't be
+# allocated ends the process by SIGBUS, so there must be room for the whole window
+# before. The reserve is for MPI's own files.
 FOLDER = "/dev/shm"
 RESERVE_BYTES = 8 << 20
 MADV_POPULATE_WRITE = 23  # of Linux 5.14 and later; not yet in module mmap
@@ -32,10 +32,10 @@ class NoSharedMemory(Exception):
 
 
 class SharedWindow:
-    """One buffer for each rank of a node, which all of them can read and write.
+    """One buffer for each rank of a node, which all ranks of the node can read and write.
 
-    What a rank writes before :meth:`barrier` the others can read after it. Views of the
-    buffers must not outlive the window.
+    Numbers that a rank writes before :meth:`barrier` can be read by others after the
+    barrier. Views of the buffers must not outlive the window.
     """
 
     def __init__(self, comm: MPI.Intracomm, sizes: list[int]) -> None:
@@ -54,26 +54,29 @@ class SharedWindow:
     ) -> SharedWindow:
         """Open a window on each node, and check that it works (collective over ``comm``).
 
-        On all ranks this raises NoSharedMemory, and leaves no window, when there is
-        none for some node.
+        If some node can have no window, all ranks raise NoSharedMemory, and no window
+        is left.
         """
         _raise_on_all(comm, obstacle(sum(sizes)))
-        window, reason = None, ""
+        window = None
+        reason = ""
         try:
             window = cls(node, sizes)
         except (MPI.Exception, MemoryError) as error:
             last = str(error).strip().splitlines()[-1:]
             reason = ": ".join([NOT_ALLOCATED, *last])
-        # One that only some ranks of the node have can't be freed, which takes all of
-        # them.
+        # A window that only some ranks of the node have can't be freed: freeing takes
+        # all of them.
         if not all(node.allgather(window is not None)):
             window = None
         try:
             if window is not None and not window.prefault():
                 reason = NO_ROOM
             _raise_on_all(comm, reason)
-            assert window is not None  # else some rank had a reason, and it raised
-            _raise_on_all(comm, "" if window.is_shared() else NOT_SHARED)
+            assert window is not None  # else all ranks have raised the reason
+            if not window.is_shared():
+                reason = NOT_SHARED
+            _raise_on_all(comm, reason)
         except NoSharedMemory:
             if window is not None:
                 window.close()
@@ -81,10 +84,10 @@ class SharedWindow:
         return window
 
     def prefault(self) -> bool:
-        """Make the kernel allocate this rank's part now; return False where it has none left.
+        """Make the kernel allocate this rank's part now; return False if memory is short.
 
-        Files of shared memory are sparse: others may take what was free when one was
-        made, and the first access to a page that can't be allocated ends the process.
+        Files of shared memory are sparse: other processes may take the memory that was
+        free when the window was made.
         """
         own = self._window.Shared_query(self._comm.rank)[0]
         if self._comm.size == 1 or not own.nbytes:  # memory of this process
@@ -102,7 +105,7 @@ class SharedWindow:
         return True
 
     def barrier(self) -> None:
-        """Wait for the node's ranks; what each wrote before is then visible to all."""
+        """Wait for the node's ranks; all of them then see what each has written."""
         # The barrier orders processes, not memory (MPI 3.1, example 11.7): hence both
         # syncs.
         self.sync()
@@ -110,11 +113,11 @@ class SharedWindow:
         self.sync()
 
     def sync(self) -> None:
-        """Order this rank's memory; two of them around any barrier of MPI make a `barrier`."""
+        """Order this rank's memory. A barrier of MPI between two syncs is a :meth:`barrier`."""
         self._window.Sync()
 
     def is_shared(self) -> bool:
-        """Return whether what rank 0 writes here is what the others read (collective)."""
+        """Return whether all ranks read what rank 0 writes (collective)."""
         nonce = self._comm.bcast(secrets.token_bytes(16))
         start = self.buffers[0][: len(nonce)]
         if self._comm.rank == 0:
@@ -132,14 +135,14 @@ class SharedWindow:
 
 
 def _raise_on_all(comm: MPI.Intracomm, reason: str) -> None:
-    """Raise on all ranks if one has a reason to (collective)."""
+    """Raise NoSharedMemory on all ranks if one of them has a reason (collective)."""
     reason = max(comm.allgather(reason))
     if reason:
         raise NoSharedMemory(reason)
 
 
 def obstacle(nbytes: int) -> str:
-    """Return what keeps this rank from making a window of that size; "" if nothing."""
+    """Return why this rank can't make a window of that size; "" if it can."""
     try:
         found = os.statvfs(FOLDER)
     except OSError as error:

@@ -44,14 +44,15 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
         See :class:`SharedMemoryAllreduce`. Each node has as many ``leaders``, so at
         most the ranks of the smallest node.
         """
-        comm, rank, topology = group.comm, group.rank, group.topology
+        topology = group.topology
+        node = topology.inter_rank(group.rank)
         self._leaders = leaders
-        self._leader_index = topology.intra_rank(rank)
+        self._leader_index = topology.intra_rank(group.rank)
         color = MPI.UNDEFINED
         if self._leader_index < leaders:
             color = self._leader_index
         # Its ranks are in the order of nodes.
-        self._inter = MPI.Intracomm(comm.Split(color, topology.inter_rank(rank)))
+        self._inter = MPI.Intracomm(group.comm.Split(color, node))
         self._between: MessageSum | None = None
         if self._inter != MPI.COMM_NULL:
             self._between = MessageSum(self._inter, 0)

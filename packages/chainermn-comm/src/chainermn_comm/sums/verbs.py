@@ -1,4 +1,4 @@
-"""Sums, means, maxima and minima over ranks of the arrays that users pass, in new arrays."""
+"""Sums, means, maxima and minima over ranks of the arrays that users pass."""
 
 from __future__ import annotations
 
@@ -30,20 +30,27 @@ def reduce_arrays(
     "multi_node_mean" of floats; only the last may have an array for the result,
     ``out``, which is then returned.
     """
-    scatters, mean = operation == "reduce_scatter", operation == "multi_node_mean"
-    own, divisor = group.rank if scatters else 0, group.size if mean else 1
+    is_scatter = operation == "reduce_scatter"
+    own = 0  # the number of the value for this rank
+    if is_scatter:
+        own = group.rank
+    is_mean = operation == "multi_node_mean"
+    divisor = 1
+    if is_mean:
+        divisor = group.size
     with group.call(operation):
         with raise_together(group.handshake, operation) as agreement:
             values = [data]
-            if scatters:
+            if is_scatter:
                 values = one_for_each(data, group.rank, group.size)
             made = messages.of_arrays(values, group.rank)
             arrays = [array for message in made for array in message.arrays]
-            check_operation(group.rank, operation, op, arrays, mean)
+            check_operation(group.rank, operation, op, arrays, is_mean)
+            places = arrays
             if out is not None:
                 _check_room(group.rank, operation, arrays, out)
-            outs = [] if out is None else [out]
-            memory = memory_of(group, [*arrays, *outs], OPERATIONS[op])
+                places = [*arrays, out]
+            memory = memory_of(group, places, OPERATIONS[op])
             if memory != ON_GPU:  # else the arrays move to host memory
                 rows, results = _prepared(group, operation, made, own, out)
             agreement.signature = _signature(group, op, made)
@@ -56,18 +63,19 @@ def reduce_arrays(
             with group.together(f"{operation}, copying to host memory"):
                 made = messages.on_host(made, group.rank)
                 rows, results = _prepared(group, operation, made, own)
-        if scatters:
+        if is_scatter:
             backend.reduce_scatter(rows, results, OPERATIONS[op])
         else:
             dtypes = [result.dtype for result in results]
-            backend.allreduce(
-                Operand(rows[0], results, dtypes, divisor, OPERATIONS[op])
-            )
+            operand = Operand(rows[0], results, dtypes, divisor, OPERATIONS[op])
+            backend.allreduce(operand)
         if backend is not group.host and out is not None and results[0] is not out:
             devices.assign(out, results[0])
     if backend is group.host:
         return _hand_out(group, operation, made[own], results, out, is_copied)
-    return made[own]._replace(arrays=tuple(results)).value() if out is None else out
+    if out is not None:
+        return out
+    return made[own]._replace(arrays=tuple(results)).value()
 
 
 def _prepared(
@@ -103,12 +111,12 @@ def _check_room(
 ) -> None:
     """Raise unless ``out`` can hold the sum of the only array."""
     shapes = [array.shape for array in arrays]
-    usable = devices.on_gpu(out) or (
-        isinstance(out, np.ndarray) and out.flags.writeable
-    )
-    kinds = "c" if any(array.dtype.kind == "c" for array in arrays) else "fcV"
+    is_array = isinstance(out, np.ndarray) and out.flags.writeable
+    kinds = "fcV"
+    if any(array.dtype.kind == "c" for array in arrays):
+        kinds = "c"
     if (
-        not usable
+        not (is_array or devices.on_gpu(out))
         or shapes != [out.shape]
         or out.dtype.kind not in kinds
         or out.dtype.names
