@@ -125,6 +125,25 @@ class Request:
             counts.seconds = max(counts.seconds, request.done())
 
 
+class NoHandshake:
+    """In place of a handshake: nothing is agreed on, as one thread simulates all ranks."""
+
+    under_way: Any = None
+    call = ""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __call__(self, *_: Any, **__: Any) -> list[bytes]:
+        return []
+
+    def begin(self, _: str) -> None:
+        pass
+
+    def leave(self) -> None:
+        pass
+
+
 class NodeRanks:
     """In place of the communicator of a node's ranks, and of their window."""
 
@@ -238,9 +257,7 @@ def simulate(
     machine = Machine(constants, leaders)
     comm = AllRanks(machine, topology, node * ranks_a_node)
     # Nothing is agreed on; one thread simulates all ranks.
-    handshake = SimpleNamespace(
-        rank=comm.rank, thread=None, call="", leave=lambda: None
-    )
+    handshake = NoHandshake(comm.rank)
     group = ProcessGroup(
         cast(Any, comm),
         cast(Any, handshake),
