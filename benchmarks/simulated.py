@@ -129,7 +129,6 @@ class NoHandshake:
     """In place of a handshake: nothing is agreed on, as one thread simulates all ranks."""
 
     under_way: Any = None
-    call = ""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank

@@ -142,6 +142,26 @@ CASES = [
     Case(
         "op", lambda c, op: c.allreduce(x, op), "sum", ["mean", 1], 1, ValueError, "op"
     ),
+    Case(
+        "op of reduce_scatter",
+        lambda c, op: c.reduce_scatter(of_each(c), op),
+        "sum",
+        ["mean", None],
+        1,
+        ValueError,
+        "op .*must be one of sum, max, min",
+        True,
+    ),
+    Case(
+        "complex maximum",
+        lambda c, it: c.reduce_scatter([it] * c.size, "max"),
+        x,
+        [x.astype("c8"), "x"],
+        1,
+        TypeError,
+        "rank 1",
+        True,
+    ),
     Case("mean", mean_into, ROOM, [("x", None)], 1, TypeError, "rank 1", True),
     Case(
         "mean into",

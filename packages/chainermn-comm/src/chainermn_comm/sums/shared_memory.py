@@ -52,8 +52,9 @@ class Stage(NamedTuple):
 class Plan:
     """How arrays of these sizes and dtypes are summed."""
 
-    sizes: list[int]
+    specs: list[tuple[int, np.dtype]]  # size and dtype of each array
     wire_dtypes: Sequence[np.dtype]
+    is_scaled: bool  # whether ranks agree on exponents first
     groups: list[list[Chunk]]
     stages: list[Stage]  # in the order of a tick
 
@@ -85,7 +86,7 @@ class SharedMemoryAllreduce(Algorithm):
         self._ranks = topology.intra_size(group.rank)
         self._chunk_bytes = group.settings.chunk_bytes or chunk_bytes
         self._next_group = 0  # groups so far: slot numbers go on from call to call
-        self._plan = Plan([], [], [], [])  # of the last call, as loops repeat it
+        self._plan = Plan([], [], False, [], [])  # of the last call, as loops repeat it
         # Another one for each call that has packed its first group.
         self._packed = object()
         self._node = MPI.Intracomm(group.comm.Split(node, group.rank))
@@ -122,7 +123,7 @@ class SharedMemoryAllreduce(Algorithm):
         rest()
 
     def prepare(self, operand: Operand) -> Callable[[], None]:
-        if self._arrays_to_scale(operand):  # on which ranks agree before they pack
+        if self._planned(operand).is_scaled:
             return partial(self.allreduce, operand)
         return self._pack_first(operand.flattened())
 
@@ -174,14 +175,17 @@ class SharedMemoryAllreduce(Algorithm):
         """Do what follows the stages of each tick."""
 
     def _planned(self, operand: Operand) -> Plan:
-        sizes = [target.size for target in operand.targets]
+        specs = [(target.size, target.dtype) for target in operand.targets]
         dtypes = operand.wire_dtypes
         # Compared here, since hashing for a cache takes longer.
-        if sizes != self._plan.sizes or dtypes != self._plan.wire_dtypes:
-            chunks = plan_chunks(tuple(sizes), tuple(dtypes), self._chunk_bytes)
+        if specs != self._plan.specs or dtypes != self._plan.wire_dtypes:
+            sizes = tuple([size for size, _ in specs])
+            chunks = plan_chunks(sizes, tuple(dtypes), self._chunk_bytes)
             step = self.chunks_of_group
             groups = [chunks[i : i + step] for i in range(0, len(chunks), step)]
-            self._plan = Plan(sizes, dtypes, groups, self._stages(chunks))
+            is_scaled = len(self._arrays_to_scale(operand)) > 0
+            stages = self._stages(chunks)
+            self._plan = Plan(specs, dtypes, is_scaled, groups, stages)
         return self._plan
 
     def _stages(self, chunks: list[Chunk]) -> list[Stage]:

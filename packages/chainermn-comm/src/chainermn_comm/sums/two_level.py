@@ -5,7 +5,7 @@ A chunk's way, of which each line is a tick; ranks of a node pass a barrier betw
     pack     each rank writes its terms to its slot, in the dtype in which they are summed
     sum      each rank sums its shard over the node's ranks, and rounds to the wire's dtype
     begin    each leader starts the messages of its share of the sums
-    ...      they travel: at the end of this tick and others leaders take the next rounds
+    ...      they travel: at the end of each tick, leaders take the next rounds
     unpack   each rank copies the means
 
 So while messages of some chunks travel, others are packed, summed and unpacked. The
