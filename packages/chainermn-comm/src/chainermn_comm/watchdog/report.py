@@ -37,12 +37,27 @@ def report(graph: WaitGraph, stalled: Waits, timeout: Timeout) -> str:
         clauses[0] = f"likely culprits, the likeliest first: {clauses[0]}"
     elif causes or graph.missing:
         clauses[0] = f"likely culprit: {clauses[0]}"
-    lines = [f"{PREFIX}{clauses[0]}."]
+    lines = ["", f"{PREFIX}{clauses[0]}."]
     lines += [f"{PREFIX}or: {clause}." for clause in clauses[1:]]
     longest = max(call.age for _, call in stalled)
     lines.append(f"A call has waited for {_seconds(longest)} (CHAINERMN_TIMEOUT):")
+    lines += _who_waits(graph, stalled)
+    lines += _stacks(graph, causes)
+    if timeout.ends_job:
+        lines.append("CHAINERMN_TIMEOUT is set: ending the job.")
+    else:
+        lines.append(
+            f"The ranks go on waiting. CHAINERMN_TIMEOUT={timeout.seconds:g} would end the job; "
+            "0 switches these reports off."
+        )
+    lines.append(f"{next_step(clauses[0])}\n")
+    return "\n".join(lines)
+
+
+def _who_waits(graph: WaitGraph, stalled: Waits) -> list[str]:
+    """Return a line for each rank that waits, and how many nothing is known of."""
     waiting = [rank for _, rank in sorted(graph.ranks.items()) if rank.waits]
-    lines += [f"  {describe_rank(graph, rank)}" for rank in waiting[:MOST_RANKS]]
+    lines = [f"  {describe_rank(graph, rank)}" for rank in waiting[:MOST_RANKS]]
     if len(waiting) > MOST_RANKS:
         lines.append(f"  and so do {len(waiting) - MOST_RANKS} more ranks")
     calls = {call.communicator: call for _, call in stalled}
@@ -52,23 +67,21 @@ def report(graph: WaitGraph, stalled: Waits, timeout: Timeout) -> str:
             lines.append(
                 f"  not heard of: {unknown} of the {call.size} ranks that take part"
             )
-    others = [rank for _, rank in sorted(graph.ranks.items()) if rank not in causes]
+    return lines
+
+
+def _stacks(graph: WaitGraph, first: list[Rank]) -> list[str]:
+    """Return the stacks, those of ``first`` before all others; equal ones once."""
+    others = [rank for _, rank in sorted(graph.ranks.items()) if rank not in first]
     groups: dict[str, list[int]] = {}
-    for rank in [*causes, *others]:
+    for rank in [*first, *others]:
         groups.setdefault(rank.stacks, []).append(rank.world)
     groups.pop("", None)
+    lines = []
     for stacks, ranks in groups.items():
         lines.append(f"Stacks of {rank_list(ranks)}, innermost call first:")
         lines.append(textwrap.indent(stacks, "    "))
-    if timeout.ends_job:
-        lines.append("CHAINERMN_TIMEOUT is set: ending the job.")
-    else:
-        lines.append(
-            f"The ranks go on waiting. CHAINERMN_TIMEOUT={timeout.seconds:g} would end the job; "
-            "0 switches these reports off."
-        )
-    lines.append(next_step(lines[0]))
-    return "\n".join(["", *lines, ""])
+    return lines
 
 
 def culprits(graph: WaitGraph, stalled: Waits) -> list[str]:
