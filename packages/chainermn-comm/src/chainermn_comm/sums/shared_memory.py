@@ -244,6 +244,7 @@ class SharedMemoryAllreduce(Algorithm):
             return
         self._terms = []  # no view of the window may outlive it
         self._sums = []
+        self._plan.stages.clear()  # whose functions refer to this object
         self._window.close()
         self._free()
 
