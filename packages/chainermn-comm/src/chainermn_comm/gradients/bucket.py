@@ -23,6 +23,9 @@ class Bucket:
 
     params: list[Any]
     grads: list[Any]  # None where there is none
+    # What travels: gradients, and zeros for missing ones that other ranks have; None
+    # where nothing travels.
+    sources: list[Any]
     # Where the means are to be written; the list `grads` itself if all can be
     # overwritten.
     targets: list[Any]
@@ -48,12 +51,9 @@ class Bucket:
         self, settings: Settings, group: ProcessGroup
     ) -> list[tuple[Backend, Operand]]:
         """Return the operands in host memory and on GPUs, each with the backend that sums it."""
-        sources = self.grads
-        targets = self.targets
-        if not self.complete:
-            present = [i for i, grad in enumerate(sources) if grad is not None]
-            sources = [sources[i] for i in present]
-            targets = [targets[i] for i in present]
+        present = [i for i, each in enumerate(self.sources) if each is not None]
+        sources = [self.sources[i] for i in present]
+        targets = [self.targets[i] for i in present]
         if self.wire_dtypes:
             operand = Operand(sources, targets, self.wire_dtypes, group.size)
             return [(group.host, operand)]
@@ -71,43 +71,35 @@ class Bucket:
                 found.append((backend, operand))
         return found
 
-    def planned_operand(self, settings: Settings, group: ProcessGroup) -> Operand:
-        """Return the operand of a planned bucket: zeros for what is missing, new arrays for means.
-
-        On a GPU the current stream waits for the gradients.
-        """
-        like = [param.data for param in self.params]
-        on_gpu = self.on_gpu
-        if self.ready is not None:
-            devices.current_stream().wait_event(self.ready)
-        sources = [
-            devices.zeros_like(data) if grad is None else grad
-            for data, grad in zip(like, self.grads, strict=True)
-        ]
-        dtypes = [data.dtype for data in like]
-        wire_dtypes = wire_dtypes_of(dtypes, settings, group.host.is_local, on_gpu)
-        self.targets = [devices.empty_like(data) for data in like]
-        return Operand(sources, self.targets, wire_dtypes, group.size)
-
     def add_zeros(self, present: np.ndarray) -> None:
-        """Replace gradients that are missing here, and ``present`` on some rank, by zeros."""
+        """Let zeros travel for gradients that are missing here and ``present`` on some rank."""
         self.wire_dtypes = None
         for index in np.flatnonzero(present):
             data = self.params[index].data
-            if self.grads[index] is None and data is not None:
+            if self.sources[index] is None and data is not None:
                 zeros = devices.zeros_like(data)
-                self.grads[index] = zeros
+                self.sources[index] = zeros
                 self.targets[index] = zeros
+
+    def begin_planned(self) -> None:
+        """Let all gradients travel, with zeros for what is missing, and the means to new arrays.
+
+        On a GPU the current stream waits for the gradients.
+        """
+        if self.ready is not None:
+            devices.current_stream().wait_event(self.ready)
+        self.targets = [devices.empty_like(param.data) for param in self.params]
+        self.add_zeros(np.ones(len(self.params), bool))
 
     def assign(self, present: np.ndarray | None) -> None:
         """Give parameters their means; ``present``, if given, says which some rank has."""
-        if self.targets is self.grads and self.complete:
+        if self.targets is self.grads:
             return
         for index, target in enumerate(self.targets):
             param = self.params[index]
-            is_mean = self.grads[index] is not None
-            if self.planned and present is not None:
-                is_mean = is_mean or bool(present[index])
+            is_mean = self.sources[index] is not None
+            if self.planned and self.grads[index] is None:
+                is_mean = present is not None and bool(present[index])
             if is_mean and param.grad is not target:
                 param.grad = target
 
@@ -169,6 +161,7 @@ def bucket_of(
     return Bucket(
         params=params,
         grads=grads,
+        sources=list(grads),
         targets=targets,
         entries=known.entries,
         digest=known.digest,
@@ -258,7 +251,7 @@ def wire_dtypes_of(
 def _targets(grads: list[Any], present: list[Any]) -> list[Any]:
     """Return the gradients, with a new array in place of each that can't be written to."""
     usable = parameters.own_memory(present)
-    if all(usable):
+    if all(usable) and len(present) == len(grads):
         return grads
     can_be_overwritten = iter(usable)
     targets = []

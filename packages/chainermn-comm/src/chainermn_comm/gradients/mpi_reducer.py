@@ -198,11 +198,14 @@ class MpiReducer(Reducer):
                 elif number == 0 and self._finish_first is not None:
                     self._finish_first()
                     continue
-                for backend, operand in bucket.operands(self._settings, group):
-                    backend.gradient_sum().allreduce(operand)
+                self._sum(bucket)
             if there is not None and self._is_apart:
                 with devices.using_device_of(there):
                     staging.wait([devices.recorded_event()])
+
+    def _sum(self, bucket: Bucket) -> None:
+        for backend, operand in bucket.operands(self._settings, self._data_group):
+            backend.gradient_sum().allreduce(operand)
 
     def _parameter_on_gpu(self) -> Any:
         """Return a parameter's array on a GPU, if there is one.
@@ -221,13 +224,10 @@ class MpiReducer(Reducer):
             group.handshake.leave()  # it waits for this rank, which computes
             bucket = self._planned.get()
             group.handshake.begin(OPERATION, bucket.nbytes)
-            backend = group.host
-            if bucket.on_gpu:
-                backend = group.device
-                if number == 0:
-                    self._wait_for_those_before()
-            operand = bucket.planned_operand(self._settings, group)
-            backend.gradient_sum().allreduce(operand)
+            if number == 0 and bucket.on_gpu:
+                self._wait_for_those_before()
+            bucket.begin_planned()
+            self._sum(bucket)
 
     def _assign(self) -> None:
         if len(self._present):
