@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -64,31 +63,18 @@ def test_tuples_that_differ_are_told(comm):
             comm.allreduce(data)
 
 
-LARGE = {
-    "f2": 60000,
-    "f4": 3e38,
-    "f8": 1.7e308,
-    ml_dtypes.bfloat16: 3e38,
-    "c8": 3e38 + 1j,
-    "c16": 1.7e308 - 1j,
-}
-
-
-@pytest.mark.parametrize("dtype", LARGE, ids=str)
-def test_a_mean_of_large_numbers_is_no_infinity(comm, dtype):
-    # NumPy divides a complex infinity into NaNs.
-    most = 1 if np.dtype(dtype).kind == "c" else np.inf
-    sent = np.array([LARGE[dtype], 1, 0, comm.rank, most], dtype)
-    expected = np.array([LARGE[dtype], 1, 0, (comm.size - 1) / 2, most], dtype)
-    room = np.zeros(5, dtype)
+def test_a_mean_of_large_numbers_is_no_infinity(comm):
+    """Though their sum is one in float16."""
+    sent = np.array([60000, 1, 0, comm.rank, np.inf], "f2")
+    expected = np.array([60000, 1, 0, (comm.size - 1) / 2, np.inf], "f2")
+    room = np.zeros(5, "f2")
     with np.errstate(all="raise"):
         found = comm.multi_node_mean(sent)
         assert comm.multi_node_mean(sent, room) is room
         assert comm.multi_node_mean(sent, sent) is sent  # over what is sent
     for each in found, room, sent:
         assert each.dtype == expected.dtype
-        rounded = ml_dtypes.finfo(each.real.dtype).eps
-        np.testing.assert_allclose(each, expected, rtol=float(rounded))
+        np.testing.assert_array_equal(each, expected)
 
 
 def test_a_mean_of_tiny_numbers_is_no_zero(comm):
