@@ -433,15 +433,14 @@ class CommunicatorBase(ABC):
         if isinstance(sendbuf, (tuple, list)):
             _compare_lengths(self, "multi_node_mean", sendbuf)
             return tuple([self.multi_node_mean(each) for each in sendbuf])
-        # Wide terms, divided by a power of two before: their sum stays in range.
-        power = 1 << (self.size - 1).bit_length()
         with raise_together(self.handshake, "multi_node_mean"):
             array = as_array(recvbuf if sendbuf is None else sendbuf, self.rank)
             check_operation(self.rank, "multi_node_mean", "sum", [array], mean=True)
-            terms = array.astype(np.result_type(array.dtype, np.float64)) / power
+            # Wider than the array's numbers, so that a sum stays in range.
+            terms = array.astype(np.result_type(array.dtype, np.float64))
             if recvbuf is not None:
                 np.copyto(recvbuf, array)  # which raises where the mean has no room
-        mean = np.asarray(self.allreduce(terms) / (self.size / power), array.dtype)
+        mean = np.asarray(self.allreduce(terms) / self.size, array.dtype)
         if recvbuf is None:
             return mean
         recvbuf[...] = mean
