@@ -205,7 +205,8 @@ class MpiReducer(Reducer):
 
     def _sum(self, bucket: Bucket) -> None:
         for backend, operand in bucket.operands(self._settings, self._data_group):
-            backend.gradient_sum().allreduce(operand)
+            algorithm = backend.gradient_sum()
+            algorithm.allreduce(operand)
 
     def _parameter_on_gpu(self) -> Any:
         """Return a parameter's array on a GPU, if there is one.

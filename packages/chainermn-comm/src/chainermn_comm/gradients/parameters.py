@@ -76,7 +76,8 @@ def _exclude_overlapping(grads: list[Any], usable: list[bool]) -> None:
     spans = []
     for index, grad in enumerate(grads):
         if grad.size:
-            spans.append((*_span(grad), index))
+            start, end = _span(grad)
+            spans.append((start, end, index))
     spans.sort()
     reach = -1
     last = -1
