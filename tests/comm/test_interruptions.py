@@ -9,7 +9,7 @@ import pytest
 from tests.support.jobs.runner import run_text
 
 # The functions that call MPI.
-HANDSHAKE, DATA = "__call__", "wait_all bcast_buffer bcast_in_parts exchange"
+HANDSHAKE, DATA = "handshake", "wait_all bcast_buffer bcast_in_parts exchange"
 # Where a call agrees a second time, that all ranks have its memory.
 MEMORY = "memory"
 NAMES = ["allreduce", "multi_node_mean", "alltoall", "allgather", "bcast", "bcast_data"]
@@ -49,8 +49,9 @@ from tests.support.worlds.planted import delay_second_handshakes
 
 def interrupt(_, frame):
     place = frame.f_code.co_name
-    if place == "__call__" and frame.f_locals["operation"].endswith(", memory"):
-        place = "memory"
+    if place == "_allgather":
+        operation = frame.f_back.f_locals["operation"]
+        place = "memory" if operation.endswith(", memory") else "handshake"
     if place in where.split():
         signal.setitimer(signal.ITIMER_REAL, 0)
         raise InterruptedError("by a timer")
@@ -68,7 +69,7 @@ if rank == 0:
     signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)
 try:
     while True:
-        if where == "__call__" and rank:
+        if where == "handshake" and rank:
             time.sleep(0.02)
         getattr(comm, name)(data)
 except InterruptedError:
