@@ -39,6 +39,8 @@ class Sharding:
             ``"replica"``, if each has the same ones; ``"placed"``, if only this rank has
             the parameter. Copies of a placed model are placed on groups of one size.
         group: the communicator of the ranks.
+
+    Not collective. ValueError is raised if ``kind`` is none of the three.
     """
 
     kind: Kind

@@ -44,7 +44,6 @@ class Handshake:
 
     Attributes:
         interruptions: why this rank is out of step with the others, if it is.
-        failed_call: stands for the last call if all ranks raised in it; else None.
         under_way: refers to the outermost call that a thread is in, see ``InCall``.
     """
 
@@ -60,7 +59,8 @@ class Handshake:
         self.leave = self.observer.leave  # reports the end of a call
         self.under_way: Any = None
         self.interruptions: list[str] = []
-        self.failed_call: object | None = None
+        # Stands for the last call if all ranks raised in it.
+        self._failed_call: object | None = None
         self._calls = 0
         self._received = bytearray(_ENTRY_BYTES * comm.size)
 
@@ -101,12 +101,12 @@ class Handshake:
     def begin(self, operation: str, nbytes: int = 0, root: int = NOBODY) -> None:
         """Report a call that all ranks make (not collective)."""
         self._calls += 1
-        self.failed_call = None
+        self._failed_call = None
         self.observer.collective(operation, self._calls, root, nbytes)
 
     def raised_on_all(self, error: BaseException) -> BaseException:
         """Return the error, which all ranks are about to raise as one of the last call."""
-        self.failed_call = mark_failed(error)
+        self._failed_call = mark_failed(error)
         return error
 
     def _send_failure(self, operation: str, error: BaseException) -> None:
