@@ -69,7 +69,6 @@ class CommunicatorBase(ABC):
 
     reserved_tag: int = 32766
     # Stands for the last handshake if all ranks raised in it, for `raise_together`.
-    # Stands for the last handshake if all ranks raised in it.
     _failed_call: object | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -314,6 +313,11 @@ class CommunicatorBase(ABC):
             return list(payloads)
         self._failed_call = mark_failed(failure)
         raise failure
+
+    @property
+    def _last_failure(self) -> object | None:
+        """Stands for the last handshake if all ranks raised in it, for `raise_together`."""
+        return self._failed_call
 
     def scatter(self, xs: Sequence[Any] | None, root: int = 0) -> Any:
         """Return the array ``xs[i]``, of ``size`` that ``root`` has, on rank ``i`` (collective).

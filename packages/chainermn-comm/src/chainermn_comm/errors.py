@@ -130,7 +130,7 @@ def is_raised_on_all(handshake: Callable[..., Any], error: BaseException) -> boo
 def _failed_call(handshake: Callable[..., Any]) -> object | None:
     """Return what stands for the communicator's last call if all ranks raised in it."""
     communicator = getattr(handshake, "__self__", handshake)
-    return getattr(communicator, "_failed_call", None)
+    return getattr(communicator, "_last_failure", None)
 
 
 def describe_exception(error: BaseException) -> str:

@@ -337,8 +337,8 @@ class MpiCommunicator(CommunicatorBase):
             del error  # whose traceback refers to this frame: see `share_failure`
 
     @property
-    def _failed_call(self) -> object | None:  # type: ignore[override]
-        return self._handshake._failed_call
+    def _last_failure(self) -> object | None:
+        return self._handshake._last_failure
 
     def scatter(self, xs: Sequence[Any] | None, root: int = 0) -> Any:
         return collectives.scatter(self._group, "scatter", xs, messages.of_arrays, root)

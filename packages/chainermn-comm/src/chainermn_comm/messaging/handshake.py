@@ -60,7 +60,7 @@ class Handshake:
         self.under_way: Any = None
         self.interruptions: list[str] = []
         # Stands for the last call if all ranks raised in it.
-        self._failed_call: object | None = None
+        self._last_failure: object | None = None
         self._calls = 0
         self._received = bytearray(_ENTRY_BYTES * comm.size)
 
@@ -101,12 +101,12 @@ class Handshake:
     def begin(self, operation: str, nbytes: int = 0, root: int = NOBODY) -> None:
         """Report a call that all ranks make (not collective)."""
         self._calls += 1
-        self._failed_call = None
+        self._last_failure = None
         self.observer.collective(operation, self._calls, root, nbytes)
 
     def raised_on_all(self, error: BaseException) -> BaseException:
         """Return the error, which all ranks are about to raise as one of the last call."""
-        self._failed_call = mark_failed(error)
+        self._last_failure = mark_failed(error)
         return error
 
     def _send_failure(self, operation: str, error: BaseException) -> None:
