@@ -41,7 +41,7 @@ def pairwise_rounds(
     if comm.size == 1 and source is target:
         return
     if (comm.size - 1) * source.nbytes <= GATHER_BYTES:
-        with memory.borrowed(comm.size * source.nbytes) as received:
+        with memory.borrowed((comm.size - 1) * source.nbytes) as received:
             rows = _rows(received, source, comm)
             yield _start_exchange(comm, [source] * comm.size, rows, tag)
             sum_rows(rows, target, divisor, op)
@@ -49,7 +49,7 @@ def pairwise_rounds(
     terms = _shards(source, comm.size)
     sums = _shards(target, comm.size)
     own = sums[comm.rank]
-    with memory.borrowed(comm.size * own.nbytes) as received:
+    with memory.borrowed((comm.size - 1) * own.nbytes) as received:
         rows = _rows(received, terms[comm.rank], comm)
         yield _start_exchange(comm, terms, rows, tag)
         sum_rows(rows, own, divisor, op)
@@ -74,7 +74,7 @@ def reduce_scatter(
     for start in range(0, max(source.size for source in sources), step):
         terms = [source[start : start + step] for source in sources]
         own = terms[comm.rank]
-        with memory.borrowed(comm.size * own.nbytes) as received:
+        with memory.borrowed((comm.size - 1) * own.nbytes) as received:
             rows = _rows(received, own, comm)
             wait_all(_start_exchange(comm, terms, rows, tag))
             with np.errstate(all="ignore"):
@@ -88,9 +88,9 @@ def _shards(whole: np.ndarray, size: int) -> list[np.ndarray]:
 def _rows(
     received: np.ndarray, own: np.ndarray, comm: MPI.Intracomm
 ) -> list[np.ndarray]:
-    """Return room for an array like ``own`` from each rank, with ``own`` in its place."""
-    rows = list(received.view(own.dtype).reshape(comm.size, own.size))
-    rows[comm.rank] = own
+    """Return room for an array like ``own`` from each other rank, with ``own`` in its place."""
+    rows = list(received.view(own.dtype).reshape(comm.size - 1, own.size))
+    rows.insert(comm.rank, own)
     return rows
 
 
