@@ -97,7 +97,7 @@ def test_what_fails_in_preparation_is_raised_on_all_ranks(world, double, name, c
 
 
 @world_of
-@pytest.mark.ci
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "call"),
     [
