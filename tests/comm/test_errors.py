@@ -1,22 +1,17 @@
-"""What one rank fails at is raised on all, and what ranks differ in, however many they are."""
+"""What one rank fails at is raised on all."""
 
 from __future__ import annotations
 
-import json
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
-from unittest import mock
 
-import numpy as np
 import pytest
 
 from chainermn_comm import CommunicatorBase, PeerError, RankMismatchError
-from chainermn_comm.errors import mismatch_error, raise_together, view_of
+from chainermn_comm.errors import raise_together
 from tests.support.oracles.freed import Batch, caught_with, freed_at_once
 from tests.support.oracles.raised import raises_on_all
-
-RANKS, PARAMETERS, ODD = 1024, 200, 700
 
 
 def save(handshake, wrong: bool, make: Any = ValueError, operation: str = "save"):
@@ -90,26 +85,17 @@ def test_an_error_of_an_earlier_call_is_exchanged(naive):
     assert naive.handshake("save") == [b""] * naive.size
 
 
-def signature(odd: bool) -> list[tuple]:
-    return [
-        (
-            "parameter",
-            f"/{index}/W",
-            np.dtype("f4"),
-            (64, 64, 3, 4 if odd and index == 150 else 3),
-        )
-        for index in range(PARAMETERS)
-    ]
-
-
-def test_each_different_signature_is_read_once():
-    views = [view_of("allreduce_grad", signature(rank == ODD)) for rank in (0, ODD)]
-    views = [views[rank == ODD] for rank in range(RANKS)]
-    with mock.patch("json.loads", side_effect=json.loads) as read:
-        text = str(mismatch_error("allreduce_grad", 0, views))
-    assert read.call_count == 2
-    assert (
-        "ranks disagree on parameter: /150/W float32 (64, 64, 3, 3) on ranks 0, 1, 2, "
-        in text
-    )
-    assert text.endswith(f"; /150/W float32 (64, 64, 3, 4) on rank {ODD}")
+@pytest.mark.world
+def test_an_error_is_exchanged_if_another_call_has_been_made_since(naive):
+    is_first = naive.rank == 0
+    error = ValueError("planted")
+    with (
+        raises_on_all(is_first, ValueError, "planted"),
+        raise_together(naive.handshake, "outer"),
+    ):
+        with suppress(ValueError, PeerError):
+            save(naive.handshake, is_first, lambda _: error)
+        assert naive.handshake("save") == [b""] * naive.size
+        if is_first:
+            raise error
+    assert naive.handshake("save") == [b""] * naive.size

@@ -13,10 +13,8 @@ from .call_place import called_at
 from .errors import (
     describe,
     mark_failed,
-    mismatch_error,
     peer_error,
     raise_together,
-    view_of,
 )
 from .gpu import devices
 from .numbers import (
@@ -28,6 +26,7 @@ from .numbers import (
     one_for_each,
 )
 from .reducer import Reducer
+from .signatures import mismatch_error, view_of
 
 
 class CommunicatorBase(ABC):

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
-from itertools import zip_longest
 from typing import Any, Self
-
-import numpy as np
-
-from _chainermn_verdict import FOLLOWS
 
 # An attribute of errors that all ranks raise together: an object that stands for the
 # call.
@@ -153,98 +147,6 @@ def peer_error(operation: str, rank: int, texts: Sequence[str | None]) -> PeerEr
         f"rank {other}: {text}" for other, text in enumerate(texts) if text
     )
     return PeerError(f"{operation} on rank {rank} failed because of {failures}")
-
-
-def mismatch_error(
-    operation: str, rank: int, views: Sequence[str], calls: Sequence[str] = ()
-) -> RankMismatchError:
-    """Return the error that has every rank's values of the first entry that differs.
-
-    ``views`` are of the ranks' signatures, see :func:`view_of`; there are few different
-    ones. ``calls`` say what each rank called, and where. The errors of all ranks but
-    one that few agree with are secondary.
-    """
-    name, values = _first_difference(views)
-    ranks_of = _grouped([values[view] for view in views])
-    by_ranks = "; ".join(
-        f"{value} on {_ranks(those)}" for value, those in ranks_of.items()
-    )
-    text = f"{operation} on rank {rank}: ranks disagree on {name}: {by_ranks}"
-    if any(calls):
-        called = ", ".join(
-            f"{_ranks(those)} called {call}" for call, those in _grouped(calls).items()
-        )
-        text = f"{text} ({called})"
-    error = RankMismatchError(text, name)
-    few = min(reversed(ranks_of.values()), key=len)
-    vars(error)[FOLLOWS] = rank != few[0]
-    return error
-
-
-def _first_difference(views: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Return the name of the first entry that differs, and its value in each view."""
-    decoded = {view: json.loads(view) for view in dict.fromkeys(views)}
-    for entries in zip_longest(*decoded.values(), fillvalue=("", "", "none")):
-        if len({compared for _, compared, _ in entries}) > 1:
-            break
-    else:
-        return "the number of calls so far", dict.fromkeys(decoded, "unknown")
-    names = list(dict.fromkeys(name for name, *_ in entries if name))
-    values = {}
-    for view, (own, _, value) in zip(decoded, entries, strict=True):
-        if len(names) > 1:
-            value = f"{own} {value}".strip()
-        values[view] = value
-    return " or ".join(names), values
-
-
-def _grouped(texts: Sequence[str]) -> dict[str, list[int]]:
-    """Return the ranks that have each text, by text."""
-    ranks: dict[str, list[int]] = {}
-    for rank, text in enumerate(texts):
-        ranks.setdefault(text, []).append(rank)
-    return ranks
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    listed = ", ".join(map(str, ranks))
-    if len(ranks) > 1:
-        return f"ranks {listed}"
-    return f"rank {listed}"
-
-
-def checked_signature(
-    operation: str, signature: Iterable[tuple[Any, ...]]
-) -> tuple[tuple[Any, ...], ...]:
-    """Return a user's signature with NumPy's numbers as Python's, to be compared by ``repr``.
-
-    TypeError is raised if an entry is no tuple that begins with a name.
-    """
-    entries = []
-    for entry in signature:
-        if not (isinstance(entry, tuple) and entry and isinstance(entry[0], str)):
-            raise TypeError(
-                f"the signature of {operation} must have tuples of a name and values, got {entry!r}"
-            )
-        entries.append(_plain(entry))
-    return tuple(entries)
-
-
-def view_of(operation: str, signature: Iterable[tuple[Any, ...]]) -> str:
-    """Return a text of the entries, by which ranks compare them and show the first difference."""
-    entries = [("operation", operation), *checked_signature(operation, signature)]
-    return json.dumps(
-        [(name, repr(of), " ".join(map(str, of))) for name, *of in entries]
-    )
-
-
-def _plain(value: Any) -> Any:
-    """Return NumPy's numbers, also in tuples, as Python's."""
-    if isinstance(value, tuple):
-        return tuple([_plain(each) for each in value])
-    if isinstance(value, np.generic):
-        return value.item()
-    return value
 
 
 def without_traceback(error: Any) -> Any:

@@ -22,7 +22,6 @@ from .communicators import COMMUNICATORS
 from .errors import (
     CommunicationError,
     FinalizedError,
-    checked_signature,
     raise_together,
     share_failure,
 )
@@ -45,6 +44,7 @@ from .negotiation import checked_intracomm, creating, negotiate_settings
 from .numbers import as_integer, integer_between
 from .observers import CallObserver, combined
 from .reducer import Reducer
+from .signatures import checked_signature
 from .sums import reduce_arrays
 from .topology import Topology
 from .trace import tracer

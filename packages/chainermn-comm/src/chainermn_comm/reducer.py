@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from .errors import mismatch_error, view_of, without_traceback
+from .errors import without_traceback
+from .signatures import mismatch_error, view_of
 
 # Work of another thread, from its start until the main thread's stream waits for the
 # work, or nobody refers to it. All ranks start the same work in the same order, which

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import checked_signature, raise_together
+from ..errors import raise_together
 from ..gpu import devices, staging
 from ..messaging import ProcessGroup, digest_of
 from ..reducer import Reducer
+from ..signatures import checked_signature
 from .bucket import Bucket, bucket_of
 
 OPERATION = "allreduce_grad"

@@ -15,13 +15,12 @@ from ..call_place import called_at
 from ..errors import (
     describe,
     mark_failed,
-    mismatch_error,
     peer_error,
     share_failure,
-    view_of,
 )
 from ..numbers import as_integer
 from ..observers import NOBODY, CallObserver
+from ..signatures import mismatch_error, view_of
 
 # What must be equal on all ranks: entries of a name and its values. Of signatures that
 # differ, the first entry that differs is reported.

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from chainermn_comm import CommunicatorBase
-from chainermn_comm.errors import mismatch_error, view_of
 from chainermn_comm.gpu import devices, staging
+from chainermn_comm.signatures import mismatch_error, view_of
 
 from ..collective_errors import allgather_checked
 from ..host_arrays import to_host
