@@ -201,7 +201,6 @@ NAMES = (
         "create_communicator",
     ),
     *("allreduce_grad first", "allreduce_grad steady", "allreduce_grad zeros"),
-    "allgather confirmed",  # that all ranks have the memory
 )
 
 
@@ -211,9 +210,6 @@ def run(base: str, name: str, odd: int, path: Path, places: list[float]) -> None
     Places from 0 to 1 are before the call has begun on the rank, those from 1 to 2 are
     later. Before the next one, all ranks have raised or made the call, and make others.
     """
-    if name.endswith("confirmed"):
-        collectives.CONFIRMED_BYTES = 1
-        name = name.split()[0]
     comm, world, is_odd = (
         create_communicator(base),
         MPI.COMM_WORLD.Dup(),

@@ -11,8 +11,8 @@ from tests.support.jobs.runner import run_text
 # The functions that call MPI.
 HANDSHAKE = "handshake"
 DATA = "wait_all bcast_buffer _exchange exchange"
-# Where a call agrees a second time, that all ranks have its memory.
-MEMORY = "memory"
+# Where a call agrees a second time, that all ranks could unpickle what came.
+UNPICKLING = "unpickling"
 NAMES = ["allreduce", "multi_node_mean", "alltoall", "allgather", "bcast", "bcast_data"]
 REFUSED = {"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "0"}
 # What rank 0 does after an interruption: no later call waits for rank 1.
@@ -52,7 +52,7 @@ def interrupt(_, frame):
     place = frame.f_code.co_name
     if place == "_allgather":
         operation = frame.f_back.f_locals["operation"]
-        place = "memory" if operation.endswith(", memory") else "handshake"
+        place = "unpickling" if operation.endswith(", unpickling") else "handshake"
     if place in where.split():
         signal.setitimer(signal.ITIMER_REAL, 0)
         raise InterruptedError("by a timer")
@@ -63,7 +63,7 @@ array = np.ones(16 << 20, "f4")
 model = with_grads(v=array, w=array)
 data = {"bcast_data": model, "alltoall": [array] * comm.size}.get(name, array)
 rank = MPI.COMM_WORLD.rank
-if rank and where == "memory":
+if rank and where == "unpickling":
     delay_second_handshakes(0.02)
 if rank == 0:
     signal.signal(signal.SIGALRM, interrupt)
@@ -82,7 +82,8 @@ check(comm, name, "by a timer")
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    ("name", "where"), [*product(NAMES, (HANDSHAKE, DATA)), ("allgather", MEMORY)]
+    ("name", "where"),
+    [*product(NAMES, (HANDSHAKE, DATA)), ("allgather_obj", UNPICKLING)],
 )
 def test_after_a_call_was_interrupted_every_call_says_so(name, where, tmp_path):
     path = tmp_path / "told"

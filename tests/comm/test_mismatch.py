@@ -9,9 +9,7 @@ import pytest
 from mpi4py import MPI
 
 from chainermn_comm import RankMismatchError, create_communicator
-from tests.support.oracles.raised import raises_on_all
 from tests.support.worlds.models import with_grads
-from tests.support.worlds.shortage import no_memory_for
 
 # Three ranks show all that two do, and that several have the same signature. The
 # handshake comes before any algorithm is made, so the communicator's name makes no
@@ -155,15 +153,3 @@ def test_finalize_against_another_call_raises_on_all(world):
         call()
     still_works(comm)
     comm.finalize()
-
-
-def test_an_allocation_that_fails_on_one_rank_raises_on_all(naive):
-    big = np.zeros(64 << 20, np.int8)  # from here on, a handshake precedes the data
-    wrong = naive.rank == 1
-    for call in (lambda: naive.bcast(big), lambda: naive.scatter([big] * naive.size)):
-        with (
-            no_memory_for("a message", wrong),
-            raises_on_all(wrong, MemoryError, "no room here"),
-        ):
-            call()
-    still_works(naive)

@@ -7,7 +7,6 @@ from typing import Any
 from unittest import mock
 
 from chainermn_comm.gradients import bucket
-from chainermn_comm.messaging import messages
 from chainermn_comm.sums import factories, verbs
 
 # What is allocated, and where.
@@ -15,7 +14,6 @@ MOMENTS: dict[str, tuple[Any, str]] = {
     "replaced gradients": (bucket, "_targets"),
     "gradients of zeros": (bucket.Bucket, "add_zeros"),
     "room for a sum": (verbs, "_prepared"),
-    "a message": (messages, "allocate"),
     "the first use": (factories, "_through_shared_memory"),
 }
 

@@ -325,14 +325,14 @@ class MpiCommunicator(CommunicatorBase):
                 if error is not None:
                     share_failure(group.handshake, operation, error)
                     raise error
-                with raise_together(group.handshake, operation) as meeting:
+                with raise_together(group.handshake, operation) as call:
                     if not isinstance(payload, bytes):
                         what = f"the payload of {operation} must be bytes"
                         raise wrong_kind(what, payload, self._rank)
-                    meeting.signature = checked_signature(operation, signature)
-                    meeting.payload = payload
-                    meeting.nbytes = len(payload)
-                return meeting.payloads
+                    call.signature = checked_signature(operation, signature)
+                    call.payload = payload
+                    call.nbytes = len(payload)
+                return call.payloads
         finally:
             del error  # whose traceback refers to this frame: see `share_failure`
 
@@ -572,4 +572,4 @@ class MpiCommunicator(CommunicatorBase):
                 f"{who} {name} is this rank itself, which would wait for ever"
             )
         number = integer_between(tag, 0, max_tag, f"{who} tag")
-        return point_to_point.Envelope(group.comm, other, number, group.handshake)
+        return point_to_point.Envelope(group, other, number)

@@ -88,7 +88,7 @@ def negotiate_settings(
     """
     comm = group.comm
     free_unused(comm)
-    with raise_together(group.handshake, OPERATION) as agreement:
+    with raise_together(group.handshake, OPERATION) as call:
         environment.check()
         _check_name(name)
         settings = Settings(
@@ -104,7 +104,7 @@ def negotiate_settings(
                 f"communicator {name!r} isn't the library's own and may not be "
                 "reproducible; take another name, or leave reproducible out"
             )
-        agreement.signature = (
+        call.signature = (
             ("communicator", name),
             ("allreduce_grad_dtype", str(settings.allreduce_grad_dtype)),
             (CHUNK_VARIABLE, settings.chunk_bytes),
@@ -113,8 +113,8 @@ def negotiate_settings(
             (watchdog.SILENCE_VARIABLE, settings.timeout.silence),
             (TRACE_VARIABLE, "set" if settings.trace else "unset"),
         )
-        agreement.payload = runtime.blas_payload(comm.size)
-    if any(agreement.payloads):
+        call.payload = runtime.blas_payload(comm.size)
+    if any(call.payloads):
         runtime.limit_blas_threads(comm)
     return settings
 

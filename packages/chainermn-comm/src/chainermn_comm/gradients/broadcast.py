@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..errors import raise_together
-from ..gpu import devices, staging
-from ..messaging import ProcessGroup, backend_for, collectives, memory_of, messages
+from ..gpu import devices
+from ..messaging import ProcessGroup, choose_backend, memory_of, messages
 from . import parameters
 
 OPERATION = "bcast_data"
-# The most bytes of parameters that a rank receives at once beside its own, if one
-# parameter isn't larger: a handshake costs little beside them.
-BATCH_BYTES = 32 << 20
 
 
 @dataclass
@@ -34,31 +30,36 @@ def bcast_parameters(group: ProcessGroup, model: Any) -> None:
     """Give every rank the parameters of rank 0 (collective).
 
     A parameter that rank 0 hasn't initialised comes from the lowest rank that has; one
-    that no rank has is left alone.
+    that no rank has is left alone. Arrays are received where they are, if they can be.
     """
+    rank = group.rank
     sent = _choose_roots(group, model)
-    initialising = f"{OPERATION}, initialising parameters"
-    with raise_together(group.handshake, initialising) as meeting:
+    with group.together(f"{OPERATION}, initialising parameters") as call:
         for each in sent:
             _initialise(each)
-        own_memory = memory_of(group, [each.param.data for each in sent])
-        meeting.payload = bytes([own_memory])
-    memory = [payload[0] for payload in meeting.payloads]
-    backend_for(group, OPERATION, memory)  # raises if ranks differ
-    for batch in _batches(sent):
-        root = batch[0].root
-        params = [each.param for each in batch]
-        own = tuple([param.data for param in params])
-        found = collectives.bcast(group, OPERATION, own, messages.of_arrays, root)
-        with group.together(f"{OPERATION}, copying parameters"):
-            if group.rank != root:
-                for param, array in zip(params, found, strict=True):
-                    _assign(param, array, group.rank)
+        arrays = [_in_c_order(each.param.data) for each in sent]
+        call.payload = bytes([memory_of(group, arrays)])
+    memory = [payload[0] for payload in call.payloads]
+    backend, is_copied = choose_backend(group, OPERATION, memory)
+    on_gpu = [index for index, array in enumerate(arrays) if devices.on_gpu(array)]
+    message = messages.Message(messages.TUPLE, tuple(arrays), on_gpu=tuple(on_gpu))
+    if is_copied:
+        with group.together(f"{OPERATION}, copying to host memory"):
+            (message,) = messages.on_host([message], rank)
+    roots = [each.root for each in sent]
+    backend.broadcast(zip(roots, message.arrays, strict=True))
+    with group.together(f"{OPERATION}, copying parameters"):
+        if is_copied:
+            with devices.using_device_of(arrays[on_gpu[0]]):
+                (message,) = messages.on_device([message], rank)
+        for each, array in zip(sent, message.arrays, strict=True):
+            if each.root != rank and array is not each.param.data:
+                _assign(each.param, array)
 
 
 def _choose_roots(group: ProcessGroup, model: Any) -> list[Sent]:
     """Return the parameters that some rank has, all ranks the same (collective)."""
-    with raise_together(group.handshake, OPERATION) as meeting:
+    with raise_together(group.handshake, OPERATION) as call:
         named = parameters.named(model, group.rank)
         specs: list[tuple[tuple[int, ...], np.dtype] | None] = []
         for name, param in named:
@@ -67,10 +68,10 @@ def _choose_roots(group: ProcessGroup, model: Any) -> list[Sent]:
                 specs.append(None)
             else:
                 specs.append((array.shape, array.dtype))
-                meeting.nbytes += array.nbytes
-        meeting.signature = tuple([("parameter", name) for name, _ in named])
-        meeting.payload = pickle.dumps(specs)
-    rows = [pickle.loads(payload) for payload in meeting.payloads]
+                call.nbytes += array.nbytes
+        call.signature = tuple([("parameter", name) for name, _ in named])
+        call.payload = pickle.dumps(specs)
+    rows = [pickle.loads(payload) for payload in call.payloads]
     sent = []
     for (name, param), by_rank in zip(named, zip(*rows, strict=True), strict=True):
         found = {rank: spec for rank, spec in enumerate(by_rank) if spec is not None}
@@ -96,34 +97,18 @@ def _initialise(sent: Sent) -> None:
         param.data = np.empty(sent.shape, sent.dtype)
 
 
-def _batches(sent: list[Sent]) -> Iterator[list[Sent]]:
-    """Yield the parameters of each root in batches, the same on all ranks."""
-    batch: list[Sent] = []
-    filled = 0
-    for each in sorted(sent, key=lambda it: it.root):
-        nbytes = each.param.data.nbytes
-        is_other = batch and batch[0].root != each.root
-        if is_other or filled + nbytes > BATCH_BYTES:
-            if batch:
-                yield batch
-            batch = []
-            filled = 0
-        batch.append(each)
-        filled += nbytes
-    if batch:
-        yield batch
+def _in_c_order(array: Any) -> Any:
+    """Return the array if it can be overwritten by bytes in C order; else a copy that can."""
+    if devices.on_gpu(array):
+        return devices.c_ordered(array)
+    if array.flags.c_contiguous and array.flags.writeable:
+        return array
+    return np.array(array, order="C")
 
 
-def _assign(param: Any, array: Any, rank: int) -> None:
+def _assign(param: Any, array: Any) -> None:
     """Overwrite the parameter's array, or replace it if it is read-only."""
-    device = devices.device_of(param.data)
-    if devices.device_of(array) != device:
-        if devices.on_gpu(array):
-            (array,) = staging.to_host([array], rank)
-        if device is not None:
-            with devices.use(device):
-                (array,) = staging.to_device([array], rank)
-    if device is not None:
+    if devices.on_gpu(param.data):
         devices.assign(param.data, array)
     elif param.data.flags.writeable:
         param.data[...] = array

@@ -44,8 +44,7 @@ class Message(NamedTuple):
         specs = []
         for array in self.arrays:
             order = "C" if array.flags.c_contiguous else "F"
-            token = _dtype_token(array.dtype)
-            specs.append((token, array.shape, order, array.nbytes))
+            specs.append((_dtype_token(array.dtype), array.shape, order))
         return pickle.dumps((self.kind, specs, self.scalars, self.on_gpu), protocol=5)
 
     def data(self) -> bytes:
@@ -166,17 +165,11 @@ def allocate(frame: Any, new: Callable[..., Any] = empty) -> Message:
     """
     kind, specs, scalars, on_gpu = pickle.loads(frame)
     arrays = []
-    for dtype, shape, order, _ in specs:
+    for dtype, shape, order in specs:
         if isinstance(dtype, bytes):
             dtype = pickle.loads(dtype)
         arrays.append(new(shape, dtype, order))
     return Message(kind, tuple(arrays), scalars, on_gpu)
-
-
-def array_sizes(header: Any) -> list[int]:
-    """Return the bytes of each array; also where one can't be allocated."""
-    _, specs, _, _ = pickle.loads(header)
-    return [nbytes for *_, nbytes in specs]
 
 
 def _is_plain(item: Any) -> bool:
@@ -199,7 +192,7 @@ def _contiguous(item: Any, rank: int) -> Any:
 
 # A plain dtype travels as its short string. Structured and foreign ones are pickled
 # apart, and unpickled for each array: the names of their fields can be changed by the
-# array's owner, and if unpickling fails the array's data can still be discarded.
+# array's owner.
 def _dtype_token(dtype: np.dtype) -> str | bytes:
     is_plain = dtype.isbuiltin == 1 or np.dtype(dtype.str) == dtype
     return dtype.str if is_plain else pickle.dumps(dtype)

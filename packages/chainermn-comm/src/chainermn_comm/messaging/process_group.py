@@ -70,10 +70,10 @@ class ProcessGroup:
         CUDA's and NCCL's errors are raised as CommunicationError.
         """
         with (
-            raise_together(self.handshake, what) as meeting,
+            raise_together(self.handshake, what) as call,
             devices.translated_errors(f"rank {self.rank}: {what}"),
         ):
-            yield meeting
+            yield call
 
     def interrupt(self, operation: str, error: BaseException) -> None:
         """End the job because of an error that this rank alone raises in a call."""

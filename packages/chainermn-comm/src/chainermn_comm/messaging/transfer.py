@@ -11,8 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from mpi4py import MPI
 
-# MPI counts in C ints, and not every MPI has the large-count calls. Of less memory than
-# this, a received message could not even be discarded.
+# MPI counts in C ints, and not every MPI has the large-count calls.
 MAX_MESSAGE_BYTES = 64 << 20
 
 # A contiguous 1-D array that MPI takes.

@@ -13,7 +13,7 @@ from ..layout import Operand
 from ..messaging import (
     ON_GPU,
     ProcessGroup,
-    backend_for,
+    choose_backend,
     dtype_name,
     memory_of,
     messages,
@@ -39,7 +39,7 @@ def reduce_arrays(
     if is_mean:
         divisor = group.size
     with group.call(operation):
-        with raise_together(group.handshake, operation) as agreement:
+        with raise_together(group.handshake, operation) as call:
             values = [data]
             if is_scatter:
                 values = one_for_each(data, group.rank, group.size)
@@ -53,12 +53,11 @@ def reduce_arrays(
             memory = memory_of(group, places, OPERATIONS[op])
             if memory != ON_GPU:  # else the arrays move to host memory
                 rows, results = _prepared(group, operation, made, own, out)
-            agreement.signature = _signature(group, op, made)
-            agreement.payload = bytes([memory])
-            agreement.nbytes = sum(message.nbytes for message in made)
-        by_rank = [row[0] for row in agreement.payloads]
-        backend = backend_for(group, operation, by_rank)
-        is_copied = backend is group.host and any([each & ON_GPU for each in by_rank])
+            call.signature = _signature(group, op, made)
+            call.payload = bytes([memory])
+            call.nbytes = sum(message.nbytes for message in made)
+        by_rank = [row[0] for row in call.payloads]
+        backend, is_copied = choose_backend(group, operation, by_rank)
         if is_copied:
             with group.together(f"{operation}, copying to host memory"):
                 made = messages.on_host(made, group.rank)

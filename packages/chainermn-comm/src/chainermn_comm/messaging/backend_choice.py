@@ -1,11 +1,11 @@
-"""Where the arrays of a call lie, which ranks compare: in host memory, or on GPUs."""
+"""The backend that takes a call's arrays: ranks compare whether these lie on GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
 from operator import and_, or_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..gpu import devices
 
@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from .backend import Backend
     from .process_group import ProcessGroup
 
-# Flags of a rank's arrays; callers may add flags from 8 on. A rank without arrays has
-# neither of the first two.
+# Flags of a rank's arrays. A rank without arrays has neither of the first two.
 ON_HOST = 1
 ON_GPU = 2
 CAN_STAY = 4  # the backend for GPUs can move or sum them
@@ -38,19 +37,26 @@ def memory_of(group: ProcessGroup, arrays: Sequence[Any], op: Any = None) -> int
     return flags
 
 
-def backend_for(group: ProcessGroup, operation: str, flags: Sequence[int]) -> Backend:
-    """Return the backend that takes the arrays of all ranks, whose flags these are (collective).
+class Choice(NamedTuple):
+    """The backend that takes the arrays of all ranks."""
+
+    backend: Backend
+    is_copied: bool  # from GPUs to host memory, on those ranks that have some there
+
+
+def choose_backend(group: ProcessGroup, operation: str, flags: Sequence[int]) -> Choice:
+    """Choose the backend by the flags of all ranks' arrays (collective).
 
     RankMismatchError is raised on all ranks if some ranks' arrays are on GPUs, and
     other ranks' in host memory.
     """
     found = reduce(or_, flags)
     if not found & ON_GPU:  # nearly always
-        return group.host
+        return Choice(group.host, is_copied=False)
     if found & ON_HOST:
         own = flags[group.rank] & (ON_HOST | ON_GPU)
         group.handshake.raise_mismatch(operation, (("arrays", _WORDS[own]),))
     can_stay = reduce(and_, flags) & CAN_STAY
     if can_stay and group.device.connect():
-        return group.device
-    return group.host
+        return Choice(group.device, is_copied=False)
+    return Choice(group.host, is_copied=True)
