@@ -17,7 +17,7 @@ from mpi4py import MPI
 from chainermn_comm import RankMismatchError, create_communicator
 from chainermn_comm.config import Settings
 from chainermn_comm.gradients.bucket import bucket_of
-from chainermn_comm.messaging import Handshake
+from chainermn_comm.messaging import Handshake, digest_of
 from chainermn_comm.runtime import barrier
 from chainermn_comm.topology import Topology
 
@@ -166,8 +166,8 @@ def handshake_alone(gradients: Gradients) -> Case:
     comm, handshake, settings = gradients.comm, Handshake(gradients.comm), Settings()
 
     def call() -> None:
-        own = bucket_of(gradients.model, comm.rank, False, settings, False, False)
-        handshake("allreduce_grad", payload=own.digest)
+        own = bucket_of(gradients.model, comm.rank, False, settings)
+        handshake("allreduce_grad", payload=digest_of(own.entries))
 
     def tells_a_difference() -> bool:
         try:

@@ -275,13 +275,13 @@ def test_a_mean_that_was_interrupted_leaves_a_communicator_that_says_so(
 ):
     """What all ranks do together has begun, and they may be at different steps of it."""
 
-    def interrupt():
+    def interrupt(_):
         raise KeyboardInterrupt
 
     model = with_grads(w=np.ones(300_000, "f4"))
     comm = create_communicator("hierarchical")
     comm.allreduce_grad(model)
-    monkeypatch.setattr(algorithm_of(comm), "prepare", lambda *_: interrupt)
+    monkeypatch.setattr(algorithm_of(comm), "allreduce", interrupt)
     with pytest.raises(KeyboardInterrupt):
         comm.allreduce_grad(model)
     words = rf"rank {world.rank}: a mean of gradients was interrupted .*\(KeyboardInterrupt.*make a"

@@ -20,7 +20,6 @@ from chainermn_comm import (
     RankMismatchError,
     create_communicator,
 )
-from chainermn_comm.reducer import in_background
 from tests.support.doubles.synchronizations import written_down
 from tests.support.oracles.freed import freed_at_once
 from tests.support.oracles.raised import raises_on_all
@@ -136,28 +135,6 @@ def test_settings_that_change_meanwhile_are_of_later_means(world):
         take(reducer)
         expected = np.float32(value * (comm.size - 1)) / comm.size
         np.testing.assert_allclose(model["a"].grad, expected, rtol=1e-6)
-
-
-@with_third_party
-def test_a_mean_that_another_thread_takes_is_known_until_the_main_one_has_it(comm):
-    """Also of a communicator that isn't ours; meanwhile users' arrays don't go by NCCL."""
-    in_background.clear()
-    with ThreadPoolExecutor(1) as thread, comm.split(0, comm.rank) as channel:
-        finish(comm.make_reducer(), *buckets_of(comm.rank))
-        assert not in_background
-        for is_dropped in False, True:
-            reducer = comm.make_reducer(channel=channel)
-            reducer.agree()
-            work = reducer.start()
-            assert work in in_background
-            thread.submit(work.wait).result()
-            thread.submit(work.assign).result()
-            assert work in in_background
-            if is_dropped:
-                del work
-            else:
-                work.assign()
-            assert not in_background
 
 
 @with_third_party
@@ -473,18 +450,20 @@ def test_planned_buckets_are_reduced_in_a_thread_as_they_come(comm, on_all, on_o
             params = whole(buckets).params
             own = {name: param.grad for name, param in params.items()}
             reducer = comm.make_reducer(on_one != "", channel=channel)
-            work = reducer.start(planned=len(buckets))
-            reduced = thread.submit(work.wait)
+            works, reduced = [], []
             for number, bucket in enumerate(buckets):
-                if number in (0, 3):  # the thread waits meanwhile
+                if number in (0, 3):  # the thread may wait meanwhile
                     check_mean(comm)
-                reducer.add(bucket, planned=True)
+                works.append(reducer.add_planned(bucket))
+                reduced.append(thread.submit(works[-1].wait))
             payloads = [bytes([rank]) for rank in range(comm.size)]
             assert reducer.agree(payload=payloads[comm.rank]) == payloads
-            reduced.result()
+            for each in reduced:
+                each.result()
             assert bits(*buckets) == bits(*buckets_of(comm.rank, missing))
             assert all(param.grad is own[name] for name, param in params.items())
-            work.assign()
+            for work in works:
+                work.assign()
             assert bits(*buckets) == expected(comm, missing, on_one != "")
             kept = [name for name in own if own[name] is not None]
             assert not any(
@@ -499,13 +478,12 @@ def test_planned_gradients_that_one_rank_lacks_are_told_on_all_without_zero_fill
     buckets = buckets_of(comm.rank, missing := "" if comm.rank else "e")
     with comm.split(0, comm.rank) as channel, ThreadPoolExecutor(1) as thread:
         reducer = comm.make_reducer(channel=channel)
-        work = reducer.start(planned=len(buckets))
-        reduced = thread.submit(work.wait)
-        for bucket in buckets:
-            reducer.add(bucket, planned=True)
+        works = [reducer.add_planned(bucket) for bucket in buckets]
+        reduced = [thread.submit(work.wait) for work in works]
         with pytest.raises(RankMismatchError, match=r"/e .* no gradient on rank 0"):
             reducer.agree()
-        reduced.result()
+        for each in reduced:
+            each.result()
         assert bits(*buckets) == bits(*buckets_of(comm.rank, missing))
         check_mean(comm)
         check_mean(channel)
@@ -527,25 +505,12 @@ def test_what_is_not_planned_goes_through_another_communicator_too(comm):
     assert bits(*buckets) == expected(comm, missing, zero_fill=True)
 
 
-@with_third_party
-def test_nothing_is_planned_without_another_communicator_or_on_a_third_partys(comm):
-    model = with_grads(w=np.full(9, comm.rank, "f4"))
-    third_party = isinstance(comm, PlainCommunicator)
-    told = (
-        "PlainCommunicator takes no plans"
-        if third_party
-        else "through another communicator"
-    )
-    with comm.split(0, comm.rank) as channel:
-        reducer = comm.make_reducer(channel=channel if third_party else None)
-        assert reducer.takes_plans != third_party
-        with pytest.raises(NotImplementedError, match=told):
-            reducer.add(model, planned=True)
-        if third_party:
-            with pytest.raises(NotImplementedError, match=told):
-                reducer.start(planned=1)
-        finish(reducer, model)
-    np.testing.assert_array_equal(model["w"].grad, (comm.size - 1) / 2)
+def test_nothing_is_planned_on_a_third_partys_communicator(world):
+    comm = PlainCommunicator(world.Dup())
+    reducer = comm.make_reducer()
+    assert not reducer.takes_plans
+    with pytest.raises(NotImplementedError, match="PlainCommunicator takes no plans"):
+        reducer.add_planned(with_grads(w=np.ones(9)))
 
 
 @several_ranks

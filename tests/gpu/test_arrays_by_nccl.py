@@ -119,8 +119,6 @@ def test_sums_beside_means_in_a_thread_do_not_deadlock(world, gpu, during_backwa
     def take(stream, work) -> None:
         with stream:
             work.wait()
-            if not during_backward:
-                work.assign()
 
     with (
         create_communicator("hierarchical") as comm,
@@ -142,22 +140,26 @@ def test_sums_beside_means_in_a_thread_do_not_deadlock(world, gpu, during_backwa
                 for model in models:
                     reducer.add(model)
                 reducer.agree()
-            work = reducer.start(planned=len(sizes) if during_backward else 0)
-            if (comm.rank + step) % 2:  # on one rank the thread begins first
-                check_sum(comm)
-            done = thread.submit(take, stream, work)
-            if not (comm.rank + step) % 2:
-                check_sum(comm)
-            for model in models:
+            works, done = [], []
+            for model in models if during_backward else models[:1]:
                 if during_backward:
-                    reducer.add(model, planned=True)
+                    works.append(reducer.add_planned(model))
+                else:
+                    works.append(reducer.start())
+                if (comm.rank + step) % 2:  # on one rank the thread begins first
+                    check_sum(comm)
+                done.append(thread.submit(take, stream, works[-1]))
+                if not (comm.rank + step) % 2:
+                    check_sum(comm)
                 check_sum(comm)
-            done.result()
+            for each in done:
+                each.result()
             event = cupy.cuda.Event(disable_timing=True)
             event.record(stream)
             cupy.cuda.get_current_stream().wait_event(event)
             if during_backward:
                 reducer.agree()
+            for work in works:
                 work.assign()
             check_sum(comm)
             for param in params:

@@ -143,8 +143,7 @@ def test_an_error_beside_backward_is_raised_and_none_waits(world, double, call):
         channel, raised = comm.split(0, comm.rank), []
         for step in range(3):
             reducer = comm.make_reducer(channel=channel)
-            work = reducer.start(planned=1)
-            reducer.add(model_of(comm.rank), True)
+            work = reducer.add_planned(model_of(comm.rank))
             if step == 2:
                 gpus.settle(world, channel)
                 double.plant(call, error_at(call))

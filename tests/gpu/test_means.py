@@ -213,23 +213,25 @@ def test_planned_buckets_come_after_their_gradients_on_another_stream(world, gpu
         )
         c.grad = None if comm.rank == 0 else grads[2]
         reducer = comm.make_reducer(True, "allreduce_grad", channel)
-        work = reducer.start(planned=2)
+        works = []
         for bucket in (Model(a=a, c=c), Model(b=b)):
             for host, memory, grad in zip(hosts, pinned, grads, strict=True):
                 memory[...] = host.view(np.uint8)
                 # Which the null stream does late.
                 gpus.copy_to_device(memory, grad, null)
-            reducer.add(bucket, planned=True)
+            works.append(reducer.add_planned(bucket))
         stream = cupy.cuda.Stream(non_blocking=True)
         with stream:
-            work.wait()
+            for work in works:
+                work.wait()
         over = cupy.cuda.Event(disable_timing=True)
         over.record(stream)
         null.wait_event(over)
         reducer.agree()
         assert a.grad is grads[0]
         assert b.grad is grads[1]
-        work.assign()
+        for work in works:
+            work.assign()
         means = [gpus.to_host(param.grad) for param in (a, b, c)]
         average = (comm.size - 1) / 2
         np.testing.assert_allclose(means[0], average + 5, rtol=1e-6)

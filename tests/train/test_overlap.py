@@ -493,14 +493,14 @@ def test_a_bucket_that_can_not_be_handed_in_is_an_error_on_all(
     twins, kind = Twins(comm), type(comm.make_reducer())
     with sending(comm) as events:
         until(events, twins)
-    add, failures = kind.add, [comm.rank == failing % comm.size]
+    add, failures = kind.add_planned, [comm.rank == failing % comm.size]
 
-    def fail_once(self, bucket, planned=False):
-        if planned and failures and failures.pop():
+    def fail_once(self, bucket):
+        if failures and failures.pop():
             raise PlantedError
-        add(self, bucket, planned)
+        return add(self, bucket)
 
-    monkeypatch.setattr(kind, "add", fail_once)
+    monkeypatch.setattr(kind, "add_planned", fail_once)
     raised = []
     for model, optimizer in zip(twins.models, twins.optimizers, strict=True):
         try:

@@ -70,8 +70,12 @@ class ndarray:
         property(attrgetter(f"_host.{name}"))
         for name in ("shape", "dtype", "size", "ndim", "nbytes", "strides", "itemsize")
     )
-    data = property(lambda self: SimpleNamespace(ptr=self._host.ctypes.data))
     T = property(lambda self: self._like(self._host.T))
+
+    @property
+    def data(self) -> SimpleNamespace:
+        owner = SimpleNamespace(ptr=self._memory.bytes.ctypes.data)
+        return SimpleNamespace(ptr=self._host.ctypes.data, mem=owner)
 
     @property
     def flags(self) -> SimpleNamespace:

@@ -17,7 +17,7 @@ from chainermn_comm.gpu import devices, kernels, staging
 from chainermn_comm.gpu_sums import watcher
 from chainermn_comm.layout import Chunk, plan_chunks
 from chainermn_comm.messaging import Handshake
-from chainermn_comm.reducer import Work, in_background
+from chainermn_comm.work import Work, in_background
 from tests.support.doubles.cupy_double import installed
 from tests.support.oracles.samples import sample
 from tests.support.worlds.models import Model, Param

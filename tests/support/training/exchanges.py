@@ -20,18 +20,14 @@ class Kind:
     # Of `create_multi_node_optimizer`.
     arguments: dict[str, Any] = field(default_factory=dict)
     delay: int = 0  # steps from that which takes gradients to that which uses them
-    # Of a mean on one node that is taken at once: barriers between what ranks write to
-    # its memory and what they read there, beside an update's one agreement, which
-    # serves as one.
-    barriers: int = 0
     agreements: int = 1  # of an update, the first of which comes before data move
 
 
 KINDS = {
     "synchronous": Kind({"overlap": False}),
-    "double buffering": Kind({"double_buffering": True}, delay=1, barriers=1),
+    "double buffering": Kind({"double_buffering": True}, delay=1),
     # Before backward and after it.
-    "overlap": Kind({"overlap": True}, barriers=1, agreements=2),
+    "overlap": Kind({"overlap": True}, agreements=2),
 }
 
 # For tests whose `comm` needs be no third party's, too: it shares memory, where

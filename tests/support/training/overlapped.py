@@ -49,13 +49,17 @@ def sending(comm: Any) -> Iterator[list[str]]:
 
     def make_reducer(*args: Any) -> Any:
         reducer = make(*args)
-        add = reducer.add
+        add, add_planned = reducer.add, reducer.add_planned
 
-        def recording(model: Any, planned: bool = False) -> None:
-            events.append("planned" if planned else "after backward")
-            add(model, planned)
+        def after_backward(model: Any) -> None:
+            events.append("after backward")
+            add(model)
 
-        reducer.add = recording
+        def planned(model: Any) -> Any:
+            events.append("planned")
+            return add_planned(model)
+
+        reducer.add, reducer.add_planned = after_backward, planned
         return reducer
 
     comm.make_reducer = make_reducer

@@ -7,10 +7,11 @@ from .creation import create_communicator
 from .errors import CommunicationError, FinalizedError, PeerError, RankMismatchError
 from .faults import install_if_forced as _install_if_forced
 from .mpi_start import keep_workers_from_starting_mpi as _keep_workers_from_starting_mpi
-from .reducer import Reducer, Work
+from .reducer import Reducer
 from .runtime import patient_waits
 from .sharding import Sharding, global_norm
 from .topology import Topology
+from .work import Work
 
 __all__ = [
     "CommunicationError",

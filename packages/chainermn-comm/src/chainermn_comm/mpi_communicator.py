@@ -423,7 +423,7 @@ class MpiCommunicator(CommunicatorBase):
         contiguous, a copy during the call.
         """
         group = self._group
-        mean_gradients(group, MpiReducer(group, group, zero_fill), model)
+        mean_gradients(group, MpiReducer(group, zero_fill), model)
 
     allreduce_grad = multi_node_mean_grad
 
@@ -439,9 +439,8 @@ class MpiCommunicator(CommunicatorBase):
         is_ours = is_ours and own.__self__ is self
         # In this order: isinstance of an abstract class takes as long as all the rest.
         if is_ours and (channel is None or isinstance(channel, MpiCommunicator)):
-            group = self._group
-            data_group = group if channel is None else channel._group
-            return MpiReducer(group, data_group, zero_fill, operation)
+            data_group = None if channel is None else channel._group
+            return MpiReducer(self._group, zero_fill, operation, data_group)
         return super().make_reducer(zero_fill, operation, channel)
 
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:

@@ -2,93 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from .errors import without_traceback
 from .signatures import mismatch_error, view_of
-
-# Work of another thread, from its start until the main thread's stream waits for the
-# work, or nobody refers to it. All ranks start the same work in the same order, which
-# may end earlier on some ranks.
-in_background: weakref.WeakSet[Work] = weakref.WeakSet()
-
-
-class Work:
-    """Means that are to be taken, and then given to parameters; made by :meth:`Reducer.start`."""
-
-    def __init__(
-        self,
-        take: Callable[[], None],
-        give: Callable[[], None],
-        is_in_background: bool,
-        is_planned: bool = False,
-    ) -> None:
-        """Raise nothing, not collective: ``wait`` is to call ``take``, and ``assign`` ``give``.
-
-        ``is_in_background``: another thread waits. ``is_planned``: it needs the main
-        thread to end.
-        """
-        self._take = take
-        self._give = give
-        self._is_in_background = is_in_background
-        self.is_planned = is_planned
-        self._taking = threading.Lock()  # of the thread that is in `wait`
-        self._has_ended = False
-        self._failure: BaseException | None = None  # like the one that `wait` raised
-        self._pending = threading.Lock()  # held until `wait` has ended
-        self._pending.acquire()  # it takes a tenth of an Event's time
-        if is_in_background:
-            in_background.add(self)
-
-    def wait(self) -> None:
-        """Take the means (collective), in whichever thread uses the communicator of the data.
-
-        On GPUs that is done in the order of the current stream. It raises what
-        :meth:`CommunicatorBase.multi_node_mean_grad` raises where ranks could not
-        compare gradients before. A later call, which isn't collective, returns once the
-        first one has ended, or raises what that one raised.
-        """
-        with self._taking:
-            if not self._has_ended:
-                try:
-                    self._take()
-                except BaseException as error:
-                    self._failure = without_traceback(error)
-                    raise
-                finally:
-                    self._has_ended = True
-                    self._pending.release()
-            elif self._failure is not None:
-                raise without_traceback(self._failure)
-
-    def assign(self) -> None:
-        """Give parameters their means; not collective.
-
-        RuntimeError is raised before :meth:`wait` has ended, and what that raised, if
-        anything, afterwards.
-        """
-        if not self._has_ended:
-            raise RuntimeError(
-                "a Work's means can be assigned once its wait() has ended"
-            )
-        self.leave_background()
-        self.wait()  # returns at once, or raises again
-        self._give()
-
-    def leave_background(self) -> None:
-        """Say that the main thread's stream waits for the work (not collective, raises nothing).
-
-        In another thread this does nothing, since that may only have enqueued the work.
-        """
-        if (
-            self._is_in_background
-            and threading.current_thread() is threading.main_thread()
-        ):
-            in_background.discard(self)
+from .work import Earlier, Work, begun_before
 
 
 class Reducer:
@@ -96,14 +15,13 @@ class Reducer:
 
     Buckets of gradients are handed in (:meth:`add`; the whole model is one bucket),
     ranks agree (:meth:`agree`), and the means are taken by the work that :meth:`start`
-    returns. Work for a plan may start before. ``agree`` and the work are collective.
-    Made by :meth:`CommunicatorBase.make_reducer`. This class does what public methods
-    of any communicator can: the means are those of ``multi_node_mean_grad``.
+    returns. ``agree`` and the work are collective. Made by
+    :meth:`CommunicatorBase.make_reducer`. This class does what public methods of any
+    communicator can: the means are those of ``multi_node_mean_grad``.
     """
 
     #: Whether buckets can be planned.
     takes_plans = False
-    _before: Sequence[weakref.ref[Work]] = ()
     _handed_in: Sequence[bool] = ()  # by rank, once ranks have agreed
 
     def __init__(
@@ -120,14 +38,14 @@ class Reducer:
         self._zero_fill = zero_fill
         self._channel = channel or communicator
         self._is_apart = channel is not None
-        self._models: list[Any] = []
+        self._buckets: list[Any] = []
 
     @property
     def complete(self) -> bool:
         """Whether every rank had handed in gradients when ranks agreed (not collective)."""
         return bool(self._handed_in) and all(self._handed_in)
 
-    def add(self, bucket: Any, planned: bool = False) -> None:
+    def add(self, bucket: Any) -> None:
         """Hand in a bucket, whose gradients stay as they are until their means are taken.
 
         Not collective, but all ranks hand in the same buckets, between the same
@@ -135,21 +53,35 @@ class Reducer:
 
         Args:
             bucket: a model as for :meth:`CommunicatorBase.allreduce_grad`.
-            planned: whether all ranks, with equal settings, know already that this
-                bucket comes, of arrays like the parameters' own, all NumPy's or all of
-                one GPU. What is missing here travels as zeros, and the means go to new
-                memory.
 
         Raises:
-            NotImplementedError: ``planned``, on a communicator that can't, or without a
-                channel.
             TypeError, CommunicationError: a gradient is no array of floats; CUDA fails.
-                PeerError on the ranks that agree, unless it is ``planned``: the caller
-                notifies those.
-            RuntimeError: ranks have agreed, and it isn't ``planned``.
+                PeerError on the ranks that agree.
+            RuntimeError: ranks have agreed.
         """
-        self._check_bucket(planned)
-        self._models.append(bucket)
+        if self._handed_in:
+            raise RuntimeError(
+                f"rank {self._rank}: {self._operation}: add() after agree()"
+            )
+        self._buckets.append(self._checked(bucket))
+
+    def _checked(self, bucket: Any) -> Any:
+        return bucket
+
+    def add_planned(self, bucket: Any) -> Work:
+        """Hand in a bucket that all ranks, with equal settings, know to come; return its work.
+
+        Its means are taken before or after ranks agree, and every rank must take them.
+        Arrays are like the parameters' own, all NumPy's or all of one GPU. What is
+        missing here travels as zeros, and the means go to new memory. On GPUs the work
+        waits for the gradients by itself. Not collective.
+
+        Raises:
+            NotImplementedError: ``takes_plans`` is False.
+            TypeError, CommunicationError: as :meth:`add` does, on this rank alone: the
+                caller notifies the other ranks.
+        """
+        raise NotImplementedError(f"{type(self._communicator).__name__} takes no plans")
 
     def agree(
         self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b""
@@ -173,67 +105,35 @@ class Reducer:
             PeerError: another rank raised an error instead of agreeing.
         """
         if isinstance(payload, bytes):  # else the handshake refuses it, on all ranks
-            payload = bytes([len(self._models) > 0]) + payload
+            payload = bytes([len(self._buckets) > 0]) + payload
         rows = self._communicator.handshake(self._operation, signature, payload=payload)
         self._handed_in = [row[0] > 0 for row in rows]
         return [row[1:] for row in rows]
 
-    def start(self, planned: int = 0) -> Work:
-        """Return the work of the means of what was handed in, once for each reducer.
+    def start(self) -> Work:
+        """Return the work of the means of what was added, once for each reducer.
 
         Not collective, but all ranks call it; with a channel, the work may be another
         thread's. On GPUs a mean that starts later waits for it, so this thread may take
         none before that ends.
 
-        Args:
-            planned: how many buckets are planned, the same on all ranks; 0 if none is.
-                Their work takes means while they are handed in, before or after ranks
-                agree, and every rank must hand in all of them. On GPUs it waits for
-                gradients by itself.
-
         Raises:
-            NotImplementedError: as :meth:`add` does.
             RankMismatchError: on all ranks, when only some had handed in gradients.
-            RuntimeError: ranks haven't agreed, and none is planned.
+            RuntimeError: ranks haven't agreed.
         """
-        if planned:
-            self._check_plan()
-        elif not self._handed_in:
+        if not self._handed_in:
             raise RuntimeError(
                 f"rank {self._rank}: {self._operation}: agree() before start()"
             )
-        elif len(set(self._handed_in)) > 1:
+        if len(set(self._handed_in)) > 1:
             texts = ["handed in" if each else "none" for each in self._handed_in]
             views = [view_of(self._operation, [("gradients", text)]) for text in texts]
             raise mismatch_error(self._operation, self._rank, views)
-        if in_background:  # whose iterator takes microseconds
-            self._before = [
-                weakref.ref(each) for each in in_background if not each.is_planned
-            ]
-        return Work(
-            partial(self._take, planned), self._assign, self._is_apart, planned > 0
-        )
+        return Work(partial(self._take, begun_before()), self._assign, self._is_apart)
 
-    def _wait_for_those_before(self) -> None:
-        """Wait until the work that was in the background when this began has ended."""
-        for before in self._before:
-            if (work := before()) is not None:
-                with work._pending:  # until its `wait` has ended, which holds this
-                    pass
-
-    def _check_bucket(self, planned: bool) -> None:
-        if planned:
-            self._check_plan()
-        elif self._handed_in:
-            raise RuntimeError(
-                f"rank {self._rank}: {self._operation}: add() after agree()"
-            )
-
-    def _check_plan(self) -> None:
-        raise NotImplementedError(f"{type(self._communicator).__name__} takes no plans")
-
-    def _take(self, planned: int) -> None:
-        for model in self._models:
+    def _take(self, earlier: Earlier) -> None:
+        """Take the means; on GPUs, after that work has ended."""
+        for model in self._buckets:
             self._channel.multi_node_mean_grad(model, self._zero_fill)
 
     def _assign(self) -> None:

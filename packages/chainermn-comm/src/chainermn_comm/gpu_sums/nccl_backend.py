@@ -10,9 +10,9 @@ from typing import Any
 from ..gpu import NcclCommunicator, devices, nccl
 from ..layout import Operand
 from ..messaging import Algorithm, Backend, Parts, ProcessGroup, messages
-from ..reducer import in_background
 from ..sums import single_leader
 from ..topology import Topology
+from ..work import in_background
 from .nccl_groups import NcclGroups, check_devices, connect_groups, nccl_is_missing
 from .nccl_sum import NcclSum
 from .staged_sum import StagedSum, check_device

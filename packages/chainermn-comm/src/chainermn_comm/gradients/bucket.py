@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +12,11 @@ import numpy as np
 from ..config import Settings
 from ..gpu import devices
 from ..layout import Operand
-from ..messaging import Backend, ProcessGroup, digest_of, dtype_name
+from ..messaging import ProcessGroup, dtype_name
 from . import parameters
 
 NOT_INITIALISED = "not initialised (bcast_data would bring it)"
+UNKNOWN = 0  # in place of an owner of memory
 
 
 @dataclass
@@ -23,115 +25,66 @@ class Bucket:
 
     params: list[Any]
     grads: list[Any]  # None where there is none
-    # What travels: gradients, and zeros for missing ones that other ranks have; None
-    # where nothing travels.
-    sources: list[Any]
-    # Where the means are to be written; the list `grads` itself if all can be
-    # overwritten.
-    targets: list[Any]
-    # What must be equal on all ranks, as entries of a handshake's signature: settings,
-    # and each gradient's name, dtype and shape, those of the parameter if it is missing.
+    # What must be equal on all ranks, as entries of a handshake's signature: each
+    # gradient's name, dtype and shape, those of the parameter if it is missing.
     entries: list[tuple[Any, ...]]
-    digest: bytes  # equal where entries are
-    nbytes: int  # of the gradients
-    complete: bool  # no gradient is missing
-    # The dtypes in which the present gradients travel, if all of them are NumPy's; else
-    # None.
-    wire_dtypes: Sequence[np.dtype] | None
-    # What is missing travels as zeros, and the means go to new memory.
-    planned: bool = False
-    ready: Any = None  # if planned, on a GPU: the event after which gradients are there
+    # Where the means are to be written: gradients that can be overwritten, and new
+    # arrays. None where nothing travels.
+    targets: list[Any]
+
+    def __post_init__(self) -> None:
+        # What travels: gradients, and zeros for missing ones.
+        self.sources = list(self.grads)
+        # Which gradients some rank has; of this rank's own until ranks have compared.
+        self.present = [grad is not None for grad in self.grads]
 
     @property
-    def on_gpu(self) -> bool:
-        """Whether the first parameter is on a GPU; where it was planned, all are."""
-        return devices.on_gpu(self.params[0].data)
+    def nbytes(self) -> int:
+        """Bytes of this rank's gradients."""
+        return sum([grad.nbytes for grad in self.grads if grad is not None])
 
-    def operands(
-        self, settings: Settings, group: ProcessGroup
-    ) -> list[tuple[Backend, Operand]]:
-        """Return the operands in host memory and on GPUs, each with the backend that sums it."""
-        present = [i for i, each in enumerate(self.sources) if each is not None]
-        sources = [self.sources[i] for i in present]
-        targets = [self.targets[i] for i in present]
-        if self.wire_dtypes:
-            operand = Operand(sources, targets, self.wire_dtypes, group.size)
-            return [(group.host, operand)]
-        found = []
-        is_local = group.host.is_local
-        is_on_gpu = [devices.on_gpu(grad) for grad in sources]
-        for on_gpu, backend in ((False, group.host), (True, group.device)):
-            members = [i for i, each in enumerate(is_on_gpu) if each == on_gpu]
-            if members:
-                chosen = [sources[i] for i in members]
-                into = [targets[i] for i in members]
-                dtypes = [grad.dtype for grad in chosen]
-                wire_dtypes = wire_dtypes_of(dtypes, settings, is_local, on_gpu)
-                operand = Operand(chosen, into, wire_dtypes, group.size)
-                found.append((backend, operand))
-        return found
+    @property
+    def array_on_gpu(self) -> Any:
+        """The array of a parameter on a GPU; None if there is none."""
+        arrays = [param.data for param in self.params]
+        return next(filter(devices.on_gpu, arrays), None)
 
-    def add_zeros(self, present: np.ndarray) -> None:
-        """Let zeros travel for gradients that are missing here and ``present`` on some rank."""
-        self.wire_dtypes = None
-        for index in np.flatnonzero(present):
-            data = self.params[index].data
-            if self.sources[index] is None and data is not None:
-                zeros = devices.zeros_like(data)
+    def add_zeros(self, wanted: Sequence[bool]) -> None:
+        """Let zeros travel for those of the wanted gradients that are missing here."""
+        for index, is_wanted in enumerate(wanted):
+            if is_wanted and self.sources[index] is None:
+                zeros = devices.zeros_like(self.params[index].data)
                 self.sources[index] = zeros
                 self.targets[index] = zeros
 
-    def begin_planned(self) -> None:
-        """Let all gradients travel, with zeros for what is missing, and the means to new arrays.
+    def take_means(self, settings: Settings, group: ProcessGroup) -> None:
+        """Write the means over the group's ranks into the targets (collective)."""
+        is_local = group.host.is_local
+        for on_gpu, backend in (False, group.host), (True, group.device):
+            sources = []
+            targets = []
+            for source, target in zip(self.sources, self.targets, strict=True):
+                if source is not None and _is_on_gpu(source) == on_gpu:
+                    sources.append(source)
+                    targets.append(target)
+            if sources:
+                dtypes = [source.dtype for source in sources]
+                wire_dtypes = wire_dtypes_of(dtypes, settings, is_local, on_gpu)
+                operand = Operand(sources, targets, wire_dtypes, group.size)
+                backend.gradient_sum().allreduce(operand)
 
-        On a GPU the current stream waits for the gradients.
-        """
-        if self.ready is not None:
-            devices.current_stream().wait_event(self.ready)
-        self.targets = [devices.empty_like(param.data) for param in self.params]
-        self.add_zeros(np.ones(len(self.params), bool))
-
-    def assign(self, present: np.ndarray | None) -> None:
-        """Give parameters their means; ``present``, if given, says which some rank has."""
-        if self.targets is self.grads:
-            return
-        for index, target in enumerate(self.targets):
-            param = self.params[index]
-            is_mean = self.sources[index] is not None
-            if self.planned and self.grads[index] is None:
-                is_mean = present is not None and bool(present[index])
-            if is_mean and param.grad is not target:
-                param.grad = target
-
-
-@dataclass
-class Described:
-    """What follows from the names, dtypes and shapes of gradients."""
-
-    entries: list[tuple[Any, ...]]
-    wire_dtypes: Sequence[np.dtype] | None
-
-    def __post_init__(self) -> None:
-        self.digest = digest_of(self.entries)
-
-
-# By settings, names and specs, for arrays of NumPy's. A step of a small model takes a
-# millisecond, of which describing its gradients anew would be two percent.
-_known: dict[Any, Described] = {}
-MOST_KNOWN = 256
+    def assign(self) -> None:
+        """Give parameters the means of gradients that some rank has."""
+        for index, is_present in enumerate(self.present):
+            target = self.targets[index]
+            if is_present and target is not self.grads[index]:
+                self.params[index].grad = target
 
 
 def bucket_of(
-    model: Any,
-    rank: int,
-    zero_fill: bool,
-    settings: Settings,
-    is_local: bool,
-    planned: bool,
+    model: Any, rank: int, zero_fill: bool, settings: Settings, planned: bool = False
 ) -> Bucket:
-    """Return the bucket of the model's present gradients.
-
-    ``is_local`` says whether gradients in host memory go through no network.
+    """Return the bucket of the model's present gradients; ``planned`` ones get no targets yet.
 
     Raises:
         TypeError: a gradient isn't a float array, or is complex and would travel as a
@@ -139,36 +92,15 @@ def bucket_of(
         MemoryError: a gradient that has to be replaced can't be allocated.
     """
     named = parameters.named(model, rank)
-    params = [param for _, param in named]
-    grads = [param.grad for param in params]
-    key = None
-    if all([type(grad) is np.ndarray for grad in grads]):  # nearly always
-        names = tuple([name for name, _ in named])
-        specs = tuple([(grad.dtype, grad.shape) for grad in grads])
-        key = (settings, zero_fill, is_local, names, specs)
-    known = _known.get(key)
-    if known is None:
-        grads = [_checked_gradient(name, param, rank) for name, param in named]
-        known = _describe(named, grads, rank, zero_fill, settings, is_local)
-        if key is not None:
-            if len(_known) >= MOST_KNOWN:
-                _known.clear()
-            _known[key] = known
-    present = [grad for grad in grads if grad is not None]
-    targets: list[Any] = []
+    grads = [_checked_gradient(name, param, rank) for name, param in named]
+    targets = []
     if not planned:
-        targets = _targets(grads, present)
+        targets = _targets(grads)
     return Bucket(
-        params=params,
+        params=[param for _, param in named],
         grads=grads,
-        sources=list(grads),
+        entries=_describe(named, grads, rank, zero_fill, settings),
         targets=targets,
-        entries=known.entries,
-        digest=known.digest,
-        nbytes=sum([grad.nbytes for grad in present]),
-        complete=len(present) == len(grads),
-        wire_dtypes=known.wire_dtypes,
-        planned=planned,
     )
 
 
@@ -189,15 +121,10 @@ def _describe(
     rank: int,
     zero_fill: bool,
     settings: Settings,
-    is_local: bool,
-) -> Described:
-    """Describe gradients, which may be missing, on a GPU, or complex."""
+) -> list[tuple[Any, ...]]:
+    """Return the entries of gradients, which may be missing, on a GPU, or complex."""
     wire = settings.allreduce_grad_dtype
-    entries: list[tuple[Any, ...]] = [
-        ("zero_fill", zero_fill),
-        ("allreduce_grad_dtype", str(wire)),
-        ("chunk_bytes", settings.chunk_bytes),
-    ]
+    entries: list[tuple[Any, ...]] = []
     for (name, param), grad in zip(named, grads, strict=True):
         like = grad
         if grad is None:
@@ -211,27 +138,23 @@ def _describe(
                 f"as {wire}; set allreduce_grad_dtype to None"
             )
         words = []
-        if devices.on_gpu(like):
+        if _is_on_gpu(like):
             words.append("on a GPU")
         if grad is None and not zero_fill:
             words.append("no gradient")
         entries.append(("parameter", name, dtype_name(like.dtype), like.shape, *words))
-    present = [grad for grad in grads if grad is not None]
-    wire_dtypes = None
-    if all([type(grad) is np.ndarray for grad in present]):
-        dtypes = [grad.dtype for grad in present]
-        wire_dtypes = wire_dtypes_of(dtypes, settings, is_local)
-    return Described(entries, wire_dtypes)
+    return entries
 
 
 def wire_dtypes_of(
-    dtypes: Sequence[np.dtype], settings: Settings, is_local: bool, on_gpu: bool = False
-) -> Sequence[np.dtype]:
+    dtypes: Sequence[np.dtype], settings: Settings, is_local: bool, on_gpu: bool
+) -> tuple[np.dtype, ...]:
     """Return the dtypes in which gradients of these dtypes travel.
 
-    Those that stay in memory travel in no narrower dtype than their own. In host memory
-    a gradient as wide as the wire dtype is not cast: float16 as bfloat16 and back can
-    overflow, and bfloat16 as float16 more so.
+    ``is_local`` says whether gradients in host memory go through no network: they
+    travel in no narrower dtype than their own. In host memory a gradient as wide as the
+    wire dtype is not cast: float16 as bfloat16 and back can overflow, and bfloat16 as
+    float16 more so.
     """
     wire = settings.allreduce_grad_dtype
     if wire is None:
@@ -248,15 +171,43 @@ def wire_dtypes_of(
     return tuple(found)
 
 
-def _targets(grads: list[Any], present: list[Any]) -> list[Any]:
-    """Return the gradients, with a new array in place of each that can't be written to."""
-    usable = parameters.own_memory(present)
-    if all(usable) and len(present) == len(grads):
-        return grads
-    can_be_overwritten = iter(usable)
+def _targets(grads: list[Any]) -> list[Any]:
+    """Return the gradients, with a new array in place of each that can't be overwritten.
+
+    Chainer makes gradients that are read-only, of stride 0, transposed, or shared
+    between parameters. Missing ones have no target.
+    """
+    owners = [_owner(grad) for grad in grads]
+    counts = Counter(owners)
     targets = []
-    for grad in grads:
-        if grad is not None and not next(can_be_overwritten):
+    for grad, owner in zip(grads, owners, strict=True):
+        is_shared = owner is None or counts[owner] > 1 or UNKNOWN in counts
+        if grad is not None and (is_shared or not _is_writeable(grad)):
             grad = devices.empty_like(grad)
         targets.append(grad)
     return targets
+
+
+def _owner(grad: Any) -> int | None:
+    """Return the owner of the gradient's memory, which those of others may share.
+
+    None of one that isn't there, or that is copied before any is overwritten.
+    """
+    if grad is None or not grad.flags.c_contiguous:
+        return None
+    if _is_on_gpu(grad):
+        return int(grad.data.mem.ptr)
+    memory = grad
+    if grad.base is not None:
+        memory = grad.base
+    if isinstance(memory, np.ndarray) and memory.flags.owndata:
+        return id(memory)
+    return UNKNOWN
+
+
+def _is_writeable(grad: Any) -> bool:
+    return _is_on_gpu(grad) or bool(grad.flags.writeable)
+
+
+def _is_on_gpu(array: Any) -> bool:
+    return type(array) is not np.ndarray and devices.on_gpu(array)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..layout import Operand
@@ -27,14 +26,6 @@ class Algorithm(ABC):
         Beside sources and targets this takes a few chunks of memory, and a copy of each
         source that is not C-contiguous.
         """
-
-    def prepare(self, operand: Operand) -> Callable[[], None]:
-        """Do the part of :meth:`allreduce` that needs no other rank, and writes to no target.
-
-        The function that it returns does the rest (collective). It is to be called once
-        all ranks have prepared alike and have passed a barrier since, or not at all.
-        """
-        return partial(self.allreduce, operand)
 
     def close(self) -> None:  # noqa: B027  (optional: an algorithm may own nothing)
         """Release what the algorithm owns (collective)."""

@@ -45,7 +45,6 @@ class HostBackend(Backend):
         self._by_messages = lru_cache(1)(lambda _: per_tensor(group))
 
     def allreduce(self, operand: Operand) -> None:
-        """Sum users' arrays (collective), packed only now: prepared gradients may lie there."""
         if self._sums_in_memory:
             self.gradient_sum().allreduce(operand)
         else:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,9 +17,8 @@ from mpi4py import MPI
 from ..layout import Chunk, Operand, plan_chunks, shard_slice
 from ..messaging import Algorithm, ProcessGroup
 from ..numbers import accumulator, sum_rows
-from ..runtime import barrier
 from .shared_window import NoSharedMemory, SharedWindow
-from .sixteen_bits import arrays_to_scale, with_exponents
+from .sixteen_bits import with_exponents
 
 # A chunk is summed in a core's cache. How many of them stay in it from packing to
 # unpacking depends on the machine; a group has room for MOST_CHUNKS.
@@ -54,14 +52,15 @@ class Plan:
 
     specs: list[tuple[int, np.dtype]]  # size and dtype of each array
     wire_dtypes: Sequence[np.dtype]
-    is_scaled: bool  # whether ranks agree on exponents first
     groups: list[list[Chunk]]
     stages: list[Stage]  # in the order of a tick
 
     @property
     def ticks(self) -> int:
-        """Number of ticks after the first, in which a chunk is packed."""
-        return len(self.groups) + max([stage.delay for stage in self.stages]) - 1
+        """Number of ticks."""
+        if not self.groups:
+            return 0
+        return len(self.groups) + max([stage.delay for stage in self.stages])
 
 
 class SharedMemoryAllreduce(Algorithm):
@@ -86,9 +85,7 @@ class SharedMemoryAllreduce(Algorithm):
         self._ranks = topology.intra_size(group.rank)
         self._chunk_bytes = group.settings.chunk_bytes or chunk_bytes
         self._next_group = 0  # groups so far: slot numbers go on from call to call
-        self._plan = Plan([], [], False, [], [])  # of the last call, as loops repeat it
-        # Another one for each call that has packed its first group.
-        self._packed = object()
+        self._plan = Plan([], [], [], [])  # of the last call, as loops repeat it
         self._node = MPI.Intracomm(group.comm.Split(node, group.rank))
         chunk_of_groups = self.chunks_of_group * self._chunk_bytes
         terms = TERM_GROUPS * chunk_of_groups * self.widening
@@ -118,58 +115,27 @@ class SharedMemoryAllreduce(Algorithm):
         return self._ranks > REDUNDANT_RANKS
 
     def allreduce(self, operand: Operand) -> None:
-        rest = self._pack_first(self._scaled(operand))
-        barrier(self._node)
-        rest()
-
-    def prepare(self, operand: Operand) -> Callable[[], None]:
-        if self._planned(operand).is_scaled:
-            return partial(self.allreduce, operand)
-        return self._pack_first(operand.flattened())
-
-    def _arrays_to_scale(self, operand: Operand) -> list[int]:
-        return arrays_to_scale(operand)
-
-    def _scaled(self, operand: Operand) -> Operand:
-        return with_exponents(self, operand.flattened())
-
-    def _pack_first(self, operand: Operand) -> Callable[[], None]:
-        """Pack the first group; return a function that does the rest after a barrier.
-
-        Other ranks have read the slots' former terms before the call of `allreduce`
-        that wrote these has ended.
-        """
+        operand = self._scaled(operand)
         plan = self._planned(operand)
         groups = plan.groups
         first = self._next_group
-        token = self._packed = object()
-
-        def work_on(index: int, work: Work) -> None:
-            number = (first + index) * self.chunks_of_group
-            for place, chunk in enumerate(groups[index]):
-                work(operand, number + place, chunk)
-
-        def rest() -> None:
-            if self._packed is not token:  # another call has used the slots since
-                self.allreduce(operand)
-                return
-            self._window.sync()
-            with np.errstate(all="ignore"):
-                for tick in range(1, plan.ticks + 1):
-                    if tick > 1:
-                        self._window.barrier()
-                    for delay, work in plan.stages:
-                        if 0 <= tick - delay < len(groups):
-                            work_on(tick - delay, work)
-                    self._end_tick()
-            self._next_group = first + len(groups)
-
-        if not groups:
-            return lambda: None
         with np.errstate(all="ignore"):
-            work_on(0, self._pack)
-        self._window.sync()
-        return rest
+            for tick in range(plan.ticks):
+                # The last call's last barrier was after all ranks had read what is
+                # overwritten now.
+                if tick > 0:
+                    self._window.barrier()
+                for delay, work in plan.stages:
+                    index = tick - delay
+                    if 0 <= index < len(groups):
+                        number = (first + index) * self.chunks_of_group
+                        for place, chunk in enumerate(groups[index]):
+                            work(operand, number + place, chunk)
+                self._end_tick()
+        self._next_group = first + len(groups)
+
+    def _scaled(self, operand: Operand) -> Operand:
+        return with_exponents(self, operand.flattened())
 
     def _end_tick(self) -> None:
         """Do what follows the stages of each tick."""
@@ -183,9 +149,8 @@ class SharedMemoryAllreduce(Algorithm):
             chunks = plan_chunks(sizes, tuple(dtypes), self._chunk_bytes)
             step = self.chunks_of_group
             groups = [chunks[i : i + step] for i in range(0, len(chunks), step)]
-            is_scaled = len(self._arrays_to_scale(operand)) > 0
             stages = self._stages(chunks)
-            self._plan = Plan(specs, dtypes, is_scaled, groups, stages)
+            self._plan = Plan(specs, dtypes, groups, stages)
         return self._plan
 
     def _stages(self, chunks: list[Chunk]) -> list[Stage]:

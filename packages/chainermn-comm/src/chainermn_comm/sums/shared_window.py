@@ -108,12 +108,8 @@ class SharedWindow:
         """Wait for the node's ranks; all of them then see what each has written."""
         # The barrier orders processes, not memory (MPI 3.1, example 11.7): hence both
         # syncs.
-        self.sync()
+        self._window.Sync()
         runtime.barrier(self._comm)
-        self.sync()
-
-    def sync(self) -> None:
-        """Order this rank's memory. A barrier of MPI between two syncs is a :meth:`barrier`."""
         self._window.Sync()
 
     def is_shared(self) -> bool:

@@ -23,7 +23,7 @@ from ..messaging import ProcessGroup
 from .message_sum import MessageSum, num_rounds
 from .rounds import RunningSum
 from .shared_memory import SharedMemoryAllreduce, Stage
-from .sixteen_bits import arrays_to_scale, with_exponents
+from .sixteen_bits import with_exponents
 
 # With many nodes, a chunk's rounds are divided among at most EXCHANGE_TICKS ticks, so
 # that there is always a large message among the chunks in flight; and a chunk is
@@ -67,9 +67,6 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
 
     def _shares_sums(self) -> bool:
         return True
-
-    def _arrays_to_scale(self, operand: Operand) -> list[int]:
-        return arrays_to_scale(operand, sums_travel=True)
 
     def _scaled(self, operand: Operand) -> Operand:
         return with_exponents(self, operand.flattened(), sums_travel=True)

@@ -10,12 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
 
-from chainermn_comm import CommunicationError, CommunicatorBase, Reducer, patient_waits
+from chainermn_comm import (
+    CommunicationError,
+    CommunicatorBase,
+    Reducer,
+    Work,
+    patient_waits,
+)
 
 from ..background_thread import BackgroundThread, raise_if_any, threads_may_use_mpi
 from ..collective_errors import raise_together
@@ -59,7 +66,8 @@ class _Sending:
 
     def __init__(self, plan: _Plan, reducer: Reducer, scale: float | None) -> None:
         self.plan, self.reducer = plan, reducer
-        self.work = work = reducer.start(planned=len(plan.buckets))
+        self.works: list[Work] = []  # of the buckets that were handed in
+        self._queue: SimpleQueue[Work] = SimpleQueue()
         # That backward has passed on.
         self.gradients = GradientSet.empty(plan.params, scale)
         for each, like in zip(self.gradients.gradients, plan.like, strict=True):
@@ -73,7 +81,8 @@ class _Sending:
                 patient_waits(wait_requested),
                 using_stream(plan.device, plan.stream, wait=False),
             ):
-                work.wait()
+                for _ in plan.buckets:
+                    self._queue.get().wait()
 
         self.thread = BackgroundThread(reduce)
 
@@ -115,8 +124,10 @@ class _Sending:
         bucket = GradientSet(
             [self.gradients.gradients[place] for place in places], None
         )
-        self.reducer.add(bucket, planned=True)
+        work = self.reducer.add_planned(bucket)
         self._handed_in += 1  # else it is still to come, also where that fails
+        self.works.append(work)
+        self._queue.put(work)
 
 
 class OverlappedExchange(GradientExchange):
@@ -218,7 +229,8 @@ class OverlappedExchange(GradientExchange):
         with region("communication"):
             raise_if_any(sending.thread.wait())
         wait_on_device(sending.plan.device, sending.plan.stream)
-        sending.work.assign()
+        for work in sending.works:
+            work.assign()
         sending.gradients.assign()
         return True
 
@@ -229,7 +241,8 @@ class OverlappedExchange(GradientExchange):
             sending.end()
             with contextlib.suppress(CommunicationError):  # the job is about to end
                 wait_on_device(sending.plan.device, sending.plan.stream)
-            sending.work.leave_background()
+            for work in sending.works:
+                work.leave_background()
 
     def _is_tracked(self, params: ParameterSet, loss: Any) -> bool:
         """Return whether final gradients can be known: those of plain losses and real floats.
