@@ -17,8 +17,7 @@ from tests.support.hosts.strangers import share_of_a_core
 from tests.support.hosts.virtual_hosts import Cluster, missing
 from tests.support.jobs.failing import (
     COMMUNICATOR,
-    RAISE,
-    TRACEBACK,
+    ENDS,
     failed,
     seconds_since_failure,
 )
@@ -36,14 +35,7 @@ ABORT_SECONDS = 3.0
 # Of a core, that a monitor takes.
 MOST_OF_A_CORE = 0.01
 
-# What a rank does, the exit status of the job if it is promised, the last words on
-# stderr.
-FAILURES = {
-    "exception": (RAISE, 1, TRACEBACK),
-    "sys.exit": ("sys.exit(3)", 3, ("ChainerMN: rank {} of 2: sys.exit(3)",)),
-    "early success": ("os._exit(0)", 1, ("ChainerMN: rank {} of 2: os._exit(0)",)),
-    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", None, ()),
-}
+FAILURES = ("exception", "sys.exit", "early success", "SIGKILL")
 # The rank does nothing that the other waits for.
 STALL = """
 say_failing()
@@ -62,8 +54,10 @@ IN_VAIN = "from tests.support.worlds.planted import abort_in_vain\n"
 
 @pytest.mark.parametrize("end", FAILURES)
 def test_five_seconds_after_a_failure_the_job_has_ended(end):
-    statement, code, words = FAILURES[end]
-    job = failed(2, code, words, end=statement, install=COMMUNICATOR)
+    failure = ENDS[end]
+    job = failed(
+        2, failure.status, failure.words, end=failure.statement, install=COMMUNICATOR
+    )
     assert seconds_since_failure(job) < END_SECONDS, job
 
 
@@ -84,7 +78,6 @@ def test_three_seconds_after_an_abort_in_vain_the_ranks_are_ended():
     assert ABORT_SECONDS < seconds_since_failure(job) < ABORT_SECONDS + END_SECONDS, job
 
 
-@pytest.mark.full
 @pytest.mark.skipif(bool(missing()), reason="no hosts can be made here")
 def test_forty_seconds_after_a_link_was_cut_the_ranks_on_both_sides_have_ended():
     """20 for the silence to be no hiccup; then the monitors', the launcher's and MPI's own ends."""

@@ -1,25 +1,16 @@
-"""The hosts themselves, and what happens over them when something fails."""
+"""The hosts themselves, and jobs on those that lack something."""
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.support.hosts.virtual_hosts import Cluster
-from tests.support.jobs.failing import (
-    RAISE,
-    TRACEBACK,
-    check_ended,
-    check_last_words,
-    script,
-)
 from tests.support.jobs.processes import soon
-from tests.support.jobs.runner import PRELUDE, SECONDS, run_command, variables
+from tests.support.jobs.runner import PRELUDE
 
 TWO = {"alpha": 2, "beta": 2}
 TRAFFIC = ("tc", "-s", "qdisc", "show", "dev", "eth0")
@@ -58,32 +49,6 @@ MPI.COMM_WORLD.Bcast(np.zeros(2_500_000, np.uint8))
     finally:
         cluster.limit(None)
     assert not any("tbf" in shape for shape in shapes()), shapes()
-
-
-# A communicator whose ranks have made their shared window.
-STREAMING = """
-import numpy as np
-from tests.support.worlds.models import with_grads
-from chainermn_comm import create_communicator
-create_communicator().allreduce_grad(with_grads(w=np.ones(1_000_000, "float32")))
-"""
-
-
-@pytest.mark.parametrize("failing", [pytest.param(0, marks=pytest.mark.full), 3])
-def test_an_exception_on_one_host_ends_the_job_on_all(cluster, tmp_path, failing):
-    with cluster.shm("alpha", "200m"), cluster.shm("beta", "200m"):
-        job = cluster.job(
-            TWO, script(tmp_path, RAISE, "loop", (failing,), install=STREAMING)
-        )
-        check_ended(job, 1)
-        words = [word.format(failing).replace("of 2", "of 4") for word in TRACEBACK]
-        check_last_words(job, *words)
-        assert soon(lambda: not cluster.processes()), cluster.processes()
-        for host in TWO:  # no window; MPICH leaves 2 MB of its own
-            used = cluster.run(host, "df", "--output=used", "-B1", "/dev/shm").split()[
-                1
-            ]
-            assert int(used) < 4 << 20
 
 
 @pytest.mark.full
@@ -140,37 +105,3 @@ def test_nothing_is_left_of_hosts_even_if_one_fails_to_start(cluster):
     with pytest.raises(RuntimeError, match="hostname: name too long"):
         Cluster(("one", "x" * 99))
     assert set(psutil.Process().children()) == children
-
-
-# Like a machine that runs an sshd, or has run one.
-WITH_SSHD = 'mount -t tmpfs tmpfs /run; mkdir /run/sshd; exec "$@"'
-# A host fails a moment after it was started, and a little more goes by before it is
-# plugged in.
-SLOW = {"hostname": "sleep 1", "ip": 'case "$*" in *veth*) sleep 2;; esac'}
-MAKE = (
-    f"from tests.support.hosts.virtual_hosts import Cluster; Cluster(({'x' * 99!r},))"
-)
-
-
-def test_a_host_fails_to_start_as_well_where_this_machine_runs_an_sshd(
-    cluster, tmp_path
-):
-    for name, delay in SLOW.items():
-        program = tmp_path / name
-        program.write_text(f'#!/bin/sh\n{delay}\nPATH=${{PATH#*:}} exec {name} "$@"\n')
-        program.chmod(0o700)
-    path = os.pathsep.join([str(tmp_path), os.environ["PATH"], "/usr/sbin", "/sbin"])
-    command = [
-        "unshare",
-        "--mount",
-        "sh",
-        "-ec",
-        WITH_SSHD,
-        "sh",
-        sys.executable,
-        "-c",
-        MAKE,
-    ]
-    job = run_command(command, variables({"PATH": path}), SECONDS)
-    assert "RuntimeError: a host didn't start" in job.err, job
-    assert "hostname: name too long" in job.err, job

@@ -73,11 +73,15 @@ with create_communicator(sys.argv[1]) as comm:
 """
 
 
-def test_forked_children_end_with_their_status_and_gradients_go_on():
-    expected = {how: status for how, (_, status, _) in CHILDREN.items()} | {
-        "multiprocessing": 3
-    }
-    job = run_text(2, SCRIPT, "hierarchical", *expected)
+@pytest.mark.parametrize(
+    ("name", "hook"),
+    [("hierarchical", ""), pytest.param("flat", "0", marks=pytest.mark.full)],
+)
+def test_forked_children_end_with_their_status_and_gradients_go_on(name, hook):
+    expected = {how: status for how, (_, status, _) in CHILDREN.items()}
+    expected["multiprocessing"] = 3
+    environment = {"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": hook}
+    job = run_text(2, SCRIPT, name, *expected, environment=environment)
     assert job.returncode == 0, job
     assert f"ENDS {[expected, expected]}" in job.out, job
     assert Counter(re.findall("EXIT FUNCTION of (\\w+)", job.out)) == {
@@ -85,19 +89,3 @@ def test_forked_children_end_with_their_status_and_gradients_go_on():
     }
     assert job.err.count("last words") == 2
     assert job.err.count("LookupError: of the child") == 2
-
-
-@pytest.mark.parametrize(
-    ("ranks", "hook"),
-    [
-        (2, "1"),
-        pytest.param(2, "0", marks=pytest.mark.full),
-        pytest.param(1, "", marks=pytest.mark.full),
-    ],
-)
-def test_with_and_without_the_abort_hook_and_on_one_rank(ranks, hook):
-    environment = {"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": hook}
-    name = "flat" if ranks == 2 else "hierarchical"
-    job = run_text(ranks, SCRIPT, name, "code", environment=environment)
-    assert job.returncode == 0, job
-    assert f"ENDS {[{'code': 7}] * ranks}" in job.out, job

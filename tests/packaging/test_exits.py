@@ -14,11 +14,13 @@ from tests.support.jobs.runner import run_command
 
 SECONDS = 300.0  # ends a hang, no more
 
-# What the failing rank does, the exit status of the job, the last words on stderr.
+# How the failing rank ends.
 FAILURES = {
-    "exception": (failing.RAISE, 1, failing.TRACEBACK),
-    "sys.exit": ("sys.exit(3)", 3, failing.EXIT_3),
-    "SystemExit": ("def f():\n    raise SystemExit(3)\nf()", 3, failing.EXIT_3),
+    "exception": failing.ENDS["exception"],
+    "sys.exit": failing.ENDS["sys.exit"],
+    "SystemExit": failing.End(
+        "def f():\n    raise SystemExit(3)\nf()", 3, failing.EXIT_3
+    ),
 }
 # None ends anything, so that all ranks come past them; the last one ends a rank, but
 # with success.
@@ -57,10 +59,10 @@ def job_on(environment_on):
     ],
 )
 def test_a_failing_rank_ends_the_job(python, end, job_on, tmp_path):
-    statement, code, words = FAILURES[end]
-    job = job_on(python, failing.script(tmp_path, statement))
-    failing.check_ended(job, code)
-    failing.check_last_words(job, *(word.format(1) for word in words))
+    failure = FAILURES[end]
+    job = job_on(python, failing.script(tmp_path, failure.statement))
+    failing.check_ended(job, failure.status)
+    failing.check_last_words(job, *failing.worded(failure.words, 1, 2))
 
 
 def test_an_exit_that_is_no_failure_ends_nothing(python, job_on, tmp_path):

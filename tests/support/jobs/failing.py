@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from tests.support.jobs.runner import PRELUDE, Job, run_text
 # The others outlast any job here that doesn't end by itself.
 OTHERS_STAY = 1000.0
 
+# What the statements of `ENDS` need.
+MODULES = "import ctypes, os, signal, sys, threading, time\n"
 START = f"""{PRELUDE}
-import os, signal, sys, threading, time
+{MODULES}
 from mpi4py import MPI
 world = MPI.COMM_WORLD
 def say_failing():  # without this package, which the environments of some jobs don't have
@@ -50,6 +53,61 @@ COMMUNICATOR = (
 )
 
 
+@dataclass(frozen=True)
+class End:
+    """How a rank ends in failure.
+
+    Attributes:
+        statement: what it does then.
+        status: of the job; None if it isn't promised.
+        words: how the last lines begin that the job says, in their order, of the
+            failing `rank` and the number of `ranks`.
+    """
+
+    statement: str
+    status: int | None = None
+    words: tuple[str, ...] = ()
+
+    @property
+    def said(self) -> str:
+        """The line that names the rank."""
+        return next(word for word in self.words if word.startswith("ChainerMN"))
+
+
+RAISE = "raise RuntimeError('planted')"
+TRACEBACK = (
+    "Traceback",
+    "RuntimeError: planted",
+    "ChainerMN: rank {rank} of {ranks}: uncaught RuntimeError, ending the job",
+    "Next step: fix the error above",
+)
+EXIT_3 = ("ChainerMN: rank {rank} of {ranks}: sys.exit(3)", "Next step: ")
+INTERRUPTED = (
+    "Traceback",
+    "KeyboardInterrupt",
+    "ChainerMN: rank {rank} of {ranks}: uncaught KeyboardInterrupt",
+    "Next step: nothing is wrong",
+)
+MESSAGE = ("no", "ChainerMN: rank {rank} of {ranks}: sys.exit with a message")
+LEFT = "ChainerMN: rank {rank} of {ranks}: os._exit"
+# By name; the tests of faults/, of the hosts, of chaos and of the promises of time have
+# them.
+ENDS = {
+    "exception": End(RAISE, 1, TRACEBACK),
+    "interrupt": End(
+        "os.kill(os.getpid(), signal.SIGINT); time.sleep(9)", 130, INTERRUPTED
+    ),
+    "sys.exit": End("sys.exit(3)", 3, EXIT_3),
+    "SystemExit": End("raise SystemExit(3)", 3, EXIT_3),
+    "message": End("sys.exit('no')", 1, MESSAGE),
+    "os._exit": End("os._exit(3)", 3, (LEFT + "(3)",)),
+    "early success": End("os._exit(0)", 1, (LEFT + "(0)",)),
+    "SIGTERM": End("os.kill(os.getpid(), signal.SIGTERM)"),
+    "SIGKILL": End("os.kill(os.getpid(), signal.SIGKILL)"),
+    "SIGSEGV": End("ctypes.string_at(0)"),
+}
+
+
 def text(
     end: str = "",
     others: str = "barrier",
@@ -80,8 +138,13 @@ def failed(
     check_ended(job, code)
     if words:
         (*_, rank) = options.get("failing", (1,))
-        check_last_words(job, *(word.format(rank) for word in words))
+        check_last_words(job, *worded(words, rank, ranks))
     return job
+
+
+def worded(words: tuple[str, ...], rank: int, ranks: int) -> list[str]:
+    """The words of an `End` about this rank of so many."""
+    return [word.format(rank=rank, ranks=ranks) for word in words]
 
 
 def check_ended(job: Job, code: int | None = None) -> None:
@@ -111,14 +174,3 @@ def check_last_words(job: Job, *lines: str) -> None:
     rest = "\n".join(words[position + 1 :])
     assert "Traceback" not in rest, job
     assert "ChainerMN" not in rest, job
-
-
-RAISE = "raise ValueError('failure!')"
-TRACEBACK = (
-    *("Traceback", "ValueError: failure!"),
-    *(
-        "ChainerMN: rank {} of 2: uncaught ValueError, ending the job",
-        "Next step: fix the error above",
-    ),
-)
-EXIT_3 = ("ChainerMN: rank {} of 2: sys.exit(3)", "Next step: ")
