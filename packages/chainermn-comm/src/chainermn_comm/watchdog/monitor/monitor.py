@@ -230,7 +230,9 @@ class Monitor:
         """Return when ranks of all machines called MPI_Abort or died, and which."""
         now = time.monotonic()
         known = [(now, rank) for rank in self.read_ranks(now)]
-        for link in self.other_machines.linked:
+        # A monitor whose ranks have all ended says so, and goes.
+        lost = self.other_machines.lost.values()
+        for link in (*self.other_machines.linked, *lost):
             known += [(link.pushed_at, rank) for rank in link.ranks]
         return [
             (read_at - rank.failed_for, rank)
