@@ -21,22 +21,19 @@ def test_the_first_host_shows_all_ranks_and_others_their_own(cluster, tmp_path):
     ranks = {"alpha": 2, "beta": 1}
     seen = looking.while_running(look, start=cluster.job, ranks=ranks)
     top, stacks, text, theirs, their_stacks, their_text = seen
-    found, seen_from_beta = json.loads(top), json.loads(theirs)
+    found = json.loads(top)
     assert [it["host"] for it in found["ranks"]] == ["alpha", "alpha", "beta"]
     assert found["unseen"] == []
     assert found["slowest"] == 1
     assert found["ranks"][2]["waits_for"] in ([], [1])
     assert all(it["steps_per_second"] for it in found["ranks"])
-    assert all(it["examples_per_second"] for it in found["ranks"])
     assert [it["memory_bytes"] is None for it in found["ranks"]] == [False, False, True]
-    assert all(
-        f"rank {rank} on {host}, process " in stacks
-        for rank, host in ((0, "alpha"), (2, "beta"))
-    )
-    assert [it["rank"] for it in seen_from_beta["ranks"]] == [2]
-    assert seen_from_beta["unseen"] == ["alpha"]
-    assert "alpha\nnot seen from here\n" in their_stacks
+    assert "rank 2 on beta, process " in stacks
     assert "only ranks of this host" not in text
+    found = json.loads(theirs)
+    assert [it["rank"] for it in found["ranks"]] == [2]
+    assert found["unseen"] == ["alpha"]
+    assert "alpha\nnot seen from here\n" in their_stacks
     assert their_text.endswith(
         "only ranks of this host are shown; to see all, run it on alpha\n"
     )
