@@ -114,6 +114,18 @@ def test_of_several_machines_the_first_rank_that_died_is_named(aborted, printed)
     assert text.startswith(f"\nChainerMN: {printed}")
 
 
+def test_the_first_rank_that_died_is_named_though_its_monitor_has_gone_since():
+    with simulation(3, seconds=0.0) as made:
+        start(made, 3, absent=3)
+        made.ranks[2].failed_at = clock() - 1.0
+        assert made.until(lambda: bool(made.monitors[0].failures()), LATE)
+        made.ranks[0].failed_at = clock()
+        made.cut(2, ENDED)
+        assert made.until(lambda: bool(made.printed), LATE)
+        ((_, text),) = made.printed
+    assert text.startswith("\nChainerMN: rank 2 (process")
+
+
 def test_where_a_rank_called_mpi_abort_in_vain_the_job_ends_on_all_machines():
     """As where its launcher has lost the message."""
     with simulation(3, seconds=0.0) as made:
