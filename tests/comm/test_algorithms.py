@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 
@@ -19,6 +20,7 @@ from tests.support.oracles.drawn_models import (
     has,
     models,
 )
+from tests.support.worlds.circulant import by_circulant
 from tests.support.worlds.models import Model, Param, with_grads
 from tests.support.worlds.topologies import IMPOSED, on_nodes, over_nodes
 
@@ -38,13 +40,20 @@ MODELS = models([(263_001,), (520, 510)], 60)
 
 
 @cache
-def communicator(name: str, nodes: tuple[int, ...]):
+def communicator(
+    name: str, nodes: tuple[int, ...], by_rounds: bool, chunk_bytes: int | None
+):
     """Kept for the whole run: chunks go on from call to call."""
-    return on_nodes(nodes, name)
+    with by_circulant() if by_rounds else nullcontext():
+        comm = on_nodes(nodes, name)
+        comm.set_config("chunk_bytes", chunk_bytes)
+        comm.allreduce_grad(with_grads(w=np.ones(3, "f4")))  # the algorithm is made
+    return comm
 
 
 def run(comm, entries, zero_fill) -> list:
-    model, mine = Model(), gradients(entries, comm.rank)
+    model = Model()
+    mine = gradients(entries, comm.rank)
     for index, (entry, grad) in enumerate(zip(entries, mine, strict=True)):
         found = grad if has(entry, comm.rank, zero_fill) else None
         model.params[f"p{index:03}"] = Param(np.zeros(entry.shape, entry.dtype), found)
@@ -70,15 +79,17 @@ def test_any_model_over_any_topology(world, name, examples):
     twins = [twin, replace(twin, layout="shared", missing=frozenset({0}))]
 
     @settings(max_examples=examples)
-    @example(twins, topologies[0], None, True)
+    @example(twins, topologies[0], None, True, False, None)
     @given(
         MODELS,
         st.sampled_from(topologies),
         st.sampled_from([None, *DTYPES]),
         st.booleans(),
+        st.booleans(),
+        st.sampled_from([None, 8192]),
     )
-    def check(entries, nodes, wire, zero_fill):
-        comm = communicator(name, nodes)
+    def check(entries, nodes, wire, zero_fill, by_rounds, chunk_bytes):
+        comm = communicator(name, nodes, by_rounds, chunk_bytes)
         check_model(
             comm, lambda: run(comm, entries, zero_fill), entries, wire, zero_fill
         )
