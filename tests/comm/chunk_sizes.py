@@ -15,7 +15,8 @@ from chainermn_comm.sums import pairwise
 def recorded_sizes() -> Iterator[dict[str, list[int]]]:
     """Bytes of each chunk `packed` on this rank meanwhile, and of each message `sent`."""
     found: dict[str, list[int]] = {"packed": [], "sent": []}
-    pack, exchange = Chunk.pack, pairwise.start_exchange
+    pack = Chunk.pack
+    exchange = pairwise.start_exchange
 
     def packing(self: Chunk, operand: Any, out: Any) -> None:
         found["packed"].append(self.nbytes)
