@@ -9,6 +9,7 @@ import pytest
 
 from chainermn_comm import create_communicator
 from tests.support.tools.tracing import traced_into
+from tests.support.worlds.third_party import Inheriting
 from tests.support.worlds.topologies import ALGORITHMS, by_name
 
 
@@ -23,6 +24,17 @@ def comm(request: pytest.FixtureRequest) -> Iterator:
 def naive() -> Iterator:
     """A `naive` communicator, where the name makes no difference."""
     with create_communicator("naive") as communicator:
+        yield communicator
+
+
+@pytest.fixture(params=["ours", "inherited"])
+def either(request: pytest.FixtureRequest, world) -> Iterator:
+    """A `naive` communicator, and one of a class that takes what it can from the base class."""
+    if request.param == "ours":
+        made = create_communicator("naive")
+    else:
+        made = Inheriting(world.Dup())
+    with made as communicator:
         yield communicator
 
 
