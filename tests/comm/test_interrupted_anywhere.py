@@ -35,24 +35,21 @@ REFUSED = {"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "0"}
 
 
 def interrupt(
-    folder: Path,
-    ranks: int,
-    case: tuple[str, str],
-    before: int,
-    later: int,
-    refused: bool = False,
+    folder: Path, ranks: int, case: tuple[str, str], count: int, refused: bool = False
 ) -> None:
     """Interrupt calls at as many places; a job goes on with the next one where it isn't aborted."""
     draw = random.Random(f"{SEED} {ranks} {case}")
-    odd, path = draw.randrange(ranks), folder / "place"
-    places = sorted(draw.random() for _ in range(before))
-    places += sorted(1 + draw.random() for _ in range(later))
+    odd = draw.randrange(ranks)
+    path = folder / "place"
+    places = sorted(draw.random() for _ in range(count))
+    how = REFUSED if refused else None
     while places:
-        how = REFUSED if refused else None
         job = run_text(
             ranks, SCRIPT, *case, odd, path, *places, seconds=SECONDS, environment=how
         )
-        where = f"{case}, rank {odd} of {ranks}, bytecode {path.read_text()}, seed {SEED}: {job}"
+        assert path.exists(), job
+        text = path.read_text()
+        where = f"{case}, rank {odd} of {ranks}, bytecode {text}, seed {SEED}: {job}"
         if job.returncode == 0 and job.out.count("DONE") == ranks:
             return
         if refused:
@@ -61,24 +58,23 @@ def interrupt(
         else:
             assert job.returncode == 1, where
             # Where a `with` has just ended, Python closes its generator instead.
-            named = rf"rank {odd} of {ranks}: uncaught (InterruptedError|PeerError|GeneratorExit)"
+            kinds = "InterruptedError|PeerError|GeneratorExit"
+            named = rf"rank {odd} of {ranks}: uncaught ({kinds})"
             assert re.search(named, job.err), where
-        del places[: int(path.read_text().split()[0]) + 1]
+        del places[: int(text.split()[0]) + 1]
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("case", FEW, ids=" ".join)
 def test_an_interrupted_call_raises_on_all_ranks_or_ends_the_job(case, tmp_path):
-    interrupt(tmp_path, 2, case, before=0, later=1)
-    assert (tmp_path / "place").exists()
+    interrupt(tmp_path, 2, case, 2)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
 def test_an_interrupted_call_at_many_places(case, ranks, tmp_path):
-    interrupt(tmp_path, ranks, case, before=2, later=5)
-    assert (tmp_path / "place").exists()
+    interrupt(tmp_path, ranks, case, 7)
 
 
 @pytest.mark.full
@@ -86,5 +82,4 @@ def test_an_interrupted_call_at_many_places(case, ranks, tmp_path):
     "case", [case for case in CASES if "create" not in case[1]], ids=" ".join
 )
 def test_where_no_job_may_be_aborted_later_calls_say_so(case, tmp_path):
-    interrupt(tmp_path, 2, case, before=1, later=2, refused=True)
-    assert (tmp_path / "place").exists()
+    interrupt(tmp_path, 2, case, 3, refused=True)
