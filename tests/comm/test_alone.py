@@ -27,13 +27,13 @@ FOREIGN = {"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "2"}
 
 
 def create(
-    environment: dict[str, str], *words: str
+    environment: dict[str, str], *words: str, script: str = CREATE
 ) -> subprocess.CompletedProcess[str]:
     """Create a communicator in a process that a shell starts: its parent is no rank."""
-    script = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", CREATE, *words]
+    command = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", script, *words]
     variables = runner.variables(environment)
     return subprocess.run(
-        script, env=variables, capture_output=True, text=True, timeout=60
+        command, env=variables, capture_output=True, text=True, timeout=60
     )
 
 
@@ -92,8 +92,5 @@ done = subprocess.run([sys.executable, "-c", sys.argv[1]], timeout=60, check=Tru
 
 def test_a_program_that_a_rank_starts_is_meant_to_be_alone():
     """It inherits the launcher's variables, here Slurm's."""
-    command = [sys.executable, "-c", STARTS, CREATE]
-    done = subprocess.run(
-        command, env=runner.variables(SLURM), capture_output=True, text=True, timeout=60
-    )
+    done = create(SLURM, CREATE, script=STARTS)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr

@@ -23,8 +23,6 @@ def share(cores, threads=1, group=None, chosen=False) -> RankResources:
 @pytest.mark.parametrize(
     ("cores", "shares"),
     [
-        (2, [share({0, 1}), share({0, 1})]),
-        (4, [share({0, 1}), share({4, 5})]),
         (9, [share(range(8)), share({7, 8})]),
         (2, [share(range(16), group=("/job", 2.5))] * 4),
         (
@@ -48,15 +46,12 @@ def test_cores_are_the_union_of_the_ranks_cores_and_a_quota_holds_for_its_cgroup
 @pytest.mark.parametrize(
     ("allowed", "shares"),
     [
-        (1, [share(range(2), 2)] * 2),
-        (4, [share(range(8), 8)] * 2),
         (2, [share(range(8), 8)] * 3),
         (1, [share(range(2), 2)] * 4),  # more ranks than cores
         (None, [share(range(2), 1)] * 4),  # nothing left to limit
         (None, [share(range(8), 4)] * 2),  # fits
         (None, [share(range(8), 8)]),  # alone
         (None, [share({0, 1}, 2), share({2, 3}, 2)]),  # bound to cores of their own
-        (None, [share({0}, 1), share({1, 2, 3}, 3)]),
         # A rank's user set a number.
         (None, [share({0, 1}, 2), share({0, 1}, 0, chosen=True)]),
     ],
@@ -65,42 +60,40 @@ def test_threads_are_shared_out(allowed, shares):
     assert allowed_threads(shares) == allowed
 
 
-NESTED = {
-    "job/cpu.max": "300000 100000",
-    "job/one/cpu.max": "max 100000",
-    "job/one/task/cpu.max": "800000 100000",
-}
 MEMBERSHIP = "12:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n0::/docker/abc\n"
+QUOTA = "cpu.cfs_quota_us"
+PERIOD = {"cpu.cfs_period_us": "100000"}
 
 
 @pytest.mark.parametrize(
-    ("membership", "files", "group", "cores"),
+    ("membership", "limits", "group", "cores"),
     [
-        ("0::/job\n", {"job/cpu.max": "max 100000"}, "job", None),
-        ("0::/job\n", {"job/cpu.max": "150000 100000"}, "job", 1.5),
-        ("0::/job\n", {"job/cpu.max": "400000 100000"}, "job", 4.0),
-        ("0::/job/one/task\n", NESTED, "job", 3.0),  # the tightest on the way up
-        *(  # version 1
-            (
-                MEMBERSHIP,
-                {
-                    f"{group}/cpu.cfs_quota_us": quota,
-                    f"{group}/cpu.cfs_period_us": "100000",
-                },
-                group,
-                cores,
-            )
-            for group in ("cpu/docker/abc", "cpu,cpuacct/docker/abc")
-            for quota, cores in [("-1", None), ("250000", 2.5)]
+        ("0::/job\n", {"job": {"cpu.max": "max 100000"}}, "job", None),
+        ("0::/job\n", {"job": {"cpu.max": "150000 100000"}}, "job", 1.5),
+        (  # the tightest on the way up
+            "0::/job/one/task\n",
+            {
+                "job": {"cpu.max": "300000 100000"},
+                "job/one": {"cpu.max": "max 100000"},
+                "job/one/task": {"cpu.max": "800000 100000"},
+            },
+            "job",
+            3.0,
         ),
-        ("", {}, "", None),
+        # Version 1.
+        (MEMBERSHIP, {"cpu/docker/abc": {QUOTA: "-1", **PERIOD}}, "", None),
+        *(
+            (MEMBERSHIP, {group: {QUOTA: "250000", **PERIOD}}, group, 2.5)
+            for group in ("cpu/docker/abc", "cpu,cpuacct/docker/abc")
+        ),
         ("0::/not/there\n", {}, "", None),
     ],
 )
-def test_the_limit_of_a_cgroup(tmp_path, membership, files, group, cores):
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text + "\n")
+def test_the_limit_of_a_cgroup(tmp_path, membership, limits, group, cores):
+    for folder, files in limits.items():
+        (tmp_path / folder).mkdir(parents=True)
+        for name, text in files.items():
+            (tmp_path / folder / name).write_text(text + "\n")
     expected = cores and (str(tmp_path / group), cores)
     assert tightest_cgroup(membership, tmp_path) == expected
 

@@ -11,7 +11,6 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from tests.comm import redundant_sums
 from tests.support.worlds.models import with_grads
 
 pytestmark = pytest.mark.world
@@ -102,32 +101,3 @@ def test_large_gradients_are_moved_at_most_four_times_on_any_number_of_ranks(
     (counts,) = counts_of_calls(counted, world, name, LARGE)
     assert counts.moved <= 4 * nbytes + OVERHEAD
     assert (counts.sent + counts.received > nbytes) == (name in ("naive", "flat"))
-
-
-@pytest.mark.sizes(3, 4)
-def test_sums_that_each_rank_takes_of_all_would_be_noticed(world, counted):
-    with redundant_sums.by_each_rank_of(world.size):
-        (counts,) = counts_of_calls(counted, world, "hierarchical", TINY)
-    assert counts.read == world.size * nbytes_of(TINY)
-
-
-@pytest.mark.sizes(2)
-def test_shared_memory_can_not_be_touched_uncounted(counted):
-    counts = counted.Counts()
-    memory = counted.Counted(np.arange(8, dtype="f4"), counts)
-    for touch in (
-        memoryview,
-        np.sum,
-        np.array_equal,
-        lambda it: it.sum(),
-        lambda it: it.copy(),
-    ):
-        with pytest.raises((TypeError, AttributeError)):
-            touch(memory, memory) if touch is np.array_equal else touch(memory)
-    plain = np.zeros(4, "f4")
-    plain[:] = memory[:4]
-    plain += memory[4:]
-    memory[2:5] = 7
-    np.add(plain, plain, out=memory[:4])
-    assert (counts.read, counts.written) == (32, 28)
-    assert (plain == [4, 6, 8, 10]).all()

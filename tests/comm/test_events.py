@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -41,32 +42,26 @@ def test_an_event_is_a_line_that_a_pipe_carries_whole(words):
 @pytest.mark.parametrize("long", ["x" * 10_000, "é" * 5000, "\x1e\n" * 3000])
 def test_the_longest_texts_of_an_event_lose_their_middle(long):
     words = {"short": "y" * 200, "long": f"begin{long}end", "several": [long, 7]}
-    line = event_line(LAUNCH, 7, "test", words=words, number=1)
+    line = event_line(LAUNCH, 7, "test", words=words)
     assert 3000 < len(line) <= 4096
     (event,) = sent(line.decode())
-    assert event["number"] == 1
-    assert event["words"]["short"] == words["short"]
-    assert event["words"]["long"].startswith("begin")
-    assert event["words"]["long"].endswith("end")
-    assert "..." in event["words"]["long"]
-    assert event["words"]["several"][1] == 7
+    found = event["words"]
+    assert found["short"] == words["short"]
+    assert re.fullmatch(r"begin.*\.\.\..*end", found["long"], re.DOTALL)
+    assert found["several"][1] == 7
 
 
 def test_an_event_that_is_too_long_without_its_texts_is_not_sent():
     script = (
         EMIT.replace("words=sys.argv[1]", "words=[*range(1000)]") + "; emit('next')"
     )
-    assert [
-        event["event"] for event in sent(stderr_of(script, environment=ENVIRONMENT))
-    ] == ["next"]
+    (event,) = sent(stderr_of(script, environment=ENVIRONMENT))
+    assert event["event"] == "next"
 
 
-def test_an_event_has_its_kind_and_rank():
+def test_an_event_has_its_kind_and_rank_and_goes_to_a_launcher_only():
     text = stderr_of(EMIT, "x", environment={**ENVIRONMENT, **RANK_2})
     assert sent(text) == [{"version": 1, "event": "test", "rank": 2, "words": "x"}]
-
-
-def test_without_a_launcher_nothing_is_sent():
     assert stderr_of(EMIT, "x", environment={}) == ""
 
 
