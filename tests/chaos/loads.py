@@ -1,9 +1,9 @@
-"""A rank under load: calls back to back, each value checked, and what the process holds.
+"""A rank under load: calls back to back, each value checked; what the process holds stays.
 
     python loads.py LOAD COUNT
 
-LOAD is the name of a function below. Rank 0 prints the samples of all as a line of
-JSON.
+LOAD is the name of a function below. Rank 0 prints what each rank held before and after
+most of the calls, as a line of JSON.
 """
 
 from __future__ import annotations
@@ -23,23 +23,28 @@ from chainermn_comm import create_communicator
 from tests.support.oracles.operations import OPERATIONS, bcast
 from tests.support.worlds.models import check_mean
 
-# How often a rank looks at itself, over the run.
-SAMPLES = 30
+# Of the calls, the first part: imports, caches and MPI's own buffers grow then.
+WARM = 0.5
 NAMES = ("hierarchical", "naive", "flat", "two_dimensional", "single_node")
 
 
 def look() -> dict[str, int]:
     """What this process holds now."""
     gc.collect()
-    found = {name: len(os.listdir(f"/proc/self/{name}")) for name in ("fd", "task")}
     pages = int(Path("/proc/self/statm").read_text().split()[1])  # resident
-    return found | {"bytes": pages * resource.getpagesize()}
+    return {
+        "files": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "bytes": pages * resource.getpagesize(),
+    }
 
 
-def collectives(choose: random.Random) -> Iterator[None]:
-    """Small calls."""
+def calls(choose: random.Random) -> Iterator[None]:
+    """Small calls of all kinds, and now and then a mean of any size."""
     comm = create_communicator("hierarchical")
     while True:
+        if choose.random() < 0.02:
+            check_mean(comm, choose.choice((1, 2000, 70_000, 300_000)))
         yield choose.choice(OPERATIONS)(
             comm, choose.randrange(1, 300), choose.randrange(comm.size)
         )
@@ -49,35 +54,25 @@ def communicators(choose: random.Random) -> Iterator[None]:
     """Communicators, each used and freed."""
     keeper = create_communicator("naive")  # so that the monitor stays the same
     while True:
-        for number in range(7 * len(NAMES)):
-            comm = create_communicator(NAMES[number % len(NAMES)])
-            if number % 7 == 0:
+        for name in NAMES:
+            with create_communicator(name) as comm:
+                check_mean(comm, choose.randrange(1, 2000))
                 with comm.split(comm.rank % 2, comm.rank) as part:
-                    check_mean(part, choose.randrange(1, 2000))
-            yield check_mean(comm, choose.randrange(1, 2000))
-            comm.finalize()
+                    yield check_mean(part, choose.randrange(1, 2000))
         bcast(keeper, 9, 0)
 
 
-def mixed(choose: random.Random) -> Iterator[None]:
-    """Calls of all kinds, of all sizes."""
-    comm = create_communicator("hierarchical")
-    for _ in collectives(choose):
-        if choose.random() < 0.2:
-            check_mean(comm, choose.choice((1, 2000, 70_000, 300_000)))
-        yield
-
-
 def main() -> None:
-    load, count = globals()[sys.argv[1]](random.Random(1)), int(sys.argv[2])
-    samples = []
-    for number in range(count):
+    load = globals()[sys.argv[1]](random.Random(1))
+    count = int(sys.argv[2])
+    for _ in range(int(WARM * count)):
         next(load)
-        if (number + 1) % (count // SAMPLES) == 0:
-            samples.append(look())
-    found = MPI.COMM_WORLD.gather(samples)
+    warm = look()
+    for _ in range(int(WARM * count), count):
+        next(load)
+    found = MPI.COMM_WORLD.gather([warm, look()])
     if found is not None:
-        print("LOADED", json.dumps(found), flush=True)
+        print("HELD", json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
