@@ -10,8 +10,8 @@ import re
 
 import pytest
 
-from tests.chaos.faults import Case
-from tests.chaos.runs import Hosts
+from tests.chaos.faults import EACH
+from tests.chaos.runs import HOSTS
 from tests.chaos.trials import CUT, MOST_SECONDS, Trials
 from tests.support.hosts.strangers import share_of_a_core
 from tests.support.hosts.virtual_hosts import Cluster, missing
@@ -81,13 +81,11 @@ def test_three_seconds_after_an_abort_in_vain_the_ranks_are_ended():
 @pytest.mark.skipif(bool(missing()), reason="no hosts can be made here")
 def test_forty_seconds_after_a_link_was_cut_the_ranks_on_both_sides_have_ended():
     """20 for the silence to be no hiccup; then the monitors', the launcher's and MPI's own ends."""
-    case = Case(
-        "link", "collective", 4, communicator="hierarchical", launcher="launch", hosts=2
-    )
-    with Cluster(("alpha", "beta")) as cluster:
-        trial = Trials(Hosts(cluster)).run(case, restart=False)
-    assert not trial.wrongs, trial
-    assert trial.seconds[CUT] < MOST_SECONDS[CUT], trial
+    (case,) = (case for case in EACH if case.kind == "link")
+    with Cluster(HOSTS) as cluster:
+        trial = Trials(cluster).run(case, restart=False)
+    assert not trial.wrongs, f"{trial}"
+    assert trial.seconds[CUT] < MOST_SECONDS[CUT], trial.seconds
 
 
 MANY_MAPPINGS = """

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import os
 import random
 import resource
 import signal
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
+
+from tests.support.jobs.failing import ENDS, MODULES
+from tests.support.jobs.processes import soon
 
 T = TypeVar("T")
 
 # Left free when memory runs out: less than anybody's next array.
 BLOCK_BYTES = 1 << 20
 MEMORY_BYTES = 64 << 20  # until then
-LINK_SECONDS = 20.0  # for the runner to cut the link
-
-
-def raise_exception() -> None:
-    raise RuntimeError("planted")
 
 
 def run_out_of_memory() -> None:
@@ -53,24 +50,31 @@ class Kind:
     """A fault: by what the job does after it, what the rank does, and what is said of it then."""
 
     group: str
-    strike: Callable[[], object] | None = None
+    statement: str = ""
     said: str = ""
 
 
+def ending(name: str) -> Kind:
+    """An end that the job reports itself, of the table of all tests."""
+    return Kind("end", ENDS[name].statement, ENDS[name].said)
+
+
 KINDS = {
-    "exception": Kind("end", raise_exception, "uncaught RuntimeError"),
-    "sys.exit": Kind("end", lambda: sys.exit(3), "sys.exit(3)"),
-    "os._exit": Kind("end", lambda: os._exit(3), "os._exit(3)"),
-    "SIGTERM": Kind("warning", lambda: os.kill(os.getpid(), signal.SIGTERM)),
-    "SIGKILL": Kind("signal", lambda: os.kill(os.getpid(), signal.SIGKILL)),
-    "SIGSEGV": Kind("signal", lambda: ctypes.string_at(0)),
-    "memory": Kind("end", run_out_of_memory, "uncaught MemoryError"),
-    "SIGSTOP": Kind(
-        "stall", lambda: os.kill(os.getpid(), signal.SIGSTOP), "is stopped"
+    "exception": ending("exception"),
+    "sys.exit": ending("sys.exit"),
+    "os._exit": ending("os._exit"),
+    "SIGTERM": Kind("warning", ENDS["SIGTERM"].statement),
+    "SIGKILL": Kind("signal", ENDS["SIGKILL"].statement),
+    "SIGSEGV": Kind("signal", ENDS["SIGSEGV"].statement),
+    "memory": Kind(
+        "end",
+        "run_out_of_memory()",
+        "ChainerMN: rank {rank} of {ranks}: uncaught MemoryError",
     ),
-    "loop": Kind("stall", loop_in_python, "in loop_in_python\n"),
-    "held": Kind("stall", hold_in_c, "in hold_in_c\n"),
-    # It does something else than the others do, instead of failing by itself.
+    "SIGSTOP": Kind("stall", "os.kill(os.getpid(), signal.SIGSTOP)", "is stopped"),
+    "loop": Kind("stall", "loop_in_python()", "in loop_in_python\n"),
+    "held": Kind("stall", "hold_in_c()", "in hold_in_c\n"),
+    # The rank does something else than the others do, instead of failing by itself.
     "skip": Kind("deviation", said="has ended and waits in MPI_Finalize"),
     "other": Kind("deviation"),
     "shape": Kind("deviation"),
@@ -106,28 +110,17 @@ STOP = 12  # iterations of a job
 
 def is_possible(kind: str, moment: str) -> bool:
     """Whether the fault is one there, and not what the rank would do anyway."""
-    if KINDS[kind].group == "deviation" and moment in ("user code", "writing"):
-        return False  # the rank calls nothing, or nothing that has a shape
-    # What comes after `finalize` on this rank is the same call, and nothing is written
-    # any more.
-    return (kind, moment) not in (("shape", "finalize"), ("disk", "finalize"))
+    if moment == "finalize":
+        # What comes after `finalize` is the same call, and nothing is written any more.
+        return kind not in ("shape", "disk")
+    # Elsewhere the rank calls nothing, or nothing that has a shape.
+    return KINDS[kind].group != "deviation" or moment not in ("user code", "writing")
 
 
-# Groups of signals that end a process, the second in good order.
-ENDING = ("signal", "warning")
-POINTS = [
-    (kind, moment) for kind in KINDS for moment in MOMENTS if is_possible(kind, moment)
-]
-# A handler that loops, inside of the call that all are in, isn't told from a slow
-# network.
-AT_RANDOM = [
-    *(name for name, kind in KINDS.items() if kind.group in ("end", *ENDING, "link")),
-    "SIGSTOP",
-]
+# Groups whose faults may come at a random time. A handler that loops, inside of the
+# call that all are in, isn't told from a slow network.
+AT_RANDOM = ("end", "warning", "signal", "link")
 COMMUNICATORS = ("naive", "flat", "hierarchical", "two_dimensional")
-# So many seeds have every point once, and random times; STRIDE spreads the points over
-# them, so that fewer are a fair sample.
-ROUND, STRIDE = 200, 37
 
 
 @dataclass(frozen=True)
@@ -152,35 +145,57 @@ class Case:
         return KINDS[self.kind].group
 
 
-def draw(seed: int, hosts: bool = True) -> Case:
-    """The case of a seed; without hosts none of those that need any."""
+# Each fault and each moment once.
+EACH = [
+    Case("exception", "scatter_dataset", communicator="hierarchical"),
+    Case("sys.exit", "bcast_data", launcher="launch"),
+    Case("os._exit", "first update", communicator="naive"),
+    Case("SIGTERM", "collective", 4, communicator="two_dimensional"),
+    Case("SIGKILL", "writing", 6, communicator="hierarchical"),
+    Case("SIGSEGV", "user code", 5),
+    Case("memory", "checkpoint", 6, 0, communicator="naive", launcher="launch"),
+    Case("SIGSTOP", "finalize"),
+    Case("loop", "user code", 2, communicator="hierarchical"),
+    Case("held", "collective", 4, 0, communicator="naive", launcher="launch"),
+    Case("skip", "checkpoint", 3, ranks=3),
+    Case("other", "first update", communicator="hierarchical"),
+    Case("shape", "collective", 4, 0, communicator="two_dimensional"),
+    Case("disk", "writing", 6),
+    Case("link", "collective", 4, launcher="launch", hosts=2),
+]
+
+
+def draw(seed: int) -> Case:
+    """The case of a seed."""
     choose = random.Random(seed)
-    place = seed * STRIDE % ROUND
-    kind, moment = (
-        POINTS[place] if place < len(POINTS) else (choose.choice(AT_RANDOM), None)
-    )
+    kind = choose.choice(list(KINDS))
+    moments: list[str | None] = [each for each in MOMENTS if is_possible(kind, each)]
+    if KINDS[kind].group in AT_RANDOM or kind == "SIGSTOP":
+        moments += [None] * len(moments)
+    moment = choose.choice(moments)
     ranks = choose.choice((2, 2, 3, 4))
-    two = choose.random() < 0.3
-    iteration = choose.choice(MOMENTS[moment].iterations) if moment else 0
-    # In the background a fault in a thread waits for the next save, unless it ends the
-    # process.
-    ends_process = KINDS[kind].group in ENDING or kind == "os._exit"
-    at_once = (moment != "writing" and kind != "disk") or ends_process
-    after, background = choose.random(), choose.random() < 0.3 and at_once
-    return Case(
+    case = Case(
         kind,
         moment,
-        iteration,
-        launcher="launch" if kind == "link" else choose.choice(("mpiexec", "launch")),
+        choose.choice(MOMENTS[moment].iterations) if moment else 0,
         victim=choose.randrange(ranks),
         ranks=ranks,
         communicator=choose.choice(COMMUNICATORS),
-        hosts=2 if hosts and kind != "disk" and (two or kind == "link") else 1,
-        background=background,
+        launcher=choose.choice(("mpiexec", "launch")),
+        hosts=choose.choice((1, 1, 2)),
+        background=choose.random() < 0.3,
         overlap=choose.random() < 0.5,
-        after=after,
+        after=choose.random(),
         seed=seed,
     )
+    if kind == "link":
+        case = replace(case, launcher="launch", hosts=2)
+    if kind == "disk":
+        case = replace(case, hosts=1)
+    if kind == "disk" or moment == "writing":
+        # In the background the error would wait for the next save.
+        case = replace(case, background=False)
+    return case
 
 
 class Plan:
@@ -191,26 +206,24 @@ class Plan:
     def __init__(
         self, fault: dict[str, Any] | None, rank: int, status: Path, disk: Path
     ) -> None:
-        """Plan it, unless it is another rank's, or happened before the job was started again.
+        """Plan it, unless it is another rank's.
 
         The fault has what a `Case` has; its `after` is in seconds. In `status` the
         runner is told of it; `disk` may be to run full.
         """
-        self.status, self.disk = status, disk
-        mine = (
-            fault is not None
-            and fault["victim"] == rank
-            and not (status / "fault").exists()
-        )
-        self.fault = fault if mine else None
+        self._status = status
+        self._disk = disk
+        self._fault = None
+        if fault is not None and fault["victim"] == rank:
+            self._fault = fault
 
     def start(self) -> None:
         """From now on it can happen at its time, whatever goes on then."""
-        if self.fault is not None and self.fault["moment"] is None:
-            kind = self.fault["kind"]
+        if self._fault is not None and self._fault["moment"] is None:
+            kind = self._fault["kind"]
             signal.signal(signal.SIGALRM, lambda *_: self._strike(kind))
             # 0 would mean never.
-            signal.setitimer(signal.ITIMER_REAL, max(1e-3, self.fault["after"]))
+            signal.setitimer(signal.ITIMER_REAL, max(1e-3, self._fault["after"]))
 
     def stop(self) -> None:
         """It was too late: Python is about to give signals back their own meaning."""
@@ -218,12 +231,12 @@ class Plan:
 
     def at(self, moment: str) -> str:
         """If this is its moment, have it happen, or give its kind for the caller to deviate."""
-        fault = self.fault
+        fault = self._fault
         if fault is None or fault["moment"] != moment:
             return ""
         if fault["iteration"] and fault["iteration"] != self.updater.iteration:
             return ""
-        self.fault = None
+        self._fault = None
         self._strike(fault["kind"])
         return fault["kind"]
 
@@ -244,32 +257,20 @@ class Plan:
         return call(other if how == "shape" else right)
 
     def _strike(self, kind: str) -> None:
-        write_status(self.status / "fault", f"{time.time()}")
+        (self._status / "fault").write_text(f"{time.time()}")
         if kind == "disk":
-            self._fill()
+            fill(self._disk)
         elif kind == "link":
-            self._await_cut()
-        elif strike := KINDS[kind].strike:
-            strike()
-
-    def _fill(self) -> None:
-        with open(self.disk / "filler", "wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(bytes(4096))
-            except OSError:
-                return
-
-    def _await_cut(self) -> None:
-        deadline = time.monotonic() + LINK_SECONDS
-        while not (self.status / "cut").exists():
-            if time.monotonic() > deadline:
-                raise TimeoutError("nobody has cut the link")
-            time.sleep(0.01)
+            assert soon((self._status / "cut").exists), "nobody has cut the link"
+        else:
+            exec(MODULES + KINDS[kind].statement)
 
 
-def write_status(path: Path, text: str) -> None:
-    """Write a small file that others see whole or not at all."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    new.write_text(text)
-    os.replace(new, path)
+def fill(disk: Path) -> None:
+    """Write until there is no room."""
+    with (
+        open(disk / "filler", "wb", buffering=0) as file,
+        contextlib.suppress(OSError),
+    ):
+        while True:
+            file.write(bytes(4096))

@@ -10,157 +10,103 @@ from _chainermn_events import LEAVING_STATUS
 from .faults import KINDS, MOMENTS, Case
 from .runs import Seen
 
-# Whether something is as it must be, and what to say if it isn't.
-Checks = Iterator[tuple[object, str]]
-
+REPORT = r"ChainerMN: likely culprits?\b[^:]*: "
 # What says that another rank failed.
-ECHOES = ("PeerError", "Exception")
-REPORT = re.compile(
-    r"ChainerMN: likely culprits?\b[^:]*: rank (\d+) \(process (\d+) on (\S+)\) (.*)"
-)
-DISAGREE = re.compile(
-    r"^(?:[\w.]+Error): (?P<operation>[^\n]+?) on rank \d+: ranks disagree on (?P<what>[^:\n]+): "
-    r"(?P<views>.+)$",
-    re.M,
-)
+ECHOES = "(?:PeerError|Exception)"
+# What the launcher's verdict must have, of the rank that failed; of a deviation and a
+# full disk each rank may be the first.
+VERDICTS = {
+    "end": "rank {rank} on ",
+    "signal": "^rank {rank} on ",
+    "warning": "a signal warned of the end",
+    "stall": r"culprits?\b[^:]*: rank {rank} ",
+    "link": "beta",
+}
 
 
 def wrong(case: Case, seen: Seen) -> str:
     """What is missing in what the job said, or "" if the right rank and operation are named."""
-    stalls = case.group == "stall" or (case.kind, case.moment) == ("skip", "finalize")
-    judge = JUDGES["stall" if stalls else case.group]
-    if not stalls and case.group != "link" and REPORT.search(seen.err):
-        return "a report of a stall, where there was none"
-    return next((complaint for holds, complaint in judge(case, seen) if not holds), "")
-
-
-def _of_end(case: Case, seen: Seen) -> Checks:
-    said = f"ChainerMN: rank {case.victim} of {case.ranks}: {KINDS[case.kind].said}"
-    yield said in seen.err, f"nowhere {said!r}"
-    others = re.findall(r"ChainerMN: rank (\d+) of \d+: uncaught (\w+)", seen.err)
-    blaming = [int(rank) for rank, kind in others if kind not in ECHOES]
-    yield set(blaming) <= {case.victim}, "another rank blames itself"
+    group = group_of(case, seen)
+    for pattern in expected(group, case, seen):
+        if not re.search(pattern, seen.job.out + seen.job.err, re.M):
+            return f"nowhere {pattern!r}"
+    for pattern in refused(group, case, seen):
+        if found := re.search(pattern, seen.job.err, re.M):
+            return f"it is said that {found[0]!r}"
     if case.launcher == "launch":
-        yield (
-            f"rank {case.victim} on " in seen.verdict,
-            f"the launcher says {seen.verdict!r}",
-        )
-    if case.kind in ("exception", "memory") and case.moment:
-        place = f"in {MOMENTS[case.moment].function}"
-        yield f"{place}\n" in seen.err, f"no traceback has {place!r}"
+        last = re.findall("^chainermn launch: (.*)$", seen.job.err, re.M)[-1:]
+        verdict = VERDICTS.get(group, "").format(rank=case.victim)
+        if not re.search(verdict, "".join(last)):
+            return f"the launcher says {last}"
+    return ""
 
 
-def _of_signal(case: Case, seen: Seen) -> Checks:
-    pid = seen.pids[case.victim]
-    if case.launcher == "launch":
-        said = f"rank {case.victim} on "
-        yield seen.verdict.startswith(said), f"the launcher says {seen.verdict!r}"
-        return
-    # The watchdog names the first; MPICH's mpiexec, which may come before it, the
-    # lowest. Open MPI's ends with a space on a line of its own, but for our words.
-    gone = re.search(
-        r"^ ?ChainerMN: rank (\d+) \(process (\d+) on \S+\) is gone", seen.err, re.M
-    )
-    if gone:
-        yield (
-            gone.groups() == (f"{case.victim}", f"{pid}"),
-            f"it is said that {gone[0]!r}",
-        )
-    else:
-        said = rf"PID {pid} RUNNING AT|rank {case.victim} with PID"
-        yield re.search(said, seen.out + seen.err), f"nobody says {said!r}"
+def group_of(case: Case, seen: Seen) -> str:
+    """The group of the fault, by what the job must say after it."""
+    if (case.kind, case.moment) == ("skip", "finalize"):
+        return "stall"
+    # Once ranks listen all save and leave together; before, the signal ends the rank.
+    if case.group == "warning" and seen.job.returncode != LEAVING_STATUS:
+        return "signal"
+    return case.group
 
 
-def _of_warning(case: Case, seen: Seen) -> Checks:
-    """Once ranks listen all save and leave together; before, the signal ends the rank."""
-    if seen.returncode != LEAVING_STATUS:
-        yield from _of_signal(case, seen)
-        return
-    said = "a signal warned of the end"
-    yield said in seen.err, f"nowhere {said!r}"
-    if case.launcher == "launch":
-        yield said in seen.verdict, f"the launcher says {seen.verdict!r}"
-
-
-def _of_stall(case: Case, seen: Seen) -> Checks:
-    first = REPORT.search(seen.err)
-    yield first, "no report"
-    assert first
-    named = int(first[1]), int(first[2])
-    yield named == (case.victim, seen.pids[case.victim]), f"rank {first[1]} is blamed"
-    if case.launcher == "launch":
-        said = rf"culprits?\b[^:]*: rank {case.victim} "
-        yield re.search(said, seen.verdict), f"the launcher says {seen.verdict!r}"
-    report = seen.err[first.start() :]
-    stacks = report.partition(f"Stacks of rank {case.victim},")[2].partition(
-        "Stacks of "
-    )[0]
-    yield (
-        KINDS[case.kind].said in first[4] + stacks,
-        f"it is said to be as in {first[4]!r}{stacks}",
-    )
-    waits = set(
-        re.findall(
-            r"^  rank \d+ \(.*?\) (?:has ended and )?waits in (\w+)", report, re.M
-        )
-    )
-    yield waits, "nobody is said to wait"
+def expected(group: str, case: Case, seen: Seen) -> Iterator[str]:
+    """Patterns that are each found in what the job said."""
+    rank = case.victim
+    pid = "".join(seen.printed(rf"RANK {rank} (\d+)"))
+    of_rank = rf"rank {rank} \(process {pid} on \S+\)"
+    operations = r"\w+"
     if case.moment:
-        right = waits & {*MOMENTS[case.moment].operations}
-        yield right, f"ranks are said to wait in {', '.join(sorted(waits))}"
-
-
-def _of_deviation(case: Case, seen: Seen) -> Checks:
-    assert case.moment is not None
-    found = DISAGREE.search(seen.err)
-    # An argument that ranks must have in common, which `train` checks.
-    if found is None:
-        said = [
-            line for line in seen.err.splitlines() if re.match(r"^[\w.]*Error: ", line)
-        ]
-        yield said, "no error"
-        victim = (
-            rf"\b\w+ on rank {case.victim}\b|\brank {case.victim}[: ]|"
-            r"ranks 0, 1, \.\.\. gave \["
+        operations = f"(?:{'|'.join(MOMENTS[case.moment].operations)})"
+    said = KINDS[case.kind].said.format(rank=rank, ranks=case.ranks)
+    if group == "end":
+        yield re.escape(said)
+        if case.kind in ("exception", "memory") and case.moment:
+            yield rf"in {MOMENTS[case.moment].function}$"
+    elif group == "signal" and case.launcher == "mpiexec":
+        # MPICH's launcher, which may come before the watchdog, names the first rank;
+        # Open MPI's has a space on a line of its own, but for our words.
+        yield (
+            rf"^ ?ChainerMN: {of_rank} is gone|PID {pid} RUNNING AT|"
+            rf"rank {rank} with PID"
         )
-        yield any(re.search(victim, line) for line in said), f"only {said[0]!r}"
-        return
-    # Behind them is where each rank called.
-    said, _, _ = found["views"].partition(" (rank")
-    views = [view.rpartition(" on rank") for view in said.split("; ")]
-    groups = [set(map(int, re.findall(r"\d+", ranks))) for _, _, ranks in views]
-    yield (
-        {case.victim} in groups,
-        f"rank {case.victim} doesn't stand alone in {found[0]!r}",
-    )
-    named = [found["operation"], *(text for text, _, _ in views)]
-    right = any(word.startswith(MOMENTS[case.moment].operations) for word in named)
-    yield right, f"no operation of {case.moment} in {found[0]!r}"
+    elif group == "warning":
+        yield "a signal warned of the end"
+    elif group == "stall":
+        yield REPORT + of_rank
+        stack = rf"^Stacks of rank {rank},(?:(?!^Stacks of )[\s\S])*"
+        yield rf"(?:{REPORT}.*|{stack}){said}"
+        yield rf"^  rank \d+ \(.*?\) (?:has ended and )?waits in {operations}\b"
+    elif group == "deviation" and "ranks disagree on" in seen.job.err:
+        yield rf"ranks disagree on .* on rank {rank}(?:;| \(rank|$)"
+        head = r"^[\w.]+Error: "
+        yield rf"{head}(?:.*: ranks disagree on [^:]*: (?:.*; )?)?{operations}"
+    elif group == "deviation":
+        # An argument that ranks must have in common, which `train` checks.
+        yield (
+            rf"^[\w.]*Error: .*(?:\b\w+ on rank {rank}\b|\brank {rank}[: ]|"
+            r"ranks 0, 1, \.\.\. gave \[)"
+        )
+    elif group == "disk":
+        yield r"ChainerMN: rank \d+ of \d+: uncaught OSError"
+        yield "No space left on device"
+        yield "in save$"
+    elif group == "link":
+        # The first host's ranks are heard of; the second's report came to where the
+        # link led. In which call they wait depends on what had come through the link.
+        yield r"ChainerMN: (?:nothing was heard of .*\bbeta for|.*\bbeta didn't answer)"
+        yield r"rank \d+ \(.*? on alpha\) (?:has ended and )?waits in "
 
 
-def _of_disk(case: Case, seen: Seen) -> Checks:
-    said = r"ChainerMN: rank \d+ of \d+: uncaught OSError"
-    yield re.search(said, seen.err), "no rank ends because of its OSError"
-    for words in ("No space left on device", "in save\n"):
-        yield words in seen.err, f"nowhere {words!r}"
-
-
-def _of_link(case: Case, seen: Seen) -> Checks:
-    """The first host's ranks are heard of; the second's report came to where the link led."""
-    said = r"ChainerMN: (?:nothing was heard of .*\bbeta for|.*\bbeta didn't answer)"
-    yield re.search(said, seen.err), "the host that was cut off isn't named"
-    yield "beta" in seen.verdict, f"the launcher says {seen.verdict!r}"
-    # In which call depends on what had come through the link.
-    waits = r"rank \d+ \(.*? on alpha\) (?:has ended and )?waits in "
-    yield re.search(waits, seen.err), "nobody is said to wait"
-
-
-JUDGES = {
-    "end": _of_end,
-    "signal": _of_signal,
-    "warning": _of_warning,
-    "stall": _of_stall,
-    "deviation": _of_deviation,
-    "disk": _of_disk,
-    "link": _of_link,
-}
+def refused(group: str, case: Case, seen: Seen) -> Iterator[str]:
+    """Patterns none of which is found in the job's errors."""
+    another = f"rank (?!{case.victim} )"
+    if group == "stall":
+        yield REPORT + another
+    elif group != "link":
+        yield REPORT
+    if group == "end":
+        yield rf"ChainerMN: {another}\d+ of \d+: uncaught (?!{ECHOES}\b)"
+    if group == "signal" and f"rank {case.victim} (process" not in seen.job.err:
+        yield rf"ChainerMN: {another}\d+ \(process \d+ on \S+\) is gone"

@@ -4,13 +4,13 @@
 
 The file has in JSON a `Case` and "stop" (iterations), "out" (the checkpoints' folder),
 "status" (a folder, for the runner) and "fault" (see faults.py) or null. Prints the
-iteration that the job goes on from, and at its end a digest of all that was trained.
+processes of the ranks, the iteration that the job goes on from, those of which there is
+a checkpoint, and at its end a digest of all that was trained and how long it took.
 """
 
 from __future__ import annotations
 
 import faulthandler
-import functools
 import json
 import os
 import random
@@ -30,7 +30,7 @@ from chainermn_train import (
     create_multi_node_optimizer,
     scatter_dataset,
 )
-from tests.chaos.faults import Plan, write_status
+from tests.chaos.faults import Plan
 from tests.support.jobs.killed import Model, digest
 
 INTERVAL = 3  # iterations between saves
@@ -72,16 +72,16 @@ def share(comm, plan, model):
 
 def plan_first_update(comm, plan):
     """Its mean of gradients is the first of all."""
-    real, other = comm.make_reducer, chainer.links.Linear(3, 2)
+    make = comm.make_reducer
+    other = chainer.links.Linear(3, 2)
     other.cleargrads()
 
     def make_reducer(*arguments):
-        reducer = real(*arguments)
+        reducer = make(*arguments)
         add = reducer.add
 
-        def first_mean(model, planned=False):
-            hand_in = functools.partial(add, planned=planned)
-            plan.collective("first update", comm, hand_in, model, other)
+        def first_mean(model):
+            plan.collective("first update", comm, add, model, other)
 
         reducer.add = first_mean
         return reducer
@@ -105,7 +105,7 @@ def plan_checkpoints(comm, plan, checkpointer, background):
         def save_and_note(iteration):
             real_save(target, iteration)
             if comm.rank == 0 and not background:
-                write_status(plan.status / "committed", f"{number}")
+                say(f"COMMITTED {number}")
 
         plan.collective("checkpoint", comm, save_and_note, iteration, number + 1)
 
@@ -138,6 +138,11 @@ def make_planned_trainer(comm, plan, case):
     return trainer
 
 
+def say(line: str) -> None:
+    """Print it in one piece, since the ranks share the output."""
+    print(f"{line}\n", end="", flush=True)
+
+
 def main() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     case = json.loads(Path(sys.argv[1]).read_text())
@@ -148,7 +153,7 @@ def main() -> None:
     MPI.COMM_WORLD.Barrier()
     comm = create_communicator(case["communicator"])
     plan = Plan(case["fault"], comm.rank, status, out)
-    write_status(status / f"rank.{comm.rank}", f"{os.getpid()}")
+    say(f"RANK {comm.rank} {os.getpid()}")
     begun = time.monotonic()
     plan.start()
     random.seed(comm.rank)
@@ -161,13 +166,12 @@ def main() -> None:
     trainer.extend(checkpointer, trigger=(INTERVAL, "iteration"))
     begin = checkpointer.maybe_load(trainer)
     if comm.rank == 0:
-        print(f"BEGIN {begin or 0}\n", end="", flush=True)
+        say(f"BEGIN {begin or 0}")
     trainer.run()
-    # In one piece, since the ranks share the output.
-    print(f"END {comm.rank} {digest(trainer.updater)}\n", end="", flush=True)
+    seconds = time.monotonic() - begun
+    say(f"END {comm.rank} {digest(trainer.updater)} {seconds:.3f}")
     plan.collective("finalize", comm, lambda _: comm.finalize())
     plan.stop()
-    write_status(status / f"length.{comm.rank}", f"{time.monotonic() - begun}")
 
 
 if __name__ == "__main__":
