@@ -10,7 +10,6 @@ docs/decisions/scaling.md.
 from __future__ import annotations
 
 from functools import cache
-from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -55,61 +54,44 @@ def circulant_rounds(
     """
     rank = comm.rank
     size = comm.size
-    total = target
-    if accumulator(target.dtype) != target.dtype:
-        total = np.empty(target.size, accumulator(target.dtype))
-    if total is not source:
-        cast_into(source, total)
-    sent = source  # as narrow as it is
+    # Arrays are rotated, so that this rank's own block is the first one.
+    begin = source.size * rank // size
+
+    def end_of(blocks: int) -> int:
+        """Return where so many blocks end, counted from this rank's own one."""
+        return source.size * (rank + blocks) // size - begin
+
+    def exchange(
+        skip: int, outgoing: np.ndarray, incoming: np.ndarray
+    ) -> list[MPI.Request]:
+        """Start to send to the rank so many after this one, and to receive from before."""
+        receiver = (rank + skip) % size
+        sender = (rank - skip) % size
+        return start_exchange(comm, [(receiver, outgoing)], [(sender, incoming)], tag)
+
+    sent = np.empty(source.size, source.dtype)  # as narrow as it is
+    rotate_into(source, begin, sent)
+    total = sent
+    if accumulator(sent.dtype) != sent.dtype:
+        total = np.empty(sent.size, accumulator(sent.dtype))
+        cast_into(sent, total)
     for skip, held in rounds_of(size):
-        kept = _blocks(total, rank, size, 0, held - skip)
-        count = sum(part.size for part in kept)
-        with memory.borrowed(count * sent.itemsize) as received:
-            terms = _divided_like(received.view(sent.dtype), kept)
-            outgoing = _blocks(sent, rank, size, skip, held)
-            yield start_exchange(
-                comm,
-                [((rank + skip) % size, part) for part in outgoing],
-                [((rank - skip) % size, part) for part in terms],
-                tag,
-            )
-            for part, term in zip(kept, terms, strict=True):
-                combine_into(part, term, op)
+        kept = total[: end_of(held - skip)]
+        outgoing = sent[end_of(skip) : end_of(held)]
+        with memory.borrowed(kept.size * sent.itemsize) as received:
+            term = received.view(sent.dtype)
+            yield exchange(skip, outgoing, term)
+            combine_into(kept, term, op)
         sent = total
-    for summed, out in zip(
-        _blocks(total, rank, size, 0, 1),
-        _blocks(target, rank, size, 0, 1),
-        strict=True,
-    ):
-        divide_into(summed, divisor, out)
+    result = np.empty(target.size, target.dtype)
+    divide_into(total[: end_of(1)], divisor, result[: end_of(1)])
     for skip, held in reversed(rounds_of(size)):
-        outgoing = _blocks(target, rank, size, 0, held - skip)
-        incoming = _blocks(target, rank, size, skip, held)
-        yield start_exchange(
-            comm,
-            [((rank - skip) % size, part) for part in outgoing],
-            [((rank + skip) % size, part) for part in incoming],
-            tag,
-        )
+        outgoing = result[: end_of(held - skip)]
+        incoming = result[end_of(skip) : end_of(held)]
+        yield exchange(-skip, outgoing, incoming)
+    rotate_into(result, result.size - begin, target)
 
 
-def _blocks(
-    whole: np.ndarray, rank: int, size: int, begin: int, end: int
-) -> list[np.ndarray]:
-    """Return blocks ``range(begin, end)`` of an array, where the rank's own one is block 0.
-
-    The last block of the array is followed by its first one: they are then two slices.
-    """
-    start = whole.size * (rank + begin) // size
-    stop = whole.size * (rank + end) // size
-    if start >= whole.size:
-        return [whole[start - whole.size : stop - whole.size]]
-    if stop <= whole.size:
-        return [whole[start:stop]]
-    return [whole[start:], whole[: stop - whole.size]]
-
-
-def _divided_like(memory: np.ndarray, parts: list[np.ndarray]) -> list[np.ndarray]:
-    """Return slices of the memory, one after the other, as long as these parts."""
-    ends = accumulate([part.size for part in parts], initial=0)
-    return [memory[start:stop] for start, stop in pairwise(ends)]
+def rotate_into(source: np.ndarray, begin: int, out: np.ndarray) -> None:
+    """Write the elements from ``begin`` on, followed by those before, into ``out``."""
+    np.concatenate([source[begin:], source[:begin]], out=out)
