@@ -25,10 +25,6 @@ pytestmark = pytest.mark.world
             "no room for shared memory in /dev/shm on some node (docker run --shm-size=1g)",
         ),
         (
-            "prefault",
-            "no room for shared memory in /dev/shm on some node (docker run --shm-size=1g)",
-        ),
-        (
             "__init__",
             "shared memory could not be allocated on some node: no such memory",
         ),

@@ -20,7 +20,7 @@ def fail_while_memory_is_shared(error: BaseException) -> None:
     """Raise it between the steps in which ranks of a node come to share memory."""
     from chainermn_comm.sums.shared_window import SharedWindow
 
-    SharedWindow.prefault = _failing(error)  # type: ignore[method-assign]
+    SharedWindow.is_shared = _failing(error)  # type: ignore[method-assign]
 
 
 def stop_while_a_thread_shares_memory() -> None:

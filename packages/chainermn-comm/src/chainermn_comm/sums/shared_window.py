@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import mmap
 import os
 import secrets
 
@@ -18,7 +15,6 @@ from .. import runtime
 # before. The reserve is for MPI's own files.
 FOLDER = "/dev/shm"
 RESERVE_BYTES = 8 << 20
-MADV_POPULATE_WRITE = 23  # of Linux 5.14 and later; not yet in module mmap
 
 NOT_ALLOCATED = "shared memory could not be allocated on some node"
 NO_ROOM = (
@@ -47,6 +43,8 @@ class SharedWindow:
         self.buffers = [
             np.asarray(self._window.Shared_query(rank)[0]) for rank in range(comm.size)
         ]
+        # Pages are allocated as they are written: now, while there is room for them.
+        self.buffers[comm.rank][...] = 0
 
     @classmethod
     def open(
@@ -54,55 +52,21 @@ class SharedWindow:
     ) -> SharedWindow:
         """Open a window on each node, and check that it works (collective over ``comm``).
 
-        If some node can have no window, all ranks raise NoSharedMemory, and no window
-        is left.
+        If some node can have no window, all ranks raise NoSharedMemory.
         """
         _raise_on_all(comm, obstacle(sum(sizes)))
-        window = None
         reason = ""
         try:
             window = cls(node, sizes)
         except (MPI.Exception, MemoryError) as error:
             last = str(error).strip().splitlines()[-1:]
             reason = ": ".join([NOT_ALLOCATED, *last])
-        # A window that only some ranks of the node have can't be freed: freeing takes
-        # all of them.
-        if not all(node.allgather(window is not None)):
-            window = None
-        try:
-            if window is not None and not window.prefault():
-                reason = NO_ROOM
-            _raise_on_all(comm, reason)
-            assert window is not None  # else all ranks have raised the reason
-            if not window.is_shared():
-                reason = NOT_SHARED
-            _raise_on_all(comm, reason)
-        except NoSharedMemory:
-            if window is not None:
-                window.close()
-            raise
+        # If a rank has no window, the others stay: only all together can free one.
+        _raise_on_all(comm, reason)
+        if not window.is_shared():
+            reason = NOT_SHARED
+        _raise_on_all(comm, reason)
         return window
-
-    def prefault(self) -> bool:
-        """Make the kernel allocate this rank's part now; return False if memory is short.
-
-        Files of shared memory are sparse: other processes may take the memory that was
-        free when the window was made.
-        """
-        own = self._window.Shared_query(self._comm.rank)[0]
-        if self._comm.size == 1 or not own.nbytes:  # memory of this process
-            return True
-        start = own.address // mmap.PAGESIZE * mmap.PAGESIZE
-        length = own.address + own.nbytes - start
-        libc = ctypes.CDLL(None, use_errno=True)
-        advice = ctypes.c_void_p(start), ctypes.c_size_t(length), MADV_POPULATE_WRITE
-        if libc.madvise(*advice) == 0:
-            return True
-        if ctypes.get_errno() != errno.EINVAL:
-            return False
-        # An older kernel: writing is the only way, and there was room just before.
-        np.asarray(own)[...] = 0
-        return True
 
     def barrier(self) -> None:
         """Wait for the node's ranks; all of them then see what each has written."""
