@@ -98,6 +98,11 @@ class Counted:
             out = target._array if isinstance(target, Counted) else target
             function(*map(self._plain, args), out=out, **kwargs)
             self._written(target)  # not if it raised, as for a cast that isn't allowed
+        elif function is np.split:
+            whole, count = args
+            return [
+                Counted(part, whole._counts) for part in np.split(whole._array, count)
+            ]
         else:
             raise TypeError(f"{function.__name__} of shared memory can't be counted")
 

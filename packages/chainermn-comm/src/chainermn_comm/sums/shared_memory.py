@@ -7,8 +7,7 @@ t - d, and the node's ranks pass a barrier between two ticks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -46,32 +45,16 @@ class Stage(NamedTuple):
     work: Work
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How arrays of these sizes and dtypes are summed."""
-
-    specs: list[tuple[int, np.dtype]]  # size and dtype of each array
-    wire_dtypes: Sequence[np.dtype]
-    groups: list[list[Chunk]]
-    stages: list[Stage]  # in the order of a tick
-
-    @property
-    def ticks(self) -> int:
-        """Number of ticks."""
-        if not self.groups:
-            return 0
-        return len(self.groups) + max([stage.delay for stage in self.stages])
-
-
 class SharedMemoryAllreduce(Algorithm):
     """Means on one node; :mod:`two_level` adds the exchange between nodes."""
 
     chunks_of_group = MOST_CHUNKS
-    # Slots of terms have so many times the bytes of a chunk, which are those that travel.
-    widening = 1
     # Groups that have slots for sums at a time. Sums are read at the tick after they
     # were written.
     sum_groups = 2
+    # Whether sums travel between nodes. Then they aren't divided before, and terms of
+    # 16 bits are rounded only after the node's sum: their slots hold them in float32.
+    sums_travel = False
 
     def __init__(
         self, group: ProcessGroup, chunk_bytes: int = SHARED_CHUNK_BYTES
@@ -85,78 +68,66 @@ class SharedMemoryAllreduce(Algorithm):
         self._ranks = topology.intra_size(group.rank)
         self._chunk_bytes = group.settings.chunk_bytes or chunk_bytes
         self._next_group = 0  # groups so far: slot numbers go on from call to call
-        self._plan = Plan([], [], [], [])  # of the last call, as loops repeat it
         self._node = MPI.Intracomm(group.comm.Split(node, group.rank))
-        chunk_of_groups = self.chunks_of_group * self._chunk_bytes
-        terms = TERM_GROUPS * chunk_of_groups * self.widening
+        # Whether ranks write sums for one another.
+        self._shares_sums = self.sums_travel or self._ranks > REDUNDANT_RANKS
+        group_bytes = self.chunks_of_group * self._chunk_bytes
+        terms = TERM_GROUPS * group_bytes
+        if self.sums_travel:
+            terms *= 2
         sizes = [terms] * self._ranks
-        if self._shares_sums():
-            sizes[0] += self.sum_groups * chunk_of_groups
+        if self._shares_sums:
+            sizes[0] += self.sum_groups * group_bytes
         try:
             self._window = SharedWindow.open(group.comm, self._node, sizes)
         except NoSharedMemory:
             self._free()
             raise
-        # Of each rank, and of all.
-        self._terms = [
-            self._divided(buffer[:terms], TERM_GROUPS)
-            for buffer in self._window.buffers
-        ]
-        self._sums = self._divided(self._window.buffers[0][terms:], self.sum_groups)
-
-    def _divided(self, buffer: np.ndarray, groups: int) -> list[np.ndarray]:
-        """Return the slots of that many groups."""
-        count = groups * self.chunks_of_group
-        size = len(buffer) // count
-        return [buffer[i * size : (i + 1) * size] for i in range(count)]
-
-    def _shares_sums(self) -> bool:
-        """Whether ranks write sums for one another."""
-        return self._ranks > REDUNDANT_RANKS
+        # Slots: of each rank, and of all.
+        buffers = self._window.buffers
+        count = TERM_GROUPS * self.chunks_of_group
+        self._terms = [np.split(buffer[:terms], count) for buffer in buffers]
+        count = self.sum_groups * self.chunks_of_group
+        self._sums = np.split(buffers[0][terms:], count)
 
     def allreduce(self, operand: Operand) -> None:
-        operand = self._scaled(operand)
-        plan = self._planned(operand)
-        groups = plan.groups
+        """Pass each group of chunks through all stages (collective).
+
+        The node's ranks pass a barrier between two ticks. Slots are numbered from call
+        to call: the ones that the first group is packed into were read before the last
+        barrier of the call before.
+        """
+        operand = with_exponents(self, operand.flattened(), self.sums_travel)
+        sizes = tuple([target.size for target in operand.targets])
+        dtypes = tuple(operand.wire_dtypes)
+        chunks = plan_chunks(sizes, dtypes, self._chunk_bytes)
+        if not chunks:
+            return
+        step = self.chunks_of_group
+        groups = [chunks[i : i + step] for i in range(0, len(chunks), step)]
+        stages = self._stages(chunks)
+        ticks = len(groups) + max([stage.delay for stage in stages])
         first = self._next_group
         with np.errstate(all="ignore"):
-            for tick in range(plan.ticks):
-                # The last call's last barrier was after all ranks had read what is
-                # overwritten now.
+            for tick in range(ticks):
                 if tick > 0:
                     self._window.barrier()
-                for delay, work in plan.stages:
+                for delay, work in stages:
                     index = tick - delay
                     if 0 <= index < len(groups):
-                        number = (first + index) * self.chunks_of_group
+                        number = (first + index) * step
                         for place, chunk in enumerate(groups[index]):
                             work(operand, number + place, chunk)
                 self._end_tick()
         self._next_group = first + len(groups)
 
-    def _scaled(self, operand: Operand) -> Operand:
-        return with_exponents(self, operand.flattened())
-
     def _end_tick(self) -> None:
         """Do what follows the stages of each tick."""
-
-    def _planned(self, operand: Operand) -> Plan:
-        specs = [(target.size, target.dtype) for target in operand.targets]
-        dtypes = operand.wire_dtypes
-        # Compared here, since hashing for a cache takes longer.
-        if specs != self._plan.specs or dtypes != self._plan.wire_dtypes:
-            sizes = tuple([size for size, _ in specs])
-            chunks = plan_chunks(sizes, tuple(dtypes), self._chunk_bytes)
-            step = self.chunks_of_group
-            groups = [chunks[i : i + step] for i in range(0, len(chunks), step)]
-            stages = self._stages(chunks)
-            self._plan = Plan(specs, dtypes, groups, stages)
-        return self._plan
 
     def _stages(self, chunks: list[Chunk]) -> list[Stage]:
         """Return the stages of these chunks."""
         nbytes = self._ranks * sum([chunk.nbytes for chunk in chunks])
-        if not self._shares_sums() or nbytes <= REDUNDANT_BYTES:
+        if not self._shares_sums or nbytes <= REDUNDANT_BYTES:
             return [Stage(0, self._pack), Stage(1, self._sum_whole_and_unpack)]
         return [Stage(0, self._pack), Stage(1, self._sum), Stage(2, self._unpack)]
 
@@ -179,13 +150,13 @@ class SharedMemoryAllreduce(Algorithm):
         sum_rows(rows, target, operand.divisor, operand.op)
 
     def _sum(self, operand: Operand, number: int, chunk: Chunk) -> None:
-        """Write the result of this rank's shard of the chunk."""
-        self._sum_shard(number, chunk, operand.divisor, operand.op)
-
-    def _sum_shard(self, number: int, chunk: Chunk, divisor: int, op: np.ufunc) -> None:
+        """Write the sum of this rank's shard of the chunk."""
+        divisor = operand.divisor
+        if self.sums_travel:
+            divisor = 1
         shard = shard_slice(chunk.size, self._ranks, self._node.rank)
         rows = [terms[shard] for terms in self._terms_of(number, chunk)]
-        sum_rows(rows, self._sums_of(number, chunk)[shard], divisor, op)
+        sum_rows(rows, self._sums_of(number, chunk)[shard], divisor, operand.op)
 
     def _unpack(self, operand: Operand, number: int, chunk: Chunk) -> None:
         chunk.unpack(self._sums_of(number, chunk), operand)
@@ -193,7 +164,7 @@ class SharedMemoryAllreduce(Algorithm):
     def _terms_of(self, number: int, chunk: Chunk) -> list[np.ndarray]:
         """Return each rank's terms of the chunk."""
         dtype = chunk.dtype
-        if self.widening > 1:
+        if self.sums_travel:
             dtype = accumulator(dtype)
         nbytes = chunk.size * dtype.itemsize
         slots = [slots[number % len(slots)] for slots in self._terms]
@@ -205,11 +176,8 @@ class SharedMemoryAllreduce(Algorithm):
         return slot[: chunk.nbytes].view(chunk.dtype)
 
     def close(self) -> None:
-        if not self._terms:  # closed already
-            return
         self._terms = []  # no view of the window may outlive it
         self._sums = []
-        self._plan.stages.clear()  # whose functions refer to this object
         self._window.close()
         self._free()
 

@@ -15,7 +15,6 @@ of each chunk with the i-th leaders of other nodes.
 
 from __future__ import annotations
 
-import numpy as np
 from mpi4py import MPI
 
 from ..layout import Chunk, Operand, shard_slice
@@ -23,7 +22,6 @@ from ..messaging import ProcessGroup
 from .message_sum import MessageSum, num_rounds
 from .rounds import RunningSum
 from .shared_memory import SharedMemoryAllreduce, Stage
-from .sixteen_bits import with_exponents
 
 # With many nodes, a chunk's rounds are divided among at most EXCHANGE_TICKS ticks, so
 # that there is always a large message among the chunks in flight; and a chunk is
@@ -33,10 +31,10 @@ ROUNDS_PER_MIB = 8
 
 
 class TwoLevelAllreduce(SharedMemoryAllreduce):
-    """Sums and means over several nodes; no maxima or minima."""
+    """Sums over several nodes."""
 
     chunks_of_group = 1
-    widening = 2  # terms of 16 bits lie there as float32
+    sums_travel = True
 
     def __init__(self, group: ProcessGroup, leaders: int) -> None:
         """Split the ranks by node and by leader, and allocate each node's window (collective).
@@ -65,12 +63,6 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
         self.sum_groups = self._ticks + 3
         super().__init__(group, -(-rounds // ROUNDS_PER_MIB) << 20)
 
-    def _shares_sums(self) -> bool:
-        return True
-
-    def _scaled(self, operand: Operand) -> Operand:
-        return with_exponents(self, operand.flattened(), sums_travel=True)
-
     def _stages(self, chunks: list[Chunk]) -> list[Stage]:
         return [
             Stage(2, self._begin),  # first, so that messages travel meanwhile
@@ -79,17 +71,12 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
             Stage(3 + self._ticks, self._unpack),
         ]
 
-    def _sum(self, operand: Operand, number: int, chunk: Chunk) -> None:
-        """Sum this rank's shard of the chunk over the node, undivided."""
-        assert operand.op is np.add
-        self._sum_shard(number, chunk, 1, np.add)
-
     def _begin(self, operand: Operand, number: int, chunk: Chunk) -> None:
         """Start the first round of this leader's share of the chunk."""
         if self._between is not None:
             share = shard_slice(chunk.size, self._leaders, self._leader_index)
             sums = self._sums_of(number, chunk)[share]
-            rounds = self._between.rounds(sums, sums, operand.divisor)
+            rounds = self._between.rounds(sums, sums, operand.divisor, operand.op)
             self._begun.append(RunningSum(rounds))
 
     def _end_tick(self) -> None:
