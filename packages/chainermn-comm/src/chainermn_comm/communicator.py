@@ -239,7 +239,7 @@ class CommunicatorBase(ABC):
         ``xs`` are ``size`` arrays of numbers, ``xs[i]`` for rank ``i``: of the same
         shape and dtype on all ranks, but those for two ranks may differ. It is summed
         in rank order, in float32 or wider, but by NCCL. ``op`` is as for
-        :meth:`allreduce`. By default, none is a tuple.
+        :meth:`allreduce`. None is a tuple.
         """
         with raise_together(self.handshake, "reduce_scatter") as call:
             row = one_for_each(xs, self.rank, self.size)
@@ -426,8 +426,8 @@ class CommunicatorBase(ABC):
         Args:
             sendbuf: an array of floats, of the same shape and dtype on all ranks; None
                 for that in ``recvbuf``.
-            recvbuf: an array of that shape, into which the mean is written; None for a
-                new array.
+            recvbuf: an array of that shape, in the same kind of memory, into which the
+                mean is written; None for a new array.
         """
         if isinstance(sendbuf, (tuple, list)):
             _compare_lengths(self, "multi_node_mean", sendbuf)

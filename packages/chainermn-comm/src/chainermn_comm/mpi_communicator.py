@@ -45,7 +45,7 @@ from .numbers import as_integer, integer_between
 from .observers import CallObserver, combined
 from .reducer import Reducer
 from .signatures import checked_signature
-from .sums import reduce_arrays
+from .sums import mean_into, reduce_arrays
 from .topology import Topology
 from .trace import tracer
 from .unused import Resources, explained, free_unused, made_from
@@ -449,8 +449,10 @@ class MpiCommunicator(CommunicatorBase):
         ``recvbuf`` is as the base takes it; if ``sendbuf`` is None, its mean overwrites
         it.
         """
+        if recvbuf is None:
+            return reduce_arrays(self._group, "multi_node_mean", sendbuf)
         data = recvbuf if sendbuf is None else sendbuf
-        return reduce_arrays(self._group, "multi_node_mean", data, out=recvbuf)
+        return mean_into(self._group, data, recvbuf)
 
     # Settings and end of life.
 

@@ -126,11 +126,9 @@ class NcclBackend(Backend):
                 for target in operand.targets:
                     target /= operand.divisor
 
-    def reduce_scatter(
-        self, rows: Sequence[nccl.Arrays], targets: nccl.Arrays, op: Any
-    ) -> None:
-        with self._enqueuing((rows, targets)) as comm:
-            comm.reduce(rows, targets, op)
+    def reduce_scatter(self, sources: Sequence[Any], target: Any, op: Any) -> None:
+        with self._enqueuing((sources, target)) as comm:
+            comm.reduce([[source] for source in sources], [target], op)
 
     @contextmanager
     def _enqueuing(self, used: Any) -> Iterator[NcclCommunicator]:

@@ -63,16 +63,16 @@ class NcclSum(Algorithm):
         sizes = tuple([(each.size, each.dtype) for each in operand.targets])
         layout = sizes, tuple(operand.wire_dtypes)
         if layout in self._known:
-            run = self.prepare(operand)
+            run = self._prepare(operand)
         else:  # the same on all ranks
             with self._group.together(OPERATION):
-                run = self.prepare(operand)
+                run = self._prepare(operand)
             if len(self._known) >= MOST_KNOWN:
                 self._known.clear()
             self._known.add(layout)
         run()
 
-    def prepare(self, operand: Operand) -> Callable[[], None]:
+    def _prepare(self, operand: Operand) -> Callable[[], None]:
         assert operand.op is np.add, "gradients are summed"
         with self._watcher.using_device(OPERATION):
             inputs, outputs = flatten(operand, self._watcher.device)

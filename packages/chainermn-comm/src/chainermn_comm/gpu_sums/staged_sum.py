@@ -56,10 +56,10 @@ class StagedSum(Algorithm):
 
     def allreduce(self, operand: Operand) -> None:
         with self._group.together(OPERATION):
-            run = self.prepare(operand)
+            run = self._prepare(operand)
         run()
 
-    def prepare(self, operand: Operand) -> Callable[[], None]:
+    def _prepare(self, operand: Operand) -> Callable[[], None]:
         with devices.translated_errors(self._what), devices.use(self._device):
             inputs, flats = flatten(operand, self._device)
             chunks = plan_chunks(
@@ -98,7 +98,7 @@ class StagedSum(Algorithm):
         wire = buffer.dtype
         if wire == np.uint16:
             wire = np.dtype("bfloat16")
-        self.prepare(Operand([buffer], [buffer], [wire]))()
+        self._prepare(Operand([buffer], [buffer], [wire]))()
 
     def close(self) -> None:
         self._host.close()

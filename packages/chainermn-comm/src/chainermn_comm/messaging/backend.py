@@ -106,10 +106,8 @@ class Backend(ABC):
         """Overwrite each array, on all ranks, by its value on the rank beside it (collective)."""
 
     @abstractmethod
-    def reduce_scatter(
-        self, rows: Sequence[Sequence[Any]], targets: Sequence[Any], op: Any
-    ) -> None:
-        """Reduce all ranks' rows for this rank by the ufunc ``op`` into targets (collective)."""
+    def reduce_scatter(self, sources: Sequence[Any], target: Any, op: Any) -> None:
+        """Reduce all ranks' ``sources[rank]`` by the ufunc ``op`` into the target (collective)."""
 
     def close(self) -> None:
         """Release what the backend and its gradient sum own (collective)."""

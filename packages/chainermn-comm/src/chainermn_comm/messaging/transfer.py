@@ -50,25 +50,3 @@ def bcast_buffer(comm: MPI.Intracomm, buffer: Buffer, root: int) -> None:
     """Overwrite the buffer on all ranks by root's, by MPI's own broadcast (collective)."""
     for piece in split_large(buffer):
         comm.Bcast([piece, MPI.BYTE], root)
-
-
-def bcast_in_parts(comm: MPI.Intracomm, buffer: Buffer, root: int, tag: int) -> None:
-    """Overwrite the buffer, of one size on all ranks, by root's (collective).
-
-    Faster among ranks that share memory. Root sends a part to each rank, which sends
-    the part to the other ranks: the scatter and collect of M. Barnett et al., "Building a
-    High-Performance Collective Communication Library", 1994, by direct messages, the
-    only ones with this ``tag``.
-    """
-    parts = list(enumerate(np.array_split(buffer, comm.size)))
-    _, own = parts[comm.rank]
-    own_for_all = [(rank, own) for rank in range(comm.size) if rank != root]
-    if comm.rank == root:
-        _exchange(comm, parts + own_for_all, [], tag)
-    else:
-        _exchange(comm, [], [(root, own)], tag)
-        _exchange(comm, own_for_all, parts, tag)
-
-
-def _exchange(comm: MPI.Intracomm, outgoing: Any, incoming: Any, tag: int) -> None:
-    MPI.Request.Waitall(start_exchange(comm, outgoing, incoming, tag))

@@ -11,6 +11,7 @@ from .factories import per_tensor as per_tensor
 from .factories import rank_ordered as rank_ordered
 from .factories import single_leader as single_leader
 from .host_backend import HostBackend
+from .verbs import mean_into as mean_into
 from .verbs import reduce_arrays as reduce_arrays
 
 # What users may use; the other names are for the folders above.

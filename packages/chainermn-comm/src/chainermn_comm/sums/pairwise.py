@@ -38,7 +38,7 @@ def pairwise_rounds(
     Both are 1-D and contiguous, of one dtype, of the same length on all ranks; they may
     be the same array.
     """
-    if comm.size == 1 and source is target:
+    if comm.size == divisor == 1 and source is target:
         return
     if (comm.size - 1) * source.nbytes <= GATHER_BYTES:
         with memory.borrowed((comm.size - 1) * source.nbytes) as received:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import raise_together
-from ..gpu import devices, staging
+from ..gpu import devices
 from ..layout import Operand
 from ..messaging import (
     ON_GPU,
@@ -26,145 +26,110 @@ def reduce_arrays(
 ) -> Any:
     """Return the sum, maximum, minimum or mean over ranks of users' arrays (collective).
 
-    The operation is "allreduce", "reduce_scatter" of a value for each rank, or
-    "multi_node_mean" of floats; only the last may have an array for the result,
-    ``out``, which is then returned.
+    The operation is "allreduce", "reduce_scatter" of an array for each rank, or
+    "multi_node_mean" of floats. Only the last may have an array ``out``, in which there
+    must be room for the result.
     """
     is_scatter = operation == "reduce_scatter"
-    own = 0  # the number of the value for this rank
-    if is_scatter:
-        own = group.rank
     is_mean = operation == "multi_node_mean"
-    divisor = 1
-    if is_mean:
-        divisor = group.size
     with group.call(operation):
         with raise_together(group.handshake, operation) as call:
-            values = [data]
             if is_scatter:
-                values = one_for_each(data, group.rank, group.size)
-            made = messages.of_arrays(values, group.rank)
-            arrays = [array for message in made for array in message.arrays]
-            check_operation(group.rank, operation, op, arrays, is_mean)
-            places = arrays
+                data = one_for_each(data, group.rank, group.size)
+            message = messages.of_array(data, group.rank)
+            own = message  # which has the form of the result
+            if is_scatter:
+                own = messages.of_array(data[group.rank], group.rank)
+            check_operation(group.rank, operation, op, message.arrays, is_mean)
             if out is not None:
-                _check_room(group.rank, operation, arrays, out)
-                places = [*arrays, out]
-            memory = memory_of(group, places, OPERATIONS[op])
+                _check_room(group.rank, operation, message.arrays, out)
+            ufunc = OPERATIONS[op]
+            memory = memory_of(group, message.arrays, ufunc)
             if memory != ON_GPU:  # else the arrays move to host memory
-                rows, results = _prepared(group, operation, made, own, out)
-            call.signature = _signature(group, op, made)
+                sources, targets = _prepared(group, operation, message, own)
+            call.signature = _signature(group, op, message.arrays)
             call.payload = bytes([memory])
-            call.nbytes = sum(message.nbytes for message in made)
+            call.nbytes = message.nbytes
         by_rank = [row[0] for row in call.payloads]
         backend, is_copied = choose_backend(group, operation, by_rank)
         if is_copied:
-            with group.together(f"{operation}, copying to host memory"):
-                made = messages.on_host(made, group.rank)
-                rows, results = _prepared(group, operation, made, own)
+            return _through_host(group, operation, message, own, op)
         if is_scatter:
-            backend.reduce_scatter(rows, results, OPERATIONS[op])
+            backend.reduce_scatter(sources, targets[0], ufunc)
         else:
-            dtypes = [result.dtype for result in results]
-            operand = Operand(rows[0], results, dtypes, divisor, OPERATIONS[op])
-            backend.allreduce(operand)
-        if backend is not group.host and out is not None and results[0] is not out:
-            devices.assign(out, results[0])
-    if backend is group.host:
-        return _hand_out(group, operation, made[own], results, out, is_copied)
-    if out is not None:
-        return out
-    return made[own]._replace(arrays=tuple(results)).value()
+            dtypes = [target.dtype for target in targets]
+            divisor = 1
+            if is_mean:
+                divisor = group.size
+            backend.allreduce(Operand(sources, targets, dtypes, divisor, ufunc))
+    return own._replace(arrays=tuple(targets)).value()
+
+
+def mean_into(group: ProcessGroup, data: Any, out: Any) -> Any:
+    """Write the mean over ranks of users' floats into the array ``out``, and return that.
+
+    Collective, but for the writing.
+    """
+    mean = reduce_arrays(group, "multi_node_mean", data, out=out)
+    devices.assign(out, mean)
+    return out
 
 
 def _prepared(
     group: ProcessGroup,
     operation: str,
-    made: list[messages.Message],
-    own: int,
-    out: Any = None,
-) -> tuple[list[list[Any]], list[Any]]:
-    """Return each message's arrays as they are summed, and arrays for sums like one's ``own``.
-
-    On the host they have this machine's byte order. On a GPU they are in C order, and
-    the result is ``out`` where that is the source, too.
-    """
-    if not any([devices.on_gpu(array) for each in made for array in each.arrays]):
-        rows = [
-            [
-                array.astype(array.dtype.newbyteorder("="), copy=False)
-                for array in each.arrays
-            ]
-            for each in made
-        ]
-        return rows, [empty(array.shape, array.dtype) for array in rows[own]]
+    message: messages.Message,
+    own: messages.Message,
+) -> tuple[Sequence[Any], list[Any]]:
+    """Return the message's arrays as they are summed, and new ones for the result."""
+    if not message.on_gpu:
+        return message.arrays, [empty(each.shape, each.dtype) for each in own.arrays]
     with devices.translated_errors(f"rank {group.rank}: {operation}"):
-        rows = [list(map(devices.c_ordered, each.arrays)) for each in made]
-        if out is not None and out is rows[0][0]:
-            return rows, [out]
-        return rows, list(map(devices.empty_like, made[own].arrays))
+        sources = [devices.c_ordered(each) for each in message.arrays]
+        return sources, [devices.empty_like(each) for each in own.arrays]
 
 
-def _check_room(
-    rank: int, operation: str, arrays: Sequence[np.ndarray], out: Any
-) -> None:
-    """Raise unless ``out`` can hold the sum of the only array."""
-    shapes = [array.shape for array in arrays]
+def _through_host(
+    group: ProcessGroup,
+    operation: str,
+    message: messages.Message,
+    own: messages.Message,
+    op: str,
+) -> Any:
+    """Return the result for arrays that lie on GPUs, some of which can't stay (collective)."""
+    with group.together(f"{operation}, copying to host memory"):
+        (on_host,) = messages.on_host([message], group.rank)
+    result = reduce_arrays(group, operation, on_host.value(), op)
+    with group.together(f"{operation}, copying to GPUs"):
+        made = messages.of_array(result, group.rank)._replace(on_gpu=own.on_gpu)
+        (on_device,) = messages.on_device([made], group.rank)
+        return on_device.value()
+
+
+def _check_room(rank: int, operation: str, arrays: Sequence[Any], out: Any) -> None:
+    """Raise unless ``out`` can hold the mean of the only array."""
     is_array = isinstance(out, np.ndarray) and out.flags.writeable
+    dtypes = [array.dtype for array in arrays]
     kinds = "fcV"
-    if any(array.dtype.kind == "c" for array in arrays):
+    if any([dtype.kind == "c" for dtype in dtypes]):
         kinds = "c"
     if (
         not (is_array or devices.on_gpu(out))
-        or shapes != [out.shape]
+        or any([devices.on_gpu(array) != devices.on_gpu(out) for array in arrays])
+        or [array.shape for array in arrays] != [out.shape]
         or out.dtype.kind not in kinds
         or out.dtype.names
     ):
-        dtypes = ", ".join(str(array.dtype) for array in arrays)
         raise ValueError(
             f"rank {rank}: recvbuf of {operation} must be a writable array of the shape of "
-            f"sendbuf, {', '.join(map(str, shapes))}, that can hold {dtypes}"
+            f"sendbuf, in the same kind of memory, that can hold {', '.join(map(str, dtypes))}"
         )
 
 
 def _signature(
-    group: ProcessGroup, op: str, own: Sequence[messages.Message]
-) -> tuple[tuple[Any, ...], ...]:
+    group: ProcessGroup, op: str, arrays: Sequence[Any]
+) -> list[tuple[Any, ...]]:
     """Return what must be equal on all ranks."""
-    specs = [
-        ("array", dtype_name(array.dtype), array.shape)
-        for each in own
-        for array in each.arrays
-    ]
-    counts = [len(each.arrays) for each in own]
-    chunk_bytes = group.settings.chunk_bytes
-    return (("chunk_bytes", chunk_bytes), ("op", op), ("arrays", *counts), *specs)
-
-
-def _hand_out(
-    group: ProcessGroup,
-    operation: str,
-    message: messages.Message,
-    results: Sequence[np.ndarray],
-    out: Any,
-    is_copied: bool,
-) -> Any:
-    """Return results as the message's arrays were; all ranks have them where GPUs are used."""
-
-    def hand_out() -> Any:
-        pairs = zip(results, message.arrays, strict=True)
-        arrays = [result.astype(array.dtype, copy=False) for result, array in pairs]
-        if out is None:
-            result = message._replace(arrays=tuple(arrays))
-            return messages.on_device([result], group.rank)[0].value()
-        if devices.on_gpu(out):
-            with devices.using_device_of(out):
-                devices.assign(out, staging.to_device(arrays, group.rank)[0])
-        else:
-            out[...] = arrays[0]
-        return out
-
-    if is_copied:
-        with group.together(f"{operation}, copying to GPUs"):
-            return hand_out()
-    return hand_out()
+    specs = [("array", dtype_name(array.dtype), array.shape) for array in arrays]
+    chunk_bytes = ("chunk_bytes", group.settings.chunk_bytes)
+    return [chunk_bytes, ("op", op), ("arrays", len(arrays)), *specs]
