@@ -255,9 +255,7 @@ def test_ranks_agree_on_it(world):
 def test_it_is_shown_and_stays():
     with create_communicator("naive") as comm:
         assert comm.get_config("reproducible") is False
-        with pytest.raises(
-            ValueError, match=r"create_communicator\(..., reproducible=True\)"
-        ):
+        with pytest.raises(ValueError, match="create_communicator takes reproducible"):
             comm.set_config("reproducible", True)
     with (
         create_communicator(reproducible=True) as comm,
@@ -269,7 +267,9 @@ def test_it_is_shown_and_stays():
                 is each.get_config()["reproducible"]
                 is True
             )
-            with pytest.raises(ValueError, match="setting 'reproducible' stays"):
+            with pytest.raises(
+                ValueError, match="create_communicator takes reproducible"
+            ):
                 each.set_config("reproducible", False)
             check_mean(each)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from . import sums
+from .gpu import nccl
 from .gpu_sums import NcclBackend, sum_through_host
 from .messaging import Backend, MakeSum, ProcessGroup
 from .sums import HostBackend
@@ -72,6 +74,27 @@ COMMUNICATORS: dict[str, Callable[[ProcessGroup], Backends]] = {
     "pure_nccl": pure_nccl,
     "dummy": dummy,
 }
+
+
+def check_name(name: Any) -> None:
+    """Raise ValueError unless a communicator has this name, and can be made here."""
+    if not isinstance(name, str) or name not in COMMUNICATORS:
+        nearest = difflib.get_close_matches(str(name), COMMUNICATORS, n=1)
+        hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
+        raise ValueError(f"unknown communicator {name!r}{hint}; use one of: {_known()}")
+    if name == "pure_nccl":
+        reason = nccl.unavailable_reason()
+        if reason is not None:
+            raise ValueError(
+                f"communicator 'pure_nccl' is for GPUs, and {reason}; on CPUs use one of: "
+                f"{_known('pure_nccl')}"
+            )
+
+
+def _known(left_out: str = "") -> str:
+    """Return the known names as text; the one that takes no means stands last."""
+    names = sorted(COMMUNICATORS.keys() - {left_out, "dummy"})
+    return ", ".join([*names, "dummy (which exchanges nothing)"])
 
 
 def _on_hosts(group: ProcessGroup, make_sum: MakeSum) -> Backend:

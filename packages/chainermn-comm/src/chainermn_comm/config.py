@@ -57,13 +57,11 @@ class Settings:
 
     def changed(self, name: str, value: Any) -> Settings:
         """Return these settings with one changed; raise ValueError if it can't be changed."""
-        if name in _FIXED:
-            raise ValueError(
-                f"setting {name!r} stays as the communicator was made; make another one on all "
-                f"ranks: create_communicator(..., {name}={value!r})"
-            )
         if name not in _CHECKS:
-            raise ValueError(f"no setting {name!r}; there are {', '.join(_CHECKS)}")
+            raise ValueError(
+                f"no setting {name!r} can be changed; there are {', '.join(_CHECKS)}, and "
+                f"create_communicator takes {', '.join(_FIXED)}"
+            )
         return replace(self, **{name: _CHECKS[name](value)})
 
     def as_dict(self) -> dict[str, Any]:
@@ -91,51 +89,51 @@ def wire_dtype(value: Any) -> np.dtype | None:
     raise ValueError(f"allreduce_grad_dtype must be {known}, got {value!r}")
 
 
-def reproducible(value: Any) -> bool:
+def checked_switch(name: str, value: Any) -> bool:
     """Return the value as a bool; raise ValueError unless it is True or False."""
     if not isinstance(value, (bool, np.bool_)):
-        raise ValueError(f"reproducible must be True or False, got {value!r}")
+        raise ValueError(f"{name} must be True or False, got {value!r}")
     return bool(value)
-
-
-def chunk_bytes() -> int | None:
-    """Return the size of chunks that the environment sets; None where it sets none."""
-    text = text_of(CHUNK_VARIABLE)
-    if not text:
-        return None
-    try:
-        return _checked_bytes(CHUNK_VARIABLE, int(text))
-    except ValueError:
-        raise ValueError(
-            f"{CHUNK_VARIABLE} must be {_SIZES}, got {text!r}; unset it for the default"
-        ) from None
 
 
 _SIZES = f"a number of bytes, a multiple of {CHUNK_STEP} from {CHUNK_STEP} to {CHUNK_MAXIMUM}"
 
 
-def _checked_bytes(name: str, value: Any) -> int:
+def chunk_bytes(value: Any) -> int | None:
+    """Return the size of chunks; raise ValueError if there can be none of that size.
+
+    None stands for each algorithm's default.
+    """
+    if value is None:
+        return None
     number = as_integer(value)
     if (
         number is None
         or number % CHUNK_STEP
         or not CHUNK_STEP <= number <= CHUNK_MAXIMUM
     ):
-        raise ValueError(f"{name} must be {_SIZES}, got {value!r}")
+        raise ValueError(f"chunk_bytes must be {_SIZES}, got {value!r}")
     return number
 
 
-def _chunk_bytes_or_default(value: Any) -> int | None:
-    if value is None:
+def chunk_bytes_from_env() -> int | None:
+    """Return the size of chunks that the environment sets; None where it sets none."""
+    text = text_of(CHUNK_VARIABLE)
+    if not text:
         return None
-    return _checked_bytes("chunk_bytes", value)
+    try:
+        return chunk_bytes(int(text))
+    except ValueError:
+        raise ValueError(
+            f"{CHUNK_VARIABLE} must be {_SIZES}, got {text!r}; unset it for the default"
+        ) from None
 
 
 # What users may change, with the functions that check a value.
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "allreduce_grad_dtype": wire_dtype,
     "batched_copy": bool,
-    "chunk_bytes": _chunk_bytes_or_default,
+    "chunk_bytes": chunk_bytes,
 }
 # What users choose when they make the communicator, for good.
 _FIXED = ("reproducible",)

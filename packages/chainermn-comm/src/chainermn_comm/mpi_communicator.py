@@ -10,7 +10,6 @@ from functools import reduce, wraps
 from operator import add
 from typing import Any, NoReturn, TypeVar, cast
 
-import numpy as np
 from mpi4py import MPI
 
 from .communicator import (
@@ -44,11 +43,11 @@ from .negotiation import checked_intracomm, creating, negotiate_settings
 from .numbers import as_integer, integer_between
 from .observers import CallObserver, combined
 from .reducer import Reducer
+from .resources import Resources, explained, free_unused, made_from
 from .signatures import checked_signature
 from .sums import mean_into, reduce_arrays
 from .topology import Topology
 from .trace import tracer
-from .unused import Resources, explained, free_unused, made_from
 from .watchdog import Timeout, register
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -235,9 +234,7 @@ class MpiCommunicator(CommunicatorBase):
             kept = weakref.ref(given)
             resources.users.append(kept)
             resources.callback(lambda: (kept() or part).Free())
-            members = np.empty(part.size, np.int32)
-            part.Allgather(np.array([self._rank], np.int32), members)
-            topology = self._topology.restrict(members.tolist())
+            topology = self._topology.restrict(part.allgather(self._rank))
             made = type(self).__new__(type(self))
             # What a subclass of the user's has of its own stays.
             vars(made).update(vars(self))

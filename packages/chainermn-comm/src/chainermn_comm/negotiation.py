@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 from collections.abc import Iterator
 from typing import Any
 
 from mpi4py import MPI
 
-from . import environment, faults, gpu, runtime, watchdog
-from .communicators import COMMUNICATORS
+from . import environment, faults, runtime, watchdog
+from .communicators import check_name
 from .config import (
     CHUNK_VARIABLE,
     NAMES,
     Settings,
-    chunk_bytes,
-    reproducible,
+    checked_switch,
+    chunk_bytes_from_env,
     wire_dtype,
 )
 from .errors import raise_together
 from .messaging import Handshake, ProcessGroup
+from .resources import explained, free_unused
 from .topology import Topology
 from .trace import TRACE_VARIABLE
-from .unused import explained, free_unused
 
 OPERATION = "create_communicator"
 
@@ -90,12 +89,12 @@ def negotiate_settings(
     free_unused(comm)
     with raise_together(group.handshake, OPERATION) as call:
         environment.check()
-        _check_name(name)
+        check_name(name)
         settings = Settings(
             allreduce_grad_dtype=wire_dtype(allreduce_grad_dtype),
             batched_copy=bool(batched_copy),
-            chunk_bytes=chunk_bytes(),
-            reproducible=reproducible(wants_reproducible),
+            chunk_bytes=chunk_bytes_from_env(),
+            reproducible=checked_switch("reproducible", wants_reproducible),
             timeout=timeout or watchdog.timeout_from_env(),
             trace=os.environ.get(TRACE_VARIABLE) or None,
         )
@@ -113,28 +112,5 @@ def negotiate_settings(
             (watchdog.SILENCE_VARIABLE, settings.timeout.silence),
             (TRACE_VARIABLE, "set" if settings.trace else "unset"),
         )
-        call.payload = runtime.blas_payload(comm.size)
-    if any(call.payloads):
-        runtime.limit_blas_threads(comm)
+    runtime.limit_blas_threads(comm)
     return settings
-
-
-def _check_name(name: Any) -> None:
-    """Raise ValueError unless a communicator has this name, and can be made here."""
-    if not isinstance(name, str) or name not in COMMUNICATORS:
-        nearest = difflib.get_close_matches(str(name), COMMUNICATORS, n=1)
-        hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
-        raise ValueError(f"unknown communicator {name!r}{hint}; use one of: {_known()}")
-    if name == "pure_nccl":
-        reason = gpu.nccl.unavailable_reason()
-        if reason is not None:
-            raise ValueError(
-                f"communicator 'pure_nccl' is for GPUs, and {reason}; on CPUs use one of: "
-                f"{_known('pure_nccl')}"
-            )
-
-
-def _known(left_out: str = "") -> str:
-    """Return the known names as text; the one that takes no means stands last."""
-    names = sorted(COMMUNICATORS.keys() - {left_out, "dummy"})
-    return ", ".join([*names, "dummy (which exchanges nothing)"])

@@ -9,8 +9,6 @@ from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
     from mpi4py import MPI
 
@@ -37,9 +35,8 @@ class Topology:
         Raises:
             TypeError: a label isn't hashable.
         """
-        found = list(labels)
-        numbers = dict(zip(dict.fromkeys(found), count(), strict=False))
-        return cls(tuple(map(numbers.__getitem__, found)))
+        numbers: dict[Hashable, int] = {}
+        return cls(tuple([numbers.setdefault(it, len(numbers)) for it in labels]))
 
     @classmethod
     def discover(cls, mpi_comm: MPI.Intracomm) -> Topology:
@@ -51,16 +48,12 @@ class Topology:
         """
         from mpi4py import MPI
 
-        # The node's lowest rank, which names it.
-        leader = np.array([mpi_comm.rank], np.int32)
         node = mpi_comm.Split_type(MPI.COMM_TYPE_SHARED)
         try:
-            node.Bcast(leader)
+            leader = node.bcast(mpi_comm.rank)  # the node's lowest rank, which names it
         finally:
             node.Free()
-        leaders = np.empty(mpi_comm.size, np.int32)
-        mpi_comm.Allgather(leader, leaders)
-        return cls.of(leaders.tolist())
+        return cls.of(mpi_comm.allgather(leader))
 
     @property
     def size(self) -> int:

@@ -78,14 +78,9 @@ def integer_between(value: Any, least: int, most: int, what: str) -> int:
 def one_for_each(values: Any, rank: int, size: int) -> list[Any]:
     """Return a user's values, one for each rank; raise unless there are as many as ranks."""
     is_row = hasattr(values, "__getitem__") and getattr(values, "ndim", 1) > 0
-    if values is not None and (isinstance(values, dict) or not is_row):
-        raise TypeError(
-            f"rank {rank}: expected a tuple or list of {size} values, one for each rank, got "
-            f"{type(values).__name__}"
-        )
-    if values is None or len(values) != size:
-        raise ValueError(
-            f"rank {rank}: expected {size} values, one for each rank, got "
-            f"{None if values is None else len(values)}"
-        )
+    expected = f"rank {rank}: expected a tuple or list of {size} values, one for each rank, got"
+    if isinstance(values, dict) or not is_row:
+        raise TypeError(f"{expected} {type(values).__name__}")
+    if len(values) != size:
+        raise ValueError(f"{expected} {len(values)}")
     return list(values)

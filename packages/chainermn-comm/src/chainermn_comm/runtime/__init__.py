@@ -1,6 +1,5 @@
 """What a rank takes of its machine: threads of the BLAS, and cores while it waits for messages."""
 
-from .blas_threads import blas_payload as blas_payload
 from .blas_threads import limit_blas_threads as limit_blas_threads
 from .progress import barrier as barrier
 from .progress import patient_waits as patient_waits

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 # not set, because programs use OpenMP for other things than the BLAS.
 LATE_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 
-_largest_size = 1  # that a communicator had so far for which threads were counted
 # Variables that we set, so as not to take them for the user's.
 _set_by_us: dict[str, str] = {}
 
@@ -36,44 +35,32 @@ class RankResources:
     is_user_set: bool  # whether its user set that number
 
 
-def blas_payload(ranks: int) -> bytes:
-    """Return a new communicator's payload: unless all are empty, all ranks limit BLAS threads."""
-    if ranks > _largest_size:
-        return b"count"
-    return b""
-
-
 def limit_blas_threads(mpi_comm: MPI.Intracomm) -> None:
     """Limit BLAS threads where the ranks on a node have more than the node has cores (collective).
 
     Nothing is done on a node with one rank, nor where the user set a number in the
-    environment. The limit stays until the process ends. Rank 0 says so, once, since
-    none is limited again.
+    environment. The limit stays until the process ends, and rank 0 says so; later
+    communicators of as many ranks find nothing to limit.
     """
     from mpi4py import MPI
 
-    global _largest_size
-    _largest_size = max(_largest_size, mpi_comm.size)
     node = mpi_comm.Split_type(MPI.COMM_TYPE_SHARED)
     try:
         ranks = node.allgather(_own_resources())
     finally:
         node.Free()
     threads = allowed_threads(ranks)
-    texts = []
+    limit = ""
     if threads is not None:
         threadpoolctl.threadpool_limits(threads, user_api="blas")
         for name in LATE_VARIABLES:
             os.environ[name] = _set_by_us[name] = str(threads)
-        texts = [
+        limit = (
             f"{threads} for each of {len(ranks)} ranks on {usable_cores(ranks)} cores"
-        ]
-    # In a tree, in which equal texts become one: rank 0 hears from few.
-    distinct = mpi_comm.reduce(
-        texts, lambda some, more: [*dict.fromkeys([*some, *more])]
-    )
-    if distinct:
-        limits = "; ".join(distinct)
+        )
+    by_rank = mpi_comm.gather(limit)
+    if by_rank is not None and any(by_rank):
+        limits = "; ".join(filter(None, dict.fromkeys(by_rank)))
         text = (
             f"limited BLAS threads to {limits} (set OMP_NUM_THREADS to choose yourself)"
         )

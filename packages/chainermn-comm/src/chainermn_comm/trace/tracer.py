@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, NamedTuple
+from operator import sub
+from typing import Any
 
-import numpy as np
 from mpi4py import MPI
 
 from ..observers import NOBODY, CallObserver
@@ -60,22 +60,18 @@ class CallTracer(CallObserver):
     ) -> None:
         if self._begun is not None:  # a further step of the same call
             return
-        self._operation = operation
-        self._args = {"communicator": self.name, "bytes": nbytes, "sequence": number}
+        self._begin(operation, bytes=nbytes, sequence=number)
         if root != NOBODY:
             self._args["root"] = root
-        self._begun = now()
 
     def message(
         self, operation: str, peer: int, tag: int, nbytes: int = 0, what: str = ""
     ) -> None:
+        self._begin(operation, bytes=nbytes, peer=peer, tag=tag)
+
+    def _begin(self, operation: str, **args: Any) -> None:
         self._operation = operation
-        self._args = {
-            "communicator": self.name,
-            "bytes": nbytes,
-            "peer": peer,
-            "tag": tag,
-        }
+        self._args = {"communicator": self.name, **args}
         self._begun = now()
 
     def arrived(self, operation: str, sequence: int) -> None:
@@ -97,44 +93,31 @@ class CallTracer(CallObserver):
         self._begun = None
 
     def compare_clocks(self) -> None:
-        """Write how far this clock is from the communicator's rank 0's (collective)."""
+        """Write how far the communicator's rank 0's clock is ahead of this rank's (collective).
+
+        Each rank enters a barrier before any rank leaves the barrier: that bounds how
+        far the clocks are apart from both sides. The bounds cross if one clock is
+        faster and a rank is stopped.
+        """
+        entered = []
+        left = []
+        for _ in range(ROUNDS):
+            entered.append(now())
+            self._comm.Barrier()
+            left.append(now())
+        first_entered, first_left = self._comm.bcast((entered, left))
+        ahead = 0.0
+        round_trip = 0.0  # twice the largest possible error
+        if self._comm.rank > 0:
+            most = min(map(sub, first_left, entered))
+            least = max(map(sub, first_entered, left))
+            ahead = (most + least) / 2
+            round_trip = abs(most - least)
         zero = self._file.zero
-        found = _measure_clock(self._comm)
         self._file.add_metadata(
             "chainermn clock",
             communicator=self.name,
-            at=micros(found.at - zero),
-            ahead=micros(found.ahead + zero),
-            round_trip=micros(found.round_trip),
+            at=micros(entered[0] - zero),
+            ahead=micros(ahead + zero),
+            round_trip=micros(round_trip),
         )
-
-
-class ClockComparison(NamedTuple):
-    """How far rank 0's clock is ahead of this rank's, in seconds."""
-
-    at: float  # by this rank's clock
-    ahead: float
-    round_trip: float  # twice the largest possible error
-
-
-def _measure_clock(comm: MPI.Intracomm) -> ClockComparison:
-    """Compare this rank's clock with rank 0's (collective).
-
-    Each rank enters a barrier before any rank leaves the barrier: that bounds how far
-    the clocks are apart from both sides. The bounds cross if one clock is faster and a
-    rank is stopped.
-    """
-    entered = np.empty(ROUNDS)
-    left = np.empty(ROUNDS)
-    for number in range(ROUNDS):
-        entered[number] = now()
-        comm.Barrier()
-        left[number] = now()
-    at = float(entered[0])
-    theirs = np.array([entered, left])
-    comm.Bcast(theirs)
-    if comm.rank == 0:
-        return ClockComparison(at, 0.0, 0.0)
-    most = float((theirs[1] - entered).min())
-    least = float((theirs[0] - left).max())
-    return ClockComparison(at, (most + least) / 2, abs(most - least))

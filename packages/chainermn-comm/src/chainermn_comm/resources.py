@@ -1,4 +1,4 @@
-"""Communicators that nobody uses any more, which their ranks free together.
+"""What communicators own, and what of it nobody uses any more: their ranks free it together.
 
 Only all ranks together can free MPI's part of a communicator, so nothing is freed when
 one rank's object is collected. When the ranks of a communicator make another one from
