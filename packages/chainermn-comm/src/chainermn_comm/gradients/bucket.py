@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,9 @@ class Bucket:
 
     params: list[Any]
     grads: list[Any]  # None where there is none
+    on_gpu: list[
+        bool
+    ]  # whether a gradient, or the parameter if it is missing, is there
     # What must be equal on all ranks, as entries of a handshake's signature: each
     # gradient's name, dtype and shape, those of the parameter if it is missing.
     entries: list[tuple[Any, ...]]
@@ -44,10 +48,9 @@ class Bucket:
         return sum([grad.nbytes for grad in self.grads if grad is not None])
 
     @property
-    def array_on_gpu(self) -> Any:
-        """The array of a parameter on a GPU; None if there is none."""
-        arrays = [param.data for param in self.params]
-        return next(filter(devices.on_gpu, arrays), None)
+    def arrays_on_gpu(self) -> list[Any]:
+        """The arrays of parameters on a GPU."""
+        return [param.data for param in compress(self.params, self.on_gpu)]
 
     def add_zeros(self, wanted: Sequence[bool]) -> None:
         """Let zeros travel for those of the wanted gradients that are missing here."""
@@ -60,13 +63,16 @@ class Bucket:
     def take_means(self, settings: Settings, group: ProcessGroup) -> None:
         """Write the means over the group's ranks into the targets (collective)."""
         is_local = group.host.is_local
-        for on_gpu, backend in (False, group.host), (True, group.device):
+        for on_gpu in sorted(set(self.on_gpu)):  # the same on all ranks
+            backend = group.host
+            if on_gpu:
+                backend = group.device
             sources = []
             targets = []
-            for source, target in zip(self.sources, self.targets, strict=True):
-                if source is not None and _is_on_gpu(source) == on_gpu:
+            for index, source in enumerate(self.sources):
+                if source is not None and self.on_gpu[index] == on_gpu:
                     sources.append(source)
-                    targets.append(target)
+                    targets.append(self.targets[index])
             if sources:
                 dtypes = [source.dtype for source in sources]
                 wire_dtypes = wire_dtypes_of(dtypes, settings, is_local, on_gpu)
@@ -92,14 +98,20 @@ def bucket_of(
         MemoryError: a gradient that has to be replaced can't be allocated.
     """
     named = parameters.named(model, rank)
+    params = [param for _, param in named]
     grads = [_checked_gradient(name, param, rank) for name, param in named]
+    on_gpu = []
+    for grad, param in zip(grads, params, strict=True):
+        like = param.data if grad is None else grad
+        on_gpu.append(type(like) is not np.ndarray and devices.on_gpu(like))
     targets = []
     if not planned:
-        targets = _targets(grads)
+        targets = _targets(grads, on_gpu)
     return Bucket(
-        params=[param for _, param in named],
+        params=params,
         grads=grads,
-        entries=_describe(named, grads, rank, zero_fill, settings),
+        on_gpu=on_gpu,
+        entries=_describe(named, grads, on_gpu, rank, zero_fill, settings),
         targets=targets,
     )
 
@@ -109,6 +121,8 @@ def _checked_gradient(name: str, param: Any, rank: int) -> Any:
     if param.data is None:
         return None
     given = param.grad
+    if type(given) is np.ndarray and given.dtype.kind in "fc":  # nearly always
+        return given
     grad = parameters.checked(given, name, rank)
     if grad is not given:  # a NumPy scalar: the mean needs an array to go to
         param.grad = grad
@@ -118,6 +132,7 @@ def _checked_gradient(name: str, param: Any, rank: int) -> Any:
 def _describe(
     named: list[tuple[str, Any]],
     grads: list[Any],
+    on_gpu: list[bool],
     rank: int,
     zero_fill: bool,
     settings: Settings,
@@ -125,7 +140,7 @@ def _describe(
     """Return the entries of gradients, which may be missing, on a GPU, or complex."""
     wire = settings.allreduce_grad_dtype
     entries: list[tuple[Any, ...]] = []
-    for (name, param), grad in zip(named, grads, strict=True):
+    for (name, param), grad, there in zip(named, grads, on_gpu, strict=True):
         like = grad
         if grad is None:
             like = param.data
@@ -138,7 +153,7 @@ def _describe(
                 f"as {wire}; set allreduce_grad_dtype to None"
             )
         words = []
-        if _is_on_gpu(like):
+        if there:
             words.append("on a GPU")
         if grad is None and not zero_fill:
             words.append("no gradient")
@@ -171,31 +186,32 @@ def wire_dtypes_of(
     return tuple(found)
 
 
-def _targets(grads: list[Any]) -> list[Any]:
+def _targets(grads: list[Any], on_gpu: list[bool]) -> list[Any]:
     """Return the gradients, with a new array in place of each that can't be overwritten.
 
     Chainer makes gradients that are read-only, of stride 0, transposed, or shared
     between parameters. Missing ones have no target.
     """
-    owners = [_owner(grad) for grad in grads]
+    owners = list(map(_owner, grads, on_gpu))
     counts = Counter(owners)
     targets = []
-    for grad, owner in zip(grads, owners, strict=True):
-        is_shared = owner is None or counts[owner] > 1 or UNKNOWN in counts
-        if grad is not None and (is_shared or not _is_writeable(grad)):
+    for grad, owner, there in zip(grads, owners, on_gpu, strict=True):
+        is_apart = owner is not None and counts[owner] == 1 and UNKNOWN not in counts
+        # All arrays of CuPy are writeable.
+        if grad is not None and not (is_apart and (there or grad.flags.writeable)):
             grad = devices.empty_like(grad)
         targets.append(grad)
     return targets
 
 
-def _owner(grad: Any) -> int | None:
+def _owner(grad: Any, on_gpu: bool) -> int | None:
     """Return the owner of the gradient's memory, which those of others may share.
 
     None of one that isn't there, or that is copied before any is overwritten.
     """
     if grad is None or not grad.flags.c_contiguous:
         return None
-    if _is_on_gpu(grad):
+    if on_gpu:
         return int(grad.data.mem.ptr)
     memory = grad
     if grad.base is not None:
@@ -203,11 +219,3 @@ def _owner(grad: Any) -> int | None:
     if isinstance(memory, np.ndarray) and memory.flags.owndata:
         return id(memory)
     return UNKNOWN
-
-
-def _is_writeable(grad: Any) -> bool:
-    return _is_on_gpu(grad) or bool(grad.flags.writeable)
-
-
-def _is_on_gpu(array: Any) -> bool:
-    return type(array) is not np.ndarray and devices.on_gpu(array)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import blake2b
 from typing import Any
 
@@ -24,6 +24,9 @@ SIGNATURE_BYTES = 16
 MISSING_BYTES = 8
 HEAD_BYTES = SIGNATURE_BYTES + MISSING_BYTES
 NO_GRADIENTS = bytes(SIGNATURE_BYTES)
+
+# A loop has the same few signatures again and again.
+_digest_of = lru_cache(maxsize=64)(digest_of)
 
 
 class MpiReducer(Reducer):
@@ -51,9 +54,9 @@ class MpiReducer(Reducer):
             devices.translated_errors(f"rank {self._rank}: {self._operation}"),
         ):
             own = self._bucket_of(bucket)
-            on_gpu = list(filter(devices.on_gpu, own.grads))
-            if on_gpu:  # raises where they aren't on the device of earlier calls
-                self._channel.device.can_stay_on_gpu(on_gpu)
+            there = own.arrays_on_gpu
+            if there:  # raises where they aren't on the device of earlier calls
+                self._channel.device.can_stay_on_gpu(there)
             return own
 
     def _bucket_of(self, model: Any, planned: bool = False) -> Bucket:
@@ -64,9 +67,9 @@ class MpiReducer(Reducer):
         ready = None  # the event after which gradients on a GPU are there
         with devices.translated_errors(f"rank {self._rank}: {self._operation}"):
             own = self._bucket_of(bucket, planned=True)
-            there = own.array_on_gpu
-            if there is not None:
-                with devices.using_device_of(there):
+            there = own.arrays_on_gpu
+            if there:
+                with devices.using_device_of(there[0]):
                     ready = devices.recorded_event()
         self._buckets.append(own)
         take = partial(self._take_planned, own, ready, begun_before())
@@ -87,7 +90,7 @@ class MpiReducer(Reducer):
                     )
                 head = NO_GRADIENTS
                 if buckets:
-                    head = digest_of(entries)
+                    head = _digest_of(tuple(entries))
                 head += blake2b(missing, digest_size=MISSING_BYTES).digest()
                 call.signature = checked_signature(self._operation, signature)
                 call.payload = head + payload
@@ -128,11 +131,10 @@ class MpiReducer(Reducer):
             group.call(DESCRIPTION) as is_outermost,
             devices.translated_errors(f"rank {self._rank}: {OPERATION}"),
         ):
-            there = None
+            there = []
             if earlier or self._is_apart:
-                arrays = [bucket.array_on_gpu for bucket in self._buckets]
-                there = next((array for array in arrays if array is not None), None)
-            if there is not None:
+                there = [it for each in self._buckets for it in each.arrays_on_gpu]
+            if there:
                 # Work of two communicators of NCCL's that ranks enqueue in different
                 # orders can wait for each other for ever.
                 wait_until_ended(earlier)
@@ -143,8 +145,8 @@ class MpiReducer(Reducer):
                     with group.together(f"{OPERATION}, zeros"):
                         bucket.add_zeros(bucket.present)
                 bucket.take_means(self._settings, group)
-            if there is not None and self._is_apart:
-                with devices.using_device_of(there):
+            if there and self._is_apart:
+                with devices.using_device_of(there[0]):
                     staging.wait([devices.recorded_event()])
 
     def _take_planned(self, bucket: Bucket, ready: Any, earlier: Earlier) -> None:

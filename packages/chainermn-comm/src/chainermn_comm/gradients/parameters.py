@@ -5,8 +5,6 @@ from __future__ import annotations
 from operator import itemgetter
 from typing import Any
 
-import numpy as np
-
 from ..gpu import devices
 from ..numbers import as_array, can_be_summed
 
@@ -25,8 +23,8 @@ def named(model: Any, rank: int) -> list[tuple[str, Any]]:
 
 def checked(array: Any, name: str, rank: int) -> Any:
     """Return the array if it is None, or of floats and NumPy's or CuPy's; else raise TypeError."""
-    if array is None or (type(array) is np.ndarray and array.dtype.kind in "fc"):
-        return array
+    if array is None:
+        return None
     if devices.on_gpu(array):
         if array.dtype.kind != "f":
             raise TypeError(
@@ -35,7 +33,7 @@ def checked(array: Any, name: str, rank: int) -> Any:
             )
         return array
     array = as_array(array, rank)
-    if array.dtype.kind in "biuSUmM" or not can_be_summed(array.dtype):
+    if array.dtype.kind in "biu" or not can_be_summed(array.dtype):
         raise TypeError(
             f"rank {rank}: parameter {name} has dtype {array.dtype}, expected a float"
         )

@@ -89,30 +89,28 @@ def recv(
     """
     group, source, tag = envelope
     rank = group.rank
-    with InCall(group.handshake, method):
+    with group.call(method):
         group.handshake.observer.message(method, source, tag, 0, label)
         status = MPI.Status()
         group.comm.Probe(source, tag, status)
-        if tag == MPI.ANY_TAG and status.tag > max_tag:
-            raise TypeError(
-                f"rank {rank}: {method} without a tag found a message that rank {source} "
-                "sends as part of another function; give the tag with which the object "
-                "is sent"
-            )
-        with group.call(method):
-            metadata, message = _receive(
-                envelope._replace(tag=status.tag), status.Get_count(MPI.BYTE)
-            )
-        if message.kind not in kinds:
-            _, wanted = _named(kinds[0])
-            found, way = _named(message.kind)
-            raise TypeError(
-                f"rank {rank}: recv{wanted} got {found} that rank {source} sent with "
-                f"send{way} (now discarded); receive it with recv{way}"
-            )
-        if message.on_gpu:
-            (message,) = messages.on_device([message], rank)
-        return metadata, message.value()
+        is_of_a_function = tag == MPI.ANY_TAG and status.tag > max_tag
+        if not is_of_a_function:
+            metadata, message = _receive(envelope, status)
+    if is_of_a_function:
+        raise TypeError(
+            f"rank {rank}: {method} without a tag found a message that rank {source} "
+            "sends as part of another function; give the tag with which the object is sent"
+        )
+    if message.kind not in kinds:
+        _, wanted = _named(kinds[0])
+        found, way = _named(message.kind)
+        raise TypeError(
+            f"rank {rank}: recv{wanted} got {found} that rank {source} sent with "
+            f"send{way} (now discarded); receive it with recv{way}"
+        )
+    if message.on_gpu:
+        (message,) = messages.on_device([message], rank)
+    return metadata, message.value()
 
 
 def _named(kind: str) -> tuple[str, str]:
@@ -120,10 +118,11 @@ def _named(kind: str) -> tuple[str, str]:
     return _KINDS.get(kind, ("an array", ""))
 
 
-def _receive(envelope: Envelope, nbytes: int) -> tuple[bytes, Message]:
-    """Receive a message whole, of whose first part so many bytes have come, and its metadata."""
-    group, source, tag = envelope
-    first = np.empty(nbytes, np.uint8)
+def _receive(envelope: Envelope, status: MPI.Status) -> tuple[bytes, Message]:
+    """Receive a message whole, whose first part has this status, and its metadata."""
+    group, source, _ = envelope
+    tag = status.tag
+    first = np.empty(status.count, np.uint8)
     group.comm.Recv([first, MPI.BYTE], source, tag)
     metadata_bytes, header_bytes, is_inline = _PREFIX.unpack_from(first.data)
     start = _PREFIX.size + metadata_bytes
