@@ -98,7 +98,7 @@ class Handshake:
         return payloads
 
     def begin(self, operation: str, nbytes: int = 0, root: int = NOBODY) -> None:
-        """Report a call that all ranks make (not collective)."""
+        """Begin a call that all ranks make: count it, and report it (not collective)."""
         self._calls += 1
         self._last_failure = None
         self.observer.collective(operation, self._calls, root, nbytes)
