@@ -2,7 +2,7 @@
 
 from ..layout import Operand
 from ..messaging import Algorithm
-from .bucketed import Bucketed
+from .chunked_sum import ChunkedSum
 from .factories import gpus_only as gpus_only
 from .factories import multi_leader as multi_leader
 from .factories import no_op as no_op
@@ -15,4 +15,4 @@ from .verbs import mean_into as mean_into
 from .verbs import reduce_arrays as reduce_arrays
 
 # What users may use; the other names are for the folders above.
-__all__ = ["Algorithm", "Bucketed", "HostBackend", "Operand"]
+__all__ = ["Algorithm", "ChunkedSum", "HostBackend", "Operand"]

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from ..layout import Operand
 from ..messaging import Algorithm, ProcessGroup
-from .bucketed import Bucketed
+from .chunked_sum import ChunkedSum
 from .circulant import rounds_of
 from .message_sum import MessageSum, is_pairwise
 from .shared_memory import SharedMemoryAllreduce
@@ -51,7 +51,7 @@ def _by_messages(group: ProcessGroup, packs: bool) -> Algorithm:
         chunk_bytes = len(rounds_of(group.size)) * BYTES_PER_ROUND
     chunk_bytes = group.settings.chunk_bytes or chunk_bytes
     messages = MessageSum(group.comm, group.tag, in_rank_order)
-    return Bucketed(messages.rounds, chunk_bytes, at_once, packs)
+    return ChunkedSum(messages.rounds, chunk_bytes, at_once, packs)
 
 
 def rank_ordered(group: ProcessGroup) -> Algorithm:

@@ -16,7 +16,7 @@ from .sixteen_bits import with_exponents
 Sum = Callable[[np.ndarray, np.ndarray, int, np.ufunc], Rounds]
 
 
-class Bucketed(Algorithm):
+class ChunkedSum(Algorithm):
     """Divides arrays into chunks; small arrays, and those to be cast, are copied into buffers."""
 
     def __init__(
