@@ -26,9 +26,8 @@ class Bucket:
 
     params: list[Any]
     grads: list[Any]  # None where there is none
-    on_gpu: list[
-        bool
-    ]  # whether a gradient, or the parameter if it is missing, is there
+    # Whether a gradient, or the parameter if it is missing, is on a GPU.
+    on_gpu: list[bool]
     # What must be equal on all ranks, as entries of a handshake's signature: each
     # gradient's name, dtype and shape, those of the parameter if it is missing.
     entries: list[tuple[Any, ...]]
