@@ -43,15 +43,11 @@ def combined(*observers: CallObserver | None) -> CallObserver:
     if len(found) == 1:
         return found[0]
     several = CallObserver()
-    for name in (
-        ("arrived", "collective", "message", "leave", "release") if found else ()
-    ):
-        methods = [
-            method for one in found if (method := getattr(one, name)) is not None
-        ]
-        setattr(
-            several, name, functools.partial(_call_each, methods) if methods else None
-        )
+    for name in ("collective", "message", "leave", "release"):
+        methods = [getattr(one, name) for one in found]
+        setattr(several, name, functools.partial(_call_each, methods))
+    for one in found:
+        several.arrived = several.arrived or one.arrived  # at most one has it
     return several
 
 

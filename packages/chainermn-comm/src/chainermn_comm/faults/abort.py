@@ -257,16 +257,13 @@ def _headline(what: str) -> str:
 
 
 def _write_stderr(text: str) -> None:
+    # Either may be closed, or somebody else's object.
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
     # In one piece, so that the launcher doesn't mix it with other ranks' output.
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-    try:
-        sys.stderr.flush()
-        sys.stderr.write(text)
-        sys.stderr.flush()
-    except Exception:  # it may be closed, or somebody else's object
-        with contextlib.suppress(OSError):
-            os.write(2, text.encode(errors="backslashreplace"))
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode(errors="backslashreplace"))
 
 
 def mpi_abort(code: int) -> NoReturn:

@@ -19,7 +19,7 @@ from _chainermn_events import exit_code
 from . import system_exit
 
 real_exit = os._exit  # abort.py replaces the one in os
-_exit_codes: list[object] = []  # of the SystemExit that ends this child
+_status = 0  # of the SystemExit that ends this child
 
 
 @functools.cache  # once
@@ -31,11 +31,15 @@ def skip_finalize_in_forks() -> None:
 def _in_child() -> None:
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
-        _exit_codes.clear()
         sys.last_value = None  # which an uncaught exception sets
         # Instead of what the abort hook watches for.
-        system_exit.watch(_exit_codes.append)
+        system_exit.watch(_note_status)
         atexit.register(_exit_without_mpi)
+
+
+def _note_status(code: object) -> None:
+    global _status
+    _status = exit_code(code)
 
 
 def _exit_without_mpi() -> None:
@@ -49,6 +53,4 @@ def _exit_without_mpi() -> None:
         real_exit(130)
     if sys.last_value:
         real_exit(1)
-    if _exit_codes:
-        real_exit(exit_code(_exit_codes[-1]))
-    real_exit(0)
+    real_exit(_status)

@@ -14,7 +14,6 @@ import gc
 import sys
 import threading
 import types
-import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -46,14 +45,9 @@ if sys.version_info >= (3, 12):
                 _notify(exception.code)
 
         monitoring = sys.monitoring
-        free = [
-            tool for tool in (4, 3, 5, 2, 1, 0) if monitoring.get_tool(tool) is None
-        ]
-        if not free:
-            what = "all tools of sys.monitoring are taken: sys.exit(3) on a rank won't end the job"
-            warnings.warn(what, RuntimeWarning, stacklevel=4)
-            return
-        tool = free[0]
+        # The last ones belong to debuggers, profilers and coverage.
+        tools = (4, 3, 5, 2, 1, 0)
+        tool = next((one for one in tools if not monitoring.get_tool(one)), 4)
         monitoring.use_tool_id(tool, "chainermn")
         monitoring.register_callback(tool, monitoring.events.PY_UNWIND, unwound)
         monitoring.set_events(tool, monitoring.events.PY_UNWIND)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 from ..environment import text_of
@@ -36,34 +37,22 @@ class Timeout:
 
 def timeout_from_env() -> Timeout:
     """Return what the environment asks for; ValueError where that is no number in the range."""
-    silence = _seconds(
-        SILENCE_VARIABLE, default=f"the default of {SILENCE_SECONDS:g} s"
+    seconds = _seconds(TIMEOUT_VARIABLE, DEFAULT_SECONDS, ", or 0 for no limit")
+    is_set = bool(text_of(TIMEOUT_VARIABLE))
+    return Timeout(
+        seconds=seconds,
+        ends_job=is_set and seconds > 0,
+        silence=_seconds(SILENCE_VARIABLE, SILENCE_SECONDS),
     )
-    seconds = _seconds(
-        TIMEOUT_VARIABLE,
-        default=f"a report, and no end, of a call that has waited for {DEFAULT_SECONDS:g} s",
-        may_be_zero=True,
-    )
-    if silence is None:
-        silence = SILENCE_SECONDS
-    if seconds is None:
-        return Timeout(silence=silence)
-    return Timeout(seconds, seconds > 0, silence)
 
 
-def _seconds(variable: str, default: str, may_be_zero: bool = False) -> float | None:
-    """Return the seconds that a variable asks for; None where it isn't set."""
+def _seconds(variable: str, default: float, zero: str = "") -> float:
+    """Return the seconds that a variable asks for; none at all if ``zero`` says what that is."""
     text = text_of(variable)
-    if not text:
-        return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if SHORTEST <= seconds <= LONGEST or (may_be_zero and seconds == 0):
-        return seconds
-    zero = ", or 0 for no limit" if may_be_zero else ""
+    with contextlib.suppress(ValueError):
+        seconds = float(text or default)
+        if SHORTEST <= seconds <= LONGEST or (zero and seconds == 0):
+            return seconds
     raise ValueError(
-        f"{variable} is {text!r}; use seconds from {SHORTEST:g} to {LONGEST:g}{zero}. If it "
-        f"is not set, you get {default}"
+        f"{variable} is {text!r}; use seconds from {SHORTEST:g} to {LONGEST:g}{zero}"
     )
