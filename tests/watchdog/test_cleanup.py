@@ -17,9 +17,8 @@ import pytest
 from chainermn_comm.watchdog.monitor import cleanup
 from chainermn_comm.watchdog.monitor.cleanup import SharedFiles
 from tests.support.jobs import runner
-from tests.support.jobs.processes import is_gone, is_running, soon
+from tests.support.jobs.processes import is_gone, soon
 from tests.support.plugins.pairwise import in_full
-from tests.support.watchdog.records import birth
 
 SHARED = Path("/dev/shm")
 SCRIPT = f"""{runner.CHECK_GRADIENTS}
@@ -193,133 +192,61 @@ sys.stdin.read()
 """
 
 
-def test_what_others_use_or_own_is_not_removed(monkeypatch):
-    def make(name):
+@pytest.fixture
+def shared_file() -> Iterator[Callable[[str], Path]]:
+    """Makes a file in shared memory."""
+    made = []
+
+    def make(name: str) -> Path:
         path = SHARED / f"{name}{os.getpid()}"
         path.write_bytes(b"x")
+        made.append(path)
         return path
 
-    def start(*files, group=None):
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        command = [sys.executable, "-c", MAPPED, *files]
-        user = subprocess.Popen(
-            command, preexec_fn=group and (lambda: os.setpgid(0, group())), **pipes
-        )
-        users.append(user)
-        assert user.stdout.readline() == b"MAPPED\n"
-        return user
+    yield make
+    for path in made:
+        path.unlink(missing_ok=True)
 
-    names = ("sem.mp-mine", "sem.mp-shared", "dataset", "psm_mine", "mpich_shm_unknown")
-    mine, shared, *others = everything = [*map(make, names)]
-    data, python, _ = others
-    users: list[subprocess.Popen] = []
-    try:
-        rank = start(mine, shared, data, python, group=lambda: 0)
-        # As one of the rank's that it left behind.
-        worker = start(shared, group=lambda: rank.pid)
-        files = SharedFiles()
-        files.add((rank.pid, birth(rank.pid)))
-        files.keep(0.0)
-        assert not files.remove()  # the rank still lives
-        assert mine.exists()
-        rank.communicate(timeout=runner.SECONDS)
-        assert not files.remove()  # its worker still lives
-        assert [path.exists() for path in everything] == [False] + 4 * [True]
-        worker.communicate(timeout=runner.SECONDS)
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "geteuid", lambda: os.getuid() + 1)
-            again = SharedFiles()
-            again._known = dict(files._known)
-            assert again.remove()  # it is another user's
-        assert shared.exists()
-        # No descriptor is left to see who uses it.
-        with monkeypatch.context() as patched:
-            patched.setattr(cleanup, "_mapped", refuse)
+
+@contextlib.contextmanager
+def mapping(*files: Path) -> Iterator[int]:
+    """A process that has mapped these files."""
+    command = [sys.executable, "-c", MAPPED, *files]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"MAPPED\n"
+        yield process.pid
+        process.communicate(timeout=runner.SECONDS)
+
+
+def test_what_others_use_or_own_is_not_removed(shared_file, monkeypatch):
+    mine, shared = shared_file("sem.mp-mine"), shared_file("sem.mp-shared")
+    users = [shared_file("dataset"), shared_file("psm_mine")]
+    unknown = shared_file("mpich_shm_unknown")
+    files = SharedFiles()
+    with mapping(shared):  # as a process that the rank left behind
+        with mapping(mine, shared, *users) as rank:
+            files.keep([rank], 0.0)
             assert not files.remove()
+            assert mine.exists()
+        assert not files.remove()
+        assert not mine.exists()
         assert shared.exists()
-        assert files.remove()
-        assert [path.exists() for path in everything] == [
-            False,
-            False,
-            True,
-            True,
-            True,
-        ]
-    finally:
-        for user in users:
-            user.kill()
-            user.wait()
-        for path in everything:
-            path.unlink(missing_ok=True)
+    with monkeypatch.context() as patched:  # no descriptor is left to see who uses it
+        patched.setattr(cleanup, "_mapped", refuse)
+        assert not files.remove()
+    with monkeypatch.context() as patched:  # it is another user's
+        patched.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        again = SharedFiles()
+        again._inodes = dict(files._inodes)
+        assert again.remove()
+    assert shared.exists()
+    assert files.remove()
+    assert not shared.exists()
+    assert all(path.exists() for path in (*users, unknown))
 
 
-def refuse(_):
+def refuse(_: object) -> None:
     raise OSError(24, "Too many open files")
-
-
-# Open MPI's daemon is ended when a cut link has left it alone, and never before.
-
-# It starts a rank, says its number, waits for its end, and then for a word that doesn't
-# come. $0 is what Open MPI has in the daemon's command line.
-DAEMON = """
-sleep 1000 &
-echo $!
-wait
-read word
-"""
-ONE_JOBS = "prterun-alpha-120@0"
-Daemon = subprocess.Popen
-
-
-@pytest.fixture
-def start_daemon() -> Iterator[Callable[[str, str], tuple[Daemon, int]]]:
-    """Starts a daemon of that name for those jobs; gives it, and its rank's number."""
-    started: list[tuple[Daemon, int]] = []
-
-    def start_daemon(name: str, jobs: str) -> tuple[Daemon, int]:
-        daemon = subprocess.Popen(
-            [name, "-c", DAEMON, jobs],
-            executable="/bin/sh",
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert daemon.stdout is not None
-        rank = int(daemon.stdout.readline())
-        started.append((daemon, rank))
-        return daemon, rank
-
-    yield start_daemon
-    for daemon, _ in started:
-        if daemon.poll() is None:
-            for child in psutil.Process(daemon.pid).children():
-                child.kill()
-            daemon.kill()
-        daemon.communicate()
-
-
-def end_rank(daemon: Daemon, rank: int) -> None:
-    os.kill(rank, signal.SIGKILL)
-    assert soon(lambda: not psutil.Process(daemon.pid).children())
-
-
-def test_it_is_ended_once_its_ranks_are(start_daemon, monkeypatch):
-    monkeypatch.setattr(cleanup, "DAEMON_SECONDS", 0.1)
-    daemon, rank = start_daemon("/usr/bin/prted", ONE_JOBS)
-    cleanup.end_daemon(daemon.pid)
-    assert is_running(daemon.pid)  # its rank lives
-    end_rank(daemon, rank)
-    cleanup.end_daemon(daemon.pid)
-    assert is_gone(daemon.pid)
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("/usr/bin/prted", "prte-alpha-120@0"), ("/usr/sbin/slurmstepd", ONE_JOBS)],
-    ids=["many jobs'", "another launcher's"],
-)
-def test_a_launcher_of_a_site_is_left_alone(name, words, start_daemon, monkeypatch):
-    monkeypatch.setattr(cleanup, "DAEMON_SECONDS", 0.1)
-    daemon, rank = start_daemon(name, words)
-    end_rank(daemon, rank)
-    cleanup.end_daemon(daemon.pid)
-    assert is_running(daemon.pid)

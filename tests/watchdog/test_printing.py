@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
-import time
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
 
 import pytest
 
 from chainermn_comm.watchdog.monitor import printing
-from tests.support.watchdog.records import description, monitored
+from tests.support.watchdog.records import clock
+
+
+@contextlib.contextmanager
+def printing_to(file: int) -> Iterator[int]:
+    """A process that has this file as its standard error."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stderr=file) as process:
+        yield process.pid
 
 
 @pytest.mark.ci
-def test_launchers_that_read_nothing_keep_the_end_waiting_once_and_not_for_each_rank(
-    monkeypatch,
-):
-    def in_vain(_, text, seconds, events=()):
-        time.sleep(max(0.0, seconds))
-        given.append(max(0.0, seconds))
-        return False
+def test_a_launcher_that_reads_nothing_keeps_the_end_waiting_once(monkeypatch):
+    monkeypatch.setattr(printing, "PRINT_SECONDS", 0.5)
+    reading, writing = os.pipe()
+    with printing_to(writing) as stopped:
+        os.close(writing)
+        begun = clock()
+        printing.print_for([stopped, stopped], "words" * 100_000)
+        assert 0.5 <= clock() - begun < 5.0
+    os.close(reading)
 
-    given: list[float] = []
-    ranks = [monitored(description(0))]
-    monkeypatch.setattr(printing, "standard_errors", lambda pids: range(50))
-    monkeypatch.setattr(printing, "PRINT_SECONDS", 5.0)
-    monkeypatch.setattr(printing.processes, "write", in_vain)
-    printing.print_for(ranks, "words")
-    assert len(given) == 50 + 1  # and the monitor's own standard error
-    assert given[0] > 0
-    assert sum(given) <= 5.0
+
+def test_a_text_goes_to_the_first_process_where_it_can_be_read():
+    deaf, unread = os.pipe()
+    reading, writing = os.pipe()
+    with printing_to(unread) as first, printing_to(writing) as second:
+        os.close(deaf)
+        os.close(unread)
+        os.close(writing)
+        printing.print_for([first, second], "words", [b"event\n"])
+    with open(reading) as file:
+        assert file.read() == "event\nwords"

@@ -17,7 +17,7 @@ ENOUGH = 20_000
 RANK = """
 import os, select, sys
 from tests.support.watchdog.records import description, record
-described, recorder = description(0), record((0, 1), 0, 2)
+described, recorder = description(0), record(1, 0, 2)
 print(f"/proc/{os.getpid()}/fd/{described['files'][0]}", flush=True)
 number = 0
 while not select.select([sys.stdin], [], [], 0)[0]:

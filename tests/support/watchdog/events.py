@@ -19,11 +19,6 @@ def sent(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def shown(text: str) -> str:
-    """The text as the launcher shows it: with what events bring, and the other events."""
-    return LINE.sub(lambda line: json.loads(line[1]).get("shown", line[0]), text)
-
-
 def the_only(kind: str, text: str) -> dict[str, Any]:
     """The one event of a kind."""
     (event,) = (event for event in sent(text) if event["event"] == kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import resource
 import socket
@@ -14,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 from chainermn_comm.watchdog.diagnosis import Rank
+from chainermn_comm.watchdog.monitor import judge, local_ranks
 from chainermn_comm.watchdog.monitor import monitor as module
 from chainermn_comm.watchdog.monitor.monitor import Monitor
 from chainermn_comm.watchdog.processes import RUNNING
@@ -34,12 +36,12 @@ def made_monitor() -> Monitor:
 
 def limited(monitor: Monitor, *timeout: Any) -> None:
     """Give it a time-out: its fields."""
-    monitor.timeout = Timeout(*timeout)
+    monitor.local.timeout = Timeout(*timeout)
 
 
 def address_of(monitor: Monitor) -> object:
     """Where ranks, and who asks, connect to it."""
-    return monitor.socket._listener.getsockname()
+    return monitor.local._listener.getsockname()
 
 
 def seen_as_user(user: int) -> contextlib.AbstractContextManager[object]:
@@ -63,13 +65,12 @@ class SimulatedRank:
         self.size = size
         self.pid = os.getpid()
         self.launcher = self.pid
-        self.process = (self.pid, module.processes.stat(self.pid).start)
         # The last collective call, since when it waits there or not, and whether it
         # does.
         self.call = 1
         self.since = time.monotonic()
         self.waits = False
-        self.failed_at: float | None = None
+        self.failed_at = math.inf
         self.has_aborted = False
 
     def enter(self) -> None:
@@ -77,9 +78,9 @@ class SimulatedRank:
         self.since = time.monotonic()
         self.waits = True
 
-    def read(self, now: float, awake_since: float = 0.0) -> Rank:
+    def read(self, now: float, awake_since: float = 0.0, stacks: str = "") -> Rank:
         call = Call(
-            communicator=(0, 1),
+            communicator=1,
             rank=self.world,
             size=self.size,
             state=COLLECTIVE if self.waits else IDLE,
@@ -90,14 +91,13 @@ class SimulatedRank:
             tag=NOBODY,
             operation="allreduce",
         )
-        failed_for = None if self.failed_at is None else now - self.failed_at
         return Rank(
             self.world,
             f"host{self.world}",
             self.pid,
             RUNNING,
             (call,),
-            failed_for=failed_for,
+            failed_at=self.failed_at,
             has_aborted=self.has_aborted,
         )
 
@@ -114,17 +114,14 @@ class Simulation:
         self.ranks = [SimulatedRank(number, size) for number in range(size)]
         self.monitors = [self._monitor(number, timeout) for number in range(size)]
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
-        self.first_machine = {
-            "name": "host0",
-            "endpoints": [self.listener.getsockname()],
-            "question": "who?",
-            "answer": "me",
-        }
+        self.agreed = {"name": "host0", "question": "who?", "answer": "me"}
         first, *others = self.monitors
         port = os.dup(self.listener.fileno())
-        first.hear_rank({"kind": "first machine", **self.first_machine}, [port])
+        first.hear({"kind": "first machine", **self.agreed}, [port])
         for other in others:
-            other.hear_rank({"kind": "other machine", **self.first_machine}, [])
+            endpoints = [self.listener.getsockname()]
+            agreed = {**self.agreed, "endpoints": endpoints}
+            other.hear({"kind": "other machine", **agreed}, [])
         self._threads = [
             threading.Thread(target=self._drive, args=(monitors,), daemon=True)
             for monitors in (
@@ -135,9 +132,8 @@ class Simulation:
 
     def _monitor(self, number: int, timeout: Timeout) -> Monitor:
         made = made_monitor()
-        made.ranks.append(self.ranks[number])  # type: ignore[arg-type]
-        made.timeout = timeout
-        made.have_met = True
+        made.local.ranks.append(self.ranks[number])  # type: ignore[arg-type]
+        made.local.timeout = timeout
         printed = lambda text, *_: self.printed.append((number, text))  # noqa: E731
         made.print = printed  # type: ignore[method-assign]
         return made
@@ -147,7 +143,7 @@ class Simulation:
             while not self._over.wait(0.05):
                 for one in list(monitors):
                     if not one.look():
-                        self.ended.add(one.ranks[0].world)
+                        self.ended.add(one.local.ranks[0].world)
                         monitors.remove(one)
         except BaseException as error:
             self.failures.append(error)
@@ -161,21 +157,16 @@ class Simulation:
     def num_linked(self) -> int:
         """How many machines are connected, and have pushed their ranks."""
         first, *others = self.monitors
-        links = [link for link in first.other_machines.linked if link.ranks]
         linked = [
             one for one in others if one.first_machine and one.first_machine.is_linked
         ]
-        return min(len(links), len(linked))
+        return min(len(first.other_machines.known), len(linked))
 
     def cut(self, number: int, error: Exception = CUT) -> None:
         """Cut the link to a machine, as both kernels see it at last; it stays so."""
-        other = self.monitors[number].first_machine
-        assert other is not None
-        other._endpoints = []
-        machines = self.monitors[0].other_machines
-        for link in machines.linked:
-            if link.ranks and link.ranks[0].world == number:
-                machines.lose(link, error)
+        for machine in self.monitors[0].other_machines.known:
+            if machine.ranks[0].world == number:
+                machine.link.close(error)
 
     def until(self, is_done: Callable[[], bool], seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -204,11 +195,11 @@ def simulation(size: int, **timeout: Any) -> Iterator[Simulation]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with (
         mock.patch.object(module, "TICK_SECONDS", 0.0),
-        mock.patch.object(module, "collect_stacks", return_value={}),
+        mock.patch.object(local_ranks, "collect_stacks", return_value={}),
         mock.patch.object(module, "SharedFiles"),
         mock.patch.object(module.processes, "terminate"),
         mock.patch.multiple(module, FORWARDING_SECONDS=0.0, CUT_OFF_SECONDS=1.0),
-        mock.patch.object(module, "held_launchers", contextlib.nullcontext),
+        mock.patch.object(judge, "launchers_of", return_value=[]),
     ):
         made = Simulation(size, Timeout(**timeout))
         try:

@@ -10,7 +10,6 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from chainermn_comm.watchdog import processes
 from chainermn_comm.watchdog.monitor.local_ranks import MonitoredRank
 from chainermn_comm.watchdog.rank import recorder
 from chainermn_comm.watchdog.status_region import (
@@ -37,11 +36,6 @@ __all__ = [
 ]
 
 
-def birth(pid: int) -> int:
-    """When a process started."""
-    return processes.stat(pid).start
-
-
 def clock() -> float:
     """The clock of the watchdog's times."""
     return time.monotonic()
@@ -66,8 +60,6 @@ def description(world: int) -> dict[str, Any]:
     return {
         "world": world,
         "pid": os.getpid(),
-        "start_time": birth(os.getpid()),
-        "signal": region.signal,
         "files": [region.file, region.stacks],
     }
 
@@ -79,7 +71,7 @@ def monitored(described: dict[str, Any]) -> MonitoredRank:
     return MonitoredRank(described, *files)
 
 
-def record(communicator: tuple[int, int], rank: int, size: int) -> Any:
+def record(communicator: int, rank: int, size: int) -> Any:
     """Where this process's calls on a communicator are recorded; to be released."""
     return recorder.allocate(communicator, rank, size)
 

@@ -21,7 +21,7 @@ from chainermn_comm.watchdog.timeout import Timeout
 __all__ = ["GONE", "STOPPED", "Rank", "Timeout"]
 
 # Communicators: of all three, and of some of them.
-WHOLE, PART = (0, 1), (0, 2)
+WHOLE, PART = 1, 2
 
 
 def call(
@@ -31,7 +31,7 @@ def call(
     peer: int = NOBODY,
     tag: int = NOBODY,
     operation: str = "bcast",
-    of: tuple[int, int] = WHOLE,
+    of: int = WHOLE,
     size: int = 3,
 ) -> Call:
     return Call(of, rank, size, state, 7.0, sequence, 0, peer, tag, operation)

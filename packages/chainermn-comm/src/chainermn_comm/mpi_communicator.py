@@ -182,7 +182,7 @@ class MpiCommunicator(CommunicatorBase):
     def _observe(self, own: MPI.Intracomm) -> CallObserver:
         """Return what observes the calls: the watchdog, and the trace if there is one."""
         settings = self._settings
-        recorder = register(own, MPI.COMM_WORLD.rank, settings.timeout)
+        recorder = register(own, MPI.COMM_WORLD.rank)
         if settings.trace is None:
             return combined(recorder)
         return combined(recorder, tracer.start(own, settings.trace))

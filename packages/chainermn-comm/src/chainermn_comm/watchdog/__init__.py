@@ -9,7 +9,6 @@ from .rank.connection import job_name as job_name
 from .rank.recorder import count_update as count_update
 from .rank.recorder import mark_aborting as mark_aborting
 from .rank.recorder import mark_finalizing as mark_finalizing
-from .rank.recorder import watch_call as watch_call
 from .rank.rendezvous import register as register
 from .rank.rendezvous import watch_meeting as watch_meeting
 from .timeout import SILENCE_VARIABLE as SILENCE_VARIABLE

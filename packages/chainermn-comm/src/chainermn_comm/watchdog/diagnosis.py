@@ -25,9 +25,9 @@ class Rank:
     stacks: str = ""
     updates: int = 0  # calls of it until now, of any multi-node optimizer
     examples: int = 0  # in them, as far as it is known
-    # For how many seconds it has been dead, or since it called MPI_Abort; None if it
-    # lives, or its program was over.
-    failed_for: float | None = None
+    # When it died or called MPI_Abort, by the clock of the machine that reads this;
+    # infinity if it lives, or its program was over.
+    failed_at: float = math.inf
     has_aborted: bool = False  # whether it called MPI_Abort
 
     @property
@@ -46,6 +46,10 @@ class Rank:
         return any(call.operation == FINALIZE for call in self.waits)
 
     @property
+    def has_failed(self) -> bool:
+        return self.failed_at < math.inf
+
+    @property
     def is_outside(self) -> bool:
         """Whether it runs outside of any call."""
         return self.state == RUNNING and not self.waits
@@ -56,13 +60,11 @@ class Rank:
         return self.state == STOPPED or (self.state == GONE and not self.has_finished)
 
 
-def rank_from_json(fields: dict[str, Any]) -> Rank:
-    """Return a rank as a monitor has sent it."""
-    calls = []
-    for call in fields["calls"]:
-        communicator = tuple(call["communicator"])
-        calls.append(Call(**{**call, "communicator": communicator}))
-    return Rank(**{**fields, "calls": tuple(calls)})
+def rank_from_json(fields: dict[str, Any], later: float = 0.0) -> Rank:
+    """Return a rank as a monitor has sent it, whose clock shows so many seconds less."""
+    calls = tuple(Call(**call) for call in fields["calls"])
+    failed_at = fields["failed_at"] + later
+    return Rank(**{**fields, "calls": calls, "failed_at": failed_at})
 
 
 Waits = Sequence[tuple[Rank, Call]]  # ranks, each with a call that it is in
@@ -87,7 +89,7 @@ class WaitGraph:
         self.ranks = {rank.world: rank for rank in ranks}
         self.unreachable = list(unreachable)
         self.missing = sorted(missing)
-        self._members: dict[tuple[int, int], dict[int, tuple[Rank, Call]]] = {}
+        self._members: dict[int, dict[int, tuple[Rank, Call]]] = {}
         for rank in self.ranks.values():
             for call in rank.calls:
                 self._members.setdefault(call.communicator, {})[call.rank] = rank, call
@@ -161,15 +163,20 @@ class WaitGraph:
         return sorted(causes.values(), key=_likelihood)
 
 
-def _likelihood(rank: Rank) -> tuple[int, int, int]:
+def longest_wait(ranks: Iterable[Rank], shorter_than: float = math.inf) -> float:
+    """Return for how long the call of these has waited that has for longest."""
+    living = [rank for rank in ranks if rank.state != GONE]
+    ages = [call.age for rank in living for call in rank.waits]
+    return max((age for age in ages if age < shorter_than), default=0.0)
+
+
+def _likelihood(rank: Rank) -> tuple[bool, bool, bool, int, int]:
     """Return a key that sorts first: gone, stopped, in no call, behind the others' calls."""
-    if rank.state == GONE and not rank.has_finished:
-        kind = 0
-    elif rank.state == STOPPED:
-        kind = 1
-    elif not rank.waits:
-        kind = 2
-    else:
-        kind = 3
     sequences = [call.sequence for call in rank.waits if call.state == COLLECTIVE]
-    return kind, min(sequences, default=0), rank.world
+    return (
+        not rank.is_lost,
+        rank.state == STOPPED,
+        bool(rank.waits),
+        min(sequences, default=0),
+        rank.world,
+    )

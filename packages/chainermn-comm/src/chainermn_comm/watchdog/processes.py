@@ -1,13 +1,9 @@
-"""Facts about processes, from `/proc`; signals to them; writing to their standard error.
-
-A process is identified by its number and its start time, since numbers are used again.
-"""
+"""Facts about processes, from `/proc`, and signals to them."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import struct
@@ -21,7 +17,8 @@ GONE = "gone"
 # What a monitor's socket in Linux's abstract namespace is called; the name of its job
 # follows, which begins with the number of the launcher's process.
 MONITOR_NAME = "chainermn monitor "
-Process = tuple[int, int]  # number and start time
+# For a launcher, whose task it is, to end the children of ranks; for these to be gone.
+LAUNCHER_SECONDS = 1.0
 
 
 class Peer(NamedTuple):
@@ -71,21 +68,21 @@ def peer_of(connection: socket.socket) -> Peer:
     return Peer(pid, user)
 
 
-def state(process: Process) -> str:
+def state(pid: int) -> str:
     """Return RUNNING, STOPPED or GONE."""
     try:
-        found = stat(process[0])
+        found = stat(pid)
     except OSError:
         # Such as that no descriptor is left, which says nothing of the process.
         return RUNNING
-    if found.is_gone or found.start != process[1]:
+    if found.is_gone:
         return GONE
     return STOPPED if found.letter in "Tt" else RUNNING
 
 
-def words(pid: int, of: str) -> list[str]:
-    """Return the words of a process's "cmdline" or "environ"; an empty one if there are none."""
-    return [os.fsdecode(word) for word in _read(f"/proc/{pid}/{of}").split(b"\0")]
+def environment(pid: int) -> list[str]:
+    """Return a process's environment variables, with which it has been started."""
+    return os.fsdecode(_read(f"/proc/{pid}/environ")).split("\0")
 
 
 def catches(pid: int, number: int) -> bool:
@@ -97,19 +94,31 @@ def catches(pid: int, number: int) -> bool:
     return bool(mask >> (number - 1) & 1)
 
 
-def send_signal(process: Process, number: int) -> None:
-    """Send a signal, unless the process is gone."""
-    if state(process) != GONE:
-        with contextlib.suppress(OSError):
-            os.kill(process[0], number)
-
-
-def terminate(processes: Sequence[Process], grace: float) -> None:
+def terminate(pids: Sequence[int], grace: float) -> None:
     """End processes: SIGTERM, and SIGKILL after ``grace`` seconds."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        for process in processes:
-            send_signal(process, number)
-        wait_until(lambda: all(state(one) == GONE for one in processes), grace, 0.02)
+        for pid in pids:
+            with contextlib.suppress(OSError):  # it is gone
+                os.kill(pid, number)
+        wait_until(lambda: all(state(pid) == GONE for pid in pids), grace, 0.02)
+
+
+def end_children(ranks: list[int]) -> None:
+    """End what processes of ranks that are gone have left, if their launcher doesn't."""
+    wait_until(lambda: not _children(ranks), LAUNCHER_SECONDS)
+    terminate(_children(ranks), LAUNCHER_SECONDS)
+
+
+def _children(ranks: list[int]) -> list[int]:
+    """Return the living processes of groups that ranks which are gone have led.
+
+    As long as there is such a process, no other one gets the number of the rank.
+    """
+    everyone = all_stats()
+    gone = [rank for rank in ranks if everyone.get(rank, Stat()).is_gone]
+    return [
+        child for child, it in everyone.items() if it.group in gone and not it.is_gone
+    ]
 
 
 def wait_until(
@@ -120,20 +129,6 @@ def wait_until(
     while not (done := is_done()) and time.monotonic() < deadline:
         time.sleep(pause)
     return done
-
-
-def write(file: int, text: str, seconds: float, events: Sequence[bytes] = ()) -> bool:
-    """Write events, each in one piece, and a text; return whether they were read in time."""
-    deadline = time.monotonic() + seconds
-    poll = select.poll()
-    poll.register(file, select.POLLOUT)
-    with contextlib.suppress(OSError):
-        for data in (*events, text.encode(errors="backslashreplace")):
-            while data and time.monotonic() < deadline:
-                if poll.poll(100):
-                    data = data[os.write(file, data[: select.PIPE_BUF]) :]
-        return not data
-    return False
 
 
 def _read(path: str) -> bytes:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import textwrap
+from dataclasses import dataclass
 
-from _chainermn_verdict import next_step, users_lines
+from _chainermn_verdict import users_lines
 
 from .diagnosis import Rank, WaitGraph, Waits
 from .processes import GONE, STOPPED
@@ -18,64 +19,71 @@ STACK_CHARACTERS = 4096
 # The most ranks that are listed.
 MOST_RANKS = 32
 PREFIX = "ChainerMN: "
-# Lines of stacks that say nothing of the user's script: what runs it.
-RUNNERS = re.compile(r'\n  File "[^"]*(runpy>|runpy\.py|chainermn_tools/rank\.py)".*')
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is said of calls that wait too long."""
+
+    reason: str  # for whom they wait: its first line
+    how: str  # what the likely culprit does, in which `next_step` finds what to do
+    text: str
 
 
 def warning(graph: WaitGraph, rank: Rank, call: Call, seconds: float) -> str:
     """Return the one line that is printed at half the time-out."""
     waited = f"rank {rank.world} has waited {_seconds(call.age)} in {_operation(graph, call)}"
-    why = culprits(graph, [(rank, call)])[0]
+    why = _culprits(graph, [(rank, call)])[0]
     return f"{PREFIX}{waited}; {why}. A report follows at {_seconds(seconds)}.\n"
 
 
-def report(graph: WaitGraph, stalled: Waits, timeout: Timeout) -> str:
-    """Return a text: the likely culprit first, then which rank waits for what, then the stacks."""
-    causes = graph.root_causes(stalled)[:MOST_RANKS]
-    clauses = culprits(graph, stalled)
-    if len(causes) > 1:
-        clauses[0] = f"likely culprits, the likeliest first: {clauses[0]}"
+def report(graph: WaitGraph, stalled: Waits, timeout: Timeout) -> Report:
+    """Report calls: the likely culprit first, then which rank waits for what, then the stacks."""
+    causes = graph.root_causes(stalled)
+    reason, *others = _culprits(graph, stalled)
+    how = reason
+    if causes:
+        how = describe_state(graph, causes[0])
+    if others:
+        reason = f"likely culprits, the likeliest first: {reason}"
     elif causes or graph.missing:
-        clauses[0] = f"likely culprit: {clauses[0]}"
-    lines = ["", f"{PREFIX}{clauses[0]}."]
-    lines += [f"{PREFIX}or: {clause}." for clause in clauses[1:]]
+        reason = f"likely culprit: {reason}"
     longest = max(call.age for _, call in stalled)
-    lines.append(f"A call has waited for {_seconds(longest)} (CHAINERMN_TIMEOUT):")
-    lines += _who_waits(graph, stalled)
-    lines += _stacks(graph, causes)
-    if timeout.ends_job:
-        lines.append("CHAINERMN_TIMEOUT is set: ending the job.")
-    else:
-        lines.append(
+    end = "CHAINERMN_TIMEOUT is set: ending the job."
+    if not timeout.ends_job:
+        end = (
             f"The ranks go on waiting. CHAINERMN_TIMEOUT={timeout.seconds:g} would end the job; "
             "0 switches these reports off."
         )
-    lines.append(f"{next_step(clauses[0])}\n")
-    return "\n".join(lines)
+    lines = [
+        "",
+        f"{PREFIX}{reason}.",
+        *(f"{PREFIX}or: {other}." for other in others),
+        f"A call has waited for {_seconds(longest)} (CHAINERMN_TIMEOUT):",
+        *_who_waits(graph),
+        *_stacks(graph, causes),
+        end,
+        "",
+    ]
+    return Report(reason, how, "\n".join(lines))
 
 
-def _who_waits(graph: WaitGraph, stalled: Waits) -> list[str]:
-    """Return a line for each rank that waits, and how many nothing is known of."""
+def _who_waits(graph: WaitGraph) -> list[str]:
+    """Return a line for each rank that waits."""
     waiting = [rank for _, rank in sorted(graph.ranks.items()) if rank.waits]
     lines = [f"  {describe_rank(graph, rank)}" for rank in waiting[:MOST_RANKS]]
     if len(waiting) > MOST_RANKS:
         lines.append(f"  and so do {len(waiting) - MOST_RANKS} more ranks")
-    calls = {call.communicator: call for _, call in stalled}
-    for call in calls.values():
-        unknown = graph.num_unknown(call)
-        if unknown:
-            lines.append(
-                f"  not heard of: {unknown} of the {call.size} ranks that take part"
-            )
     return lines
 
 
-def _stacks(graph: WaitGraph, first: list[Rank]) -> list[str]:
-    """Return the stacks, those of ``first`` before all others; equal ones once."""
-    others = [rank for _, rank in sorted(graph.ranks.items()) if rank not in first]
+def _stacks(graph: WaitGraph, causes: list[Rank]) -> list[str]:
+    """Return the stacks, the culprits' before all others; equal ones once."""
     groups: dict[str, list[int]] = {}
-    for rank in [*first, *others]:
-        groups.setdefault(rank.stacks, []).append(rank.world)
+    for rank in [*causes, *graph.ranks.values()]:
+        ranks = groups.setdefault(rank.stacks, [])
+        if rank.world not in ranks:
+            ranks.append(rank.world)
     groups.pop("", None)
     lines = []
     for stacks, ranks in groups.items():
@@ -84,7 +92,7 @@ def _stacks(graph: WaitGraph, first: list[Rank]) -> list[str]:
     return lines
 
 
-def culprits(graph: WaitGraph, stalled: Waits) -> list[str]:
+def _culprits(graph: WaitGraph, stalled: Waits) -> list[str]:
     """Return for whom these calls wait, as clauses, the likeliest first; at least one."""
     causes = graph.root_causes(stalled)
     if causes:
@@ -96,22 +104,15 @@ def culprits(graph: WaitGraph, stalled: Waits) -> list[str]:
             f"{rank_list(graph.missing)} {has} not come to {call.operation} on "
             f"{os.uname().nodename}, unless on another machine"
         ]
+    unheard = "ranks wait for others that could not be asked"
     if graph.unreachable:
         hosts = ", ".join(graph.unreachable[:MOST_RANKS])
-        return [
-            f"ranks wait for others that could not be asked; {hosts} didn't answer (is a link "
-            "cut, or a machine down?)"
-        ]
+        return [f"{unheard}; {hosts} didn't answer (is a link cut, or a machine down?)"]
     if any(graph.num_unknown(call) for _, call in stalled):
-        return ["ranks wait for others that could not be asked"]
+        return [unheard]
     return [
         "all ranks are in the call that waits: is the network stuck, or much being sent?"
     ]
-
-
-def reason(report: str) -> str:
-    """Return the first line of a report: which rank the others wait for."""
-    return report.lstrip("\n").partition("\n")[0].removeprefix(PREFIX)
 
 
 def describe_rank(graph: WaitGraph, rank: Rank) -> str:
@@ -121,16 +122,20 @@ def describe_rank(graph: WaitGraph, rank: Rank) -> str:
 
 def describe_state(graph: WaitGraph, rank: Rank) -> str:
     """Return what a rank does, as the predicate of a clause."""
+    last = rank.last_call
+    after = ""
+    if last is not None:
+        after = f", after {_operation(graph, last)}"
     if rank.has_finished:
         if rank.state == GONE:
             return "has ended"
         return f"has ended and waits in {FINALIZE}"
-    last = rank.last_call
     if rank.state == GONE:
         if last is None:
             return "is gone"
-        before = "in" if rank.waits else "in no call, after"
-        return f"is gone, last seen {before} {_operation(graph, last)}"
+        if rank.waits:
+            return f"is gone, last seen in {_operation(graph, last)}"
+        return f"is gone, last seen in no call{after}"
     if rank.waits:
         calls = [
             f"{_operation(graph, call)} for {_seconds(call.age)}" for call in rank.waits
@@ -139,9 +144,7 @@ def describe_state(graph: WaitGraph, rank: Rank) -> str:
     elif last is None:
         doing = "is in no call"
     else:
-        doing = (
-            f"is in no call for {_seconds(last.age)}, after {_operation(graph, last)}"
-        )
+        doing = f"is in no call for {_seconds(last.age)}{after}"
     lines = users_lines(rank.stacks)
     if lines:
         doing += f", at {lines[0]}"
@@ -176,7 +179,7 @@ def _operation(graph: WaitGraph, call: Call) -> str:
 def normalize_stacks(stacks: bytes) -> str:
     """Return the beginning of what faulthandler wrote, the main thread first, without numbers."""
     text = re.sub("hread 0x[0-9a-f]+", "hread", stacks.decode(errors="replace"))
-    threads = RUNNERS.sub("", text.rstrip()).split("\n\n")
+    threads = text.rstrip().split("\n\n")
     threads.sort(key=lambda thread: not thread.startswith("Current"))
     return "\n\n".join(threads)[:STACK_CHARACTERS]
 

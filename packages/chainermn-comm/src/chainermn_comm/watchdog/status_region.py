@@ -8,6 +8,7 @@ machine's processes share.
 from __future__ import annotations
 
 import mmap
+import signal
 import struct
 from dataclasses import dataclass
 
@@ -23,10 +24,9 @@ HEADER = struct.Struct("<Id")
 # Behind it: calls of `update` that this rank has made, and its examples in them.
 PROGRESS = struct.Struct("<qq")
 PROGRESS_AT = slice(16, 32)
-# At the start of a slot: the communicator (the world's number of its rank 0; how many
-# that rank had made before), this process's rank in it, and its size (0: the slot is
-# free).
-IDENTITY = struct.Struct("<qqii")
+# At the start of a slot: the communicator, this process's rank in it, and its size (0:
+# the slot is free).
+IDENTITY = struct.Struct("<qii")
 # Then: state, when that began, collective calls so far, bytes, peer or root, tag, name.
 CALL = struct.Struct("<B7xdQqii128s")
 # The state and its time alone.
@@ -37,8 +37,11 @@ MESSAGE = 2
 # In an operation's name, before the function that the call is part of.
 SCOPE_SEPARATOR = ", inside "
 
+# At which a rank writes its stacks: SIGUSR1 and SIGUSR2 are the scripts' and the
+# schedulers'.
+STACKS_SIGNAL = signal.SIGRTMAX - 5
 # The communicator of what all ranks of the job do: making communicators, and exiting.
-WORLD = (-1, -1)
+WORLD = -1
 FINALIZE = "MPI_Finalize"
 
 
@@ -46,7 +49,7 @@ FINALIZE = "MPI_Finalize"
 class Call:
     """What a rank does, or did last, on a communicator."""
 
-    communicator: tuple[int, int]  # the same on all its ranks
+    communicator: int  # a number that is the same on all its ranks, and of no other
     rank: int  # this rank's number there
     size: int  # number of its ranks
     state: int  # IDLE, COLLECTIVE or MESSAGE
@@ -76,7 +79,7 @@ def read_calls(region: mmap.mmap, now: float, awake_since: float = 0.0) -> list[
     calls = []
     for slot in range(min(used, SLOTS)):
         contents = _read_whole(region, slot)
-        first, count, rank, size = IDENTITY.unpack_from(contents)
+        communicator, rank, size = IDENTITY.unpack_from(contents)
         if size == 0:
             continue
         state, since, sequence, nbytes, peer, tag, name = CALL.unpack_from(
@@ -84,7 +87,7 @@ def read_calls(region: mmap.mmap, now: float, awake_since: float = 0.0) -> list[
         )
         calls.append(
             Call(
-                communicator=(first, count),
+                communicator=communicator,
                 rank=rank,
                 size=size,
                 state=state,

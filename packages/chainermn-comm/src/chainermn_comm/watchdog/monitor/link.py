@@ -1,74 +1,100 @@
 """A connection between the monitors of two machines: messages, which are lines of JSON.
 
 The kernel ends it when the other machine acknowledges nothing any more; a process that
-is stopped there does no harm.
+is stopped there does no harm. A link that breaks is not made again.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
+import hmac
 import json
+import math
 import socket
+import time
+from collections.abc import Callable
+from selectors import EVENT_READ, BaseSelector
 from typing import Any
 
-# Bytes of a line: of who has proved nothing yet, and of a monitor with its ranks'
-# stacks.
-GREETING_BYTES = 1024
+# Bytes of the longest line: records of a machine with its ranks' stacks.
 LARGEST = 1 << 22
 # For the other side to take a message.
 SEND_SECONDS = 2.0
-# Errors of a link that is cut, or of a machine that is down; any other error says that
-# a process has gone.
-CUT = {
-    errno.ETIMEDOUT,
-    errno.EHOSTUNREACH,
-    errno.ENETUNREACH,
-    errno.EHOSTDOWN,
-    errno.ENETDOWN,
-}
+# That the kernel takes.
+LONGEST_SILENCE = 1e5
 
 Message = dict[str, Any]
 
 
 class Link:
-    """One side of a connection; any exception means that it is of no use any more."""
+    """One side of a connection, which is closed at any error."""
 
-    def __init__(self, connected: socket.socket, silence: float) -> None:
-        """Take over a socket, which ends ``silence`` seconds after the last acknowledgement."""
-        self.socket = connected
-        self.is_proven = False  # whether the other side knows the job's secret
+    def __init__(
+        self,
+        selector: BaseSelector,
+        connected: socket.socket,
+        secret: str,
+        silence: float,
+        handle: Callable[[Message], None],
+    ) -> None:
+        """Take over a socket.
+
+        Args:
+            selector: tells when there is something to be read.
+            connected: the socket.
+            secret: what the first message has to bring.
+            silence: seconds after the last acknowledgement in which the link ends.
+            handle: is given each message.
+        """
+        self.is_proven = False  # whether the secret has come
+        self.is_open = True
+        self.cut_at = -math.inf  # if it is open, or a process has ended it
+        self._selector = selector
+        self._socket = connected
+        self._secret = secret
+        self._handle = handle
         self._rest = b""
         connected.settimeout(SEND_SECONDS)
-        pause = int(min(max(1, silence / 8), 3600))
-        options = {
-            socket.TCP_NODELAY: 1,
-            socket.TCP_KEEPIDLE: pause,
-            socket.TCP_KEEPINTVL: pause,
-            socket.TCP_USER_TIMEOUT: int(1000 * min(silence, 1e6)),
-        }
-        with contextlib.suppress(OSError):  # a kernel may not have one of these
-            connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in options.items():
-                connected.setsockopt(socket.IPPROTO_TCP, option, value)
+        silence = min(silence, LONGEST_SILENCE)
+        pause = int(max(1, silence / 8))
+        milliseconds = int(1000 * silence)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, pause)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, pause)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+        selector.register(connected, EVENT_READ, self._read)
 
     def send(self, kind: str, **fields: Any) -> None:
-        self.socket.sendall(json.dumps({"kind": kind, **fields}).encode() + b"\n")
+        """Send a message, if the link is open."""
+        data = json.dumps({"kind": kind, **fields}).encode()
+        if self.is_open:
+            try:
+                self._socket.sendall(data + b"\n")
+            except OSError as error:
+                self.close(error)
 
-    def receive(self) -> list[Message]:
-        """Return the messages that have come; the socket is ready to be read."""
-        data = self.socket.recv(1 << 16)
-        if not data:
-            raise EOFError("the other side has closed it")
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        most = LARGEST if self.is_proven else GREETING_BYTES
-        if len(self._rest) > most:
-            raise ValueError("a line is too long")
-        return [json.loads(line) for line in lines]
+    def close(self, error: Exception | None = None) -> None:
+        """Close the link, because of an error or as it is of no use."""
+        if self.is_open:
+            self.is_open = False
+            self._selector.unregister(self._socket)
+            self._socket.close()
+        # A reset says that a process has gone; any other error, that a link or a
+        # machine has.
+        if isinstance(error, OSError) and not isinstance(error, ConnectionError):
+            self.cut_at = time.monotonic()
 
-
-def is_cut(error: Exception | None) -> bool:
-    """Return whether an error says that the other machine can't be reached."""
-    return isinstance(error, TimeoutError) or (
-        isinstance(error, OSError) and error.errno in CUT
-    )
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(1 << 16)
+            if not data or len(self._rest) > LARGEST:
+                raise EOFError("the other side has closed it, or sends nonsense")
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                message = json.loads(line)
+                if not self.is_proven:
+                    if not hmac.compare_digest(message["secret"], self._secret):
+                        raise ValueError("a greeting without the secret")
+                    self.is_proven = True
+                self._handle(message)
+        except Exception as error:  # whatever a stranger sends
+            self.close(error)

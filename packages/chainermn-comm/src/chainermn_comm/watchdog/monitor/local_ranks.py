@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import mmap
 import os
 import socket
@@ -17,7 +18,14 @@ from .. import processes
 from ..diagnosis import Rank
 from ..processes import GONE, RUNNING
 from ..report import normalize_stacks
-from ..status_region import REGION_BYTES, read_abort_time, read_calls, read_progress
+from ..status_region import (
+    REGION_BYTES,
+    STACKS_SIGNAL,
+    read_abort_time,
+    read_calls,
+    read_progress,
+)
+from ..timeout import Timeout
 
 # Time for a rank to write its stacks; without them (it is in the kernel) the report
 # goes out, too.
@@ -34,32 +42,33 @@ PIECE_BYTES = 1 << 15
 # Of a message, which names all ranks; and the most files that come with it.
 MESSAGE_BYTES = 1 << 20
 MOST_FILES = 2
-# After a connection that could not be accepted: at once it would be so again.
-REFUSED_SECONDS = 0.1
+
+Message = dict[str, Any]
 
 
 class MonitoredRank:
     """A rank of this machine."""
 
-    def __init__(self, description: dict[str, Any], region: int, stacks: int) -> None:
+    def __init__(self, description: Message, region: int, stacks: int) -> None:
         """Map the memory of the rank, which sent this description and these two files."""
         self.world: int = description["world"]
         self.pid: int = description["pid"]
-        self.signal: int = description["signal"]
-        self.process = (self.pid, description["start_time"])
         self.launcher: int = processes.stat(self.pid).parent
         self.region = mmap.mmap(region, REGION_BYTES, prot=mmap.PROT_READ)
         os.close(region)
-        self.stacks = stacks
-        self.died_at: float | None = None  # unless its program was over
+        self._stacks = stacks  # the file of the rank's stacks ...
+        self._stacks_begin = 0  # ... and where those begin that were asked for last
+        self.has_ended = False
+        self.died_at = math.inf  # if it hasn't, or its program was over
 
     def state(self) -> str:
-        return processes.state(self.process)
+        if self.has_ended:  # another process may have its number
+            return GONE
+        return processes.state(self.pid)
 
-    def read(self, now: float, awake_since: float = 0.0) -> Rank:
-        """Return what the rank does, without stacks; `read_calls` says what the times are."""
+    def read(self, now: float, awake_since: float = 0.0, stacks: str = "") -> Rank:
+        """Return what the rank does; `read_calls` says what the times are."""
         aborted_at = read_abort_time(self.region)
-        failed_at = aborted_at or self.died_at
         updates, examples = read_progress(self.region)
         return Rank(
             world=self.world,
@@ -67,11 +76,28 @@ class MonitoredRank:
             pid=self.pid,
             state=self.state(),
             calls=tuple(read_calls(self.region, now, awake_since)),
+            stacks=stacks,
             updates=updates,
             examples=examples,
-            failed_for=None if failed_at is None else now - failed_at,
+            failed_at=aborted_at or self.died_at,
             has_aborted=bool(aborted_at),
         )
+
+    def ask_for_stacks(self) -> bool:
+        """Ask the rank to write its stacks, if it can; return whether it could be asked."""
+        can_answer = processes.catches(self.pid, STACKS_SIGNAL)
+        if not can_answer or self.state() != RUNNING:
+            return False
+        self._stacks_begin = os.fstat(self._stacks).st_size
+        with contextlib.suppress(OSError):  # it has just gone
+            os.kill(self.pid, STACKS_SIGNAL)
+        return True
+
+    def has_begun_stacks(self) -> bool:
+        return os.fstat(self._stacks).st_size > self._stacks_begin
+
+    def read_stacks(self) -> str:
+        return normalize_stacks(os.pread(self._stacks, STACK_BYTES, self._stacks_begin))
 
     def note_end(self) -> None:
         """Note that the kernel has closed the rank's files, which may mean that it has died.
@@ -80,48 +106,65 @@ class MonitoredRank:
         rank that dies before the launcher does, which kills the others.
         """
         now = time.monotonic()
-        is_gone = processes.wait_until(
+        self.has_ended = processes.wait_until(
             lambda: self.state() == GONE, GONE_SECONDS, 0.0005
         )
         # Else it has closed its files, and lives.
-        if is_gone and not self.read(now).has_finished:
+        if self.has_ended and not self.read(now).has_finished:
             self.died_at = now
 
 
-class LocalSocket:
-    """The socket to which ranks connect, and `chainermn top`; other users are refused."""
+class LocalRanks:
+    """The ranks that have connected to this machine's socket; other users are refused.
+
+    Whoever asks what the ranks do (`chainermn top`) connects there, too.
+    """
 
     def __init__(
         self,
         listener: socket.socket,
         selector: BaseSelector,
-        come: Callable[[dict[str, Any], list[int]], MonitoredRank | None],
-        answer: Callable[[str], object],
+        handle: Callable[[Message, list[int]], object],
     ) -> None:
-        """Listen.
-
-        ``come`` is given a rank's message and files, and returns the rank that has come
-        by it; ``answer`` gives what to answer a question.
-        """
+        """Listen; ``handle`` is given messages with files, and returns an answer, if any."""
+        self.ranks: list[MonitoredRank] = []
+        # As the ranks say: the launch, if it is one of `chainermn launch`; the time-out;
+        # which ranks make the first communicator.
+        self.launch: str | None = None
+        self.timeout = Timeout(0.0)
+        self.members: set[int] = set()
         self._listener = listener
         self._selector = selector
-        self._come = come
-        self._answer = answer
-        self._ranks: dict[socket.socket, MonitoredRank] = {}
+        self._handle = handle
+        self._connected: dict[socket.socket, MonitoredRank] = {}
         listener.setblocking(False)
         selector.register(listener, EVENT_READ, self._accept)
 
+    def read(
+        self, now: float, awake_since: float, with_stacks: bool = False
+    ) -> list[Rank]:
+        """Return what the ranks do."""
+        stacks = {}
+        if with_stacks:
+            stacks = collect_stacks(self.ranks)
+        return [
+            rank.read(now, awake_since, stacks.get(rank.world, ""))
+            for rank in self.ranks
+        ]
+
+    def missing(self) -> set[int]:
+        """Return the ranks that haven't come; they may be on another machine."""
+        return self.members - {rank.world for rank in self.ranks}
+
     def _accept(self) -> None:
-        try:
+        with contextlib.suppress(OSError):  # it has gone, or no descriptor is left
             connection, _ = self._listener.accept()
-        except OSError:  # it has gone, or no descriptor is left
-            time.sleep(REFUSED_SECONDS)
-            return
-        if processes.peer_of(connection).user != os.geteuid():
-            connection.close()
-            return
-        connection.settimeout(SEND_SECONDS)
-        self._selector.register(connection, EVENT_READ, partial(self._read, connection))
+            if processes.peer_of(connection).user != os.geteuid():
+                connection.close()
+                return
+            connection.settimeout(SEND_SECONDS)
+            read = partial(self._read, connection)
+            self._selector.register(connection, EVENT_READ, read)
 
     def _read(self, connection: socket.socket) -> None:
         data = b""
@@ -131,15 +174,23 @@ class LocalSocket:
             self._end(connection)
             return
         message = json.loads(data)
-        if message["kind"] == "ask":
-            self._reply(connection, message["what"])
+        if message["kind"] == "come":
+            self._connected[connection] = self._add(message, files)
             return
-        rank = self._come(message, files)
-        if rank is not None:
-            self._ranks[connection] = rank
+        answer = self._handle(message, files)
+        if answer is not None:
+            self._reply(connection, json.dumps(answer).encode())
 
-    def _reply(self, connection: socket.socket, what: str) -> None:
-        text = json.dumps(self._answer(what)).encode()
+    def _add(self, message: Message, files: list[int]) -> MonitoredRank:
+        rank = MonitoredRank(message, *files)
+        self.ranks.append(rank)
+        self.ranks.sort(key=lambda each: each.world)
+        self.launch = message["launch"]
+        self.timeout = Timeout(**message["timeout"])
+        self.members.update(message["members"])
+        return rank
+
+    def _reply(self, connection: socket.socket, text: bytes) -> None:
         with contextlib.suppress(OSError):  # who asked has been ended, or stopped
             for start in range(0, len(text), PIECE_BYTES):
                 connection.sendall(text[start : start + PIECE_BYTES])
@@ -148,29 +199,16 @@ class LocalSocket:
     def _end(self, connection: socket.socket) -> None:
         self._selector.unregister(connection)
         connection.close()
-        rank = self._ranks.pop(connection, None)
+        rank = self._connected.pop(connection, None)
         if rank is not None:
             rank.note_end()
 
 
 def collect_stacks(ranks: Sequence[MonitoredRank]) -> dict[int, str]:
     """Return the stacks of the ranks that give some, by their number in MPI.COMM_WORLD."""
-    asked = [
-        rank
-        for rank in ranks
-        if rank.state() == RUNNING and processes.catches(rank.pid, rank.signal)
-    ]
-    starts = [os.fstat(rank.stacks).st_size for rank in asked]
-    for rank in asked:
-        processes.send_signal(rank.process, rank.signal)
-
-    def have_all_begun() -> bool:
-        sizes = [os.fstat(rank.stacks).st_size for rank in asked]
-        return all(size > start for size, start in zip(sizes, starts, strict=True))
-
-    processes.wait_until(have_all_begun, STACKS_SECONDS)
+    asked = [rank for rank in ranks if rank.ask_for_stacks()]
+    processes.wait_until(
+        lambda: all(rank.has_begun_stacks() for rank in asked), STACKS_SECONDS
+    )
     time.sleep(END_SECONDS)
-    return {
-        rank.world: normalize_stacks(os.pread(rank.stacks, STACK_BYTES, start))
-        for rank, start in zip(asked, starts, strict=True)
-    }
+    return {rank.world: rank.read_stacks() for rank in asked}

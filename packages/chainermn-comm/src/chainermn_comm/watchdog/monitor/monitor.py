@@ -1,10 +1,9 @@
-"""What a monitor does: from the records of its machine's ranks to a report, and the job's end.
+"""What a monitor does: looks at its machine's ranks again and again, and may end them.
 
-`Monitor.look` is called again and again. On the first machine it judges for all
-machines: ranks that have failed (`report_failure`), and calls that wait
-(`judge_calls`). The monitor of another machine pushes its ranks' records to the first
-one's once a call waits or a rank has failed (`push_if_due`); the first one asks for
-them, too, when it is about to report (`everyone`).
+The first machine's monitor judges for all machines (`judge`). The monitor of another
+machine pushes its ranks' records to the first one's once a call waits or a rank has
+failed (`follow`); the first one asks for them, too, when it is about to report
+(`everyone`).
 """
 
 from __future__ import annotations
@@ -13,33 +12,31 @@ import math
 import selectors
 import socket
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from _chainermn_events import event_line
 from _chainermn_verdict import next_step
 
 from .. import processes, report
-from ..diagnosis import Rank, WaitGraph, Waits
+from ..diagnosis import Rank, WaitGraph, Waits, longest_wait
 from ..processes import GONE
-from ..timeout import Timeout
-from .cleanup import WAIT_SECONDS, SharedFiles, end_children, end_daemon
+from .cleanup import WAIT_SECONDS, SharedFiles
 from .first_machine import FirstMachine
+from .judge import Judge
 from .link import Message
-from .local_ranks import LocalSocket, MonitoredRank, collect_stacks
+from .local_ranks import LocalRanks
 from .other_machines import OtherMachines
-from .printing import held_launchers, print_for
+from .printing import print_for
 
 # Time between two looks: short enough for a report in time, and nothing taken from the
 # ranks.
 TICK_SECONDS = 0.5
 # For the first rank to say what it is: it has just started this process.
 COME_SECONDS = 30.0
-# Time for monitors of other machines to push what is asked for, stacks too; and to say
-# that a rank of theirs failed earlier.
+# Time for monitors of other machines to push what is asked for, stacks too.
 PUSH_SECONDS = 2.5
-FAILED_SECONDS = 0.3
 # Between two pushes of a machine on which a call waits.
 REPEAT_SECONDS = 1.0
 # For the first machine to report, after which one that is cut off ends its ranks.
@@ -53,8 +50,6 @@ FORWARDING_SECONDS = 0.5
 TERM_SECONDS = 1.0
 # Time between MPI_Abort, which can't cross a cut link, and our own end of the ranks.
 ABORT_SECONDS = 3.0
-# Characters of a text in an event.
-PIECE = 500
 
 
 class Monitor:
@@ -62,49 +57,40 @@ class Monitor:
 
     def __init__(self, listener: socket.socket) -> None:
         self.selector = selectors.DefaultSelector()
-        self.socket = LocalSocket(listener, self.selector, self.hear_rank, self.answer)
-        self.ranks: list[MonitoredRank] = []
+        self.local = LocalRanks(listener, self.selector, self.hear)
         self.files = SharedFiles()
-        # What the ranks say: the launch, if it is one of `chainermn launch`; the
-        # time-out; which ranks are to come; whether they have met.
-        self.launch: str | None = None
-        self.timeout = Timeout(0.0)
-        self.members: set[int] = set()
-        self.have_met = False
         # Of several machines, the first one has others, and each other one has a first.
         self.other_machines = OtherMachines(self.selector)
         self.first_machine: FirstMachine | None = None
+        self.judge = Judge(self)
         # When this process began, or went on after it had stood still, and the ranks
         # with it.
         self.awake_since = time.monotonic()
-        # When calls were last reported, or warned of: all that began before are known.
-        self.reported_at = -math.inf
-        self.warned_at = -math.inf
-        # When this machine pushed last, and when the first one asked all last.
-        self.pushed_at = -math.inf
-        self.asked_at = -math.inf
-        self.knows_failure = False
+        self.push_at = -math.inf  # from then on, records may be pushed again
         self.must_end = False
 
     def look(self) -> bool:
         """Look at the ranks once, after a tick or a message; return whether to go on."""
-        tick = min(TICK_SECONDS, self.timeout.seconds / 10 or TICK_SECONDS)
+        tick = min(TICK_SECONDS, self.local.timeout.seconds / 10 or TICK_SECONDS)
         began = time.monotonic()
         self.handle_messages(tick)
         now = time.monotonic()
         if now - began > tick + PAUSE_SECONDS:
             self.awake_since = now
-        self.files.keep(now)
-        ranks = self.read_ranks(now)
-        if self.first_machine is not None:
-            self.first_machine.keep(now)
-            self.push_if_due(ranks, now)
-            self.must_end |= self.is_cut_off(ranks)
+        ranks = self.local.read(now, self.awake_since)
+        known = ranks + self.other_machines.ranks()
+        self.files.keep([rank.pid for rank in ranks], now)
+        if any(rank.has_failed for rank in ranks):
+            self.files.scan()  # while other ranks may live
+        if self.first_machine is None:
+            self.judge.report_failure(known, now)
+            self.judge.report_calls(known, now)
         else:
-            self.other_machines.keep(now)
-            self.report_failure()
-            self.must_end |= self.judge_calls(now)
-        if self.must_end or self.has_aborted_in_vain(now):
+            self.follow(self.first_machine, ranks, now)
+        # MPI_Abort may hang.
+        if self.must_end or any(
+            rank.has_aborted and rank.failed_at < now - ABORT_SECONDS for rank in known
+        ):
             self.end_ranks()
             return False
         if not ranks:
@@ -116,249 +102,113 @@ class Monitor:
         for key, _ in self.selector.select(seconds):
             key.data()
 
-    # What the ranks of this machine say, and what they record.
-
-    def hear_rank(
-        self, message: dict[str, Any], files: list[int]
-    ) -> MonitoredRank | None:
-        """Handle a rank's message; return the rank if it has come by that."""
-        kind = message["kind"]
-        if kind == "come":
-            return self.add_rank(message, files)
-        if kind == "met":
-            self.timeout = Timeout(**message["timeout"])
-            self.have_met = True
-        elif kind == "first machine":
-            self.other_machines.listen(files[0], message, self.timeout.silence)
-        elif kind == "other machine" and self.first_machine is None:
+    def hear(self, message: Message, files: list[int]) -> object:
+        """Answer a question, or take what the ranks of several machines have agreed on."""
+        if message["kind"] == "ask":
+            graph = self.everyone(time.monotonic(), message["what"] == "stacks")
+            ranks = [asdict(rank) for rank in graph.ranks.values()]
+            return {"ranks": ranks, "unseen": graph.unreachable}
+        silence = self.local.timeout.silence
+        if message["kind"] == "first machine":
+            self.other_machines.listen(files[0], message, silence)
+        elif self.first_machine is None:
             self.first_machine = FirstMachine(
-                self.selector, message, self.timeout.silence, self.hear_first_machine
+                self.selector, message, silence, self.obey
             )
+        self.local.members.clear()  # those of other machines are known now
         return None
-
-    def add_rank(self, message: dict[str, Any], files: list[int]) -> MonitoredRank:
-        rank = MonitoredRank(message, *files)
-        self.ranks.append(rank)
-        self.ranks.sort(key=lambda each: each.world)
-        self.files.add(rank.process)
-        self.launch = message["launch"]
-        if not self.have_met:
-            self.members.update(message["members"])
-            self.timeout = Timeout(**message["timeout"])
-        return rank
-
-    def read_ranks(self, now: float, with_stacks: bool = False) -> list[Rank]:
-        """Return what this machine's ranks do."""
-        ranks = [rank.read(now, self.awake_since) for rank in self.ranks]
-        if not with_stacks:
-            return ranks
-        stacks = collect_stacks(self.ranks)
-        return [replace(rank, stacks=stacks.get(rank.world, "")) for rank in ranks]
-
-    def answer(self, what: str) -> dict[str, Any]:
-        """Return "calls" of all ranks that can be seen, or their "stacks", too."""
-        graph = self.everyone(time.monotonic(), with_stacks=what == "stacks")
-        return {
-            "ranks": [asdict(rank) for rank in graph.ranks.values()],
-            "unseen": graph.unreachable,
-        }
-
-    # A machine that isn't the first.
-
-    def push_if_due(self, ranks: list[Rank], now: float) -> None:
-        """Push the ranks' records to the first machine if a rank has failed, or a call waits."""
-        has_failed = any(rank.failed_for is not None for rank in ranks)
-        if has_failed and not self.knows_failure:
-            self.knows_failure = True
-            self.push(ranks)
-            self.files.scan()  # while other ranks may live
-        patience = min(self.timeout.seconds / 2, self.timeout.silence)
-        is_waiting = 0 < patience < longest_wait(ranks)
-        if is_waiting and now - self.pushed_at > REPEAT_SECONDS:
-            self.push(ranks)
-
-    def push(self, ranks: list[Rank], has_stacks: bool = False) -> None:
-        if self.first_machine is not None:
-            self.pushed_at = time.monotonic()
-            records = [asdict(rank) for rank in ranks]
-            self.first_machine.send("records", ranks=records, has_stacks=has_stacks)
-
-    def hear_first_machine(self, message: Message) -> None:
-        """End the ranks, or push their records, which are asked for."""
-        if message["kind"] == "end":
-            self.must_end = True
-        else:
-            with_stacks = message["with_stacks"]
-            self.push(self.read_ranks(time.monotonic(), with_stacks), with_stacks)
-
-    def is_cut_off(self, ranks: list[Rank]) -> bool:
-        """Return whether a call has waited too long, and the first machine can't report it."""
-        assert self.first_machine is not None
-        seconds = self.timeout.seconds
-        if self.first_machine.is_linked or not self.timeout.ends_job:
-            return False
-        if longest_wait(ranks) < seconds + CUT_OFF_SECONDS:
-            return False
-        graph = WaitGraph(ranks, [self.first_machine.name])
-        self.report_calls(graph, graph.waits(seconds))
-        return True
-
-    # The first machine: what all ranks do.
 
     def everyone(self, now: float, with_stacks: bool = False) -> WaitGraph:
         """Return what the ranks of all machines do, as far as their monitors say so in time."""
-        self.other_machines.send("push", with_stacks=with_stacks)
-        ranks = self.read_ranks(now, with_stacks)
+        machines = self.other_machines
+        machines.send("push", with_stacks=with_stacks)
+        ranks = self.local.read(now, self.awake_since, with_stacks)
         left = PUSH_SECONDS
-        while self.other_machines.silent(now, with_stacks) and left > 0:
+        while left > 0 and not all(
+            machine.has_answered(now, with_stacks) for machine in machines.linked
+        ):
             self.handle_messages(left)
             left = now + PUSH_SECONDS - time.monotonic()
-        self.asked_at = time.monotonic()
-        unreachable = [
-            *(link.name for link in self.other_machines.silent(now, with_stacks)),
-            *(link.name for link in self.other_machines.lost.values()),
-        ]
+        unreachable = []
+        for machine in machines.known:
+            if machine.has_answered(now, with_stacks):
+                ranks += machine.ranks
+            else:
+                unreachable.append(machine.name)
         if self.first_machine is not None:
             unreachable.append(self.first_machine.name)
-        ranks += self.other_machines.pushed_since(now)
-        missing: set[int] = set()
-        if not self.have_met:
-            missing = self.members - {rank.world for rank in ranks}
-        return WaitGraph(ranks, unreachable, missing)
+        return WaitGraph(ranks, unreachable, self.local.missing())
 
-    def failures(self) -> list[tuple[float, Rank]]:
-        """Return when ranks of all machines called MPI_Abort or died, and which."""
-        now = time.monotonic()
-        known = [(now, rank) for rank in self.read_ranks(now)]
-        # A monitor whose ranks have all ended says so, and goes.
-        lost = self.other_machines.lost.values()
-        for link in (*self.other_machines.linked, *lost):
-            known += [(link.pushed_at, rank) for rank in link.ranks]
-        return [
-            (read_at - rank.failed_for, rank)
-            for read_at, rank in known
-            if rank.failed_for is not None
-        ]
+    # A machine that isn't the first.
 
-    def has_aborted_in_vain(self, now: float) -> bool:
-        """Return whether a rank has called MPI_Abort, which may hang, some time ago."""
-        return any(
-            rank.has_aborted and failed_at < now - ABORT_SECONDS
-            for failed_at, rank in self.failures()
-        )
+    def follow(
+        self, first_machine: FirstMachine, ranks: list[Rank], now: float
+    ) -> None:
+        """Push records if a rank has failed or a call waits; end ranks that nobody can judge."""
+        first_machine.keep(now)
+        timeout = self.local.timeout
+        longest = longest_wait(ranks)
+        if first_machine.is_linked:
+            patience = min(timeout.seconds / 2, timeout.silence)
+            is_due = 0 < patience < longest and now > self.push_at
+            # This monitor goes with its ranks.
+            if is_due or any(rank.has_failed for rank in ranks):
+                self.push()
+        elif timeout.ends_job and longest > timeout.seconds + CUT_OFF_SECONDS:
+            graph = WaitGraph(ranks, [first_machine.name])
+            self.report(graph, graph.waits(timeout.seconds))
 
-    # The first machine: ranks that fail, and calls that wait.
-
-    def report_failure(self) -> None:
-        """Report which rank of the job died first, if one has: the launcher kills the others."""
-        if self.knows_failure or not self.failures():
-            return
-        self.knows_failure = True
-        with held_launchers(self.ranks[0]) as held:
-            self.files.scan()  # while other ranks may live
-            if self.other_machines.linked:
-                self.wait(FAILED_SECONDS)
-            _, first = min(self.failures(), key=lambda failure: failure[0])
-            if first.has_aborted:
-                return  # it has said why itself
-            graph = WaitGraph([first])
-            how = report.describe_state(graph, first)
-            event = self.event(
-                "rank_lost", lost=first.world, pid=first.pid, host=first.host, how=how
-            )
-            text = ""
-            if not event:  # else the launcher knows how, and whether by Ctrl-C
-                who = report.describe_rank(graph, first)
-                text = f"\n{report.PREFIX}{who}.\n{next_step(how)}\n"
-            self.print(text, event, held)
-
-    def wait(self, seconds: float) -> None:
-        """Handle messages for so long."""
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            self.handle_messages(left)
-
-    def judge_calls(self, now: float) -> bool:
-        """Report calls that wait too long; return whether that ends the job."""
-        seconds = self.timeout.seconds
-        if not seconds:
-            return False
-        since_report = now - self.reported_at
-        ranks = self.read_ranks(now) + self.other_machines.pushed_since(self.asked_at)
-        longest = longest_wait(ranks, since_report)
-        if longest > seconds:
-            limit = seconds
-        elif longest > self.timeout.silence and self.is_waiting_for_cut_link(now):
-            limit = self.timeout.silence
+    def obey(self, message: Message) -> None:
+        """End the ranks, or push their records, as the first machine's monitor says."""
+        if message["kind"] == "end":
+            self.must_end = True
         else:
-            if longest > seconds / 2 and now - longest > self.warned_at:
-                self.warn(now)
-            return False
-        graph = self.everyone(now, with_stacks=True)
-        stalled = graph.waits(limit, since_report)
-        if not stalled:
-            return False
-        self.report_calls(graph, stalled)
-        self.reported_at = now
-        self.warned_at = now
-        return self.timeout.ends_job
+            self.push(message["with_stacks"])
 
-    def warn(self, now: float) -> None:
-        """Print, at half the time-out, which rank a call waits for."""
-        seconds = self.timeout.seconds
-        graph = self.everyone(now)
-        waits = graph.waits(seconds / 2, now - self.reported_at)
-        if waits:
-            self.warned_at = now
-            rank, call = max(waits, key=lambda wait: wait[1].age)
-            self.print(report.warning(graph, rank, call, seconds))
-
-    def is_waiting_for_cut_link(self, now: float) -> bool:
-        """Return whether all calls that wait do so for ranks behind a link that was cut.
-
-        Ranks may reach these by another network: a call that began after the cut says
-        nothing.
-        """
-        cut_at = self.other_machines.cut_at()
-        if cut_at is None:
-            return False
-        graph = self.everyone(now)
-        waits = graph.waits()
-        if any(not rank.is_lost for rank in graph.root_causes(waits)):
-            return False
-        return all(
-            call.age > self.timeout.silence and now - call.age < cut_at
-            for _, call in waits
+    def push(self, with_stacks: bool = False) -> None:
+        """Send the first machine the records of the ranks, with their stacks if wanted."""
+        assert self.first_machine is not None
+        now = time.monotonic()
+        self.push_at = now + REPEAT_SECONDS
+        if with_stacks:  # which the first machine keeps for so long
+            self.push_at = now + PUSH_SECONDS
+        ranks = self.local.read(now, self.awake_since, with_stacks)
+        self.first_machine.send(
+            "records",
+            ranks=[asdict(rank) for rank in ranks],
+            has_stacks=with_stacks,
+            sent_at=time.monotonic(),
         )
 
     # Reports, and the end.
 
-    def report_calls(self, graph: WaitGraph, stalled: Waits) -> None:
-        text = report.report(graph, stalled, self.timeout)
+    def report(self, graph: WaitGraph, stalled: Waits) -> None:
+        """Report calls, which ends the job if the user has set the time-out."""
+        timeout = self.local.timeout
+        said = report.report(graph, stalled, timeout)
+        text = said.text
         events = []
-        if self.timeout.ends_job:
-            events = self.event("watchdog_abort", reason=report.reason(text))
+        if timeout.ends_job:
+            self.must_end = True
+            events = self.event("watchdog_abort", reason=said.reason, how=said.how)
+        if not events:  # else the launcher says what to do next
+            text += f"{next_step(said.how)}\n"
         self.print(text, events)
 
     def event(self, kind: str, **fields: Any) -> list[bytes]:
-        """Return an event for `chainermn launch` in the name of the first rank; see `print`."""
-        if self.launch is None:
+        """Return an event in the name of the first rank, if `chainermn launch` started the job."""
+        launch = self.local.launch
+        if launch is None:
             return []
-        return [event_line(self.launch, self.ranks[0].world, kind, **fields)]
+        return [event_line(launch, self.local.ranks[0].world, kind, **fields)]
 
     def print(
-        self, text: str, events: Sequence[bytes] = (), held: Sequence[int] = ()
+        self, text: str, events: Sequence[bytes] = (), first: Sequence[int] = ()
     ) -> None:
-        """Print a text; through `chainermn launch` as events, lest it look like a rank's."""
-        if self.launch is not None:
-            if events and self.timeout.ends_job:
-                # The launcher says what to do next.
-                text = text.partition("Next step")[0]
-            events = list(events)
-            for start in range(0, len(text), PIECE):
-                events += self.event("report", shown=text[start : start + PIECE])
-            text = ""
-        print_for(self.ranks, text, events, held)
+        """Print where these processes do, or else a rank or a launcher."""
+        ranks = [rank.pid for rank in self.local.ranks]
+        launchers = [rank.launcher for rank in self.local.ranks]
+        print_for([*first, *ranks, *launchers], text, events)
 
     def end_ranks(self) -> None:
         """End all ranks of the job that can be reached."""
@@ -366,20 +216,13 @@ class Monitor:
         self.files.scan()
         time.sleep(FORWARDING_SECONDS)
         self.other_machines.send("end")
-        processes.terminate([rank.process for rank in self.ranks], TERM_SECONDS)
+        ranks = self.local.read(time.monotonic(), self.awake_since)
+        living = [rank.pid for rank in ranks if rank.state != GONE]
+        processes.terminate(living, TERM_SECONDS)
 
     def clean(self) -> None:
         """Leave nothing of ranks that have ended, but for children after a good end."""
-        ranks = self.read_ranks(time.monotonic())
-        has_failed = self.must_end or not all(rank.has_finished for rank in ranks)
-        if has_failed:
-            end_children([rank.process for rank in self.ranks])
+        ranks = self.local.read(time.monotonic(), self.awake_since)
+        if self.must_end or not all(rank.has_finished for rank in ranks):
+            processes.end_children([rank.pid for rank in self.local.ranks])
         processes.wait_until(self.files.remove, WAIT_SECONDS)
-        if has_failed and self.ranks:
-            end_daemon(self.ranks[0].launcher)
-
-
-def longest_wait(ranks: Iterable[Rank], shorter_than: float = math.inf) -> float:
-    """Return for how long the call of these has waited that has for longest."""
-    ages = [call.age for _, call in WaitGraph(ranks).waits(0.0, shorter_than)]
-    return max(ages, default=0.0)

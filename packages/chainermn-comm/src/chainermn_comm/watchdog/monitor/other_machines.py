@@ -2,167 +2,107 @@
 
 from __future__ import annotations
 
-import hmac
+import contextlib
 import math
 import socket
 import time
-from functools import partial
 from selectors import EVENT_READ, BaseSelector
 from typing import Any
 
 from ..diagnosis import Rank, rank_from_json
 from ..report import rank_list
-from .link import Link, Message, is_cut
-
-# Connections that have proved nothing yet: the most, where the oldest goes, and their
-# time.
-MOST_STRANGERS = 256
-GREETING_SECONDS = 5.0
-# The most that are accepted before those that have come are read again.
-MOST_ACCEPTED = 64
-# After a connection that could not be accepted: at once it would be so again, until
-# strangers go.
-REFUSED_SECONDS = 0.1
+from .link import Link, Message
 
 
-class MachineLink(Link):
-    """A connection of another machine's monitor, or of a stranger, and the ranks pushed by it."""
+class Machine:
+    """A machine whose monitor has connected, or a stranger, and the ranks that it has pushed."""
 
-    machine = ""  # a name that it has given itself
-    pushed_at = -math.inf
-    has_stacks = False  # whether the ranks came with their stacks
-    cut_at: float | None = None  # when it was found to be cut; None if it wasn't
-
-    def __init__(self, connected: socket.socket, silence: float) -> None:
-        super().__init__(connected, silence)
-        self.came_at = time.monotonic()
+    def __init__(
+        self,
+        selector: BaseSelector,
+        connected: socket.socket,
+        agreed: Message,
+        silence: float,
+        machines: list[Machine],
+    ) -> None:
+        """Take a connection; once it has brought the secret, add it to the machines."""
+        self.link = Link(selector, connected, agreed["question"], silence, self._handle)
+        self._machines = machines
+        self._answer: str = agreed["answer"]
+        # What was pushed last, and when.
         self.ranks: list[Rank] = []
+        self.has_stacks = False
+        self.pushed_at = -math.inf
 
     @property
     def name(self) -> str:
-        if not self.ranks:  # they are about to come
-            return "a machine"
         numbers = rank_list([rank.world for rank in self.ranks])
         return f"{numbers} on {self.ranks[0].host}"
 
-    def take(self, message: Message) -> None:
-        self.ranks = [rank_from_json(rank) for rank in message["ranks"]]
-        self.has_stacks = message["has_stacks"]
+    def has_answered(self, since: float, with_stacks: bool) -> bool:
+        """Return whether records, with stacks if asked for, have come since."""
+        return self.pushed_at >= since and self.has_stacks >= with_stacks
+
+    def _handle(self, message: Message) -> None:
+        if message["kind"] == "hello":
+            self._machines.append(self)
+            self.link.send("hello", secret=self._answer, with_stacks=False)
+            return
         self.pushed_at = time.monotonic()
+        later = self.pushed_at - message["sent_at"]
+        self.ranks = [rank_from_json(rank, later) for rank in message["ranks"]]
+        self.has_stacks = message["has_stacks"]
 
 
 class OtherMachines:
-    """The machines that are connected, and those that were."""
+    """The machines that have connected."""
 
     def __init__(self, selector: BaseSelector) -> None:
         """Have none, as long as this machine isn't the first of several."""
-        # By their machines, those that are no more and were proven.
-        self.lost: dict[str, MachineLink] = {}
-        self._links: list[MachineLink] = []  # in the order in which they came
+        self._machines: list[Machine] = []  # without strangers
         self._selector = selector
 
-    def listen(
-        self, listener: int, first_machine: dict[str, Any], silence: float
-    ) -> None:
-        """Listen; ``first_machine`` is what the ranks have agreed on, the secret among it."""
+    def listen(self, listener: int, agreed: Message, silence: float) -> None:
+        """Listen; ``agreed`` is what ranks have agreed on, the secret among it."""
         self._listener = socket.socket(fileno=listener)
         self._listener.setblocking(False)
         self._selector.register(self._listener, EVENT_READ, self._accept)
-        self._secret = first_machine
+        self._agreed = agreed
         self._silence = silence
 
     @property
-    def linked(self) -> list[MachineLink]:
-        return [link for link in self._links if link.is_proven]
+    def linked(self) -> list[Machine]:
+        """The machines whose links are open."""
+        return [machine for machine in self._machines if machine.link.is_open]
 
     @property
-    def strangers(self) -> list[MachineLink]:
-        return [link for link in self._links if not link.is_proven]
+    def known(self) -> list[Machine]:
+        """The machines whose ranks are known, also those whose links are lost."""
+        return [machine for machine in self._machines if machine.ranks]
 
-    def silent(self, since: float, with_stacks: bool) -> list[MachineLink]:
-        """Return the connections by which no records, or none with stacks, have come since."""
-        return [
-            link
-            for link in self.linked
-            if link.pushed_at < since or (with_stacks and not link.has_stacks)
-        ]
+    def ranks(self) -> list[Rank]:
+        """Return the ranks of the machines that are linked, as they were pushed last."""
+        return [rank for machine in self.linked for rank in machine.ranks]
 
-    def pushed_since(self, since: float) -> list[Rank]:
-        """Return the ranks of the machines whose records have come since."""
-        return [
-            rank
-            for link in self.linked
-            if link.pushed_at > since
-            for rank in link.ranks
-        ]
-
-    def cut_at(self) -> float | None:
-        """Return when the first of the links was cut that still are; None if none is."""
-        times = [link.cut_at for link in self.lost.values() if link.cut_at is not None]
-        return min(times, default=None)
-
-    def keep(self, now: float) -> None:
-        """Drop the connections that take too long to prove what they are."""
-        # The kernel accepts connections also for a process that is stopped.
-        for link in self.strangers:
-            if now - link.came_at > GREETING_SECONDS:
-                self.lose(link)
+    def cut_at(self) -> float:
+        """Return when a link was cut last; minus infinity if none was."""
+        times = [machine.link.cut_at for machine in self.known]
+        return max(times, default=-math.inf)
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send a message to the monitors of all machines that are connected."""
-        for link in self.linked:
-            try:
-                link.send(kind, **fields)
-            except OSError as error:
-                self.lose(link, error)
-
-    def lose(self, link: MachineLink, error: Exception | None = None) -> None:
-        """Close a connection that is of no use any more, because of this error if of one."""
-        if link not in self._links:
-            return
-        self._links.remove(link)
-        self._selector.unregister(link.socket)
-        link.socket.close()
-        if link.is_proven:
-            self.lost[link.machine] = link
-            if is_cut(error):
-                link.cut_at = time.monotonic()
+        """Send a message to the monitors of all machines that are linked."""
+        for machine in self.linked:
+            machine.link.send(kind, **fields)
 
     def _accept(self) -> None:
-        for _ in range(MOST_ACCEPTED):
-            strangers = self.strangers
-            if len(strangers) >= MOST_STRANGERS:
-                self.lose(strangers[0])
-            try:
+        # Until nobody waits, or no descriptor is left.
+        with contextlib.suppress(OSError):
+            while True:
                 accepted, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError:  # such as that no descriptor is left
-                time.sleep(REFUSED_SECONDS)
-                return
-            link = MachineLink(accepted, self._silence)
-            self._links.append(link)
-            self._selector.register(accepted, EVENT_READ, partial(self._read, link))
-
-    def _read(self, link: MachineLink) -> None:
-        try:
-            for message in link.receive():
-                if link.is_proven:
-                    link.take(message)
-                else:
-                    self._greet(link, message)
-        except Exception as error:  # whatever a stranger sends
-            self.lose(link, error)
-
-    def _greet(self, link: MachineLink, hello: Message) -> None:
-        """Take a connection for another machine's if its first message has the secret."""
-        if not hmac.compare_digest(hello["question"], self._secret["question"]):
-            raise ValueError("a greeting without the secret")
-        for other in self.linked:
-            if other.machine == hello["machine"]:  # whose end isn't known here yet
-                self.lose(other)
-        link.machine = hello["machine"]
-        link.is_proven = True
-        self.lost.pop(link.machine, None)
-        link.send("welcome", answer=self._secret["answer"])
-        link.send("push", with_stacks=False)
+                Machine(
+                    self._selector,
+                    accepted,
+                    self._agreed,
+                    self._silence,
+                    self._machines,
+                )

@@ -3,48 +3,51 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import stat
-import time
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 
 from .. import processes
 from .local_ranks import MonitoredRank
 
-# Total time for printing, over all standard errors that are tried: a stopped launcher
-# reads none.
+# For what is printed to be read.
 PRINT_SECONDS = 4.0
 
 
-def print_for(
-    ranks: Sequence[MonitoredRank],
-    text: str,
-    events: Sequence[bytes] = (),
-    held: Sequence[int] = (),
-) -> None:
-    """Print where it is read: on ``held`` files, or the standard error of a rank or launcher."""
-    deadline = time.monotonic() + PRINT_SECONDS
-    pids = [rank.pid for rank in ranks] + [rank.launcher for rank in ranks]
-    for file in itertools.chain(held, standard_errors(pids)):
-        if processes.write(file, text, (deadline - time.monotonic()) / 2, events):
-            return
-    processes.write(2, text, deadline - time.monotonic(), events)
+def print_for(pids: Sequence[int], text: str, events: Sequence[bytes] = ()) -> None:
+    """Print on the standard error of the first of these processes where that can be done.
 
-
-@contextlib.contextmanager
-def held_launchers(rank: MonitoredRank) -> Iterator[list[int]]:
-    """Give the standard errors of a rank's launcher and of its parent, which wait meanwhile.
-
-    Files come last: mpiexec would write over what is printed there.
+    Each event is written in one piece.
     """
-    parent = processes.stat(rank.launcher).parent
-    held = [os.dup(file) for file in standard_errors([parent, rank.launcher])]
-    try:
-        yield sorted(held, key=lambda file: stat.S_ISREG(os.fstat(file).st_mode))
-    finally:
-        for file in held:
-            os.close(file)
+
+    def write() -> None:
+        for file in standard_errors(pids):
+            with contextlib.suppress(OSError), open(file, "wb", 0, closefd=False) as it:
+                for event in events:
+                    it.write(event)
+                it.write(text.encode(errors="backslashreplace"))
+                return
+
+    # A launcher that is stopped reads nothing.
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    thread.join(PRINT_SECONDS)
+
+
+def launchers_of(rank: MonitoredRank) -> list[int]:
+    """Return the launcher of a rank and its parent; last, which of them writes to a file.
+
+    There, mpiexec would write over what is printed.
+    """
+    pids = [processes.stat(rank.launcher).parent, rank.launcher]
+    return sorted(pids, key=_writes_to_file)
+
+
+def _writes_to_file(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return stat.S_ISREG(os.stat(f"/proc/{pid}/fd/2").st_mode)
+    return False
 
 
 def standard_errors(pids: Iterable[int]) -> Iterator[int]:
@@ -52,10 +55,12 @@ def standard_errors(pids: Iterable[int]) -> Iterator[int]:
 
     Not for longer: the launcher waits until no process holds its pipe.
     """
+    # A pipe that nobody reads can't be opened, instead of being waited for.
     how = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
-    for pid in dict.fromkeys(pids):
+    for pid in pids:
         with contextlib.suppress(OSError):  # such as where it is a socket
             file = os.open(f"/proc/{pid}/fd/2", how)
+            os.set_blocking(file, True)
             try:
                 yield file
             finally:

@@ -10,7 +10,6 @@ import sys
 
 from .. import report
 from .monitor import Monitor
-from .printing import print_for
 
 # Connections that wait to be accepted.
 BACKLOG = 4096
@@ -34,8 +33,7 @@ def main() -> None:
             pass
         monitor.clean()
     except Exception as error:
-        print_for(
-            monitor.ranks,
+        monitor.print(
             f"{report.PREFIX}the process that watches the ranks on {os.uname().nodename} "
             f"failed: {type(error).__name__}: {error}; no call will be reported any more\n",
         )

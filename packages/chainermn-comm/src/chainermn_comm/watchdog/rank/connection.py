@@ -7,12 +7,12 @@ connection: the kernel closes it when the process ends.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import json
 import os
 import socket
-import stat
 import subprocess
 import sys
 import time
@@ -71,8 +71,6 @@ def connect(members: Sequence[int], timeout: Timeout) -> None:
         "kind": "come",
         "world": members[0],
         "pid": os.getpid(),
-        "start_time": processes.stat(os.getpid()).start,
-        "signal": region.signal,
         "members": list(members),
         "timeout": asdict(timeout),
         # Not in the environment, by which `chainermn launch` finds what it has to kill.
@@ -97,7 +95,7 @@ def job_name() -> str:
     variable = next((rank for rank, _ in RANK_VARIABLES if rank in os.environ), None)
     # A script may have started the rank; the launcher has no rank of its own.
     while variable and any(
-        word.startswith(f"{variable}=") for word in processes.words(launcher, "environ")
+        each.startswith(f"{variable}=") for each in processes.environment(launcher)
     ):
         launcher = processes.stat(launcher).parent
     start = processes.stat(launcher).start
@@ -140,14 +138,11 @@ def _start_monitor(name: str) -> None:
         listener.listen(BACKLOG)
         package = str(Path(__file__).resolve().parents[2])
         arguments = [package, str(listener.fileno()), str(os.getpid())]
-        # Nobody else can open a socket; any other file the monitor opens when it must
-        # print.
-        is_socket = stat.S_ISSOCK(os.fstat(2).st_mode)
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", PROGRAM, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=None if is_socket else subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,  # the launcher waits for who holds its pipe
             pass_fds=[listener.fileno()],
             cwd="/",
             env={it: os.environ[it] for it in KEPT_VARIABLES if it in os.environ},
@@ -157,6 +152,13 @@ def _start_monitor(name: str) -> None:
         status = process.wait(START_SECONDS)
         if status:
             raise OSError(f"their monitor ended with status {status}")
+
+
+@atexit.register
+def _leave_to_the_kernel() -> None:
+    """Keep the connection open beyond Python's end, which would warn of an open socket."""
+    if _monitor is not None:
+        _monitor.detach()
 
 
 def _leave_in_child() -> None:

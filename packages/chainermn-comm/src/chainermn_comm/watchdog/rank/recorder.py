@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import faulthandler
 import mmap
 import os
-import signal
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
@@ -55,40 +52,24 @@ class CallRecorder(CallObserver):
         self._memory[self._start] = _state(IDLE, _now())
 
     def detach(self) -> None:
-        self.attach(bytearray(layout.SLOT_BYTES), 0, None)
+        """Record what nobody reads."""
+        self.attach(bytearray(layout.SLOT_BYTES), None)
 
-    def attach(self, memory: Any, offset: int, slot: int | None) -> None:
-        start = offset + layout.IDENTITY.size
+    def attach(self, memory: Any, slot: int | None) -> None:
+        start = layout.IDENTITY.size
+        if slot is not None:
+            start += layout.offset_of(slot)
         self._memory = memory
         self._slot = slot
         self._whole = slice(start, start + layout.CALL.size)
         self._start = slice(start, start + layout.STATE_AND_TIME.size)
 
     def release(self) -> None:
-        slot = self._slot
+        if self._slot is not None:
+            where = layout.offset_of(self._slot)
+            layout.IDENTITY.pack_into(self._memory, where, 0, 0, 0)
+            region().free_slots.append(self._slot)
         self.detach()
-        if slot is not None and _region is not None:
-            layout.IDENTITY.pack_into(
-                _region.memory, layout.offset_of(slot), 0, 0, 0, 0
-            )
-            _region.free_slots.append(slot)
-
-
-@contextlib.contextmanager
-def watch_call(operation: str, size: int = 1) -> Iterator[None]:
-    """Record a call of ``size`` ranks that belongs to no communicator; calls within may.
-
-    Nothing is recorded where no monitor watches this rank.
-    """
-    if _region is None:
-        record = CallRecorder()
-    else:
-        record = allocate(layout.WORLD, 0, size)
-    record.collective(operation, 0)
-    try:
-        yield
-    finally:
-        record.release()
 
 
 def count_update(num_examples: int) -> None:
@@ -119,13 +100,13 @@ atexit.register(mark_finalizing)
 
 @dataclass
 class StatusRegion:
-    """The memory that the monitor reads of this process, and how it asks for stacks."""
+    """The memory that the monitor reads of this process."""
 
     memory: mmap.mmap  # see `status_region`
     file: int  # descriptor of the memory
     stacks: int  # descriptor of the file where stacks are written
-    signal: int  # the signal at which they are
-    free_slots: list[int] = field(default_factory=list)  # of those ever used
+    # In which the first ones come last.
+    free_slots: list[int] = field(default_factory=lambda: [*range(layout.SLOTS)][::-1])
     used_slots: int = 0  # number of slots ever used
 
 
@@ -137,45 +118,34 @@ def region() -> StatusRegion:
     """Return this process's status region, made at the first call; OSError where none can be."""
     global _region
     if _region is None:
-        number = _free_signal()
         file = _anonymous_file("chainermn-calls")
         stacks = _anonymous_file("chainermn-stacks")
         os.ftruncate(file, layout.REGION_BYTES)
-        faulthandler.register(number, file=stacks, all_threads=True, chain=False)
+        faulthandler.register(
+            layout.STACKS_SIGNAL, file=stacks, all_threads=True, chain=False
+        )
         if not faulthandler.is_enabled():  # a crash shows the Python line, too
             faulthandler.enable(2, all_threads=False)
         memory = mmap.mmap(file, layout.REGION_BYTES)
-        _region = StatusRegion(memory, file, stacks, number)
+        _region = StatusRegion(memory, file, stacks)
     return _region
 
 
-def _free_signal() -> int:
-    """Return a real-time signal: SIGUSR1 and SIGUSR2 are the scripts' and the schedulers'."""
-    for number in range(signal.SIGRTMAX - 5, signal.SIGRTMIN, -1):
-        if signal.getsignal(number) is signal.SIG_DFL:
-            return number
-    raise OSError("no signal is free")
-
-
-def allocate(communicator: tuple[int, int], rank: int, size: int) -> CallRecorder:
+def allocate(communicator: int, rank: int, size: int) -> CallRecorder:
     """Return a recorder with a slot that the monitor reads, if one is free; see `Call`."""
     record = CallRecorder()
     mine = region()
     if mine.free_slots:
         slot = mine.free_slots.pop()
-    elif mine.used_slots < layout.SLOTS:
-        slot = mine.used_slots
-    else:
-        return record
-    offset = layout.offset_of(slot)
-    record.attach(mine.memory, offset, slot)
-    record.collective("", 0)
-    record.leave()
-    layout.IDENTITY.pack_into(mine.memory, offset, *communicator, rank, size)
-    if slot == mine.used_slots:
-        mine.used_slots += 1
-        layout.HEADER.pack_into(mine.memory, 0, mine.used_slots, 0.0)
-    _records.add(record)
+        record.attach(mine.memory, slot)
+        record.collective("", 0)
+        record.leave()
+        where = layout.offset_of(slot)
+        layout.IDENTITY.pack_into(mine.memory, where, communicator, rank, size)
+        if slot == mine.used_slots:
+            mine.used_slots += 1
+            layout.HEADER.pack_into(mine.memory, 0, mine.used_slots, 0.0)
+        _records.add(record)
     return record
 
 

@@ -7,19 +7,18 @@ machine listens.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
+import re
 import secrets
 import socket
-import struct
 import subprocess
 import warnings
 import zlib
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ..status_region import WORLD
 from ..timeout import Timeout
 from . import connection, recorder
 from .connection import BACKLOG, job_name, tell_monitor
@@ -28,9 +27,9 @@ from .recorder import CallRecorder
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-SIOCGIFADDR = 0x8915  # Linux's request for the address of an interface
+# More than communicators that a rank makes.
+MOST_REGISTERED = 1 << 32
 
-_has_met = False  # whether the monitor knows what ranks have agreed on
 _first_machine: dict[str, Any] | None = None  # where its monitor listens
 _num_registered = 0
 
@@ -49,39 +48,40 @@ def watch_meeting(
             connection.connect(members, timeout)
         except (OSError, subprocess.SubprocessError) as problem:
             _warn(problem)
-    with recorder.watch_call(operation, len(members)):
+    if not connection.is_connected():
         yield
+        return
+    record = recorder.allocate(WORLD, 0, len(members))
+    record.collective(operation, 0)
+    try:
+        yield
+    finally:
+        record.release()
 
 
-def register(comm: MPI.Intracomm, world: int, timeout: Timeout) -> CallRecorder | None:
+def register(comm: MPI.Intracomm, world: int) -> CallRecorder | None:
     """Have the calls on a communicator watched, and return their recorder (collective over it).
 
-    The ``timeout`` is the same on all ranks, and ``world`` this process's rank in
-    MPI.COMM_WORLD.
+    ``world`` is this process's rank in MPI.COMM_WORLD.
     """
-    global _has_met, _num_registered
+    global _num_registered
     if comm.size == 1:
         return None
     from mpi4py import MPI
 
     _num_registered += 1
-    # Rank 0 gives the communicator's name. Two machines' numbers differ, and so do then
-    # the greatest and the least of all.
     machine = zlib.crc32(f"{os.uname().nodename} {job_name()}".encode())
-    common = array("q", [-1, -1, _first_machine is None, machine, -machine])
-    if comm.rank == 0:
-        common[0] = world
-        common[1] = _num_registered
+    # Two machines' numbers differ, and so do then the greatest and the least of all.
+    common = array("q", [-1, _first_machine is None, machine, -machine])
+    if comm.rank == 0:  # which gives the communicator a number that no other one has
+        common[0] = world * MOST_REGISTERED + _num_registered
     comm.Allreduce(MPI.IN_PLACE, common, MPI.MAX)
-    first_rank, number, is_any_new, greatest, least = common
+    communicator, is_any_new, greatest, least = common
     if is_any_new and greatest != -least:
         _agree_on_first_machine(comm, machine)
     if not connection.is_connected():
         return None
-    if not _has_met:
-        _has_met = True
-        tell_monitor({"kind": "met", "timeout": asdict(timeout)})
-    return recorder.allocate((first_rank, number), comm.rank, comm.size)
+    return recorder.allocate(communicator, comm.rank, comm.size)
 
 
 def _warn(problem: object) -> None:
@@ -95,19 +95,23 @@ def _warn(problem: object) -> None:
 
 
 def _agree_on_first_machine(comm: MPI.Intracomm, machine: int) -> None:
-    """Have the monitors of all machines report to that of rank 0's machine (collective)."""
+    """Have the monitors of all machines connect to that of rank 0's machine (collective)."""
     global _first_machine
     listener = None
     if comm.rank == 0 and _first_machine is None:
-        listener = _listen()
         endpoints: list[tuple[str, int]] = []
-        if listener is not None:
+        try:
+            listener = socket.create_server(("", 0), backlog=BACKLOG)
+        except OSError as problem:
+            _warn(problem)
+        else:
             port = listener.getsockname()[1]
             endpoints = [(address, port) for address in own_addresses()]
         _first_machine = {
             "machine": machine,
             "name": os.uname().nodename,
             "endpoints": endpoints,
+            # Each side of a connection proves by one half that it belongs to the job.
             "question": secrets.token_hex(16),
             "answer": secrets.token_hex(16),
         }
@@ -116,41 +120,16 @@ def _agree_on_first_machine(comm: MPI.Intracomm, machine: int) -> None:
         tell_monitor({"kind": "first machine", **agreed}, listener.fileno())
         listener.close()
     elif _first_machine is None and agreed["machine"] != machine:
-        # An address that both have is a bridge's, unless they share all (containers of
-        # a machine).
-        own = own_addresses()
-        far = [one for one in agreed["endpoints"] if one[0] not in own]
-        tell_monitor(
-            {
-                "kind": "other machine",
-                **agreed,
-                "endpoints": far or agreed["endpoints"],
-            }
-        )
+        tell_monitor({"kind": "other machine", **agreed})
     _first_machine = agreed
-
-
-def _listen() -> socket.socket | None:
-    try:
-        return socket.create_server(("", 0), backlog=BACKLOG)
-    except OSError as problem:
-        _warn(problem)
-        return None
 
 
 def own_addresses() -> list[str]:
     """Return this machine's IPv4 addresses, but for the loopback's."""
-    found = []
-    # It fails where no file is left.
-    with (
-        contextlib.suppress(OSError),
-        socket.socket(type=socket.SOCK_DGRAM) as probe,
-    ):
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # it has none
-                request = struct.pack("256s", name.encode()[:15])
-                reply = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)
-                found.append(socket.inet_ntoa(reply[20:24]))
+    routes = ""
+    with contextlib.suppress(OSError), open("/proc/net/fib_trie") as file:
+        routes = file.read()
+    found = re.findall(r"\|-- (\S+)\n +/32 host LOCAL", routes)
     return [
         address for address in dict.fromkeys(found) if not address.startswith("127.")
     ]

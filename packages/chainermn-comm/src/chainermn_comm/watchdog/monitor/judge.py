@@ -1,0 +1,92 @@
+"""Judges on the first machine, for all: which rank has failed, and which calls wait too long."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from _chainermn_verdict import next_step
+
+from .. import report
+from ..diagnosis import Rank, WaitGraph, longest_wait
+from .printing import launchers_of
+
+if TYPE_CHECKING:
+    from .monitor import Monitor
+
+
+class Judge:
+    """Reports each failure once, by way of the first machine's monitor."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        self._monitor = monitor
+        # When calls were last reported, or warned of: all that began before are known.
+        self._reported_at = -math.inf
+        self._warned_at = -math.inf
+        self._knows_failure = False
+
+    def report_failure(self, ranks: Iterable[Rank], now: float) -> None:
+        """Report which rank of the job died first, if one has: the launcher kills the others."""
+        if self._knows_failure or not any(rank.has_failed for rank in ranks):
+            return
+        self._knows_failure = True
+        monitor = self._monitor
+        monitor.everyone(now)  # brings the records of other machines
+        all_ranks = monitor.local.read(now, monitor.awake_since)
+        for machine in monitor.other_machines.known:  # some go with their ranks
+            all_ranks += machine.ranks
+        first = min(all_ranks, key=lambda rank: rank.failed_at)
+        if first.has_aborted:
+            return  # it has said why itself
+        graph = WaitGraph([first])
+        how = report.describe_state(graph, first)
+        event = monitor.event(
+            "rank_lost", lost=first.world, pid=first.pid, host=first.host, how=how
+        )
+        text = ""
+        if not event:  # else the launcher knows how, and whether by Ctrl-C
+            who = report.describe_rank(graph, first)
+            text = f"\n{report.PREFIX}{who}.\n{next_step(how)}\n"
+        # The launcher is about to end the ranks, which can't print any more.
+        monitor.print(text, event, launchers_of(monitor.local.ranks[0]))
+
+    def report_calls(self, ranks: Iterable[Rank], now: float) -> None:
+        """Report calls that wait too long, which may end the job; warn of them before."""
+        seconds = self._monitor.local.timeout.seconds
+        silence = self._monitor.local.timeout.silence
+        since_report = now - self._reported_at
+        longest = longest_wait(ranks, since_report)
+        # Calls that began after a cut may have another network.
+        cut_for = now - self._monitor.other_machines.cut_at()
+        if not seconds or longest < min(silence, seconds / 2):
+            return
+        if longest > seconds:
+            self._report(seconds, now)
+        elif longest > max(silence, cut_for):
+            graph = self._monitor.everyone(now)
+            if waits_for_lost_alone(graph, max(silence, cut_for)):
+                self._report(silence, now)
+        elif longest > seconds / 2 and now - longest > self._warned_at:
+            graph = self._monitor.everyone(now)
+            waits = graph.waits(seconds / 2, since_report)
+            if waits:
+                self._warned_at = now
+                rank, call = max(waits, key=lambda wait: wait[1].age)
+                self._monitor.print(report.warning(graph, rank, call, seconds))
+
+    def _report(self, longer_than: float, now: float) -> None:
+        graph = self._monitor.everyone(now, with_stacks=True)
+        stalled = graph.waits(longer_than, now - self._reported_at)
+        if stalled:
+            self._monitor.report(graph, stalled)
+            self._reported_at = now
+            self._warned_at = now
+
+
+def waits_for_lost_alone(graph: WaitGraph, seconds: float) -> bool:
+    """Return whether all calls have waited that long, and for no rank that can be reached."""
+    waits = graph.waits()
+    if any(call.age < seconds for _, call in waits):
+        return False
+    return all(rank.is_lost for rank in graph.root_causes(waits))
