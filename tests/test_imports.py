@@ -59,7 +59,7 @@ ORDER = {
         "explain environment",
         "jobs",
         "formatting rank",
-        "threads",
+        "threads long_events",
     ],
 }
 COMPLETE = {"comm", "train", "modelparallel", "tools"}

@@ -45,34 +45,18 @@ GRACE_SECONDS = 30.0
 RESTARTS_VARIABLE = "CHAINERMN_RESTARTS"
 # A pipe carries an event of that size whole, and Open MPI's launcher reads it at once.
 MOST_BYTES = 4096
-# What remains of an event's texts, in characters; the first that makes it short enough.
-LONGEST_TEXTS = range(MOST_BYTES, 15, -20)
 
 
 def event_line(job: str, rank: int, kind: str, **fields: Any) -> bytes:
     """Return an event as a line, to be written in one piece; ``job`` is JOB_VARIABLE's value.
 
-    If it would be too long, its longest texts lose their middle. ValueError if that
-    isn't enough.
+    ValueError if it is too long.
     """
     event = {"version": VERSION, "event": kind, "rank": rank, **fields}
-    for most in LONGEST_TEXTS:
-        # All ASCII.
-        line = f"{MARK}{job} {json.dumps(_shorten(event, most))}\n".encode()
-        if len(line) <= MOST_BYTES:
-            return line
-    raise ValueError(f"an event {kind!r} of {len(line)} bytes is too long")
-
-
-def _shorten(value: Any, most: int) -> Any:
-    """Return a value of JSON whose texts have at most ``most`` characters, and three dots."""
-    if isinstance(value, str) and len(value) > most:
-        return f"{value[: most // 2]}...{value[-(most // 2) :]}"
-    if isinstance(value, dict):
-        return {name: _shorten(each, most) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_shorten(each, most) for each in value]
-    return value
+    line = f"{MARK}{job} {json.dumps(event)}\n".encode()  # all ASCII
+    if len(line) > MOST_BYTES:
+        raise ValueError(f"an event {kind!r} of {len(line)} bytes is too long")
+    return line
 
 
 def emit(kind: str, **fields: Any) -> None:

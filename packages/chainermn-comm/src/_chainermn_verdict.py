@@ -7,60 +7,33 @@ import re
 import sys
 import traceback
 
-# How a rank failed, as the words begin that say so, and what to do.
-NEXT_STEPS = (
+# What to do about a failure, by words that are somewhere in what is said of it, ...
+BY_CONTENTS = (
+    ("KeyboardInterrupt", "nothing is wrong; start the job again to go on"),
+    ("ranks disagree on parameter", "build the same model on all ranks"),
     (
-        ".*KeyboardInterrupt|ended by Ctrl-C",
-        "nothing is wrong; start the job again to go on",
-    ),
-    (".*ranks disagree on parameter", "build the same model on all ranks"),
-    (
-        ".*ranks disagree",
+        "ranks disagree",
         "look for an `if comm.rank` around that call, or what differs before it",
     ),
+    ("MemoryError", "use fewer ranks or loader processes a host, or a smaller batch"),
     (
-        "ended by signal 9 ",
-        "see `dmesg -T | grep -i killed` on its host; memory, nearly always",
-    ),
-    (".*MemoryError", "use fewer ranks or loader processes a host, or a smaller batch"),
-    (
-        ".*No space left on device",
+        "No space left on device",
         "make room: `df -h . /tmp /dev/shm` shows what is full",
     ),
     (
-        r"os\._exit",
+        "not come to",
+        "look at what only it does first: a download, a data set, an import",
+    ),
+)
+# ... and else by the words with which it begins.
+BY_BEGINNING = (
+    (
+        "os._exit",
         "end the rank by sys.exit(), or call mpi4py.MPI.Finalize() before os._exit",
     ),
+    ("sys.exit", "read what that rank printed before"),
     (
-        r"sys\.exit|exit status|application|ranks? .* goodbye",
-        "read what that rank printed before",
-    ),
-    (
-        "ended by signal 1 ",
-        "start it by the scheduler, tmux or nohup: its terminal was closed",
-    ),
-    (
-        r"ended by signal (?:10|12|15) ",
-        "find who sent it: a time limit, a preemption, or `kill`",
-    ),
-    (
-        "the job did not end",
-        "give --timeout more, or look by `chainermn top` what takes the time",
-    ),
-    (
-        "no rank|mpiexec doesn|all ranks said",
-        "do what mpiexec says; see `chainermn doctor`",
-    ),
-    (
-        ".*alone in its MPI",
-        "take the mpiexec of mpi4py's MPI; `chainermn doctor` says more",
-    ),
-    (
-        "ended by signal|Fatal Py",
-        "read the stack after 'Fatal Python error'; see `chainermn env`",
-    ),
-    (
-        "(is )?gone",
+        "is gone",
         "read its last lines; on its host, `dmesg -T | grep -iE 'oom|segfault'`",
     ),
     (
@@ -76,27 +49,19 @@ NEXT_STEPS = (
         "look for an `if comm.rank` around a collective call, an early return or sys.exit()",
     ),
     ("waits in", "compare the calls: operation, other rank, tag and communicator"),
+    ("ranks wait for", "ping that host; then start from the last checkpoint"),
     (
-        ".*not come to",
-        "look at what only it does first: a download, a data set, an import",
+        "all ranks are in the call",
+        "test the network: `chainermn doctor --hosts ...`",
     ),
-    (
-        "nothing was heard|ranks wait for|.*didn't answer",
-        "ping that host; then start from the last checkpoint",
-    ),
-    ("all ranks are in the call", "test the network: `chainermn doctor --hosts ...`"),
-    ("all ranks have saved|a signal warned", "start the job again to go on"),
-    ("", "fix the error above"),
 )
-# What stands before these words in the watchdog's reports.
-SUBJECT = r"(?:ChainerMN: )?(?:likely culprits?.*?: )?(?:rank \d+ \(.*?\) )?"
 # An attribute of errors that follow from another rank's, which prints its own.
 FOLLOWS = "_chainermn_follows"
-# Frames of what runs a script, of ours, and what may be between these.
-NOT_THE_USERS = re.compile(
+# Files of ours, and those that may be between ours.
+OURS = re.compile(
     r"runpy|contextlib\.py|chainermn_(comm|train|modelparallel|tools|facade)/"
 )
-# Besides, in stacks: other libraries, and Python's own.
+# Of other libraries, and Python's own.
 LIBRARIES = re.compile(r"/(site|dist)-packages/|/lib\w*/python3|<frozen")
 # A frame in a traceback, or in what faulthandler prints.
 FRAME = re.compile(r'File "(.+?)", line (\d+)')
@@ -108,12 +73,15 @@ def next_step(how: str, place: str = "") -> str:
     ``place`` is the line of the user's own code in which it did, as `users_lines` has
     it.
     """
-    step = next(
-        step for words, step in NEXT_STEPS if re.match(f"{SUBJECT}(?:{words})", how)
-    )
-    if place and step == NEXT_STEPS[-1][1]:
-        step += f"; the last line of your own code in it is {place}"
-    return f"Next step: {step}."
+    for words, step in BY_CONTENTS:
+        if words in how:
+            return f"Next step: {step}."
+    for words, step in BY_BEGINNING:
+        if how.startswith(words):
+            return f"Next step: {step}."
+    if place:
+        place = f"; the last line of your own code in it is {place}"
+    return f"Next step: fix the error above{place}."
 
 
 def users_lines(text: str) -> list[str]:
@@ -121,7 +89,7 @@ def users_lines(text: str) -> list[str]:
     return [
         f"{os.path.basename(file)}:{line}"
         for file, line in FRAME.findall(text)
-        if not NOT_THE_USERS.search(file) and not LIBRARIES.search(file)
+        if not OURS.search(file) and not LIBRARIES.search(file)
     ]
 
 
@@ -136,16 +104,9 @@ def is_secondary(error: BaseException) -> bool:
 
 def traceback_of(error: BaseException) -> str:
     """Return what Python prints; of what our packages raise on purpose, without their frames."""
-    whole = traceback.TracebackException.from_exception(error)
-    one: traceback.TracebackException | None = whole
-    while one is not None:
-        users = [
-            frame for frame in one.stack if not NOT_THE_USERS.search(frame.filename)
-        ]
-        if users:
-            innermost = one.stack[-1]
-            is_on_purpose = (innermost.line or "").startswith("raise ")
-            if is_on_purpose or users[-1] is innermost:
-                one.stack[:] = users
-        one = one.__cause__ or one.__context__
-    return "".join(whole.format())
+    parts = traceback.format_exception(error)
+    frames = [part for part in parts if FRAME.match(part.strip())]
+    others = [frame for frame in frames if not OURS.search(frame.partition("\n")[0])]
+    if others and (others[-1] == frames[-1] or "\n    raise " in frames[-1]):
+        parts = [part for part in parts if part in others or part not in frames]
+    return "".join(parts)

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from _chainermn_events import emit, exit_code, pass_warning_on
 from _chainermn_verdict import is_secondary, traceback_of
+from chainermn_tools import long_events
 from chainermn_tools.threads import divide_cores
 
 # Of a traceback's last line.
@@ -75,7 +76,7 @@ def main() -> None:
         status = _exit_status(error)
         if status:
             atexit.unregister(_finish)
-            emit("failed", status=status, **_describe(error))
+            long_events.emit("failed", status=status, **_describe(error))
         raise
 
 

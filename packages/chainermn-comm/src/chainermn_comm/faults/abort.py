@@ -44,6 +44,8 @@ TURN_SECONDS, TURNS = 0.04, 8
 # After this the process ends even if MPI_Abort hangs; the launcher then ends the
 # others.
 LAST_RESORT_SECONDS = 3.0
+# Of what is said in an event, which has at most 4 kB.
+MOST_CHARACTERS = 500
 # The process that our hooks are for, and the excepthook in whose place ours is.
 _replaced: tuple[int, Any] | None = None
 _leaving = 0  # the exit status with which all ranks have agreed to leave
@@ -219,7 +221,7 @@ def abort_job(what: str, code: int, details: str = "") -> NoReturn:
     """
     try:
         time.sleep(sys.modules["mpi4py.MPI"].COMM_WORLD.rank % TURNS * TURN_SECONDS)
-        emit("aborted", what=what, status=code)
+        emit("aborted", what=what[:MOST_CHARACTERS], status=code)
         # Ctrl-C reaches each rank at another line.
         said = what + details
         if code == 130:

@@ -12,10 +12,10 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from _chainermn_events import emit
 from chainermn_tools import jobs
 from chainermn_tools.bench import runner
 from chainermn_tools.launch import JobResult, run_script
+from chainermn_tools.long_events import emit
 
 EVENT = "bench"  # with the report; each row of its tables is an event of its own
 TABLES = ("hosts", "checks", "results", "skipped")

@@ -13,9 +13,9 @@ from typing import Any
 import click
 
 from _chainermn_events import GRACE_SECONDS, GRACE_VARIABLE, RESTARTS_VARIABLE
-from _chainermn_verdict import next_step
 from chainermn_tools import environment, jobs
 from chainermn_tools.cli import options
+from chainermn_tools.explain import next_step
 from chainermn_tools.launch import run_script
 
 # Of Python's options those whose value may be the next word.

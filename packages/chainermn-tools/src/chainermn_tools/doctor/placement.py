@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from typing import Any
 
-from _chainermn_events import emit
 from chainermn_tools import jobs
 from chainermn_tools.doctor.check import (
     CheckResult,
@@ -30,6 +29,7 @@ from chainermn_tools.doctor.hints import MORE_TIME, REPORT_IT, hint_for_output
 from chainermn_tools.doctor.ranks.checks import COMMUNICATORS, START
 from chainermn_tools.doctor.ranks.job import EVENT, RankJob, run_ranks
 from chainermn_tools.formatting import format_bytes, format_count
+from chainermn_tools.long_events import emit
 
 # Enough ranks of a host to show where it puts them; more would only take longer.
 MAX_RANKS_PER_HOST = 2

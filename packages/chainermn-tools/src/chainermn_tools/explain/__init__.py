@@ -3,6 +3,7 @@
 from chainermn_tools.explain.error_rules import ErrorRule as ErrorRule
 from chainermn_tools.explain.error_rules import Kind as Kind
 from chainermn_tools.explain.error_rules import load_rules as load_rules
+from chainermn_tools.explain.next_steps import next_step as next_step
 from chainermn_tools.explain.search import Match as Match
 from chainermn_tools.explain.search import root_cause as root_cause
 from chainermn_tools.explain.search import search as search

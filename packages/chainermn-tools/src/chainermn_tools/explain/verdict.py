@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from _chainermn_verdict import next_step, users_lines
+from _chainermn_verdict import users_lines
+from chainermn_tools.explain.next_steps import next_step
 
 LITERALS = (
     *("chainermn launch: ", "ChainerMN: ", "chainermn: a signal warned"),

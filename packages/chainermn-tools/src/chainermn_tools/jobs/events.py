@@ -85,7 +85,7 @@ class Decoder:
         return pending
 
     def _take(self, line: re.Match[bytes]) -> bytes:
-        """Add an event to the list; return what is shown in its place."""
+        """Add an event to the list; return what is shown in its place: nothing, if it is one."""
         try:
             event = json.loads(line.groups()[-1])
             rank = int(event["rank"])
@@ -93,7 +93,7 @@ class Decoder:
             return line.group()
         if event.get("version") == VERSION:
             self._events.append(Event(rank, str(event.get("event")), event))
-        return str(event.get("shown", "")).encode(errors="backslashreplace")
+        return b""
 
 
 @dataclass

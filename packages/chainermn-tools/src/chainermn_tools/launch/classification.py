@@ -13,8 +13,8 @@ from _chainermn_events import (
     SIGNAL_STATUS,
     TIMEOUT_STATUS,
 )
-from _chainermn_verdict import next_step, users_lines
-from chainermn_tools.explain import root_cause
+from _chainermn_verdict import users_lines
+from chainermn_tools.explain import next_step, root_cause
 from chainermn_tools.formatting import join_first
 from chainermn_tools.jobs import SIGNAL_NAMES, Event, JobOutput
 
@@ -69,13 +69,12 @@ def classify(output: JobOutput, ranks: int) -> JobResult:
     if primary:  # of ranks that fail alike it is the lowest
         alike = (event for event in primary if event["what"] == primary[0]["what"])
         return _of_failure(min(alike, key=lambda event: event.rank), output)
-    reasons = [
-        event["reason"] for event in output.events if event.kind == "watchdog_abort"
-    ]
+    stalls = [event for event in output.events if event.kind == "watchdog_abort"]
     ended = _first_ended(output)
-    if reasons:  # its SIGTERM is no rank's fault
-        cause = f"the watchdog ended the job: {reasons[0]}"
-        return JobResult(False, TIMEOUT_STATUS, cause, next_step(reasons[0]))
+    if stalls:  # its SIGTERM is no rank's fault
+        cause = f"the watchdog ended the job: {stalls[0]['reason']}"
+        step = next_step(stalls[0]["how"] or "")
+        return JobResult(False, TIMEOUT_STATUS, cause, step)
     if ended is not None:
         rank, how, status = ended
         who = _place(rank, output)

@@ -17,8 +17,8 @@ from _chainermn_events import (
     LEAVING_STATUS,
     RESTARTS_VARIABLE,
 )
-from _chainermn_verdict import next_step
 from chainermn_tools import jobs
+from chainermn_tools.explain import next_step
 from chainermn_tools.launch.classification import JobResult, classify, of_signal
 
 # Before the job is started again: one second, then twice as long each time, up to this.

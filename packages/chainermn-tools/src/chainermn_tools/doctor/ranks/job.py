@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from _chainermn_events import emit
 from chainermn_tools import jobs
 from chainermn_tools.doctor.check import (
     Check,
@@ -31,6 +30,7 @@ from chainermn_tools.doctor.check import (
 from chainermn_tools.doctor.hints import REPORT_IT, hint_for_output, most_telling_line
 from chainermn_tools.doctor.machine import DEFAULT_RANKS
 from chainermn_tools.doctor.software import find_launcher
+from chainermn_tools.long_events import emit
 
 if TYPE_CHECKING:  # importing it starts MPI
     from mpi4py import MPI
