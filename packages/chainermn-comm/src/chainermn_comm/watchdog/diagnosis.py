@@ -50,11 +50,6 @@ class Rank:
         return self.failed_at < math.inf
 
     @property
-    def is_outside(self) -> bool:
-        """Whether it runs outside of any call."""
-        return self.state == RUNNING and not self.waits
-
-    @property
     def is_lost(self) -> bool:
         """Whether it is stopped, or gone before its program was over."""
         return self.state == STOPPED or (self.state == GONE and not self.has_finished)
@@ -121,7 +116,7 @@ class WaitGraph:
             return [
                 other
                 for other in self.ranks.values()
-                if other.is_lost or other.is_outside
+                if other.is_lost or (other.state == RUNNING and not other.waits)
             ]
         members = self._members[call.communicator]
         if call.state == MESSAGE:

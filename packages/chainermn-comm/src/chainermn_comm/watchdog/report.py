@@ -193,6 +193,4 @@ def rank_list(ranks: list[int]) -> str:
 
 
 def _seconds(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    return f"{seconds:.0f} s"
+    return f"{seconds:.1f} s"

@@ -59,7 +59,7 @@ class Judge:
         longest = longest_wait(ranks, since_report)
         # Calls that began after a cut may have another network.
         cut_for = now - self._monitor.other_machines.cut_at()
-        if not seconds or longest < min(silence, seconds / 2):
+        if not seconds:
             return
         if longest > seconds:
             self._report(seconds, now)

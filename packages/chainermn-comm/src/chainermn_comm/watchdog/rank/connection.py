@@ -15,7 +15,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -109,20 +108,20 @@ def job_name() -> str:
 def _connection() -> socket.socket:
     """Return a connection to this machine's monitor, which is started if there is none."""
     name = f"\0{processes.MONITOR_NAME}{job_name()}"
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        connection.settimeout(SEND_SECONDS)
-        try:
-            connection.connect(name)
-        except ConnectionRefusedError:
-            connection.close()
-            _start_monitor(name)
-            continue
-        if processes.peer_of(connection).user != os.geteuid():
-            raise PermissionError("another user has taken the monitor's name")
-        return connection
-    raise TimeoutError("their monitor doesn't listen")
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(SEND_SECONDS)
+
+    def connects() -> bool:
+        if connection.connect_ex(name) == 0:
+            return True
+        _start_monitor(name)
+        return False
+
+    if not processes.wait_until(connects, START_SECONDS, RETRY_SECONDS):
+        raise TimeoutError("their monitor doesn't listen")
+    if processes.peer_of(connection).user != os.geteuid():
+        raise PermissionError("another user has taken the monitor's name")
+    return connection
 
 
 def _start_monitor(name: str) -> None:
@@ -133,7 +132,6 @@ def _start_monitor(name: str) -> None:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            time.sleep(RETRY_SECONDS)
             return
         listener.listen(BACKLOG)
         package = str(Path(__file__).resolve().parents[2])

@@ -129,7 +129,5 @@ def own_addresses() -> list[str]:
     routes = ""
     with contextlib.suppress(OSError), open("/proc/net/fib_trie") as file:
         routes = file.read()
-    found = re.findall(r"\|-- (\S+)\n +/32 host LOCAL", routes)
-    return [
-        address for address in dict.fromkeys(found) if not address.startswith("127.")
-    ]
+    found = re.findall(r"\|-- (?!127\.)(\S+)\n +/32 host LOCAL", routes)
+    return sorted(set(found))
