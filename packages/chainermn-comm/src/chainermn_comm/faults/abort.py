@@ -19,7 +19,7 @@ import sys
 import time
 import zlib
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from _chainermn_events import active_job, emit, exit_code
 from _chainermn_verdict import is_secondary, next_step, traceback_of, users_lines
@@ -46,8 +46,8 @@ TURN_SECONDS, TURNS = 0.04, 8
 LAST_RESORT_SECONDS = 3.0
 # Of what is said in an event, which has at most 4 kB.
 MOST_CHARACTERS = 500
-# The process that our hooks are for, and the excepthook in whose place ours is.
-_replaced: tuple[int, Any] | None = None
+_process = 0  # that our hooks are for, once they are installed
+_previous = sys.__excepthook__  # in whose place ours is
 _leaving = 0  # the exit status with which all ranks have agreed to leave
 
 
@@ -123,10 +123,11 @@ def _wanted() -> bool | None:
 
 
 def _install() -> None:
-    global _replaced
-    if _replaced is not None or _is_interactive():
+    global _previous, _process
+    if _process or _is_interactive():
         return
-    _replaced = os.getpid(), sys.excepthook
+    _process = os.getpid()
+    _previous = sys.excepthook
     sys.excepthook = _excepthook
     os._exit = _os_exit
     system_exit.watch(_on_system_exit)
@@ -141,8 +142,7 @@ def _others_may_wait() -> bool:
     """Return whether this process is a rank among several, with MPI running."""
     mpi = sys.modules.get("mpi4py.MPI")
     return (
-        _replaced is not None
-        and _replaced[0] == os.getpid()  # else a forked child, which is no rank
+        _process == os.getpid()  # else it is a forked child, which is no rank
         and not _is_interactive()
         and mpi is not None
         and mpi.Is_initialized()
@@ -157,11 +157,8 @@ def _others_may_wait() -> bool:
 def _excepthook(
     kind: type[BaseException], value: BaseException, trace: TracebackType | None
 ) -> None:
-    previous = sys.__excepthook__
-    if _replaced is not None:
-        previous = _replaced[1]
     if not _others_may_wait():
-        previous(kind, value, trace)
+        _previous(kind, value, trace)
         return
     what = f"uncaught {kind.__name__}"
     details = ""
@@ -172,11 +169,11 @@ def _excepthook(
         if is_secondary(value):
             time.sleep(SECONDARY_ERROR_SECONDS)
         what = f"uncaught {describe_exception(value)}".rstrip(": ").partition("\n")[0]
-        if previous is sys.__excepthook__:
+        if _previous is sys.__excepthook__:
             details = traceback_of(value)
         else:  # what it prints can't be collected first: it may not return
             _write_stderr(f"\n{_headline(what)}:\n")
-            previous(kind, value, trace)
+            _previous(kind, value, trace)
     finally:
         abort_job(what, code, details)
 

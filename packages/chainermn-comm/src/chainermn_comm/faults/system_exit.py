@@ -53,14 +53,6 @@ if sys.version_info >= (3, 12):
         monitoring.set_events(tool, monitoring.events.PY_UNWIND)
 
 else:
-    _sys_exit = sys.exit
-
-    def _exit(status: Any = None, /) -> NoReturn:
-        """`sys.exit`, which alone would raise a bare number and no instance with a `code`."""
-        try:
-            _sys_exit(status)
-        except SystemExit:  # makes an instance of it
-            raise
 
     def _install() -> None:
         # The dict behind the read-only view that a built-in type shows.
@@ -76,11 +68,18 @@ else:
 
         members["code"] = property(read_code, descriptor.__set__, descriptor.__delete__)
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
+        original = sys.exit
+
+        def exit_by_instance(status: Any = None, /) -> NoReturn:
+            """`sys.exit`, which alone would raise a bare number and no instance with a `code`."""
+            try:
+                original(status)
+            except SystemExit:  # makes an instance of it
+                raise
+
         # This finds `sys` itself, and modules with `from sys import exit`.
         for module in list(sys.modules.values()):
-            is_ours = module is sys.modules[__name__]
-            if is_ours or not isinstance(module, types.ModuleType):
-                continue
-            names = object.__getattribute__(module, "__dict__")  # loads no lazy module
-            for name in [name for name, value in names.items() if value is _sys_exit]:
-                names[name] = _exit
+            if isinstance(module, types.ModuleType):
+                names = object.__getattribute__(module, "__dict__")  # loads no lazy one
+                for name in [name for name, it in names.items() if it is original]:
+                    names[name] = exit_by_instance
