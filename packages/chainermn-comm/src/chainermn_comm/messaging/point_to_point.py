@@ -89,28 +89,30 @@ def recv(
     """
     group, source, tag = envelope
     rank = group.rank
-    with group.call(method):
+    with InCall(group.handshake, method):
         group.handshake.observer.message(method, source, tag, 0, label)
         status = MPI.Status()
         group.comm.Probe(source, tag, status)
-        is_of_a_function = tag == MPI.ANY_TAG and status.tag > max_tag
-        if not is_of_a_function:
+        if tag == MPI.ANY_TAG and status.tag > max_tag:
+            raise TypeError(
+                f"rank {rank}: {method} without a tag found a message that rank {source} "
+                "sends as part of another function; give the tag with which the object is sent"
+            )
+        try:
             metadata, message = _receive(envelope, status)
-    if is_of_a_function:
-        raise TypeError(
-            f"rank {rank}: {method} without a tag found a message that rank {source} "
-            "sends as part of another function; give the tag with which the object is sent"
-        )
-    if message.kind not in kinds:
-        _, wanted = _named(kinds[0])
-        found, way = _named(message.kind)
-        raise TypeError(
-            f"rank {rank}: recv{wanted} got {found} that rank {source} sent with "
-            f"send{way} (now discarded); receive it with recv{way}"
-        )
-    if message.on_gpu:
-        (message,) = messages.on_device([message], rank)
-    return metadata, message.value()
+        except BaseException as error:
+            group.interrupt(method, error)
+            raise
+        if message.kind not in kinds:
+            _, wanted = _named(kinds[0])
+            found, way = _named(message.kind)
+            raise TypeError(
+                f"rank {rank}: recv{wanted} got {found} that rank {source} sent with "
+                f"send{way} (now discarded); receive it with recv{way}"
+            )
+        if message.on_gpu:
+            (message,) = messages.on_device([message], rank)
+        return metadata, message.value()
 
 
 def _named(kind: str) -> tuple[str, str]:
