@@ -16,12 +16,11 @@ from tests.support.oracles.drawn_models import (
     DTYPES,
     Entry,
     check_model,
-    gradients,
-    has,
     models,
+    take_mean,
 )
 from tests.support.worlds.circulant import by_circulant
-from tests.support.worlds.models import Model, Param, with_grads
+from tests.support.worlds.models import with_grads
 from tests.support.worlds.topologies import IMPOSED, on_nodes, over_nodes
 
 pytestmark = pytest.mark.world
@@ -49,16 +48,6 @@ def communicator(
         comm.set_config("chunk_bytes", chunk_bytes)
         comm.allreduce_grad(with_grads(w=np.ones(3, "f4")))  # the algorithm is made
     return comm
-
-
-def run(comm, entries, zero_fill) -> list:
-    model = Model()
-    mine = gradients(entries, comm.rank)
-    for index, (entry, grad) in enumerate(zip(entries, mine, strict=True)):
-        found = grad if has(entry, comm.rank, zero_fill) else None
-        model.params[f"p{index:03}"] = Param(np.zeros(entry.shape, entry.dtype), found)
-    comm.multi_node_mean_grad(model, zero_fill)
-    return [param.grad for param in model.params.values()]
 
 
 FEW = [
@@ -91,7 +80,7 @@ def test_any_model_over_any_topology(world, name, examples):
     def check(entries, nodes, wire, zero_fill, by_rounds, chunk_bytes):
         comm = communicator(name, nodes, by_rounds, chunk_bytes)
         check_model(
-            comm, lambda: run(comm, entries, zero_fill), entries, wire, zero_fill
+            comm, lambda: take_mean(comm, entries, zero_fill), entries, wire, zero_fill
         )
 
     check()

@@ -11,6 +11,7 @@ import pytest
 
 from chainermn_comm import create_communicator
 from tests.support.oracles.raised import raises_on_all
+from tests.support.worlds.methods import SIZE, x
 from tests.support.worlds.models import check_mean, with_grads
 from tests.support.worlds.third_party import Inheriting
 
@@ -18,7 +19,7 @@ from tests.support.worlds.third_party import Inheriting
 # ranks show all that two do.
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4), pytest.mark.ranks(3)]
 
-x = np.ones(3, "f4")
+EACH = [x] * SIZE
 READ_ONLY = np.zeros(3, "f4")
 READ_ONLY.flags.writeable = False
 
@@ -50,167 +51,157 @@ class Ambiguous:
 
 UNPICKLABLE = Raising(RuntimeError("can't be pickled"))
 NO_ARRAYS = [Raising, None, "text", [[1, 2], [3]], {"a": 1}, np.array([Bomb()])]
-NO_SUMS = [np.zeros(2, dtype) for dtype in ("U3", "datetime64[D]", "V4")]
-NO_SUMS += [np.rec.array([(1.0, 2)], dtype="f8,i4")]
+NO_SUMS = [
+    *[np.zeros(2, dtype) for dtype in ("U3", "datetime64[D]", "V4")],
+    np.rec.array([(1.0, 2)], dtype="f8,i4"),
+]
 NO_LISTS = [None, 5, {0: 1}, {1, 2, 3}, iter([]), np.array(1.0), [], [1], [1] * 9]
 NO_GRADS = [np.ones(2, "i4"), np.ones(2, object), [1.0], "grad", np.ones(2, "f4,f4")]
 NO_INTEGERS = (-1, 99, 1.0, None, "0", True, [0], {})
 
 
-def of_each(comm: Any) -> list[Any]:
-    return [x] * comm.size
-
-
 @dataclass
 class Case:
-    """A call with what is right, and what one rank may do wrong."""
+    """Calls of methods with what is right, and what one rank may do wrong."""
 
-    name: str
-    call: Callable[[Any, Any], Any]  # of the communicator and the argument
-    right: Any  # an argument, or a function that makes it for the communicator
+    names: str
+    right: Any
     wrong: Sequence[Any]
-    rank: int
     error: type[BaseException]
     words: str | None
+    rank: int = 1
     is_inherited: bool = False  # by a third party's class, of the base
+    call: Callable[[Any, Any], Any] = lambda method, given: method(given)
 
 
-def verbs(names: str, *rest: Any) -> list[Case]:
-    """The case for several methods of one argument."""
-    return [
-        Case(name, lambda c, it, name=name: getattr(c, name)(it), *rest)
-        for name in names.split()
-    ]
+def several(method: Any, given: tuple[Any, ...]) -> Any:
+    return method(*given)
 
 
-def roots(names: str) -> list[Case]:
-    return [
-        Case(
-            f"root of {name}",
-            lambda c, root, name=name: getattr(c, name)([1] * c.size, root=root),
-            0,
-            [*NO_INTEGERS],
-            1,
-            ValueError,
-            r"rank 1.*root must be an integer",
-        )
-        for name in names.split()
-    ]
-
-
-def mean_into(comm: Any, given: tuple[Any, Any]) -> Any:
-    return comm.multi_node_mean(*given)
-
-
-def mean_with(comm: Any, zero_fill: Any) -> None:
-    comm.multi_node_mean_grad(with_grads(w=x.copy()), zero_fill)
-
-
-def mean_of(comm: Any, grad: Any) -> None:
+def mean_of(method: Any, grad: Any) -> None:
     model = with_grads(w=x.copy())
     model["w"].grad = grad
-    comm.allreduce_grad(model)
+    method(model)
 
 
-ROOM = (x, np.zeros(3, "f4"))
+ROOM = np.zeros(3, "f4")
 CASES = [
-    *verbs(
-        "bcast gather allgather allreduce", x, NO_ARRAYS, 0, TypeError, r"rank 0.*_obj"
+    Case(
+        "bcast gather allgather allreduce",
+        x,
+        NO_ARRAYS,
+        TypeError,
+        r"rank 0.*_obj",
+        rank=0,
     ),
-    *verbs("allreduce", x, ["x"], 1, TypeError, "rank 1", True),
-    *verbs("allreduce", (x, x), [(x, "x")], 1, TypeError, "rank 1", True),
-    *verbs("allreduce", x, NO_SUMS, 1, TypeError, r"rank 1.*can't take the sum"),
-    *verbs(
-        "alltoall", of_each, NO_LISTS, 0, ValueError, r"rank 0: .*expected .*values"
-    ),
-    *verbs(
+    Case("allreduce", x, ["x"], TypeError, "rank 1", is_inherited=True),
+    Case("allreduce", (x, x), [(x, "x")], TypeError, "rank 1", is_inherited=True),
+    Case("allreduce", x, NO_SUMS, TypeError, r"rank 1.*can't take the sum"),
+    Case("alltoall", EACH, NO_LISTS, ValueError, "rank 1: .*expected .*values"),
+    Case(
         "scatter scatter_obj alltoall_obj reduce_scatter",
-        of_each,
+        EACH,
         NO_LISTS,
-        0,
         ValueError,
         r"rank 0: .*expected .*values",
-        True,
+        rank=0,
+        is_inherited=True,
     ),
-    *verbs("bcast_obj", 1, [UNPICKLABLE], 0, RuntimeError, "can't be pickled"),
-    *verbs(
-        "gather_obj allreduce_obj", 1, [UNPICKLABLE], 1, RuntimeError, "can't be pickl"
-    ),
-    *verbs("allgather_obj", 1, [Raising(Silent)], 1, Silent, None),
-    *verbs("bcast_obj", 1, [Raising(KeyboardInterrupt)], 0, KeyboardInterrupt, None),
-    *roots("bcast gather scatter bcast_obj gather_obj scatter_obj"),
+    Case("bcast_obj", 1, [UNPICKLABLE], RuntimeError, "can't be pickled", rank=0),
     Case(
-        "op", lambda c, op: c.allreduce(x, op), "sum", ["mean", 1], 1, ValueError, "op"
+        "gather_obj allreduce_obj", 1, [UNPICKLABLE], RuntimeError, "can't be pickled"
+    ),
+    Case("allgather_obj", 1, [Raising(Silent)], Silent, None),
+    Case("bcast_obj", 1, [Raising(KeyboardInterrupt)], KeyboardInterrupt, None, rank=0),
+    Case(
+        "bcast gather scatter bcast_obj gather_obj scatter_obj",
+        0,
+        NO_INTEGERS,
+        ValueError,
+        r"rank 1.*root must be an integer",
+        call=lambda method, root: method(EACH, root=root),
     ),
     Case(
-        "op of reduce_scatter",
-        lambda c, op: c.reduce_scatter(of_each(c), op),
+        "allreduce",
+        "sum",
+        ["mean", 1],
+        ValueError,
+        "op",
+        call=lambda method, op: method(x, op),
+    ),
+    Case(
+        "reduce_scatter",
         "sum",
         ["mean", None],
-        1,
         ValueError,
         "op .*must be one of sum, max, min",
-        True,
+        is_inherited=True,
+        call=lambda method, op: method(EACH, op),
     ),
     Case(
-        "complex maximum",
-        lambda c, it: c.reduce_scatter([it] * c.size, "max"),
+        "reduce_scatter",
         x,
         [x.astype("c8"), "x"],
-        1,
         TypeError,
         "rank 1",
-        True,
+        is_inherited=True,
+        call=lambda method, it: method([it] * SIZE, "max"),
     ),
-    Case("mean", mean_into, ROOM, [("x", None)], 1, TypeError, "rank 1", True),
     Case(
-        "mean into",
-        mean_into,
-        ROOM,
-        [(x, np.zeros(4, "f4")), (x, READ_ONLY), (x, [0, 0, 0])],
-        1,
+        "multi_node_mean",
+        (x, ROOM),
+        [
+            ("x", None),
+            (x, np.zeros(4, "f4")),
+            (x, READ_ONLY),
+            (x, [0, 0, 0]),
+        ],
         ValueError,
         None,
-        True,
+        is_inherited=True,
+        call=several,
     ),
     Case(
-        "mean into another dtype",
-        mean_into,
-        ROOM,
-        [(x, np.empty(3, dtype)) for dtype in ("i8", "?", "U3")],
-        1,
+        "multi_node_mean",
+        (x, ROOM),
+        [(x, np.empty(3, dtype)) for dtype in ("i8", "?", "U3", "f4,i4")],
         ValueError,
         "recvbuf of multi_node_mean .* can hold float32",
+        call=several,
     ),
     Case(
-        "complex mean into floats",
-        mean_into,
-        (x.astype("c16"), None),
-        [(x.astype("c16"), np.empty(3))],
-        1,
+        "multi_node_mean_grad",
+        True,
+        [Ambiguous()],
         ValueError,
-        "can hold complex128",
+        "neither true",
+        call=lambda method, zero_fill: method(with_grads(w=x.copy()), zero_fill),
     ),
-    Case("zero_fill", mean_with, True, [Ambiguous()], 1, ValueError, "neither true"),
-    Case("gradient", mean_of, x, NO_GRADS, 1, TypeError, "rank 1"),
+    Case("allreduce_grad", x, NO_GRADS, TypeError, "rank 1", call=mean_of),
     Case(
-        "model",
-        lambda c, model: c.multi_node_mean_grad(model, zero_fill=True),
-        lambda _: with_grads(w=x.copy()),
+        "multi_node_mean_grad",
+        with_grads(w=x.copy()),
         ["x"],
-        1,
         AttributeError,
         "namedparams",
-        True,
+        is_inherited=True,
+        call=lambda method, model: method(model, zero_fill=True),
+    ),
+    Case(
+        "make_reducer",
+        b"1",
+        [bytes(65), "words"],
+        ValueError,
+        "a payload is bytes, 64 at most",
+        call=lambda method, payload: method().agree(payload=payload),
     ),
     Case(
         "split",
-        lambda c, given: c.split(*given),
         (0, 0),
         [(0, 2**40), (0, None), (2**31, 0), (-1, 0), ("red", 0)],
-        1,
         ValueError,
         "(color|key) of split must be",
+        call=several,
     ),
 ]
 
@@ -222,20 +213,21 @@ MAKERS = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "case"),
+    ("kind", "name", "case"),
     [
-        pytest.param(kind, case, id=f"{case.name}-{kind}")
+        (kind, name, case)
         for case in CASES
-        for kind in (MAKERS if case.is_inherited else ["ours"])
+        for name in case.names.split()
+        for kind in ("ours", "inherited")
+        if kind == "ours" or case.is_inherited
     ],
 )
-def test_what_one_rank_does_wrong_raises_on_all(world, kind, case):
+def test_what_one_rank_does_wrong_raises_on_all(world, kind, name, case):
     is_wrong = world.rank == case.rank
     with MAKERS[kind](world) as comm:
         for given in case.wrong:
             with raises_on_all(is_wrong, (case.error, TypeError), case.words):
-                right = case.right(comm) if callable(case.right) else case.right
-                case.call(comm, given if is_wrong else right)
+                case.call(getattr(comm, name), given if is_wrong else case.right)
         assert comm.allreduce_obj(1) == comm.size
         check_mean(comm)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gc
 import weakref
+from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from chainermn_comm import create_communicator
 from tests.support.jobs import runner
-from tests.support.worlds.models import check_mean, with_grads
+from tests.support.worlds.models import check_mean
 from tests.support.worlds.topologies import algorithm_of
 
 
@@ -41,36 +41,14 @@ def parent(world):
 
 
 def dropped(parent):
-    return used(parent.split(0, parent.rank))
-
-
-def dropped_parts(parent):
     return used(parent.split(parent.rank % 2, -parent.rank))
 
 
 def dropped_in_a_cycle(parent):
-    part = parent.split(0, parent.rank)
+    """A communicator of a communicator, which refers to itself."""
+    part = parent.split(0, parent.rank).split(0, 0)
     part.itself = part
     return used(part)
-
-
-def dropped_with_its_parent(parent):
-    return used(parent.split(0, parent.rank).split(0, 0))
-
-
-def dropped_after_its_reducer(parent):
-    reducer = parent.split(0, parent.rank).make_reducer()
-    split(parent)
-    model = with_grads(w=np.full(3, float(parent.rank)))
-    reducer.add(model)
-    reducer.agree()
-    work = reducer.start()
-    del reducer
-    split(parent)
-    work.wait()
-    work.assign()
-    assert model["w"].grad[0] == (parent.size - 1) / 2
-    return dropped(parent)
 
 
 @pytest.mark.world
@@ -78,10 +56,7 @@ def dropped_after_its_reducer(parent):
     "drop",
     [
         dropped,
-        dropped_parts,
         dropped_in_a_cycle,
-        dropped_with_its_parent,
-        dropped_after_its_reducer,
     ],
 )
 @pytest.mark.parametrize("then", ["split", "finalize"])
@@ -124,10 +99,6 @@ def test_mpi_s_communicator_may_outlive_ours(parent):
     given = parent.split(parent.rank % 2, parent.rank).mpi_comm
     split(parent)
     assert given.allreduce(1) == given.size
-    memory = dropped(parent)
-    del given
-    split(parent)
-    assert not is_there(parent, memory)
 
 
 @pytest.mark.world
@@ -137,9 +108,8 @@ def test_one_that_a_rank_has_left_by_an_exception_is_let_alone(parent):
     part = parent.split(0, parent.rank)
     used(part)
     if parent.rank == 0:
-        with pytest.raises(ZeroDivisionError):  # noqa: SIM117
-            with part:
-                raise ZeroDivisionError
+        with suppress(ZeroDivisionError), part:
+            raise ZeroDivisionError
     del part
     for _ in range(2):
         memory = dropped(parent)

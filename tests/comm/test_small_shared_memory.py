@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 
@@ -15,7 +16,7 @@ FEW_MIB = 38
 MOUNT = (
     'mount --make-rprivate / && mount -t tmpfs -o size=$0m tmpfs /dev/shm && exec "$@"'
 )
-SMALL = ["unshare", "--mount", "sh", "-c", MOUNT, str(FEW_MIB)]
+SMALL = ["unshare", "--mount", "sh", "-c", MOUNT]
 CHAINERMN = str(runner.MPIEXEC.parent / "chainermn")
 RANKS, DOCKER_MIB = 32, 64  # that many on a machine, and Docker's default
 SECONDS = 120.0  # ends MPICH's wait where it has too little
@@ -48,82 +49,49 @@ print("RIGHT", flush=True)
 """
 
 
-def lacking() -> str:
-    """What this machine lacks to mount a small /dev/shm; "" if nothing."""
+@pytest.fixture(autouse=True)
+def _mounts_a_small_shm():
+    """Skip where this machine can't."""
     if not shutil.which("unshare"):
-        return "no unshare (Debian: apt-get install util-linux)"
-    tried = runner.run_command([*SMALL, "true"], runner.variables(), runner.SECONDS)
-    return f"no right to mount: {tried.err.strip()}" if tried.returncode else ""
+        pytest.skip("no unshare (Debian: apt-get install util-linux)")
+    command = [*SMALL, str(FEW_MIB), "true"]
+    tried = runner.run_command(command, runner.variables(), runner.SECONDS)
+    if tried.returncode:
+        pytest.skip(f"no right to mount a small /dev/shm: {tried.err.strip()}")
+
+
+def run(folder, script, mib, ranks):
+    """The job of a script on that many ranks, where /dev/shm has so many MiB."""
+    path = folder / "script.py"
+    path.write_text(runner.PRELUDE + script)
+    mpiexec = [runner.MPIEXEC, "-n", ranks, sys.executable, path]
+    command = [*SMALL, str(mib), *map(str, mpiexec)]
+    return runner.run_command(command, runner.variables(), SECONDS)
 
 
 @pytest.mark.ci
 def test_many_communicators_take_what_is_there_and_give_it_back(tmp_path):
-    if why := lacking():
-        pytest.skip(f"no small /dev/shm can be had here: {why}")
-    path = tmp_path / "script.py"
-    path.write_text(runner.PRELUDE + MANY)
-    command = [
-        *SMALL,
-        str(runner.MPIEXEC),
-        "-n",
-        "2",
-        sys.executable,
-        str(path),
-    ]
-    job = runner.run_command(command, runner.variables(), runner.SECONDS)
+    job = run(tmp_path, MANY, FEW_MIB, 2)
     assert job.returncode == 0, job
     assert 0 < job.err.count("no room for shared memory") < COMMUNICATORS, job
-    frees = [
-        line.split()[1:] for line in job.out.splitlines() if line.startswith("FREE")
-    ]
-    assert len(frees) == 2, job
-    # Windows are gone.
-    assert all(int(after) >= int(before) - 1 for before, after in frees), job
-
-
-def start_many(folder, mib):
-    path = folder / "script.py"
-    path.write_text(runner.PRELUDE + ONE)
-    command = [
-        *SMALL[:-1],
-        str(mib),
-        str(runner.MPIEXEC),
-        "-n",
-        str(RANKS),
-        sys.executable,
-        str(path),
-    ]
-    return runner.run_command(command, runner.variables(), SECONDS)
+    found = re.findall(r"^FREE (\d+) (\d+)$", job.out, re.M)
+    assert len(found) == 2, job
+    for before, after in found:
+        assert int(after) >= int(before) - 1, job  # windows are gone
 
 
 @pytest.mark.full
-def test_many_ranks_in_a_container_of_docker_s_default_are_told_to_give_it_more(
-    tmp_path,
-):
-    """MPICH itself ends by a signal without a word, or waits; Open MPI takes what is there."""
-    if why := lacking():
-        pytest.skip(f"no small /dev/shm can be had here: {why}")
-    job = start_many(tmp_path, DOCKER_MIB)
+@pytest.mark.parametrize("mib", [DOCKER_MIB, 200])
+def test_many_ranks_are_told_to_give_the_container_more(tmp_path, mib):
+    """MPICH itself ends by a signal without a word, or waits, in Docker's default."""
+    job = run(tmp_path, ONE, mib, RANKS)
     assert job.err.count("docker run --shm-size=1g") == 1, job
-    if runner.on_open_mpi():
+    if mib > DOCKER_MIB or runner.on_open_mpi():
         assert job.out.count("RIGHT") == RANKS, job
         return
     assert job.returncode != 0, job
     log = tmp_path / "job.log"
     log.write_text(job.err)
-    told = runner.run_command(
-        [CHAINERMN, "explain", str(log)], runner.variables(), runner.SECONDS
-    )
+    command = [CHAINERMN, "explain", str(log)]
+    told = runner.run_command(command, runner.variables(), runner.SECONDS)
     assert "docker run --shm-size=1g ...   # or --ipc=host" in told.out, told
-
-
-@pytest.mark.full
-def test_many_ranks_whose_windows_have_no_room_are_told_to_give_the_container_more(
-    tmp_path,
-):
-    if why := lacking():
-        pytest.skip(f"no small /dev/shm can be had here: {why}")
-    job = start_many(tmp_path, 200)
-    assert job.returncode == 0, job
-    assert job.out.count("RIGHT") == RANKS, job
-    assert job.err.count("docker run --shm-size=1g") == 1, job

@@ -7,36 +7,30 @@ from typing import Any
 
 import pytest
 
-from chainermn_comm import CommunicatorBase
 from chainermn_comm.work import in_background
 
 pytestmark = pytest.mark.world
 
 
-@pytest.mark.parametrize(
-    "kind", [type, lambda _: CommunicatorBase], ids=["ours", "inherited"]
-)
+@pytest.mark.parametrize("is_dropped", [False, True])
 def test_work_through_a_channel_is_in_the_background_until_the_main_thread_has_it(
-    naive: Any, kind: Any
+    naive: Any, is_dropped: bool
 ) -> None:
     in_background.clear()
-
-    def begin(channel: Any) -> Any:
-        reducer = kind(naive).make_reducer(naive, channel=channel)
-        reducer.agree()
-        return reducer.start()
-
     with naive.split(0, naive.rank) as channel, ThreadPoolExecutor(1) as thread:
-        begin(None).wait()
+        reducer = naive.make_reducer()
+        reducer.agree()
+        reducer.start().wait()
         assert not in_background
-        for is_dropped in False, True:
-            work = begin(channel)
-            assert work in in_background
-            thread.submit(work.wait).result()
-            thread.submit(work.assign).result()
-            assert work in in_background
-            if is_dropped:
-                del work
-            else:
-                work.assign()
-            assert not in_background
+        reducer = naive.make_reducer(channel=channel)
+        reducer.agree()
+        work = reducer.start()
+        assert work in in_background
+        thread.submit(work.wait).result()
+        thread.submit(work.assign).result()
+        assert work in in_background
+        if is_dropped:
+            del work
+        else:
+            work.assign()
+        assert not in_background

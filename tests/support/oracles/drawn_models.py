@@ -14,6 +14,8 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from tests.support.worlds.models import Model, Param
+
 # Of gradients and of wires; the first three are those that GPUs have, too.
 DTYPES = ("float16", "float32", "float64", "bfloat16")
 # By so many powers of ten an array's numbers differ from its exponent, up and down.
@@ -157,7 +159,20 @@ def _wrong(size, entries, grads, wire, zero_fill) -> list[str]:
     return found
 
 
-def _digest(grads: list) -> str:
+def take_mean(comm, entries, zero_fill) -> list:
+    """The gradients of such a model after their mean over ranks (collective)."""
+    model = Model()
+    grads = gradients(entries, comm.rank)
+    for index, (entry, grad) in enumerate(zip(entries, grads, strict=True)):
+        param = Param(np.zeros(entry.shape, entry.dtype))
+        if has(entry, comm.rank, zero_fill):
+            param.grad = grad
+        model.params[f"p{index:03}"] = param
+    comm.multi_node_mean_grad(model, zero_fill)
+    return [param.grad for param in model.params.values()]
+
+
+def digest(grads: list) -> str:
     """Of which gradients there are, and of their bits."""
     texts = (b"none" if grad is None else grad.tobytes() for grad in grads)
     return hashlib.sha1(b"next".join(texts)).hexdigest()
@@ -167,8 +182,8 @@ def check_model(comm, run: Callable[[], list], entries, wire, zero_fill) -> None
     """Take the mean twice by `run`; ranks agree on what they find, so they stay in step."""
     comm.set_config("allreduce_grad_dtype", wire)
     grads = run()
-    mine = _digest(grads)
+    mine = digest(grads)
     wrong = _wrong(comm.size, entries, grads, wire, zero_fill)
-    views = comm.allgather_obj((mine, _digest(run()), wrong))
+    views = comm.allgather_obj((mine, digest(run()), wrong))
     assert {found for view in views for found in view[:2]} == {mine}, "bits differ"
     assert not any(view[2] for view in views), views

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,17 +59,6 @@ def is_traced(comm: Any) -> bool:
         sys.setprofile(None)
     assert "chainermn_comm.messaging.handshake" in passed
     return any(name.startswith("chainermn_comm.trace") for name in passed)
-
-
-@contextmanager
-def clock_at_speed(speed: float) -> Iterator[None]:
-    """Meanwhile this process's clock, as the trace compares it, is so much faster."""
-
-    def now() -> float:
-        return speed * time.perf_counter()
-
-    with mock.patch.object(tracer, "now", now):
-        yield
 
 
 def on_machine(number: int, now: Callable[[], float]) -> None:

@@ -119,10 +119,3 @@ def monitors_of(ranks: set[str]) -> list[psutil.Process]:
 def is_monitor(words: list[str]) -> bool:
     """Whether this is the command line of a monitor."""
     return any("chainermn_comm.watchdog.monitor" in word for word in words)
-
-
-def reads_our_calls(pid: int) -> bool:
-    """Whether a process has mapped the memory in which this one records its calls."""
-    inode = os.fstat(recorder.region().file).st_ino
-    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return str(inode) in {line.split()[4] for line in maps}

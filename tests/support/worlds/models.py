@@ -42,3 +42,14 @@ def check_mean(comm: Any, size: int = 9, calls: int = 1) -> None:
         model = with_grads(w=np.full(size, comm.rank, "f4"))
         comm.allreduce_grad(model)
         np.testing.assert_array_equal(model["w"].grad, (comm.size - 1) / 2)
+
+
+def finish(reducer: Any, *buckets: Model, payload: bytes = b"") -> list[bytes]:
+    """Hand in the buckets and take all steps up to the end; the payloads (collective)."""
+    for bucket in buckets:
+        reducer.add(bucket)
+    payloads: list[bytes] = reducer.agree(payload=payload)
+    work = reducer.start()
+    work.wait()
+    work.assign()
+    return payloads

@@ -6,9 +6,7 @@ import os
 import signal
 import threading
 import time
-from contextlib import AbstractContextManager
 from typing import Any, NoReturn
-from unittest import mock
 
 
 def say_failing() -> None:
@@ -56,24 +54,6 @@ def delay_second_handshakes(seconds: float) -> None:
         return meet(self, operation, *args, **options)
 
     Handshake.__call__ = late  # type: ignore[method-assign]
-
-
-def interrupted_while_ranks_compare(
-    error: BaseException,
-) -> AbstractContextManager[object]:
-    """Meanwhile a signal's handler raises it here just before ranks raise that they differ."""
-    from chainermn_comm.messaging import handshake
-
-    return mock.patch.object(handshake, "mismatch_error", side_effect=error)
-
-
-def interrupted_in_handshakes(
-    kind: type[BaseException],
-) -> AbstractContextManager[object]:
-    """Meanwhile a signal's handler raises it here in each handshake."""
-    from chainermn_comm.messaging.handshake import Handshake
-
-    return mock.patch.object(Handshake, "__call__", side_effect=kind)
 
 
 def abort_in_vain() -> None:

@@ -38,7 +38,7 @@ def bcast(
         return [value] if group.rank == root else []
 
     with group.call(operation):
-        move = _meet(group, operation, make, values, root)
+        move = _meet(group, operation, make, values, [root])
         if group.rank != root:
             received = move.backend.allocate(move.frames[root])
             move.backend.broadcast(_parts({root: received}))
@@ -77,7 +77,7 @@ def gather(
 ) -> list[Any] | None:
     """Return every rank's value at root; None elsewhere."""
     with group.call(operation):
-        move = _meet(group, operation, make, lambda: [value], root)
+        move = _meet(group, operation, make, lambda: [value], [root])
         outgoing = {root: move.outgoing[0]}
         if group.rank == root:
             return move.exchange(outgoing, dict(enumerate(move.frames)))
@@ -96,7 +96,7 @@ def scatter(
         return one_for_each(values, group.rank, group.size)
 
     with group.call(operation):
-        move = _meet(group, operation, make, row, root)
+        move = _meet(group, operation, make, row, [root])
         frame = group.comm.scatter(move.own_frames or None, root)
         return move.exchange(dict(enumerate(move.outgoing)), {root: frame})[0]
 
@@ -168,15 +168,16 @@ def _meet(
     operation: str,
     make: Make,
     values: Callable[[], Sequence[Any]],
-    root: Any = None,
+    roots: Sequence[Any] = (),
     inline_bytes: int = -1,
 ) -> Move:
     """Make messages of this rank's values, and compare the calls (collective).
 
+    ``roots`` has the root if there is one, which may be anything, such as None.
     Data of no more than ``inline_bytes`` follow their header.
     """
     with raise_together(group.handshake, operation) as call:
-        if root is not None:
+        for root in roots:
             what = f"rank {group.rank}: root"
             call.signature = (("root", integer_between(root, 0, group.size - 1, what)),)
         made = make(values(), group.rank)
