@@ -184,7 +184,7 @@ test-gpu: $(TESTS)
 	$(if $(filter-out 0,$(GPUS)),,$(error nvidia-smi lists no GPU; name their number with GPUS=))
 	$(INSTALL) -e 'packages/chainermn-comm[$(MPI),cuda$(CUDA)]' \
 	    'cupy-cuda$(CUDA)x[ctk]' nvidia-nccl-cu$(CUDA)
-	$(BIN)/python -m tests.gpu.report --ranks $(GPUS) --launcher $(BIN)/mpiexec
+	tests/gpu/report.sh $(GPUS) $(BIN)
 
 lint: $(LINTERS)
 	$(BIN)/ruff check .

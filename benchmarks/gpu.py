@@ -97,10 +97,10 @@ def kernel_rates(
         tuple(grad.size for grad in grads), wires, SMALL_FRACTION * nbytes
     )
     table, buffer = (
-        cupy.asarray(kernels.segment_table([chunk], kernels.places(grads))),
+        cupy.asarray(kernels.segment_table([chunk], grads)),
         devices.empty(chunk.nbytes),
     )
-    of_chunk = chunk.dtype, table, len(chunk.segments), buffer, chunk.size
+    of_chunk = chunk, table, buffer
     ms = on_device(
         {
             "copy": partial(copy_on_device, source, target),

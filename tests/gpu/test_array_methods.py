@@ -8,10 +8,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from chainermn_comm import PeerError, create_communicator
+from chainermn_comm import create_communicator
 from tests.support.doubles import gpus
 from tests.support.doubles.gpus import put_sample as on_gpu
-from tests.support.oracles.samples import DTYPES, LAYOUTS, same, sample
+from tests.support.oracles.samples import DTYPES, same, sample
 from tests.support.oracles.verbs import check_array
 from tests.support.worlds.models import Model, Param
 
@@ -49,41 +49,12 @@ def test_mean_into_an_array_on_the_same_side(comm):
     same(gpus.to_host(there), np.sum(rows, axis=0) / comm.size)
 
 
-def params(rank: int) -> list:
-    """Arrays of a model here and there, of all layouts; some pass through several buffers."""
-    there = [on_gpu(rank, "float32", layout) for layout in LAYOUTS]
-    long = [gpus.put(np.arange(n, dtype="f8") + rank) for n in (500, 3000)]
-    here = [sample(rank, "float16").copy(), sample(rank, "float32", "read-only")]
-    return [
-        *there,
-        *long,
-        *here,
-        np.asfortranarray(sample(rank, "float64")),
-        np.zeros(9999) + rank,
-    ]
-
-
-def test_bcast_data_fills_parameters_of_any_layout_and_size(comm):
-    arrays, given = params(comm.rank), params(0)
-    model = Model(**{f"p{i:02}": Param(array) for i, array in enumerate(arrays)})
-    with gpus.small_buffers():
-        comm.bcast_data(model)
-    for param, array, root in zip(model.params.values(), arrays, given, strict=True):
-        if gpus.on_gpu(array):
-            assert param.data is array
-            check(array, gpus.to_host(root))
-        else:
-            same(param.data, root)
-
-
-def test_large_arrays_pass_through_several_buffers(comm):
-    mine = [np.arange(n, dtype="f4") + comm.rank for n in (1, 0, 5000, 7, 1024)]
-    with gpus.small_buffers():
-        for rank, arrays in enumerate(
-            comm.allgather([gpus.put(each) for each in mine])
-        ):
-            for array, own in zip(arrays, mine, strict=True):
-                check(array, own + rank - comm.rank)
+def test_a_model_may_have_parameters_here_and_there(comm):
+    there = on_gpu(comm.rank)
+    here = sample(comm.rank, "float64").copy()
+    comm.bcast_data(Model(a=Param(there), b=Param(here)))
+    check(there, sample(0, "float32"))
+    same(here, sample(0, "float64"))
 
 
 def test_arrays_are_sent_as_the_current_stream_leaves_them(comm):
@@ -104,29 +75,12 @@ def test_many_arrays_take_one_wait_each_way(world, double):
     """And one page-locked buffer, whatever their number."""
     with create_communicator("naive") as comm:
         many = [on_gpu(comm.rank, dtype) for dtype in DTYPES * 3]
-        model = Model(**{f"p{i:02}": Param(on_gpu(comm.rank)) for i in range(30)})
-        for call, waits in {
-            lambda: comm.allgather(many): 2,
-            lambda: comm.bcast_data(model): 2,
-        }.items():
-            double.made.clear()
-            call()
-            assert double.made.count("eventRecord") == waits
-            assert double.made.count("hostAlloc") == waits
+        double.made.clear()
+        comm.allgather(many)
+        assert double.made.count("eventRecord") == 2
+        assert double.made.count("hostAlloc") == 2
         with gpus.small_buffers():
             double.made.clear()
             comm.allgather(gpus.put(np.zeros(10_000)))
             assert double.made.count("hostAlloc") == 4
         assert not double.pinned
-
-
-@pytest.mark.sizes(2, 3, 4)
-def test_other_libraries_gpu_arrays_are_told(comm):
-    class Foreign:
-        __cuda_array_interface__ = None
-
-    wrong = comm.rank == 1
-    with pytest.raises(
-        TypeError if wrong else PeerError, match=r"only CuPy's.*Foreign"
-    ):
-        comm.allgather(Foreign() if wrong else on_gpu(comm.rank))

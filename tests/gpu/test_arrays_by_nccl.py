@@ -14,7 +14,7 @@ from tests.support.doubles import gpus
 from tests.support.jobs.scripts import ROOT
 from tests.support.oracles.samples import same, sample
 from tests.support.oracles.verbs import check
-from tests.support.worlds.models import Model, Param
+from tests.support.worlds.models import Model
 from tests.support.worlds.topologies import on_nodes
 
 pytestmark = [pytest.mark.world, pytest.mark.ranks(1, 2, 3, 4)]
@@ -26,41 +26,36 @@ def comm(double) -> Iterator:
         yield communicator
 
 
-def by_host(comm, double, mine) -> None:
-    """Assert that such an array of this rank's goes through host memory (collective)."""
+def by_host(comm, double) -> None:
+    """Assert that arrays on GPUs go through host memory (collective)."""
     double.copied_to_host = 0
-    found = comm.allgather(mine)
-    assert comm.allreduce_obj(double.copied_to_host) > 0
-    assert [gpus.on_gpu(array) for array in found] == comm.allgather_obj(
-        gpus.on_gpu(mine)
-    )
-    for rank, array in enumerate(found):
-        same(
-            gpus.to_host(array) if gpus.on_gpu(array) else array,
-            sample(rank, "float32"),
-        )
+    check_allgather(comm)
+    assert double.copied_to_host > 0
+
+
+def check_allgather(comm) -> None:
+    for rank, array in enumerate(comm.allgather(gpus.put_sample(comm.rank))):
+        same(gpus.to_host(array), sample(rank, "float32"))
 
 
 def by_nccl(comm, double) -> None:
     double.copied_to_host = 0
-    found = comm.allgather(gpus.put(sample(comm.rank, "float32")))
+    check_allgather(comm)
     assert double.copied_to_host == 0
-    for rank, array in enumerate(found):
-        same(gpus.to_host(array), sample(rank, "float32"))
 
 
 @pytest.mark.sizes(2, 3, 4)
 def test_one_rank_decides_for_all(comm, double):
     """That has means taken in a thread of its own, or calls in another one."""
-    array, last = sample(comm.rank, "float32"), comm.rank == comm.size - 1
+    last = comm.rank == comm.size - 1
     by_nccl(comm, double)
     with gpus.nccl_in_background(last):
-        by_host(comm, double, gpus.put(array))
+        by_host(comm, double)
     with ThreadPoolExecutor(1) as thread:
         if last:
-            thread.submit(by_host, comm, double, gpus.put(array)).result()
+            thread.submit(by_host, comm, double).result()
         else:
-            by_host(comm, double, gpus.put(array))
+            by_host(comm, double)
     by_nccl(comm, double)
 
 
@@ -68,10 +63,22 @@ def test_one_rank_decides_for_all(comm, double):
 def test_nothing_uses_nccl_where_gradients_do_not(world, double):
     for name, nodes in (("naive", 0), ("flat", 0), ("non_cuda_aware", 1)):
         with on_nodes([rank * nodes for rank in range(world.size)], name) as comm:
-            by_host(comm, double, gpus.put(sample(comm.rank, "float32")))
+            by_host(comm, double)
     with create_communicator("hierarchical", reproducible=True) as comm:
-        by_host(comm, double, gpus.put(sample(comm.rank, "float32")))
+        by_host(comm, double)
     assert "commInitRank" not in double.made
+
+
+def test_results_are_enqueued_on_the_current_stream(comm, double):
+    import cupy
+
+    comm.allreduce(gpus.put(np.ones(1, "f4")))  # NCCL connects
+    with cupy.cuda.Stream(non_blocking=True):
+        double.host_waits = 0
+        found = comm.bcast(comm.allreduce(gpus.put_sample(comm.rank)))
+        assert double.host_waits == 0
+        expected = sum(sample(rank, "float32") for rank in range(comm.size))
+        same(gpus.to_host(found), expected)
 
 
 def test_what_ranks_get_of_a_sum_may_differ_in_shape(comm, double):
@@ -84,28 +91,15 @@ def test_what_ranks_get_of_a_sum_may_differ_in_shape(comm, double):
     same(gpus.to_host(found), sum(given(rank, me) for rank in ranks))
 
 
-def test_results_follow_the_current_stream(comm, double):
-    import cupy
-
-    array, host = gpus.put(np.zeros(5000, "f4")), gpus.pinned(20_000)
-    host.view("f4")[:] = comm.rank + 1
-    with cupy.cuda.Stream(non_blocking=True) as stream:
-        gpus.copy_to_device(host, array, stream)  # later
-        double.host_waits = 0
-        found = comm.allreduce(array)
-        found = comm.bcast(found)
-        assert double.host_waits == 0
-        assert set(gpus.to_host(found)) == {sum(range(comm.size + 1))}
+def full(comm, size: int, number: float) -> np.ndarray:
+    """A rank's array, whose mean over ranks :func:`check_means` knows."""
+    return np.full(size, comm.rank + number, "f4")
 
 
-def test_after_finalize_nothing_is_left(double):
-    with create_communicator("hierarchical") as comm:
-        by_nccl(comm, double)
-        part = comm.split(0, comm.rank)
-        by_nccl(part, double)
-        part.finalize()
-    assert double.calls.count("destroy") == 2
-    assert gpus.memory_in_use() == (0, 0)
+def check_means(comm, model: Model, number: float) -> None:
+    for param in model.params.values():
+        mean = number + (comm.size - 1) / 2
+        np.testing.assert_allclose(gpus.to_host(param.grad), mean, rtol=1e-6)
 
 
 @pytest.mark.sizes(2, 3)
@@ -114,9 +108,9 @@ def test_sums_beside_means_in_a_thread_do_not_deadlock(world, gpu, during_backwa
     """As batch normalization's, while gradients leave: NCCL works at one of both at a time."""
     import cupy
 
-    steps, sizes = 6, (3000, 5, 700)
+    stream = cupy.cuda.Stream(non_blocking=True)
 
-    def take(stream, work) -> None:
+    def take(work) -> None:
         with stream:
             work.wait()
 
@@ -125,47 +119,46 @@ def test_sums_beside_means_in_a_thread_do_not_deadlock(world, gpu, during_backwa
         comm.split(0, comm.rank) as channel,
         ThreadPoolExecutor(1) as thread,
     ):
-        stream = cupy.cuda.Stream(non_blocking=True)
-        for step in range(steps):
-            check_sum(comm)
-            grads = [gpus.put(np.full(size, comm.rank + step, "f4")) for size in sizes]
-            params = [
-                Param(gpus.put(np.zeros(grad.size, "f4")), grad) for grad in grads
+        for step in range(6):
+            thread_begins = (comm.rank + step) % 2 == 0  # not on all ranks
+            models = [
+                gpus.model_of([full(comm, size, step)]) for size in (3000, 5, 700)
             ]
             reducer = comm.make_reducer(False, "allreduce_grad", channel)
-            models = [
-                Model(**{f"p{number}": param}) for number, param in enumerate(params)
-            ]
             if not during_backward:
                 for model in models:
                     reducer.add(model)
                 reducer.agree()
-            works, done = [], []
+            works = []
+            done = []
             for model in models if during_backward else models[:1]:
                 if during_backward:
                     works.append(reducer.add_planned(model))
                 else:
                     works.append(reducer.start())
-                if (comm.rank + step) % 2:  # on one rank the thread begins first
+                if not thread_begins:
                     check_sum(comm)
-                done.append(thread.submit(take, stream, works[-1]))
-                if not (comm.rank + step) % 2:
+                done.append(thread.submit(take, works[-1]))
+                if thread_begins:
                     check_sum(comm)
-                check_sum(comm)
             for each in done:
                 each.result()
-            event = cupy.cuda.Event(disable_timing=True)
-            event.record(stream)
-            cupy.cuda.get_current_stream().wait_event(event)
             if during_backward:
                 reducer.agree()
+            cupy.cuda.get_current_stream().wait_event(event_of(stream))
             for work in works:
                 work.assign()
             check_sum(comm)
-            for param in params:
-                np.testing.assert_allclose(
-                    gpus.to_host(param.grad), step + (comm.size - 1) / 2, rtol=1e-6
-                )
+            for model in models:
+                check_means(comm, model, step)
+
+
+def event_of(stream):
+    import cupy
+
+    event = cupy.cuda.Event(disable_timing=True)
+    event.record(stream)
+    return event
 
 
 @pytest.mark.sizes(2, 3)
@@ -174,10 +167,6 @@ def test_means_in_two_threads_and_the_main_one_keep_the_order_of_their_starts(
 ):
     """As those of two optimizers with double buffering, and of a third one without."""
     import cupy
-
-    def model_of(number: int) -> Model:
-        grad = gpus.put(np.full(3000, world.rank + number, "f4"))
-        return Model(w=Param(gpus.put(np.zeros(3000, "f4")), grad))
 
     def take(work) -> None:
         with cupy.cuda.Stream(non_blocking=True):
@@ -191,25 +180,22 @@ def test_means_in_two_threads_and_the_main_one_keep_the_order_of_their_starts(
         ThreadPoolExecutor(2) as threads,
     ):
         for step in range(6):
-            models, works = [model_of(number) for number in range(3)], []
+            models = [gpus.model_of([full(comm, 3000, number)]) for number in range(3)]
+            works = []
             for model, channel in zip(models, (first, second), strict=False):
                 reducer = comm.make_reducer(False, "allreduce_grad", channel)
                 reducer.add(model)
                 reducer.agree()
                 works.append(reducer.start())
-            for work in works:
-                with pytest.raises(RuntimeError, match="once its wait"):
-                    work.assign()
-            on_odd_ranks = -1 if (comm.rank + step) % 2 else 1
-            done = [threads.submit(take, work) for work in works[::on_odd_ranks]]
+            in_order = works if (comm.rank + step) % 2 else works[::-1]
+            done = [threads.submit(take, work) for work in in_order]
             comm.allreduce_grad(models[2])
             for work in works:
                 work.assign()  # as its wait has ended
             for each in done:
                 each.result()
             for number, model in enumerate(models):
-                found = set(gpus.to_host(model["w"].grad))
-                assert found == {np.float32(number + (comm.size - 1) / 2)}
+                check_means(comm, model, number)
 
 
 def check_sum(comm) -> None:

@@ -7,10 +7,9 @@ its signature refuses, fails there, as the doubles have no name or argument of t
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from importlib import util
 from inspect import Parameter, Signature
 from itertools import product
@@ -22,7 +21,6 @@ import pytest
 
 from tests.support.doubles import cupy_double, gpus
 from tests.support.doubles.kernel_double import WIRE_DTYPES
-from tests.support.doubles.nccl_double import NcclError
 
 pytestmark = [
     pytest.mark.full,
@@ -82,58 +80,40 @@ def at(objects: dict[str, Any], path: str, *default: Any) -> Any:
     return getattr(at(objects, before, *default), name, *default)
 
 
-def missing(objects: dict[str, Any], paths: Iterable[str]) -> list[str]:
-    return [path for path in sorted(paths) if at(objects, path, None) is None]
-
-
 def signature(function: Callable[..., Any]) -> Signature:
     """By Python, or by the first line of what Cython wrote; without `self`."""
     try:
         found = inspect.signature(function)
-        if [p.kind for p in found.parameters.values()] != [
-            Parameter.POSITIONAL_ONLY,  # Cython's `__init__(self, /, *args, **kwargs)`
-            Parameter.VAR_POSITIONAL,
-            Parameter.VAR_KEYWORD,
-        ]:
-            parameters = [p for p in found.parameters.values() if p.name != "self"]
-            return Signature(parameters)
+        is_known = "kwargs" not in found.parameters  # of Cython's `__init__`
     except ValueError:
-        pass
-    # name(type name=default, ...); where the source has its own line of it, that one.
-    lines = [
-        line for line in function.__doc__.splitlines() if re.match(r"[\w.]+\(", line)
-    ]
-    inside = re.search(r"\((.*?)\)( ->|$)", lines[-1].replace("\\", "")).group(1)
-    kind, parameters = Parameter.POSITIONAL_OR_KEYWORD, []
-    for text in filter(None, map(str.strip, inside.split(","))):
-        declared, _, value = text.partition("=")
-        name = declared.split()[-1]
-        if name == "*":
-            kind = Parameter.KEYWORD_ONLY
-        elif name != "self":
-            stars = name.count("*")
-            this = (kind, Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)[stars]
-            kind = Parameter.KEYWORD_ONLY if stars == 1 else kind
-            default = ast.literal_eval(value) if value else Parameter.empty
-            parameters.append(Parameter(name.strip("*"), this, default=default))
-    return Signature(parameters)
+        is_known = False
+    if not is_known:
+        # name(type name=default, ...); where the source has its own line of it, that one.
+        lines = [
+            line
+            for line in function.__doc__.splitlines()
+            if re.match(r"[\w.]+\(", line)
+        ]
+        inside = re.search(r"\((.*?)\)( ->|$)", lines[-1].replace("\\", "")).group(1)
+        untyped = re.sub(r"[^,*]+ (?=\w+ *(=|,|$))", "", f",{inside}")
+        names: dict[str, Any] = {}
+        exec(f"def function({untyped.strip(', ')}): ...", names)
+        found = inspect.signature(names["function"])
+    return Signature([it for it in found.parameters.values() if it.name != "self"])
 
 
 def differences(double: Signature, real: Signature) -> Iterator[str]:
     """Why a call that the double takes may mean another one to the real function, or none."""
-    theirs = list(real.parameters.values())
+    names = list(real.parameters)
     for index, mine in enumerate(double.parameters.values()):
-        by_name = mine.kind is Parameter.KEYWORD_ONLY
-        other = (
-            real.parameters.get(mine.name)
-            if by_name
-            else dict(enumerate(theirs)).get(index)
-        )
-        if other is None or other.name != mine.name:
-            yield f"takes {mine}, and there is {other}"
-        elif mine.default is not Parameter.empty and mine.default != other.default:
+        other = real.parameters.get(mine.name)
+        if other is None:
+            yield f"takes {mine}"
+        elif mine.kind is not Parameter.KEYWORD_ONLY and names[index] != mine.name:
+            yield f"takes {mine}, and there is {names[index]}"
+        elif mine.default not in (Parameter.empty, other.default):
             yield f"takes {mine}, and there it is {other}"
-    for other in theirs:
+    for other in real.parameters.values():
         if other.default is Parameter.empty and other.name not in double.parameters:
             yield f"doesn't take {other}"
 
@@ -151,7 +131,7 @@ def members(objects: dict[str, Any]) -> Iterator[str]:
 def test_the_double_offers_nothing_that_cupy_lacks(real, double):
     paths = list(members(double))
     assert len(paths) > 60
-    assert not missing(real, paths)
+    assert [path for path in paths if at(real, path, None) is None] == []
 
 
 def test_the_doubles_signatures_are_cupys(real, double):
@@ -171,31 +151,10 @@ def test_the_doubles_constants_are_cupys(real, double):
     paths = [
         path for path in members(double) if re.search(r"NCCL_|\.memcpy\w*To", path)
     ]
-    assert len(paths) == 16
+    assert len(paths) == 15
     assert {path: at(double, path) for path in paths} == {
         path: at(real, path) for path in paths
     }
-
-
-def test_nccl_itself_answers_as_the_double_does(real, double):
-    theirs, mine = (objects["cupy.cuda.nccl"] for objects in (real, double))
-    assert theirs.available is mine.available is True
-    for version in (theirs.get_version(), mine.get_version()):
-        assert 21_000 < version < 100_000
-    for identity in (theirs.get_unique_id(), mine.get_unique_id()):
-        assert (type(identity), len(identity)) == (bytes, 128)
-    assert issubclass(theirs.NcclError, NcclError.__base__)
-
-
-def test_without_a_driver_cupy_raises_what_the_double_does(real):
-    import cupy
-
-    if gpus.why_none() is None:
-        pytest.skip("there is a driver")
-    with pytest.raises(
-        RuntimeError, match=r"cudaErrorInsufficientDriver|cudaErrorNoDevice"
-    ):
-        cupy.cuda.runtime.getDeviceCount()
 
 
 @pytest.mark.parametrize("architecture", [70, 75, 80, 86, 89, 90])

@@ -2,48 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 
 from chainermn_comm import PeerError, RankMismatchError, create_communicator
 from tests.support.doubles import gpus
-from tests.support.doubles.gpus import NCCL, assert_mean, have_one_each, mean_of, put
-from tests.support.worlds.models import Model, Param, with_grads
+from tests.support.doubles.gpus import NCCL, assert_mean, have_one_each, put
+from tests.support.worlds.models import Model, Param
 from tests.support.worlds.topologies import on_nodes
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
 
 
-def grads(first: object, rank: int, dtype: str = "f4") -> Model:
-    """A model with the gradient `first` on rank 0 and one on the GPU elsewhere."""
-    grad = put(np.ones(3, dtype))
-    return Model(w=Param(put(np.zeros(3, dtype)), grad if rank else first))
-
-
-# What rank 0 has where the others have float32 on a GPU, and what is told of it.
-DISAGREEMENTS = {
-    "none": (
-        lambda: None,
-        r"/w float32 \(3,\).*no gradient|no gradient.*/w float32 \(3,\)",
-    ),
-    "dtype": (lambda: put(np.ones(3)), r"/w float64 \(3,\).*/w float32 \(3,\)"),
-    "place": (lambda: np.ones(3, "f4"), r"/w float32 \(3,\).* on a GPU on rank"),
-}
-
-
-@pytest.mark.parametrize("what", DISAGREEMENTS)
-def test_ranks_that_disagree_are_told_and_go_on(world, one_each, what):
-    give, told = DISAGREEMENTS[what]
-    with create_communicator("hierarchical") as comm:
-        with pytest.raises(RankMismatchError, match=told):
-            comm.allreduce_grad(grads(give(), comm.rank))
-        assert_mean(comm)
-
-
-# Calls of all ranks with an array, or with none.
-OF_EACH = {
+# Calls of all ranks with an array.
+CALLS = {
     "gather": lambda comm, x: comm.gather(x),
     "allgather": lambda comm, x: comm.allgather(x),
     "alltoall": lambda comm, x: comm.alltoall([x] * comm.size),
@@ -51,20 +23,23 @@ OF_EACH = {
     "reduce_scatter": lambda comm, x: comm.reduce_scatter([x] * comm.size),
     "multi_node_mean": lambda comm, x: comm.multi_node_mean(x),
     "bcast_data": lambda comm, x: comm.bcast_data(Model(w=Param(x))),
+    "allreduce_grad": lambda comm, x: comm.allreduce_grad(Model(w=Param(x, x))),
 }
 
 
 @pytest.mark.parametrize("name", ["naive", "hierarchical"])
-@pytest.mark.parametrize("verb", OF_EACH)
+@pytest.mark.parametrize("verb", CALLS)
 def test_arrays_here_on_gpus_and_there_on_the_host_are_told(
     world, one_each, verb, name
 ):
     host = np.ones(3, "f4")
-    told = "disagree on arrays: in host memory on rank 0; on a GPU on rank"
+    told = r"disagree on arrays: in host memory on rank 0; on a GPU on rank"
+    if verb == "allreduce_grad":
+        told = r"/w float32 \(3,\) on rank 0; .*/w float32 \(3,\) on a GPU on rank"
     with create_communicator(name) as comm:
         with pytest.raises(RankMismatchError, match=told):
-            OF_EACH[verb](comm, put(host) if comm.rank else host)
-        OF_EACH[verb](comm, put(host))
+            CALLS[verb](comm, put(host) if comm.rank else host)
+        CALLS[verb](comm, put(host))
         assert_mean(comm)
 
 
@@ -82,17 +57,6 @@ def test_a_rank_without_arrays_takes_part_wherever_the_others_have_theirs(
             (comm.scatter, [put(one)] * comm.size),
         ):
             assert gpus.on_gpu(call(given if is_first else None))
-
-
-def test_gradients_missing_on_all_ranks_stay_so_and_integers_are_told(world, gpu):
-    with create_communicator("flat") as comm:
-        model = Model(
-            w=Param(put(np.zeros(2)), None), v=Param(put(np.zeros(1)), put(np.ones(1)))
-        )
-        comm.allreduce_grad(model)
-        assert model["w"].grad is None
-        with pytest.raises(TypeError, match="/w has dtype int32"):
-            comm.allreduce_grad(grads(put(np.ones(3, "i4")), comm.rank, "i4"))
 
 
 def test_pure_nccl_refuses_numpy_gradients(world, one_each):
@@ -115,31 +79,20 @@ def test_ranks_on_one_device_are_told_and_others_serve(world, gpu, name):
             assert_mean(other)
         if have_one_each(world):
             assert_mean(comm)
-        assert comm.allreduce_obj(1) == world.size
-
-
-def test_one_device_number_on_two_nodes_is_no_clash(world, gpu):
-    with gpus.on_one_device(gpu), on_nodes(range(world.size), "hierarchical") as comm:
-        assert_mean(comm)
 
 
 @pytest.mark.parametrize("name", ["pure_nccl", "flat"])
-def test_one_rank_on_another_device_than_before_raises_on_all(world, gpu, name):
+def test_one_rank_on_another_device_than_before_raises_on_all(world, double, name):
     import cupy
 
-    gpu.count = 2
-    gpus.one_each(world)
-    count = cupy.cuda.runtime.getDeviceCount()
-    if count < 2:
-        pytest.skip("takes two devices")
-    here = cupy.cuda.Device().id
+    double.count = 2
+    is_odd = world.rank == 0
+    told = r"lies on device \d.*first used on device \d"
     with create_communicator(name) as comm:
         assert_mean(comm)
-        odd = comm.rank == 0
-        told = r"lies on device \d.*first used on device \d"
         with (
-            cupy.cuda.Device((here + odd) % count),
-            pytest.raises(ValueError if odd else PeerError, match=told),
+            cupy.cuda.Device(int(is_odd)),
+            pytest.raises(ValueError if is_odd else PeerError, match=told),
         ):
             assert_mean(comm)
         assert_mean(comm)
@@ -149,7 +102,6 @@ WHY_NOT = {
     "no device": ("count", 0),
     "InsufficientDriver": ("count", -1),
     "pip install nvidia-nccl-cu12": ("available", False),
-    "version is 2804, and 2.10 is the oldest": ("version", 2804),
 }
 
 
@@ -172,18 +124,8 @@ def test_a_rank_without_nccl_is_told_on_all_ranks(world, double, monkeypatch, wh
         ):
             create_communicator("pure_nccl")
         monkeypatch.undo()
-        double.count, double.version = 1, 22203
+        double.count = 1
         assert_mean(comm)
-
-
-def test_numpy_gradients_need_no_cupy(world, monkeypatch):
-    monkeypatch.setitem(sys.modules, "cupy", None)  # its import fails
-    with create_communicator("hierarchical") as comm:
-        model = with_grads(w=np.full(2, world.rank, "f4"))
-        comm.allreduce_grad(model)
-        np.testing.assert_allclose(model["w"].grad, (world.size - 1) / 2)
-        with pytest.raises(ValueError, match=r"CuPy can't be imported.*use one of"):
-            create_communicator("pure_nccl")
 
 
 @pytest.mark.parametrize(
@@ -191,6 +133,7 @@ def test_numpy_gradients_need_no_cupy(world, monkeypatch):
     [("hierarchical", 1), ("non_cuda_aware", 0), ("flat", 0), ("pure_nccl", 1)],
 )
 def test_one_gpu_a_node_needs_nccl_between_nodes_alone(world, double, name, inits):
+    double.bus_id = "0000:17:00.0"  # on each node
     with on_nodes(range(world.size), name) as comm:
         assert_mean(comm)
     assert double.made.count("commInitRank") == inits
@@ -207,11 +150,3 @@ def test_a_single_rank_needs_no_nccl(world, double, monkeypatch, name):
         assert set(gpus.to_host(comm.allreduce(put(np.ones(2))))) == {1.0}
     np.testing.assert_array_equal(means[0], np.arange(5))
     assert "commInitRank" not in double.made
-
-
-def test_bfloat16_needs_no_name_for_it_in_cupy(world, one_each, monkeypatch):
-    from cupy.cuda import nccl
-
-    monkeypatch.delattr(nccl, "NCCL_BFLOAT16", raising=False)
-    with create_communicator("pure_nccl", allreduce_grad_dtype="bfloat16") as comm:
-        np.testing.assert_array_equal(mean_of(comm, np.ones(2, "f4")), np.ones(2, "f4"))

@@ -17,10 +17,7 @@ from tests.support.doubles.gpus import NCCL, STAGED
 from tests.support.training.exchanges import KINDS, OneProcess, exchanging
 from tests.support.training.trainers import (
     assert_near,
-    load_state,
-    parameter_bits,
     same_everywhere,
-    state_of,
 )
 
 pytestmark = [pytest.mark.gpu, pytest.mark.world, pytest.mark.sizes(1, 2, 4)]
@@ -125,25 +122,3 @@ def test_drift_on_a_device_is_noticed(comm, what, kind):
     optimizer.synchronize()
     optimizer.update(model, *mine(comm, data[0]))
     assert same_everywhere(comm, model)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_snapshot_goes_on_with_the_same_bits(comm, kind):
-    data = batches(6, comm.size)
-
-    def trained(optimizer, some):
-        for batch in some:
-            optimizer.update(optimizer.target, *mine(comm, batch))
-        return optimizer
-
-    def fresh():
-        return exchanging(kind, comm, chainer.optimizers.Adam(), network_on_gpu(), 2)
-
-    whole, first, second = trained(fresh(), data), trained(fresh(), data[:3]), fresh()
-    for ours, of in (second, first), (second.target, first.target):
-        load_state(ours, state_of(of))
-    trained(second, data[3:])
-    for optimizer in whole, second:
-        optimizer.flush()
-        optimizer.target.to_device("@numpy")
-    assert parameter_bits(second.target) == parameter_bits(whole.target)

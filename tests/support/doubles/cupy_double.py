@@ -105,6 +105,11 @@ class ndarray:
     def reshape(self, *shape: Any) -> ndarray:
         return self._like(self._host.reshape(*shape))
 
+    def ravel(self) -> ndarray:
+        if self._host.flags.c_contiguous:
+            return self.reshape(-1)
+        return self.copy().reshape(-1)
+
     def view(self, dtype: Any) -> ndarray:
         return self._like(self._host.view(dtype))
 
@@ -182,6 +187,7 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
     def asarray(a: np.ndarray) -> ndarray:
         order = "F" if a.flags.f_contiguous and not a.flags.c_contiguous else "C"
         array = empty(a.shape, a.dtype, order)
+        gpu.reach("memcpyAsync to device")
         array._host[...] = a
         return array
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,10 +103,15 @@ def put_sample(rank: int, dtype: str = "float32", layout: str = "C") -> Any:
     return put(sample(rank, dtype, layout))
 
 
+def model_of(arrays: Sequence[np.ndarray]) -> Model:
+    """A model with copies of these gradients on the current device."""
+    grads = [put(array) for array in arrays]
+    return Model(**{f"p{i:03}": Param(grad, grad) for i, grad in enumerate(grads)})
+
+
 def means_of(comm: CommunicatorBase, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """The means over ranks of a model's gradients, which lie on GPUs meanwhile (collective)."""
-    grads = [put(array) for array in arrays]
-    model = Model(**{f"p{i:03}": Param(grad, grad) for i, grad in enumerate(grads)})
+    model = model_of(arrays)
     comm.allreduce_grad(model)
     return [to_host(model[name].grad) for name in model.params]
 
@@ -126,7 +131,7 @@ def assert_mean(comm: CommunicatorBase, size: int = 1000) -> None:
 def settle(world: Any, comm: CommunicatorBase) -> None:
     """Return once no rank has work under way that its thread looks after (collective)."""
     own = getattr(comm._backends[1], "_watcher", None)  # type: ignore[attr-defined]
-    while own in watcher._busy and watcher._thread is not None:
+    while own is not None and own.is_busy:
         time.sleep(1e-3)
     world.Barrier()
 
@@ -180,16 +185,10 @@ def forget_means() -> None:
     in_background.clear()
 
 
-def end_watching() -> None:
-    """Return once the thread, which begins anew with the next work, has printed what it saw."""
-    watcher.stop_all()
-
-
-def without_thread(patch: pytest.MonkeyPatch) -> Callable[[], bool]:
-    """MPI admits no other threads; what is returned says whether one was started after all."""
+def without_thread(patch: pytest.MonkeyPatch) -> None:
+    """MPI admits no other threads."""
     patch.setattr(MPI, "Query_thread", lambda: MPI.THREAD_SERIALIZED)
-    patch.setattr(watcher, "_thread", None)
-    return lambda: watcher._thread is not None
+    patch.setattr(watcher, "_start_thread", watcher._start_thread.__wrapped__)
 
 
 def count_allgathers(patch: pytest.MonkeyPatch) -> list[int]:

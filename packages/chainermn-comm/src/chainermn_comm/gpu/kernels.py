@@ -6,7 +6,7 @@ They walk a table of a chunk's segments, and cast and divide on the way.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +22,6 @@ MAX_BLOCKS = 1 << 12
 # Of a thread. With more of them a device runs fewer threads at once; with fewer packing
 # spills.
 REGISTERS = 40
-# Of a table: three 64-bit numbers.
-ROW_BYTES = 24
 # The wire dtypes by name, each with its letter in a kernel's name.
 DTYPE_CODES = {"float16": "e", "float32": "f", "float64": "d", "bfloat16": "b"}
 
@@ -154,50 +152,39 @@ SOURCE = (
 )
 
 
-# Of contiguous GPU arrays: address, number of elements, itemsize.
-Places: TypeAlias = tuple[tuple[int, int, int], ...]
+def rows_of(chunk: Chunk) -> int:
+    """Return how many rows of a :func:`segment_table` are a chunk's."""
+    return len(chunk.segments) + 1
 
 
-def places(flats: Sequence[Any]) -> Places:
-    """Return where contiguous GPU arrays lie."""
-    return tuple(
-        [(devices.address(flat), flat.size, flat.dtype.itemsize) for flat in flats]
-    )
-
-
-def segment_table(chunks: Sequence[Chunk], places: Places) -> np.ndarray:
+def segment_table(chunks: Sequence[Chunk], flats: Sequence[Any]) -> np.ndarray:
     """Return the table that the kernels walk, for all chunks one after the other.
 
     It is (rows, 3) int64: begin, address, itemsize. Each chunk has a row for each of
-    its segments of arrays at these places, and one that ends it.
+    its segments of these contiguous GPU arrays, and one that ends it.
     """
+    addresses = [devices.address(flat) for flat in flats]
     table = []
     for chunk in chunks:
         begin = 0
         for index, start, stop in chunk.segments:
-            address, _, itemsize = places[index]
-            table.append((begin, address + start * itemsize, itemsize))
+            itemsize = flats[index].dtype.itemsize
+            table.append((begin, addresses[index] + start * itemsize, itemsize))
             begin += stop - start
         table.append((begin, 0, 0))
     return np.array(table, np.int64).reshape(-1, 3)
 
 
-def launch(
-    name: str,
-    dtype: np.dtype,
-    table: Any,
-    count: int,
-    buffer: Any,
-    size: int,
-    divisor: int = 1,
-) -> None:
+def launch(name: str, chunk: Chunk, table: Any, buffer: Any, divisor: int = 1) -> None:
     """Run the kernel "pack" or "unpack" on the current stream; return at once.
 
-    ``table`` is a chunk's :func:`segment_table` of ``count`` segments, and ``buffer``
-    has room for its ``size`` elements of ``dtype``, one of `DTYPE_CODES`; both are on
-    the GPU. Packing divides them, in float32 or wider, before they are rounded.
+    ``table`` begins with the chunk's :func:`segment_table`, and ``buffer`` has room for
+    its bytes; both are on the GPU. Packing divides elements, in float32 or wider, before
+    they are rounded.
     """
-    kernel = devices.kernel(SOURCE, f"{name}_{DTYPE_CODES[dtype.name]}", REGISTERS)
-    blocks = min(-(-size // TILE), MAX_BLOCKS)
-    arguments = (table, np.int64(count), buffer, np.int64(size), np.float64(divisor))
+    letter = DTYPE_CODES[chunk.dtype.name]
+    kernel = devices.kernel(SOURCE, f"{name}_{letter}", REGISTERS)
+    blocks = min(-(-chunk.size // TILE), MAX_BLOCKS)
+    count = np.int64(len(chunk.segments))
+    arguments = (table, count, buffer, np.int64(chunk.size), np.float64(divisor))
     kernel((blocks,), (THREADS,), arguments)

@@ -19,7 +19,8 @@ Arrays: TypeAlias = Sequence[Any]
 # Arrays, each with the other rank.
 Parts: TypeAlias = Iterable[tuple[int, Any]]
 
-# The first version that knows bfloat16; every NCCL for CUDA 12 is newer.
+# The first version that knows bfloat16; every NCCL for CUDA 12 is newer. The doctor
+# asks for it.
 OLDEST = (2, 10)
 # NCCL's number of bfloat16, which CuPy has a name for since 14.
 BFLOAT16 = 9
@@ -53,7 +54,6 @@ class NcclCommunicator:
         """
         self._lock = threading.RLock()
         self.rank = comm.rank
-        self.size = comm.size
         try:
             self._nccl = _nccl()
             identity = None
@@ -89,28 +89,27 @@ class NcclCommunicator:
                         stream,
                     )
 
-    def reduce(self, rows: Sequence[Arrays], targets: Arrays, op: np.ufunc) -> None:
-        """Write what ``op`` makes of all ranks' row i into rank i's ``targets`` (collective).
+    def reduce(self, sources: Arrays, target: Any, op: np.ufunc) -> None:
+        """Write what ``op`` makes of all ranks' i-th source into rank i's ``target`` (collective).
 
-        Rows are of the first ranks, or of all; they stay as they are.
+        Sources are for the first ranks, or for all. A rank after those has no target.
         """
         with self._group() as comm:
             stream = devices.current_stream().ptr
-            for root, row in enumerate(rows):
-                for index, source in enumerate(row):
-                    received = 0  # NULL where nothing is received
-                    if root == self.rank:
-                        received = devices.address(targets[index])
-                    if source.size:
-                        comm.reduce(
-                            devices.address(source),
-                            received,
-                            source.size,
-                            self._dtype(source.dtype),
-                            self._operation(op),
-                            root,
-                            stream,
-                        )
+            for root, source in enumerate(sources):
+                received = 0  # NULL where nothing is received
+                if root == self.rank:
+                    received = devices.address(target)
+                if source.size:
+                    comm.reduce(
+                        devices.address(source),
+                        received,
+                        source.size,
+                        self._dtype(source.dtype),
+                        self._operation(op),
+                        root,
+                        stream,
+                    )
 
     def exchange(self, outgoing: Parts, incoming: Parts) -> None:
         """Send arrays to other ranks, and overwrite those that come (collective)."""
@@ -118,9 +117,13 @@ class NcclCommunicator:
         with self._group() as comm:
             stream = devices.current_stream().ptr
             for rank, array in outgoing:
-                comm.send(devices.address(array), array.nbytes, octet, rank, stream)
+                if array.size:
+                    at = devices.address(array)
+                    comm.send(at, array.nbytes, octet, rank, stream)
             for rank, array in incoming:
-                comm.recv(devices.address(array), array.nbytes, octet, rank, stream)
+                if array.size:
+                    at = devices.address(array)
+                    comm.recv(at, array.nbytes, octet, rank, stream)
 
     def broadcast(self, parts: Parts) -> None:
         """Overwrite each array on all ranks by that of the rank beside it (collective)."""
@@ -128,48 +131,9 @@ class NcclCommunicator:
         with self._group() as comm:
             stream = devices.current_stream().ptr
             for root, array in parts:
-                at = devices.address(array)
-                comm.broadcast(at, at, array.nbytes, octet, root, stream)
-
-    def reduce_shards(self, buffer: Any, shards: int) -> None:
-        """Sum shard i over ranks into rank i's ``buffer``, for each shard (collective).
-
-        Of ``buffer``, a multiple of ``shards`` elements, all but a rank's own shard are
-        overwritten. There are no more shards than ranks.
-        """
-        parts = _split(buffer, shards)
-        if shards < self.size:
-            own = parts[self.rank : self.rank + 1]
-            self.reduce([[part] for part in parts], own, np.add)
-            return
-        own = parts[self.rank]
-        with self._group() as comm:
-            stream = devices.current_stream().ptr
-            comm.reduceScatter(
-                devices.address(buffer),
-                devices.address(own),
-                own.size,
-                self._dtype(buffer.dtype),
-                self._operation(np.add),
-                stream,
-            )
-
-    def gather_shards(self, buffer: Any, shards: int) -> None:
-        """Copy rank i's shard i to all ranks, for each shard (collective)."""
-        parts = _split(buffer, shards)
-        if shards < self.size:
-            self.broadcast(enumerate(parts))
-            return
-        own = parts[self.rank]
-        with self._group() as comm:
-            stream = devices.current_stream().ptr
-            comm.allGather(
-                devices.address(own),
-                devices.address(buffer),
-                own.size,
-                self._dtype(buffer.dtype),
-                stream,
-            )
+                if array.size:
+                    at = devices.address(array)
+                    comm.broadcast(at, at, array.nbytes, octet, root, stream)
 
     @contextlib.contextmanager
     def _group(self) -> Iterator[Any]:
@@ -200,15 +164,10 @@ class NcclCommunicator:
     def check(self) -> None:
         """Raise NCCL's asynchronous error, if there is one (not collective).
 
-        Nothing is raised while another thread calls NCCL, which may wait for other
-        ranks: this doesn't wait for that thread.
+        Another thread may call NCCL meanwhile, but not abort or close it.
         """
-        if self._lock.acquire(blocking=False):
-            try:
-                if self._comm is not None:
-                    self._comm.check_async_error()
-            finally:
-                self._lock.release()
+        if self._comm is not None:
+            self._comm.check_async_error()
 
     def abort(self) -> None:
         """Abort what is in flight, whether or not the other ranks do; nothing works afterwards."""
@@ -247,14 +206,14 @@ def abort_all(communicators: Sequence[NcclCommunicator]) -> None:
     of another one on the stream. NCCL's group begins all aborts before it waits for
     any.
     """
-    with contextlib.suppress(Exception), contextlib.ExitStack() as stack:
-        if len(communicators) > 1:
-            with contextlib.suppress(Exception):
-                _nccl().groupStart()
-                stack.callback(_nccl().groupEnd)
-        for each in communicators:
-            with contextlib.suppress(Exception):
-                each.abort()
+    with contextlib.suppress(Exception):
+        _nccl().groupStart()
+        try:
+            for each in communicators:
+                with contextlib.suppress(Exception):
+                    each.abort()
+        finally:
+            _nccl().groupEnd()
 
 
 def unavailable_reason() -> str | None:
@@ -265,18 +224,7 @@ def unavailable_reason() -> str | None:
     nccl = _nccl()
     if not nccl.available:
         return "CuPy finds no NCCL library: pip install nvidia-nccl-cu12, or -cu13 for CUDA 13"
-    major, minor = OLDEST
-    code = nccl.get_version()
-    if code < major * 10_000 + minor * 100:
-        return (
-            f"NCCL's version is {code}, and {major}.{minor} is the oldest that serves"
-        )
     return None
-
-
-def _split(buffer: Any, shards: int) -> list[Any]:
-    step = buffer.size // shards
-    return [buffer[start : start + step] for start in range(0, buffer.size, step)]
 
 
 def _nccl() -> Any:

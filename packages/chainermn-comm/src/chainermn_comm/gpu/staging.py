@@ -1,19 +1,19 @@
 """Copies between GPUs and host memory, through page-locked buffers of limited size.
 
-The copies of a batch are queued together, each in the order of its device's current
-stream, before the host waits for them. While the host works with one of two buffers,
-the device fills or empties the other one.
+The copies of a chunk are queued together, in the order of the current stream, before the
+host waits for them. While the host works with one of two buffers, the device fills or
+empties the other one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from ..errors import CommunicationError
+from ..layout import Chunk, plan_chunks
 from ..numbers import as_bytes
 from ..runtime import wait_until
 from . import devices
@@ -21,45 +21,30 @@ from . import devices
 # Of each buffer. Long beside what a copy costs to begin; page-locked memory is the
 # whole machine's.
 BUFFER_BYTES = 32 << 20
-# Sizes of buffers are powers of two from here on, so that CuPy's pool, which keeps what
-# was used, keeps few.
-_SMALLEST_BYTES = 4 << 10
 # Buffers and arrays of calls that failed: a device may still copy between them.
 _orphaned: list[Any] = []
 
-
-@dataclass(frozen=True)
-class Piece:
-    """A part of an array's bytes, and where it lies in the buffer."""
-
-    index: int  # of the array
-    start: int
-    stop: int
-    offset: int
-
-    def of(self, flat: Any) -> Any:
-        """Return the piece of that 1-D array, as bytes."""
-        return flat.view(np.uint8)[self.start : self.stop]
-
-    def inside(self, buffer: np.ndarray) -> np.ndarray:
-        """Return the piece's place in a buffer."""
-        return buffer[self.offset : self.offset + self.stop - self.start]
-
-
-# What passes through a buffer together.
-Batch: TypeAlias = Sequence[Piece]
-# Reads or fills a buffer in host memory.
-Work: TypeAlias = Callable[[Batch, np.ndarray], None]
+# Reads or fills a chunk's buffer (size,) in host memory.
+Work: TypeAlias = Callable[[Chunk, np.ndarray], None]
 
 
 def to_host(arrays: Sequence[Any], rank: int) -> list[np.ndarray]:
-    """Return copies in host memory, in C or Fortran order as the originals if they have either.
+    """Return copies in host memory of arrays in C or Fortran order, in the same orders.
 
     CommunicationError, whose text names ``rank``, is raised where CUDA fails.
     """
     with devices.translated_errors(f"rank {rank}: copying GPU arrays to host memory"):
         copies = [np.empty(array.shape, array.dtype, _order(array)) for array in arrays]
-        _copy_all(arrays, copies, to_device=False)
+        hosts = list(map(as_bytes, copies))
+
+        def store(chunk: Chunk, buffer: np.ndarray) -> None:
+            for (index, start, stop), part in chunk.parts(buffer):
+                hosts[index][start:stop] = part
+
+        _wait_for_other_devices(arrays)
+        chunks = _chunks_of(hosts)
+        sources = list(map(_gpu_bytes, arrays))
+        through_buffers(chunks, buffers_for(chunks), store, sources=sources)
     return copies
 
 
@@ -78,66 +63,49 @@ def to_device(arrays: Sequence[np.ndarray], rank: int) -> list[Any]:
         copies = [
             devices.empty(array.shape, array.dtype, _order(array)) for array in arrays
         ]
-        _copy_all(copies, arrays, to_device=True)
+        hosts = list(map(as_bytes, arrays))
+
+        def load(chunk: Chunk, buffer: np.ndarray) -> None:
+            for (index, start, stop), part in chunk.parts(buffer):
+                part[...] = hosts[index][start:stop]
+
+        chunks = _chunks_of(hosts)
+        targets = list(map(_gpu_bytes, copies))
+        through_buffers(chunks, buffers_for(chunks), load, targets=targets)
     return copies
 
 
-def _copy_all(
-    on_gpu: Sequence[Any], on_host: Sequence[np.ndarray], to_device: bool
-) -> None:
-    """Copy arrays from GPUs to contiguous ones, or back ``to_device``, and wait for it."""
-    flats = list(map(_in_memory_order, on_gpu))
-    hosts = list(map(as_bytes, on_host))
-    batches = cut([each.nbytes for each in flats])
-
-    def move(batch: Batch, buffer: np.ndarray) -> None:
-        for piece in batch:
-            place = piece.inside(buffer)
-            part = piece.of(hosts[piece.index])
-            if to_device:
-                np.copyto(place, part)
-            else:
-                np.copyto(part, place)
-
-    buffers = buffers_for(batches)
-    if to_device:
-        through_buffers(batches, buffers, move, targets=flats)
-    else:
-        through_buffers(batches, buffers, move, sources=flats)
-
-
 def through_buffers(
-    batches: Sequence[Batch],
+    chunks: Sequence[Chunk],
     buffers: Sequence[np.ndarray],
     work: Work,
     sources: Sequence[Any] = (),
     targets: Sequence[Any] = (),
 ) -> None:
-    """Fill a buffer from ``sources``, let ``work`` use it, copy it to ``targets``; batch by batch.
+    """Fill a buffer from ``sources``, let ``work`` use it, copy it to ``targets``; chunk by chunk.
 
     Sources and targets are 1-D arrays on GPUs, or empty where a buffer is not filled, or
-    not copied, by the device. Several batches take two buffers. All copies are over at
-    the end.
+    not copied, by the device. ``buffers`` are those of :func:`buffers_for`. All copies
+    are over at the end.
     """
-    # Of each buffer: events after which the device is done with it.
-    copies: list[list[Any]] = [[] for _ in buffers]
+    # Of each buffer: the event, if there is one, after which the device is done with it.
+    copied: list[list[Any]] = [[] for _ in buffers]
 
     def fill(number: int) -> None:
-        if sources and number < len(batches):
+        if sources and number < len(chunks):
             slot = number % len(buffers)
-            copies[slot] += _copy(batches[number], sources, buffers[slot], True)
+            copied[slot] = [_copy(chunks[number], sources, buffers[slot], False)]
 
     try:
         fill(0)
-        for number, batch in enumerate(batches):
+        for number, chunk in enumerate(chunks):
             slot = number % len(buffers)
             fill(number + 1)  # while the host works on this one
-            wait(copies[slot])
-            copies[slot].clear()
-            work(batch, buffers[slot])
+            wait(copied[slot])
+            work(chunk, _part_for(chunk, buffers[slot]))
             if targets:
-                copies[slot] += _copy(batch, targets, buffers[slot], False)
-        for events in copies:
+                copied[slot] = [_copy(chunk, targets, buffers[slot], True)]
+        for events in copied:
             wait(events)
     except BaseException:
         _orphaned.append((buffers, sources, targets))
@@ -145,26 +113,17 @@ def through_buffers(
 
 
 def _copy(
-    batch: Batch, flats: Sequence[Any], buffer: np.ndarray, into_buffer: bool
-) -> list[Any]:
-    """Queue the copies of a batch; return events that happen after them, one for each device."""
-    used = set()
-    for piece in batch:
-        array = flats[piece.index]
-        with devices.using_device_of(array):
-            part = piece.of(array)
-            place = piece.inside(buffer)
-            stream = devices.current_stream()
-            if into_buffer:
-                devices.copy(part, place, stream)
-            else:
-                devices.copy(place, part, stream)
-        used.add(array.device.id)
-    events = []
-    for device in used:
-        with devices.use(device):
-            events.append(devices.recorded_event())
-    return events
+    chunk: Chunk, flats: Sequence[Any], buffer: np.ndarray, to_device: bool
+) -> Any:
+    """Queue the copies between a chunk's arrays and a buffer; return the event after them."""
+    stream = devices.current_stream()
+    for (index, start, stop), part in chunk.parts(_part_for(chunk, buffer)):
+        array = flats[index][start:stop]
+        if to_device:
+            devices.copy(part, array, stream)
+        else:
+            devices.copy(array, part, stream)
+    return devices.recorded_event()
 
 
 def wait(events: Sequence[Any]) -> None:
@@ -172,46 +131,45 @@ def wait(events: Sequence[Any]) -> None:
     wait_until(lambda: all(map(devices.is_done, events)))
 
 
-def flat(array: Any) -> Any:
-    """Return the array's elements in C order, 1-D; a copy only if it isn't C-contiguous."""
-    if devices.on_gpu(array):
-        return devices.c_ordered(array).reshape(-1)
-    return np.ascontiguousarray(array).reshape(-1)
+def buffers_for(chunks: Sequence[Chunk]) -> list[np.ndarray]:
+    """Return page-locked buffers in which each chunk fits: one for one chunk, else two.
+
+    Their size is a power of two, so that CuPy's pool, which keeps what was used, keeps
+    few.
+    """
+    nbytes = max([chunk.nbytes for chunk in chunks], default=0)
+    size = 1 << (nbytes - 1).bit_length()
+    return [devices.pinned(size) for _ in chunks[:2]]
 
 
-def cut(sizes: Iterable[int]) -> list[list[Piece]]:
-    """Cut arrays of ``sizes`` bytes into batches that fill a buffer; an empty one has no piece."""
-    batches: list[list[Piece]] = []
-    filled = BUFFER_BYTES
-    for index, size in enumerate(sizes):
-        start = 0
-        while start < size:
-            if filled == BUFFER_BYTES:
-                batches.append([])
-                filled = 0
-            stop = min(size, start + BUFFER_BYTES - filled)
-            batches[-1].append(Piece(index, start, stop, filled))
-            filled += stop - start
-            start = stop
-    return batches
+def _part_for(chunk: Chunk, buffer: np.ndarray) -> np.ndarray:
+    return buffer[: chunk.nbytes].view(chunk.dtype)
 
 
-def buffers_for(batches: Sequence[Batch]) -> list[np.ndarray]:
-    """Return page-locked buffers in which each batch fits: one for one batch, else two."""
-    ends = [
-        piece.offset + piece.stop - piece.start for batch in batches for piece in batch
-    ]
-    nbytes = max(ends, default=0)
-    size = max(_SMALLEST_BYTES, 1 << (nbytes - 1).bit_length())
-    return [devices.pinned(size) for _ in batches[:2]]
+def _chunks_of(hosts: Sequence[np.ndarray]) -> list[Chunk]:
+    """Divide arrays of bytes into chunks that fill a buffer."""
+    sizes = tuple([host.size for host in hosts])
+    dtypes = tuple([host.dtype for host in hosts])
+    return plan_chunks(sizes, dtypes, BUFFER_BYTES)
+
+
+def _wait_for_other_devices(arrays: Sequence[Any]) -> None:
+    """Let the current stream wait for those of other devices that hold some arrays."""
+    stream = devices.current_stream()
+    for device in {array.device.id for array in arrays} - {devices.current_device()}:
+        with devices.use(device):
+            event = devices.recorded_event()
+        stream.wait_event(event)
 
 
 def _order(array: Any) -> Literal["C", "F"]:
-    return "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+    if array.flags.f_contiguous and not array.flags.c_contiguous:
+        return "F"
+    return "C"
 
 
-def _in_memory_order(array: Any) -> Any:
-    """Return the elements of an array on a GPU, 1-D, in the order of :func:`_order`."""
+def _gpu_bytes(array: Any) -> Any:
+    """Return the bytes of an array on a GPU, in the order of :func:`_order`."""
     if _order(array) == "F":
         array = array.T
-    return flat(array)
+    return array.reshape(-1).view(np.uint8)

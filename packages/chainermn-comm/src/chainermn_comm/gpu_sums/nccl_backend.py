@@ -10,12 +10,11 @@ from typing import Any
 from ..gpu import NcclCommunicator, devices, nccl
 from ..layout import Operand
 from ..messaging import Algorithm, Backend, Parts, ProcessGroup, messages
-from ..sums import single_leader
 from ..topology import Topology
 from ..work import in_background
-from .nccl_groups import NcclGroups, check_devices, connect_groups, nccl_is_missing
+from .nccl_groups import NcclGroups, check_devices, connect_groups, connecting
 from .nccl_sum import NcclSum
-from .staged_sum import StagedSum, check_device
+from .staged_sum import check_device, sum_through_host
 from .watcher import Watcher
 
 OPERATION = "moving arrays between GPUs"
@@ -51,15 +50,15 @@ class NcclBackend(Backend):
     def _make_sum(self, group: ProcessGroup) -> Algorithm:
         nodes = self._nodes
         if self._staged and nodes.inter_size == group.size:  # NCCL would connect nobody
-            return StagedSum(group, single_leader)
+            return sum_through_host(group)
         if nodes.inter_size > 1:
             check_devices(group)
             groups = connect_groups(group, nodes, self._leaders, self._staged)
-            self._watch().nccls.extend(groups.nccls)
+            self._watch().own(groups.within, groups.across)
         else:
             if group.size > 1:
                 self.connect()
-            groups = NcclGroups(self._all_ranks)
+            groups = NcclGroups(across=self._all_ranks)
         return NcclSum(group, groups, self._watch())
 
     def _watch(self) -> Watcher:
@@ -72,18 +71,15 @@ class NcclBackend(Backend):
     def can_stay_on_gpu(self, arrays: Sequence[Any], op: Any = None) -> bool:
         """Return whether these arrays, or none, can be moved, or summed by ``op``, now.
 
-        RuntimeError is raised where this process can't use NCCL, and ValueError where an
-        array lies on another device than those of earlier calls.
+        ValueError is raised where an array lies on another device than those of earlier
+        calls.
         """
         if self._staged or _is_busy():
             return False
         if not arrays:
             return True
-        reason = nccl.unavailable_reason()
-        if reason is not None:
-            if self.group.size == 1:
-                return False
-            raise RuntimeError(nccl_is_missing(self.group.rank, reason))
+        if self.group.size == 1 and nccl.unavailable_reason() is not None:
+            return False
         device = devices.current_device()
         if self._watcher is not None:
             device = self._watcher.device
@@ -94,11 +90,9 @@ class NcclBackend(Backend):
     def connect(self) -> bool:
         if self._all_ranks is None:
             check_devices(self.group)
-            operation = "connecting GPUs by NCCL"
-            self.group.handshake.begin(operation)
-            with self.group.call(operation):  # the job ends where a rank can't connect
+            with connecting(self.group):
                 self._all_ranks = NcclCommunicator(self.group.comm)
-            self._watch().nccls.append(self._all_ranks)
+            self._watch().own(self._all_ranks)
         return True
 
     def allocate(self, header: bytes) -> messages.Message:
@@ -106,8 +100,8 @@ class NcclBackend(Backend):
 
     def exchange(self, outgoing: Parts, incoming: Parts) -> None:
         own = self.group.rank
-        sent = [part for part in outgoing if part[0] != own and part[1].size]
-        received = [part for part in incoming if part[0] != own and part[1].size]
+        sent = [part for part in outgoing if part[0] != own]
+        received = [part for part in incoming if part[0] != own]
         with self._enqueuing((sent, received)) as comm:
             comm.exchange(sent, received)
 
@@ -115,7 +109,7 @@ class NcclBackend(Backend):
         self.broadcast(incoming)
 
     def broadcast(self, parts: Parts) -> None:
-        parts = [part for part in parts if part[1].size]
+        parts = list(parts)
         with self._enqueuing(parts) as comm:
             comm.broadcast(parts)
 
@@ -128,7 +122,7 @@ class NcclBackend(Backend):
 
     def reduce_scatter(self, sources: Sequence[Any], target: Any, op: Any) -> None:
         with self._enqueuing((sources, target)) as comm:
-            comm.reduce([[source] for source in sources], [target], op)
+            comm.reduce(sources, target, op)
 
     @contextmanager
     def _enqueuing(self, used: Any) -> Iterator[NcclCommunicator]:
@@ -140,13 +134,8 @@ class NcclBackend(Backend):
 
     def close(self) -> None:
         if self._watcher is not None:
-            self._watcher.wait()
-            with devices.use(self._watcher.device):
-                super().close()
-                if self._all_ranks is not None:
-                    self._all_ranks.close()
-        else:
-            super().close()
+            self._watcher.close()
+        super().close()
 
     def release_local(self) -> None:
         if self._watcher is not None:

@@ -2,69 +2,60 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from ..gpu import NcclCommunicator, devices, nccl
+from ..layout import shard_slice
 from ..messaging import ProcessGroup
+from ..sums import packed
 from ..topology import Topology
 from .staged_sum import StagedSum
 
 
 @dataclass
 class NcclGroups:
-    """The connections of one rank.
+    """What one rank sums with, in two steps: within its node, and across nodes.
 
-    Between nodes a chunk has one shard for each leader of a node. A leader sums its
-    shard with the leaders of the same index on other nodes.
+    A chunk has one shard for each leader of a node. A leader sums its shard with the
+    leaders of the same index on other nodes. Where all ranks sum at once, each of them
+    leads a node of its own.
     """
 
     # Among the node's ranks; None for a rank alone there.
-    intra: NcclCommunicator | None = None
-    # Among leaders of one index; None for other ranks, and on a single node.
-    inter: NcclCommunicator | StagedSum | None = None
-    several_nodes: bool = False
-    shards: int = 1
+    within: NcclCommunicator | None = None
+    # Among leaders of one index; None for other ranks.
+    across: NcclCommunicator | StagedSum | None = None
+    leaders: int = 1
     index: int = 0  # of this rank in its node, and of its shard if it is a leader
+    # Through which a StagedSum sums across nodes.
+    comm: MPI.Intracomm | None = None
 
-    @property
-    def nccls(self) -> list[NcclCommunicator]:
-        """NCCL's communicators of this rank."""
-        found = (self.intra, self.inter)
-        return [each for each in found if isinstance(each, NcclCommunicator)]
-
-    def sum_in_place(self, buffer: Any, size: int) -> None:
-        """Overwrite the first ``size`` elements by their sums, on the current stream (collective).
-
-        ``buffer`` has a multiple of ``shards`` elements. What pads the last shard is not
-        summed between nodes.
-        """
-        if not self.several_nodes:
-            if self.intra is not None:
-                self.intra.sum_in_place(buffer)
-            return
-        if self.intra is not None:
-            self.intra.reduce_shards(buffer, self.shards)
-        length = buffer.size // self.shards
-        start = self.index * length
-        stop = min(start + length, size)
-        if self.inter is not None and start < stop:
-            self.inter.sum_in_place(buffer[start:stop])
-        if self.intra is not None:
-            self.intra.gather_shards(buffer, self.shards)
+    def sum_in_place(self, buffer: Any) -> None:
+        """Overwrite ``buffer`` by its sum over ranks, on the current stream (collective)."""
+        shards = [
+            buffer[shard_slice(buffer.size, self.leaders, index)]
+            for index in range(self.leaders)
+        ]
+        own = None
+        if self.index < self.leaders:
+            own = shards[self.index]
+        if self.within is not None:
+            self.within.reduce(shards, own, np.add)
+        if self.across is not None:
+            self.across.sum_in_place(own)
+        if self.within is not None:
+            self.within.broadcast(enumerate(shards))
 
     def close(self) -> None:
-        """Release everything; all work must be over (collective)."""
-        for each in (self.intra, self.inter):
-            if each is not None:
-                each.close()
-
-    def release_local(self) -> None:
-        """Release what needs no other rank; NCCL has been aborted (not collective)."""
-        if isinstance(self.inter, StagedSum):
-            self.inter.release_local()
+        """Release what isn't NCCL's (collective)."""
+        if self.comm is not None:
+            self.comm.Free()
 
 
 def connect_groups(
@@ -76,51 +67,46 @@ def connect_groups(
     NCCL, or through host memory where that is ``staged``.
     """
     index = nodes.intra_rank(group.rank)
-    leads = index < leaders
-    groups = NcclGroups(several_nodes=True, shards=leaders, index=index)
-    operation = "connecting GPUs by NCCL"
-    group.handshake.begin(operation)
-    with group.call(operation):  # the job ends where a rank can't be connected
+    groups = NcclGroups(leaders=leaders, index=index)
+    with connecting(group):
         node = _split(group.comm, nodes.inter_rank(group.rank))
-        across = _split(group.comm, index if leads else MPI.UNDEFINED)
         if node.size > 1:
-            groups.intra = NcclCommunicator(node)
-        if leads and staged:
-            groups.inter = StagedSum.between_nodes(across.Dup(), group)
-        elif leads:
-            groups.inter = NcclCommunicator(across)
+            groups.within = NcclCommunicator(node)
         node.Free()
-        if leads:
+        across = _split(group.comm, index if index < leaders else MPI.UNDEFINED)
+        if across != MPI.COMM_NULL and staged:
+            alone = Topology(tuple(range(across.size)))
+            part = replace(group, comm=across, topology=alone)
+            groups.across = StagedSum(part, packed)
+            groups.comm = across
+        elif across != MPI.COMM_NULL:
+            groups.across = NcclCommunicator(across)
             across.Free()
     return groups
 
 
+@contextmanager
+def connecting(group: ProcessGroup) -> Iterator[None]:
+    """Connect devices inside (collective); the job ends where a rank can't be connected."""
+    operation = "connecting GPUs by NCCL"
+    group.handshake.begin(operation)
+    with group.call(operation):
+        yield
+
+
 def check_devices(group: ProcessGroup) -> None:
     """Raise on all ranks where NCCL can't serve, or two of a node share a device (collective)."""
-    operation = "asking which device this is"
-
     node = group.topology.inter_rank(group.rank)
-    with group.together(operation) as meeting:
+    with group.together("asking which device this is") as meeting:
         reason = nccl.unavailable_reason()
         if reason is not None:
-            raise RuntimeError(nccl_is_missing(group.rank, reason))
+            raise RuntimeError(
+                f"rank {group.rank}: this communicator moves arrays on GPUs by NCCL, and "
+                f"{reason}; communicator 'flat' needs no NCCL"
+            )
         meeting.payload = f"{node} {devices.bus_id()}".encode()
-    with group.together(operation):
-        _refuse_sharing(meeting.payloads)
-
-
-def nccl_is_missing(rank: int, reason: str) -> str:
-    """Return the text of the error of a rank that can't use NCCL."""
-    return (
-        f"rank {rank}: this communicator moves arrays on GPUs by NCCL, and {reason}; "
-        "communicator 'flat' needs no NCCL"
-    )
-
-
-def _refuse_sharing(devices_of_ranks: list[bytes]) -> None:
-    """Raise ValueError if two ranks have the same node and PCI bus id."""
     ranks_of: dict[bytes, list[int]] = {}
-    for rank, device in enumerate(devices_of_ranks):
+    for rank, device in enumerate(meeting.payloads):
         ranks_of.setdefault(device, []).append(rank)
     shared = [
         f"ranks {ranks} use device {device.decode().partition(' ')[2]}"
@@ -128,11 +114,12 @@ def _refuse_sharing(devices_of_ranks: list[bytes]) -> None:
         if len(ranks) > 1
     ]
     if shared:
-        raise ValueError(
+        error = ValueError(
             f"{'; '.join(shared)}: NCCL wants one device a rank; call "
             "chainer.backends.cuda.get_device_from_id(comm.intra_rank).use() before the first "
             "gradients, with no more ranks on a node than it has devices"
         )
+        raise group.handshake.raised_on_all(error)
 
 
 def _split(comm: MPI.Intracomm, color: int) -> MPI.Intracomm:

@@ -15,67 +15,72 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
-from ..errors import CommunicationError, describe_exception
+from ..errors import CommunicationError
 from ..gpu import NcclCommunicator, devices, nccl
 from ..messaging import ProcessGroup
 from ..runtime import wait_until
 
-# Between two polls of the thread while work is under way. Short beside a step of
-# training; work that is over keeps its memory until the next poll.
+# Between two polls of the thread. Short beside a step of training; work that is over
+# keeps its memory until the next poll.
 POLL_SECONDS = 5e-3
-# How long a process that ends, or a block that an exception left, waits for the device
-# to finish.
+# How long a process that ends waits for the device to finish.
 DRAIN_SECONDS = 5.0
 
-# What a device may still use, since it failed or didn't finish in time.
-_orphaned: list[Any] = []
-_busy: set[Watcher] = set()  # with work that isn't over, which the thread polls
-_lock = threading.RLock()  # of all that watchers change
-_wake = threading.Event()
-_stop = threading.Event()
-_thread: threading.Thread | None = None  # once there was work
+# Those that are in use, and those that failed: the device may still use their arrays.
+_watchers: set[Watcher] = set()
 
 
 class Enqueued(NamedTuple):
     """The work of one call."""
 
-    over: Any  # the event after it
+    over: Any  # the event after it; None if it failed while it was enqueued
     used: Any  # what lives until then
 
 
 class Watcher:
-    """Watches the current device's work for one group of ranks, by all its NCCL communicators.
+    """Watches the current device's work for one group of ranks, and owns its NCCL communicators.
 
     Attributes:
         device: the number of the device.
-        nccls: the communicators that are checked, and aborted after a failure.
     """
 
     def __init__(self, group: ProcessGroup) -> None:
         """Watch nothing yet (not collective)."""
         self.device = devices.current_device()
-        self.nccls: list[NcclCommunicator] = []
+        self._nccls: list[NcclCommunicator] = []
         self._group = group
         self._operation = ""  # of the last call
-        self._failure = ""
         self._enqueued: deque[Enqueued] = deque()
         self._last: Any = None  # the event after all work so far
-        # A call is being enqueued, which may wait for what NCCL never ends.
+        # A call is being enqueued, which may wait for NCCL between nodes.
         self._in_call = False
+        # Held while NCCL is polled or aborted, but not in calls of NCCL's, which may wait
+        # for other ranks.
+        self._lock = threading.RLock()
+        _watchers.add(self)
+
+    def own(self, *communicators: Any) -> None:
+        """Watch those that are NCCL's, and close them in the end (not collective)."""
+        found = [each for each in communicators if isinstance(each, NcclCommunicator)]
+        self._nccls.extend(found)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether work may be under way that has not failed."""
+        has_work = self._in_call or bool(self._enqueued)
+        return has_work and not self._group.handshake.interruptions
 
     @contextlib.contextmanager
     def using_device(self, operation: str) -> Iterator[None]:
-        """Use the device, after errors of earlier work have been raised; let go of what is over.
-
-        CUDA's and NCCL's errors are raised as CommunicationError, whose text names the
-        operation.
-        """
-        self._let_go()
-        with devices.translated_errors(self._what(operation)), devices.use(self.device):
+        """Use the device in preparation of a call; raise what has failed before."""
+        self._raise_failure()
+        self._operation = operation
+        with devices.use(self.device):
             yield
 
     @contextlib.contextmanager
@@ -87,126 +92,101 @@ class Watcher:
         of the work.
         """
         has_thread = _start_thread()
-        self._let_go()
+        self._raise_failure()
         self._operation = operation
-        with _lock:
-            self._in_call = True
-            _busy.add(self)
-        _wake.set()
+        self._in_call = True
         with self._ending(used), devices.use(self.device):
             if self._last is not None:
                 devices.current_stream().wait_event(self._last)
             yield
             self._last = devices.recorded_event()
-            with _lock:
-                self._enqueued.append(Enqueued(self._last, used))
-                self._in_call = False
+            self._enqueued.append(Enqueued(self._last, used))
+        self._in_call = False
         if not has_thread:
             self.wait()
 
     def wait(self) -> None:
         """Wait until all work is over; raise what has failed."""
-        wait_until(self._let_go)
+        wait_until(self.poll)
+
+    def poll(self) -> bool:
+        """Drop what is over; return whether all work is, and raise what has failed."""
+        with self._lock:
+            self._raise_failure()
+            with self._ending():
+                while self._enqueued and devices.is_done(self._enqueued[0].over):
+                    self._enqueued.popleft()
+                for each in self._nccls:
+                    each.check()  # work that failed may count as done
+            return not self._enqueued
+
+    def close(self) -> None:
+        """Wait until all work is over, and release NCCL."""
+        self.wait()
+        _watchers.discard(self)
+        with devices.use(self.device):
+            for each in self._nccls:
+                each.close()
 
     def abandon(self) -> None:
-        """Abort NCCL, and wait some seconds for the end of all work; raises nothing."""
-        with _lock:
-            _busy.discard(self)
-        nccl.abort_all(self.nccls)
-        end = time.monotonic() + DRAIN_SECONDS
-        with contextlib.suppress(Exception), devices.use(self.device):
-            wait_until(lambda: self._is_over() or time.monotonic() > end)
-        _orphaned.extend(self._enqueued)
-        self._enqueued.clear()
+        """Abort NCCL, and let the thread drop the work when it has ended; raises nothing."""
+        with self._lock:
+            nccl.abort_all(self._nccls)
+            self._nccls.clear()
 
-    def _let_go(self) -> bool:
-        """Drop what is over; return whether all work is, and raise what has failed."""
-        with self._ending(), _lock:
-            if self._failure:
-                raise CommunicationError(
-                    f"{self._failure}; make a new communicator on all ranks"
-                )
-            is_over = self._is_over()
-            for each in self.nccls:
-                each.check()  # work that failed may count as done
-            if is_over and not self._in_call:
-                _busy.discard(self)
-            return is_over
-
-    def _is_over(self) -> bool:
-        while self._enqueued and devices.is_done(self._enqueued[0].over):
-            self._enqueued.popleft()
-        return not self._enqueued
+    def _raise_failure(self) -> None:
+        interruptions = self._group.handshake.interruptions
+        if interruptions:
+            raise CommunicationError(
+                f"rank {self._group.rank}: {interruptions[0]}; make a new communicator on "
+                "all ranks"
+            )
 
     @contextlib.contextmanager
     def _ending(self, used: Any = None) -> Iterator[None]:
         """End the job where something is raised inside; if the user refused that, abort NCCL."""
         try:
-            with devices.translated_errors(self._what(self._operation)):
+            with devices.translated_errors(
+                f"rank {self._group.rank}: {self._operation}"
+            ):
                 yield
         except BaseException as error:
-            with _lock:
-                is_first = not self._failure
-                self._failure = self._failure or describe_exception(error)
-                _orphaned.extend([used, *self._enqueued])
-                self._enqueued.clear()
-                _busy.discard(self)
-            if is_first:
-                self._group.interrupt(self._operation, error)
-                nccl.abort_all(self.nccls)
+            self._enqueued.append(Enqueued(None, used))  # for ever
+            self._group.interrupt(self._operation, error)
+            self.abandon()
             raise
 
-    def _what(self, operation: str) -> str:
-        return f"rank {self._group.rank}: {operation}"
 
-
+@cache
 def _start_thread() -> bool:
     """Start the thread, if there is none yet; return whether there can be one.
 
     Where MPI admits no other thread, none could end the job; each call then waits for
     the end of its work.
     """
-    global _thread
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         return False
-    if _thread is None:
-        _thread = threading.Thread(
-            target=_run, name="chainermn-gpu-watcher", daemon=True
-        )
-        _thread.start()
+    threading.Thread(target=_run, name="chainermn-gpu-watcher", daemon=True).start()
     return True
 
 
 def _run() -> None:
-    while _wake.wait() and not _stop.wait(POLL_SECONDS):
-        _wake.clear()  # first: what is enqueued from now on sets it again
-        with _lock:
-            busy = list(_busy)
-        for watcher in busy:
-            _poll(watcher)
-        if _busy:
-            _wake.set()
+    while True:
+        time.sleep(POLL_SECONDS)
+        for watcher in _busy():
+            try:
+                watcher.poll()
+            except Exception as error:  # which nobody sees in a thread
+                print(f"ChainerMN: {error}", file=sys.stderr)
 
 
-def _poll(watcher: Watcher) -> None:
-    """Poll in the thread, whose exceptions nobody sees."""
-    try:
-        watcher._let_go()
-    except Exception as error:
-        print(f"ChainerMN: {error}", file=sys.stderr)
+def _busy() -> list[Watcher]:
+    return [watcher for watcher in list(_watchers) if watcher.is_busy]
 
 
 @atexit.register
-def stop_all() -> None:
+def _drain() -> None:
     """Let the work of communicators that nobody finalized end; MPI is about to."""
-    global _thread
-    if _thread is None:
-        return
     end = time.monotonic() + DRAIN_SECONDS
-    while _busy and time.monotonic() < end:
+    while _busy() and time.monotonic() < end:
         time.sleep(POLL_SECONDS)  # the thread polls
-    _stop.set()
-    _wake.set()
-    _thread.join(DRAIN_SECONDS)
-    _thread = None
-    _stop.clear()

@@ -63,13 +63,13 @@ class Chunk:
                 pass
             else:
                 return
-        parts = self._parts(out)
+        parts = self.parts(out)
         for piece, (segment, part) in zip(pieces, parts, strict=True):
             cast_into(piece, part, -operand.exponent(segment.array))
 
     def unpack(self, buffer: np.ndarray, operand: Operand) -> None:
         """Write ``buffer`` (size,), which has travelled, into the segments of the 1-D targets."""
-        for (index, start, stop), part in self._parts(buffer):
+        for (index, start, stop), part in self.parts(buffer):
             target = operand.targets[index][start:stop]
             exponent = operand.exponent(index)
             if exponent or part.dtype != target.dtype:
@@ -77,7 +77,7 @@ class Chunk:
             else:
                 target[...] = part
 
-    def _parts(self, buffer: np.ndarray) -> Iterator[tuple[Segment, np.ndarray]]:
+    def parts(self, buffer: np.ndarray) -> Iterator[tuple[Segment, np.ndarray]]:
         """Yield each segment with its part of a buffer."""
         filled = 0
         for segment in self.segments:

@@ -49,7 +49,7 @@ class Piece(NamedTuple):
         """Return the part's elements, in C order, 1-D, on the array's device."""
         array = array_of(self.param, self.key)
         if type(array) is not np.ndarray and devices.on_gpu(array):
-            flat = staging.flat(array)
+            flat = devices.c_ordered(array).reshape(-1)
         else:
             flat = array.reshape(-1) if array.flags.c_contiguous else array.flat
         return flat[self.start : self.stop]
