@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from peers import BUNDLED, GLOO, HANDOFF, HANDSHAKE
 
-from chainermn_comm.sums.shared_memory import REDUNDANT_BYTES
-
 AT_MOST, AT_LEAST = "at most", "at least"
 
 
@@ -78,12 +76,11 @@ def of(model: str, ranks: int) -> list[Limit]:
     ]
 
 
-def judge_moved(name: str, times: float, nbytes: int, ranks: int) -> dict[str, Any]:
-    """What is said of a communicator's counted bytes, so many times the gradients' ``nbytes``."""
+def judge_moved(name: str, times: float) -> dict[str, Any]:
+    """What is said of a communicator's counted bytes, so many times the gradients'."""
     what = f"{name}: bytes moved over the gradients' (counted)"
-    most = ranks + 1 if ranks * nbytes <= REDUNDANT_BYTES else MOVED
     # Ranks also talk a little.
-    return judge(what, AT_MOST, most, np.array([times]), slack=1.01)
+    return judge(what, AT_MOST, MOVED, np.array([times]), slack=1.01)
 
 
 def judge(

@@ -19,7 +19,6 @@ from report import of_sizes
 from shapes import MODELS, SIZES, elements
 
 from chainermn_comm import create_communicator
-from chainermn_comm.layout import Chunk
 from chainermn_comm.messaging import Handshake, ProcessGroup
 from chainermn_comm.sums import Operand
 from chainermn_comm.sums.shared_memory import Stage
@@ -138,8 +137,8 @@ def link(gradients: Gradients) -> Case:
 class WireAlone(TwoLevelAllreduce):
     """The messages of a stream between nodes, and their sums: ranks of a node copy nothing."""
 
-    def _stages(self, chunks: list[Chunk]) -> list[Stage]:
-        begin, *_, last = super()._stages(chunks)
+    def _stages(self) -> list[Stage]:
+        begin, *_, last = super()._stages()
         return [begin, last._replace(work=self._pack)]
 
     def _pack(self, *_: Any) -> None:

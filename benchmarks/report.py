@@ -147,10 +147,7 @@ def summary(
         ],
         "limits": [
             *(limit.judge(ms) for limit in limits.of(model, ranks) if limit.name in ms),
-            *(
-                limits.judge_moved(name, times, 4 * floats, ranks)
-                for name, times in moved.items()
-            ),
+            *(limits.judge_moved(name, times) for name, times in moved.items()),
         ],
     }
 

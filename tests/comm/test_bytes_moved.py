@@ -28,8 +28,6 @@ OVERHEAD = 4096
 # Arrays of less than 1 MiB, and larger ones.
 SHARED = {f"p{i}": 100_003 for i in range(8)}
 TINY = {f"p{i:03}": 100 for i in range(700)}
-FEW = {f"p{i}": 100 for i in range(40)}
-ONE = {"p": 1000}
 LARGE = {f"p{i}": (1 << 18) + i for i in range(6)}
 
 
@@ -80,16 +78,6 @@ def test_a_rank_writes_and_reads_shared_memory_a_few_times(
     else:  # packed, and a shard of sums written; a shard of all ranks and all sums read
         assert counts.written == pytest.approx((1 + 1 / world.size) * nbytes, rel=1e-3)
         assert counts.read == pytest.approx(2 * nbytes, rel=1e-3)
-
-
-@pytest.mark.sizes(*MANY_RANKS)
-@pytest.mark.parametrize("sizes", [FEW, ONE], ids=["few", "one"])
-def test_each_rank_sums_few_numbers_itself(world, counted, sizes):
-    """Without the barrier that shards take; its own term it may take from its gradient."""
-    nbytes = nbytes_of(sizes)
-    (counts,) = counts_of_calls(counted, world, "single_node", sizes)
-    assert counts.written == nbytes
-    assert (world.size - 1) * nbytes <= counts.read <= world.size * nbytes
 
 
 @pytest.mark.sizes(*MANY_RANKS)

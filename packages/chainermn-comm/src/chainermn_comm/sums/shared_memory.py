@@ -25,10 +25,8 @@ SHARED_CHUNK_BYTES = 256 << 10
 MOST_CHUNKS = 8
 # On a node of at most REDUNDANT_RANKS ranks, each rank sums the whole chunk itself: one
 # barrier less. With more ranks, each sums one shard for all, since n times the bytes
-# would move; but every rank still sums what has at most REDUNDANT_BYTES over all ranks.
-# See docs/decisions/shared-memory.md.
+# would move. See docs/decisions/shared-memory.md.
 REDUNDANT_RANKS = 2
-REDUNDANT_BYTES = 512 << 10
 # Groups that have slots for terms at a time. Terms are read at the tick after they were
 # written.
 TERM_GROUPS = 2
@@ -105,7 +103,7 @@ class SharedMemoryAllreduce(Algorithm):
             return
         step = self.chunks_of_group
         groups = [chunks[i : i + step] for i in range(0, len(chunks), step)]
-        stages = self._stages(chunks)
+        stages = self._stages()
         ticks = len(groups) + max([stage.delay for stage in stages])
         first = self._next_group
         with np.errstate(all="ignore"):
@@ -124,12 +122,11 @@ class SharedMemoryAllreduce(Algorithm):
     def _end_tick(self) -> None:
         """Do what follows the stages of each tick."""
 
-    def _stages(self, chunks: list[Chunk]) -> list[Stage]:
-        """Return the stages of these chunks."""
-        nbytes = self._ranks * sum([chunk.nbytes for chunk in chunks])
-        if not self._shares_sums or nbytes <= REDUNDANT_BYTES:
-            return [Stage(0, self._pack), Stage(1, self._sum_whole_and_unpack)]
-        return [Stage(0, self._pack), Stage(1, self._sum), Stage(2, self._unpack)]
+    def _stages(self) -> list[Stage]:
+        """Return the stages, in the order of a tick."""
+        if self._shares_sums:
+            return [Stage(0, self._pack), Stage(1, self._sum), Stage(2, self._unpack)]
+        return [Stage(0, self._pack), Stage(1, self._sum_whole_and_unpack)]
 
     def _pack(self, operand: Operand, number: int, chunk: Chunk) -> None:
         chunk.pack(operand, self._terms_of(number, chunk)[self._node.rank])
