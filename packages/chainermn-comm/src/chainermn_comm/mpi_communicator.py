@@ -414,7 +414,7 @@ class MpiCommunicator(CommunicatorBase):
         stays None. RankMismatchError names the first parameter that differs.
 
         The memory that this takes doesn't depend on the model's size: up to 16 MiB a
-        rank, kept from the first calls on, and on each node a window of 4 MiB for each
+        rank, or 32 MiB among more than 16 ranks, and on each node a window of 4 MiB for each
         rank and one more (8 MiB each, and 20 MiB, where there are other nodes). Each
         gradient that is replaced takes its new array and, where the old one isn't
         contiguous, a copy during the call.

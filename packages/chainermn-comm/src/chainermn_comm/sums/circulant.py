@@ -71,6 +71,7 @@ def circulant_rounds(
 
     sent = np.empty(source.size, source.dtype)  # as narrow as it is
     rotate_into(source, begin, sent)
+    result = sent
     total = sent
     if accumulator(sent.dtype) != sent.dtype:
         total = np.empty(sent.size, accumulator(sent.dtype))
@@ -83,7 +84,6 @@ def circulant_rounds(
             yield exchange(skip, outgoing, term)
             combine_into(kept, term, op)
         sent = total
-    result = np.empty(target.size, target.dtype)
     divide_into(total[: end_of(1)], divisor, result[: end_of(1)])
     for skip, held in reversed(rounds_of(size)):
         outgoing = result[: end_of(held - skip)]
