@@ -81,8 +81,13 @@ class OtherMachines:
         return [machine for machine in self._machines if machine.ranks]
 
     def ranks(self) -> list[Rank]:
-        """Return the ranks of the machines that are linked, as they were pushed last."""
-        return [rank for machine in self.linked for rank in machine.ranks]
+        """Return ranks as they were pushed last; where a link is lost, only those that failed."""
+        return [
+            rank
+            for machine in self._machines
+            for rank in machine.ranks
+            if machine.link.is_open or rank.has_failed
+        ]
 
     def cut_at(self) -> float:
         """Return when a link was cut last; minus infinity if none was."""
