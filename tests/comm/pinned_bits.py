@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,9 @@ def numbers(seed: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     mantissa = (state >> np.uint64(40)).astype(np.float64) / 2**23 - 1
     drawn = np.ldexp(mantissa, (state & np.uint64(15)).astype(int) - 10)
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
-    found: np.ndarray = (drawn * 64 if kind.kind in "iu" else drawn).astype(
-        np.int64 if kind.kind in "iu" else kind
-    )
-    return found.astype(kind).reshape(shape)
+    if kind.kind in "iu":
+        drawn = (drawn * 64).astype(np.int64)
+    return drawn.astype(kind).reshape(shape)
 
 
 def _digest(arrays: Any) -> str:
@@ -55,41 +55,34 @@ def _digest(arrays: Any) -> str:
     return hashlib.sha256(joined).hexdigest()[:12]
 
 
-def travels_in_16_bits(own: np.dtype, wire: str | None) -> bool:
-    """Whether gradients of that dtype become that narrow where there is a network."""
-    return wire == "float16" or (wire is None and own.itemsize == 2)
-
-
 def found(size: int) -> Iterator[tuple[str, str]]:
     """A name for each case on so many ranks, and the digest of its bits (collective)."""
-    for name in NAMES:
+    for name, wire in product(NAMES, WIRES):
         for nodes in telling(name, size):
-            for wire in WIRES:
-                with on_nodes(nodes, name, allreduce_grad_dtype=wire) as comm:
-                    specs = list(enumerate(zip(SHAPES, DTYPES, strict=True)))
-                    grads = [numbers(10 * comm.rank + i, *spec) for i, spec in specs]
-                    params = {
-                        f"p{i}": Param(np.zeros_like(g), g) for i, g in enumerate(grads)
-                    }
-                    model = Model(**params)
-                    comm.multi_node_mean_grad(model)
-                    where = f"{name} {''.join(map(str, nodes))}"
-                    means = [param.grad for param in model.params.values()]
-                    is_narrow = [travels_in_16_bits(g.dtype, wire) for g in grads]
-                    for narrow in sorted(set(is_narrow)):
-                        chosen = [
-                            mean
-                            for mean, it in zip(means, is_narrow, strict=True)
-                            if it == narrow
-                        ]
-                        how = " in 16 bits" if narrow else ""
-                        yield f"{where} {wire}{how}", _digest(chosen)
-                    if wire is None:
-                        sums = [
-                            comm.allreduce(numbers(comm.rank, (70_001,), dtype))
-                            for dtype in SUMMED
-                        ]
-                        yield f"{where} sums", _digest(sums)
+            where = f"{name} {''.join(map(str, nodes))}"
+            with on_nodes(nodes, name, allreduce_grad_dtype=wire) as comm:
+                model = Model()
+                for number, (shape, dtype) in enumerate(
+                    zip(SHAPES, DTYPES, strict=True)
+                ):
+                    grad = numbers(10 * comm.rank + number, shape, dtype)
+                    model.params[f"p{number}"] = Param(np.zeros_like(grad), grad)
+                comm.multi_node_mean_grad(model)
+                # What travels in 16 bits where there is a network has a digest of its own.
+                by_width: dict[str, list[np.ndarray]] = {}
+                for param in model.params.values():
+                    how = ""
+                    if wire == "float16" or (wire is None and param.data.itemsize == 2):
+                        how = " in 16 bits"
+                    by_width.setdefault(how, []).append(param.grad)
+                for how, means in by_width.items():
+                    yield f"{where} {wire}{how}", _digest(means)
+                if wire is None:
+                    sums = [
+                        comm.allreduce(numbers(comm.rank, (70_001,), dtype))
+                        for dtype in SUMMED
+                    ]
+                    yield f"{where} sums", _digest(sums)
 
 
 def main() -> None:
