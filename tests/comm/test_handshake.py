@@ -14,10 +14,14 @@ from tests.support.oracles.raised import raises_on_all
 pytestmark = pytest.mark.world
 
 
-def test_payloads_of_any_length_reach_all_ranks(either):
-    for length in (0, 1, 96, 97, 5000):
-        payloads = [bytes([rank]) * (length + rank) for rank in range(either.size)]
-        signature = (("step", 3),)
+@pytest.mark.parametrize("length", [0, 1, 95, 96, 97, 5000])
+def test_payloads_of_any_length_reach_all_ranks(either, length):
+    ranks = range(either.size)
+    signature = (("step", 3),)
+    for payloads in (
+        [bytes([rank]) * (length + rank) for rank in ranks],
+        [b"x" * length + bytes([rank]) for rank in ranks],  # alike at the beginning
+    ):
         found = either.handshake("save", signature, payload=payloads[either.rank])
         assert found == payloads
 
