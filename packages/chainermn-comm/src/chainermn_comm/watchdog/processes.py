@@ -19,6 +19,12 @@ GONE = "gone"
 MONITOR_NAME = "chainermn monitor "
 # For a launcher, whose task it is, to end the children of ranks; for these to be gone.
 LAUNCHER_SECONDS = 1.0
+# Open MPI's daemon on other machines than the first; in its command line, that it
+# serves one job (a site's own serve many); for it to learn from its `mpiexec` that the
+# job is over, unless a link is cut.
+DAEMON = "prted"
+ONE_JOB = "prterun-"
+DAEMON_SECONDS = 5.0
 
 
 class Peer(NamedTuple):
@@ -80,9 +86,9 @@ def state(pid: int) -> str:
     return STOPPED if found.letter in "Tt" else RUNNING
 
 
-def environment(pid: int) -> list[str]:
-    """Return a process's environment variables, with which it has been started."""
-    return os.fsdecode(_read(f"/proc/{pid}/environ")).split("\0")
+def words(pid: int, of: str) -> list[str]:
+    """Return the words of a process's "cmdline" or "environ", with which it was started."""
+    return os.fsdecode(_read(f"/proc/{pid}/{of}")).split("\0")
 
 
 def catches(pid: int, number: int) -> bool:
@@ -107,6 +113,23 @@ def end_children(ranks: list[int]) -> None:
     """End what processes of ranks that are gone have left, if their launcher doesn't."""
     wait_until(lambda: not _children(ranks), LAUNCHER_SECONDS)
     terminate(_children(ranks), LAUNCHER_SECONDS)
+
+
+def end_daemon(pid: int) -> None:
+    """End Open MPI's daemon that launched the ranks, which waits for ever where the link is cut.
+
+    That is, if it serves this job alone, doesn't end by itself, and has no process any
+    more.
+    """
+    command, *arguments = words(pid, "cmdline")
+    is_daemon = os.path.basename(command) == DAEMON
+    if not is_daemon or not any(word.startswith(ONE_JOB) for word in arguments):
+        return
+    if wait_until(lambda: state(pid) == GONE, DAEMON_SECONDS):
+        return
+    everyone = all_stats().values()
+    if not any(it.parent == pid and not it.is_gone for it in everyone):
+        terminate([pid], LAUNCHER_SECONDS)
 
 
 def _children(ranks: list[int]) -> list[int]:

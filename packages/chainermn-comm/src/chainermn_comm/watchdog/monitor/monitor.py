@@ -223,6 +223,9 @@ class Monitor:
     def clean(self) -> None:
         """Leave nothing of ranks that have ended, but for children after a good end."""
         ranks = self.local.read(time.monotonic(), self.awake_since)
-        if self.must_end or not all(rank.has_finished for rank in ranks):
+        has_failed = self.must_end or not all(rank.has_finished for rank in ranks)
+        if has_failed:
             processes.end_children([rank.pid for rank in self.local.ranks])
         processes.wait_until(self.files.remove, WAIT_SECONDS)
+        if has_failed and self.local.ranks:
+            processes.end_daemon(self.local.ranks[0].launcher)

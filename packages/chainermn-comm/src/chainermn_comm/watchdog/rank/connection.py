@@ -94,7 +94,7 @@ def job_name() -> str:
     variable = next((rank for rank, _ in RANK_VARIABLES if rank in os.environ), None)
     # A script may have started the rank; the launcher has no rank of its own.
     while variable and any(
-        each.startswith(f"{variable}=") for each in processes.environment(launcher)
+        each.startswith(f"{variable}=") for each in processes.words(launcher, "environ")
     ):
         launcher = processes.stat(launcher).parent
     start = processes.stat(launcher).start
