@@ -320,6 +320,7 @@ def waits(monkeypatch):
     double = {
         "on_gpu": lambda array: isinstance(array, DeviceArray),
         "using_device_of": lambda _: contextlib.nullcontext(),
+        "c_ordered": lambda array: array,
         "pinned": lambda nbytes: np.empty(nbytes, np.uint8),
         "current_stream": lambda: None,
         "copy": lambda source, target, _: copied.append((source, target)),
@@ -327,7 +328,6 @@ def waits(monkeypatch):
     }
     for name, function in double.items():
         monkeypatch.setattr(drift.devices, name, function)
-    monkeypatch.setattr(drift.staging, "flat", lambda array: array.reshape(-1))
     monkeypatch.setattr(drift.staging, "wait", wait)
     return counts
 
