@@ -22,7 +22,7 @@ NO_ROOM = (
 
 
 @pytest.mark.sizes(2, 3, 4)
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize(
     ("what", "line"),
     [

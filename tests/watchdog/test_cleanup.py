@@ -228,7 +228,7 @@ def test_what_others_use_or_own_is_not_removed(shared_file, monkeypatch):
     files = SharedFiles()
     with mapping(shared):  # as a process that the rank left behind
         with mapping(mine, shared, *users) as rank:
-            files.keep([rank], 0.0)
+            files.scan_if_due([rank], 0.0)
             assert not files.remove()
             assert mine.exists()
         assert not files.remove()

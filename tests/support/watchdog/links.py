@@ -41,7 +41,7 @@ class Links:
         while not (done := is_done()) and time.monotonic() < deadline:
             for key, _ in self.selector.select(0.01):
                 key.data()
-            self.first.keep(time.monotonic())
+            self.first.connect_if_due(time.monotonic())
         return bool(done)
 
     def are_linked(self) -> bool:

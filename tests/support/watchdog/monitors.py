@@ -117,11 +117,11 @@ class Simulation:
         self.agreed = {"name": "host0", "question": "who?", "answer": "me"}
         first, *others = self.monitors
         port = os.dup(self.listener.fileno())
-        first.hear({"kind": "first machine", **self.agreed}, [port])
+        first.handle_local({"kind": "first machine", **self.agreed}, [port])
         for other in others:
             endpoints = [self.listener.getsockname()]
             agreed = {**self.agreed, "endpoints": endpoints}
-            other.hear({"kind": "other machine", **agreed}, [])
+            other.handle_local({"kind": "other machine", **agreed}, [])
         self._threads = [
             threading.Thread(target=self._drive, args=(monitors,), daemon=True)
             for monitors in (

@@ -513,8 +513,9 @@ def _fill_in_zeros(comm: CommunicatorBase, model: Any) -> None:
                 param.grad = np.zeros_like(param.data)
 
 
-# The other name of a class's own mean calls that of the class, not of its subclasses:
-# one of these may define the other name, and call this one by `super()`.
+# If a class defines only one of `allreduce_grad` and `multi_node_mean_grad`, the other
+# one is made here. It calls the method of that class, not of a subclass, so that the
+# other one's definition in a subclass may call it by `super()`.
 
 
 def _calling_allreduce_grad(kind: Any) -> Any:

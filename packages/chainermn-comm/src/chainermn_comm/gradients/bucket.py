@@ -204,9 +204,10 @@ def _targets(grads: list[Any], on_gpu: list[bool]) -> list[Any]:
 
 
 def _owner(grad: Any, on_gpu: bool) -> int | None:
-    """Return the owner of the gradient's memory, which those of others may share.
+    """Return a number for the gradient's memory: gradients that share memory have the same.
 
-    None of one that isn't there, or that is copied before any is overwritten.
+    None if there is no gradient, or if it isn't C-contiguous and so is copied before
+    any gradient is overwritten.
     """
     if grad is None or not grad.flags.c_contiguous:
         return None

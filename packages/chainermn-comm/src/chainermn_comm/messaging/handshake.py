@@ -43,7 +43,8 @@ class Handshake:
 
     Attributes:
         interruptions: why this rank is out of step with the others, if it is.
-        under_way: refers to the outermost call that a thread is in, see ``InCall``.
+        under_way: refers to the outermost call that a thread is in, see
+            ``process_group.InCall``.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class Handshake:
     def _compare(
         self, prefix: bytes, payload: bytes, operation: str, signature: Signature
     ) -> list[bytes]:
-        """Return the payloads; raise on all ranks if more than these differs."""
+        """Return the payloads; raise on all ranks if the calls differ or a rank has failed."""
         starts = range(0, len(self._received), _ENTRY_BYTES)
         entries = [self._received[start : start + _ENTRY_BYTES] for start in starts]
         lengths = [len(payload)] * len(entries)

@@ -32,7 +32,7 @@ class HostBackend(Backend):
         self.is_local = on_one_node and make_gradient_sum in leaders
         in_memory = (*leaders, rank_ordered)
         self._sums_in_memory = on_one_node and make_gradient_sum in in_memory
-        # For the size of chunks, a setting.
+        # Made anew where the setting of the chunks' size has changed.
         self._by_messages = lru_cache(1)(lambda _: per_tensor(group))
 
     def allreduce(self, operand: Operand) -> None:

@@ -51,11 +51,11 @@ class MessageSum:
         divisor: int = 1,
         op: np.ufunc = np.add,
     ) -> Rounds:
-        """Write the sum over ranks of ``source``, divided, to ``target`` (collective).
+        """Return the rounds that write the sum of ``source`` over ranks to ``target`` (collective).
 
-        Or the maximum or minimum. Arrays are 1-D, contiguous, of one length and dtype,
-        on all ranks; ``target`` may be ``source``. The sum is divided before it is
-        rounded to that dtype.
+        ``op`` may also be the maximum or the minimum. Arrays are 1-D, contiguous, of one
+        length and dtype, on all ranks; ``target`` may be ``source``. The result is
+        divided before it is rounded to that dtype.
         """
         return self._take(
             self._comm, self._tag, self._memory, source, target, divisor, op

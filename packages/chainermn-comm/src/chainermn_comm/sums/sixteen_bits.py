@@ -15,8 +15,8 @@ def with_exponents(
     """Return the 1-D operand with exponents, and dtypes for the wire that hold all sums.
 
     Arrays are scaled if they travel in fewer bits than they are summed in. Those that
-    have the wire's dtype themselves are meant only if ``sums_travel``: sums of theirs
-    may be too large for it. Where arrays are scaled this is collective: the algorithm
+    have the wire's dtype already are scaled only if ``sums_travel``, because their
+    sums may be too large for it. Where arrays are scaled this is collective: the algorithm
     takes the sum of the ranks' largest magnitudes, which bounds every number and every
     sum of them.
     """

@@ -1,15 +1,15 @@
 """Means of gradients over several nodes: shared memory within each, messages between them.
 
-A chunk's way, of which each line is a tick; ranks of a node pass a barrier between two:
+The way of a chunk, in ticks; ranks of a node pass a barrier between two ticks:
 
     pack     each rank writes its terms to its slot, in the dtype in which they are summed
     sum      each rank sums its shard over the node's ranks, and rounds to the wire's dtype
     begin    each leader starts the messages of its share of the sums
-    ...      they travel: at the end of each tick, leaders take the next rounds
+    ...      up to EXCHANGE_TICKS ticks: at the end of each, leaders take the next rounds
     unpack   each rank copies the means
 
 So while messages of some chunks travel, others are packed, summed and unpacked. The
-leaders are some ranks of each node, as many on each: leader i exchanges the i-th share
+leaders are some ranks of each node, the same number on each: leader i exchanges the i-th share
 of each chunk with the i-th leaders of other nodes.
 """
 
@@ -39,8 +39,8 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
     def __init__(self, group: ProcessGroup, leaders: int) -> None:
         """Split the ranks by node and by leader, and allocate each node's window (collective).
 
-        See :class:`SharedMemoryAllreduce`. Each node has as many ``leaders``, so at
-        most the ranks of the smallest node.
+        See :class:`SharedMemoryAllreduce`. Each node has this number of
+        ``leaders``, which is at most the number of ranks of the smallest node.
         """
         topology = group.topology
         node = topology.inter_rank(group.rank)

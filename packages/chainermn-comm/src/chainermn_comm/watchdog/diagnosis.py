@@ -159,7 +159,7 @@ class WaitGraph:
 
 
 def longest_wait(ranks: Iterable[Rank], shorter_than: float = math.inf) -> float:
-    """Return for how long the call of these has waited that has for longest."""
+    """Return the longest time that a call of these ranks has waited, in seconds."""
     living = [rank for rank in ranks if rank.state != GONE]
     ages = [call.age for rank in living for call in rank.waits]
     return max((age for age in ages if age < shorter_than), default=0.0)

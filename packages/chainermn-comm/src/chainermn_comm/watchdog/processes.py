@@ -17,11 +17,12 @@ GONE = "gone"
 # What a monitor's socket in Linux's abstract namespace is called; the name of its job
 # follows, which begins with the number of the launcher's process.
 MONITOR_NAME = "chainermn monitor "
-# For a launcher, whose task it is, to end the children of ranks; for these to be gone.
+# Time for a launcher, whose task it is, to end the children of ranks; and for these to
+# end after SIGTERM.
 LAUNCHER_SECONDS = 1.0
-# Open MPI's daemon on other machines than the first; in its command line, that it
-# serves one job (a site's own serve many); for it to learn from its `mpiexec` that the
-# job is over, unless a link is cut.
+# The name of Open MPI's daemon on other machines than the first; how a word of its
+# command line begins if it serves one job (a site's own daemons serve many); and the
+# time in which it learns from `mpiexec` that the job is over, unless a link is cut.
 DAEMON = "prted"
 ONE_JOB = "prterun-"
 DAEMON_SECONDS = 5.0

@@ -41,7 +41,7 @@ class SharedFiles:
         self._scan_at = -math.inf
         self._pause = SCAN_SECONDS
 
-    def keep(self, ranks: list[int], now: float) -> None:
+    def scan_if_due(self, ranks: list[int], now: float) -> None:
         """Scan now and then; soon after a rank has come, as it makes files then."""
         if ranks != self._ranks:
             self._ranks = ranks

@@ -38,8 +38,8 @@ class FirstMachine:
     def is_linked(self) -> bool:
         return self._link is not None and self._link.is_proven and self._link.is_open
 
-    def keep(self, now: float) -> None:
-        """Connect, unless that has been done; what answered in vain may be another program."""
+    def connect_if_due(self, now: float) -> None:
+        """Connect, unless the monitor has answered; another program may listen there."""
         if self._link is not None and self._link.is_proven:
             return
         endpoints = self._agreed["endpoints"]

@@ -32,7 +32,7 @@ class Judge:
             return
         self._knows_failure = True
         monitor = self._monitor
-        monitor.everyone(now)  # brings the records of other machines
+        monitor.collect(now)  # the records of other machines are new afterwards
         all_ranks = monitor.local.read(now, monitor.awake_since)
         for machine in monitor.other_machines.known:  # some go with their ranks
             all_ranks += machine.ranks
@@ -57,18 +57,18 @@ class Judge:
         silence = self._monitor.local.timeout.silence
         since_report = now - self._reported_at
         longest = longest_wait(ranks, since_report)
-        # Calls that began after a cut may have another network.
+        # A call that began after a link was cut may go by another network, and end.
         cut_for = now - self._monitor.other_machines.cut_at()
         if not seconds:
             return
         if longest > seconds:
             self._report(seconds, now)
         elif longest > max(silence, cut_for):
-            graph = self._monitor.everyone(now)
+            graph = self._monitor.collect(now)
             if waits_for_lost_alone(graph, max(silence, cut_for)):
                 self._report(silence, now)
         elif longest > seconds / 2 and now - longest > self._warned_at:
-            graph = self._monitor.everyone(now)
+            graph = self._monitor.collect(now)
             waits = graph.waits(seconds / 2, since_report)
             if waits:
                 self._warned_at = now
@@ -76,7 +76,7 @@ class Judge:
                 self._monitor.print(report.warning(graph, rank, call, seconds))
 
     def _report(self, longer_than: float, now: float) -> None:
-        graph = self._monitor.everyone(now, with_stacks=True)
+        graph = self._monitor.collect(now, with_stacks=True)
         stalled = graph.waits(longer_than, now - self._reported_at)
         if stalled:
             self._monitor.report(graph, stalled)

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from selectors import EVENT_READ, BaseSelector
 from typing import Any
 
-# Bytes of the longest line: records of a machine with its ranks' stacks.
+# The most bytes of a line, which may have the stacks of a machine's ranks.
 LARGEST = 1 << 22
-# For the other side to take a message.
+# Time for the other side to take a message.
 SEND_SECONDS = 2.0
-# That the kernel takes.
+# The longest silence that the kernel accepts, in seconds.
 LONGEST_SILENCE = 1e5
 
 Message = dict[str, Any]

@@ -27,19 +27,19 @@ from ..status_region import (
 )
 from ..timeout import Timeout
 
-# Time for a rank to write its stacks; without them (it is in the kernel) the report
-# goes out, too.
+# Time for a rank to write its stacks. The report goes out without them if the rank is
+# in the kernel.
 STACKS_SECONDS = 1.5
-# For it to end what it has begun to write.
+# Time for a rank to end what it has begun to write.
 END_SECONDS = 0.2
-# Of a rank's stacks, that are read.
+# The most bytes of a rank's stacks that are read.
 STACK_BYTES = 1 << 16
 # Time for a process whose files are closed to be gone.
 GONE_SECONDS = 1.0
-# For who asks to take the answer, which is sent in pieces.
+# Time for the process that asked to take the answer, which is sent in pieces.
 SEND_SECONDS = 2.0
 PIECE_BYTES = 1 << 15
-# Of a message, which names all ranks; and the most files that come with it.
+# The most bytes of a message, which names all ranks, and the most files with it.
 MESSAGE_BYTES = 1 << 20
 MOST_FILES = 2
 

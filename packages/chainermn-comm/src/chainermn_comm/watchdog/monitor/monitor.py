@@ -3,7 +3,7 @@
 The first machine's monitor judges for all machines (`judge`). The monitor of another
 machine pushes its ranks' records to the first one's once a call waits or a rank has
 failed (`follow`); the first one asks for them, too, when it is about to report
-(`everyone`).
+(`collect`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Monitor:
 
     def __init__(self, listener: socket.socket) -> None:
         self.selector = selectors.DefaultSelector()
-        self.local = LocalRanks(listener, self.selector, self.hear)
+        self.local = LocalRanks(listener, self.selector, self.handle_local)
         self.files = SharedFiles()
         # Of several machines, the first one has others, and each other one has a first.
         self.other_machines = OtherMachines(self.selector)
@@ -79,7 +79,7 @@ class Monitor:
             self.awake_since = now
         ranks = self.local.read(now, self.awake_since)
         known = ranks + self.other_machines.ranks()
-        self.files.keep([rank.pid for rank in ranks], now)
+        self.files.scan_if_due([rank.pid for rank in ranks], now)
         if any(rank.has_failed for rank in ranks):
             self.files.scan()  # while other ranks may live
         if self.first_machine is None:
@@ -102,10 +102,10 @@ class Monitor:
         for key, _ in self.selector.select(seconds):
             key.data()
 
-    def hear(self, message: Message, files: list[int]) -> object:
+    def handle_local(self, message: Message, files: list[int]) -> object:
         """Answer a question, or take what the ranks of several machines have agreed on."""
         if message["kind"] == "ask":
-            graph = self.everyone(time.monotonic(), message["what"] == "stacks")
+            graph = self.collect(time.monotonic(), message["what"] == "stacks")
             ranks = [asdict(rank) for rank in graph.ranks.values()]
             return {"ranks": ranks, "unseen": graph.unreachable}
         silence = self.local.timeout.silence
@@ -113,12 +113,12 @@ class Monitor:
             self.other_machines.listen(files[0], message, silence)
         elif self.first_machine is None:
             self.first_machine = FirstMachine(
-                self.selector, message, silence, self.obey
+                self.selector, message, silence, self.handle_first_machine
             )
         self.local.members.clear()  # those of other machines are known now
         return None
 
-    def everyone(self, now: float, with_stacks: bool = False) -> WaitGraph:
+    def collect(self, now: float, with_stacks: bool = False) -> WaitGraph:
         """Return what the ranks of all machines do, as far as their monitors say so in time."""
         machines = self.other_machines
         machines.send("push", with_stacks=with_stacks)
@@ -145,20 +145,20 @@ class Monitor:
         self, first_machine: FirstMachine, ranks: list[Rank], now: float
     ) -> None:
         """Push records if a rank has failed or a call waits; end ranks that nobody can judge."""
-        first_machine.keep(now)
+        first_machine.connect_if_due(now)
         timeout = self.local.timeout
         longest = longest_wait(ranks)
         if first_machine.is_linked:
             patience = min(timeout.seconds / 2, timeout.silence)
             is_due = 0 < patience < longest and now > self.push_at
-            # This monitor goes with its ranks.
+            # After a failure this monitor may end soon, as its ranks do.
             if is_due or any(rank.has_failed for rank in ranks):
                 self.push()
         elif timeout.ends_job and longest > timeout.seconds + CUT_OFF_SECONDS:
             graph = WaitGraph(ranks, [first_machine.name])
             self.report(graph, graph.waits(timeout.seconds))
 
-    def obey(self, message: Message) -> None:
+    def handle_first_machine(self, message: Message) -> None:
         """End the ranks, or push their records, as the first machine's monitor says."""
         if message["kind"] == "end":
             self.must_end = True

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from .. import processes
 from .local_ranks import MonitoredRank
 
-# For what is printed to be read.
+# Time for a launcher to read what is printed.
 PRINT_SECONDS = 4.0
 
 
@@ -36,9 +36,10 @@ def print_for(pids: Sequence[int], text: str, events: Sequence[bytes] = ()) -> N
 
 
 def launchers_of(rank: MonitoredRank) -> list[int]:
-    """Return the launcher of a rank and its parent; last, which of them writes to a file.
+    """Return the parent of a rank's launcher, and the launcher.
 
-    There, mpiexec would write over what is printed.
+    One whose standard error is a file comes last, as mpiexec would write over our text
+    there.
     """
     pids = [processes.stat(rank.launcher).parent, rank.launcher]
     return sorted(pids, key=_writes_to_file)
@@ -51,9 +52,9 @@ def _writes_to_file(pid: int) -> bool:
 
 
 def standard_errors(pids: Iterable[int]) -> Iterator[int]:
-    """Open the standard error of each of these processes, while it is used.
+    """Open the standard error of each of these processes, and close it after its use.
 
-    Not for longer: the launcher waits until no process holds its pipe.
+    The launcher waits until no process holds its pipe.
     """
     # A pipe that nobody reads can't be opened, instead of being waited for.
     how = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK

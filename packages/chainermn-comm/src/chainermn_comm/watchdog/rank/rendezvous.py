@@ -27,7 +27,7 @@ from .recorder import CallRecorder
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# More than communicators that a rank makes.
+# No rank registers so many communicators.
 MOST_REGISTERED = 1 << 32
 
 _first_machine: dict[str, Any] | None = None  # where its monitor listens
@@ -71,13 +71,15 @@ def register(comm: MPI.Intracomm, world: int) -> CallRecorder | None:
 
     _num_registered += 1
     machine = zlib.crc32(f"{os.uname().nodename} {job_name()}".encode())
-    # Two machines' numbers differ, and so do then the greatest and the least of all.
-    common = array("q", [-1, _first_machine is None, machine, -machine])
+    communicator = -1
     if comm.rank == 0:  # which gives the communicator a number that no other one has
-        common[0] = world * MOST_REGISTERED + _num_registered
+        communicator = world * MOST_REGISTERED + _num_registered
+    # The greatest of `-machine` is the least number of a machine, negated: if it is the
+    # greatest number, too, all ranks are on one machine.
+    common = array("q", [communicator, _first_machine is None, machine, -machine])
     comm.Allreduce(MPI.IN_PLACE, common, MPI.MAX)
-    communicator, is_any_new, greatest, least = common
-    if is_any_new and greatest != -least:
+    communicator, is_any_new, greatest, least_negated = common
+    if is_any_new and greatest != -least_negated:
         _agree_on_first_machine(comm, machine)
     if not connection.is_connected():
         return None
