@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (NumPy knows bfloat16 by it)
@@ -238,3 +239,25 @@ def test_complex_gradients_never_travel_as_floats(naive):
     naive.set_config("allreduce_grad_dtype", None)
     naive.allreduce_grad(model)
     np.testing.assert_array_equal(model["w"].grad, 1 + 1j * (naive.size - 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("sorted_names", ["nothing"]),
+        ("params", lambda: 1 / 0),
+        ("takes_plans", True),
+        ("grads", None),
+    ],
+)
+def test_a_model_may_have_attributes_of_any_name(world, name, value):
+    """Only ``namedparams`` is the library's."""
+    model = with_grads(w=np.full(3, world.rank, "f4"), v=np.ones(2, "f4"))
+    named = list(model.namedparams())
+    given = SimpleNamespace(namedparams=lambda: iter(named), **{name: value})
+    model["w"].data[...] = world.rank
+    with create_communicator("naive") as comm:
+        comm.allreduce_grad(given)
+        comm.bcast_data(given)
+    np.testing.assert_array_equal(model["w"].grad, (world.size - 1) / 2)
+    np.testing.assert_array_equal(model["w"].data, 0)

@@ -106,6 +106,9 @@ TOPS = {
         ("fork", "after", "a class of its own"),
         (None, "never", "a class of ours"),
         ("spawn", "before", "a class of its own"),
+        # Each method before and after the communicator.
+        ("forkserver", "after", "a class of its own"),
+        ("fork", "before", "mpi4py.MPI"),
     ],
 )
 def test_workers_run_however_they_are_started(method, when, top):
