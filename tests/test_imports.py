@@ -45,6 +45,7 @@ ORDER = {
         "checkpoint",
         "optimizers iterators datasets",
         "optimizer_state persistents profiling random_states trainer_introspection",
+        "slots",
         "background_thread collective_errors host_arrays leaving testing wrappers",
         "foreign_communicator",
     ],
