@@ -137,8 +137,8 @@ def link(gradients: Gradients) -> Case:
 class WireAlone(TwoLevelAllreduce):
     """The messages of a stream between nodes, and their sums: ranks of a node copy nothing."""
 
-    def _stages(self) -> list[Stage]:
-        begin, *_, last = super()._stages()
+    def _stages(self, nbytes: int) -> list[Stage]:
+        begin, *_, last = super()._stages(nbytes)
         return [begin, last._replace(work=self._pack)]
 
     def _pack(self, *_: Any) -> None:

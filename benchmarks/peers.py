@@ -17,7 +17,7 @@ from mpi4py import MPI
 from chainermn_comm import RankMismatchError, create_communicator
 from chainermn_comm.config import Settings
 from chainermn_comm.gradients.bucket import bucket_of
-from chainermn_comm.messaging import Handshake, digest_of
+from chainermn_comm.messaging import Handshake
 from chainermn_comm.runtime import barrier
 from chainermn_comm.topology import Topology
 
@@ -167,7 +167,7 @@ def handshake_alone(gradients: Gradients) -> Case:
 
     def call() -> None:
         own = bucket_of(gradients.model, comm.rank, False, settings)
-        handshake("allreduce_grad", payload=digest_of(own.entries))
+        handshake("allreduce_grad", payload=own.description.digest)
 
     def tells_a_difference() -> bool:
         try:

@@ -181,13 +181,11 @@ def test_pack_and_unpack_do_what_numpy_does(gpu, wire, chunk_bytes):
         buffer = gpus.put(np.zeros(chunk.nbytes, "u1"))
         keep.append((table, buffer))
         kernels.launch("pack", chunk, table, buffer, 3)
-        pieces = [
-            cast(arrays[i][start:stop], wire, 3.0) for i, start, stop in chunk.segments
-        ]
+        pieces = [cast(arrays[i][span], wire, 3.0) for i, span, _ in chunk.segments]
         packed = np.concatenate(pieces)
         np.testing.assert_array_equal(gpus.to_host(buffer).view(wire), packed)
         kernels.launch("unpack", chunk, table, buffer)
-        for (index, start, stop), piece in zip(chunk.segments, pieces, strict=True):
-            arrays[index][start:stop] = cast(piece, arrays[index].dtype)
+        for (index, span, _), piece in zip(chunk.segments, pieces, strict=True):
+            arrays[index][span] = cast(piece, arrays[index].dtype)
     for grad, array in zip(grads, arrays, strict=True):
         np.testing.assert_array_equal(gpus.to_host(grad), array)

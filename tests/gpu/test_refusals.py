@@ -68,6 +68,21 @@ def test_pure_nccl_refuses_numpy_gradients(world, one_each):
         assert_mean(comm)
 
 
+@pytest.mark.parametrize("name", ["naive", "hierarchical"])
+def test_a_model_in_both_memories_is_refused_on_all_ranks(world, one_each, name):
+    there = put(np.ones(3, "f4"))
+    here = there
+    error = PeerError
+    if world.rank == 1:
+        here = np.ones(3, "f4")
+        error = TypeError
+    with create_communicator(name) as comm:
+        model = Model(v=Param(there, there), w=Param(here, here))
+        with pytest.raises(error, match=r"rank 1.*some .* on a GPU and .*to_gpu"):
+            comm.allreduce_grad(model)
+        assert_mean(comm)
+
+
 @pytest.mark.parametrize("name", ["pure_nccl", "hierarchical"])
 def test_ranks_on_one_device_are_told_and_others_serve(world, gpu, name):
     told = r"ranks \[0, 1.* use device .*get_device_from"

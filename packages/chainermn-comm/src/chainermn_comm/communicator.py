@@ -24,6 +24,7 @@ from .numbers import (
     check_operation,
     integer_between,
     one_for_each,
+    wrong_kind,
 )
 from .reducer import Reducer
 from .signatures import mismatch_error, view_of
@@ -537,11 +538,6 @@ def _calling_multi_node_mean_grad(kind: Any) -> Any:
         kind.multi_node_mean_grad(self, model, zero_fill)
 
     return allreduce_grad
-
-
-def wrong_kind(what: str, value: Any, rank: int) -> TypeError:
-    """Return the error that says what ``value`` must be, and what it is."""
-    return TypeError(f"rank {rank}: {what}, got {type(value).__name__}")
 
 
 def check_metadata(metadata: Any, data: Any, rank: int) -> None:

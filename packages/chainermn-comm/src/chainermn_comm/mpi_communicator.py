@@ -15,7 +15,6 @@ from mpi4py import MPI
 from .communicator import (
     CommunicatorBase,
     check_metadata,
-    wrong_kind,
 )
 from .communicators import COMMUNICATORS
 from .errors import (
@@ -44,7 +43,6 @@ from .numbers import as_integer, integer_between
 from .observers import CallObserver, combined
 from .reducer import Reducer
 from .resources import Resources, explained, free_unused, made_from
-from .signatures import checked_signature
 from .sums import mean_into, reduce_arrays
 from .topology import Topology
 from .trace import tracer
@@ -322,14 +320,7 @@ class MpiCommunicator(CommunicatorBase):
                 if error is not None:
                     share_failure(group.handshake, operation, error)
                     raise error
-                with raise_together(group.handshake, operation) as call:
-                    if not isinstance(payload, bytes):
-                        what = f"the payload of {operation} must be bytes"
-                        raise wrong_kind(what, payload, self._rank)
-                    call.signature = checked_signature(operation, signature)
-                    call.payload = payload
-                    call.nbytes = len(payload)
-                return call.payloads
+                return group.handshake(operation, signature, payload, len(payload))
         finally:
             del error  # whose traceback refers to this frame: see `share_failure`
 

@@ -94,7 +94,7 @@ class Reducer:
         Args:
             signature: what else must be equal on all ranks, as for
                 :meth:`CommunicatorBase.handshake`.
-            payload: bytes for the other ranks, 64 at most.
+            payload: bytes for the other ranks; more than 64 take a second exchange.
 
         Returns:
             Every rank's payload, in rank order, on every rank.

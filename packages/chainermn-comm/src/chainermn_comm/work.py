@@ -77,7 +77,8 @@ class Work:
 
         In another thread this does nothing, since that may only have enqueued the work.
         """
-        if threading.current_thread() is threading.main_thread():
+        is_any = len(in_background) > 0
+        if is_any and threading.current_thread() is threading.main_thread():
             in_background.discard(self)
 
 

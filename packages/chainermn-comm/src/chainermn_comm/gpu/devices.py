@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -176,20 +175,23 @@ def is_done(event: Any) -> bool:
 # Errors and kernels.
 
 
-@contextmanager
-def translated_errors(what: str) -> Iterator[None]:
+class translated_errors:
     """Raise CommunicationError, with CUDA's or NCCL's words, where one of them fails inside.
 
     ``what`` failed then, for the message. Other exceptions go through as they are.
     """
-    try:
-        yield
-    except BaseException as error:
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         package = type(error).__module__.partition(".")[0]
-        if package not in ("cupy", "cupy_backends"):
-            raise
-        text = f"{what} failed: {describe_exception(error)}"
-        raise CommunicationError(text) from error
+        if error is not None and package in ("cupy", "cupy_backends"):
+            text = f"{self._what} failed: {describe_exception(error)}"
+            raise CommunicationError(text) from error
 
 
 @lru_cache(maxsize=64)

@@ -166,12 +166,11 @@ def segment_table(chunks: Sequence[Chunk], flats: Sequence[Any]) -> np.ndarray:
     addresses = [devices.address(flat) for flat in flats]
     table = []
     for chunk in chunks:
-        begin = 0
-        for index, start, stop in chunk.segments:
+        for index, span, place in chunk.segments:
             itemsize = flats[index].dtype.itemsize
-            table.append((begin, addresses[index] + start * itemsize, itemsize))
-            begin += stop - start
-        table.append((begin, 0, 0))
+            address = addresses[index] + span.start * itemsize
+            table.append((place.start, address, itemsize))
+        table.append((chunk.size, 0, 0))
     return np.array(table, np.int64).reshape(-1, 3)
 
 

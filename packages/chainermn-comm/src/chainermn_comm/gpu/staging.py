@@ -38,8 +38,8 @@ def to_host(arrays: Sequence[Any], rank: int) -> list[np.ndarray]:
         hosts = list(map(as_bytes, copies))
 
         def store(chunk: Chunk, buffer: np.ndarray) -> None:
-            for (index, start, stop), part in chunk.parts(buffer):
-                hosts[index][start:stop] = part
+            for index, span, place in chunk.segments:
+                hosts[index][span] = buffer[place]
 
         _wait_for_other_devices(arrays)
         chunks = _chunks_of(hosts)
@@ -66,8 +66,8 @@ def to_device(arrays: Sequence[np.ndarray], rank: int) -> list[Any]:
         hosts = list(map(as_bytes, arrays))
 
         def load(chunk: Chunk, buffer: np.ndarray) -> None:
-            for (index, start, stop), part in chunk.parts(buffer):
-                part[...] = hosts[index][start:stop]
+            for index, span, place in chunk.segments:
+                buffer[place] = hosts[index][span]
 
         chunks = _chunks_of(hosts)
         targets = list(map(_gpu_bytes, copies))
@@ -117,8 +117,10 @@ def _copy(
 ) -> Any:
     """Queue the copies between a chunk's arrays and a buffer; return the event after them."""
     stream = devices.current_stream()
-    for (index, start, stop), part in chunk.parts(_part_for(chunk, buffer)):
-        array = flats[index][start:stop]
+    buffer = _part_for(chunk, buffer)
+    for index, span, place in chunk.segments:
+        array = flats[index][span]
+        part = buffer[place]
         if to_device:
             devices.copy(part, array, stream)
         else:

@@ -54,8 +54,9 @@ class StagedSum(Algorithm):
         def sum_chunk(chunk: Chunk, buffer: np.ndarray) -> None:
             rows = []
             wires = []
-            for segment, part in chunk.parts(buffer):
-                wire = operand.wire_dtypes[segment.array]
+            for index, _, place in chunk.segments:
+                part = buffer[place]
+                wire = operand.wire_dtypes[index]
                 if part.dtype == np.uint16:  # the bits of bfloat16
                     part = part.view(wire)
                 # As on CPUs: what is as wide as the wire dtype isn't cast.

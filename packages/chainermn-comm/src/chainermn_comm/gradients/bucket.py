@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import compress
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from ..config import Settings
 from ..gpu import devices
 from ..layout import Operand
-from ..messaging import ProcessGroup, dtype_name
+from ..messaging import Backend, ProcessGroup, digest_of
 from . import parameters
 
 NOT_INITIALISED = "not initialised (bcast_data would bring it)"
 UNKNOWN = 0  # in place of an owner of memory
+# NumPy's flags of an array that is C-contiguous, owns its memory, and may be written to.
+OWN_MEMORY = 0x1 | 0x4 | 0x400
+
+
+# Of a gradient: its name, dtype (None if the parameter isn't initialised), shape, and
+# whether there is one.
+Spec: TypeAlias = tuple[str, np.dtype | None, tuple[int, ...], bool]
+
+
+class Description(NamedTuple):
+    """What must be equal on all ranks."""
+
+    # Each gradient's name, dtype and shape, those of the parameter if it is missing, as
+    # entries of a handshake's signature.
+    entries: list[tuple[Any, ...]]
+    digest: bytes  # equal where these and the common entries are
+    missing: bytes  # a digest of which gradients are missing
+    nbytes: int  # of this rank's gradients
 
 
 @dataclass
@@ -26,33 +45,30 @@ class Bucket:
 
     params: list[Any]
     grads: list[Any]  # None where there is none
-    # Whether a gradient, or the parameter if it is missing, is on a GPU.
-    on_gpu: list[bool]
-    # What must be equal on all ranks, as entries of a handshake's signature: each
-    # gradient's name, dtype and shape, those of the parameter if it is missing.
-    entries: list[tuple[Any, ...]]
+    on_gpu: bool  # whether they are on a GPU, or else in host memory
     # Where the means are to be written: gradients that can be overwritten, and new
     # arrays. None where nothing travels.
     targets: list[Any]
+    description: Description
 
     def __post_init__(self) -> None:
         # What travels: gradients, and zeros for missing ones.
-        self.sources = list(self.grads)
+        self.sources = self.grads
         # Which gradients some rank has; of this rank's own until ranks have compared.
         self.present = [grad is not None for grad in self.grads]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of this rank's gradients."""
-        return sum([grad.nbytes for grad in self.grads if grad is not None])
+        # Does the rest of the means, if this rank has begun with them.
+        self.finish: Callable[[], None] | None = None
 
     @property
     def arrays_on_gpu(self) -> list[Any]:
         """The arrays of parameters on a GPU."""
-        return [param.data for param in compress(self.params, self.on_gpu)]
+        if not self.on_gpu:
+            return []
+        return [param.data for param in self.params if param.data is not None]
 
     def add_zeros(self, wanted: Sequence[bool]) -> None:
         """Let zeros travel for those of the wanted gradients that are missing here."""
+        self.sources = list(self.sources)
         for index, is_wanted in enumerate(wanted):
             if is_wanted and self.sources[index] is None:
                 zeros = devices.zeros_like(self.params[index].data)
@@ -61,25 +77,43 @@ class Bucket:
 
     def take_means(self, settings: Settings, group: ProcessGroup) -> None:
         """Write the means over the group's ranks into the targets (collective)."""
+        if self.finish is not None:
+            self.finish()
+            return
+        operand = self._operand(settings, group)
+        if operand.sources:
+            self._backend(group).gradient_sum().allreduce(operand)
+
+    def begin_means(self, settings: Settings, group: ProcessGroup) -> None:
+        """Do what needs no other rank before ranks agree; not collective.
+
+        Unless all ranks have then begun, ``finish`` is to be None again.
+        """
+        algorithm = self._backend(group).made_gradient_sum
+        if algorithm is not None:
+            self.finish = algorithm.begin(self._operand(settings, group))
+
+    def _backend(self, group: ProcessGroup) -> Backend:
+        if self.on_gpu:
+            return group.device
+        return group.host
+
+    def _operand(self, settings: Settings, group: ProcessGroup) -> Operand:
+        """Return what travels, of which nothing is missing."""
+        sources = self.sources
+        targets = self.targets
+        if not all(self.present):
+            sources = [source for source in sources if source is not None]
+            targets = [target for target in targets if target is not None]
+        dtypes = [source.dtype for source in sources]
         is_local = group.host.is_local
-        for on_gpu in sorted(set(self.on_gpu)):  # the same on all ranks
-            backend = group.host
-            if on_gpu:
-                backend = group.device
-            sources = []
-            targets = []
-            for index, source in enumerate(self.sources):
-                if source is not None and self.on_gpu[index] == on_gpu:
-                    sources.append(source)
-                    targets.append(self.targets[index])
-            if sources:
-                dtypes = [source.dtype for source in sources]
-                wire_dtypes = wire_dtypes_of(dtypes, settings, is_local, on_gpu)
-                operand = Operand(sources, targets, wire_dtypes, group.size)
-                backend.gradient_sum().allreduce(operand)
+        wire_dtypes = wire_dtypes_of(dtypes, settings, is_local, self.on_gpu)
+        return Operand(sources, targets, wire_dtypes, group.size)
 
     def assign(self) -> None:
         """Give parameters the means of gradients that some rank has."""
+        if self.targets is self.grads:
+            return
         for index, is_present in enumerate(self.present):
             target = self.targets[index]
             if is_present and target is not self.grads[index]:
@@ -98,21 +132,99 @@ def bucket_of(
     """
     named = parameters.named(model, rank)
     params = [param for _, param in named]
-    grads = [_checked_gradient(name, param, rank) for name, param in named]
-    on_gpu = []
-    for grad, param in zip(grads, params, strict=True):
-        like = param.data if grad is None else grad
-        on_gpu.append(type(like) is not np.ndarray and devices.on_gpu(like))
-    targets = []
-    if not planned:
-        targets = _targets(grads, on_gpu)
-    return Bucket(
-        params=params,
-        grads=grads,
-        on_gpu=on_gpu,
-        entries=_describe(named, grads, on_gpu, rank, zero_fill, settings),
-        targets=targets,
-    )
+    grads = [param.grad for param in params]
+    if _are_plain(grads):  # nearly always
+        likes = grads
+        on_gpu = False
+        targets = grads
+    else:
+        grads = [_checked_gradient(name, param, rank) for name, param in named]
+        likes = []
+        for grad, param in zip(grads, params, strict=True):
+            likes.append(param.data if grad is None else grad)
+        on_gpu = _on_gpu(likes, rank)
+        targets = []
+        if not planned:
+            targets = _targets(grads, on_gpu)
+    specs: list[Spec] = []
+    for (name, _), grad, like in zip(named, grads, likes, strict=True):
+        if like is None:
+            specs.append((name, None, (), False))
+        else:
+            specs.append((name, like.dtype, like.shape, grad is not None))
+    description = _describe(tuple(specs), on_gpu, zero_fill, settings, rank)
+    return Bucket(params, grads, on_gpu, targets, description)
+
+
+def _on_gpu(arrays: list[Any], rank: int) -> bool:
+    """Return whether the arrays, some of which may be None, are on a GPU."""
+    there = [devices.on_gpu(array) for array in arrays if array is not None]
+    if len(set(there)) > 1:
+        raise TypeError(
+            f"rank {rank}: some of the model's arrays are on a GPU and others in host "
+            "memory; move the whole model by to_gpu() or to_cpu()"
+        )
+    return any(there)
+
+
+def _are_plain(grads: list[Any]) -> bool:
+    """Return whether all are NumPy's real floats, in memory of their own that is writeable."""
+    return all(
+        [
+            type(grad) is np.ndarray
+            and grad.dtype.kind == "f"
+            and grad.flags.num & OWN_MEMORY == OWN_MEMORY
+            for grad in grads
+        ]
+    ) and len(set(map(id, grads))) == len(grads)
+
+
+def common_entries(zero_fill: bool, settings: Settings) -> list[tuple[Any, ...]]:
+    """Return the entries of a signature that concern all gradients."""
+    return [
+        ("zero_fill", zero_fill),
+        ("allreduce_grad_dtype", str(settings.allreduce_grad_dtype)),
+        ("chunk_bytes", settings.chunk_bytes),
+    ]
+
+
+# A loop has the same few buckets again and again; to describe one takes as long as to
+# sum the gradients of a small model.
+@lru_cache(maxsize=64)
+def _describe(
+    specs: tuple[Spec, ...],
+    on_gpu: bool,
+    zero_fill: bool,
+    settings: Settings,
+    rank: int,
+) -> Description:
+    """Return the description of gradients; raise TypeError if the wire can't have one."""
+    wire = settings.allreduce_grad_dtype
+    entries: list[tuple[Any, ...]] = []
+    missing = []
+    nbytes = 0
+    for name, dtype, shape, is_present in specs:
+        if dtype is None:
+            entries.append(("parameter", name, NOT_INITIALISED))
+            continue
+        if wire is not None and dtype.kind == "c":
+            raise TypeError(
+                f"rank {rank}: parameter {name} is complex, and would lose its imaginary part "
+                f"as {wire}; set allreduce_grad_dtype to None"
+            )
+        words = []
+        if on_gpu:
+            words.append("on a GPU")
+        if is_present:
+            nbytes += math.prod(shape) * dtype.itemsize
+        else:
+            missing.append(name)
+            if not zero_fill:
+                words.append("no gradient")
+        entries.append(("parameter", name, str(dtype), shape, *words))
+    common = common_entries(zero_fill, settings)
+    digest = digest_of([*common, *entries])
+    return Description(entries, digest, digest_of(missing), nbytes)
 
 
 def _checked_gradient(name: str, param: Any, rank: int) -> Any:
@@ -120,44 +232,10 @@ def _checked_gradient(name: str, param: Any, rank: int) -> Any:
     if param.data is None:
         return None
     given = param.grad
-    if type(given) is np.ndarray and given.dtype.kind in "fc":  # nearly always
-        return given
     grad = parameters.checked(given, name, rank)
     if grad is not given:  # a NumPy scalar: the mean needs an array to go to
         param.grad = grad
     return grad
-
-
-def _describe(
-    named: list[tuple[str, Any]],
-    grads: list[Any],
-    on_gpu: list[bool],
-    rank: int,
-    zero_fill: bool,
-    settings: Settings,
-) -> list[tuple[Any, ...]]:
-    """Return the entries of gradients, which may be missing, on a GPU, or complex."""
-    wire = settings.allreduce_grad_dtype
-    entries: list[tuple[Any, ...]] = []
-    for (name, param), grad, there in zip(named, grads, on_gpu, strict=True):
-        like = grad
-        if grad is None:
-            like = param.data
-        if like is None:
-            entries.append(("parameter", name, NOT_INITIALISED))
-            continue
-        if wire is not None and like.dtype.kind == "c":
-            raise TypeError(
-                f"rank {rank}: parameter {name} is complex, and would lose its imaginary part "
-                f"as {wire}; set allreduce_grad_dtype to None"
-            )
-        words = []
-        if there:
-            words.append("on a GPU")
-        if grad is None and not zero_fill:
-            words.append("no gradient")
-        entries.append(("parameter", name, dtype_name(like.dtype), like.shape, *words))
-    return entries
 
 
 def wire_dtypes_of(
@@ -185,19 +263,19 @@ def wire_dtypes_of(
     return tuple(found)
 
 
-def _targets(grads: list[Any], on_gpu: list[bool]) -> list[Any]:
+def _targets(grads: list[Any], on_gpu: bool) -> list[Any]:
     """Return the gradients, with a new array in place of each that can't be overwritten.
 
     Chainer makes gradients that are read-only, of stride 0, transposed, or shared
     between parameters. Missing ones have no target.
     """
-    owners = list(map(_owner, grads, on_gpu))
+    owners = [_owner(grad, on_gpu) for grad in grads]
     counts = Counter(owners)
     targets = []
-    for grad, owner, there in zip(grads, owners, on_gpu, strict=True):
+    for grad, owner in zip(grads, owners, strict=True):
         is_apart = owner is not None and counts[owner] == 1 and UNKNOWN not in counts
         # All arrays of CuPy are writeable.
-        if grad is not None and not (is_apart and (there or grad.flags.writeable)):
+        if grad is not None and not (is_apart and (on_gpu or grad.flags.writeable)):
             grad = devices.empty_like(grad)
         targets.append(grad)
     return targets

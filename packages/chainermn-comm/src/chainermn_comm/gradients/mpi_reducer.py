@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache, partial
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
-from ..errors import raise_together
+from ..errors import share_failure
 from ..gpu import devices, staging
-from ..messaging import ProcessGroup, digest_of
+from ..messaging import ProcessGroup
 from ..reducer import Reducer
-from ..signatures import checked_signature
 from ..work import Earlier, Work, begun_before, wait_until_ended
-from .bucket import Bucket, bucket_of
+from .bucket import Bucket, bucket_of, common_entries
 
 OPERATION = "allreduce_grad"
 DESCRIPTION = "a mean of gradients"
-MOST_BYTES = 64  # of a caller's payload
-# What precedes that: the digest of the gradients' signature, and that of which are
-# missing.
-SIGNATURE_BYTES = 16
+# What precedes a caller's payload: digests of the gradients' descriptions and of which
+# are missing, and whether the rank has begun with the means.
+DIGEST_BYTES = 16
 MISSING_BYTES = 8
-HEAD_BYTES = SIGNATURE_BYTES + MISSING_BYTES
-NO_GRADIENTS = bytes(SIGNATURE_BYTES)
-
-# A loop has the same few signatures again and again.
-_digest_of = lru_cache(maxsize=64)(digest_of)
+HEAD_BYTES = DIGEST_BYTES + MISSING_BYTES + 1
+NO_GRADIENTS = bytes(HEAD_BYTES)
 
 
 class MpiReducer(Reducer):
@@ -47,17 +42,19 @@ class MpiReducer(Reducer):
 
     def _checked(self, bucket: Any) -> Bucket:
         group = self._communicator
-        with (
-            group.call(DESCRIPTION),
-            # If nothing is raised, `agree` has the handshake.
-            raise_together(group.handshake, self._operation, meet=False),
-            devices.translated_errors(f"rank {self._rank}: {self._operation}"),
-        ):
-            own = self._bucket_of(bucket)
-            there = own.arrays_on_gpu
-            if there:  # raises where they aren't on the device of earlier calls
-                self._channel.device.can_stay_on_gpu(there)
-            return own
+        try:
+            with devices.translated_errors(f"rank {self._rank}: {self._operation}"):
+                own = self._bucket_of(bucket)
+                there = own.arrays_on_gpu
+                if there:  # raises where they aren't on the device of earlier calls
+                    self._channel.device.can_stay_on_gpu(there)
+                if not self._buckets and not self._is_apart:
+                    own.begin_means(self._settings, group)
+        except BaseException as error:
+            with group.call(DESCRIPTION):
+                share_failure(group.handshake, self._operation, error)
+            raise
+        return own  # `agree` has the handshake
 
     def _bucket_of(self, model: Any, planned: bool = False) -> Bucket:
         zero_fill = bool(self._zero_fill)
@@ -79,51 +76,47 @@ class MpiReducer(Reducer):
         self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b""
     ) -> list[bytes]:
         group = self._communicator
-        buckets = self._buckets
-        entries = self._entries()
-        missing = bytes([grad is None for bucket in buckets for grad in bucket.grads])
+        own = payload
+        if isinstance(payload, bytes):  # else the handshake refuses it, on all ranks
+            own = self._head() + payload
         with group.call(DESCRIPTION) as is_outermost:
-            with raise_together(group.handshake, self._operation) as call:
-                if not isinstance(payload, bytes) or len(payload) > MOST_BYTES:
-                    raise ValueError(
-                        f"rank {self._rank}: a payload is bytes, {MOST_BYTES} at most"
-                    )
-                head = NO_GRADIENTS
-                if buckets:
-                    head = _digest_of(tuple(entries))
-                head += blake2b(missing, digest_size=MISSING_BYTES).digest()
-                call.signature = checked_signature(self._operation, signature)
-                call.payload = head + payload
-                if not is_outermost:  # else a later call moves the gradients
-                    call.nbytes = sum([bucket.nbytes for bucket in buckets])
-            heads = [row[:HEAD_BYTES] for row in call.payloads]
-            digests = [head[:SIGNATURE_BYTES] for head in heads]
-            self._handed_in = [digest != NO_GRADIENTS for digest in digests]
-            if self.complete and len(set(digests)) > 1:
-                group.handshake.raise_mismatch(self._operation, entries)
-            if self.complete and len(set(heads)) > 1:
-                self._lacks_differ = True
-                self._compare_missing(missing)
-            return [row[HEAD_BYTES:] for row in call.payloads]
+            nbytes = 0
+            if not is_outermost:  # else a later call moves the gradients
+                nbytes = sum([bucket.description.nbytes for bucket in self._buckets])
+            rows = group.handshake(self._operation, signature, own, nbytes)
+            if rows.count(own) == len(rows):  # nearly always
+                self._handed_in = [len(self._buckets) > 0]
+                return [payload] * len(rows)
+            self._compare(rows)
+            return [row[HEAD_BYTES:] for row in rows]
 
-    def _entries(self) -> list[tuple[Any, ...]]:
-        """Return what must be equal on all ranks that have handed in gradients."""
-        settings = self._settings
-        entries: list[tuple[Any, ...]] = [
-            ("zero_fill", bool(self._zero_fill)),
-            ("allreduce_grad_dtype", str(settings.allreduce_grad_dtype)),
-            ("chunk_bytes", settings.chunk_bytes),
-        ]
-        for bucket in self._buckets:
-            entries += bucket.entries
-        return entries
+    def _head(self) -> bytes:
+        """Return what this rank says of its gradients."""
+        if not self._buckets:
+            return NO_GRADIENTS
+        of_all = [bucket.description for bucket in self._buckets]
+        has_begun = self._buckets[0].finish is not None
+        digest = _joined([each.digest for each in of_all])
+        missing = _joined([each.missing for each in of_all])
+        return digest + missing[:MISSING_BYTES] + bytes([has_begun])
 
-    def _compare_missing(self, own: bytes) -> None:
-        """Find out which gradients some rank has (collective): ranks lack different ones."""
-        rows = self._communicator.handshake(self._operation, payload=own)
-        present = iter([not all(column) for column in zip(*rows, strict=True)])
+    def _compare(self, rows: list[bytes]) -> None:
+        """Raise if gradients differ; find out what some ranks have if ranks lack different ones."""
+        heads = {row[:HEAD_BYTES] for row in rows}
+        self._handed_in = [not row.startswith(NO_GRADIENTS) for row in rows]
+        if not self.complete or len(heads) == 1:
+            return
+        handshake = self._communicator.handshake
+        if len({head[:DIGEST_BYTES] for head in heads}) > 1:
+            entries = common_entries(bool(self._zero_fill), self._settings)
+            for bucket in self._buckets:
+                entries += bucket.description.entries
+            handshake.raise_mismatch(self._operation, entries)
+        self._lacks_differ = True
         for bucket in self._buckets:
-            bucket.present = [next(present) for _ in bucket.grads]
+            bucket.finish = None
+            by_rank = handshake(self._operation, payload=bytes(bucket.present))
+            bucket.present = [any(column) for column in zip(*by_rank, strict=True)]
 
     def _take(self, earlier: Earlier) -> None:
         group = self._channel
@@ -140,7 +133,7 @@ class MpiReducer(Reducer):
                 wait_until_ended(earlier)
             for bucket in self._buckets:
                 if is_outermost:  # else it is a part of the call in which ranks agreed
-                    group.handshake.begin(OPERATION, bucket.nbytes)
+                    group.handshake.begin(OPERATION, bucket.description.nbytes)
                 if self._lacks_differ:
                     with group.together(f"{OPERATION}, zeros"):
                         bucket.add_zeros(bucket.present)
@@ -155,7 +148,7 @@ class MpiReducer(Reducer):
             group.call(DESCRIPTION),
             devices.translated_errors(f"rank {self._rank}: {OPERATION}"),
         ):
-            group.handshake.begin(OPERATION, bucket.nbytes)
+            group.handshake.begin(OPERATION, bucket.description.nbytes)
             if ready is not None:
                 wait_until_ended(earlier)
                 devices.current_stream().wait_event(ready)
@@ -176,3 +169,10 @@ def mean_gradients(group: ProcessGroup, reducer: Reducer, model: Any) -> None:
         work = reducer.start()
         work.wait()
     work.assign()
+
+
+def _joined(digests: list[bytes]) -> bytes:
+    """Return a digest of all of them."""
+    if len(digests) == 1:  # nearly always
+        return digests[0]
+    return blake2b(b"".join(digests), digest_size=DIGEST_BYTES).digest()

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..numbers import cast_into
+from ..numbers import FLOAT16, cast_into
 from .operand import Operand
 
 # Arrays of at most a chunk's bytes divided by this are packed together: three quarters
@@ -20,11 +20,11 @@ CACHE_LINE = 64
 
 
 class Segment(NamedTuple):
-    """Elements ``range(start, stop)`` of a flattened array."""
+    """Elements of a flattened array."""
 
     array: int  # its number among those that are summed together
-    start: int
-    stop: int
+    span: slice  # of the array
+    place: slice  # of the chunk
 
 
 @dataclass(frozen=True)
@@ -42,20 +42,20 @@ class Chunk:
 
     def in_place(self, operand: Operand) -> tuple[np.ndarray, np.ndarray] | None:
         """Return the source and the target if they can travel as they are; else None."""
-        index, start, stop = self.segments[0]
+        index, span, _ = self.segments[0]
         source = operand.sources[index]
         target = operand.targets[index]
         is_cast = target.dtype != self.dtype or operand.exponent(index) != 0
         if is_cast or len(self.segments) > 1:
             return None
-        part = target[start:stop]
+        part = target[span]
         if source is target:
             return part, part
-        return source[start:stop], part
+        return source[span], part
 
     def pack(self, operand: Operand, out: np.ndarray) -> None:
         """Write the segments of the 1-D sources into ``out`` (size,), as they travel."""
-        pieces = [operand.sources[index][a:b] for index, a, b in self.segments]
+        pieces = [operand.sources[index][span] for index, span, _ in self.segments]
         if operand.exponents is None:
             try:  # looking at each dtype before takes longer
                 np.concatenate(pieces, out=out, casting="no")
@@ -63,27 +63,18 @@ class Chunk:
                 pass
             else:
                 return
-        parts = self.parts(out)
-        for piece, (segment, part) in zip(pieces, parts, strict=True):
-            cast_into(piece, part, -operand.exponent(segment.array))
+        for piece, (index, _, place) in zip(pieces, self.segments, strict=True):
+            cast_into(piece, out[place], -operand.exponent(index))
 
     def unpack(self, buffer: np.ndarray, operand: Operand) -> None:
         """Write ``buffer`` (size,), which has travelled, into the segments of the 1-D targets."""
-        for (index, start, stop), part in self.parts(buffer):
-            target = operand.targets[index][start:stop]
-            exponent = operand.exponent(index)
-            if exponent or part.dtype != target.dtype:
-                cast_into(part, target, exponent)
+        is_wide = operand.exponents is None and self.dtype != FLOAT16
+        for index, span, place in self.segments:
+            target = operand.targets[index]
+            if is_wide:  # NumPy casts as fast
+                target[span] = buffer[place]
             else:
-                target[...] = part
-
-    def parts(self, buffer: np.ndarray) -> Iterator[tuple[Segment, np.ndarray]]:
-        """Yield each segment with its part of a buffer."""
-        filled = 0
-        for segment in self.segments:
-            end = filled + segment.stop - segment.start
-            yield segment, buffer[filled:end]
-            filled = end
+                cast_into(buffer[place], target[span], operand.exponent(index))
 
 
 @lru_cache(maxsize=8)
@@ -115,8 +106,9 @@ def plan_chunks(
                 chunks.append(Chunk(dtype, tuple(small), filled))
                 small = []
                 filled = 0
-            small.append(Segment(index, 0, size))
-            filled += size
+            end = filled + size
+            small.append(Segment(index, slice(0, size), slice(filled, end)))
+            filled = end
         if small:
             chunks.append(Chunk(dtype, tuple(small), filled))
     return chunks
@@ -131,7 +123,9 @@ def _chunks_of_one(
     step = min(limit, -(-even // line) * line)
     for start in range(0, size, step):
         stop = min(size, start + step)
-        yield Chunk(dtype, (Segment(index, start, stop),), stop - start)
+        length = stop - start
+        segment = Segment(index, slice(start, stop), slice(0, length))
+        yield Chunk(dtype, (segment,), length)
 
 
 def shard_slice(size: int, shards: int, index: int) -> slice:

@@ -32,14 +32,17 @@ class Operand(NamedTuple):
     def flattened(self) -> Operand:
         """Return the operand with 1-D arrays: views of targets, and views or copies of sources."""
         targets = [target.reshape(-1) for target in self.targets]
-        sources = []
-        for source, target, flat in zip(
-            self.sources, self.targets, targets, strict=True
-        ):
-            if source is not target:
-                flat = source.ravel()
-            sources.append(flat)
-        return self._replace(sources=sources, targets=targets)
+        sources = targets
+        if self.sources is not self.targets:
+            sources = targets.copy()
+            for index, source in enumerate(self.sources):
+                if source is not self.targets[index]:
+                    sources[index] = source.ravel()
+        return Operand(sources, targets, *self[2:])
+
+    def keeps_dtypes(self) -> bool:
+        """Return whether all arrays travel in their own dtypes."""
+        return [target.dtype for target in self.targets] == list(self.wire_dtypes)
 
     def exponent(self, index: int) -> int:
         """Return the exponent of an array."""

@@ -27,6 +27,15 @@ class Algorithm(ABC):
         source that is not C-contiguous.
         """
 
+    def begin(self, operand: Operand) -> Callable[[], None] | None:
+        """Do what needs no other rank; return what does the rest of ``allreduce``, or None.
+
+        Not collective. Between the beginning and the rest all ranks pass a barrier,
+        such as a handshake, in which they agree that all of them have begun. With None,
+        or unless all have, ``allreduce`` is to be called.
+        """
+        return None
+
     def close(self) -> None:  # noqa: B027  (optional: an algorithm may own nothing)
         """Release what the algorithm owns (collective)."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NoReturn
@@ -18,9 +18,9 @@ from ..errors import (
     peer_error,
     share_failure,
 )
-from ..numbers import as_integer
+from ..numbers import as_integer, wrong_kind
 from ..observers import NOBODY, CallObserver
-from ..signatures import mismatch_error, view_of
+from ..signatures import checked_signature, mismatch_error, view_of
 
 # What must be equal on all ranks: entries of a name and its values. Of signatures that
 # differ, the first entry that differs is reported.
@@ -67,33 +67,36 @@ class Handshake:
     def __call__(
         self,
         operation: str,
-        signature: Signature = (),
+        signature: Iterable[tuple[Any, ...]] = (),
         payload: bytes = b"",
         nbytes: int = 0,
         error: BaseException | None = None,
     ) -> list[bytes]:
         """Check one collective call, as ``CommunicatorBase.handshake`` says (collective).
 
-        The signature is plain, as ``checked_signature`` returns it. ``nbytes`` is how
-        much data this rank has, for the observer.
+        ``nbytes`` is how much data this rank has, for the observer.
         """
         if error is not None:
             if not self.interruptions:  # else the other ranks are elsewhere
                 self._send_failure(operation, error)
             raise error
         try:
-            digest = digest_of((operation, *signature))
+            if not isinstance(payload, bytes):
+                what = f"the payload of {operation} must be bytes"
+                raise wrong_kind(what, payload, self.rank)
+            entries = checked_signature(operation, signature)
+            digest = _digest_of_text(repr((operation, *entries)))
         except BaseException as caught:
             share_failure(self, operation, caught)
             raise
-        self.begin(operation, nbytes, self._root_of(signature))
+        self.begin(operation, nbytes, self._root_of(entries))
         prefix = _PREFIX.pack(digest, self._calls, False, len(payload))
         entry = self._allgather(prefix + payload[:_INLINE_BYTES])
         is_equal = self._received == entry * self._size
         if is_equal and len(payload) <= _INLINE_BYTES:
             payloads = [payload] * self._size
         else:
-            payloads = self._compare(prefix, payload, operation, signature)
+            payloads = self._compare(prefix, payload, operation, entries)
         if self._arrived is not None:
             self._arrived(operation, self._calls)
         return payloads
@@ -175,4 +178,9 @@ def dtype_name(dtype: Any) -> str:
 
 def digest_of(signature: Sequence[Any]) -> bytes:
     """Return 16 bytes that are equal where signatures are."""
-    return hashlib.blake2b(repr(signature).encode(), digest_size=16).digest()
+    return _digest_of_text(repr(signature))
+
+
+@lru_cache(maxsize=64)
+def _digest_of_text(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()

@@ -5,7 +5,9 @@ from .arguments import as_integer as as_integer
 from .arguments import check_operation as check_operation
 from .arguments import integer_between as integer_between
 from .arguments import one_for_each as one_for_each
+from .arguments import wrong_kind as wrong_kind
 from .casts import cast_into as cast_into
+from .dtypes import FLOAT16 as FLOAT16
 from .dtypes import OPERATIONS as OPERATIONS
 from .dtypes import accumulator as accumulator
 from .dtypes import can_be_summed as can_be_summed

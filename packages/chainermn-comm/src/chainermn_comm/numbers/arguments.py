@@ -75,6 +75,11 @@ def integer_between(value: Any, least: int, most: int, what: str) -> int:
     return number
 
 
+def wrong_kind(what: str, value: Any, rank: int) -> TypeError:
+    """Return the error that says what ``value`` must be, and what it is."""
+    return TypeError(f"rank {rank}: {what}, got {type(value).__name__}")
+
+
 def one_for_each(values: Any, rank: int, size: int) -> list[Any]:
     """Return a user's values, one for each rank; raise unless there are as many as ranks."""
     is_row = hasattr(values, "__getitem__") and getattr(values, "ndim", 1) > 0

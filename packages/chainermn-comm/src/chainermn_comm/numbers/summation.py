@@ -32,10 +32,12 @@ def sum_rows(
             total = op(total, cast(row[block], dtype))
         if len(rows) > 1:
             last = cast(rows[-1][block], dtype)
-            if divisor == 1 and out.dtype == dtype:
-                op(total, last, out=out[block])
-                continue
-            total = op(total, last)
+            if out.dtype == dtype:
+                total = op(total, last, out=out[block])
+                if divisor == 1:
+                    continue
+            else:
+                total = op(total, last)
         divide_into(total, divisor, out[block])
 
 

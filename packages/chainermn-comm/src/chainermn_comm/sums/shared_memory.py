@@ -7,7 +7,7 @@ t - d, and the node's ranks pass a barrier between two ticks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,8 +25,10 @@ SHARED_CHUNK_BYTES = 256 << 10
 MOST_CHUNKS = 8
 # On a node of at most REDUNDANT_RANKS ranks, each rank sums the whole chunk itself: one
 # barrier less. With more ranks, each sums one shard for all, since n times the bytes
-# would move. See docs/decisions/shared-memory.md.
+# would move; but every rank still sums what has at most REDUNDANT_BYTES over all ranks.
+# See docs/decisions/shared-memory.md.
 REDUNDANT_RANKS = 2
+REDUNDANT_BYTES = 512 << 10
 # Groups that have slots for terms at a time. Terms are read at the tick after they were
 # written.
 TERM_GROUPS = 2
@@ -41,6 +43,13 @@ class Stage(NamedTuple):
 
     delay: int  # ticks after the chunk has been packed
     work: Work
+
+
+class Plan(NamedTuple):
+    """How arrays of given sizes and dtypes are divided."""
+
+    groups: list[list[Chunk]]
+    nbytes: int  # that travel from each rank
 
 
 class SharedMemoryAllreduce(Algorithm):
@@ -66,6 +75,10 @@ class SharedMemoryAllreduce(Algorithm):
         self._ranks = topology.intra_size(group.rank)
         self._chunk_bytes = group.settings.chunk_bytes or chunk_bytes
         self._next_group = 0  # groups so far: slot numbers go on from call to call
+        self._begun_group = -1  # the last one that was packed before a call
+        # The last sizes and dtypes, and the plan for them: most calls repeat it.
+        self._planned: tuple[Sequence[int], Sequence[np.dtype]] = ((), ())
+        self._plan = Plan([], 0)
         self._node = MPI.Intracomm(group.comm.Split(node, group.rank))
         # Whether ranks write sums for one another.
         self._shares_sums = self.sums_travel or self._ranks > REDUNDANT_RANKS
@@ -87,6 +100,8 @@ class SharedMemoryAllreduce(Algorithm):
         self._terms = [np.split(buffer[:terms], count) for buffer in buffers]
         count = self.sum_groups * self.chunks_of_group
         self._sums = np.split(buffers[0][terms:], count)
+        # For one chunk's sums.
+        self._scratch = np.empty(self._chunk_bytes, np.uint8)
 
     def allreduce(self, operand: Operand) -> None:
         """Pass each group of chunks through all stages (collective).
@@ -96,48 +111,93 @@ class SharedMemoryAllreduce(Algorithm):
         barrier of the call before.
         """
         operand = with_exponents(self, operand.flattened(), self.sums_travel)
-        sizes = tuple([target.size for target in operand.targets])
-        dtypes = tuple(operand.wire_dtypes)
-        chunks = plan_chunks(sizes, dtypes, self._chunk_bytes)
-        if not chunks:
+        self._pass_through_stages(operand, self._plan_for(operand))
+
+    def begin(self, operand: Operand) -> Callable[[], None] | None:
+        first = self._next_group
+        # The slots may have what another call has begun with.
+        if self.sums_travel or self._begun_group == first:
+            return None
+        flat = operand.flattened()
+        plan = self._plan_for(flat)
+        if not plan.groups or not flat.keeps_dtypes():
+            return None
+        self._begun_group = first
+        self._do(self._pack, flat, plan.groups[0], first)
+        self._window.sync()
+
+        def finish() -> None:
+            self._window.sync()
+            if self._next_group == first:
+                self._pass_through_stages(flat, plan, 1)
+            else:  # another call has used the slots since
+                self.allreduce(operand)
+
+        return finish
+
+    def _plan_for(self, operand: Operand) -> Plan:
+        """Return the plan for the operand's sizes and dtypes."""
+        sizes = [target.size for target in operand.targets]
+        dtypes = list(operand.wire_dtypes)
+        if self._planned != (sizes, dtypes):
+            chunks = plan_chunks(tuple(sizes), tuple(dtypes), self._chunk_bytes)
+            step = self.chunks_of_group
+            groups = [chunks[i : i + step] for i in range(0, len(chunks), step)]
+            self._plan = Plan(groups, sum([chunk.nbytes for chunk in chunks]))
+            self._planned = (sizes, dtypes)
+        return self._plan
+
+    def _pass_through_stages(
+        self, operand: Operand, plan: Plan, first_tick: int = 0
+    ) -> None:
+        """Do all stages of all groups, from a tick on (collective)."""
+        groups = plan.groups
+        if not groups:
             return
-        step = self.chunks_of_group
-        groups = [chunks[i : i + step] for i in range(0, len(chunks), step)]
-        stages = self._stages()
-        ticks = len(groups) + max([stage.delay for stage in stages])
+        stages = self._stages(plan.nbytes)
+        ticks = len(groups) + stages[-1].delay
         first = self._next_group
         with np.errstate(all="ignore"):
-            for tick in range(ticks):
-                if tick > 0:
+            for tick in range(first_tick, ticks):
+                if tick > first_tick:
                     self._window.barrier()
                 for delay, work in stages:
                     index = tick - delay
                     if 0 <= index < len(groups):
-                        number = (first + index) * step
-                        for place, chunk in enumerate(groups[index]):
-                            work(operand, number + place, chunk)
+                        self._do(work, operand, groups[index], first + index)
                 self._end_tick()
         self._next_group = first + len(groups)
+
+    def _do(
+        self, work: Work, operand: Operand, chunks: list[Chunk], number: int
+    ) -> None:
+        """Do a stage's work on the chunks of a group."""
+        number *= self.chunks_of_group
+        for place, chunk in enumerate(chunks):
+            work(operand, number + place, chunk)
 
     def _end_tick(self) -> None:
         """Do what follows the stages of each tick."""
 
-    def _stages(self) -> list[Stage]:
-        """Return the stages, in the order of a tick."""
-        if self._shares_sums:
+    def _stages(self, nbytes: int) -> list[Stage]:
+        """Return the stages for so many bytes of a rank, in the order of a tick.
+
+        The last one has the longest delay.
+        """
+        if self._shares_sums and self._ranks * nbytes > REDUNDANT_BYTES:
             return [Stage(0, self._pack), Stage(1, self._sum), Stage(2, self._unpack)]
         return [Stage(0, self._pack), Stage(1, self._sum_whole_and_unpack)]
 
     def _pack(self, operand: Operand, number: int, chunk: Chunk) -> None:
-        chunk.pack(operand, self._terms_of(number, chunk)[self._node.rank])
+        chunk.pack(operand, self._terms_of(self._node.rank, number, chunk))
 
     def _sum_whole_and_unpack(
         self, operand: Operand, number: int, chunk: Chunk
     ) -> None:
-        rows = self._terms_of(number, chunk)
+        rows = self._rows_of(number, chunk)
         places = chunk.in_place(operand)
         if places is None:
-            buffer = np.empty(chunk.size, chunk.dtype)
+            buffer = self._own_buffer(chunk)
             sum_rows(rows, buffer, operand.divisor, operand.op)
             chunk.unpack(buffer, operand)
             return
@@ -152,25 +212,37 @@ class SharedMemoryAllreduce(Algorithm):
         if self.sums_travel:
             divisor = 1
         shard = shard_slice(chunk.size, self._ranks, self._node.rank)
-        rows = [terms[shard] for terms in self._terms_of(number, chunk)]
-        sum_rows(rows, self._sums_of(number, chunk)[shard], divisor, operand.op)
+        rows = [terms[shard] for terms in self._rows_of(number, chunk)]
+        # Shared memory is written once, when they have been divided.
+        sums = self._own_buffer(chunk)[shard]
+        sum_rows(rows, sums, divisor, operand.op)
+        self._sums_of(number, chunk)[shard] = sums
 
     def _unpack(self, operand: Operand, number: int, chunk: Chunk) -> None:
         chunk.unpack(self._sums_of(number, chunk), operand)
 
-    def _terms_of(self, number: int, chunk: Chunk) -> list[np.ndarray]:
-        """Return each rank's terms of the chunk."""
+    def _rows_of(self, number: int, chunk: Chunk) -> list[np.ndarray]:
+        """Return the terms of the chunk of each rank of the node."""
+        ranks = range(self._ranks)
+        return [self._terms_of(rank, number, chunk) for rank in ranks]
+
+    def _terms_of(self, rank: int, number: int, chunk: Chunk) -> np.ndarray:
+        """Return the terms of the chunk of a rank of the node."""
         dtype = chunk.dtype
         if self.sums_travel:
             dtype = accumulator(dtype)
-        nbytes = chunk.size * dtype.itemsize
-        slots = [slots[number % len(slots)] for slots in self._terms]
-        return [slot[:nbytes].view(dtype) for slot in slots]
+        slots = self._terms[rank]
+        slot = slots[number % len(slots)]
+        return slot[: chunk.size * dtype.itemsize].view(dtype)
 
     def _sums_of(self, number: int, chunk: Chunk) -> np.ndarray:
         """Return the sums of the chunk, in the dtype in which they travel."""
         slot = self._sums[number % len(self._sums)]
         return slot[: chunk.nbytes].view(chunk.dtype)
+
+    def _own_buffer(self, chunk: Chunk) -> np.ndarray:
+        """Return memory of this rank alone for the sums of the chunk."""
+        return self._scratch[: chunk.nbytes].view(chunk.dtype)
 
     def close(self) -> None:
         self._terms = []  # no view of the window may outlive it

@@ -72,8 +72,12 @@ class SharedWindow:
         """Wait for the node's ranks; all of them then see what each has written."""
         # The barrier orders processes, not memory (MPI 3.1, example 11.7): hence both
         # syncs.
-        self._window.Sync()
+        self.sync()
         runtime.barrier(self._comm)
+        self.sync()
+
+    def sync(self) -> None:
+        """Order this rank's reads and writes before a barrier, or after one."""
         self._window.Sync()
 
     def is_shared(self) -> bool:

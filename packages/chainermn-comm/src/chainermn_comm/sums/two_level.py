@@ -63,7 +63,7 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
         self.sum_groups = self._ticks + 3
         super().__init__(group, -(-rounds // ROUNDS_PER_MIB) << 20)
 
-    def _stages(self) -> list[Stage]:
+    def _stages(self, nbytes: int) -> list[Stage]:
         return [
             Stage(2, self._begin),  # first, so that messages travel meanwhile
             Stage(0, self._pack),
