@@ -47,7 +47,6 @@ ORDER = {
         "optimizer_state persistents profiling random_states trainer_introspection",
         "slots",
         "background_thread collective_errors host_arrays leaving testing wrappers",
-        "foreign_communicator",
     ],
     "modelparallel": ["__init__", "links", "loss_scaling", "functions"],
     "tools": [

@@ -229,6 +229,31 @@ def test_a_missing_gradient_counts_as_zeros_or_ranks_must_agree(naive, zero_fill
     np.testing.assert_array_equal(model.main.W.array, before["/main/W"])
 
 
+class OwnOptimizer:
+    """An optimizer of the user's own class, with the least that one needs."""
+
+    def __init__(self):
+        self.t = 0
+        self.target = None
+
+    def setup(self, link):
+        self.target = link
+        return self
+
+    def update(self, lossfun=None):
+        assert lossfun is None
+        self.t += 1
+
+
+def test_an_optimizer_of_any_class_serves(naive):
+    model = Model(naive.rank)
+    optimizer = create_multi_node_optimizer(OwnOptimizer(), naive).setup(model)
+    for _ in range(3):
+        optimizer.update(model, X)
+    assert optimizer.t == 3
+    assert same_everywhere(naive, model)
+
+
 # Mistakes.
 
 
@@ -238,6 +263,8 @@ def test_wrong_arguments_are_named(naive):
     optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), naive)
     with pytest.raises(TypeError, match="already a multi-node optimizer"):
         create_multi_node_optimizer(optimizer, naive)
+    with pytest.raises(TypeError, match=r"needs a communicator made by.*not str"):
+        create_multi_node_optimizer(chainer.optimizers.SGD(), "naive")
     for steps, error in ((0, ValueError), (2.5, TypeError), (None, TypeError)):
         with pytest.raises(error, match=f"accumulate_steps.*not {steps}"):
             sgd(naive, Model(0), accumulate_steps=steps)

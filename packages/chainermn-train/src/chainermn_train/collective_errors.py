@@ -5,20 +5,13 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from numbers import Integral
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
 from chainermn_comm.errors import raise_together as raise_together
 from chainermn_comm.numbers import as_integer
-
-from .foreign_communicator import (
-    ForeignCommunicator,
-    NoCommunicator,
-    can_exchange_models,
-)
 
 # Larger pickles travel separately: a handshake is made for some kilobytes.
 _MAX_PAYLOAD_BYTES = 1 << 16
@@ -50,10 +43,13 @@ def bcast_checked(
     root: int = 0,
 ) -> Any:
     """Return on every rank a copy of what ``make`` returns at ``root``, or raise (collective)."""
-    is_root = communicator.rank == root
-    return allgather_checked(
-        communicator, operation, lambda: make() if is_root else None
-    )[root]
+
+    def make_at_root() -> Any:
+        if communicator.rank == root:
+            return make()
+        return None
+
+    return allgather_checked(communicator, operation, make_at_root)[root]
 
 
 def values_of_first_holders(
@@ -66,10 +62,8 @@ def values_of_first_holders(
 
     ``held`` names what this rank has. Errors are those of :func:`allgather_checked`.
     """
-    names, rank = (
-        allgather_checked(communicator, operation, lambda: held),
-        communicator.rank,
-    )
+    rank = communicator.rank
+    names = allgather_checked(communicator, operation, lambda: held)
 
     def give_own() -> dict[str, Any]:
         return {name: give(name) for name in held.difference(*names[:rank])}
@@ -102,37 +96,42 @@ def require_integer(name: str, value: Any, least: int, most: int | None = None) 
     if number is None:
         raise TypeError(f"{name} must be an integer, not {value!r}")
     if number < least or (most is not None and number > most):
-        bounds = f"from {least} to {most}" if most is not None else f"at least {least}"
+        bounds = f"at least {least}"
+        if most is not None:
+            bounds = f"from {least} to {most}"
         raise ValueError(f"{name} must be {bounds}, not {number}")
     return number
 
 
-def require_communicator(
-    communicator: Any, caller: str, *, only_for_models: bool = False
-) -> CommunicatorBase:
-    """Return ``communicator``, as a :class:`ForeignCommunicator` if it is another class's.
+class NoCommunicator:
+    """Stands for None, with which an optimizer can be made, saved and loaded, but not used."""
 
-    None stands for one that can't be used if it is needed ``only_for_models``.
+    communicator_name = None
+    rank = 0
+    size = 1
+    inter_size = 1
 
-    Raises:
-        TypeError: it is neither, or it has several ranks which can't agree, unless it
-            is needed ``only_for_models``.
-    """
-    # A mock says that it is an instance of what it stands for; its type doesn't.
-    if issubclass(type(communicator), CommunicatorBase):
-        return communicator  # type: ignore[no-any-return]
-    found = type(communicator).__name__
-    if communicator is None and only_for_models:
-        communicator = NoCommunicator()
-    if can_exchange_models(communicator):
-        foreign, size = (
-            ForeignCommunicator(communicator),
-            getattr(communicator, "size", None),
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise RuntimeError(
+            "this multi-node optimizer was made with None for its communicator, so it can't "
+            "update: give create_multi_node_optimizer what create_communicator() returns"
         )
-        if only_for_models or not isinstance(size, Integral) or size == foreign.size:
-            return foreign
-        found += f" with {size} ranks"
+
+
+def require_communicator(communicator: Any, caller: str) -> CommunicatorBase:
+    """Return ``communicator``; raise TypeError unless it is one."""
+    if isinstance(communicator, CommunicatorBase):
+        return communicator
     raise TypeError(
         f"{caller} needs a communicator made by create_communicator (or a subclass of "
-        f"CommunicatorBase), not {found}"
+        f"CommunicatorBase), not {type(communicator).__name__}"
     )
+
+
+def require_communicator_or_none(communicator: Any, caller: str) -> Any:
+    """Return ``communicator``, and for None what raises RuntimeError where it is used."""
+    if communicator is None:
+        return NoCommunicator()
+    return require_communicator(communicator, caller)

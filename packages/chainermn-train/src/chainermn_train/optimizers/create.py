@@ -8,7 +8,7 @@ from chainer.backends.cuda import available as has_gpus
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import require_communicator, require_integer
+from ..collective_errors import require_communicator_or_none, require_integer
 from .delayed_exchange import DelayedExchange
 from .gradient_exchange import GradientExchange
 from .multi_node_optimizer import MultiNodeOptimizer
@@ -41,10 +41,8 @@ def create_multi_node_optimizer(
     Args:
         actual_optimizer: a Chainer optimizer, set up or not; or anything with its
             ``setup``, ``update`` and ``target``.
-        communicator: the ranks that train together. In a test anything will do that has
-            ``bcast_data`` and ``multi_node_mean_grad``, a mock, say. With None the
-            optimizer can be set up, saved and loaded, and an update raises
-            RuntimeError.
+        communicator: the ranks that train together. With None the optimizer can be set
+            up, saved and loaded, and an update raises RuntimeError.
         double_buffering: exchange gradients in the background while the next update's
             are computed. Each update then steps along the gradients of the update
             before it; the first one doesn't step. It takes memory for a second set of
@@ -81,9 +79,7 @@ def create_multi_node_optimizer(
         ValueError: ``accumulate_steps`` is less than 1, both ``overlap`` and
             ``double_buffering`` are on, or ``on_drift`` is none of these.
     """
-    communicator = require_communicator(
-        communicator, "create_multi_node_optimizer", only_for_models=True
-    )
+    group = require_communicator_or_none(communicator, "create_multi_node_optimizer")
     if isinstance(actual_optimizer, MultiNodeOptimizer):
         raise TypeError(
             "the optimizer is already a multi-node optimizer; pass it on as it is"
@@ -110,13 +106,13 @@ def create_multi_node_optimizer(
         "overlap": overlap,
         "on_drift": on_drift,
     }
-    if getattr(communicator, "communicator_name", None) == "dummy":
+    if getattr(group, "communicator_name", None) == "dummy":
         settings["on_drift"] = "ignore"  # its ranks do drift apart
-    only_on_gpus = overlap is None and communicator.inter_size == 1
+    only_on_gpus = overlap is None and group.inter_size == 1
     if double_buffering:
-        exchange: GradientExchange = DelayedExchange(communicator, bool(zero_fill))
+        exchange: GradientExchange = DelayedExchange(group, bool(zero_fill))
     elif overlap is False or steps > 1 or (only_on_gpus and not has_gpus):
-        exchange = GradientExchange(communicator, bool(zero_fill))
+        exchange = GradientExchange(group, bool(zero_fill))
     else:
-        exchange = OverlappedExchange(communicator, bool(zero_fill), only_on_gpus)
-    return MultiNodeOptimizer(actual_optimizer, communicator, settings, exchange)
+        exchange = OverlappedExchange(group, bool(zero_fill), only_on_gpus)
+    return MultiNodeOptimizer(actual_optimizer, group, settings, exchange)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Self
 
-from ..collective_errors import allgather_checked, require_communicator
+from ..collective_errors import allgather_checked, require_communicator_or_none
 from ..wrappers import AttributeProxy, UnpicklableMixin
 from .decision import OPERATION
 
@@ -46,8 +46,8 @@ class _MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         ``lossfun`` raises on one rank is raised on all.
         """
         target = self.target
-        communicator = require_communicator(
-            self.communicator, "a multi-node optimizer", only_for_models=True
+        communicator = require_communicator_or_none(
+            self.communicator, type(self).__name__
         )
 
         def compute_gradients() -> bool:
