@@ -11,7 +11,7 @@ import numpy as np
 from chainermn_comm import CommunicatorBase
 
 from ..iterators import place, places_of, shared_order
-from ..optimizers import MultiNodeOptimizer, group_of_rank, is_same_on_all
+from ..optimizers import MultiNodeOptimizer, accumulation_of_rank, is_same_on_all
 from ..trainer_introspection import iterators_of, updater_of
 from .shards import RESERVED_PREFIX, State
 from .state_dict import StateError, load_state_dict
@@ -104,5 +104,5 @@ def _adapt(
         path = name.removesuffix("calls")
         for key in [key for key in state if key.startswith(path)]:
             del state[key]
-        state.update(group_of_rank(path, states, rank, size))
+        state.update(accumulation_of_rank(path, states, rank, size))
     return state, anew

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from typing import Any
 
-from chainermn_comm import CommunicatorBase, Reducer, patient_waits
+from chainermn_comm import CommunicatorBase, Reducer, Work, patient_waits
 
 from ..background_thread import BackgroundThread, threads_may_use_mpi
 from ..collective_errors import raise_together
-from ..profiling import region
 from .decision import OPERATION
 from .gpus import device_of, new_stream, recorded_event, using_stream
 from .gradient_exchange import GradientExchange, make_channel
@@ -23,24 +21,17 @@ _ALONE = "with double_buffering gradients are as old as ever"
 class DelayedExchange(GradientExchange):
     """Each update steps along the means of the update before it."""
 
+    is_delayed = True
+
     def __init__(self, communicator: CommunicatorBase, zero_fill: bool) -> None:
         super().__init__(communicator, zero_fill)
-        self._thread: BackgroundThread | None = None
+        # Of the update that has begun.
+        self._gradients: GradientSet | None = None
         # Where gradients are on a GPU: it, its stream for the thread, and when they are
         # computed.
         self._device: Any = None
         self._stream: Any = None
         self._computed: Any = None
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> DelayedExchange:
-        twin = memo[id(self)] = DelayedExchange(self._communicator, self._zero_fill)
-        if self.error() is None:
-            twin._flight = copy.deepcopy(self._flight, memo)
-        return twin
-
-    def error(self) -> BaseException | None:
-        with region("communication"):
-            return None if self._thread is None else self._thread.wait()
 
     def ready(self, params: ParameterSet, scale: float | None) -> Reducer:
         reducer = self._communicator.make_reducer(
@@ -50,8 +41,9 @@ class DelayedExchange(GradientExchange):
         # done.
         with raise_together(self._communicator.handshake, OPERATION, meet=False):
             gradients = GradientSet.detach_from(params, scale)
-            self._handed_in = reducer, gradients, scale
-            if self._flight is None:
+            self._reducer = reducer
+            self._gradients = gradients
+            if self.pending is None:
                 gradients.give_copies()
             # Also where this rank has none, as all make the channel for the same
             # device.
@@ -63,12 +55,32 @@ class DelayedExchange(GradientExchange):
         reducer.add(gradients)
         return reducer
 
-    def finish(self, factor: float = 1.0) -> bool:
-        assert self._handed_in is not None  # else nothing was ready
-        reducer, gradients, _ = self._handed_in
-        self._handed_in = None
-        work = reducer.start()
-        device, stream, computed = self._device, self._stream, self._computed
+    def finish(
+        self, params: ParameterSet, scale: float | None, factor: float = 1.0
+    ) -> bool:
+        assert self._reducer is not None  # else nothing was ready
+        assert self._gradients is not None
+        gradients = self._gradients
+        thread = self._thread_of(self._reducer.start(), gradients, factor)
+        self._reducer = None
+        self._gradients = None
+        try:
+            return self.apply_pending()  # of the update before
+        finally:  # also where that fails: the other ranks exchange these
+            self.pending = gradients
+            self._thread = thread
+            if self.channel is None:  # the first mean is taken at once
+                thread.wait()
+                self.channel = make_channel(self._communicator, self._device)
+            elif not (threads_may_use_mpi(_ALONE) and thread.start()):
+                thread.wait()  # other means on the GPU wait for these
+
+    def _thread_of(
+        self, work: Work, gradients: GradientSet, factor: float
+    ) -> BackgroundThread:
+        device = self._device
+        stream = self._stream
+        computed = self._computed
 
         def exchange(wait_requested: threading.Event) -> None:
             with patient_waits(wait_requested), using_stream(device, stream, computed):
@@ -77,21 +89,10 @@ class DelayedExchange(GradientExchange):
                 if factor != 1:
                     multiply_gradients(gradients.gradients, factor)
 
-        try:
-            return self.assign_flight()  # of the update before
-        finally:  # also where that fails: the others exchange these
-            self._flight, self._thread = gradients, BackgroundThread(exchange)
-            if self.channel is None:  # the first mean is taken at once
-                self._thread.wait()
-                self.channel = make_channel(self._communicator, device)
-            elif not (threads_may_use_mpi(_ALONE) and self._thread.start()):
-                self._thread.wait()  # other means on the GPU wait for these
+        return BackgroundThread(exchange)
 
     def cancel(self) -> None:
-        if self._handed_in is not None:
-            self._handed_in[1].assign()
-            self._handed_in = None
-
-    def put_flight(self, means: GradientSet | None) -> None:
-        self.error()
-        self._flight, self._thread = means, None
+        super().cancel()
+        if self._gradients is not None:
+            self._gradients.assign()
+            self._gradients = None

@@ -3,89 +3,93 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from typing import Any
 
 from chainermn_comm import CommunicatorBase, Reducer
 
-from ..background_thread import raise_if_any
+from ..background_thread import BackgroundThread, raise_if_any
 from ..profiling import region
 from ..wrappers import UnpicklableMixin
 from .decision import OPERATION
 from .gradient_set import GradientSet, multiply_gradients, set_scale
 from .parameter_set import ParameterSet
 
-# What is under way is four times as much: a link of 1 Gbit/s stays busy between two
-# looks of a thread that seldom has the interpreter, and small messages of others wait 4
-# ms behind it at most. See docs/decisions/double_buffering.md.
+# Four times as much is under way: a link of 1 Gbit/s stays busy between two looks of a
+# thread that seldom has the interpreter, and other small messages wait 4 ms behind it at
+# most. See docs/decisions/double_buffering.md.
 PIECE_BYTES = 125 << 10
 
 
 class GradientExchange(UnpicklableMixin):
     """The exchange of one optimizer, which an update waits for; other kinds are subclasses.
 
-    An update computes gradients and hands them in (:meth:`ready`), ranks agree by the
-    reducer that this returns, and :meth:`finish` gives means to the parameters; or
-    :meth:`cancel` ends it where nobody steps.
+    An update computes gradients (:meth:`backward`) and gets a reducer for them
+    (:meth:`ready`), by which ranks agree. Then :meth:`finish` gives means to the
+    parameters; if nobody steps, :meth:`cancel` ends the exchange.
     """
-
-    def __init__(self, communicator: CommunicatorBase, zero_fill: bool) -> None:
-        """Exchange on ``communicator``; not collective."""
-        self._communicator, self._zero_fill = communicator, zero_fill
-        # For another thread, while the training uses the given one; all ranks have it,
-        # or none.
-        self.channel: CommunicatorBase | None = None
-        self._handed_in: tuple[Reducer, Any, float | None] | None = None
-        # Under way, or means once they have come.
-        self._flight: GradientSet | None = None
 
     #: Whether what was sent during backward is not what parameters have now.
     must_resend = False
     #: Whether this update's backward showed what ranks need to plan what they send in the next.
     can_plan = False
+    #: Whether a step may use gradients of an update before.
+    is_delayed = False
 
-    @property
-    def has_flight(self) -> bool:
-        """Whether gradients that no step has used yet are under way, or are means already."""
-        return self._flight is not None
+    def __init__(self, communicator: CommunicatorBase, zero_fill: bool) -> None:
+        """Exchange on ``communicator``; not collective."""
+        self._communicator = communicator
+        self._zero_fill = zero_fill
+        # For another thread, while the training uses the communicator; all ranks have
+        # it, or none.
+        self.channel: CommunicatorBase | None = None
+        self._reducer: Reducer | None = None  # that `ready` has returned
+        # Gradients that no step has used yet: under way by the thread, or means already.
+        self.pending: GradientSet | None = None
+        self._thread: BackgroundThread | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        self.wait()
+        twin = type(self)(self._communicator, self._zero_fill)
+        twin.pending = copy.deepcopy(self.pending, memo)
+        return twin
 
     def can_send(self, params: ParameterSet, loss: Any, scale: float | None) -> bool:
         """Return whether the gradients of this loss can leave during backward, as planned."""
         return False
 
-    def backward(
-        self, params: ParameterSet, loss: Any, loss_scale: float | None
-    ) -> None:
+    def backward(self, params: ParameterSet, loss: Any, scale: float | None) -> None:
         """Compute gradients."""
-        loss.backward(loss_scale=loss_scale)
+        loss.backward(loss_scale=scale)
 
     def backward_and_send(
-        self, params: ParameterSet, loss: Any, loss_scale: float | None
+        self, params: ParameterSet, loss: Any, scale: float | None
     ) -> None:
         """Compute gradients that leave meanwhile; all ranks have agreed to."""
         raise NotImplementedError
 
-    def error(self) -> BaseException | None:
-        """Return what made the exchange under way fail, if anything, once it has ended."""
-        return None
-
     def ready(self, params: ParameterSet, scale: float | None) -> Reducer:
-        """Hand in the present gradients, which are final, with this loss scale."""
-        reducer = self._communicator.make_reducer(self._zero_fill, OPERATION)
+        """Return a reducer of the present gradients, which are final and have this loss scale."""
+        self._reducer = self._communicator.make_reducer(self._zero_fill, OPERATION)
         # A communicator with its own method for the mean gets the model, and may look
         # at all of it.
-        reducer.add(params if reducer.takes_plans else params.target)
-        self._handed_in = reducer, params, scale
-        return reducer
+        bucket = params
+        if not self._reducer.takes_plans:
+            bucket = params.target
+        self._reducer.add(bucket)
+        return self._reducer
 
-    def finish(self, factor: float = 1.0) -> bool:
-        """Exchange what was handed in (collective, after ranks have agreed on all of it).
+    def finish(
+        self, params: ParameterSet, scale: float | None, factor: float = 1.0
+    ) -> bool:
+        """Take the means of what was ready (collective, after ranks have agreed by the reducer).
 
-        Means are multiplied by ``factor``, the same on all ranks. Return whether the
+        They are multiplied by ``factor``, the same on all ranks. Return whether the
         parameters' gradients are means to step along, perhaps of an update before.
         """
-        assert self._handed_in is not None  # else nothing was ready
-        reducer, params, scale = self._handed_in
-        self._handed_in = None
+        assert self._reducer is not None  # else nothing was ready
+        reducer = self._reducer
+        self._reducer = None
         with region("communication"):
             work = reducer.start()
             work.wait()
@@ -98,7 +102,7 @@ class GradientExchange(UnpicklableMixin):
 
     def cancel(self) -> None:
         """End what an update has begun, as nobody steps; all ranks do."""
-        self._handed_in = None
+        self._reducer = None
 
     def plan(self, params: ParameterSet) -> None:
         """Plan what ranks send during backward, after ``finish`` (collective): all can."""
@@ -106,41 +110,49 @@ class GradientExchange(UnpicklableMixin):
     def drop_plan(self) -> None:
         """Send nothing during backward until there is another plan; all ranks do."""
 
-    def take_flight(self) -> GradientSet | None:
-        """Wait for the means under way and remove them; raise what made the exchange fail."""
-        try:
-            return self.flight()
-        finally:
-            self.put_flight(None)
+    def wait(self) -> None:
+        """Wait until pending gradients are means; drop them and raise what failed, if anything."""
+        if self._thread is None:
+            return
+        with region("communication"):
+            error = self._thread.wait()
+        self._thread = None
+        if error is not None:
+            self.pending = None
+        raise_if_any(error)
 
-    def assign_flight(self) -> bool:
-        """Take the flight, and give parameters its means; return whether there was one."""
-        means = self.take_flight()
-        if means is not None:
-            means.assign()
-        return means is not None
-
-    def flight(self) -> GradientSet | None:
-        """Wait for the means under way and return them; raise what made the exchange fail."""
-        raise_if_any(self.error())
-        return self._flight
-
-    def put_flight(self, means: GradientSet | None) -> None:
-        """Put means in the place of what is under way; ValueError if they are of no use here."""
-        if means is not None:
+    def set_pending(self, means: GradientSet | None) -> None:
+        """Let these means be pending instead; ValueError if they are of no use here."""
+        if means is not None and not self.is_delayed:
             raise ValueError(
                 "the snapshot holds gradients in flight: use double_buffering=True"
             )
+        # What is under way makes no difference any more, whatever becomes of it.
+        with contextlib.suppress(Exception):
+            self.wait()
+        self.pending = means
+
+    def apply_pending(self) -> bool:
+        """Give parameters the pending means, after :meth:`wait`; return whether there were any."""
+        self.wait()
+        means = self.pending
+        self.pending = None
+        if means is None:
+            return False
+        means.assign()
+        return True
 
     def close(self, signature: tuple[tuple[str, str], ...]) -> None:
         """Wait for what is under way, and free the channel (collective).
 
         RankMismatchError if the ``signature`` differs between ranks.
         """
-        self.error()
+        if self._thread is not None:
+            self._thread.wait()
         self._communicator.handshake("finalize", signature)
         self.drop_plan()
-        channel, self.channel = self.channel, None
+        channel = self.channel
+        self.channel = None
         if channel is not None:
             channel.finalize()
 

@@ -28,11 +28,11 @@ from ..optimizer_state import (
     serialize_state,
 )
 from ..wrappers import AttributeProxy, UnpicklableMixin
+from .accumulation import Accumulation
 from .decision import OPERATION, Decision, Report, agree, decide, keeps_gradients
 from .drift import DriftDetector
 from .gradient_exchange import GradientExchange
 from .gradient_set import (
-    GradientGroup,
     GradientSet,
     are_scaled_by,
     not_updated,
@@ -108,7 +108,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         self.actual_optimizer, self.communicator = actual_optimizer, communicator
         self.zero_fill, self._settings = settings["zero_fill"], settings
         self._state = ReplicatedState(communicator, settings)
-        self._group = GradientGroup(settings["accumulate_steps"])
+        self._group = Accumulation(settings["accumulate_steps"])
         self._drift = DriftDetector()
         self._detects_drift = communicator.size > 1 and settings["on_drift"] != "ignore"
         self._exchange = exchange
@@ -169,8 +169,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         (the first doesn't step), while its own are on their way. With ``overlap``
         gradients leave while backward computes the others, and the call steps along its
         own. With ``accumulate_steps=k`` every k-th call exchanges and steps, and only
-        the first and the last of k are collective; all keep the loss scale that was set
-        at the first. :meth:`flush` uses what is left.
+        the first and the last of k are collective. :meth:`flush` uses what is left.
 
         Gradients of parameters that are not updated
         (:meth:`chainer.Link.disable_update`) stay on their rank: hooks see zeros in
@@ -268,7 +267,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             exchange.cancel()
             self._group.clear()
         # No rank waits for another one: a hook may fail on some.
-        self._step(exchange.assign_flight)
+        self._step(exchange.apply_pending)
 
     def synchronize(self) -> None:
         """Give rank 0's state to all ranks (collective); the first update does so by itself.
@@ -334,7 +333,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         serialize_state(optimizer, serializer)
         if is_missing(own, "in_flight"):  # Chainer's own snapshot, or of older versions
             return
-        flight = exchange.flight()
+        exchange.wait()
+        flight = exchange.pending
         are_stale = any(
             each and not each.is_of(target) for each in (flight, group.sums)
         )
@@ -343,7 +343,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         if held == _STALE and is_loading:
             self._state.forget(chainer.Link())
         elif held == 1 and is_loading:
-            exchange.put_flight(GradientSet.load(own["means"], target))
+            exchange.set_pending(GradientSet.load(own["means"], target))
         elif held == 1 and flight is not None:
             flight.save(own["means"])
         serialize_mixed_precision(optimizer, own)
@@ -449,7 +449,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         if self._state.has_initialized(self.actual_optimizer.target):  # by the loss
             changed = 1
         elif is_last and (own or group.num_calls) and not self._state.is_apart:
-            scale = group.scale(self._scale)
+            scale = self._scale
             if group.steps > 1 or not are_scaled_by(params, scale):
                 with raise_together(self.communicator.handshake, OPERATION, meet=False):
                     if group.steps > 1:
@@ -482,9 +482,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         )
         digest, num_calls = 0, self._group.num_calls
         with raise_together(communicator.handshake, OPERATION, meet=False):
-            if exchange.error() is not None:
-                exchange.take_flight()  # raises it
-            own = self._state.is_apart, exchange.has_flight
+            exchange.wait()
+            own = self._state.is_apart, exchange.pending is not None
             if any(own):
                 report = report._replace(apart=own[0], in_flight=own[1])
             if is_warned():
@@ -523,7 +522,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         factor = self._group.steps * size / total.num_accumulated
         self._group.clear()
         try:
-            return self._exchange.finish(factor)
+            return self._exchange.finish(self._params, self._scale, factor)
         finally:  # all plan, also those where it fails
             if total.can_plan == size:
                 self._exchange.plan(self._params)
@@ -563,16 +562,15 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         self._drift.restart()
 
     def _replicate_gradients(self) -> None:
-        """Give rank 0's gradients in flight, and its group's loss scale, to all (collective)."""
-        flight, group = self._exchange.flight(), self._group
+        """Give rank 0's gradients in flight to all (collective)."""
+        self._exchange.wait()
+        flight = self._exchange.pending
 
         def give() -> tuple[Any, ...]:
             means = [to_host(each.grad) for each in flight.gradients] if flight else []
-            return group.scale(self._scale), flight and flight.scale, means
+            return flight and flight.scale, means
 
-        scale, scale_of_means, means = bcast_checked(self.communicator, OPERATION, give)
-        if group.sums is not None:
-            group.sums.rescale(scale)
+        scale_of_means, means = bcast_checked(self.communicator, OPERATION, give)
         if flight is not None:
             flight.scale = scale_of_means
             for each, mean in zip(flight.gradients, means, strict=True):
@@ -595,7 +593,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             self._group.num_calls += 1
             return False
         _drop_unused(self._params)
-        return self._group.add(self._params, self._scale)
+        self._group.add(self._params)
+        return False
 
     def _zero_gradients(self) -> None:
         """Take part without examples: zeros for what the last update, or any, has a gradient of."""
@@ -621,7 +620,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
 
     def _drop_gradients(self) -> None:
         self._group.clear()
-        self._exchange.put_flight(None)
+        self._exchange.set_pending(None)
 
     def _be_another(self) -> None:
         """Take a number that no other optimizer of this communicator has.
@@ -661,10 +660,10 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
 
 
 def _warn_of_leftovers(
-    communicator: CommunicatorBase, group: GradientGroup, exchange: GradientExchange
+    communicator: CommunicatorBase, group: Accumulation, exchange: GradientExchange
 ) -> None:
     """Warn on rank 0 if it has gradients that no step has used."""
-    if communicator.rank == 0 and (exchange.has_flight or group.num_accumulated):
+    if communicator.rank == 0 and (exchange.pending or group.num_accumulated):
         warnings.warn(
             "gradients are left that no step has used, as double_buffering and "
             "accumulate_steps leave them at the end: call the optimizer's flush() "

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 import chainer
 import numpy as np
@@ -33,8 +34,6 @@ from .gpus import device_of, new_stream, using_stream, wait_on_device
 from .gradient_exchange import GradientExchange, make_channel
 from .gradient_set import (
     GradientSet,
-    are_scaled_by,
-    has_form_of,
     not_updated,
     present_gradient,
 )
@@ -45,87 +44,112 @@ from .parameter_set import ParameterSet
 BUCKET_BYTES = 1 << 20
 _HOST = "host memory"
 _ALONE = "gradients are exchanged after backward"
-_WIRE = "allreduce_grad_dtype"
 
 
-class _Plan(NamedTuple):
-    """What all ranks send in an update: places of parameters by bucket, in order."""
+@dataclass(frozen=True)
+class _Plan:
+    """What all ranks send in an update; numbers are those of parameters in the set.
+
+    Attributes:
+        params: the set.
+        forms: those of the parameters' arrays and gradients, see :func:`_form_of`.
+        left_out: the ids of parameters that are not updated.
+        wire: the communicator's ``allreduce_grad_dtype``.
+        buckets: the numbers in each bucket, in the order in which buckets leave.
+        device: the GPU on which all of this is; None on CPUs.
+        stream: a stream of that GPU, for the thread.
+    """
 
     params: ParameterSet
+    forms: list[Any]
+    left_out: set[int]
+    wire: Any
     buckets: list[list[int]]
-    bucket_of: dict[int, int]  # by the parameter's place
-    left_out: set[int]  # ids of the parameters that are not updated
-    # Arrays of each parameter's shape and dtype, without memory of that size.
-    like: list[Any]
-    device: Any  # the GPU on which all of this is; None on CPUs
-    stream: Any  # of that GPU, for the thread
+    device: Any
+    stream: Any
+
+    def holds_for(self, params: ParameterSet, communicator: CommunicatorBase) -> bool:
+        """Return whether all is as it was when the plan was made."""
+        return (
+            self.params is params
+            and self.forms == list(map(_form_of, _arrays_of(params)))
+            and self.left_out == _ids_left_out(params)
+            and self.wire == _wire(communicator)
+        )
 
 
 class _Sending:
     """One update's buckets on their way."""
 
     def __init__(self, plan: _Plan, reducer: Reducer, scale: float | None) -> None:
-        self.plan, self.reducer = plan, reducer
-        self.works: list[Work] = []  # of the buckets that were handed in
-        self._queue: SimpleQueue[Work] = SimpleQueue()
-        # That backward has passed on.
+        self.plan = plan
+        self.reducer = reducer
+        # Gradients that have left, or will.
         self.gradients = GradientSet.empty(plan.params, scale)
-        for each, like in zip(self.gradients.gradients, plan.like, strict=True):
-            each.like = like
-        self._left = list(map(len, plan.buckets))
-        self._handed_in = 0  # buckets
+        self.works: list[Work] = []  # of the buckets that were handed to the reducer
         self.must_resend = False
+        self._queue: SimpleQueue[Work] = SimpleQueue()
+        self._num_missing = [len(bucket) for bucket in plan.buckets]
+        self._bucket_of = {
+            number: place
+            for place, bucket in enumerate(plan.buckets)
+            for number in bucket
+        }
+        self.thread = BackgroundThread(self._reduce)
 
-        def reduce(wait_requested: threading.Event) -> None:
-            with (
-                patient_waits(wait_requested),
-                using_stream(plan.device, plan.stream, wait=False),
-            ):
-                for _ in plan.buckets:
-                    self._queue.get().wait()
+    def _reduce(self, wait_requested: threading.Event) -> None:
+        stream = using_stream(self.plan.device, self.plan.stream, wait=False)
+        with patient_waits(wait_requested), stream:
+            for _ in self.plan.buckets:
+                self._queue.get().wait()
 
-        self.thread = BackgroundThread(reduce)
-
-    def take(self, place: int, grad: Any) -> None:
-        """Take a final gradient, and hand in what is complete."""
-        own = self.gradients.gradients[place]
-        is_planned = place in self.plan.bucket_of
-        if own.grad is not None or not is_planned or not _fits(grad, own.like):
+    def add(self, number: int, grad: Any) -> None:
+        """Add a final gradient, and send the buckets that are complete."""
+        place = self._bucket_of.get(number)
+        if place is None or not self._keep(number, grad):
             return
-        own.grad = grad
-        self._left[self.plan.bucket_of[place]] -= 1
-        while self._handed_in < len(self._left) and not self._left[self._handed_in]:
-            self._hand_in()
+        self._num_missing[place] -= 1
+        while self._has_unsent and not self._num_missing[len(self.works)]:
+            self._send_next()
 
-    def take_rest(self) -> None:
-        """Hand in all that is left; see whether what has left is what parameters have now."""
-        for place, own in enumerate(self.gradients.gradients):
+    def add_rest(self) -> None:
+        """Send all that is left; see whether what has left is what parameters have now."""
+        for number, own in enumerate(self.gradients.gradients):
             grad = present_gradient(own.param)
-            is_late = own.grad is None and place in self.plan.bucket_of
-            if is_late and grad is not None and _fits(grad, own.like):
-                own.grad = grad
-            self.must_resend |= own.grad is not grad
-        while self._handed_in < len(self._left):
-            self._hand_in()
+            if grad is not None and number in self._bucket_of:
+                self._keep(number, grad)
+            if own.grad is not grad:
+                self.must_resend = True
+        while self._has_unsent:
+            self._send_next()
 
     def end(self) -> None:
-        """Hand in all that is left, whatever fails meanwhile: other ranks wait for it."""
-        while self._handed_in < len(self._left):
+        """Send all that is left, whatever fails meanwhile: other ranks wait for it."""
+        while self._has_unsent:
             try:
-                self._hand_in()
+                self._send_next()
             except Exception:  # zeros in their place: nobody steps
-                for place in self.plan.buckets[self._handed_in]:
-                    self.gradients.gradients[place].grad = None
-                self._hand_in()
+                for number in self.plan.buckets[len(self.works)]:
+                    self.gradients.gradients[number].grad = None
+                self._send_next()
         self.thread.wait()
 
-    def _hand_in(self) -> None:
-        places = self.plan.buckets[self._handed_in]
-        bucket = GradientSet(
-            [self.gradients.gradients[place] for place in places], None
-        )
-        work = self.reducer.add_planned(bucket)
-        self._handed_in += 1  # else it is still to come, also where that fails
+    @property
+    def _has_unsent(self) -> bool:
+        return len(self.works) < len(self.plan.buckets)
+
+    def _keep(self, number: int, grad: Any) -> bool:
+        """Keep a gradient if it is the first one of its parameter, and as planned."""
+        own = self.gradients.gradients[number]
+        if own.grad is not None or _form_of(grad) != self.plan.forms[number]:
+            return False
+        own.grad = grad
+        return True
+
+    def _send_next(self) -> None:
+        numbers = self.plan.buckets[len(self.works)]
+        bucket = [self.gradients.gradients[number] for number in numbers]
+        work = self.reducer.add_planned(GradientSet(bucket, None))
         self.works.append(work)
         self._queue.put(work)
 
@@ -152,15 +176,13 @@ class OverlappedExchange(GradientExchange):
         self._only_on_gpus = only_on_gpus
         self._plan: _Plan | None = None
         self._sending: _Sending | None = None
-        # Of places, as this update's gradients became final.
+        # Numbers of parameters, as this update's gradients became final.
         self._order: list[int] = []
         self._is_given_up = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OverlappedExchange:
-        twin = OverlappedExchange(
-            self._communicator, self._zero_fill, self._only_on_gpus
-        )
-        twin._is_given_up = self._is_given_up
+        twin: OverlappedExchange = super().__deepcopy__(memo)
+        twin._only_on_gpus = self._only_on_gpus
         return twin
 
     @property
@@ -172,60 +194,50 @@ class OverlappedExchange(GradientExchange):
         return self._sending is not None and self._sending.must_resend
 
     def can_send(self, params: ParameterSet, loss: Any, scale: float | None) -> bool:
-        plan, own = self._plan, self.channel
-        if plan is None or own is None:
-            return False
-        left_out = set(map(id, not_updated(params)))
-        is_of_these = plan.params is params and plan.left_out == left_out
-        if not is_of_these or _wire_dtype(own) != _wire_dtype(self._communicator):
+        if self._plan and not self._plan.holds_for(params, self._communicator):
             self._plan = None  # it is outdated; all make another one
-            return False
-        return self._is_tracked(params, loss) and (
-            scale is not None or are_scaled_by(params, None)
-        )
+        return self._plan is not None and type(loss) is chainer.Variable
 
-    def backward(
-        self, params: ParameterSet, loss: Any, loss_scale: float | None
-    ) -> None:
+    def backward(self, params: ParameterSet, loss: Any, scale: float | None) -> None:
         self._order = []
-        if (
-            self._plan is not None
-            or self._is_given_up
-            or not self._is_tracked(params, loss)
-        ):
-            super().backward(params, loss, loss_scale)
-            return
-        note = lambda place, _: self._order.append(place)  # noqa: E731
-        tracked_backward.backward(loss, params.params, note, loss_scale)
+        if self._plan is None and self._can_track(params, loss):
+            tracked_backward.backward(loss, params.params, self._note, scale)
+        else:
+            super().backward(params, loss, scale)
+
+    def _note(self, number: int, _: Any) -> None:
+        self._order.append(number)
 
     def backward_and_send(
-        self, params: ParameterSet, loss: Any, loss_scale: float | None
+        self, params: ParameterSet, loss: Any, scale: float | None
     ) -> None:
         assert self._plan is not None  # else it can't send
         reducer = self._communicator.make_reducer(
             self._zero_fill, OPERATION, self.channel
         )
-        self._sending = _Sending(self._plan, reducer, loss_scale)
+        self._sending = _Sending(self._plan, reducer, scale)
         self._sending.thread.start()
-        tracked_backward.backward(loss, params.params, self._sending.take, loss_scale)
+        tracked_backward.backward(loss, params.params, self._sending.add, scale)
 
     def ready(self, params: ParameterSet, scale: float | None) -> Reducer:
         if self._sending is not None:
             with raise_together(self._communicator.handshake, OPERATION, meet=False):
-                self._sending.take_rest()
+                self._sending.add_rest()
             self._is_given_up = self._is_given_up or self.must_resend
             return self._sending.reducer
         reducer = super().ready(params, scale)
-        if self._order and not (reducer.takes_plans and threads_may_use_mpi(_ALONE)):
-            self._order, self._is_given_up = [], True
-        if self._order and _rounds_by_message(params, self._communicator):
+        if not reducer.takes_plans:
             self._order = []
+            self._is_given_up = True
         return reducer
 
-    def finish(self, factor: float = 1.0) -> bool:
-        sending, self._sending = self._sending, None
+    def finish(
+        self, params: ParameterSet, scale: float | None, factor: float = 1.0
+    ) -> bool:
+        sending = self._sending
+        self._sending = None
         if sending is None:
-            return super().finish(factor)
+            return super().finish(params, scale, factor)
         with region("communication"):
             raise_if_any(sending.thread.wait())
         wait_on_device(sending.plan.device, sending.plan.stream)
@@ -236,7 +248,8 @@ class OverlappedExchange(GradientExchange):
 
     def cancel(self) -> None:
         super().cancel()
-        sending, self._sending = self._sending, None
+        sending = self._sending
+        self._sending = None
         if sending is not None:
             sending.end()
             with contextlib.suppress(CommunicationError):  # the job is about to end
@@ -244,60 +257,89 @@ class OverlappedExchange(GradientExchange):
             for work in sending.works:
                 work.leave_background()
 
-    def _is_tracked(self, params: ParameterSet, loss: Any) -> bool:
-        """Return whether final gradients can be known: those of plain losses and real floats.
+    def _can_track(self, params: ParameterSet, loss: Any) -> bool:
+        """Return whether final gradients can be known, and sent with the bits of a later sum.
 
-        All parameters are NumPy's arrays, or of one GPU.
+        They can be known for plain losses, and parameters that are real floats, all
+        NumPy's or of one GPU.
         """
-        arrays = [param.array for param in params.params]
-        places = set(map(_place_of, arrays))
-        if type(loss) is not chainer.Variable or None in places or len(places) != 1:
+        if self._is_given_up or type(loss) is not chainer.Variable:
+            return False
+        arrays = _arrays_of(params)
+        places = {_place_of(array) for array in arrays}
+        if len(places) != 1 or None in places:
             return False
         if self._only_on_gpus and _HOST in places:
             return False
-        return all([array.dtype.kind == "f" for array in arrays])
+        if not threads_may_use_mpi(_ALONE):
+            self._is_given_up = True
+            return False
+        is_float = all([array.dtype.kind == "f" for array in arrays])
+        return is_float and not _rounds_by_message(arrays, self._communicator)
 
     def plan(self, params: ParameterSet) -> None:
+        arrays = _arrays_of(params)
         with raise_together(self._communicator.handshake, OPERATION, meet=False):
-            like = [_without_memory(param.array) for param in params.params]
-            device = device_of(params.params[0].array)
+            device = device_of(arrays[0])
             stream = new_stream(device)
-        left_out = set(map(id, not_updated(params)))
-        places = [
-            place
-            for place, param in enumerate(params.params)
-            if id(param) not in left_out
+        left_out = _ids_left_out(params)
+        order = [
+            number
+            for number in dict.fromkeys([*self._order, *range(len(arrays))])
+            if id(params.params[number]) not in left_out
         ]
-        # Rank 0's, as all plan alike.
-        order, places = self._communicator.bcast_obj((self._order, places))
         self._order = []
+        order = self._communicator.bcast_obj(order)  # rank 0's, as all plan alike
         if self.channel is None:
             self.channel = make_channel(self._communicator, device)
-        elif _wire_dtype(self.channel) != _wire_dtype(self._communicator):
-            self.channel.set_config(_WIRE, _wire_dtype(self._communicator))
-        first = [place for place in order if place in set(places)]
-        buckets: list[list[int]] = []
-        room, dtype = 0, None
-        for place in dict.fromkeys([*first, *places]):
-            if like[place].nbytes > room or like[place].dtype != dtype:
-                buckets.append([])
-                room, dtype = BUCKET_BYTES, like[place].dtype
-            buckets[-1].append(place)
-            room -= like[place].nbytes
-        bucket_of = {
-            place: number for number, each in enumerate(buckets) for place in each
-        }
-        self._plan = _Plan(params, buckets, bucket_of, left_out, like, device, stream)
+        self._plan = _Plan(
+            params=params,
+            forms=list(map(_form_of, arrays)),
+            left_out=left_out,
+            wire=_wire(self._communicator),
+            buckets=_buckets_of(order, arrays),
+            device=device,
+            stream=stream,
+        )
 
     def drop_plan(self) -> None:
-        self._plan, self._order = None, []
+        self._plan = None
+        self._order = []
 
 
-def _wire_dtype(communicator: CommunicatorBase) -> Any:
-    return communicator.get_config(_WIRE)
+def _buckets_of(order: list[int], arrays: list[Any]) -> list[list[int]]:
+    """Cut an order of parameters into buckets of one dtype each."""
+    buckets: list[list[int]] = []
+    room = 0
+    dtype = None
+    for number in order:
+        array = arrays[number]
+        if array.nbytes > room or array.dtype != dtype:
+            buckets.append([])
+            room = BUCKET_BYTES
+            dtype = array.dtype
+        buckets[-1].append(number)
+        room -= array.nbytes
+    return buckets
 
 
-def _rounds_by_message(params: ParameterSet, communicator: CommunicatorBase) -> bool:
+def _arrays_of(params: ParameterSet) -> list[Any]:
+    return [param.array for param in params.params]
+
+
+def _form_of(array: Any) -> tuple[type, Any, tuple[int, ...]]:
+    return type(array), array.dtype, array.shape
+
+
+def _ids_left_out(params: ParameterSet) -> set[int]:
+    return {id(param) for param in not_updated(params)}
+
+
+def _wire(communicator: CommunicatorBase) -> Any:
+    return communicator.get_config("allreduce_grad_dtype")
+
+
+def _rounds_by_message(arrays: list[Any], communicator: CommunicatorBase) -> bool:
     """Return whether numbers may be rounded as those that travel in the same message ask.
 
     They are where they become narrower for the wire; a node's sum of 16-bit numbers
@@ -305,24 +347,14 @@ def _rounds_by_message(params: ParameterSet, communicator: CommunicatorBase) -> 
     """
     if communicator.get_config("reproducible"):
         return False
-    widths = [param.array.dtype.itemsize for param in params.params]
-    wire, nodes = _wire_dtype(communicator), communicator.inter_size
+    widths = [array.dtype.itemsize for array in arrays]
+    wire = _wire(communicator)
+    nodes = communicator.inter_size
     if min(widths, default=4) < 4 and 1 < nodes < communicator.size:
         return True
     return wire is not None and max(widths, default=0) > wire.itemsize
 
 
-def _fits(grad: Any, like: Any) -> bool:
-    return type(grad) is type(like) and has_form_of(grad, like)
-
-
 def _place_of(array: Any) -> Any:
     """Return the GPU that holds an array, _HOST, or None."""
     return _HOST if type(array) is np.ndarray else device_of(array)
-
-
-def _without_memory(array: Any) -> Any:
-    """Return an array of the same shape and dtype that holds one number."""
-    with chainer.using_device(chainer.backend.get_device_from_array(array)):
-        module = chainer.backend.get_array_module(array)
-        return module.broadcast_to(module.zeros((), array.dtype), array.shape)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from chainer.backends import cuda
 from chainer.functions.connection.convolution_2d import Convolution2DFunction
 from chainer.functions.connection.linear import LinearFunction
 
-# Takes a parameter's place in the list, and its gradient, which is final.
+# Takes a parameter's number in the list, and its gradient, which is final.
 OnFinal = Callable[[int, Any], None]
 
 # Their inputs are data, weights and bias; each gradient is computed by itself.
@@ -55,8 +55,9 @@ class _Tracker(chainer.FunctionHook):
         # By node, its gradients so far; known once the first function is about to run.
         self._grads: dict[Any, list[Any]] = {}
         self._on_final = on_final
-        self._places = {id(param.node): place for place, param in enumerate(params)}
-        self._left, self._functions = _count_uses(loss, self._places)
+        self._numbers = {id(param.node): number for number, param in enumerate(params)}
+        # By node, the functions that have not run; and all functions.
+        self._left, self._functions = _count_uses(loss, self._numbers)
         self._changed: Any = None  # the function whose `backward` was replaced
 
     def restore(self) -> None:
@@ -71,7 +72,7 @@ class _Tracker(chainer.FunctionHook):
             return
         if not self._grads:
             self._grads = sys._getframe(1).f_locals["grads"].grads
-        if type(function) in _LAYERS and len({*map(id, inputs)}) == len(inputs):
+        if type(function) in _LAYERS and len(_distinct(inputs)) == len(inputs):
             # A weight's gradient can leave before that of the data has been computed.
             function.backward = partial(self._weights_first, function)
             self._changed = function
@@ -80,7 +81,7 @@ class _Tracker(chainer.FunctionHook):
         if id(function) not in self._functions:
             return
         self.restore()
-        for node in {id(node): node for node in function.inputs}.values():
+        for node in _distinct(function.inputs):
             left = self._left.get(id(node))
             if left is not None:
                 self._left[id(node)] = left - 1
@@ -106,10 +107,10 @@ class _Tracker(chainer.FunctionHook):
 
     def _take(self, node: Any, grad: Any) -> None:
         if type(grad.array) in (np.ndarray, cuda.ndarray):
-            self._on_final(self._places[id(node)], grad.array)
+            self._on_final(self._numbers[id(node)], grad.array)
 
 
-def _count_uses(loss: Any, places: dict[int, int]) -> tuple[Counter[int], set[int]]:
+def _count_uses(loss: Any, numbers: dict[int, int]) -> tuple[Counter[int], set[int]]:
     """Return how many functions use each parameter's node, and those that lead to the loss."""
     uses: Counter[int] = Counter()
     todo = [loss.creator_node]
@@ -117,11 +118,16 @@ def _count_uses(loss: Any, places: dict[int, int]) -> tuple[Counter[int], set[in
     for function in todo:  # which grows
         if function is None:
             continue
-        for node in {id(node): node for node in function.inputs}.values():
-            if id(node) in places:
+        for node in _distinct(function.inputs):
+            if id(node) in numbers:
                 uses[id(node)] += 1
             creator = node.creator_node
             if creator is not None and id(creator) not in seen:
                 seen.add(id(creator))
                 todo.append(creator)
     return uses, seen
+
+
+def _distinct(nodes: Iterable[Any]) -> Collection[Any]:
+    """Return nodes, which have an equality of their own, each once."""
+    return {id(node): node for node in nodes}.values()

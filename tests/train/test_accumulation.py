@@ -12,7 +12,7 @@ import pytest
 
 from chainermn_comm import PeerError
 from chainermn_train import create_multi_node_optimizer
-from chainermn_train.optimizers import gradient_set
+from chainermn_train.optimizers import accumulation
 from tests.support.training.exchanges import HIERARCHICAL, KINDS, exchanging, states
 from tests.support.training.stale import TanhNet, batch_of
 from tests.support.training.trainers import (
@@ -123,7 +123,7 @@ def test_a_flush_that_fails_on_a_rank_loses_nothing(comm, kind):
             with pytest.MonkeyPatch.context() as patch:
                 if comm.rank == comm.size - 1:
                     failing = mock.Mock(side_effect=MemoryError)
-                    patch.setattr(gradient_set.GradientGroup, "assign_mean", failing)
+                    patch.setattr(accumulation.Accumulation, "assign_mean", failing)
                 with pytest.raises((MemoryError, PeerError)):
                     optimizer.flush()
         optimizer.flush()
@@ -163,19 +163,19 @@ def test_sums_of_a_snapshot_go_to_the_device_of_the_gradients(monkeypatch):
         """A double of a GPU's array."""
 
     device = SimpleNamespace(send=lambda array: array.view(ElsewhereArray))
-    monkeypatch.setattr(gradient_set, "get_device_from_array", lambda _: device)
+    monkeypatch.setattr(accumulation, "get_device_from_array", lambda _: device)
 
     param = chainer.Parameter(np.zeros(3, "f4"))
     model = SimpleNamespace(params=lambda: [param], namedparams=lambda: [("/p", param)])
-    group, resumed = (gradient_set.GradientGroup(4) for _ in range(2))
+    group, resumed = (accumulation.Accumulation(4) for _ in range(2))
     with mock.patch.object(type(param), "grad", np.ones(3, "f4").view(ElsewhereArray)):
-        group.add(gradient_set.ParameterSet(model), None)
+        group.add(accumulation.ParameterSet(model))
         state = chainer.serializers.DictionarySerializer()
         group.serialize(state, model, 0, 1)
         on_host = {name: np.array(array) for name, array in state.target.items()}
         resumed.serialize(chainer.serializers.NpzDeserializer(on_host), model, 0, 1)
         assert type(resumed.sums.gradients[0].grad) is np.ndarray
-        resumed.add(gradient_set.ParameterSet(model), None)
+        resumed.add(accumulation.ParameterSet(model))
     total = resumed.sums.gradients[0].grad
     assert isinstance(total, ElsewhereArray)
     assert total.tolist() == [2, 2, 2]
