@@ -8,11 +8,11 @@ from unittest import mock
 
 import pytest
 
-from chainermn_train.background_thread import BackgroundThread
+from chainermn_train.background_thread import SWITCH_INTERVAL_SECONDS, BackgroundThread
 
 
-def test_a_thread_hands_over_its_error_and_restores_the_interval():
-    interval, go = sys.getswitchinterval(), threading.Event()
+def test_a_thread_hands_over_its_error_while_threads_switch_often():
+    go = threading.Event()
 
     def work(wait_requested):
         go.wait(60)
@@ -22,11 +22,10 @@ def test_a_thread_hands_over_its_error_and_restores_the_interval():
     tasks = [BackgroundThread(work), BackgroundThread(work)]
     for task in tasks:
         task.start()
-    assert sys.getswitchinterval() < interval
+    assert sys.getswitchinterval() <= SWITCH_INTERVAL_SECONDS
     go.set()
     for task in tasks:
         assert str(task.wait()) == str(task.wait()) == "planted"
-    assert sys.getswitchinterval() == interval
 
 
 @pytest.mark.parametrize("starts", [False, True])
@@ -41,14 +40,12 @@ def test_what_has_no_thread_is_done_by_who_waits(starts):
         if starts:
             none_left = RuntimeError("can't start new thread")
             patch.setattr(threading.Thread, "start", mock.Mock(side_effect=none_left))
-            interval = sys.getswitchinterval()
         task = BackgroundThread(work)
         if starts:
             task.start()
     assert not done
     assert task.wait() is task.wait() is None
     assert done == [(True, threading.main_thread())]
-    assert not starts or sys.getswitchinterval() == interval
 
 
 def test_what_a_handler_raises_while_a_thread_starts_is_raised_and_the_thread_waited_for(
@@ -66,15 +63,4 @@ def test_what_a_handler_raises_while_a_thread_starts_is_raised_and_the_thread_wa
         task.start()
     go.set()
     assert task.wait() is None
-    assert done == [True]
-
-
-def test_waiting_gives_up_after_its_time():
-    go, done = threading.Event(), []
-    task = BackgroundThread(lambda wait_requested: done.append(go.wait(60)))
-    task.start()
-    assert task.wait(0.01) is None
-    assert not done
-    go.set()
-    task.wait()
     assert done == [True]

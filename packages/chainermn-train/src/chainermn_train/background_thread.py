@@ -6,21 +6,16 @@ import atexit
 import sys
 import threading
 import warnings
-import weakref
 from collections.abc import Callable
 
-# How long an ending process waits for what still runs. All ranks have begun it, so it
+# How long an ending process waits for a thread. All ranks have begun its work, so it
 # ends, unless one of them is gone.
 EXIT_TIMEOUT_SECONDS = 20.0
 # Python's own switch interval, 5 ms, is what a thread waits each time it needs the
 # interpreter while another one computes in Python: about ten times for a message of 2
 # MB.
 SWITCH_INTERVAL_SECONDS = 0.5e-3
-
-
-_running: weakref.WeakSet[BackgroundThread] = weakref.WeakSet()
-_lock = threading.Lock()
-_usual_interval: list[float] = []
+_NAME = "ChainerMN"
 
 
 class BackgroundThread:
@@ -36,45 +31,40 @@ class BackgroundThread:
         self._thread: threading.Thread | None = None
 
     def start(self) -> bool:
-        """Start the thread; return whether one can be started, else `wait` does its work."""
-        thread = threading.Thread(None, self._run, "ChainerMN", daemon=True)
-        with _lock:
-            if not len(_running):
-                _usual_interval[:] = [sys.getswitchinterval()]
-                sys.setswitchinterval(min(SWITCH_INTERVAL_SECONDS, *_usual_interval))
-            _running.add(self)
-            self._thread = thread
-            try:
-                thread.start()
-            except RuntimeError as error:
-                if "can't start" not in str(error):  # a signal's handler has raised it
-                    raise
-                self._thread = None
+        """Start the thread; return whether one can be started, else `wait` does its work.
+
+        From then on this process switches between threads more often.
+        """
+        if sys.getswitchinterval() > SWITCH_INTERVAL_SECONDS:
+            sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+        self._thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            if "can't start" not in str(error):  # a signal's handler has raised it
+                raise
+            self._thread = None
         return self._thread is not None
 
     def _run(self) -> None:
-        work, self._work = self._work, None
+        work = self._work
+        self._work = None
         try:
             if work is not None:
                 work(self._wait_requested)
         except BaseException as error:
             self._error = error
         finally:
-            with _lock:
-                if self in _running:
-                    _running.discard(self)
-                    if not len(_running):
-                        sys.setswitchinterval(_usual_interval[0])
             # They may hold much memory, and the error's traceback this frame.
             del self, work
 
-    def wait(self, seconds: float | None = None) -> BaseException | None:
-        """Wait for the end, at most ``seconds``; return the exception that ended it, if any."""
+    def wait(self) -> BaseException | None:
+        """Wait for the end; return the exception that ended the work, if any."""
         self._wait_requested.set()
         if self._thread is None:
             self._run()
         else:
-            self._thread.join(seconds)
+            self._thread.join()
         return self._error
 
 
@@ -104,5 +94,6 @@ def threads_may_use_mpi(otherwise: str) -> bool:
 @atexit.register
 def _wait_for_all() -> None:
     # MPI is finalized after this, which must not happen while a thread communicates.
-    for thread in list(_running):
-        thread.wait(EXIT_TIMEOUT_SECONDS)
+    for thread in threading.enumerate():
+        if thread.name == _NAME:
+            thread.join(EXIT_TIMEOUT_SECONDS)

@@ -37,7 +37,9 @@ def as_number(key: str, value: Any, reporter: str) -> Any:
         raise TypeError(
             f"{reporter} reports {key!r} as {type(value).__name__}, which has no mean over ranks"
         )
-    return Variable(host, requires_grad=False) if isinstance(value, Variable) else host
+    if isinstance(value, Variable):
+        return Variable(host, requires_grad=False)
+    return host
 
 
 def mean_of(values: Sequence[Any], weights: Sequence[float]) -> Any:
@@ -49,18 +51,17 @@ def mean_of(values: Sequence[Any], weights: Sequence[float]) -> Any:
     """
     hosts = [to_host(value) for value in values]
     arrays = [np.asarray(host) for host in hosts]
-    wide = np.result_type(np.float64, *(array.dtype for array in arrays))
-    terms = zip(weights, arrays, strict=True)
-    total = sum(weight * array.astype(wide) for weight, array in terms)
-    mean = np.asarray(total / sum(weights))
-    dtypes = [
-        a.dtype
-        for host, a in zip(hosts, arrays, strict=True)
-        if type(host) not in _PLAIN
+    common = np.result_type(*[array.dtype for array in arrays])
+    wide = np.result_type(common, np.float64)
+    terms = [
+        weight * array.astype(wide)
+        for weight, array in zip(weights, arrays, strict=True)
     ]
-    if not dtypes:
+    mean = np.asarray(sum(terms) / sum(weights))
+    if all(type(host) in _PLAIN for host in hosts):
         return mean.item()
-    narrow = np.result_type(*dtypes)
-    mean = mean.astype(narrow if narrow.kind in "fc" else wide)
-    is_variable = any(isinstance(value, Variable) for value in values)
-    return Variable(mean, requires_grad=False) if is_variable else mean[()]
+    if common.kind in "fc":
+        mean = mean.astype(common)
+    if any(isinstance(value, Variable) for value in values):
+        return Variable(mean, requires_grad=False)
+    return mean[()]

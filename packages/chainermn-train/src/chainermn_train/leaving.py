@@ -30,8 +30,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 ECHO_SECONDS = 0.5
 
 _warned_at: float | None = None
+_timer: threading.Timer | None = None  # which ends this process after a warning
 _process: int | None = None  # that listens; processes that it forks don't
-_timers: list[threading.Timer] = []  # at most one, which ends this process
 _left_behind: set[Any] = set()  # handlers that this module has left behind
 
 
@@ -39,18 +39,14 @@ def listen() -> None:
     """Note SIGTERM and SIGUSR1 from now on, unless the user handles them (main thread only).
 
     A second signal ends this process at once, and so does a time: CHAINERMN_GRACE in
-    seconds, by default 30. ValueError where that is no positive number.
+    seconds, by default 30.
     """
     global _process
-    grace_seconds()
     _process = os.getpid()
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
-            if signal.getsignal(number) in (
-                signal.SIG_DFL,
-                pass_warning_on,
-                *_left_behind,
-            ):
+            handler = signal.getsignal(number)
+            if handler in (signal.SIG_DFL, pass_warning_on, *_left_behind):
                 signal.signal(number, _handle)
 
 
@@ -62,12 +58,14 @@ def stop_listening() -> None:
     """
     global _warned_at
     _warned_at = None
-    while _timers:
-        _timers.pop().cancel()
+    if _timer is not None:
+        _timer.cancel()
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
             if signal.getsignal(number) is _handle:
-                late = signal.SIG_IGN if number == signal.SIGUSR1 else signal.SIG_DFL
+                late = signal.SIG_DFL
+                if number == signal.SIGUSR1:
+                    late = signal.SIG_IGN
                 signal.signal(number, late)
                 _left_behind.add(late)
 
@@ -83,7 +81,7 @@ def leave_when_warned(
     """Let a trainer ``save`` and end with all ranks, after an iteration in which one was warned.
 
     ``priority`` is that of the extension, which is collective; this isn't. It begins to
-    :func:`listen`, and raises the same; when the trainer has run it stops that.
+    :func:`listen`; when the trainer has run it stops that.
     """
     listen()
     agreements_before: list[int] = []
@@ -101,13 +99,12 @@ def leave_when_warned(
         if agreements != agreements_before:
             # In this iteration an update has told all ranks.
             leaves = any(each.leaves for each in own)
+        elif others:
+            # A warning that no update has passed on yet waits for the next one: other
+            # ranks of that update may save with other ranks than these.
+            leaves = _any_rank(comm, any(each.leaves for each in others))
         else:
-            leaves = is_warned()
-            if others:
-                # A warning that no update has passed on yet waits for the next one:
-                # other ranks of that update may save with other ranks than these.
-                leaves = any(each.leaves for each in others)
-            leaves = any(map(any, comm.handshake("leave", payload=bytes([leaves]))))
+            leaves = _any_rank(comm, is_warned())
         agreements_before = agreements
         if not leaves:
             return
@@ -126,13 +123,19 @@ def leave_when_warned(
     trainer.extend(leave_if_warned, "leave", lambda _: True, priority)
 
 
+def _any_rank(comm: CommunicatorBase, leaves: bool) -> bool:
+    """Return whether it holds for any rank (collective)."""
+    rows = comm.handshake("leave", payload=bytes([leaves]))
+    return any(map(any, rows))
+
+
 def grace_seconds() -> float:
     """Return how long a process may go on after a warning."""
     return seconds(GRACE_VARIABLE, GRACE_SECONDS)
 
 
 def _handle(number: int, _: FrameType | None) -> None:
-    global _warned_at
+    global _warned_at, _timer
     now = time.monotonic()
     if os.getpid() != _process or (
         _warned_at is not None and now - _warned_at > ECHO_SECONDS
@@ -140,10 +143,9 @@ def _handle(number: int, _: FrameType | None) -> None:
         _end(number)
     elif _warned_at is None:
         _warned_at = now
-        timer = threading.Timer(grace_seconds(), _end, [number])
-        timer.daemon = True
-        timer.start()
-        _timers.append(timer)
+        _timer = threading.Timer(grace_seconds(), _end, [number])
+        _timer.daemon = True
+        _timer.start()
 
 
 def _end(number: int) -> None:

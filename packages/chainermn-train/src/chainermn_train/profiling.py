@@ -50,22 +50,21 @@ class StepClock:
     def step(self) -> Iterator[None]:
         """Time a step, in which :func:`region` uses this clock."""
         times = self.times
-        sample = self._synchronize is None or times.steps % STEPS_PER_SAMPLE_ON_GPU == 0
-        outer = getattr(_thread, "clock", None)
-        before = times.waiting, times.communication
-        start = self.now(sample)
-        _thread.clock = self if sample else None
+        is_sample = (
+            self._synchronize is None or times.steps % STEPS_PER_SAMPLE_ON_GPU == 0
+        )
+        start = self.now(is_sample)
+        if is_sample:
+            _thread.clock = self
         try:
             yield
         finally:
-            seconds = self.now(sample) - start
-            _thread.clock = outer
+            seconds = self.now(is_sample) - start
+            _thread.clock = None
         times.steps += 1
         times.seconds += seconds
-        times.sampled += seconds if sample else 0.0
-        if outer is not None:  # of another report on the same steps
-            outer.times.waiting += times.waiting - before[0]
-            outer.times.communication += times.communication - before[1]
+        if is_sample:
+            times.sampled += seconds
 
     def now(self, after_kernels: bool = True) -> float:
         if after_kernels and self._synchronize is not None:
@@ -81,7 +80,9 @@ def region(kind: str) -> AbstractContextManager[None]:
     belongs to the outer one.
     """
     clock = getattr(_thread, "clock", None)
-    return _UNTIMED if clock is None else _timed(clock, kind)
+    if clock is None:
+        return _UNTIMED
+    return _timed(clock, kind)
 
 
 @contextmanager
@@ -101,6 +102,10 @@ class TimedUpdater(AttributeProxy):
     _OWN = frozenset({"actual", "clock"})
 
     def __init__(self, actual: Any, clock: StepClock) -> None:
+        if isinstance(actual, TimedUpdater):
+            raise ValueError(
+                "a trainer takes one ThroughputReport, and has one already"
+            )
         super().__init__(actual)
         self.clock = clock
 

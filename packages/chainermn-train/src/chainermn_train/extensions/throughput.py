@@ -76,6 +76,7 @@ class ThroughputReport(UnpicklableMixin, training.Extension):
         Raises:
             TypeError: the trainer's updater has no multi-node optimizer on this rank,
                 or its main iterator no data set (PeerError on the others).
+            ValueError: the trainer has another one of these.
         """
         updater = trainer.updater
         with raise_together(self.comm.handshake, "ThroughputReport"):
