@@ -7,6 +7,7 @@ from chainermn_comm import CommunicatorBase, create_communicator
 from chainermn_modelparallel import MultiNodeChainList, share_loss_scale
 from chainermn_train import (
     DataSizeError,
+    MultiNodeGradientClipping,
     create_empty_dataset,
     create_multi_node_checkpoint,
     create_multi_node_checkpointer,
@@ -30,6 +31,7 @@ __all__ = [
     "CommunicatorBase",
     "DataSizeError",
     "MultiNodeChainList",
+    "MultiNodeGradientClipping",
     "__version__",
     "create_communicator",
     "create_empty_dataset",

@@ -31,6 +31,7 @@ from ..wrappers import AttributeProxy, UnpicklableMixin
 from .accumulation import Accumulation
 from .decision import OPERATION, Decision, Report, agree, decide, keeps_gradients
 from .drift import DriftDetector
+from .gradient_clipping import refuse_hooks_by_norm
 from .gradient_exchange import GradientExchange
 from .gradient_set import (
     GradientSet,
@@ -482,6 +483,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         )
         digest, num_calls = 0, self._group.num_calls
         with raise_together(communicator.handshake, OPERATION, meet=False):
+            refuse_hooks_by_norm(optimizer, self._params.parts)
             exchange.wait()
             own = self._state.is_apart, exchange.pending is not None
             if any(own):

@@ -27,6 +27,8 @@ class ParameterSet:
             by_id.setdefault(id(param), (name, param))
         self._named = list(by_id.values())
         self.params = [param for _, param in self._named]
+        # With their names, those of which other ranks hold the rest.
+        self.parts = [each for each in self._named if _is_part(each[1])]
         self._uninitialized = [
             param for param in self._walk if not param.is_initialized
         ]
@@ -44,6 +46,11 @@ class ParameterSet:
         """Return whether the model has the same parameters, and none was initialised since."""
         since = [param for param in self._uninitialized if param.is_initialized]
         return self.has_parameters_of(target) and not since
+
+
+def _is_part(param: Any) -> bool:
+    """Return whether ranks hold different elements of a parameter, or not all have it."""
+    return any(each.kind != "replica" for each in getattr(param, "shardings", ()))
 
 
 def initialize_missing(communicator: CommunicatorBase, model: Any) -> None:
