@@ -1,14 +1,23 @@
-"""Whether MPI can run in this process: not in a worker process of a rank."""
+"""Whether MPI can run in this process, and whether it knows the ranks that were started."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import sys
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import mpi4py
 
 from _chainermn_events import rank_from_env
+
+from .environment import ALONE_VARIABLE, switch
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 # In the commands with which multiprocessing starts a worker, or the server that forks
 # workers. Both import the user's script before `parent_process()` is known.
@@ -69,3 +78,53 @@ def require_running_mpi() -> None:
         f"{os.getpid()} of multiprocessing), which can't be a rank. Workers import the script "
         'anew: put what creates a communicator below `if __name__ == "__main__":`'
     )
+
+
+def refuse_to_be_alone(mpi_comm: MPI.Intracomm | None) -> None:
+    """Raise RuntimeError, or warn if asked, if others were started beside this rank of 1."""
+    from mpi4py import MPI
+
+    launched = rank_from_env()
+    if launched is None or mpi_comm not in (None, MPI.COMM_WORLD):
+        return
+    if MPI.COMM_WORLD.size > 1 or MPI.Comm.Get_parent() != MPI.COMM_NULL:
+        return
+    rank, size = launched
+    # A launcher that doesn't tell the size has started several if this isn't rank 0.
+    if size == 1 or (size is None and rank == 0):
+        return
+    with suppress(OSError):  # what a rank has started inherits its variables
+        if "libmpi" in Path(f"/proc/{os.getppid()}/maps").read_text():
+            return
+    vendor = MPI.get_vendor()[0]
+    pmi = "pmix" if vendor == "Open MPI" else "pmi2"
+    text = (
+        f"a launcher started this as rank {rank} of {size or 'several'}, but it is alone in its "
+        f"MPI. Take {vendor}'s own mpiexec, or srun --mpi={pmi}; "
+        "`chainermn doctor` says more. CHAINERMN_ALLOW_ALONE=1 lets each train alone"
+    )
+    if not switch(ALONE_VARIABLE):
+        raise RuntimeError(text)
+    warnings.warn(text, stacklevel=3)
+
+
+def warn_of_small_shm() -> None:
+    """Print what MPICH doesn't before it ends by a signal, or waits for ever, as it starts."""
+    if "mpi4py.MPI" in sys.modules:
+        return
+    try:
+        ranks = int(os.environ.get("MPI_LOCALNRANKS", 0))
+        rank = int(os.environ.get("MPI_LOCALRANKID", 0))
+        found = os.statvfs("/dev/shm")
+    except (OSError, ValueError):  # it is a hint
+        return
+    size = found.f_blocks * found.f_frsize >> 20
+    needed = 5 * ranks
+    # A few ranks get on with less.
+    if rank == 0 and ranks >= 8 and size < needed:
+        print(
+            f"ChainerMN: /dev/shm has {size} MB, and MPICH needs {needed} MB for {ranks} "
+            "ranks: docker run --shm-size=1g",
+            file=sys.stderr,
+            flush=True,
+        )
