@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import chainer
-import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
 
 from chainermn_train import create_multi_node_checkpointer, create_multi_node_optimizer
-from tests.support.oracles.alike import alike
 from tests.support.training.checkpoints import (
     bits,
     files,
@@ -20,7 +18,6 @@ from tests.support.training.checkpoints import (
     save_and_flush,
     saved,
 )
-from tests.support.training.trainers import state_of
 
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("unsynced")]
 
@@ -138,47 +135,6 @@ def test_broadcast_is_spared_where_parameters_are_equal(comm, folder, monkeypatc
         assert resumed.t == (2 if equal else 1)
         model.out.b.array += comm.rank  # no longer equal on all ranks
         make_checkpointer(comm, folder).save(both, 2)
-
-
-def test_lazy_links_are_loaded_initialised(naive, folder):
-    def make():
-        model = chainer.Sequential(L.Linear(None, 3))
-        optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(), naive).setup(
-            model
-        )
-        return model, optimizer, Both(model, optimizer)
-
-    def update(model, optimizer):
-        optimizer.update(lambda: F.sum(model(np.ones((2, 4), "f4"))))
-
-    model, optimizer, both = make()
-    for _ in range(2):
-        update(model, optimizer)
-    make_checkpointer(naive, folder).save(both)
-    again, resumed, both_again = make()
-    make_checkpointer(naive, folder).maybe_load(both_again, resumed)
-    assert bits(again) == bits(model)
-    update(model, optimizer)
-    update(again, resumed)
-    assert resumed.t == optimizer.t == 2
-    assert bits(again) == bits(model)
-
-
-def test_the_optimizer_itself(naive, folder):
-    """Which has names of its own beside Chainer's."""
-    first, resumed = (
-        create_multi_node_optimizer(
-            chainer.optimizers.Adam(), naive, True, accumulate_steps=2
-        )
-        for _ in range(2)
-    )
-    for each in first, resumed:
-        each.setup(noisy(naive.rank))
-    for _ in range(5):
-        first.update(first.target, np.ones((2, 4), "f4"), np.ones((2, 1), "f4"))
-    make_checkpointer(naive, folder).save(first)
-    assert make_checkpointer(naive, folder).maybe_load(resumed) == 1
-    assert alike(state_of(resumed), state_of(first))
 
 
 def test_maybe_load_from_another_folder_this_time(naive, folder):

@@ -9,7 +9,6 @@ import chainer
 import numpy as np
 import pytest
 
-from chainermn_train import create_multi_node_checkpointer
 from tests.support.oracles.pickles import Awkward
 from tests.support.training.checkpoints import (
     files,
@@ -18,7 +17,6 @@ from tests.support.training.checkpoints import (
     loaded,
     make_checkpointer,
     on_rank_0,
-    save_and_flush,
     saved,
 )
 
@@ -74,28 +72,54 @@ def test_after_falling_back_the_run_saves_over_what_was_damaged(naive, folder):
     assert files(naive, folder) == set()
 
 
-def raises_and_removes_nothing(comm, folder, words):
-    before = files(comm, folder)
-    with pytest.raises(RuntimeError, match=words):
-        loaded(comm, folder)
-    assert files(comm, folder) == before
+def damage_all(folder):
+    flip(folder / "run.0.10", 0.5)
+    DAMAGES["truncated"](folder / "run.0.20")
+    return r"nothing of 'run' .* is complete: iteration 20 is.*iteration 10 is"
 
 
-def test_everything_damaged_raises_and_removes_nothing(naive, folder):
-    saved(naive, folder, 10, 20)
-    on_rank_0(naive, lambda: flip(folder / "run.0.10", 0.5))
-    on_rank_0(naive, lambda: DAMAGES["truncated"](folder / "run.0.20"))
-    words = r"nothing of 'run' .* is complete: iteration 20 is.*iteration 10 is"
-    raises_and_removes_nothing(naive, folder, words)
+def lose_all(folder):
+    """Those of a machine's own disk, say; a first save that was killed leaves one iteration."""
+    for path in folder.glob("run.1.*"):
+        path.unlink()
+    return "iteration 10 is incomplete: of . files those of ranks 1 are missing; mend"
+
+
+def of_another_program(folder):
+    """Such as those of ChainerMN 1.x, which Chainer's own `save_npz` makes."""
+    for path in folder.glob("run.0.*"):
+        with path.open("wb") as file:
+            chainer.serializers.save_npz(file, link(1, 1))
+    return r"run.0.20 is damaged, or no file of a checkpoint of this version"
+
+
+def swap(folder):
+    for iteration in 10, 20:
+        first, last = folder / f"run.0.{iteration}", folder / f"run.1.{iteration}"
+        first.rename(folder / "between")
+        last.rename(first)
+        (folder / "between").rename(last)
+    return r"run\.1\.20 is what rank 0 wrote at iteration 20 of 'run'"
+
+
+def call_later(folder):
+    for path in folder.glob("run.*.*"):
+        path.rename(f"{path}0")
+    return r"run\.1\.200 is what rank 1 wrote at iteration 20 of 'run'"
 
 
 @pytest.mark.sizes(2, 3, 4)
-def test_lost_files_are_no_reason_to_start_again(naive, folder):
-    """Those of a machine's own disk, say; a first save that was killed leaves one iteration."""
+@pytest.mark.parametrize(
+    "change", [damage_all, lose_all, of_another_program, swap, call_later]
+)
+def test_files_that_can_not_be_used_are_no_reason_to_start_again(naive, folder, change):
     saved(naive, folder, 10, 20)
-    on_rank_0(naive, lambda: [path.unlink() for path in folder.glob("run.1.*")])
-    words = "iteration 10 is incomplete: of . files those of ranks 1 are missing; mend"
-    raises_and_removes_nothing(naive, folder, words)
+    words: list[str] = []
+    on_rank_0(naive, lambda: words.append(change(folder)))
+    before = files(naive, folder)
+    with pytest.raises(RuntimeError, match=naive.bcast_obj(words)[0]):
+        loaded(naive, folder)
+    assert files(naive, folder) == before
 
 
 @pytest.mark.sizes(2, 3, 4)
@@ -128,70 +152,6 @@ def test_files_of_several_saves_are_no_checkpoint(naive, folder):
             (folder / path.name).write_bytes(path.read_bytes())
     naive.allgather_obj(None)
     assert loaded(naive, folder) == [10 if naive.size == 1 else 5, naive.rank]
-
-
-def test_files_of_others_that_have_the_same_name_stay(naive, folder, capfd):
-    """Such as those of ChainerMN 1.x, which Chainer's own `save_npz` makes."""
-    for iteration in (100, 200, 300):
-        with (folder / f"run.{naive.rank}.{iteration}").open("wb") as file:
-            chainer.serializers.save_npz(file, link(1, 1))
-    on_rank_0(naive, lambda: (folder / "run.0.400").write_text("precious"))
-    before = files(naive, folder)
-    assert loaded(naive, folder) == [0, 0]
-    assert files(naive, folder) == before
-    said = capfd.readouterr().err
-    assert ("run.0.400" in said and "not touched" in said) == (naive.rank == 0)
-    save_and_flush(make_checkpointer(naive, folder), 300)
-    assert loaded(naive, folder) == [300, 300]
-    assert files(naive, folder) == before | generation(naive, "300-2")
-
-
-def rename(folder, change):
-    """Give each of the run's files the name and the numbers that `change` gives."""
-    temporary = []
-    for path in folder.glob("run.*.*"):
-        _, rank, iteration = path.name.split(".")
-        name, *numbers = change("run", int(rank), int(iteration))
-        temporary.append(path.rename(folder / f"new {name}.{numbers[0]}.{numbers[1]}"))
-    for path in temporary:
-        path.rename(folder / path.name.removeprefix("new "))
-
-
-RENAMED = {
-    "swapped": lambda name, rank, iteration: (name, 1 - rank, iteration),
-    "of a later iteration": lambda name, rank, iteration: (name, rank, iteration + 5),
-    "of another run": lambda name, rank, iteration: ("walk", rank, iteration),
-}
-
-
-@pytest.mark.sizes(2)
-@pytest.mark.parametrize("how", RENAMED)
-def test_it_is_told_whose_files_have_other_names_now(naive, folder, how):
-    """They were called another program's, and the job started at 0."""
-    saved(naive, folder, 10, 20)
-    on_rank_0(naive, lambda: rename(folder, RENAMED[how]))
-    before = files(naive, folder)
-    name, rank, iteration = RENAMED[how]("run", 1, 20)
-    checkpointer = create_multi_node_checkpointer(name, naive, path=folder)
-    words = rf"{name}\.{rank}\.{iteration} .* rank 1 .* iteration 20 of 'run'"
-    with pytest.raises(RuntimeError, match=words):
-        checkpointer.maybe_load(link(0, 0))
-    assert files(naive, folder) == before
-
-
-@pytest.mark.sizes(2)
-def test_whole_files_are_loaded_and_renamed_ones_are_kept(naive, folder, capfd):
-    saved(naive, folder, 10, 20)
-    on_rank_0(naive, lambda: (folder / "run.0.20").rename(folder / "run.1.30"))
-    assert loaded(naive, folder) == [10, naive.rank]
-    said = capfd.readouterr().err
-    assert ("run.1.30 is what rank 0 wrote at iteration 20 of 'run'" in said) == (
-        naive.rank == 0
-    )
-    checkpointer = make_checkpointer(naive, folder, cp_interval=1, gc_interval=1)
-    for iteration in 40, 50, 60:
-        save_and_flush(checkpointer, iteration)
-    assert "run.1.30" in files(naive, folder)
 
 
 def test_another_model_or_precision_is_told_on_all_ranks(naive, folder):

@@ -57,17 +57,13 @@ else:
 """
 
 
-SLOTS = pytest.mark.xfail(strict=True, reason="comes with the list of slots")
-
-
 @pytest.mark.ci
 @pytest.mark.parametrize(
     ("ranks", "store"),
     [
         (2, "snapshot"),
         (4, "checkpointer"),
-        *in_full((2, "checkpointer"), (6, "checkpointer")),
-        pytest.param(4, "snapshot", marks=[SLOTS, pytest.mark.full]),
+        *in_full((2, "checkpointer"), (6, "checkpointer"), (4, "snapshot")),
     ],
 )
 def test_a_resume_keeps_a_ranks_own_state_in_its_memory_alone(tmp_path, ranks, store):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import pickle
-from pathlib import Path
 
 import chainer
 import chainer.links as L
@@ -20,7 +19,6 @@ from chainermn_train import (
     create_multi_node_optimizer,
     multi_node_snapshot,
 )
-from tests.support.oracles.pickles import Awkward
 from tests.support.training.checkpoints import bits, files, on_rank_0
 
 pytestmark = pytest.mark.world
@@ -107,9 +105,7 @@ def test_one_file_where_all_have_the_same_state(comm, folder):
     [
         ([], [0, 0, 0], [".0"]),
         ([0], [0, 1, 1], [".0", ".1"]),
-        ([0, 1], [0, 1, 2], [".0", ".1", ".2"]),
         ([[0, 2], [1]], [0, 1, 0], [".0", ".1"]),
-        ([range(0, 3, 2)], [0, 1, 0], [".0", ".1"]),
         ([{2, 1}], [0, 1, 1], [".0", ".1"]),
     ],
     ids=str,
@@ -158,22 +154,6 @@ def test_fewer_and_more_ranks_go_on(naive, folder):
             np.testing.assert_allclose(mine, expected, rtol=rtol)
 
 
-@pytest.mark.sizes(2, 3, 4)
-def test_another_number_of_ranks_goes_on_in_another_order(naive, folder, capfd):
-    """As far in the epoch as they were: here a third of the second one."""
-    run(naive, folder, 4, examples=12 // naive.size, shuffle=True)
-    detail = 4 * 2 / (12 // naive.size)
-    half = naive.split(naive.rank, 0)
-    trainer, _, snapshot = make(half, folder, examples=12, shuffle=True)
-    snapshot.initialize(trainer)
-    assert trainer.updater.iteration == 4
-    assert trainer.updater.epoch_detail == pytest.approx(detail)
-    words = "begun anew: the order of examples of iterator 'main'"
-    assert (words in capfd.readouterr().err) == (half.rank == 0)
-    half.finalize()
-    naive.allgather_obj(None)
-
-
 def test_ranks_of_one_set_go_on_with_their_parts_of_a_shared_order(naive, folder):
     def begin(out, stop):
         sampler = DistributedOrderSampler(naive, 1)
@@ -189,16 +169,12 @@ def test_ranks_of_one_set_go_on_with_their_parts_of_a_shared_order(naive, folder
 
 FOUND = [
     "plain",
-    "{{x}}",
     "{{x}}_{.updater.iteration}",
-    "{.updater.iteration}{{",
     "s_{.updater.epoch_detail:.2f}",
-    "{.updater.epoch_detail}",
     "{.updater.epoch_detail:.3e}",
     "(a+b)_{.updater.iteration:06d}.[x]$",
-    "{0.updater.iteration}.npz",
     "{.updater.iteration:>8}",
-    "e{0.updater.epoch}_of_3_i{0.updater.iteration}",
+    "e{0.updater.epoch}_of_3_i{0.updater.iteration}.npz",
     "i{0.updater.iteration}_e{0.updater.epoch}",
 ]
 
@@ -212,10 +188,7 @@ def test_the_newest_is_found_whatever_its_name(naive, folder, filename):
     assert trainer.updater.iteration == 10
 
 
-@pytest.mark.parametrize(
-    "filename",
-    ["{.out}", "{}", "a{0.updater.iteration}_{0.out}", "{0.updater.iteration:#x}"],
-)
+@pytest.mark.parametrize("filename", ["{.out}", "a{0.updater.iteration}_{0.out}"])
 def test_a_name_that_could_not_be_found_is_an_error_before_training(
     naive, folder, filename
 ):
@@ -246,111 +219,43 @@ def test_autoload_of_a_callable_name_is_refused(naive):
         multi_node_snapshot(naive, snapshot, [])
 
 
-def swapped(folder):
-    for iteration in 2, 4:
-        first = folder / f"snapshot_iter_{iteration}.0"
-        last = folder / f"snapshot_iter_{iteration}.1"
-        first.rename(folder / "between")
-        last.rename(first)
-        (folder / "between").rename(last)
-    return r"iter_4\.0 .* 1 .* iteration 4 of 'snapshot_iter_\{\.updater\.iteration\}'"
-
-
-def of_a_later_iteration(folder):
-    for path in folder.glob("snapshot_iter_*"):
-        path.rename(str(path).replace("iter_", "iter_10"))
-    return r"iter_104\.0 .* 0 .* iteration 4 of 'snapshot"
-
-
-def of_another_name(folder):
-    for path in folder.glob("snapshot_iter_*"):
-        path.rename(str(path).replace("snapshot_iter_", "copy_"))
-    return r"copy_4\.0 .* 0 .* iteration 4 of 'snapshot"
-
-
 @pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("change", [swapped, of_a_later_iteration, of_another_name])
-def test_it_is_told_whose_files_have_other_names_now(naive, folder, change):
+def test_it_is_told_whose_files_have_other_names_now(naive, folder):
     run(naive, folder, 4)
-    words = naive.bcast_obj(change(folder) if naive.rank == 0 else None)
+
+    def swap():
+        for iteration in 2, 4:
+            first, last = (folder / f"snapshot_iter_{iteration}.{n}" for n in (0, 1))
+            first.rename(folder / "between")
+            last.rename(first)
+            (folder / "between").rename(last)
+
+    on_rank_0(naive, swap)
     before = files(naive, folder)
-    filename = "copy_{.updater.iteration}" if change is of_another_name else None
-    with pytest.raises(RuntimeError, match=words):
-        run(naive, folder, 6, **({"filename": filename} if filename else {}))
-    assert files(naive, folder) == before
-
-
-def test_newest_that_all_sets_have_is_loaded(naive, folder, capfd):
-    run(naive, folder, 6)
-    last = min(naive.size - 1, 1)
-    on_rank_0(naive, (folder / f"snapshot_iter_6.{last}").unlink)
-    trainer, _, snapshot = make(naive, folder)
-    snapshot.initialize(trainer)
-    assert trainer.updater.iteration == 4
-    if naive.rank == 0 and last:
-        assert "iteration 6 is incomplete" in capfd.readouterr().err
-
-
-@pytest.mark.sizes(2, 3, 4)
-def test_sets_without_a_snapshot_are_told(naive, folder):
-    run(naive, folder, 4)
-    on_rank_0(
-        naive, lambda: [path.unlink() for path in folder.glob("snapshot_iter_*.1")]
-    )
-    with pytest.raises(RuntimeError, match="of 2 files those of ranks 1 are missing"):
-        run(naive, folder)
-
-
-def save(path: Path, array: np.ndarray) -> None:
-    with path.open("wb") as file:  # to a path, NumPy would append its suffix
-        np.savez(file, array=array)
-
-
-# test_snapshot_files.py changes single bytes.
-DAMAGES = {
-    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-100]),
-    "emptied": lambda path: path.write_bytes(b""),
-}
-
-
-@pytest.mark.parametrize(
-    ("of", "how"), [*(("last", how) for how in DAMAGES), ("first", "truncated")]
-)
-def test_damaged_newest_snapshot_is_passed_over_by_all_ranks(
-    naive, folder, capfd, how, of
-):
-    run(naive, folder, 6)
-    path = folder / f"snapshot_iter_6.{0 if of == 'first' else min(naive.size - 1, 1)}"
-    on_rank_0(naive, lambda: DAMAGES[how](path))
-    trainer, _, snapshot = make(naive, folder)
-    snapshot.initialize(trainer)
-    assert trainer.updater.iteration == 4
-    said = capfd.readouterr().err
-    assert said.count("\n") == (naive.rank == 0)
-    if naive.rank == 0:
-        assert f"iteration 6 is incomplete: {path.name} is " in said
-        assert "; loading iteration 4\n" in said
-
-
-def test_snapshots_that_are_all_damaged_are_an_error_on_all_ranks(naive, folder):
-    run(naive, folder, 4)
-    for iteration in (2, 4):
-        path = folder / f"snapshot_iter_{iteration}.0"
-        on_rank_0(naive, lambda path=path: DAMAGES["truncated"](path))
-    before = files(naive, folder)
-    words = r"4 is incomplete: .*iter_4\.0 is damaged.*iteration 2 is"
+    words = r"iter_4\.0 .* 1 .* iteration 4 of 'snapshot_iter_\{\.updater\.iteration\}'"
     with pytest.raises(RuntimeError, match=words):
         run(naive, folder, 6)
     assert files(naive, folder) == before
 
 
-def test_snapshot_of_one_process_is_not_unpickled(naive, folder, capfd):
-    trap = np.array([Awkward()], dtype=object)
-    on_rank_0(naive, lambda: save(folder / "snapshot_iter_2.0", trap))
-    trainer, _ = run(naive, folder, 4, [])
+@pytest.mark.parametrize("how", ["removed", "truncated"])
+def test_newest_that_is_whole_is_loaded(naive, folder, capfd, how):
+    run(naive, folder, 6)
+    last = min(naive.size - 1, 1)
+    path = folder / f"snapshot_iter_6.{last}"
+    if how == "removed":
+        on_rank_0(naive, path.unlink)
+    else:
+        on_rank_0(naive, lambda: path.write_bytes(path.read_bytes()[:-100]))
+    trainer, _, snapshot = make(naive, folder)
+    snapshot.initialize(trainer)
     assert trainer.updater.iteration == 4
     said = capfd.readouterr().err
-    assert ("snapshot_iter_2.0 not touched" in said) == (naive.rank == 0)
+    if naive.rank == 0 and (last or how == "truncated"):
+        assert "iteration 6 is incomplete: " in said
+        assert said.endswith("; loading iteration 4\n")
+    else:
+        assert said == ""
 
 
 @pytest.mark.parametrize(
@@ -381,14 +286,6 @@ def test_condition_and_callable_file_name(naive, folder):
     assert files(naive, folder) == {"at4.0", "at6.0"}
 
 
-def test_error_of_a_writer_is_raised_on_all_ranks(naive, folder):
-    def fail(path, state):
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises((OSError, RuntimeError), match="No space left"):
-        run(naive, folder, savefun=fail)
-
-
 def test_wrong_arguments(naive):
     snapshot = extensions.snapshot()
     for comm, extension, sets, error, words in [
@@ -402,8 +299,8 @@ def test_wrong_arguments(naive):
         (naive, snapshot, [-1], ValueError, "must name"),
         (naive, snapshot, [[]], ValueError, "must name"),
         (naive, snapshot, [0, [0]], ValueError, "named twice"),
-        (naive, snapshot, ["a"], TypeError, "'a'"),
-        (naive, snapshot, [None], TypeError, "None"),
+        (naive, snapshot, ["a"], TypeError, "'str'"),
+        (naive, snapshot, [None], TypeError, "NoneType"),
         (naive, extensions.LogReport(), [], TypeError, "not LogReport"),
         (None, snapshot, [], TypeError, "create_communicator"),
     ]:

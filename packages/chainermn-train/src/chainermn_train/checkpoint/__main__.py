@@ -11,8 +11,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from .dealing import put_together
-from .shards import DamagedError, begin_arrays, read_head, read_shard
+from .atomic_file import write_file
+from .checked_file import DamagedError, read_rank_file, without_none, write_npz
+from .same_on_all import merge
 
 
 def main() -> None:
@@ -21,19 +22,18 @@ def main() -> None:
         sys.exit(__doc__)
     source, target = map(Path, sys.argv[1:])
     try:
-        head = read_head(source)
+        head = read_rank_file(source).head
         save = source.name.rpartition(".")[2]
         paths = [
             source.with_name(f"{head.name}.{rank}.{save}") for rank in range(head.size)
         ]
         if source != paths[head.rank]:
             sys.exit(f"{source.name} is no checkpointer's file {paths[head.rank].name}")
-        if len({read_head(path).id for path in paths}) > 1:
+        files = [read_rank_file(path) for path in paths]
+        if len({file.head.id for file in files}) > 1:
             sys.exit(f"the files of {head.name!r}, {save}, are of several saves")
-        state = put_together(map(read_shard, paths))
-        arrays = {name: array for name, array in state.items() if array is not None}
-        with begin_arrays(target, arrays) as complete:
-            complete()
+        arrays = without_none(merge(files))
+        write_file(target, lambda file: write_npz(file, arrays), lambda: True)
     except (OSError, DamagedError) as error:
         sys.exit(f"{error}")
 

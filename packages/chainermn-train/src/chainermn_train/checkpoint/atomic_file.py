@@ -6,52 +6,33 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO
 
 # Suffix of a file's name until it is complete.
 TEMPORARY = ".tmp"
-BegunFile: TypeAlias = contextlib.AbstractContextManager[Callable[[], None]]
 
 
-@contextlib.contextmanager
-def begun(path: Path, fill: Callable[[BinaryIO], Any]) -> Iterator[Callable[[], None]]:
-    """Write a file under another name, which goes to the disk while the block runs.
+def write_file(
+    path: Path, fill: Callable[[BinaryIO], Any], is_wanted: Callable[[], bool]
+) -> None:
+    """Write a file under another name; once it is on the disk it gets its own.
 
-    What it yields gives the file its name, all of it or (OSError) nothing. Otherwise
-    nothing stays.
+    If ``is_wanted`` returns False then, or anything is raised, nothing stays of it.
     """
     temporary = path.with_name(path.name + TEMPORARY)
-
-    def complete() -> None:
-        with advised(temporary):
-            synced.result()
-            os.replace(temporary, path)
-            sync_folder(path.parent)
-
-    with contextlib.ExitStack() as stack:
-        with advised(temporary):
-            file = stack.enter_context(_opened(temporary))
-            fill(file)
-            file.flush()
-        thread = stack.enter_context(ThreadPoolExecutor(1))
-        synced = thread.submit(os.fsync, file.fileno())
-        yield complete
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file; remove it in the end, unless it has got another name."""
-    file = open(path, "wb")  # noqa: SIM115
-    try:
-        yield file
-    finally:
-        with contextlib.suppress(OSError):
-            path.unlink()
-        # Where a write has failed, closing tries again, and would raise in its place.
-        with contextlib.suppress(OSError):
-            file.close()
+    with advised(temporary):
+        try:
+            with open(temporary, "wb") as file:
+                fill(file)
+                file.flush()
+                os.fsync(file.fileno())
+            if is_wanted():
+                os.replace(temporary, path)
+                sync_folder(path.parent)
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
 
 
 @contextlib.contextmanager

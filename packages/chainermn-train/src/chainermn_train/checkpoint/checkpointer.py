@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import os
 import secrets
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from chainer.training import Extension, Trainer
 
-from chainermn_comm import CommunicatorBase, PeerError
+from chainermn_comm import CommunicatorBase
 from chainermn_comm.errors import is_raised_on_all
 
 from ..collective_errors import allgather_checked, raise_together
-from ..leaving import grace_seconds, leave_when_warned
+from ..leaving import leave_when_warned
 from ..random_states import load_random_state, random_state
 from ..trainer_introspection import updater_of, warn_of_lost_order
-from .background_writer import BackgroundWriter
-from .dealing import deal, same_on_all
-from .loading import PLACES, RANDOM, load, mark_synchronized_if_equal, places
-from .shards import Head, State, begin_arrays, encode
-from .state_dict import state_dict
-from .store import OPERATION, Folder, Save, Store, register_writer, writers
+from .atomic_file import write_file
+from .checked_file import Head, State, write_npz
+from .checkpoint_folder import OPERATION, CheckpointFolder, RunFiles, SaveNumber
+from .loading import RANDOM, load, mark_synchronized_if_equal, restore, saved_state
+from .same_on_all import names_alike, shard
+from .state_dict import Restorer, require_serializable
 
 _DEFAULT_FOLDER = "result"  # the trainer's own default
+
+
+class _View(NamedTuple):
+    """What a rank knows before a save."""
+
+    iteration: int
+    is_saved: bool  # already
+    is_begun: bool  # whether this job may save in the folder
+    id: str  # that of rank 0 is the checkpoint's
 
 
 class MultiNodeCheckpointer(Extension):
@@ -38,7 +46,7 @@ class MultiNodeCheckpointer(Extension):
 
     ``name``, ``comm``, ``cp_interval``, ``gc_interval``, ``path`` and ``background``
     are as there, where they are checked. Making one is not collective; its methods are,
-    but for :meth:`initialize`, :meth:`get_stats` and :meth:`on_error`. Copying or
+    but for :meth:`initialize` and :meth:`get_stats`. Copying or
     pickling it raises TypeError.
     """
 
@@ -62,19 +70,22 @@ class MultiNodeCheckpointer(Extension):
         self.gc_interval = gc_interval
         self.path = path
         self.background = background
-        self._writer = BackgroundWriter()
-        # In the background: a save, or the removal of older ones.
-        self._writing: tuple[Save | None, Future[None]] | None = None
-        # Names of what was the same on all ranks at a save.
-        self._same: list[str] | None = None
-        self._store: Store | None = None  # once known where it saves
+        self._threads = _one_thread()
+        # What it does: it writes this save, if any, or removes older ones.
+        self._futures: list[Future[None]] = []
+        # Not all ranks know yet that it is complete.
+        self._written: SaveNumber | None = None
+        # What is written in the background. Fresh memory would take longer to fill.
+        self._copies: dict[Any, np.ndarray] = {}
+        # Names of what was the same on all ranks at the last save.
+        self._alike: list[str] | None = None
+        self._folder: CheckpointFolder | None = None  # once known where it saves
         self._last = 0  # the iteration saved or loaded last
-        # The trainer or updater, and its iteration.
-        self._saved: tuple[Any, int] = (None, 0)
-        # State of the generators to begin training with.
+        self._saved_target: Any = None  # a trainer or updater
+        # What training begins with: the state of generators, and optimizers' numbers.
         self._random: str | None = None
+        self._restorers: list[Restorer] = []
         self._iterators_checked = False
-        self._failed = False
         self._handled = sys.exc_info()[1]
         self._seconds: list[float] = []  # that each save took
 
@@ -108,93 +119,92 @@ class MultiNodeCheckpointer(Extension):
             PeerError: another rank raised one of these.
         """
         self._check_iterators(target)
-        with raise_together(self.comm.handshake, OPERATION) as call:
-            own = getattr(updater_of(target), "iteration", self._last + 1)
-            number = operator.index(own if iteration is None else iteration)
-            if number < 0:
-                raise ValueError(f"an iteration is not negative, as {number} is")
-            call.signature = (("iteration", number),)
         views = allgather_checked(
-            self.comm,
-            OPERATION,
-            lambda: (*self._is_saved(target, iteration, number), secrets.token_hex(8)),
+            self.comm, OPERATION, lambda: self._view(target, iteration)
         )
-        if all(saved for saved, *_ in views):
+        if len({view.iteration for view in views}) > 1:
+            numbers = ", ".join(f"{view.iteration}" for view in views)
+            raise ValueError(f"ranks save different iterations: {numbers}, by rank")
+        if all(view.is_saved for view in views):
             return
-        began, failure = time.perf_counter(), list[Exception]()
+        began = time.perf_counter()
         try:
             self.flush()
-        except (
-            OSError,
-            PeerError,
-        ) as error:  # of the save before: raised once this one is begun
-            failure.append(error)
-        with raise_together(self.comm.handshake, OPERATION):
-            register_writer(self, self._folder_for(target))
-            state = state_dict(target)
-            state[RANDOM], state[PLACES] = (
-                np.array(random_state(target)),
-                places(target),
-            )
-        if any(elsewhere for _, elsewhere, _ in views):
+        finally:  # an error of the save before is raised after this one
+            self._save(target, views)
+            self._seconds.append(time.perf_counter() - began)
+
+    def _save(self, target: Any, views: list[_View]) -> None:
+        comm = self.comm
+        iteration = views[0].iteration
+        with raise_together(comm.handshake, OPERATION):
+            state = saved_state(target)
+            state[RANDOM] = np.array(random_state(target))
+        folder = self._folder_for(target)
+        if not all(view.is_begun for view in views):
             self._require_equal_settings()
-            self._store = self._store_for(self._folder_for(target))
-            self._store.begin(grace_seconds())
-        store = self._store
-        assert store is not None
-        save = store.next_save(number)
-        head = Head(self.run_name, number, views[0][2], self.comm.rank, self.comm.size)
-        self._last = number
+            folder.begin()
+        self._folder = folder
+        number = folder.next_number(iteration)
+        head = Head(self.run_name, f"{iteration}", views[0].id, comm.rank, comm.size)
+        path = folder.files.file(number, comm.rank)
+        self._last = iteration
+        self._written = number
         if self.background:
-            remove = store.remover(store.expired(self.cp_interval, self.gc_interval))
-            arrays = encode(head, deal(self.comm, state, same_on_all(self.comm, state)))
-
-            def remove_and_write(copies: dict[str, np.ndarray]) -> None:
-                remove()
-                with begin_arrays(
-                    store.folder.file(save, head.rank), copies
-                ) as complete:
-                    complete()
-
-            self._writing = save, self._writer.start(remove_and_write, arrays)
+            removal = self._remove_expired(folder)
+            self._futures = [self._begin_file(path, head, state), removal]
         else:
-            self._write(store, save, head, state)
-            remove = store.remover(store.expired(self.cp_interval, self.gc_interval))
-            self._writing = None, self._writer.start(lambda _: remove(), {})
-        self._saved = (target if updater_of(target) is not None else None), number
-        self._seconds.append(time.perf_counter() - began)
-        if failure:
-            raise failure.pop()
+            self._futures = [self._begin_file(path, head, state)]
+            self.flush()
+            self._futures = [self._remove_expired(folder)]
+        self._saved_target = None if updater_of(target) is None else target
 
-    def _write(self, store: Store, save: Save, head: Head, state: State) -> None:
-        """Write a save. Ranks compare their states while what they wrote goes to the disk."""
-        comm, path = self.comm, store.folder.file(save, head.rank)
-        found = same_on_all(comm, state) if self._same is None else None
-        while True:
-            # What was the same at the last save is so again, or all is written anew.
-            same = self._same if found is None else found
-            with contextlib.ExitStack() as stack:
-                with raise_together(comm.handshake, OPERATION):
-                    arrays = encode(head, deal(comm, state, same or ()))
-                    complete = stack.enter_context(begin_arrays(path, arrays))
-                found = same_on_all(comm, state) if found is None else found
-                if found == same:
-                    self._same = same
-                    self._end_save(save, complete)
-                    return
+    def _begin_file(self, path: Path, head: Head, state: State) -> Future[None]:
+        """Have this rank's file written by the thread.
 
-    def _end_save(self, save: Save, write: Callable[[], None]) -> None:
-        """Count a save once all ranks have written it; where one couldn't, nothing of it stays."""
-        store = self._store
-        assert store is not None
+        Ranks expect that what was the same at the last save is so again, and compare
+        their states while the file is written. Otherwise it is written anew.
+        """
+        comm = self.comm
+
+        def begin(alike: list[str], is_wanted: Callable[[], bool]) -> Future[None]:
+            arrays = shard(head, state, alike).arrays()
+            if self.background:
+                arrays = self._copied(arrays)
+            return self._threads.submit(
+                write_file, path, lambda file: write_npz(file, arrays), is_wanted
+            )
+
+        if self.background or self._alike is None:
+            self._alike = names_alike(comm, state)
+            with raise_together(comm.handshake, OPERATION):
+                return begin(self._alike, lambda: True)
+        alike: list[str] | None = None
+        is_right = Future[bool]()
+        writing = begin(self._alike, is_right.result)
         try:
-            allgather_checked(self.comm, OPERATION, write)
-        except BaseException as error:
-            if is_raised_on_all(self.comm.handshake, error):  # else others may count it
-                with contextlib.suppress(OSError):
-                    store.folder.file(save, self.comm.rank).unlink(missing_ok=True)
-            raise
-        store.note_written(save)
+            alike = names_alike(comm, state)
+        finally:
+            is_right.set_result(alike == self._alike)
+        if alike == self._alike:
+            return writing
+        self._alike = alike
+        return begin(alike, lambda: True)
+
+    def _copied(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return copies of arrays, in the memory of the last ones where they fit."""
+        copies = {}
+        for name, array in arrays.items():
+            key = (name, array.shape, array.dtype)
+            copies[key] = self._copies.get(key, np.empty(array.shape, array.dtype))
+            np.copyto(copies[key], array)
+        self._copies = copies
+        return {name: copy for (name, _, _), copy in copies.items()}
+
+    def _remove_expired(self, folder: CheckpointFolder) -> Future[None]:
+        """Have the thread remove what isn't needed any more."""
+        expired = folder.expired(self.cp_interval, self.gc_interval)
+        return self._threads.submit(folder.remover(expired))
 
     def get_stats(self) -> str:
         """Return in words how long saves have held this rank, in seconds (not collective).
@@ -216,14 +226,30 @@ class MultiNodeCheckpointer(Extension):
             OSError: a file could not be written.
             PeerError: it failed on another rank.
         """
-        if self._writing is not None:
-            (save, future), self._writing = self._writing, None
-            if save is None:
-                allgather_checked(self.comm, OPERATION, future.result)
-                return
-            saved, self._saved = self._saved, (None, 0)  # unless it could be written
-            self._end_save(save, future.result)
-            self._saved = saved
+        futures = self._futures
+        written = self._written
+        self._futures = []
+        self._written = None
+
+        def wait() -> None:
+            for future in futures:
+                future.result()
+
+        if not futures:
+            return
+        folder = self._folder
+        assert folder is not None
+        try:
+            allgather_checked(self.comm, OPERATION, wait)
+        except BaseException as error:
+            if written is not None:
+                self._saved_target = None
+                # Otherwise other ranks may count it.
+                if is_raised_on_all(self.comm.handshake, error):
+                    folder.files.file(written, self.comm.rank).unlink(missing_ok=True)
+            raise
+        if written is not None:
+            folder.note_written(written)
 
     def maybe_load(
         self,
@@ -276,36 +302,40 @@ class MultiNodeCheckpointer(Extension):
                 leave_when_warned(
                     trainer, self.comm, self._save_now, self.priority - 100
                 )
-            if not callable(getattr(trainer, "serialize", None)):
-                raise TypeError(
-                    "a checkpoint is loaded into what Chainer can serialize, not "
-                    f"{type(trainer).__name__}: give what was saved, made in the same way"
-                )
+            require_serializable(trainer)
             folder = self._folder_for(trainer, path)
-            here = path is None and writers.get(folder, self) is self
-        writable = allgather_checked(self.comm, OPERATION, lambda: here)
-        store = self._store_for(folder)
-        save, states, skipped = store.newest()
-        iteration: int | None = None if save is None else save.iteration
+        found, skipped = folder.newest()
+        iteration: int | None = None if found is None else found.iteration
         if skipped:
             self._say(f"{skipped}; training goes on from iteration {iteration or 0}")
-        if all(writable):  # otherwise it only reads
-            self._store = store
-        if iteration is None:
+        if path is None:  # otherwise it only reads
+            self._folder = folder
+        if found is None:
             return None
-        comm, size = self.comm, len(states)
-        own = states[comm.rank % size]
+        comm = self.comm
+        size = len(found.states)
         with raise_together(comm.handshake, OPERATION):
-            anew = load(trainer, states, size, comm.rank % size, comm)
-            if RANDOM in own and size == comm.size:
-                self._random = str(own[RANDOM])
+            loaded = load(trainer, found.state, found.states, comm.rank % size, comm)
+            self._restorers = loaded.restorers
+            if RANDOM in found.state and size == comm.size:
+                self._random = str(found.state[RANDOM])
                 load_random_state(trainer, self._random)
         if size != comm.size:
-            rest = f"; begun anew: {', '.join(anew)}" if anew else ""
+            rest = ""
+            if loaded.anew:
+                rest = f"; begun anew: {', '.join(loaded.anew)}"
             self._say(f"saved by {size} ranks, goes on with {comm.size}{rest}")
+        if not isinstance(trainer, Trainer):
+            self._restore()
         mark_synchronized_if_equal(comm, trainer, optimizer)
-        self._last = iteration
+        self._last = found.iteration
         return iteration
+
+    def _restore(self) -> None:
+        words = restore(self._restorers)
+        self._restorers = []
+        if words:
+            self._say(words)
 
     def _save_now(self, trainer: Any) -> None:
         self.save(trainer)
@@ -320,21 +350,15 @@ class MultiNodeCheckpointer(Extension):
             )
 
     def initialize(self, trainer: Any) -> None:
-        """Begin with the random numbers that come next in the run, whatever was drawn since.
+        """Begin with what was saved, whatever was drawn or set since (not collective).
 
-        Not collective.
+        That is random numbers, and the numbers of optimizers.
         """
         self._handled = sys.exc_info()[1]
         if self._random is not None:
             load_random_state(trainer, self._random)
             self._random = None
-
-    def on_error(self, trainer: Any, exc: Exception, tb: Any) -> None:
-        """Keep the checkpoints (not collective: the other ranks may not have failed).
-
-        Neither ``trainer`` nor the exception ``exc`` and its traceback ``tb`` matters.
-        """
-        self._failed = True
+        self._restore()
 
     def finalize(self) -> None:
         """Remove all checkpoints, unless training ended by an exception (collective).
@@ -347,20 +371,20 @@ class MultiNodeCheckpointer(Extension):
             ValueError: another job saves by the same name there.
             PeerError: that happened on another rank.
         """
-        failed = self._failed or sys.exc_info()[1] is not self._handled
+        failed = sys.exc_info()[1] is not self._handled
         try:
-            if not failed and self._store is not None:
+            if not failed and self._folder is not None:
                 self.flush()
-                if not self._store.is_begun:
-                    self._store.begin(grace_seconds())
-                self._store.clear()
+                if not self._folder.is_begun:
+                    self._folder.begin()
+                self._folder.clear()
         finally:
-            self._writing = self._store = None
-            self._saved = None, 0
-            for folder in [each for each, writer in writers.items() if writer is self]:
-                del writers[folder]
-            self._writer.close()
-            self._writer = BackgroundWriter()
+            self._futures = []
+            self._written = self._folder = None
+            self._saved_target = None
+            self._copies = {}
+            self._threads.shutdown()
+            self._threads = _one_thread()
 
     def _check_iterators(self, target: Any) -> None:
         if not self._iterators_checked and self.comm.rank == 0:
@@ -373,31 +397,29 @@ class MultiNodeCheckpointer(Extension):
             "copy would write the same files; make another one, with another name or folder"
         )
 
-    def _is_saved(
-        self, target: Any, iteration: int | None, number: int
-    ) -> tuple[bool, bool]:
-        """Return whether that is saved already, and whether it has to be saved elsewhere."""
-        store = self._store_for(self._folder_for(target))
-        elsewhere = not store.is_begun
-        of, last = self._saved
-        saved = iteration is None and of is not None and of is target and last == number
-        return saved and not elsewhere, elsewhere
+    def _view(self, target: Any, iteration: int | None) -> _View:
+        number = iteration
+        if number is None:
+            number = getattr(updater_of(target), "iteration", self._last + 1)
+        number = operator.index(number)
+        if number < 0:
+            raise ValueError(f"an iteration is not negative, as {number} is")
+        is_begun = self._folder_for(target).is_begun
+        is_same = self._saved_target is target and self._last == number
+        is_saved = is_begun and is_same and iteration is None
+        return _View(number, is_saved, is_begun, secrets.token_hex(8))
 
-    def _folder_for(self, target: Any, path: Any = None) -> Folder:
+    def _folder_for(self, target: Any, path: Any = None) -> CheckpointFolder:
+        """Return where it is saved: a new object, unless that is where it was saved last."""
         out = getattr(target, "out", None)
-        folders = (
-            path,
-            self.path,
-            out if isinstance(out, str | os.PathLike) else _DEFAULT_FOLDER,
-        )
-        folder = next(each for each in folders if each is not None)
-        return Folder(Path(folder).resolve(), self.run_name)
-
-    def _store_for(self, folder: Folder) -> Store:
-        """Return the folder's store, which is a new one unless it is that of the last save."""
-        if self._store is None or self._store.folder != folder:
-            return Store(self.comm, folder)
-        return self._store
+        if path is None:
+            path = self.path
+        if path is None:
+            path = out if isinstance(out, str | os.PathLike) else _DEFAULT_FOLDER
+        files = RunFiles(Path(path).resolve(), self.run_name)
+        if self._folder is not None and self._folder.files == files:
+            return self._folder
+        return CheckpointFolder(self.comm, files, lambda rank, size: rank % size)
 
     def _require_equal_settings(self) -> None:
         settings = {
@@ -407,3 +429,8 @@ class MultiNodeCheckpointer(Extension):
             "background": self.background,
         }
         self.comm.handshake("create_multi_node_checkpointer", settings.items())
+
+
+def _one_thread() -> ThreadPoolExecutor:
+    """Return a thread that calls no MPI; the interpreter waits for it before it ends."""
+    return ThreadPoolExecutor(1, thread_name_prefix="chainermn-checkpoint")

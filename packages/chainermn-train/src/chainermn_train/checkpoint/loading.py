@@ -1,10 +1,10 @@
-"""A state is loaded, also on another number of ranks: what that means for each rank's own."""
+"""A rank's state is saved, and loaded, also on another number of ranks."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,52 +13,97 @@ from chainermn_comm import CommunicatorBase
 from ..iterators import place, places_of, shared_order
 from ..optimizers import MultiNodeOptimizer, accumulation_of_rank, is_same_on_all
 from ..trainer_introspection import iterators_of, updater_of
-from .shards import RESERVED_PREFIX, State
-from .state_dict import StateError, load_state_dict
+from .checked_file import RESERVED_PREFIX, State
+from .state_dict import Restorer, StateError, load_state_dict, state_dict
 
-RANDOM, PLACES = RESERVED_PREFIX + "random", RESERVED_PREFIX + "places"
+RANDOM = RESERVED_PREFIX + "random"
+# Text of what `places_of` returns.
+_POSITIONS = RESERVED_PREFIX + "positions"
 # Of a multi-node optimizer: the gradients of updates since its last step.
-_GROUP = "chainermn/group/"
+_ADDED_UP = "chainermn/group/"
 
 
-def places(target: Any) -> np.ndarray:
-    """Return, as text, where the iterators' orders begin: see :func:`places_of`."""
-    return np.array(json.dumps(places_of(target)))
+class Loaded(NamedTuple):
+    """What is said and done when a state has been loaded."""
+
+    anew: list[str]  # what begins anew, in words
+    restorers: list[Restorer]
+
+
+def saved_state(target: Any) -> State:
+    """Return the state of ``target`` and where its iterators are; see :func:`state_dict`."""
+    state = state_dict(target)
+    state[_POSITIONS] = np.array(json.dumps(places_of(target)))
+    return state
 
 
 def load(
-    target: Any, states: Sequence[State], size: int, own: int, comm: CommunicatorBase
-) -> list[str]:
-    """Load what ``size`` ranks have saved, here that of rank ``own``; return what begins anew.
+    target: Any, state: State, states: Sequence[State], own: int, comm: CommunicatorBase
+) -> Loaded:
+    """Load the state that a rank had whose number was ``own``.
 
-    StateError, with a part of it loaded, if it doesn't fit.
+    ``states`` are of all ranks that there were, as far as others need them. StateError,
+    with a part of it loaded, if it doesn't fit.
     """
-    state, anew = states[own], list[str]()
-    if size != comm.size:
-        state, anew = _adapt(target, state, states, comm.rank, comm.size)
-    elif own != comm.rank:  # its order of a shared permutation isn't this rank's
-        state = dict(state)
-        for name, iterator in iterators_of(target).items():
-            if shared_order(iterator) is not None:
-                place(
-                    iterator,
-                    name,
-                    _path_of(target, name),
-                    states,
-                    state,
-                    _places_in(state),
-                )
-    load_state_dict(target, state)
+    has_same_size = len(states) == comm.size
+    positions = json.loads(str(state.get(_POSITIONS, "{}")))
+    state = dict(state)
+    anew: list[str] = []
+    for name, iterator in iterators_of(target).items():
+        path = f"iterator:{name}/"
+        if target is not updater_of(target):
+            path = "updater/" + path
+        if has_same_size:
+            # Its order of a shared permutation isn't this rank's.
+            is_adapted = own != comm.rank and shared_order(iterator) is not None
+        else:
+            is_adapted = path + "current_position" in state
+        if is_adapted:
+            anew += place(iterator, name, path, states, state, positions)
+    if not has_same_size:
+        if state.pop(RANDOM, None) is not None:
+            anew.insert(0, "random numbers")
+        _adapt_added_gradients(state, states, comm)
+    restorers = load_state_dict(target, state)
+    if has_same_size:
+        _require_same_examples(target, positions)
+    return Loaded(anew, restorers)
+
+
+def restore(restorers: Sequence[Restorer]) -> str:
+    """Set optimizers' numbers as they were saved; return in words which the script had not.
+
+    Extensions may set them when they are initialised, so it is called after that.
+    """
+    replaced = [words for restorer in restorers for words in restorer()]
+    if not replaced:
+        return ""
+    return (
+        f"as saved: {', '.join(replaced)}; to go on with another value, set it in an "
+        "extension"
+    )
+
+
+def _adapt_added_gradients(
+    state: State, states: Sequence[State], comm: CommunicatorBase
+) -> None:
+    for name in [name for name in state if name.endswith(_ADDED_UP + "calls")]:
+        path = name.removesuffix("calls")
+        for key in [key for key in state if key.startswith(path)]:
+            del state[key]
+        state.update(accumulation_of_rank(path, states, comm.rank, comm.size))
+
+
+def _require_same_examples(target: Any, positions: dict[str, Any]) -> None:
     iterators = iterators_of(target)
-    for name, (count, _) in _places_in(state).items() if size == comm.size else ():
-        iterator = iterators.get(name)
-        if iterator is not None and count != len(iterator.dataset):
+    for name, (count, _) in positions.items():
+        if name in iterators and count != len(iterators[name].dataset):
             raise StateError(
-                f"iterator {name!r} has {len(iterator.dataset)} examples here and had {count} "
-                "there: its place in them belongs to a rank, and the data are divided differently "
-                "now. Go on with the same data, or save the model and the optimizer alone"
+                f"iterator {name!r} has {len(iterators[name].dataset)} examples here and had "
+                f"{count} there: its place in them belongs to a rank, and the data are divided "
+                "differently now. Go on with the same data, or save the model and the optimizer "
+                "alone"
             )
-    return anew
 
 
 def mark_synchronized_if_equal(
@@ -76,33 +121,3 @@ def mark_synchronized_if_equal(
             and is_same_on_all(comm, each)
         ):
             each.assume_synchronized()
-
-
-def _places_in(state: State) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(str(state.get(PLACES, "{}")))
-    return found
-
-
-def _path_of(target: Any, name: str) -> str:
-    return f"{'' if target is updater_of(target) else 'updater/'}iterator:{name}/"
-
-
-def _adapt(
-    target: Any, state: State, states: Sequence[State], rank: int, size: int
-) -> tuple[State, list[str]]:
-    """Return a rank's state for another number of ranks, and what begins anew in it, in words.
-
-    ``states`` are those of all ranks that there were.
-    """
-    state = dict(state)
-    anew = ["random numbers"] if state.pop(RANDOM, None) is not None else []
-    for name, iterator in iterators_of(target).items():
-        own = _path_of(target, name)
-        if own + "current_position" in state:
-            anew += place(iterator, name, own, states, state, _places_in(state))
-    for name in [name for name in state if name.endswith(_GROUP + "calls")]:
-        path = name.removesuffix("calls")
-        for key in [key for key in state if key.startswith(path)]:
-            del state[key]
-        state.update(accumulation_of_rank(path, states, rank, size))
-    return state, anew

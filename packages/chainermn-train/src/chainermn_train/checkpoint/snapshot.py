@@ -28,10 +28,11 @@ from ..collective_errors import (
 )
 from ..wrappers import UnpicklableMixin
 from .atomic_file import advised
-from .loading import PLACES, load, mark_synchronized_if_equal, places
-from .shards import RESERVED_PREFIX, Head, Shard, State, encode
-from .state_dict import StateError, state_dict
-from .store import OPERATION, Folder, Store
+from .checked_file import RESERVED_PREFIX, Head, RankFile, State
+from .checkpoint_folder import OPERATION, CheckpointFolder, RunFiles
+from .checkpointer import MultiNodeCheckpointer
+from .loading import load, mark_synchronized_if_equal, restore, saved_state
+from .state_dict import StateError
 
 # An int64 array of shape (2,): the sets that were named, and ranks.
 _TAKEN_BY = RESERVED_PREFIX + "taken_by"
@@ -100,13 +101,8 @@ def multi_node_snapshot(
 
 
 def _ranks(replica_set: Any, size: int) -> list[int]:
-    try:
-        several = replica_set if isinstance(replica_set, Iterable) else [replica_set]
-        ranks = sorted(operator.index(rank) for rank in several)
-    except TypeError:
-        raise TypeError(
-            f"a replica set is a rank or several ranks, not {replica_set!r}"
-        ) from None
+    several = replica_set if isinstance(replica_set, Iterable) else [replica_set]
+    ranks = sorted(operator.index(rank) for rank in several)
     if not ranks or ranks[0] < 0 or ranks[-1] >= size:
         raise ValueError(
             f"the replica set {ranks} must name some of the ranks 0 to {size - 1}"
@@ -131,15 +127,16 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
         sets = [*named, rest] if rest else [*named]
         if sum(map(len, sets)) != comm.size:
             raise ValueError(f"a rank is named twice in the replica sets {list(named)}")
+        set_of = {rank: number for number, ranks in enumerate(sets) for rank in ranks}
         self.trigger = snapshot.trigger
-        self.priority = snapshot.priority
+        # After all other extensions, as a checkpointer, so that their state is saved, and
+        # what they set when they are initialised is replaced.
+        self.priority = min(snapshot.priority, MultiNodeCheckpointer.priority)
         self._comm = comm
-        self._set_index = next(
-            index for index, ranks in enumerate(sets) if comm.rank in ranks
-        )
+        self._set_of = set_of  # ranks
+        self._set = set_of[comm.rank]
+        self._leaders = [ranks[0] for ranks in sets]
         self._named = len(named)
-        self._set_leaders = [ranks[0] for ranks in sets]
-        self._is_leader = comm.rank in self._set_leaders
         self._autoload = snapshot.autoload
         self._settings = {
             "replica_sets": tuple(map(tuple, sets)),
@@ -150,7 +147,7 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
         self._snapshot.autoload = False
         self._filename = snapshot.filename
         if not callable(self._filename):  # it removes stale ones by that
-            self._snapshot.filename = f"{self._filename}.{self._set_index}"
+            self._snapshot.filename = f"{self._filename}.{self._set}"
 
     def __call__(self, trainer: Any) -> None:
         """Take a snapshot, where the condition of each set's first rank holds (collective).
@@ -162,15 +159,14 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
             OPERATION,
             lambda: (self._snapshot.condition(), secrets.token_hex(8)),
         )
-        if not any(views[leader][0] for leader in self._set_leaders):
+        if not any(views[leader][0] for leader in self._leaders):
             return
-        target = self._target(trainer)
         with raise_together(self._comm.handshake, OPERATION):
-            state = state_dict(target)
-            state[PLACES] = places(target)
+            state = saved_state(self._target(trainer))
             state[_TAKEN_BY] = np.array([self._named, self._comm.size])
+        rank = self._comm.rank
         with raise_together(self._comm.handshake, OPERATION):
-            if self._is_leader and views[self._comm.rank][0]:
+            if rank in self._leaders and views[rank][0]:
                 self._write(trainer, state, views[0][1])
 
     def initialize(self, trainer: Any) -> None:
@@ -194,7 +190,7 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
             with raise_together(self._comm.handshake, OPERATION), unknown_yet:
                 self._iteration_of(self._name(trainer), trainer)
             self._load(trainer)
-        if self._is_leader:
+        if self._comm.rank in self._leaders:
             self._snapshot.initialize(trainer)
 
     def finalize(self) -> None:
@@ -208,16 +204,16 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
         """Return what this set's file is called now."""
         name = self._filename
         name = name(trainer) if callable(name) else name.format(trainer)
-        return f"{name}.{self._set_index}"
+        return f"{name}.{self._set}"
 
     def _iteration_of(self, name: str, trainer: Any) -> Any:
         """Return the numbers in a file's name, by which `autoload` finds the newest."""
         if callable(self._filename):
             return 0
-        folder = self._folder(trainer)
-        found = re.fullmatch(folder.pattern, name, re.A)
-        if found is not None:
-            return folder.iteration_of(found)
+        files = self._files(trainer)
+        match = re.fullmatch(files.pattern, name, re.A)
+        if match is not None:
+            return files.iteration_of(match)
         if self._autoload:
             raise ValueError(
                 f"autoload wouldn't find the snapshot {name!r}, which is called by "
@@ -226,46 +222,52 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
             )
         return 0
 
-    def _folder(self, trainer: Any) -> _SnapshotFolder:
-        return _SnapshotFolder(Path(trainer.out), f"{self._filename}")
+    def _files(self, trainer: Any) -> _SnapshotFiles:
+        return _SnapshotFiles(Path(trainer.out), f"{self._filename}")
 
     def _write(self, trainer: Any, state: State, token: str) -> None:
         writer = self._snapshot.writer
         name = self._name(trainer)
-        iteration = self._iteration_of(name, trainer)
         head = Head(
-            f"{self._filename}",
-            f"{iteration}",
-            token,
-            self._set_index,
-            len(self._set_leaders),
+            name=f"{self._filename}",
+            iteration=f"{self._iteration_of(name, trainer)}",
+            id=token,
+            rank=self._set,
+            size=len(self._leaders),
         )
-        arrays = encode(head, Shard(state))
+        arrays = RankFile(head, {}, state).arrays()
         if not isinstance(writer, SimpleWriter):  # it writes while training goes on
             arrays = {key: array.copy() for key, array in arrays.items()}
         with advised(Path(trainer.out) / name):
             writer(name, trainer.out, arrays)
 
     def _load(self, trainer: Any) -> None:
-        comm, folder = self._comm, self._folder(trainer)
-        save, states, skipped = Store(comm, folder).newest()
+        comm = self._comm
+        folder = CheckpointFolder(
+            comm, self._files(trainer), lambda rank, size: self._set_of[rank] % size
+        )
+        found, skipped = folder.newest()
         if skipped:
-            loads = "none" if save is None else f"iteration {save.iteration}"
+            loads = "none" if found is None else f"iteration {found.iteration}"
             self._say(f"{skipped}; loading {loads}")
-        if save is None:
+        if found is None:
             return
         with raise_together(comm.handshake, OPERATION):
-            named, size = np.asarray(states[0][_TAKEN_BY]).tolist()
+            named, size = np.asarray(found.state[_TAKEN_BY]).tolist()
             # All but those that are named are one more set, if there are any.
-            if named != self._named or self._set_index >= len(states):
+            if named != self._named or self._set >= len(found.states):
                 raise StateError(
-                    f"the snapshot was taken of {len(states)} replica sets with {named} named, "
-                    f"not {len(self._set_leaders)} with {self._named}"
+                    f"the snapshot was taken of {len(found.states)} replica sets with {named} "
+                    f"named, not {len(self._leaders)} with {self._named}"
                 )
-            own = [states[self._set_index]] * size
-            anew = load(self._target(trainer), own, size, 0, comm)
-        if anew:
-            self._say(f"of another number of ranks; begun anew: {', '.join(anew)}")
+            states = [found.state] * size
+            loaded = load(self._target(trainer), found.state, states, 0, comm)
+            replaced = restore(loaded.restorers)
+        if replaced:
+            self._say(replaced)
+        if loaded.anew:
+            anew = ", ".join(loaded.anew)
+            self._say(f"of another number of ranks; begun anew: {anew}")
         mark_synchronized_if_equal(comm, self._target(trainer))
 
     def _say(self, text: str) -> None:
@@ -277,7 +279,7 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
             )
 
 
-class _SnapshotFolder(Folder):
+class _SnapshotFiles(RunFiles):
     """Snapshots, called by a format string whose fields are numbers, and by their set's number."""
 
     @property

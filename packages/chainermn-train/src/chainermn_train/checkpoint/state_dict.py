@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import copy
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import chainer
 import numpy as np
 from chainer.serializers import DictionarySerializer, NpzDeserializer
 
-from .shards import RESERVED_PREFIX, State
+from .checked_file import RESERVED_PREFIX, State
 
 # Names of what a trainer may have had beside models and optimizers, and of what is read
 # where it is needed.
 _MAY_BE_LEFT = re.compile("(updater/)?iterator:|extension|stop_trigger|.*chainermn")
 
 
+# Sets the numbers that were saved; returns in words which of them were otherwise here.
+Restorer: TypeAlias = Callable[[], list[str]]
+
+
 class StateError(ValueError):
     """A stored state doesn't fit the object that it is loaded into."""
+
+
+def require_serializable(target: Any) -> None:
+    """Raise TypeError unless Chainer can serialize ``target``."""
+    if not callable(getattr(target, "serialize", None)):
+        raise TypeError(
+            f"a checkpoint holds what Chainer can serialize, not {type(target).__name__}: "
+            "give a trainer, updater, optimizer, link or iterator"
+        )
 
 
 def state_dict(target: Any) -> State:
@@ -26,11 +40,7 @@ def state_dict(target: Any) -> State:
 
     TypeError: it has no ``serialize``, or a value that only pickle could store.
     """
-    if not callable(getattr(target, "serialize", None)):
-        raise TypeError(
-            f"a checkpoint holds what Chainer can serialize, not {type(target).__name__}: "
-            "give a trainer, updater, optimizer, link or iterator"
-        )
+    require_serializable(target)
     serializer = DictionarySerializer()
     serializer.save(target)
     state: State = {}
@@ -41,14 +51,11 @@ def state_dict(target: Any) -> State:
                 f"names that begin with {RESERVED_PREFIX!r}, as {name!r} does, are not free"
             )
         if array.dtype.hasobject:
-            if array.shape != () or array[()] is not None:
-                kind = "an array of objects"
-                if array.ndim == 0:
-                    kind = f"an object of {type(array[()]).__name__}"
+            if array.ndim > 0 or array[()] is not None:
                 raise TypeError(
                     f"{name!r} can't be stored in a checkpoint: only pickle could store "
-                    f"{kind}, and a checkpoint is never unpickled; let its `serialize` "
-                    "store numbers, strings, None or arrays of them"
+                    f"{array!r:.80}, and a checkpoint is never unpickled; let its "
+                    "`serialize` store numbers, strings, None or arrays of them"
                 )
             state[name] = None
         elif (
@@ -63,15 +70,17 @@ def state_dict(target: Any) -> State:
     return state
 
 
-def load_state_dict(target: Any, state: State) -> None:
-    """Load a state into ``target``; StateError, with a part of it loaded, if it doesn't fit.
+def load_state_dict(target: Any, state: State) -> list[Restorer]:
+    """Load a state into ``target``; return what sets its optimizers' numbers again.
 
-    All that the state has of a model or an optimizer must be read. Of a trainer's
-    iterators and extensions, there may be fewer than were saved.
+    StateError, with a part of it loaded, if it doesn't fit. All that the state has of a
+    model or an optimizer must be read. Of a trainer's iterators and extensions, there
+    may be fewer than were saved.
     """
     stored = {name: np.asarray(array) for name, array in state.items()}
     deserializer = _CheckedDeserializer(stored)
     deserializer.read = set()
+    deserializer.restorers = []
     try:
         deserializer.load(target)
     except KeyError as error:
@@ -88,12 +97,16 @@ def load_state_dict(target: Any, state: State) -> None:
             "taken of another model or optimizer. Make them as they were, or take the model "
             "alone out of it, by `python -m chainermn_train.checkpoint`"
         )
+    return deserializer.restorers
 
 
 class _CheckedDeserializer(NpzDeserializer):
     """Refuses arrays that NumPy would broadcast to the shape that is there, or round."""
 
-    read: set[str]  # the names that were asked for, shared by all
+    # Shared with those of children: the names that were asked for, and what optimizers
+    # add for who begins training.
+    read: set[str]
+    restorers: list[Restorer]
 
     def __getitem__(self, key: str) -> _CheckedDeserializer:
         child = copy.copy(self)
@@ -123,8 +136,7 @@ class _CheckedDeserializer(NpzDeserializer):
                 f"{name!r} has dtype {stored.dtype} in the stored state and {value.dtype} "
                 "here: make the model with the same chainer.config.dtype"
             )
-        # Of this array alone, which would be read from the file again.
-        return NpzDeserializer({name: stored}, self.path)(key, value)
+        return super().__call__(key, value)
 
     def _is_of_rule_without_state(self) -> bool:
         """Return whether the parameter of this path's update rule had no values.
