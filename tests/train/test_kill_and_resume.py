@@ -129,26 +129,19 @@ def check_chain(out: Path, chain: Chain, kind: Kind) -> dict[str, str]:
         for name in CHAINS
     ],
 )
+def test_killed_at_each_point_of(name, tmp_path, whole):
+    assert check_chain(tmp_path, CHAINS[name], Kind()) == whole(Kind())
+
+
 @pytest.mark.parametrize(
-    "kind",
+    ("chain", "kind"),
     [
-        Kind(),
-        pytest.param(Kind(3, "hierarchical"), marks=FULL),
-        pytest.param(Kind(4, "two_dimensional"), marks=FULL),
+        pytest.param(AGAIN, Kind(again=True), marks=FULL),
+        (BACKGROUND, Kind(background=True)),
     ],
-    ids=str,
 )
-def test_killed_at_each_point_of(name, tmp_path, whole, kind):
-    assert check_chain(tmp_path, CHAINS[name], kind) == whole(kind)
-
-
-@FULL
-def test_killed_while_replacing_the_only_generation(tmp_path, whole):
-    assert check_chain(tmp_path, AGAIN, Kind(again=True)) == whole(Kind())
-
-
-def test_killed_while_writing_in_the_background(tmp_path, whole):
-    assert check_chain(tmp_path, BACKGROUND, Kind(background=True)) == whole(Kind())
+def test_killed_while_replacing_or_in_the_background(tmp_path, whole, chain, kind):
+    assert check_chain(tmp_path, chain, kind) == whole(kind)
 
 
 def check_moments(out: Path, seed: int, moments: int, kind: Kind) -> dict[str, str]:
