@@ -50,7 +50,7 @@ class MultiNodeGradientClipping(UnpicklableMixin):
                 ``comm``.
         """
         norm = global_norm(self.comm, optimizer.target)
-        if norm <= self.threshold:
+        if not norm > self.threshold:  # nor if it is no number, as in Chainer
             return
         multiply_gradients(optimizer.target.params(), self.threshold / norm)
 
