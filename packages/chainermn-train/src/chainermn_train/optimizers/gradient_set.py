@@ -105,12 +105,9 @@ class GradientSet:
     def load(cls, serializer: Any, target: Any) -> GradientSet:
         """Return those that were saved, of a model's parameters that have their names."""
         arrays, scale = load_arrays(serializer)
-        # Of several paths to a parameter any may have been taken.
-        named = target.namedparams()
-        by_id = {id(param): arrays[name] for name, param in named if name in arrays}
         loaded = cls.empty(ParameterSet(target), scale)
         for each in loaded.gradients:
-            each.grad = by_id.get(id(each.param))
+            each.grad = arrays.get(each.name)
         return loaded
 
 

@@ -124,14 +124,11 @@ class _Sending:
             self._send_next()
 
     def end(self) -> None:
-        """Send all that is left, whatever fails meanwhile: other ranks wait for it."""
+        """Send zeros for all that is left, as nobody steps: other ranks wait for it."""
         while self._has_unsent:
-            try:
-                self._send_next()
-            except Exception:  # zeros in their place: nobody steps
-                for number in self.plan.buckets[len(self.works)]:
-                    self.gradients.gradients[number].grad = None
-                self._send_next()
+            for number in self.plan.buckets[len(self.works)]:
+                self.gradients.gradients[number].grad = None
+            self._send_next()
         self.thread.wait()
 
     @property
@@ -348,11 +345,10 @@ def _rounds_by_message(arrays: list[Any], communicator: CommunicatorBase) -> boo
     if communicator.get_config("reproducible"):
         return False
     widths = [array.dtype.itemsize for array in arrays]
-    wire = _wire(communicator)
-    nodes = communicator.inter_size
-    if min(widths, default=4) < 4 and 1 < nodes < communicator.size:
+    if min(widths) < 4 and 1 < communicator.inter_size < communicator.size:
         return True
-    return wire is not None and max(widths, default=0) > wire.itemsize
+    wire = _wire(communicator)
+    return wire is not None and max(widths) > wire.itemsize
 
 
 def _place_of(array: Any) -> Any:
