@@ -50,8 +50,9 @@ class MultiNodeGradientClipping(UnpicklableMixin):
                 ``comm``.
         """
         norm = global_norm(self.comm, optimizer.target)
-        if not norm > self.threshold:  # nor if it is no number, as in Chainer
+        if norm <= self.threshold:
             return
+        # A norm that is no number makes all gradients so, as in Chainer.
         multiply_gradients(optimizer.target.params(), self.threshold / norm)
 
 
