@@ -6,11 +6,12 @@ import operator
 import os
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 import numpy as np
 from chainer.training import Extension, Trainer
@@ -149,31 +150,42 @@ class MultiNodeCheckpointer(Extension):
         head = Head(self.run_name, f"{iteration}", views[0].id, comm.rank, comm.size)
         path = folder.files.file(number, comm.rank)
         self._last = iteration
+        self._futures = self._begin_file(folder, path, head, state)
         self._written = number
-        if self.background:
-            removal = self._remove_expired(folder)
-            self._futures = [self._begin_file(path, head, state), removal]
-        else:
-            self._futures = [self._begin_file(path, head, state)]
+        if not self.background:
             self.flush()
             self._futures = [self._remove_expired(folder)]
         self._saved_target = None if updater_of(target) is None else target
 
-    def _begin_file(self, path: Path, head: Head, state: State) -> Future[None]:
-        """Have this rank's file written by the thread.
+    def _begin_file(
+        self, folder: CheckpointFolder, path: Path, head: Head, state: State
+    ) -> list[Future[None]]:
+        """Have this rank's file written by the thread, in the background behind removals.
 
         Ranks expect that what was the same at the last save is so again, and compare
-        their states while the file is written. Otherwise it is written anew.
+        their states while the file goes to the disk. Otherwise it is written anew.
         """
         comm = self.comm
 
-        def begin(alike: list[str], is_wanted: Callable[[], bool]) -> Future[None]:
+        def begin(
+            alike: list[str], is_wanted: Callable[[], bool]
+        ) -> list[Future[None]]:
             arrays = shard(head, state, alike).arrays()
+            futures = []
             if self.background:
                 arrays = self._copied(arrays)
-            return self._threads.submit(
-                write_file, path, lambda file: write_npz(file, arrays), is_wanted
-            )
+                futures.append(self._remove_expired(folder))
+            is_filled = threading.Event()
+
+            def fill(file: BinaryIO) -> None:
+                write_npz(file, arrays)
+                is_filled.set()
+
+            writing = self._threads.submit(write_file, path, fill, is_wanted)
+            writing.add_done_callback(lambda _: is_filled.set())
+            if not self.background:
+                is_filled.wait()
+            return [*futures, writing]
 
         if self.background or self._alike is None:
             self._alike = names_alike(comm, state)
@@ -181,8 +193,8 @@ class MultiNodeCheckpointer(Extension):
                 return begin(self._alike, lambda: True)
         alike: list[str] | None = None
         is_right = Future[bool]()
-        writing = begin(self._alike, is_right.result)
         try:
+            writing = begin(self._alike, is_right.result)
             alike = names_alike(comm, state)
         finally:
             is_right.set_result(alike == self._alike)
@@ -196,8 +208,11 @@ class MultiNodeCheckpointer(Extension):
         copies = {}
         for name, array in arrays.items():
             key = (name, array.shape, array.dtype)
-            copies[key] = self._copies.get(key, np.empty(array.shape, array.dtype))
-            np.copyto(copies[key], array)
+            copy = self._copies.get(key)
+            if copy is None:
+                copy = np.empty(array.shape, array.dtype)
+            np.copyto(copy, array)
+            copies[key] = copy
         self._copies = copies
         return {name: copy for (name, _, _), copy in copies.items()}
 
@@ -231,7 +246,8 @@ class MultiNodeCheckpointer(Extension):
         self._futures = []
         self._written = None
 
-        def wait() -> None:
+        def finish() -> None:
+            wait(futures)
             for future in futures:
                 future.result()
 
@@ -240,7 +256,7 @@ class MultiNodeCheckpointer(Extension):
         folder = self._folder
         assert folder is not None
         try:
-            allgather_checked(self.comm, OPERATION, wait)
+            allgather_checked(self.comm, OPERATION, finish)
         except BaseException as error:
             if written is not None:
                 self._saved_target = None
