@@ -111,7 +111,7 @@ def _culprits(graph: WaitGraph, stalled: Waits) -> list[str]:
     if any(graph.num_unknown(call) for _, call in stalled):
         return [unheard]
     return [
-        "all ranks are in the call that waits: is the network stuck, or much being sent?"
+        "all ranks are in the call that waits: the network is stuck, or much is being sent"
     ]
 
 
