@@ -6,9 +6,11 @@ import os
 import re
 import sys
 import traceback
+from collections.abc import Iterable
 
-# What to do about a failure, by words that are somewhere in what is said of it, ...
-BY_CONTENTS = (
+# What to do about a failure, by words in what is said of it; those after a caret must
+# stand at its beginning. The first that are found count.
+STEPS = (
     ("KeyboardInterrupt", "nothing is wrong; start the job again to go on"),
     ("ranks disagree on parameter", "build the same model on all ranks"),
     (
@@ -24,34 +26,31 @@ BY_CONTENTS = (
         "not come to",
         "look at what only it does first: a download, a data set, an import",
     ),
-)
-# ... and else by the words with which it begins.
-BY_BEGINNING = (
     (
-        "os._exit",
+        "^os._exit",
         "end the rank by sys.exit(), or call mpi4py.MPI.Finalize() before os._exit",
     ),
-    ("sys.exit", "read what that rank printed before"),
+    ("^sys.exit", "read what that rank printed before"),
     (
-        "is gone",
+        "^is gone",
         "read its last lines; on its host, `dmesg -T | grep -iE 'oom|segfault'`",
     ),
     (
-        "is stopped",
+        "^is stopped",
         "`kill -CONT` its process, or ask the scheduler whether it suspended the job",
     ),
     (
-        "is in no call",
+        "^is in no call",
         "read its stack, the first; if it only takes long, raise CHAINERMN_TIMEOUT",
     ),
     (
-        "has ended",
+        "^has ended",
         "look for an `if comm.rank` around a collective call, an early return or sys.exit()",
     ),
-    ("waits in", "compare the calls: operation, other rank, tag and communicator"),
-    ("ranks wait for", "ping that host; then start from the last checkpoint"),
+    ("^waits in", "compare the calls: operation, other rank, tag and communicator"),
+    ("^ranks wait for", "ping that host; then start from the last checkpoint"),
     (
-        "all ranks are in the call",
+        "^all ranks are in the call",
         "test the network: `chainermn doctor --hosts ...`",
     ),
 )
@@ -67,17 +66,16 @@ LIBRARIES = re.compile(r"/(site|dist)-packages/|/lib\w*/python3|<frozen")
 FRAME = re.compile(r'File "(.+?)", line (\d+)')
 
 
-def next_step(how: str, place: str = "") -> str:
+def next_step(
+    how: str, place: str = "", *, steps: Iterable[tuple[str, str]] = STEPS
+) -> str:
     """Return what to do about a rank, or a job, that failed so.
 
     ``place`` is the line of the user's own code in which it did, as `users_lines` has
     it.
     """
-    for words, step in BY_CONTENTS:
-        if words in how:
-            return f"Next step: {step}."
-    for words, step in BY_BEGINNING:
-        if how.startswith(words):
+    for words, step in steps:
+        if words in f"^{how}":
             return f"Next step: {step}."
     if place:
         place = f"; the last line of your own code in it is {place}"
