@@ -15,13 +15,13 @@ from chainermn_comm.watchdog.rank import recorder
 from chainermn_comm.watchdog.status_region import (
     COLLECTIVE,
     FINALIZE,
+    HEADER,
     MESSAGE,
     NOBODY,
     REGION_BYTES,
     WORLD,
     Call,
     read_calls,
-    read_progress,
 )
 from chainermn_comm.watchdog.timeout import Timeout
 
@@ -83,7 +83,7 @@ def recorded_calls() -> list[Call]:
 
 def recorded_progress() -> tuple[int, ...]:
     """The updates that this process has made, and their examples."""
-    return read_progress(recorder.region().memory)
+    return HEADER.unpack_from(recorder.region().memory)[1:]
 
 
 class Neighbour:

@@ -18,12 +18,13 @@ SLOT_BYTES = 192
 # MPICH gives a process at most 2,046 communicators. Pages never touched take no memory.
 SLOTS = 4096
 REGION_BYTES = (1 + SLOTS) * SLOT_BYTES
+# Where slots begin. They are used in this order.
+SLOTS_AT = range(SLOT_BYTES, REGION_BYTES, SLOT_BYTES)
 
-# At the start of the region: slots ever used; when this rank called MPI_Abort, else 0.
-HEADER = struct.Struct("<Id")
-# Behind it: calls of `update` that this rank has made, and its examples in them.
-PROGRESS = struct.Struct("<qq")
-PROGRESS_AT = slice(16, 32)
+# At the start of the region: when this rank called MPI_Abort, else 0; its calls of
+# `update`, and the examples in them.
+HEADER = struct.Struct("<dqq")
+HEADER_AT = slice(HEADER.size)
 # At the start of a slot: the communicator, this process's rank in it, and its size (0:
 # the slot is free).
 IDENTITY = struct.Struct("<qii")
@@ -65,26 +66,22 @@ class Call:
         return self.state != IDLE
 
 
-def offset_of(slot: int) -> int:
-    """Return where a slot begins in its region, in bytes."""
-    return (1 + slot) * SLOT_BYTES
-
-
 def read_calls(region: mmap.mmap, now: float, awake_since: float = 0.0) -> list[Call]:
     """Return the call of each slot in use; ages are counted up to ``now``.
 
     Nobody can be said to have waited before ``awake_since``.
     """
-    used, _ = HEADER.unpack_from(region)
     calls = []
-    for slot in range(min(used, SLOTS)):
-        contents = _read_whole(region, slot)
+    for start in SLOTS_AT:
+        contents = _read_whole(region, slice(start, start + SLOT_BYTES))
         communicator, rank, size = IDENTITY.unpack_from(contents)
-        if size == 0:
-            continue
         state, since, sequence, nbytes, peer, tag, name = CALL.unpack_from(
             contents, IDENTITY.size
         )
+        if since == 0:  # no communicator ever had the slot, nor one behind it
+            break
+        if size == 0:
+            continue
         calls.append(
             Call(
                 communicator=communicator,
@@ -102,20 +99,9 @@ def read_calls(region: mmap.mmap, now: float, awake_since: float = 0.0) -> list[
     return calls
 
 
-def _read_whole(region: mmap.mmap, slot: int) -> bytes:
+def _read_whole(region: mmap.mmap, where: slice) -> bytes:
     """Return a slot's contents, read until the rank isn't just writing them."""
-    where = slice(offset_of(slot), offset_of(slot + 1))
     contents = region[where]
     while (again := region[where]) != contents:
         contents = again
     return contents
-
-
-def read_progress(region: mmap.mmap) -> tuple[int, ...]:
-    """Return how many calls of `update` the rank has made, and of how many examples."""
-    return PROGRESS.unpack(region[PROGRESS_AT])
-
-
-def read_abort_time(region: mmap.mmap) -> float:
-    """Return when the rank called MPI_Abort; 0 if it hasn't."""
-    return float(HEADER.unpack_from(region)[1])

@@ -18,13 +18,7 @@ from .. import processes
 from ..diagnosis import Rank
 from ..processes import GONE, RUNNING
 from ..report import normalize_stacks
-from ..status_region import (
-    REGION_BYTES,
-    STACKS_SIGNAL,
-    read_abort_time,
-    read_calls,
-    read_progress,
-)
+from ..status_region import HEADER, REGION_BYTES, STACKS_SIGNAL, read_calls
 from ..timeout import Timeout
 
 # Time for a rank to write its stacks. The report goes out without them if the rank is
@@ -68,8 +62,7 @@ class MonitoredRank:
 
     def read(self, now: float, awake_since: float = 0.0, stacks: str = "") -> Rank:
         """Return what the rank does; `read_calls` says what the times are."""
-        aborted_at = read_abort_time(self.region)
-        updates, examples = read_progress(self.region)
+        aborted_at, updates, examples = HEADER.unpack_from(self.region)
         return Rank(
             world=self.world,
             host=os.uname().nodename,

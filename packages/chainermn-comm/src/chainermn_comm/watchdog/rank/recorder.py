@@ -7,7 +7,7 @@ import faulthandler
 import mmap
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
@@ -53,21 +53,19 @@ class CallRecorder(CallObserver):
 
     def detach(self) -> None:
         """Record what nobody reads."""
-        self.attach(bytearray(layout.SLOT_BYTES), None)
+        self.attach(bytearray(layout.SLOT_BYTES), 0)
 
-    def attach(self, memory: Any, slot: int | None) -> None:
-        start = layout.IDENTITY.size
-        if slot is not None:
-            start += layout.offset_of(slot)
+    def attach(self, memory: Any, slot: int) -> None:
+        """Record in the slot that begins there; 0 isn't one of the region's."""
         self._memory = memory
         self._slot = slot
+        start = slot + layout.IDENTITY.size
         self._whole = slice(start, start + layout.CALL.size)
         self._start = slice(start, start + layout.STATE_AND_TIME.size)
 
     def release(self) -> None:
-        if self._slot is not None:
-            where = layout.offset_of(self._slot)
-            layout.IDENTITY.pack_into(self._memory, where, 0, 0, 0)
+        if self._slot:
+            layout.IDENTITY.pack_into(self._memory, self._slot, 0, 0, 0)
             region().free_slots.append(self._slot)
         self.detach()
 
@@ -75,15 +73,17 @@ class CallRecorder(CallObserver):
 def count_update(num_examples: int) -> None:
     """Count a call of `update` for `chainermn top`; 0 examples if their number isn't known."""
     if _region is not None:
-        updates, examples = layout.PROGRESS.unpack(_region.memory[layout.PROGRESS_AT])
-        made = layout.PROGRESS.pack(updates + 1, examples + num_examples)
-        _region.memory[layout.PROGRESS_AT] = made
+        aborted_at, updates, examples = layout.HEADER.unpack_from(_region.memory)
+        _region.memory[layout.HEADER_AT] = layout.HEADER.pack(
+            aborted_at, updates + 1, examples + num_examples
+        )
 
 
 def mark_aborting() -> None:
     """Report to the monitor that this process calls MPI_Abort."""
     if _region is not None:
-        layout.HEADER.pack_into(_region.memory, 0, _region.used_slots, _now())
+        _, *progress = layout.HEADER.unpack_from(_region.memory)
+        layout.HEADER.pack_into(_region.memory, 0, _now(), *progress)
 
 
 def mark_finalizing() -> None:
@@ -105,9 +105,7 @@ class StatusRegion:
     memory: mmap.mmap  # see `status_region`
     file: int  # descriptor of the memory
     stacks: int  # descriptor of the file where stacks are written
-    # In which the first ones come last.
-    free_slots: list[int] = field(default_factory=lambda: [*range(layout.SLOTS)][::-1])
-    used_slots: int = 0  # number of slots ever used
+    free_slots: list[int]  # where they begin, the last ones first
 
 
 _region: StatusRegion | None = None
@@ -127,7 +125,7 @@ def region() -> StatusRegion:
         if not faulthandler.is_enabled():  # a crash shows the Python line, too
             faulthandler.enable(2, all_threads=False)
         memory = mmap.mmap(file, layout.REGION_BYTES)
-        _region = StatusRegion(memory, file, stacks)
+        _region = StatusRegion(memory, file, stacks, [*reversed(layout.SLOTS_AT)])
     return _region
 
 
@@ -140,11 +138,7 @@ def allocate(communicator: int, rank: int, size: int) -> CallRecorder:
         record.attach(mine.memory, slot)
         record.collective("", 0)
         record.leave()
-        where = layout.offset_of(slot)
-        layout.IDENTITY.pack_into(mine.memory, where, communicator, rank, size)
-        if slot == mine.used_slots:
-            mine.used_slots += 1
-            layout.HEADER.pack_into(mine.memory, 0, mine.used_slots, 0.0)
+        layout.IDENTITY.pack_into(mine.memory, slot, communicator, rank, size)
         _records.add(record)
     return record
 
