@@ -45,6 +45,8 @@ GRACE_SECONDS = 30.0
 RESTARTS_VARIABLE = "CHAINERMN_RESTARTS"
 # A pipe carries an event of that size whole, and Open MPI's launcher reads it at once.
 MOST_BYTES = 4096
+# Of each text in an event about a failure, so that it isn't too long.
+MOST_CHARACTERS = 500
 
 
 def event_line(job: str, rank: int, kind: str, **fields: Any) -> bytes:

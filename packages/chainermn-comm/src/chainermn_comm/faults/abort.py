@@ -21,14 +21,14 @@ import zlib
 from types import TracebackType
 from typing import NoReturn
 
-from _chainermn_events import active_job, emit, exit_code
+from _chainermn_events import MOST_CHARACTERS, active_job, emit, exit_code
 from _chainermn_verdict import is_secondary, next_step, traceback_of, users_lines
 
 from ..environment import ABORT_VARIABLE, switch
 from ..errors import describe_exception
 from ..watchdog import job_name, mark_aborting, mark_finalizing
 from . import system_exit
-from .forks import real_exit
+from .forks import flush_output, real_exit
 
 # Shows the child processes of a rank that they are no ranks: they inherit the
 # launcher's variables, but a second MPI_Init under the same rank number fails.
@@ -44,8 +44,6 @@ TURN_SECONDS, TURNS = 0.04, 8
 # After this the process ends even if MPI_Abort hangs; the launcher then ends the
 # others.
 LAST_RESORT_SECONDS = 3.0
-# Of what is said in an event, which has at most 4 kB.
-MOST_CHARACTERS = 500
 _process = 0  # that our hooks are for, once they are installed
 _previous = sys.__excepthook__  # in whose place ours is
 _leaving = 0  # the exit status with which all ranks have agreed to leave
@@ -99,12 +97,12 @@ def abort_if_desynchronized() -> None:
     It is for exceptions such as a signal handler's, between steps that all ranks take
     together.
     """
-    kind, value, trace = sys.exc_info()
-    if kind is None or value is None or not _others_may_wait():
+    error = sys.exception()
+    if error is None or not _others_may_wait():
         return
-    if isinstance(value, SystemExit):
-        abort_job(f"sys.exit({value.code})", exit_code(value.code) or 1)
-    _excepthook(kind, value, trace)
+    if isinstance(error, SystemExit):
+        abort_job(f"sys.exit({error.code})", exit_code(error.code) or 1)
+    _excepthook(type(error), error, error.__traceback__)
 
 
 def leave(code: int) -> NoReturn:
@@ -256,10 +254,7 @@ def _headline(what: str) -> str:
 
 
 def _write_stderr(text: str) -> None:
-    # Either may be closed, or somebody else's object.
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
+    flush_output()
     # In one piece, so that the launcher doesn't mix it with other ranks' output.
     with contextlib.suppress(OSError):
         os.write(2, text.encode(errors="backslashreplace"))

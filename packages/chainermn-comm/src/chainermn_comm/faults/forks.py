@@ -42,15 +42,17 @@ def _note_status(code: object) -> None:
     _status = exit_code(code)
 
 
-def _exit_without_mpi() -> None:
-    multiprocessing = sys.modules.get("multiprocessing")
-    if multiprocessing is not None and multiprocessing.parent_process() is not None:
-        return  # it leaves by os._exit itself
+def flush_output() -> None:
+    """Flush what Python's own streams hold back."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # closed, or somebody else's object
             stream.flush()
+
+
+def _exit_without_mpi() -> None:
+    flush_output()
     if isinstance(sys.last_value, KeyboardInterrupt):
         real_exit(130)
-    if sys.last_value:
+    if sys.last_value is not None:
         real_exit(1)
     real_exit(_status)
