@@ -46,9 +46,10 @@ def facade_spec() -> "ModuleSpec | None":
     facade = find_spec("chainermn_facade")
     if facade is None or facade.origin is None:
         return None
-    folders = list(facade.submodule_search_locations or ())
     return spec_from_file_location(
-        "chainermn", facade.origin, submodule_search_locations=folders
+        "chainermn",
+        facade.origin,
+        submodule_search_locations=facade.submodule_search_locations,
     )
 
 

@@ -55,6 +55,7 @@ def cannot_import(module: str, words: str) -> Since:
     return Since(words, is_broken)
 
 
+ALWAYS = Since("Chainer 7", lambda: True)
 PKG_RESOURCES = (
     "pkg_resources is gone",
     cannot_import("pkg_resources", "setuptools 82, or none installed"),
@@ -175,13 +176,13 @@ TABLE: tuple[Repair, ...] = (
     Repair(
         "chainer.iterators.multiprocess_iterator",
         "setDaemon is deprecated",
-        Since("all Pythons", lambda: True),
+        ALWAYS,
         ("thread.setDaemon(True)", "thread.daemon = True"),
     ),
     Repair(
         "chainer.iterators.multiprocess_iterator",
         "with shuffle=False there is no order, which can't be copied for a snapshot",
-        Since("Chainer 7", lambda: True),
+        ALWAYS,
         (
             "        order = self._state.order.copy()\n"
             "        try:\n"
