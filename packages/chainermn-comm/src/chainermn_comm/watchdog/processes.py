@@ -56,8 +56,6 @@ def stat(pid: int) -> Stat:
     except (FileNotFoundError, ProcessLookupError):
         return Stat()
     fields = text.rpartition(")")[2].split()
-    if not fields:
-        return Stat()
     return Stat(fields[0], int(fields[1]), int(fields[2]), int(fields[19]))
 
 

@@ -37,8 +37,6 @@ package.__path__ = [sys.argv[1]]
 from chainermn_comm.watchdog.monitor import main
 main()
 """
-# Environment variables that the monitor needs, too.
-KEPT_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG")
 # For an interpreter to start on a busy machine; the job goes on after that.
 START_SECONDS = 20.0
 # Between two looks whether another rank has started the monitor.
@@ -60,8 +58,7 @@ def connect(members: Sequence[int], timeout: Timeout) -> None:
     """Tell the monitor that this rank, the first of the ``members``, has come.
 
     Raises:
-        OSError: the monitor can't be started, or this rank can't be watched.
-        subprocess.SubprocessError: the monitor hasn't started in time.
+        OSError: the monitor can't be started in time, or this rank can't be watched.
     """
     global _monitor
     region = recorder.region()
@@ -136,18 +133,23 @@ def _start_monitor(name: str) -> None:
         listener.listen(BACKLOG)
         package = str(Path(__file__).resolve().parents[2])
         arguments = [package, str(listener.fileno()), str(os.getpid())]
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", PROGRAM, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,  # the launcher waits for who holds its pipe
-            pass_fds=[listener.fileno()],
-            cwd="/",
-            env={it: os.environ[it] for it in KEPT_VARIABLES if it in os.environ},
-        )
         # It leaves a child of its own behind, which no `os.wait` of the script's will
         # reap.
-        status = process.wait(START_SECONDS)
+        try:
+            status = subprocess.call(
+                [sys.executable, "-I", "-S", "-c", PROGRAM, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                # The launcher waits for who holds its pipe.
+                stderr=subprocess.DEVNULL,
+                pass_fds=[listener.fileno()],
+                cwd="/",
+                # All that an interpreter needs to start.
+                env={"LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")},
+                timeout=START_SECONDS,
+            )
+        except subprocess.TimeoutExpired:  # whose words would have the whole program
+            raise TimeoutError("their monitor doesn't start") from None
         if status:
             raise OSError(f"their monitor ended with status {status}")
 

@@ -11,7 +11,6 @@ import os
 import re
 import secrets
 import socket
-import subprocess
 import warnings
 import zlib
 from array import array
@@ -46,7 +45,7 @@ def watch_meeting(
     if len(members) > 1 and not connection.is_connected():
         try:
             connection.connect(members, timeout)
-        except (OSError, subprocess.SubprocessError) as problem:
+        except OSError as problem:
             _warn(problem)
     if not connection.is_connected():
         yield
