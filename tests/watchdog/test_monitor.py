@@ -88,9 +88,9 @@ def watch(monkeypatch) -> Iterator:
         limited(made, seconds, ends_job)
         said, told = [], []
 
-        def say(text, events=(), held=()):
+        def say(text, event=b"", held=()):
             said.append(text)
-            told.extend(events)
+            told.append(event)
 
         monkeypatch.setattr(made, "print", say)
         return made, said, told
@@ -162,7 +162,7 @@ def test_the_rank_that_died_first_is_named_and_the_others_are_not(
         assert words.startswith(f"\nChainerMN: rank 2 (process {first.pid} on ")
         assert f" {how}.\nNext step: read its last lines" in words
         assert verdict_on(words).rank == 2
-        assert told == []
+        assert told == [b""]
         return
     assert words == ""  # the launcher says it, and knows more
     (event,) = events.sent(b"".join(told).decode())

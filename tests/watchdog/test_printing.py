@@ -39,6 +39,6 @@ def test_a_text_goes_to_the_first_process_where_it_can_be_read():
         os.close(deaf)
         os.close(unread)
         os.close(writing)
-        printing.print_for([first, second], "words", [b"event\n"])
+        printing.print_for([first, second], "words", b"event\n")
     with open(reading) as file:
         assert file.read() == "event\nwords"

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from _chainermn_events import event_line
+from _chainermn_events import MOST_CHARACTERS, event_line
 from _chainermn_verdict import next_step
 
 from .. import processes, report
@@ -187,28 +187,30 @@ class Monitor:
         timeout = self.local.timeout
         said = report.report(graph, stalled, timeout)
         text = said.text
-        events = []
+        event = b""
         if timeout.ends_job:
             self.must_end = True
-            events = self.event("watchdog_abort", reason=said.reason, how=said.how)
-        if not events:  # else the launcher says what to do next
+            event = self.event(
+                "watchdog_abort",
+                reason=said.reason[:MOST_CHARACTERS],
+                how=said.how[:MOST_CHARACTERS],
+            )
+        if not event:  # else the launcher says what to do next
             text += f"{next_step(said.how)}\n"
-        self.print(text, events)
+        self.print(text, event)
 
-    def event(self, kind: str, **fields: Any) -> list[bytes]:
+    def event(self, kind: str, **fields: Any) -> bytes:
         """Return an event in the name of the first rank, if `chainermn launch` started the job."""
         launch = self.local.launch
         if launch is None:
-            return []
-        return [event_line(launch, self.local.ranks[0].world, kind, **fields)]
+            return b""
+        return event_line(launch, self.local.ranks[0].world, kind, **fields)
 
-    def print(
-        self, text: str, events: Sequence[bytes] = (), first: Sequence[int] = ()
-    ) -> None:
+    def print(self, text: str, event: bytes = b"", first: Sequence[int] = ()) -> None:
         """Print where these processes do, or else a rank or a launcher."""
         ranks = [rank.pid for rank in self.local.ranks]
         launchers = [rank.launcher for rank in self.local.ranks]
-        print_for([*first, *ranks, *launchers], text, events)
+        print_for([*first, *ranks, *launchers], text, event)
 
     def end_ranks(self) -> None:
         """End all ranks of the job that can be reached."""
