@@ -25,6 +25,7 @@ from tests.support.watchdog.monitors import (
     seen_as_user,
 )
 from tests.support.watchdog.records import clock, description, monitored, record
+from tests.support.watchdog.watched_ranks import job_of
 
 COMMUNICATOR = 1
 # Another rank, which has a child and has ended, or is in no call: after one or before
@@ -103,7 +104,7 @@ def watch(monkeypatch) -> Iterator:
 def judge(made, after=0.0):
     """Judge as if so many seconds had passed; whether the job is to end."""
     now = clock() + after
-    ranks = made.local.read(now, made.awake_since)
+    ranks = made.local.read(now)
     made.judge.report_failure(ranks, now)
     made.judge.report_calls(ranks, now)
     return made.must_end
@@ -123,6 +124,20 @@ def test_a_call_that_waits_for_ranks_nobody_has_heard_of_is_reported(watch, mine
     event = events.the_only("watchdog_abort", b"".join(told).decode())
     assert event["reason"] == "ranks wait for others that could not be asked"
     assert event["how"] == event["reason"]
+
+
+def test_a_report_that_names_many_machines_fits_in_an_event(watch, mine):
+    watched, said, told = watch([description(0)])
+    mine.collective("allreduce", 7)
+    ranks = watched.local.read(clock())
+    hosts = [
+        f"ranks 0, 1, 2, 3, 4, 5, 6, 7 on a-large-clusters-host{n}" for n in range(32)
+    ]
+    watched.report(job_of(ranks, hosts), [(ranks[0], ranks[0].waits[0])])
+    assert watched.must_end
+    assert hosts[-1] in said[0]
+    event = events.the_only("watchdog_abort", told[0].decode())
+    assert event["how"].startswith("ranks wait for others")
 
 
 def test_nobody_has_waited_while_the_machine_stood_still(watch, mine, monkeypatch):

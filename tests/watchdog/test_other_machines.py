@@ -58,5 +58,5 @@ def test_who_does_not_know_the_secret_is_dropped_and_nobody_else(links, said):
 
 
 def test_what_is_no_record_costs_the_link(links):
-    links.first.send("records", ranks=[{"nonsense": 1}], has_stacks=False)
+    links.first.send("records", ranks=[{"nonsense": 1}], number=1, sent_at=0.0)
     assert links.until(lambda: not links.others.linked)

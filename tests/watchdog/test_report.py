@@ -56,6 +56,11 @@ def said(them, silent=(), timeout=TIMEOUT):
             [],
             ["waits in recv (from rank 1, any tag, "],
         ),
+        (
+            ranks(inside(0), outside(1, peer=0, operation="recv")),
+            [],
+            ["is in no call for 7.0 s, after recv (from rank 0, any tag, "],
+        ),
         (ranks(inside(0), inside(1)), [], [f"\nChainerMN: {UNHEARD}."]),
         (
             ranks(inside(0, 4), inside(1, 5)),
@@ -68,7 +73,14 @@ def said(them, silent=(), timeout=TIMEOUT):
             [f"\nChainerMN: {UNHEARD}; rank 1 on beta didn't answer"],
         ),
     ],
-    ids=["a part", "any tag", "unknown", "silent", "silent in finalize"],
+    ids=[
+        "a part",
+        "any tag",
+        "any tag before",
+        "unknown",
+        "silent",
+        "silent in finalize",
+    ],
 )
 def test_for_whom_ranks_wait_is_said(them, silent, words):
     text = said(them, silent)

@@ -65,6 +65,25 @@ def rank_from_json(fields: dict[str, Any], later: float = 0.0) -> Rank:
 Waits = Sequence[tuple[Rank, Call]]  # ranks, each with a call that it is in
 
 
+def waits_of(
+    ranks: Iterable[Rank], longer_than: float = 0.0, shorter_than: float = math.inf
+) -> Waits:
+    """Return the calls of living ranks that have waited for a time between these."""
+    return [
+        (rank, call)
+        for rank in ranks
+        if rank.state != GONE
+        for call in rank.waits
+        if longer_than < call.age < shorter_than
+    ]
+
+
+def longest_wait(ranks: Iterable[Rank], shorter_than: float = math.inf) -> float:
+    """Return the longest time that a call of these ranks has waited, in seconds."""
+    waits = waits_of(ranks, shorter_than=shorter_than)
+    return max((call.age for _, call in waits), default=0.0)
+
+
 class WaitGraph:
     """The ranks, and which of them wait for which."""
 
@@ -72,37 +91,29 @@ class WaitGraph:
         self,
         ranks: Iterable[Rank],
         unreachable: Iterable[str] = (),
-        missing: Iterable[int] = (),
+        members: Iterable[int] = (),
     ) -> None:
         """Make it.
 
         Args:
             ranks: of which it is known what they do.
             unreachable: the machines of which nothing is known.
-            missing: ranks that haven't come to the first communicator on this machine.
+            members: which ranks make the first communicator, before they have met.
         """
         self.ranks = {rank.world: rank for rank in ranks}
         self.unreachable = list(unreachable)
-        self.missing = sorted(missing)
+        self.missing = sorted(set(members) - self.ranks.keys())  # haven't come here
         self._members: dict[int, dict[int, tuple[Rank, Call]]] = {}
         for rank in self.ranks.values():
             for call in rank.calls:
                 self._members.setdefault(call.communicator, {})[call.rank] = rank, call
 
-    def waits(self, longer_than: float = 0.0, shorter_than: float = math.inf) -> Waits:
-        """Return the calls that have waited for a time between these."""
-        return [
-            (rank, call)
-            for rank in self.ranks.values()
-            if rank.state != GONE
-            for call in rank.waits
-            if longer_than < call.age < shorter_than
-        ]
-
-    def world_rank(self, call: Call, rank: int) -> int | None:
-        """Return the world's number of a rank of the call's communicator; None if unknown."""
-        found = self._members.get(call.communicator, {}).get(rank)
-        return found[0].world if found else None
+    def peer_name(self, call: Call) -> str:
+        """Return the world's number of the call's other rank or root, if it is known."""
+        found = self._members.get(call.communicator, {}).get(call.peer)
+        if found is None:
+            return f"{call.peer} of its communicator"
+        return str(found[0].world)
 
     def num_unknown(self, call: Call) -> int:
         """Return how many ranks of the call's communicator nothing is known of."""
@@ -156,13 +167,6 @@ class WaitGraph:
         if not causes and not waits_for_unknown:
             causes = reached
         return sorted(causes.values(), key=_likelihood)
-
-
-def longest_wait(ranks: Iterable[Rank], shorter_than: float = math.inf) -> float:
-    """Return the longest time that a call of these ranks has waited, in seconds."""
-    living = [rank for rank in ranks if rank.state != GONE]
-    ages = [call.age for rank in living for call in rank.waits]
-    return max((age for age in ages if age < shorter_than), default=0.0)
 
 
 def _likelihood(rank: Rank) -> tuple[bool, bool, bool, int, int]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import textwrap
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from _chainermn_verdict import users_lines
 
 from .diagnosis import Rank, WaitGraph, Waits
 from .processes import GONE, STOPPED
-from .status_region import FINALIZE, MESSAGE, NOBODY, SCOPE_SEPARATOR, Call
+from .status_region import FINALIZE, NOBODY, SCOPE_SEPARATOR, Call
 from .timeout import Timeout
 
 # Of a rank's stacks: a deep recursion would bury the rest.
@@ -21,8 +21,7 @@ MOST_RANKS = 32
 PREFIX = "ChainerMN: "
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """What is said of calls that wait too long."""
 
     reason: str  # for whom they wait: its first line
@@ -79,15 +78,13 @@ def _who_waits(graph: WaitGraph) -> list[str]:
 
 def _stacks(graph: WaitGraph, causes: list[Rank]) -> list[str]:
     """Return the stacks, the culprits' before all others; equal ones once."""
-    groups: dict[str, list[int]] = {}
+    groups: dict[str, dict[int, Rank]] = {}
     for rank in [*causes, *graph.ranks.values()]:
-        ranks = groups.setdefault(rank.stacks, [])
-        if rank.world not in ranks:
-            ranks.append(rank.world)
+        groups.setdefault(rank.stacks, {})[rank.world] = rank
     groups.pop("", None)
     lines = []
     for stacks, ranks in groups.items():
-        lines.append(f"Stacks of {rank_list(ranks)}, innermost call first:")
+        lines.append(f"Stacks of {rank_list([*ranks])}, innermost call first:")
         lines.append(textwrap.indent(stacks, "    "))
     return lines
 
@@ -131,9 +128,7 @@ def describe_state(graph: WaitGraph, rank: Rank) -> str:
             return "has ended"
         return f"has ended and waits in {FINALIZE}"
     if rank.state == GONE:
-        if last is None:
-            return "is gone"
-        if rank.waits:
+        if last is not None and rank.waits:
             return f"is gone, last seen in {_operation(graph, last)}"
         return f"is gone, last seen in no call{after}"
     if rank.waits:
@@ -156,11 +151,8 @@ def describe_state(graph: WaitGraph, rank: Rank) -> str:
 def _operation(graph: WaitGraph, call: Call) -> str:
     """Return what a call is, and for whom it waits."""
     details = []
-    whom = f"{call.peer} of its communicator"
-    peer = graph.world_rank(call, call.peer)
-    if peer is not None:
-        whom = f"{peer}"
-    if call.state == MESSAGE or call.tag != NOBODY:
+    whom = graph.peer_name(call)
+    if call.operation.startswith(("send", "recv")):
         way = "to" if call.operation.startswith("send") else "from"
         details.append(f"{way} rank {whom}")
         details.append("any tag" if call.tag == NOBODY else f"tag {call.tag}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections.abc import Iterable
 
@@ -38,7 +37,7 @@ class SharedFiles:
     def __init__(self) -> None:
         self._ranks: list[int] = []  # the numbers of their processes
         self._inodes: dict[str, int] = {}  # of the files, by their names
-        self._scan_at = -math.inf
+        self._scan_at = 0.0
         self._pause = SCAN_SECONDS
 
     def scan_if_due(self, ranks: list[int], now: float) -> None:

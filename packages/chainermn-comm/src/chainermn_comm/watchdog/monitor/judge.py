@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from _chainermn_verdict import next_step
 
 from .. import report
-from ..diagnosis import Rank, WaitGraph, longest_wait
+from ..diagnosis import Rank, WaitGraph, longest_wait, waits_of
 from .printing import launchers_of
 
 if TYPE_CHECKING:
@@ -32,14 +32,10 @@ class Judge:
             return
         self._knows_failure = True
         monitor = self._monitor
-        monitor.collect(now)  # the records of other machines are new afterwards
-        all_ranks = monitor.local.read(now, monitor.awake_since)
-        for machine in monitor.other_machines.known:  # some go with their ranks
-            all_ranks += machine.ranks
-        first = min(all_ranks, key=lambda rank: rank.failed_at)
+        graph = monitor.collect(now)
+        first = min(graph.ranks.values(), key=lambda rank: rank.failed_at)
         if first.has_aborted:
             return  # it has said why itself
-        graph = WaitGraph([first])
         how = report.describe_state(graph, first)
         event = monitor.event(
             "rank_lost", lost=first.world, pid=first.pid, host=first.host, how=how
@@ -53,40 +49,41 @@ class Judge:
 
     def report_calls(self, ranks: Iterable[Rank], now: float) -> None:
         """Report calls that wait too long, which may end the job; warn of them before."""
-        seconds = self._monitor.local.timeout.seconds
-        silence = self._monitor.local.timeout.silence
+        timeout = self._monitor.local.timeout
+        if not timeout.seconds:
+            return
         since_report = now - self._reported_at
         longest = longest_wait(ranks, since_report)
         # A call that began after a link was cut may go by another network, and end.
         cut_for = now - self._monitor.other_machines.cut_at()
-        if not seconds:
-            return
-        if longest > seconds:
-            self._report(seconds, now)
-        elif longest > max(silence, cut_for):
+        patience = max(timeout.silence, cut_for)
+        if longest > timeout.seconds:
+            self._report(timeout.seconds, now)
+        elif longest > patience:
             graph = self._monitor.collect(now)
-            if waits_for_lost_alone(graph, max(silence, cut_for)):
-                self._report(silence, now)
-        elif longest > seconds / 2 and now - longest > self._warned_at:
+            if waits_for_lost_alone(graph, patience):
+                self._report(timeout.silence, now)
+        elif longest > timeout.seconds / 2 and now - longest > self._warned_at:
             graph = self._monitor.collect(now)
-            waits = graph.waits(seconds / 2, since_report)
+            waits = waits_of(graph.ranks.values(), timeout.seconds / 2, since_report)
             if waits:
                 self._warned_at = now
                 rank, call = max(waits, key=lambda wait: wait[1].age)
-                self._monitor.print(report.warning(graph, rank, call, seconds))
+                text = report.warning(graph, rank, call, timeout.seconds)
+                self._monitor.print(text)
 
     def _report(self, longer_than: float, now: float) -> None:
         graph = self._monitor.collect(now, with_stacks=True)
-        stalled = graph.waits(longer_than, now - self._reported_at)
+        since_report = now - self._reported_at
+        stalled = waits_of(graph.ranks.values(), longer_than, since_report)
         if stalled:
             self._monitor.report(graph, stalled)
             self._reported_at = now
-            self._warned_at = now
 
 
 def waits_for_lost_alone(graph: WaitGraph, seconds: float) -> bool:
     """Return whether all calls have waited that long, and for no rank that can be reached."""
-    waits = graph.waits()
+    waits = waits_of(graph.ranks.values())
     if any(call.age < seconds for _, call in waits):
         return False
     return all(rank.is_lost for rank in graph.root_causes(waits))

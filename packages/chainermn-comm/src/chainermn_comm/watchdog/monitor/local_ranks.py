@@ -122,10 +122,13 @@ class LocalRanks:
         """Listen; ``handle`` is given messages with files, and returns an answer, if any."""
         self.ranks: list[MonitoredRank] = []
         # As the ranks say: the launch, if it is one of `chainermn launch`; the time-out;
-        # which ranks make the first communicator.
+        # which ranks make the first communicator, on this machine or another.
         self.launch: str | None = None
         self.timeout = Timeout(0.0)
         self.members: set[int] = set()
+        # When this process began, or went on after it had stood still, and the ranks
+        # with it.
+        self.awake_since = time.monotonic()
         self._listener = listener
         self._selector = selector
         self._handle = handle
@@ -133,21 +136,15 @@ class LocalRanks:
         listener.setblocking(False)
         selector.register(listener, EVENT_READ, self._accept)
 
-    def read(
-        self, now: float, awake_since: float, with_stacks: bool = False
-    ) -> list[Rank]:
+    def read(self, now: float, with_stacks: bool = False) -> list[Rank]:
         """Return what the ranks do."""
         stacks = {}
         if with_stacks:
             stacks = collect_stacks(self.ranks)
         return [
-            rank.read(now, awake_since, stacks.get(rank.world, ""))
+            rank.read(now, self.awake_since, stacks.get(rank.world, ""))
             for rank in self.ranks
         ]
-
-    def missing(self) -> set[int]:
-        """Return the ranks that haven't come; they may be on another machine."""
-        return self.members - {rank.world for rank in self.ranks}
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # it has gone, or no descriptor is left
@@ -168,20 +165,22 @@ class LocalRanks:
             return
         message = json.loads(data)
         if message["kind"] == "come":
-            self._connected[connection] = self._add(message, files)
+            self._add(connection, message, files)
             return
         answer = self._handle(message, files)
         if answer is not None:
             self._reply(connection, json.dumps(answer).encode())
 
-    def _add(self, message: Message, files: list[int]) -> MonitoredRank:
+    def _add(
+        self, connection: socket.socket, message: Message, files: list[int]
+    ) -> None:
         rank = MonitoredRank(message, *files)
+        self._connected[connection] = rank
         self.ranks.append(rank)
         self.ranks.sort(key=lambda each: each.world)
         self.launch = message["launch"]
         self.timeout = Timeout(**message["timeout"])
         self.members.update(message["members"])
-        return rank
 
     def _reply(self, connection: socket.socket, text: bytes) -> None:
         with contextlib.suppress(OSError):  # who asked has been ended, or stopped

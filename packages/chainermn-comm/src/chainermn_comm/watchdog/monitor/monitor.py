@@ -20,7 +20,7 @@ from _chainermn_events import MOST_CHARACTERS, event_line
 from _chainermn_verdict import next_step
 
 from .. import processes, report
-from ..diagnosis import Rank, WaitGraph, Waits, longest_wait
+from ..diagnosis import Rank, WaitGraph, Waits, longest_wait, waits_of
 from ..processes import GONE
 from .cleanup import WAIT_SECONDS, SharedFiles
 from .first_machine import FirstMachine
@@ -30,7 +30,7 @@ from .local_ranks import LocalRanks
 from .other_machines import OtherMachines
 from .printing import print_for
 
-# Time between two looks: short enough for a report in time, and nothing taken from the
+# Time between two looks: short enough for a report in time, and takes nothing from the
 # ranks.
 TICK_SECONDS = 0.5
 # For the first rank to say what it is: it has just started this process.
@@ -63,21 +63,18 @@ class Monitor:
         self.other_machines = OtherMachines(self.selector)
         self.first_machine: FirstMachine | None = None
         self.judge = Judge(self)
-        # When this process began, or went on after it had stood still, and the ranks
-        # with it.
-        self.awake_since = time.monotonic()
         self.push_at = -math.inf  # from then on, records may be pushed again
+        self.asked = 0  # how often the other machines were asked
         self.must_end = False
 
     def look(self) -> bool:
         """Look at the ranks once, after a tick or a message; return whether to go on."""
-        tick = min(TICK_SECONDS, self.local.timeout.seconds / 10 or TICK_SECONDS)
         began = time.monotonic()
-        self.handle_messages(tick)
+        self.handle_messages(TICK_SECONDS)
         now = time.monotonic()
-        if now - began > tick + PAUSE_SECONDS:
-            self.awake_since = now
-        ranks = self.local.read(now, self.awake_since)
+        if now - began > TICK_SECONDS + PAUSE_SECONDS:
+            self.local.awake_since = now
+        ranks = self.local.read(now)
         known = ranks + self.other_machines.ranks()
         self.files.scan_if_due([rank.pid for rank in ranks], now)
         if any(rank.has_failed for rank in ranks):
@@ -94,7 +91,7 @@ class Monitor:
             self.end_ranks()
             return False
         if not ranks:
-            return now < self.awake_since + COME_SECONDS
+            return now < self.local.awake_since + COME_SECONDS
         return any(rank.state != GONE for rank in ranks)
 
     def handle_messages(self, seconds: float) -> None:
@@ -121,23 +118,25 @@ class Monitor:
     def collect(self, now: float, with_stacks: bool = False) -> WaitGraph:
         """Return what the ranks of all machines do, as far as their monitors say so in time."""
         machines = self.other_machines
-        machines.send("push", with_stacks=with_stacks)
-        ranks = self.local.read(now, self.awake_since, with_stacks)
+        self.asked += 1
+        machines.send("push", number=self.asked, with_stacks=with_stacks)
+        ranks = self.local.read(now, with_stacks)
         left = PUSH_SECONDS
-        while left > 0 and not all(
-            machine.has_answered(now, with_stacks) for machine in machines.linked
+        while left > 0 and any(
+            machine.answered < self.asked for machine in machines.linked
         ):
             self.handle_messages(left)
             left = now + PUSH_SECONDS - time.monotonic()
         unreachable = []
         for machine in machines.known:
-            if machine.has_answered(now, with_stacks):
+            if machine.answered == self.asked:
                 ranks += machine.ranks
-            else:
+            else:  # its monitor may have gone with the ranks
+                ranks += [rank for rank in machine.ranks if rank.has_failed]
                 unreachable.append(machine.name)
         if self.first_machine is not None:
             unreachable.append(self.first_machine.name)
-        return WaitGraph(ranks, unreachable, self.local.missing())
+        return WaitGraph(ranks, unreachable, self.local.members)
 
     # A machine that isn't the first.
 
@@ -153,30 +152,30 @@ class Monitor:
             is_due = 0 < patience < longest and now > self.push_at
             # After a failure this monitor may end soon, as its ranks do.
             if is_due or any(rank.has_failed for rank in ranks):
-                self.push()
+                self.push(ranks)
         elif timeout.ends_job and longest > timeout.seconds + CUT_OFF_SECONDS:
             graph = WaitGraph(ranks, [first_machine.name])
-            self.report(graph, graph.waits(timeout.seconds))
+            self.report(graph, waits_of(ranks, timeout.seconds))
 
     def handle_first_machine(self, message: Message) -> None:
         """End the ranks, or push their records, as the first machine's monitor says."""
         if message["kind"] == "end":
             self.must_end = True
         else:
-            self.push(message["with_stacks"])
+            with_stacks = message["with_stacks"]
+            ranks = self.local.read(time.monotonic(), with_stacks)
+            self.push(ranks, message["number"])
+            if with_stacks:  # which the first machine keeps for so long
+                self.push_at += PUSH_SECONDS
 
-    def push(self, with_stacks: bool = False) -> None:
-        """Send the first machine the records of the ranks, with their stacks if wanted."""
+    def push(self, ranks: list[Rank], number: int = 0) -> None:
+        """Send the first machine the records of the ranks, to the question of that number."""
         assert self.first_machine is not None
-        now = time.monotonic()
-        self.push_at = now + REPEAT_SECONDS
-        if with_stacks:  # which the first machine keeps for so long
-            self.push_at = now + PUSH_SECONDS
-        ranks = self.local.read(now, self.awake_since, with_stacks)
+        self.push_at = time.monotonic() + REPEAT_SECONDS
         self.first_machine.send(
             "records",
             ranks=[asdict(rank) for rank in ranks],
-            has_stacks=with_stacks,
+            number=number,
             sent_at=time.monotonic(),
         )
 
@@ -218,13 +217,13 @@ class Monitor:
         self.files.scan()
         time.sleep(FORWARDING_SECONDS)
         self.other_machines.send("end")
-        ranks = self.local.read(time.monotonic(), self.awake_since)
+        ranks = self.local.read(time.monotonic())
         living = [rank.pid for rank in ranks if rank.state != GONE]
         processes.terminate(living, TERM_SECONDS)
 
     def clean(self) -> None:
         """Leave nothing of ranks that have ended, but for children after a good end."""
-        ranks = self.local.read(time.monotonic(), self.awake_since)
+        ranks = self.local.read(time.monotonic())
         has_failed = self.must_end or not all(rank.has_finished for rank in ranks)
         if has_failed:
             processes.end_children([rank.pid for rank in self.local.ranks])

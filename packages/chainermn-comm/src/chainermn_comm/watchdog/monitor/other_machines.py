@@ -17,41 +17,33 @@ from .link import Link, Message
 class Machine:
     """A machine whose monitor has connected, or a stranger, and the ranks that it has pushed."""
 
-    def __init__(
-        self,
-        selector: BaseSelector,
-        connected: socket.socket,
-        agreed: Message,
-        silence: float,
-        machines: list[Machine],
-    ) -> None:
-        """Take a connection; once it has brought the secret, add it to the machines."""
-        self.link = Link(selector, connected, agreed["question"], silence, self._handle)
-        self._machines = machines
-        self._answer: str = agreed["answer"]
-        # What was pushed last, and when.
-        self.ranks: list[Rank] = []
-        self.has_stacks = False
-        self.pushed_at = -math.inf
+    def __init__(self, connected: socket.socket, others: OtherMachines) -> None:
+        """Take a connection; once it has brought the secret, add it to the other machines."""
+        self._others = others
+        self.link = Link(
+            others.selector,
+            connected,
+            others.agreed["question"],
+            others.silence,
+            self._handle,
+        )
+        self.ranks: list[Rank] = []  # as they were pushed last
+        self.answered = 0  # the last question that it has answered
 
     @property
     def name(self) -> str:
         numbers = rank_list([rank.world for rank in self.ranks])
         return f"{numbers} on {self.ranks[0].host}"
 
-    def has_answered(self, since: float, with_stacks: bool) -> bool:
-        """Return whether records, with stacks if asked for, have come since."""
-        return self.pushed_at >= since and self.has_stacks >= with_stacks
-
     def _handle(self, message: Message) -> None:
         if message["kind"] == "hello":
-            self._machines.append(self)
-            self.link.send("hello", secret=self._answer, with_stacks=False)
+            self._others.machines.append(self)
+            answer = self._others.agreed["answer"]
+            self.link.send("hello", secret=answer, number=0, with_stacks=False)
             return
-        self.pushed_at = time.monotonic()
-        later = self.pushed_at - message["sent_at"]
+        later = time.monotonic() - message["sent_at"]
         self.ranks = [rank_from_json(rank, later) for rank in message["ranks"]]
-        self.has_stacks = message["has_stacks"]
+        self.answered = max(self.answered, message["number"])
 
 
 class OtherMachines:
@@ -59,32 +51,32 @@ class OtherMachines:
 
     def __init__(self, selector: BaseSelector) -> None:
         """Have none, as long as this machine isn't the first of several."""
-        self._machines: list[Machine] = []  # without strangers
-        self._selector = selector
+        self.machines: list[Machine] = []  # without strangers
+        self.selector = selector
 
     def listen(self, listener: int, agreed: Message, silence: float) -> None:
         """Listen; ``agreed`` is what ranks have agreed on, the secret among it."""
         self._listener = socket.socket(fileno=listener)
         self._listener.setblocking(False)
-        self._selector.register(self._listener, EVENT_READ, self._accept)
-        self._agreed = agreed
-        self._silence = silence
+        self.selector.register(self._listener, EVENT_READ, self._accept)
+        self.agreed = agreed
+        self.silence = silence
 
     @property
     def linked(self) -> list[Machine]:
         """The machines whose links are open."""
-        return [machine for machine in self._machines if machine.link.is_open]
+        return [machine for machine in self.machines if machine.link.is_open]
 
     @property
     def known(self) -> list[Machine]:
         """The machines whose ranks are known, also those whose links are lost."""
-        return [machine for machine in self._machines if machine.ranks]
+        return [machine for machine in self.machines if machine.ranks]
 
     def ranks(self) -> list[Rank]:
         """Return ranks as they were pushed last; where a link is lost, only those that failed."""
         return [
             rank
-            for machine in self._machines
+            for machine in self.machines
             for rank in machine.ranks
             if machine.link.is_open or rank.has_failed
         ]
@@ -104,10 +96,4 @@ class OtherMachines:
         with contextlib.suppress(OSError):
             while True:
                 accepted, _ = self._listener.accept()
-                Machine(
-                    self._selector,
-                    accepted,
-                    self._agreed,
-                    self._silence,
-                    self._machines,
-                )
+                Machine(accepted, self)
