@@ -44,7 +44,7 @@ ORDER = {
         "extensions",
         "checkpoint",
         "optimizers iterators datasets",
-        "optimizer_state persistents profiling random_states trainer_introspection",
+        "optimizer_state profiling random_states trainer_introspection",
         "slots",
         "background_thread collective_errors host_arrays leaving testing wrappers",
     ],

@@ -270,7 +270,9 @@ def test_ranks_that_update_different_optimizers_are_told(comm):
         each.update(each.target, batch(0))
     own = pair[min(comm.rank, 1)]
     with (
-        pytest.raises(RankMismatchError, match="rank 0 the one of place 0, rank 1 "),
+        pytest.raises(
+            RankMismatchError, match=r"arguments of join\(\): 0 on rank 0; 1 on rank 1"
+        ),
         join(*pair),
     ):
         own.update(own.target, batch(comm.rank))

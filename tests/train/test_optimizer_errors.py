@@ -169,7 +169,7 @@ def test_settings_that_differ_are_named_at_the_first_update(comm, setting, lazy)
             0.5,
             r"by creation: number \d+ \(SGD\) on ranks? 0.*; number \d+ \(MomentumSGD\) on rank 1",
         ),
-        ("SGD", 0.25, "hyperparameters: lr=0.5 on ranks? 0.*; lr=0.25 on rank 1"),
+        ("SGD", 0.25, "lr of hyperparameters: 0.5 on ranks? 0.*; 0.25 on rank 1"),
     ],
 )
 def test_optimizers_that_differ_are_named_at_the_first_update(comm, kind, rate, text):

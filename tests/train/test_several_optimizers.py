@@ -27,16 +27,6 @@ def fresh(comm):
     own.finalize()
 
 
-class Forwarding:
-    """Anybody's object that forwards to a communicator."""
-
-    def __init__(self, actual):
-        self.actual = actual
-
-    def __getattr__(self, name):
-        return getattr(self.actual, name)
-
-
 def made(comm, kind="synchronous", steps=1):
     """With weights of its own; a common seed would hide that gradients are confused."""
     return exchanging(kind, comm, chainer.optimizers.SGD(0.1), Model(comm.rank), steps)
@@ -137,17 +127,6 @@ def test_other_calls_are_of_one_optimizer_too(fresh, kind, where, call):
         update(each, 2)
         assert same_everywhere(fresh, each.target)
         each.finalize()
-
-
-@on_each_rank
-def test_wrappers_of_one_communicator_share_its_numbers(fresh, where):
-    pair = [made(Forwarding(fresh)), made(fresh)]
-    own = pair[::-1] if fresh.rank == where % fresh.size else pair
-    numbers = [f"number {each} (SGD)" for each in (1, 2)]
-    assert_refused(fresh, lambda: update(own[0]), where, numbers)
-    for each in pair:
-        update(each, 3)
-        assert same_everywhere(fresh, each.target)
 
 
 def test_numbers_are_a_communicators_own(naive):

@@ -52,27 +52,6 @@ def bcast_checked(
     return allgather_checked(communicator, operation, make_at_root)[root]
 
 
-def values_of_first_holders(
-    communicator: CommunicatorBase,
-    operation: str,
-    held: set[str],
-    give: Callable[[str], Any],
-) -> dict[str, Any]:
-    """Return by name what other ranks ``give`` that are the first to have it (collective).
-
-    ``held`` names what this rank has. Errors are those of :func:`allgather_checked`.
-    """
-    rank = communicator.rank
-    names = allgather_checked(communicator, operation, lambda: held)
-
-    def give_own() -> dict[str, Any]:
-        return {name: give(name) for name in held.difference(*names[:rank])}
-
-    given = allgather_checked(communicator, operation, give_own)
-    others = [*given[:rank], *given[rank + 1 :]]
-    return {name: value for values in others for name, value in values.items()}
-
-
 @contextmanager
 def mismatch_hint(where: str) -> Iterator[None]:
     """Add to a RankMismatchError where this rank was, and the most frequent reason for it."""

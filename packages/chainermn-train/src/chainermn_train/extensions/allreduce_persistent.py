@@ -12,7 +12,7 @@ from chainermn_comm import CommunicatorBase, RankMismatchError
 
 from ..collective_errors import allgather_checked, require_communicator
 from ..host_arrays import to_host
-from ..persistents import Persistent, persistents
+from ..slots import Slot, persistent_slots
 from ..wrappers import UnpicklableMixin
 
 
@@ -62,22 +62,21 @@ class AllreducePersistent(UnpicklableMixin, training.Extension):
         """
 
         def find() -> dict[str, Any]:
-            return {each.name: _kind_of(each.value) for each in persistents(self.model)}
+            slots = persistent_slots(self.model)
+            return {slot.name: _kind_of(slot.get()) for slot in slots}
 
         kinds, counts = _merge_views(
             allgather_checked(self.comm, "AllreducePersistent", find)
         )
         if not kinds:
             return
-        found = {each.name: each for each in persistents(self.model)}
+        found = {slot.name: slot for slot in persistent_slots(self.model)}
         wide = np.result_type(np.float32, *(dtype for dtype, _ in kinds.values()))
-        terms = [
-            np.zeros(shape, wide)
-            if found[name].value is None
-            else to_host(found[name].value)
-            for name, (_, shape) in kinds.items()
-        ]
-        flat = [np.asarray(term, wide).reshape(-1) for term in terms]
+        flat = []
+        for name, (_, shape) in kinds.items():
+            value = to_host(found[name].get())
+            term = np.zeros(shape, wide) if value is None else np.asarray(value, wide)
+            flat.append(term.reshape(-1))
         mean = self.comm.multi_node_mean(np.concatenate(flat))
         parts = np.split(mean, np.cumsum([len(each) for each in flat])[:-1])
         for (name, (dtype, shape)), part in zip(kinds.items(), parts, strict=True):
@@ -96,17 +95,17 @@ def _kind_of(value: Any) -> tuple[np.dtype, tuple[int, ...]] | str | None:
     return (dtype, np.shape(value)) if dtype.kind == "f" else str(dtype)
 
 
-def _replace(persistent: Persistent, mean: np.ndarray) -> None:
+def _replace(slot: Slot, mean: np.ndarray) -> None:
     """Make ``mean`` the value: in the same array where there is one that can be written."""
-    link, attribute, _, value = persistent
+    value = slot.get()
     if isinstance(value, cuda.ndarray):
-        value[...] = link.xp.asarray(mean)
+        value[...] = cuda.to_gpu(mean, device=value.device)
     elif isinstance(value, np.ndarray) and value.flags.writeable:
         value[...] = mean
     elif isinstance(value, (float, np.generic)):
-        setattr(link, attribute, type(value)(mean))
+        slot.set(type(value)(mean))
     else:
-        setattr(link, attribute, link.device.send(mean))
+        slot.set(mean)
 
 
 def _merge_views(views: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, int]]:

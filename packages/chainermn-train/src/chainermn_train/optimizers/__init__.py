@@ -1,8 +1,8 @@
 """The multi-node optimizer: gradients, parameters and optimizer state over ranks."""
 
+from ..slots import is_same_on_all as is_same_on_all
 from .accumulation import accumulation_of_rank as accumulation_of_rank
 from .create import create_multi_node_optimizer
-from .drift import is_same_on_all as is_same_on_all
 from .gradient_clipping import MultiNodeGradientClipping
 from .join import join
 from .multi_node_optimizer import MultiNodeOptimizer

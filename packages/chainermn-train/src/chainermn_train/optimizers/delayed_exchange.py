@@ -9,7 +9,7 @@ from chainermn_comm import CommunicatorBase, Reducer, Work, patient_waits
 
 from ..background_thread import BackgroundThread, threads_may_use_mpi
 from ..collective_errors import raise_together
-from .decision import OPERATION
+from .agreement import OPERATION
 from .gpus import device_of, new_stream, recorded_event, using_stream
 from .gradient_exchange import GradientExchange, make_channel
 from .gradient_set import GradientSet, multiply_gradients

@@ -11,7 +11,7 @@ from chainermn_comm import CommunicatorBase, Reducer
 from ..background_thread import BackgroundThread, raise_if_any
 from ..profiling import region
 from ..wrappers import UnpicklableMixin
-from .decision import OPERATION
+from .agreement import OPERATION
 from .gradient_set import GradientSet, multiply_gradients, set_scale
 from .parameter_set import ParameterSet
 

@@ -44,7 +44,9 @@ def join(optimizer: MultiNodeOptimizer, *others: MultiNodeOptimizer) -> Iterator
     """
     optimizers = (optimizer, *others)
     _require_joinable(optimizers)
-    block = JoinBlock(optimizers)
+    block = JoinBlock(
+        optimizers[0].communicator, [each._updates for each in optimizers]
+    )
     current_block.set(block)
     try:
         yield
@@ -72,7 +74,7 @@ def _require_joinable(optimizers: tuple[MultiNodeOptimizer, ...]) -> None:
     block = current_block.get()
     if block is None:
         return
-    if any(block.holds(each) for each in optimizers):
+    if any(block.holds(each._updates) for each in optimizers):
         raise RuntimeError(
             "this optimizer is in a block of join() already: leave the inner one out"
         )

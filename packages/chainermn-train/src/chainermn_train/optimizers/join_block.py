@@ -6,22 +6,23 @@ from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
 
-from chainermn_comm import PeerError, RankMismatchError
+from chainermn_comm import CommunicatorBase, PeerError, RankMismatchError
 from chainermn_comm.errors import describe
 
 from ..collective_errors import allgather_checked, mismatch_hint
+from ..slots import raise_if_different
 
 if TYPE_CHECKING:
-    from .multi_node_optimizer import MultiNodeOptimizer
+    from .collective_update import CollectiveUpdate
 
 _OPERATION = "join"
 
 
 class _News(NamedTuple):
-    """What a rank tells the others. Optimizers are known by their places in the block."""
+    """What a rank tells the others. Optimizers are counted from 0 in the arguments of join()."""
 
     due: int | None  # the optimizer that it updates; None once it has left the block
-    unfinished: list[int]  # optimizers whose present group of updates has begun
+    unfinished: list[int]  # those that have made updates since their last steps
     error: str | None  # the exception by which it leaves the block
 
 
@@ -33,16 +34,18 @@ class JoinBlock:
     another one leaves by an exception, instead of waiting for that rank.
     """
 
-    def __init__(self, optimizers: tuple[MultiNodeOptimizer, ...]) -> None:
+    def __init__(
+        self, communicator: CommunicatorBase, optimizers: list[CollectiveUpdate]
+    ) -> None:
+        self.communicator = communicator
         self.optimizers = optimizers
-        self.communicator = optimizers[0].communicator
         self.has_left = False  # whether this rank has no more examples
         self._end: str | None = None  # whose exception has ended the block for all
 
-    def holds(self, optimizer: MultiNodeOptimizer) -> bool:
+    def holds(self, optimizer: CollectiveUpdate) -> bool:
         return any(each is optimizer for each in self.optimizers)
 
-    def begin_update(self, optimizer: MultiNodeOptimizer) -> None:
+    def begin_update(self, optimizer: CollectiveUpdate) -> None:
         """Tell the ranks that this one updates ``optimizer`` (collective).
 
         Raises:
@@ -51,8 +54,8 @@ class JoinBlock:
         """
         if self._end is not None:
             raise PeerError(self._end)
-        places = [each is optimizer for each in self.optimizers]
-        self._exchange(_News(places.index(True), [], None))
+        are_due = [each is optimizer for each in self.optimizers]
+        self._exchange(_News(are_due.index(True), [], None))
 
     def take_part(self) -> None:
         """Take part in the updates of other ranks until all have left (collective)."""
@@ -61,16 +64,16 @@ class JoinBlock:
         self.has_left = True
         while True:
             unfinished = [
-                place
-                for place, optimizer in enumerate(self.optimizers)
-                if optimizer._group_has_begun
+                number
+                for number, optimizer in enumerate(self.optimizers)
+                if optimizer.has_begun
             ]
             due = self._exchange(_News(None, unfinished, None))
             if due is None:
                 return
             # A rank whose update has failed may go on with its next one.
             with suppress(PeerError):
-                self.optimizers[due]._update_without_examples()
+                self.optimizers[due].update_without_examples()
 
     def leave_by(self, error: Exception) -> None:
         """Tell the ranks that this one leaves by an exception (collective).
@@ -84,7 +87,7 @@ class JoinBlock:
                 self._exchange(_News(None, [], text))
 
     def _exchange(self, news: _News) -> int | None:
-        """Return the place of the optimizer to update next, or None if all have left."""
+        """Return the number of the optimizer to update next, or None if all have left."""
         with mismatch_hint("a block of join()"):
             all_news = allgather_checked(self.communicator, _OPERATION, lambda: news)
         errors = [
@@ -95,21 +98,15 @@ class JoinBlock:
         if errors:
             self._end = f"the block of join() has ended: {'; '.join(errors)}"
             for optimizer in self.optimizers:
-                optimizer._drop_group()
+                optimizer.accumulation.clear()
             raise PeerError(self._end)
         due = {each.due for each in all_news if each.due is not None}
         if len(due) > 1:
-            views = [
-                f"rank {rank} the one of place {each.due}"
-                for rank, each in enumerate(all_news)
-                if each.due is not None
-            ]
-            raise RankMismatchError(
-                "in a block of join() ranks update different optimizers: "
-                f"{', '.join(views)}, counted from 0 in the arguments of join()"
-            )
+            name = "the optimizer to update, counted from 0 in the arguments of join()"
+            entries = [[(name, str(each.due))] for each in all_news]
+            raise_if_different(_OPERATION, self.communicator.rank, entries)
         if not due:
-            due = {place for each in all_news for place in each.unfinished}
+            due = {number for each in all_news for number in each.unfinished}
         return min(due, default=None)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from ..collective_errors import allgather_checked, require_communicator_or_none
 from ..wrappers import AttributeProxy, UnpicklableMixin
-from .decision import OPERATION
+from .agreement import OPERATION
 
 
 class _MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
