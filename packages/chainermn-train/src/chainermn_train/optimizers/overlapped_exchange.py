@@ -29,7 +29,7 @@ from ..background_thread import BackgroundThread, raise_if_any, threads_may_use_
 from ..collective_errors import raise_together
 from ..profiling import region
 from . import tracked_backward
-from .decision import OPERATION
+from .agreement import OPERATION
 from .gpus import device_of, new_stream, using_stream, wait_on_device
 from .gradient_exchange import GradientExchange, make_channel
 from .gradient_set import (
@@ -222,11 +222,7 @@ class OverlappedExchange(GradientExchange):
                 self._sending.add_rest()
             self._is_given_up = self._is_given_up or self.must_resend
             return self._sending.reducer
-        reducer = super().ready(params, scale)
-        if not reducer.takes_plans:
-            self._order = []
-            self._is_given_up = True
-        return reducer
+        return super().ready(params, scale)
 
     def finish(
         self, params: ParameterSet, scale: float | None, factor: float = 1.0
@@ -268,7 +264,8 @@ class OverlappedExchange(GradientExchange):
             return False
         if self._only_on_gpus and _HOST in places:
             return False
-        if not threads_may_use_mpi(_ALONE):
+        takes_plans = self._communicator.make_reducer().takes_plans
+        if not takes_plans or not threads_may_use_mpi(_ALONE):
             self._is_given_up = True
             return False
         is_float = all([array.dtype.kind == "f" for array in arrays])
