@@ -21,6 +21,7 @@ from chainermn_comm.errors import is_raised_on_all
 
 from ..collective_errors import allgather_checked, raise_together
 from ..leaving import leave_when_warned
+from ..optimizer_state import Restorer
 from ..random_states import load_random_state, random_state
 from ..trainer_introspection import updater_of, warn_of_lost_order
 from .atomic_file import write_file
@@ -28,7 +29,7 @@ from .checked_file import Head, State, write_npz
 from .checkpoint_folder import OPERATION, CheckpointFolder, RunFiles, SaveNumber
 from .loading import RANDOM, load, mark_synchronized_if_equal, restore, saved_state
 from .same_on_all import names_alike, shard
-from .state_dict import Restorer, require_serializable
+from .state_dict import require_serializable
 
 _DEFAULT_FOLDER = "result"  # the trainer's own default
 

@@ -11,10 +11,11 @@ import numpy as np
 from chainermn_comm import CommunicatorBase
 
 from ..iterators import place, places_of, shared_order
+from ..optimizer_state import Restorer
 from ..optimizers import MultiNodeOptimizer, accumulation_of_rank, is_same_on_all
 from ..trainer_introspection import iterators_of, updater_of
 from .checked_file import RESERVED_PREFIX, State
-from .state_dict import Restorer, StateError, load_state_dict, state_dict
+from .state_dict import StateError, load_state_dict, state_dict
 
 RANDOM = RESERVED_PREFIX + "random"
 # Text of what `places_of` returns.
@@ -110,11 +111,11 @@ def mark_synchronized_if_equal(
     comm: CommunicatorBase, target: Any, optimizer: Any = None
 ) -> None:
     """Spare optimizers their broadcast, if ranks have the same (collective)."""
+    found = {id(each): each for each in (target, optimizer)}
     updater = updater_of(target)
-    optimizers = [] if updater is None else list(updater.get_all_optimizers().values())
-    if all(optimizer is not each for each in optimizers):
-        optimizers.append(optimizer)
-    for each in optimizers:
+    if updater is not None:
+        found.update({id(it): it for it in updater.get_all_optimizers().values()})
+    for each in found.values():
         if (
             isinstance(each, MultiNodeOptimizer)
             and each.target

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import chainer
 import numpy as np
 from chainer.serializers import DictionarySerializer, NpzDeserializer
 
+from ..optimizer_state import Restorer, serialize_settings
+from ..optimizers import MultiNodeOptimizer
+from ..trainer_introspection import updater_of
 from .checked_file import RESERVED_PREFIX, State
 
 # Names of what a trainer may have had beside models and optimizers, and of what is read
 # where it is needed.
 _MAY_BE_LEFT = re.compile("(updater/)?iterator:|extension|stop_trigger|.*chainermn")
-
-
-# Sets the numbers that were saved; returns in words which of them were otherwise here.
-Restorer: TypeAlias = Callable[[], list[str]]
 
 
 class StateError(ValueError):
@@ -43,6 +41,8 @@ def state_dict(target: Any) -> State:
     require_serializable(target)
     serializer = DictionarySerializer()
     serializer.save(target)
+    for path, optimizer in _plain_optimizers(target).items():
+        serialize_settings(optimizer, serializer[path]["chainermn"])
     state: State = {}
     for name, value in serializer.target.items():
         array = np.asarray(value)
@@ -82,6 +82,8 @@ def load_state_dict(target: Any, state: State) -> list[Restorer]:
     deserializer.read = set()
     deserializer.restorers = []
     try:
+        for path, optimizer in _plain_optimizers(target).items():
+            serialize_settings(optimizer, deserializer[path]["chainermn"])
         deserializer.load(target)
     except KeyError as error:
         raise StateError(
@@ -98,6 +100,19 @@ def load_state_dict(target: Any, state: State) -> list[Restorer]:
             "alone out of it, by `python -m chainermn_train.checkpoint`"
         )
     return deserializer.restorers
+
+
+def _plain_optimizers(target: Any) -> dict[str, Any]:
+    """Return by paths the optimizers that don't save their own numbers."""
+    updater = updater_of(target)
+    if updater is None:
+        return {}
+    prefix = "" if updater is target else "updater/"
+    return {
+        f"{prefix}optimizer:{name}": optimizer
+        for name, optimizer in updater.get_all_optimizers().items()
+        if not isinstance(optimizer, MultiNodeOptimizer)
+    }
 
 
 class _CheckedDeserializer(NpzDeserializer):
