@@ -56,13 +56,14 @@ def make_calls(comm: Any, whole: Any) -> dict[str, Callable[[], Any]]:
 
     from chainermn_comm import create_communicator
     from chainermn_train import scatter_dataset
-    from chainermn_train.datasets.shared_arrays import SharedArray, SharedBytes
+    from chainermn_train.datasets.shared_arrays import SharedArray, make_shared_file
 
     def shared() -> SharedArray | None:
         if whole is None:
             return None
-        place = SharedBytes.filled(whole.nbytes, [whole.reshape(-1).view("u1")])
-        return SharedArray(place, 0, whole.shape, whole.dtype)
+        array = SharedArray(0, whole.shape, whole.dtype)
+        array.file = make_shared_file(whole.nbytes, [whole.reshape(-1).view("u1")])
+        return array
 
     ours = create_communicator("hierarchical", comm)
     bundled = chainermn.create_communicator("naive", comm)

@@ -12,37 +12,15 @@ pytestmark = pytest.mark.world
 
 @pytest.mark.parametrize(
     ("length", "batch", "number"),
-    [
-        (0, 3, 0),
-        (1, 1, 1),
-        (1, 100, 1),
-        (5, 2, 3),
-        (7, 8, 1),
-        (9, 3, 3),
-        (17, 3, 6),
-        (100, 8, 13),
-    ],
+    [(0, 3, 0), (1, 100, 1), (5, 2, 3), (9, 3, 3), (100, 8, 13)],
 )
-def test_an_epoch_is_so_many_iterations(comm, length, batch, number):
+def test_an_epoch_is_so_many_iterations_of_rank_0(comm, length, batch, number):
     """Those that Chainer 7 said; the last batch may be smaller."""
-    assert get_n_iterations_for_one_epoch(range(length), batch, comm) == number
-    assert get_epoch_trigger(10, range(length), batch, comm) == (
-        10 * number,
-        "iteration",
-    )
-    assert get_epoch_trigger(2.5, range(length), batch, comm) == (
-        2.5 * number,
-        "iteration",
-    )
-
-
-def test_rank_0s_part_and_batches_decide(comm):
-    dataset = range(5) if comm.rank == 0 else None
-    assert get_n_iterations_for_one_epoch(dataset, 2 + comm.rank, comm) == 3
-    assert get_epoch_trigger(1 + comm.rank, dataset, 2, comm) == (
-        3 * (1 + comm.rank),
-        "iteration",
-    )
+    dataset = range(length) if comm.rank == 0 else None
+    batch += comm.rank
+    assert get_n_iterations_for_one_epoch(dataset, batch, comm) == number
+    expected = 2.5 * number, "iteration"
+    assert get_epoch_trigger(2.5, dataset, batch, comm) == expected
 
 
 @pytest.mark.parametrize(
@@ -56,5 +34,3 @@ def test_rank_0s_part_and_batches_decide(comm):
 def test_wrong_arguments_are_told_on_all_ranks(comm, dataset, batch, error, words):
     with pytest.raises(error if comm.rank == 0 else PeerError, match=words):
         get_n_iterations_for_one_epoch(dataset, batch, comm)
-    with pytest.raises(TypeError, match=r"get_n_iter.* communicator .*not str"):
-        get_epoch_trigger(1, dataset, batch, "naive")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -40,15 +39,16 @@ def scatter_dataset(
     as lists, paths as paths, also inside Chainer's ``TupleDataset``, ``DictDataset``,
     ``SubDataset``, ``ConcatenatedDataset``, ``TransformDataset``, ``ImageDataset`` and
     ``LabeledImageDataset``, and subclasses that override none of ``__getitem__``,
-    ``get_example`` and ``__len__``. No example is computed or read on the way. A data
-    set of another class, which only that class can divide, or one made of such ones
-    alone, each rank receives whole: the result is ``SubDataset(dataset, begin, end,
-    order)``, as with :func:`scatter_index`, and the object is its ``_dataset``.
+    ``get_example`` and ``__len__``. No example is computed or read on the way. Only
+    another class itself can divide its data sets, so each rank receives them whole, and
+    data sets that are made of such ones alone: the result is ``SubDataset(dataset,
+    begin, end, order)``, as with :func:`scatter_index`, and ``_dataset`` of the result
+    is the object.
 
     Arrays lie in a file without a name, in ``/dev/shm`` or, if that has no room, in the
-    temporary folder, as long as the data set lives. Examples of arrays are views; what
-    is changed in place stays in this process's data set. A pickle of the data set
-    refers to that file, so that worker processes share them: it can be loaded on the
+    temporary folder, as long as the data set lives. Examples of arrays are views;
+    changes in place stay in this process's data set. A pickle of the data set refers to
+    the file, so that worker processes share the arrays: the pickle can be loaded on the
     same machine, by the same user, while the process that made it has the data set;
     else loading raises OSError. Arrays of Python objects, lists, and examples taken
     from the data set are pickled as ever.
@@ -161,23 +161,15 @@ def _chainermn_communicator(
 
 
 def length_of(dataset: Any, root: int) -> int:
-    """Return the length; raise if there is none, or plainly no examples 0, 1, and so on."""
+    """Return the number of examples; raise if the data set has no length or no indices."""
     if dataset is None:
         raise ValueError(f"rank {root} is the root, so its data set must not be None")
-    kind = type(dataset).__name__
-    try:
-        indices = range(len(dataset))
-    except TypeError:
-        raise TypeError(f"the data set must have a len(); {kind} has none") from None
-    has_them = hasattr(dataset, "__getitem__")
-    if isinstance(dataset, Mapping):
-        has_them = all(index in dataset for index in indices)
-    if not has_them:
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise TypeError(
-            f"the data set's examples must have the indices 0, 1, ...; those of this {kind} "
-            "have not: pass a list of them"
+            "the data set must have a len(), and examples of indices 0, 1, ...; a "
+            f"{type(dataset).__name__} has not: pass a list of the examples"
         )
-    return len(indices)
+    return len(dataset)
 
 
 def _share(count: int, rank: int, size: int, equal: bool) -> tuple[int, int]:
@@ -190,4 +182,5 @@ def _share(count: int, rank: int, size: int, equal: bool) -> tuple[int, int]:
         return begin, begin + -(-count // size)
     shortest, longer = divmod(count, size)
     begin = shortest * rank + min(rank, longer)
-    return begin, begin + shortest + (rank < longer)
+    end = shortest * (rank + 1) + min(rank + 1, longer)
+    return begin, end

@@ -41,14 +41,21 @@ def share_dataset(dataset: Any, comm: CommunicatorBase, root: int = 0) -> Any:
     comm = require_communicator(comm, _OPERATION)
     with raise_together(comm.handshake, _OPERATION) as call:
         root = require_integer("root", root, 0, comm.size - 1)
-        count = length_of(dataset, root) if comm.rank == root else 0
+        count = 0
+        if comm.rank == root:
+            count = length_of(dataset, root)
         call.signature = (("root", root),)
     # One rank of each node gets all examples, on that of the root the root itself.
-    places = comm.allgather_obj((comm.inter_rank, comm.intra_rank))
-    leaders = dict.fromkeys(range(comm.inter_size), 0) | dict([places[root]])
+    ranks = comm.allgather_obj((comm.inter_rank, comm.intra_rank))
+    leaders = dict.fromkeys(range(comm.inter_size), 0)
+    root_node, root_in_node = ranks[root]
+    leaders[root_node] = root_in_node
     shares = None
     if comm.rank == root:
-        shares = [(0, count if leaders[node] == rank else 0) for node, rank in places]
+        shares = [(0, 0)] * comm.size
+        for rank, (node, rank_in_node) in enumerate(ranks):
+            if leaders[node] == rank_in_node:
+                shares[rank] = (0, count)
     part = scatter_parts(comm, root, dataset, shares)
     with (
         comm.split(comm.inter_rank, comm.rank) as node,

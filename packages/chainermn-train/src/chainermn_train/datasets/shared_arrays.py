@@ -1,4 +1,4 @@
-"""NumPy arrays that processes of one machine share, those of a data set in one file without a name.
+"""NumPy arrays that processes of one machine share: those of a data set lie in one nameless file.
 
 They are pickled as a handle of the file, so that worker processes map the same memory.
 A process that writes gets its own copy of the pages it writes to, so that none changes
@@ -11,11 +11,8 @@ import errno
 import math
 import mmap
 import os
-import secrets
 import socket
-import stat
 import tempfile
-import threading
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -27,129 +24,71 @@ MEMORY_FOLDER = "/dev/shm"
 # the last byte kills ranks later, by SIGBUS. Room for the buffers of some ranks stays
 # free.
 LEFT_FREE_BYTES = 32 << 20
-# A file begins with its token, which differs where a descriptor is another file by now,
-# or on another machine. The bytes after it, and the arrays there, begin at cache lines.
-_TOKEN_BYTES = 32
-_BEGIN = _LINE_BYTES = 64
+_LINE_BYTES = 64  # arrays begin at cache lines
+_COMPARED_BYTES = 1 << 20
 
-# Python names it from 3.13 on. Pages that are never written to need no memory set
-# aside.
+# Python names this flag from 3.13 on. Pages that are never written to need no memory
+# set aside.
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
-
-# Bytes are put into one file, whichever thread pickles them first.
-_sharing = threading.Lock()
 
 
 class SharedFile:
-    """A file whose whole length is reserved and mapped; it lives as long as this.
+    """A nameless file that is mapped here; what this process writes to ``map`` stays its own.
 
-    What a process writes to the mapping is its own: neither the file nor another
-    mapping has it. A copy, deep or by pickling, maps the file anew.
+    A pickle or a copy maps the same file: the same user's processes on this machine can
+    load it, while this process has the data set. If this process has written to the
+    mapping, the bytes are put into another file first.
     """
 
-    def __init__(self, descriptor: int, token: bytes) -> None:
+    def __init__(self, descriptor: int) -> None:
+        """Own an open file, which isn't empty."""
         self.descriptor = descriptor
-        self._token = token
-        close = weakref.finalize(self, os.close, descriptor)
-        # Arrays may outlive it until then, and the kernel closes it.
-        close.atexit = False
-        nbytes = os.fstat(descriptor).st_size
         # An array in it keeps the memory mapped.
-        self.map = mmap.mmap(descriptor, nbytes, mmap.MAP_PRIVATE | _MAP_NORESERVE)
-
-    @classmethod
-    def reserve(cls, nbytes: int) -> SharedFile:
-        """Make a file for ``nbytes`` bytes after the token, in memory or else on disk."""
-        failures = []
-        for folder in dict.fromkeys((MEMORY_FOLDER, tempfile.gettempdir())):
-            try:
-                return cls._reserve_in(folder, nbytes)
-            except OSError as error:
-                failures.append(f"{folder}: {error.strerror or error}")
-        raise OSError(
-            errno.ENOSPC,
-            f"no place for {nbytes} bytes of examples ({'; '.join(failures)}); free some space "
-            "there, or set TMPDIR to a folder that has it",
-        )
-
-    @classmethod
-    def _reserve_in(cls, folder: str, nbytes: int) -> SharedFile:
-        token = secrets.token_bytes(_TOKEN_BYTES)
-        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-            # Otherwise a page that can't be had is a SIGBUS when it is touched.
-            os.posix_fallocate(file.fileno(), 0, _BEGIN + nbytes)
-            free = os.statvfs(folder)
-            if (
-                folder == MEMORY_FOLDER
-                and free.f_bavail * free.f_frsize < LEFT_FREE_BYTES
-            ):
-                raise OSError(errno.ENOSPC, "MPI needs the space that is left")
-            os.pwrite(file.fileno(), token, 0)
-            return cls(os.dup(file.fileno()), token)
-
-    def fill(self, blocks: Iterable[np.ndarray]) -> None:
-        """Write uint8 arrays, 1-D, one after another."""
-        offset = _BEGIN
-        for block in blocks:
-            end = offset + len(block)
-            while offset < end:
-                offset += os.pwrite(self.descriptor, block[offset - end :].data, offset)
+        self.map = mmap.mmap(descriptor, 0, mmap.MAP_PRIVATE | _MAP_NORESERVE)
+        weakref.finalize(self.map, os.close, descriptor)
 
     def __reduce__(self) -> Any:
-        # As a file of this process: the one that made it may have ended.
+        if self._is_written_to():
+            content = np.frombuffer(self.map, np.uint8)
+            vars(self).update(vars(make_shared_file(content.size, [content])))
+        # As a file of this process: the process that made the file may have ended.
+        identity = _identity(os.fstat(self.descriptor))
         return _open_file, (
             socket.gethostname(),
             os.getpid(),
             self.descriptor,
-            self._token,
+            identity,
         )
 
+    def _is_written_to(self) -> bool:
+        """Return whether this process has changed pages of its mapping."""
+        with mmap.mmap(self.descriptor, 0, prot=mmap.PROT_READ) as unchanged:
+            for begin in range(0, len(unchanged), _COMPARED_BYTES):
+                compared = slice(begin, begin + _COMPARED_BYTES)
+                if self.map[compared] != unchanged[compared]:
+                    return True
+        return False
 
-class SharedBytes:
-    """The bytes of a data set's arrays.
 
-    They lie in a shared file, or in this process's own memory until they are first
-    pickled or copied. A pickle holds only the file's handle: the same user's processes
-    on this machine can load it, while this process has the data set. If this process
-    has written to the bytes since, they are put into another file first.
-    """
-
-    def __init__(self, array: np.ndarray, file: SharedFile | None = None) -> None:
-        """Have a uint8 array, 1-D, to which nothing else refers, or which a file maps."""
-        self.array = array
-        self._file = file
-
-    @classmethod
-    def load(cls, file: SharedFile | None, nbytes: int) -> SharedBytes:
-        """Map the bytes in a file; there are none if there is no file."""
-        if file is None:
-            return cls(np.empty(0, np.uint8))
-        return cls(np.ndarray(nbytes, np.uint8, file.map, _BEGIN), file)
-
-    @classmethod
-    def filled(cls, nbytes: int, blocks: Iterable[np.ndarray]) -> SharedBytes:
-        """Make a new file of the bytes in uint8 arrays, 1-D."""
-        file = SharedFile.reserve(nbytes) if nbytes else None
-        if file is not None:
-            file.fill(blocks)
-        return cls.load(file, nbytes)
-
-    def __reduce__(self) -> Any:
-        with _sharing:
-            own = self.array
-            if own.size and (self._file is None or _differ(own, self._file)):
-                vars(self).update(vars(self.filled(own.size, [own])))
-        return self.load, (self._file, own.size)
+def make_shared_file(nbytes: int, blocks: Iterable[np.ndarray]) -> SharedFile:
+    """Return a new file of so many bytes, at least one, which 1-D uint8 arrays give in order."""
+    file = SharedFile(_reserve(nbytes))
+    with open(file.descriptor, "wb", closefd=False) as opened:
+        for block in blocks:
+            opened.write(block.data)
+    return file
 
 
 class SharedArray:
-    """A data set: the rows of a NumPy array without objects, which lies in shared bytes."""
+    """A data set: the rows of a NumPy array without objects, which lies in a shared file.
 
-    def __init__(
-        self, place: SharedBytes, begin: int, shape: tuple[int, ...], dtype: np.dtype
-    ) -> None:
-        """Begin at a byte; the bytes need not be there yet."""
-        self._place = place
+    Whoever makes it sets ``file`` before its rows are used, unless it has no bytes.
+    """
+
+    file: SharedFile | None = None
+
+    def __init__(self, begin: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        """Begin at a byte of the file."""
         self._begin = begin
         self._shape = shape
         self._dtype = dtype
@@ -157,7 +96,13 @@ class SharedArray:
     @property
     def array(self) -> np.ndarray:
         """The array where it lies now."""
-        return np.ndarray(self._shape, self._dtype, self._place.array, self._begin)
+        if self.file is None:
+            return self.within(None)
+        return self.within(self.file.map)
+
+    def within(self, content: Any) -> np.ndarray:
+        """Return the array in a buffer of the whole file's bytes."""
+        return np.ndarray(self._shape, self._dtype, content, self._begin)
 
     @property
     def end(self) -> int:
@@ -172,36 +117,54 @@ class SharedArray:
         return self.array[index]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(self.array, dtype) if copy else np.asarray(self.array, dtype)
+        if copy:
+            return np.array(self.array, dtype)
+        return np.asarray(self.array, dtype)
 
 
-def _differ(own: np.ndarray, file: SharedFile) -> bool:
-    """Return whether this process has written to its pages of the bytes in a file."""
-    with open(file.descriptor, "rb", closefd=False) as opened:
-        return not np.array_equal(
-            own, np.memmap(opened, np.uint8, "r", _BEGIN, own.shape)
-        )
+def _reserve(nbytes: int) -> int:
+    """Return the descriptor of a nameless file of that length, in memory or else on disk."""
+    failures = []
+    for folder in dict.fromkeys((MEMORY_FOLDER, tempfile.gettempdir())):
+        try:
+            with tempfile.TemporaryFile(dir=folder) as file:
+                # Otherwise a page that can't be had is a SIGBUS when it is touched.
+                os.posix_fallocate(file.fileno(), 0, nbytes)
+                free = os.statvfs(folder)
+                left = free.f_bavail * free.f_frsize
+                if folder != MEMORY_FOLDER or left >= LEFT_FREE_BYTES:
+                    return os.dup(file.fileno())
+            failures.append(f"{folder}: MPI needs the space that is left")
+        except OSError as error:
+            failures.append(f"{folder}: {error.strerror or error}")
+    raise OSError(
+        errno.ENOSPC,
+        f"no place for {nbytes} bytes of examples ({'; '.join(failures)}); free some space "
+        "there, or set TMPDIR to a folder that has it",
+    )
 
 
-def _open_file(host: str, process: int, descriptor: int, token: bytes) -> SharedFile:
+def _identity(status: os.stat_result) -> tuple[int, int, int]:
+    """Return what tells a file from any other that has had its number."""
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def _open_file(
+    host: str, process: int, descriptor: int, identity: tuple[int, int, int]
+) -> SharedFile:
     """Load a pickle of a shared file, or copy one."""
     path = f"/proc/{process}/fd/{descriptor}"
     try:
         # Opening anything else may have effects.
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise FileNotFoundError(errno.ENOENT, "that number is no file now", path)
-        opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        if os.pread(opened, _TOKEN_BYTES, 0) != token:
-            os.close(opened)
-            raise FileNotFoundError(
-                errno.ENOENT, "that number is another file now", path
-            )
-        return SharedFile(opened, token)
+        if _identity(os.stat(path)) == identity:
+            return SharedFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        reason = "that number is another file now"
     except OSError as error:
-        raise OSError(
-            error.errno,
-            f"the examples lie in memory of process {process} on {host} and can't be reached from "
-            f"process {os.getpid()} on {socket.gethostname()} ({error.strerror}): a data set that "
-            "scatter_dataset made is pickled as a reference to that memory; load it on the same "
-            "machine, by the same user, while that process has the data set",
-        ) from error
+        reason = str(error.strerror)
+    raise OSError(
+        errno.ENOENT,
+        f"the examples lie in memory of process {process} on {host} and can't be reached from "
+        f"process {os.getpid()} on {socket.gethostname()} ({reason}): a data set that "
+        "scatter_dataset made is pickled as a reference to that memory; load it on the same "
+        "machine, by the same user, while that process has the data set",
+    )

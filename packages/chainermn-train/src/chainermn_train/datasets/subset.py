@@ -33,10 +33,14 @@ def subset(
 
     The data set itself is behind the result only where :func:`divide` can't divide it.
     """
-    indices = np.arange(begin, end) if order is None else order[begin:end]
+    indices = np.arange(begin, end)
+    if order is not None:
+        indices = order[begin:end]
     part = divide(dataset, indices, take)
     if part is None:
-        numbers = None if order is None else _numbers(order)
+        numbers = None
+        if order is not None:
+            numbers = _numbers(order)
         return SubDataset(dataset, begin, end, numbers)
     if isinstance(dataset, ConcatenatedDataset):
         return part  # a SubDataset of a concatenation already
@@ -46,17 +50,17 @@ def subset(
 def divide(dataset: Any, indices: np.ndarray, take: TakeRows) -> Any:
     """Return a data set of the examples at ``indices`` (int64, shape (n,)), in that order.
 
-    What is in _SPLITTERS is divided, and subclasses of Chainer's data sets there that
-    find examples as these do: arrays as arrays, paths as paths; nothing is computed or
-    read. None is returned of any other data set, which can't be divided, and of one
-    that is made of such ones alone.
+    Data sets of the classes in _SPLITTERS are divided, and of subclasses of Chainer's
+    that find examples as their base does: arrays as arrays, paths as paths. No example
+    is computed or read. The function returns None for any other data set, and for one
+    that is made of such ones alone: they can't be divided.
     """
     cls = type(dataset)
     if cls in _SPLITTERS:
         return _SPLITTERS[cls](dataset, indices, take)
     for base in cls.__mro__:
-        # One that overrides how examples are found may mean something else by its
-        # indices.
+        # A subclass that overrides how examples are found may mean something else by
+        # its indices.
         if base in _INHERITABLE and all(
             getattr(cls, name, None) is getattr(base, name, None)
             for name in _FINDS_EXAMPLES
@@ -86,7 +90,9 @@ def _with(dataset: Any, **attributes: Any) -> Any:
 
 def _split_array(dataset: Any, indices: np.ndarray, take: TakeRows) -> Any:
     rows = np.asarray(dataset)
-    return rows[indices] if rows.dtype.hasobject else take(rows, indices)
+    if rows.dtype.hasobject:
+        return rows[indices]
+    return take(rows, indices)
 
 
 def _split_sequence(dataset: Any, indices: np.ndarray, _take: TakeRows) -> Any:
@@ -156,7 +162,9 @@ def _replacing(attribute: str) -> _Splitter:
 
     def split(dataset: Any, indices: np.ndarray, take: TakeRows) -> Any:
         part = divide(getattr(dataset, attribute), indices, take)
-        return None if part is None else _with(dataset, **{attribute: part})
+        if part is None:
+            return None
+        return _with(dataset, **{attribute: part})
 
     return split
 

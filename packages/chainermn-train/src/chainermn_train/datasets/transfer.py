@@ -6,7 +6,6 @@ The rows of NumPy arrays go in messages into a file that each rank makes
 
 from __future__ import annotations
 
-import io
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -17,15 +16,15 @@ from chainer.datasets import SubDataset
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import bcast_checked, raise_together
-from .shared_arrays import SharedArray, SharedBytes
+from ..collective_errors import raise_together
+from .shared_arrays import SharedArray, make_shared_file
 from .subset import subset
 
 _OPERATION = "scatter_dataset"
 # Longer messages are no faster, and the memory that they are received in would stay
 # with the process.
 _MESSAGE_BYTES = 1 << 20
-# Every MPI has it, and few programs use it.
+# Every MPI has this tag, and few programs use it.
 _TAG = 32_001
 
 
@@ -42,19 +41,19 @@ def scatter_parts(
     Only the root has ``shares``: where each rank's examples begin and end, in an
     ``order`` of indices (int64) if there is one.
     """
-    limit = bcast_checked(
-        comm, _OPERATION, lambda: min(max_buf_len, _MESSAGE_BYTES), root
-    )
     with _apart(comm) as messages, raise_together(comm.handshake, _OPERATION):
         if shares is None:
-            return _receive(messages, root, limit)
-        return _send_all(messages, dataset, shares, order, limit)
+            return _receive(messages, root)
+        _send_all(messages, dataset, shares, order, min(max_buf_len, _MESSAGE_BYTES))
+        part, arrays, content = _divide(dataset, shares[root], order)
+        _place(arrays, content.size, [content])
+        return part
 
 
 def _apart(comm: CommunicatorBase) -> Any:
-    """Return a communicator of its own: messages of the user may be under way, with any tag.
+    """Return a new communicator, since the user's messages may be under way, with any tag.
 
-    If a user's communicator can't be split, it is that itself.
+    A user's communicator that can't be split is used as it is.
     """
     try:
         return comm.split(0, comm.rank)
@@ -68,103 +67,79 @@ def _send_all(
     shares: Sequence[tuple[int, int]],
     order: np.ndarray | None,
     limit: int,
-) -> SubDataset:
-    """Send the others their parts, one after the other; return the own one."""
-    errors: list[BaseException] = []
-
-    def send_part(rank: int) -> None:  # after which its memory is free
-        pickled = pickle.dumps(None)
-        rows = np.empty(0, np.uint8)
-        try:
-            if not errors:
-                part, place = _part(dataset, shares[rank], order)
-                pickled = _pickle_of(part, place)
-                rows = place.array
-        except BaseException as error:
-            errors.append(error)
-        comm.send_obj((pickled, rows.size), rank, _TAG)
-        try:
-            for begin in range(0, rows.size, limit):
-                comm.send(rows[begin : begin + limit], rank, _TAG)
-        except BaseException as error:
-            errors.append(error)
-            comm.send(np.empty(0, np.uint8), rank, _TAG)  # nothing follows
-
-    for rank in range(comm.size):
-        if rank != comm.rank:
-            send_part(rank)
-    if errors:
-        raise errors.pop(0)  # no frame in its traceback may refer to it
-    return _part(dataset, shares[comm.rank], order)[0]
-
-
-def _receive(comm: CommunicatorBase, root: int, limit: int) -> SubDataset:
-    """Return this rank's part; None if the root failed."""
-    pickled, nbytes = comm.recv_obj(root, _TAG)
-    blocks = _blocks(comm, root, -(-nbytes // limit))
+) -> None:
+    """Send the other ranks their parts, one after the other."""
+    waiting = [rank for rank in range(comm.size) if rank != comm.rank]
     try:
-        received = SharedBytes.filled(nbytes, blocks)
+        while waiting:
+            part, arrays, content = _divide(dataset, shares[waiting[0]], order)
+            pickled = pickle.dumps((part, arrays), protocol=5)
+            rank = waiting.pop(0)
+            comm.send_obj((pickled, content.size), rank, _TAG)
+            for begin in range(0, content.size, limit):
+                comm.send(content[begin : begin + limit], rank, _TAG)
+            del part, arrays, content  # before the next ones take memory
+    except BaseException:
+        for rank in waiting:
+            comm.send_obj(None, rank, _TAG)  # instead of a part
+        raise
+
+
+def _receive(comm: CommunicatorBase, root: int) -> Any:
+    """Return this rank's part; None if the root failed."""
+    message = comm.recv_obj(root, _TAG)
+    if message is None:
+        return None
+    pickled, nbytes = message
+    blocks = _received_blocks(comm, root, nbytes)
+    try:
+        part, arrays = pickle.loads(pickled)
+        _place(arrays, nbytes, blocks)
     finally:
         for _ in blocks:  # what is left is received, even if it can't be written
             pass
-    unpickler = _Unpickler(io.BytesIO(pickled))
-    unpickler.place = received
-    return unpickler.load()
+    return part
 
 
-def _blocks(comm: CommunicatorBase, root: int, count: int) -> Iterator[np.ndarray]:
-    """Yield ``count`` uint8 arrays, 1-D; an empty one is the last, as the root failed."""
-    for _ in range(count):
+def _received_blocks(
+    comm: CommunicatorBase, root: int, nbytes: int
+) -> Iterator[np.ndarray]:
+    while nbytes:
         block = comm.recv(root, _TAG)
+        nbytes -= len(block)
         yield block
-        if not len(block):
-            return
 
 
-def _part(
+def _place(arrays: list[SharedArray], nbytes: int, blocks: Any) -> None:
+    """Let the arrays of a part lie in a new file, whose bytes are in ``blocks``."""
+    if nbytes:
+        file = make_shared_file(nbytes, blocks)
+        for array in arrays:
+            array.file = file
+
+
+def _divide(
     dataset: Any, share: tuple[int, int], order: np.ndarray | None
-) -> tuple[SubDataset, SharedBytes]:
-    """Return a part of a data set, and the copies of arrays' rows in it."""
-    place = SharedBytes.load(None, 0)
-    taken: list[tuple[np.ndarray, np.ndarray, SharedArray]] = []
+) -> tuple[SubDataset, list[SharedArray], np.ndarray]:
+    """Return a part of a data set, the arrays in it, and the bytes of the file that they need."""
+    rows: list[tuple[np.ndarray, np.ndarray]] = []
+    arrays: list[SharedArray] = []
+    nbytes = 0
 
-    def take(source: np.ndarray, chosen: np.ndarray) -> SharedArray:
-        begin = 0
-        for *key, rows in taken:  # as input and target, say
-            if key[0] is source and key[1] is chosen:
-                return rows
-            begin = rows.end
-        shape = (len(chosen), *source.shape[1:])
-        taken.append((source, chosen, SharedArray(place, begin, shape, source.dtype)))
-        return taken[-1][-1]
+    def take(source: np.ndarray, indices: np.ndarray) -> SharedArray:
+        nonlocal nbytes
+        for array, (known, chosen) in zip(arrays, rows, strict=True):
+            if known is source and chosen is indices:  # input and target, say
+                return array
+        array = SharedArray(nbytes, (len(indices), *source.shape[1:]), source.dtype)
+        nbytes = array.end
+        rows.append((source, indices))
+        arrays.append(array)
+        return array
 
     part = subset(dataset, *share, order, take)
-    if taken:
-        place.array = np.empty(taken[-1][-1].end, np.uint8)
-    for source, chosen, rows in taken:
-        # With this mode, it writes there at once.
-        np.take(source, chosen, 0, rows.array, "clip")
-    return part, place
-
-
-def _pickle_of(part: Any, place: SharedBytes) -> bytes:
-    """Return a pickle that doesn't hold the arrays' bytes."""
-    buffer = io.BytesIO()
-    pickler = _Pickler(buffer, protocol=5)
-    pickler.place = place
-    pickler.dump(part)
-    return buffer.getvalue()
-
-
-class _Pickler(pickle.Pickler):
-    place: SharedBytes
-
-    def persistent_id(self, obj: Any) -> int | None:
-        return 0 if obj is self.place else None
-
-
-class _Unpickler(pickle.Unpickler):
-    place: SharedBytes
-
-    def persistent_load(self, pid: int) -> SharedBytes:
-        return self.place
+    content = np.empty(nbytes, np.uint8)
+    for array, (source, indices) in zip(arrays, rows, strict=True):
+        # In the mode "raise", the rows would go through a buffer.
+        np.take(source, indices, 0, array.within(content), "clip")
+    return part, arrays, content
