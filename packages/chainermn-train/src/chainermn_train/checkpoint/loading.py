@@ -10,7 +10,7 @@ import numpy as np
 
 from chainermn_comm import CommunicatorBase
 
-from ..iterators import place, places_of, shared_order
+from ..iterators import distributed_sampler, epoch_positions, move_iterator
 from ..optimizer_state import Restorer
 from ..optimizers import MultiNodeOptimizer, accumulation_of_rank, is_same_on_all
 from ..trainer_introspection import iterators_of, updater_of
@@ -18,7 +18,7 @@ from .checked_file import RESERVED_PREFIX, State
 from .state_dict import StateError, load_state_dict, state_dict
 
 RANDOM = RESERVED_PREFIX + "random"
-# Text of what `places_of` returns.
+# Text of what `epoch_positions` returns.
 _POSITIONS = RESERVED_PREFIX + "positions"
 # Of a multi-node optimizer: the gradients of updates since its last step.
 _ADDED_UP = "chainermn/group/"
@@ -34,7 +34,7 @@ class Loaded(NamedTuple):
 def saved_state(target: Any) -> State:
     """Return the state of ``target`` and where its iterators are; see :func:`state_dict`."""
     state = state_dict(target)
-    state[_POSITIONS] = np.array(json.dumps(places_of(target)))
+    state[_POSITIONS] = np.array(json.dumps(epoch_positions(target)))
     return state
 
 
@@ -56,11 +56,12 @@ def load(
             path = "updater/" + path
         if has_same_size:
             # Its order of a shared permutation isn't this rank's.
-            is_adapted = own != comm.rank and shared_order(iterator) is not None
+            is_dealt = distributed_sampler(iterator) is not None
+            is_adapted = own != comm.rank and is_dealt
         else:
             is_adapted = path + "current_position" in state
         if is_adapted:
-            anew += place(iterator, name, path, states, state, positions)
+            anew += move_iterator(iterator, name, path, states, state, positions)
     if not has_same_size:
         if state.pop(RANDOM, None) is not None:
             anew.insert(0, "random numbers")

@@ -15,17 +15,17 @@ def pack(value: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the header of a value and the data of all arrays in it, both uint8 and 1-D."""
     found: list[pickle.PickleBuffer] = []
     text = pickle.dumps(value, protocol=5, buffer_callback=found.append)
-    buffers = [np.frombuffer(buffer.raw(), np.uint8) for buffer in found]
-    ends = (
-        np.cumsum([0, *(-(-buffer.size // _ALIGNMENT) for buffer in buffers)])
-        * _ALIGNMENT
-    )
-    data = np.empty(ends[-1], np.uint8)
-    spans = []
-    for begin, buffer in zip(ends.tolist(), buffers, strict=False):
-        spans.append((begin, begin + buffer.size))
-        data[slice(*spans[-1])] = buffer
-    return np.frombuffer(pickle.dumps((text, spans), protocol=5), np.uint8), data
+    arrays = [np.frombuffer(buffer.raw(), np.uint8) for buffer in found]
+    spans: list[tuple[int, int]] = []
+    end = 0
+    for array in arrays:
+        begin = -(-end // _ALIGNMENT) * _ALIGNMENT
+        end = begin + array.size
+        spans.append((begin, end))
+    data = np.empty(end, np.uint8)
+    for (begin, end), array in zip(spans, arrays, strict=True):
+        data[begin:end] = array
+    return np.frombuffer(pickle.dumps((text, spans)), np.uint8), data
 
 
 def unpack(header: np.ndarray, data: np.ndarray) -> Any:

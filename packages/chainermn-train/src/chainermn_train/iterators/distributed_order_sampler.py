@@ -15,7 +15,7 @@ from .order_sampler import shuffled
 _OPERATION = "DistributedOrderSampler"
 
 
-class Place(NamedTuple):
+class EpochPosition(NamedTuple):
     """How far all ranks together have come in an epoch: it says nothing of their number."""
 
     epoch: int
@@ -23,29 +23,24 @@ class Place(NamedTuple):
     examples: int  # of the data set
 
 
-_PLACE_NUMBERS = len(Place._fields)
+_NUMBERS = len(EpochPosition._fields)
 
 
-class PlacedOrder(np.ndarray):
-    """As a sequence, the indices of an epoch's examples; as an array, these and a place.
+class DealtOrder(np.ndarray):
+    """As a sequence, the indices of an epoch's examples; as an array, these and a position.
 
-    It is int64, of shape (n + 3,) for n examples. Iterators use it as a sequence, and
-    save and load it as an array. So the place of an order, which orders of another
-    epoch may equal, is wherever the order is.
+    The array is int64, of shape (n + 3,) for n examples. Iterators use an order as a
+    sequence, and save and load it as an array. Orders of two epochs may be equal, so
+    the position goes wherever the order goes.
     """
 
-    @classmethod
-    def of(cls, indices: np.ndarray, place: Place) -> PlacedOrder:
-        """Return the order of these ``indices``, int64 of shape (n,), from ``place`` on."""
-        return np.concatenate([indices, np.array(place)]).view(cls)
-
     @property
-    def place(self) -> Place:
+    def position(self) -> EpochPosition:
         """Where this order begins."""
-        return Place(*np.asarray(self)[len(self) :].tolist())
+        return EpochPosition(*np.asarray(self)[len(self) :].tolist())
 
     def __len__(self) -> int:
-        return self.size - _PLACE_NUMBERS
+        return self.size - _NUMBERS
 
     def __getitem__(self, index: Any) -> Any:
         return np.asarray(self)[: len(self)][index]
@@ -110,13 +105,13 @@ class DistributedOrderSampler(OrderSampler):
         ValueError if it is of another data set, seed or number of ranks, or if
         ``drop_last`` leaves no example. ``current_position`` has no influence.
         """
-        if isinstance(current_order, PlacedOrder):
-            place = current_order.place
-            expected: np.ndarray = self.order_at(place)[0]
-            following = Place(place.epoch + 1, 0, place.examples)
-        else:
-            expected = np.arange(len(current_order))
-            following = Place(0, 0, len(current_order))
+        count = len(current_order)
+        following = EpochPosition(0, 0, count)
+        expected = np.arange(count)
+        if isinstance(current_order, DealtOrder):
+            begin = current_order.position
+            following = EpochPosition(begin.epoch + 1, 0, begin.examples)
+            expected = self.order_at(begin)[0]
         if not np.array_equal(current_order, expected):
             raise ValueError(
                 f"rank {self._rank}: the order of this iterator isn't one that "
@@ -127,41 +122,45 @@ class DistributedOrderSampler(OrderSampler):
             )
         return self.order_at(following)[0]
 
-    def order_at(self, place: Place) -> tuple[PlacedOrder, int]:
-        """Return this rank's order from a ``place`` on, and where its next example stands.
+    def order_at(self, begin: EpochPosition) -> tuple[DealtOrder, int]:
+        """Return this rank's order from a position on, and where its next example stands.
 
         Not collective.
 
         Raises:
             ValueError: ``drop_last`` leaves no example.
         """
-        length = self._share(place.examples)
+        length = self._share(begin.examples, self._size)
         if self.drop_last and not length:
             raise ValueError(
                 f"rank {self._rank}: DistributedOrderSampler(drop_last=True) leaves nothing of "
-                f"{place.examples} examples for {self._size} ranks: give at least one example a "
+                f"{begin.examples} examples for {self._size} ranks: give at least one example a "
                 "rank, or drop_last=False, which gives some examples to several ranks"
             )
-        left = self._share(place.examples - place.seen)
-        permutation = shuffled([self.seed, place.epoch], place.examples)
-        # What lies before the position has been seen: an iterator's orders are equally
-        # long.
-        first = place.seen + self._rank - (length - left) * self._size
+        left = self._share(begin.examples - begin.seen, self._size)
+        permutation = shuffled([self.seed, begin.epoch], begin.examples)
+        # What lies before the next example has been seen: an iterator's orders are
+        # equally long.
+        first = begin.seen + self._rank - (length - left) * self._size
         indices = first + self._size * np.arange(length)
-        order = permutation[indices % max(1, place.examples)]
-        return PlacedOrder.of(order, place), length - left
+        chosen = permutation[indices % max(1, begin.examples)]
+        order = np.concatenate([chosen, np.array(begin)]).view(DealtOrder)
+        return order, length - left
 
-    def advanced(self, start: Place, position: int, size: int) -> Place:
-        """Return the place of ``size`` ranks at this ``position`` in an order from ``start`` on.
+    def advanced(self, begin: EpochPosition, index: int, size: int) -> EpochPosition:
+        """Return how far ``size`` ranks are at this ``index`` of orders from ``begin`` on.
 
         Not collective; raises nothing.
         """
-        rest = start.examples - start.seen
-        before = self._share(start.examples, size) - self._share(rest, size)
-        place = start._replace(seen=start.seen + (position - before) * size)
-        is_over = place.seen > 0 and not self._share(place.examples - place.seen)
-        return Place(place.epoch + 1, 0, place.examples) if is_over else place
+        length = self._share(begin.examples, size)
+        left = self._share(begin.examples - begin.seen, size)
+        seen = begin.seen + (index - (length - left)) * size
+        if seen > 0 and not self._share(begin.examples - seen, self._size):
+            return EpochPosition(begin.epoch + 1, 0, begin.examples)
+        return begin._replace(seen=seen)
 
-    def _share(self, count: int, size: int | None = None) -> int:
-        size = size or self._size
-        return count // size if self.drop_last else -(-count // size)
+    def _share(self, count: int, size: int) -> int:
+        """Return how many of ``count`` examples each of ``size`` ranks gets."""
+        if self.drop_last:
+            return count // size
+        return -(-count // size)

@@ -33,8 +33,7 @@ class IteratorProxy(AttributeProxy, UnpicklableMixin, Iterator):
 
     def finalize(self) -> None:
         """Release what this rank's actual iterator holds (not collective)."""
-        if self.actual is not None:
-            self.actual.finalize()
+        self.actual.finalize()
 
     def __del__(self) -> None:
         """Do nothing: the actual iterator is finalized when nobody holds it any more."""

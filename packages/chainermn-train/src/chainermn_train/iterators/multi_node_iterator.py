@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import chainer
-import numpy as np
 from chainer.dataset import Iterator
 from chainer.serializers import DictionarySerializer
 
@@ -20,7 +19,7 @@ from ..collective_errors import (
 )
 from .batch_message import pack, unpack
 from .iterator_proxy import IteratorProxy, refuse_proxy
-from .worker_processes import await_workers, warn_of_fork
+from .worker_processes import await_workers
 
 _OPERATION = "multi-node iterator"
 # The attributes of the master's iterator that travel with every batch, if it has them.
@@ -33,8 +32,6 @@ _SHARED = (
     "previous_epoch_detail",
     "repeat",
 )
-# The number of examples in its data set, which is not an attribute.
-_LENGTH = "len(dataset)"
 
 
 def create_multi_node_iterator(
@@ -50,9 +47,9 @@ def create_multi_node_iterator(
     Args:
         actual_iterator: at ``rank_master`` any Chainer iterator; examples may be of any
             picklable type: arrays of any shape and dtype, numbers, strings, and tuples,
-            lists and dicts of them. Other ranks take no batches from theirs, which may
-            be None. A ``MultiprocessIterator`` that shuffles needs a
-            :class:`ResumableOrderSampler` to resume with the same batches.
+            lists and dicts of them. It is ignored elsewhere. A ``MultiprocessIterator``
+            that shuffles needs a :class:`ResumableOrderSampler` to resume with the same
+            batches.
         communicator: the ranks that share the batches.
         rank_master: the rank whose batches are shared.
 
@@ -67,10 +64,6 @@ def create_multi_node_iterator(
         RankMismatchError: on all ranks, if they name different masters.
         TypeError: ``communicator`` is not a communicator; raised at once on this rank
             only.
-
-    Warns:
-        RuntimeWarning: once, at the master, if ``actual_iterator`` is a ``MultiprocessIterator``
-            that would fork this process; see :func:`use_forkserver`.
     """
     communicator = require_communicator(communicator, "create_multi_node_iterator")
     with raise_together(communicator.handshake, "create_multi_node_iterator") as call:
@@ -82,8 +75,6 @@ def create_multi_node_iterator(
                 f"chainer.iterators.SerialIterator, not {type(actual_iterator).__name__}"
             )
         call.signature = (("rank_master", master),)
-    if communicator.rank == master:
-        warn_of_fork(actual_iterator)
     return MultiNodeIterator(actual_iterator, communicator, master)
 
 
@@ -98,9 +89,8 @@ class MultiNodeIterator(IteratorProxy):
 
     ``epoch``, ``is_new_epoch``, ``epoch_detail``, ``previous_epoch_detail``,
     ``current_position``, ``repeat`` and ``batch_size`` are the master's on every rank.
-    Every other attribute is that of the rank's own actual iterator, to read and to set.
-    A rank whose iterator's ``dataset`` isn't as long as the master's has a stand-in of
-    that length.
+    ``dataset`` of other ranks is a stand-in that has nothing but the length. Every
+    other attribute is that of the master's iterator, there alone, to read and to set.
 
     A copy, shallow or deep, has the same communicator. It can't be pickled (TypeError).
 
@@ -108,40 +98,21 @@ class MultiNodeIterator(IteratorProxy):
     ``actual_iterator`` first.
 
     Attributes:
-        actual: the iterator that this rank gave; batches come from the master's.
+        actual: at the master, the iterator that was given.
         communicator: the ranks that share the batches.
         rank_master: the rank whose batches are shared.
     """
 
     _OWN = IteratorProxy._OWN | {"rank_master"}
 
-    # On ranks other than the master, the master's shared attributes are those of this
-    # object itself; so is what is set on a rank that has no iterator.
-
     def __init__(
         self, actual_iterator: Any, communicator: CommunicatorBase, rank_master: int
     ) -> None:
+        if communicator.rank != rank_master:
+            actual_iterator = RemoteIterator()
         super().__init__(actual_iterator, communicator)
         self.rank_master = rank_master
         self._broadcast_from_master("create_multi_node_iterator", lambda: None)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "dataset" and _LENGTH in self.__dict__:
-            own, length = getattr(self.actual, "dataset", None), self.__dict__[_LENGTH]
-            same = own is not None and len(own) == length
-            return own if same else RemoteDataset(length, self.rank_master)
-        if name not in self._OWN and self.actual is None:
-            raise AttributeError(
-                f"rank {self.communicator.rank} of a multi-node iterator has no {name!r}: it was "
-                f"given no iterator, and rank {self.rank_master} shares {', '.join(_SHARED)}"
-            )
-        return super().__getattr__(name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in self._OWN and (name in self.__dict__ or self.actual is None):
-            self.__dict__[name] = value
-        else:
-            super().__setattr__(name, value)
 
     def __next__(self) -> Any:
         """Return the master's next batch (collective).
@@ -178,12 +149,14 @@ class MultiNodeIterator(IteratorProxy):
 
         def make() -> Any:
             record = DictionarySerializer()
-            self.actual.serialize(serializer if loading else record)
+            if loading:
+                self.actual.serialize(serializer)
+            else:
+                self.actual.serialize(record)
             return record.target
 
-        saved = self._broadcast_from_master(
-            f"serialize, {'load' if loading else 'sav'}ing", make
-        )
+        action = "loading" if loading else "saving"
+        saved = self._broadcast_from_master(f"serialize, {action}", make)
         with raise_together(self.communicator.handshake, _OPERATION):
             for key, value in saved.items():
                 # None comes as an array of objects, which not all serializers take.
@@ -196,31 +169,38 @@ class MultiNodeIterator(IteratorProxy):
         with raise_together(communicator.handshake, _OPERATION) as call:
             call.signature = (("method", method),)
             if communicator.rank != master:
-                message = communicator.bcast(None, root=master)
-                attributes, value = unpack(*message)
-                self.__dict__.update(attributes)
+                attributes, value = unpack(*communicator.bcast(None, root=master))
+                vars(self.actual).update(attributes)
                 return value
             if communicator.size == 1:
                 return make()
-            message = None
             try:
                 value = make()
-                message = _pack(self.actual, value)
-            finally:  # the other ranks wait for a message, also after an error
-                message = message or _pack(self.actual, None)
+                message = pack((_shared_attributes(self.actual, master), value))
+            except BaseException:  # the other ranks wait for a message
+                message = pack((_shared_attributes(self.actual, master), None))
                 communicator.bcast(message, root=master)
+                raise
+            communicator.bcast(message, root=master)
             return value
 
 
-def _pack(iterator: Any, value: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the master's message: its iterator's attributes, and what goes to the other ranks."""
-    attributes = {}
+def _shared_attributes(iterator: Any, master: int) -> dict[str, Any]:
+    """Return the attributes of the master's iterator that other ranks get."""
+    attributes: dict[str, Any] = {}
     for name in _SHARED:
         with contextlib.suppress(Exception):  # for instance of an empty data set
             attributes[name] = getattr(iterator, name)
     with contextlib.suppress(Exception):
-        attributes[_LENGTH] = len(iterator.dataset)
-    return pack((attributes, value))
+        attributes["dataset"] = RemoteDataset(len(iterator.dataset), master)
+    return attributes
+
+
+class RemoteIterator:
+    """The master's iterator on another rank: the attributes that come with each batch."""
+
+    def finalize(self) -> None:
+        """Do nothing: there is nothing to release."""
 
 
 class RemoteDataset:

@@ -21,7 +21,7 @@ from ..collective_errors import (
 )
 from .iterator_proxy import IteratorProxy, refuse_proxy
 from .order_sampler import SEED_NUMBERS, ResumableOrderSampler
-from .worker_processes import await_workers, warn_of_fork
+from .worker_processes import await_workers
 
 _OPERATION = "synchronized iterator"
 
@@ -55,9 +55,7 @@ def create_synchronized_iterator(
             only.
 
     Warns:
-        RuntimeWarning: on rank 0, if an order sampler of the user's own is replaced; and once, if
-            ``actual_iterator`` is a ``MultiprocessIterator`` that would fork this process; see
-            :func:`use_forkserver`.
+        RuntimeWarning: on rank 0, if an order sampler of the user's own is replaced.
     """
     communicator = require_communicator(communicator, "create_synchronized_iterator")
     with raise_together(communicator.handshake, "create_synchronized_iterator") as call:
@@ -67,16 +65,14 @@ def create_synchronized_iterator(
         ShuffleOrderSampler,
         ResumableOrderSampler,
     )
-    if communicator.rank == 0:
-        warn_of_fork(actual_iterator)
-        if not is_known:
-            warnings.warn(
-                f"the synchronized iterator shuffles, and doesn't use {type(sampler).__name__}, "
-                "its order sampler, which may differ between ranks; if it is the same function on "
-                "all ranks, use the iterator as it is",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+    if communicator.rank == 0 and not is_known:
+        warnings.warn(
+            f"the synchronized iterator shuffles, and doesn't use {type(sampler).__name__}, "
+            "its order sampler, which may differ between ranks; if it is the same function on "
+            "all ranks, use the iterator as it is",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
     def draw_seed() -> Any:  # on all ranks, so that their generators stay in step
         draw = sampler if is_known else ShuffleOrderSampler()
@@ -132,13 +128,15 @@ class SynchronizedIterator(IteratorProxy):
             self.actual.serialize(serializer)
             record = DictionarySerializer()
             self.actual.serialize(record)
-            state = {
-                key: hashlib.sha256(value.tobytes()).hexdigest()[:16]
-                if value.ndim
-                else str(value)
-                for key, value in record.target.items()
-            }
+            state = {key: _in_short(value) for key, value in record.target.items()}
             call.signature = state.items()
+
+
+def _in_short(value: np.ndarray) -> str:
+    """Return a number in words, and of more elements a checksum."""
+    if value.ndim == 0:
+        return str(value)
+    return hashlib.sha256(value.tobytes()).hexdigest()[:16]
 
 
 def _terms(iterator: Any) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
-import time
 import warnings
 from multiprocessing import forkserver
 from typing import Any
@@ -16,11 +15,6 @@ from chainer.iterators import MultiprocessIterator
 _STARTS_MPI = "MPI4PY_RC_INITIALIZE"
 # How long a lost wake-up delays a batch; Chainer's iterator polls as often.
 _POLL_SECONDS = 0.1
-_FORKS = (
-    "is about to fork a process that has started MPI, which may crash it, on InfiniBand above "
-    "all; call chainermn.iterators.use_forkserver() at the beginning of the script's main part"
-)
-
 _warned = False
 
 
@@ -36,7 +30,8 @@ def use_forkserver() -> None:
 
     Workers then import the script anew (hence the ``if``), and get the data set as a
     pickle. A worker that imports ``mpi4py.MPI`` on the way does not start MPI, which
-    would end the job. Each draws random numbers of its own, from NumPy's generator too.
+    would end the job. Each worker draws random numbers of its own, from NumPy's
+    generator, too.
 
     It may be called again. Not collective.
 
@@ -68,38 +63,28 @@ def use_forkserver() -> None:
             os.environ[_STARTS_MPI] = before
 
 
-def warn_of_fork(iterator: Any) -> None:
-    """Warn, once in this process, if the iterator's workers would be forked from one with MPI."""
-    global _warned
-    if _warned or not isinstance(iterator, MultiprocessIterator) or not _has_mpi():
-        return
-    method = multiprocessing.get_start_method(allow_none=True)
-    if (method or multiprocessing.get_all_start_methods()[0]) == "fork":
-        _warned = True
-        warnings.warn(f"MultiprocessIterator {_FORKS}", RuntimeWarning, stacklevel=3)
-
-
 def _before_fork() -> None:
     """Warn, once and on rank 0, if multiprocessing forks a process that has started MPI."""
-    # An iterator that no function of ours has seen starts its workers so. What else
-    # forks, such as subprocess, goes on to another program at once.
+    # What else forks, such as subprocess, goes on to another program at once.
     global _warned
-    if (
-        _warned
-        or sys._getframe(1).f_globals.get("__name__") != "multiprocessing.popen_fork"
-    ):
+    caller = sys._getframe(1).f_globals.get("__name__")
+    if _warned or caller != "multiprocessing.popen_fork":
         return
-    if _has_mpi() and sys.modules["mpi4py.MPI"].COMM_WORLD.rank == 0:
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return
+    if mpi.COMM_WORLD.rank == 0:
         _warned = True
-        warnings.warn(f"multiprocessing {_FORKS}", RuntimeWarning, stacklevel=2)
+        warnings.warn(
+            "multiprocessing is about to fork a process that has started MPI, which may crash "
+            "it, on InfiniBand above all; call chainermn.iterators.use_forkserver() at the "
+            "beginning of the script's main part",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 os.register_at_fork(before=_before_fork)
-
-
-def _has_mpi() -> bool:
-    mpi = sys.modules.get("mpi4py.MPI")
-    return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
 
 
 def await_workers(iterator: Any) -> None:
@@ -108,11 +93,11 @@ def await_workers(iterator: Any) -> None:
     # RuntimeError here), and Chainer's iterator would wait for it without end.
     if not isinstance(iterator, MultiprocessIterator):
         return
-    queue, loop = iterator._comm, iterator._prefetch_loop
+    queue = iterator._comm
+    loop = iterator._prefetch_loop
     # Finalized, or it makes its first batch here.
     if queue is None or loop.thread is None:
         return
-    began = time.monotonic()
     with queue._lock:
         while not queue._batch_queue:
             if not loop.thread.is_alive():
@@ -121,11 +106,3 @@ def await_workers(iterator: Any) -> None:
                     "process (its traceback was printed), and the iterator can't go on"
                 )
             queue._not_empty_cond.wait(_POLL_SECONDS)
-            limit = iterator.dataset_timeout
-            if limit is not None and time.monotonic() - began > limit:
-                began = time.monotonic()
-                warnings.warn(
-                    f"MultiprocessIterator has been waiting for a batch for {limit} s",
-                    MultiprocessIterator.TimeoutWarning,
-                    stacklevel=3,
-                )

@@ -1,0 +1,94 @@
+"""How far iterators have come in an epoch, and how far that is on another number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..trainer_introspection import iterators_of
+from .distributed_order_sampler import DistributedOrderSampler, EpochPosition
+from .multi_node_iterator import MultiNodeIterator
+from .order_sampler import ResumableOrderSampler
+from .synchronized_iterator import SynchronizedIterator
+
+
+def distributed_sampler(iterator: Any) -> DistributedOrderSampler | None:
+    """Return the iterator's sampler, if it deals one permutation over all ranks."""
+    sampler = getattr(iterator, "order_sampler", None)
+    return sampler if isinstance(sampler, DistributedOrderSampler) else None
+
+
+def epoch_positions(target: Any) -> dict[str, tuple[int, EpochPosition | None]]:
+    """Return of a trainer's iterators the number of examples, and where a dealt order begins."""
+    found = {}
+    for name, iterator in iterators_of(target).items():
+        dataset: Any = getattr(iterator, "dataset", None)
+        if hasattr(dataset, "__len__"):
+            begin = None
+            if distributed_sampler(iterator) is not None:
+                # It has no public name; 7.8.1 is Chainer's last release.
+                begin = iterator._state.order.position
+            found[name] = len(dataset), begin
+    return found
+
+
+def move_iterator(
+    iterator: Any,
+    name: str,
+    path: str,
+    states: Sequence[Mapping[str, Any]],
+    state: dict[str, Any],
+    positions: Mapping[str, Any],
+) -> list[str]:
+    """Set an iterator's entries of ``state`` to how far all ranks were; return what begins anew.
+
+    The entries begin with ``path``. ``states`` are those that ranks have saved, and
+    ``positions`` their :func:`epoch_positions`.
+    """
+    order_key = path + ("order" if path + "order" in state else "_order")
+    count, begin = positions.get(name, (len(iterator.dataset), None))
+    orders = [np.asarray(each.get(order_key)) for each in states]
+    if count == len(iterator.dataset) and _is_one_order(iterator, orders):
+        return []
+    first = states[0]
+    epoch = int(np.asarray(first[path + "epoch"]))
+    positions_in_order = [
+        int(np.asarray(each[path + "current_position"])) for each in states
+    ]
+    anew = []
+    dealer = distributed_sampler(iterator)
+    if dealer is not None and begin is not None:
+        start = EpochPosition(*begin)
+        # Ranks may be at several positions, as some had more batches.
+        here = dealer.advanced(start, max(positions_in_order), len(states))
+        order, position = dealer.order_at(here)
+        state[order_key] = order
+        epoch += here.epoch - start.epoch
+    else:
+        # As much of the epoch as rank 0 had seen of its own.
+        before = count
+        if orders[0].ndim:
+            before = len(orders[0])
+        length = len(iterator.dataset)
+        sampler = getattr(iterator, "order_sampler", None)
+        if sampler is not None:
+            state[order_key] = sampler(np.arange(length), 0)
+            length = len(state[order_key])
+            anew.append(f"the order of examples of iterator {name!r}")
+        position = round(positions_in_order[0] * length / max(1, before))
+    state[path + "epoch"] = np.array(epoch)
+    state[path + "current_position"] = np.array(position)
+    return anew
+
+
+def _is_one_order(iterator: Any, orders: list[np.ndarray]) -> bool:
+    """Return whether all ranks go through the same examples in the same order."""
+    if isinstance(iterator, MultiNodeIterator | SynchronizedIterator):
+        return True
+    # A single rank has one order, too, but several that begin with it may mean to have
+    # their own.
+    if type(getattr(iterator, "order_sampler", None)) is not ResumableOrderSampler:
+        return False
+    return len(orders) > 1 and len({order.tobytes() for order in orders}) == 1
