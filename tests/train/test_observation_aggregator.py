@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import chainer
 import numpy as np
 import pytest
-from chainer import training
 
 from chainermn_comm import PeerError
 from chainermn_train.extensions import ObservationAggregator
@@ -108,15 +107,11 @@ def test_arrays_are_combined_and_kept_as_they_were_observed(comm, tmp_path):
 @pytest.mark.parametrize(
     ("value", "mean"),
     [
-        (2.0, 3.0),
         (2, 3.0),
-        (np.float32(2), np.float32(3)),
         (np.float16(2), np.float16(3)),
         (np.int64(2), np.float64(3)),
-        (np.array(2, np.float32), np.float32(3)),
         (np.array([2, 4], np.float32), np.array([3, 6], np.float32)),
         (np.array([2, 4], np.int32), np.array([3.0, 6.0])),
-        (np.complex64(2j), np.complex64(3j)),
     ],
     ids=repr,
 )
@@ -128,56 +123,23 @@ def test_the_mean_has_the_type_of_what_is_observed(comm, value, mean):
     assert type(found) is type(mean)
     assert np.asarray(found).dtype == np.asarray(mean).dtype
     np.testing.assert_array_equal(found, mean)
-
-
-def test_the_mean_of_variables_is_a_variable(comm):
-    x = chainer.Parameter(np.full((), comm.rank, np.float32))
-    aggregator = ObservationAggregator(comm, "x")
-    found = observed(aggregator, x=chainer.functions.identity(x))["x"]
-    assert type(found) is chainer.Variable
-    assert (found.dtype, found.creator, found.requires_grad) == (
-        np.float32,
-        None,
-        False,
-    )
-    assert found.array == np.float32((comm.size - 1) / 2)
+    variable = chainer.Variable(np.asarray(value, np.float32))
+    found = observed(aggregator, 4, x=variable)["x"]
+    assert (type(found), found.dtype) == (chainer.Variable, np.float32)
 
 
 def test_an_aggregator_gets_values_as_they_were_observed(comm):
     """Those of variables are arrays; values need not be numbers."""
     calls = []
     aggregator = ObservationAggregator(comm, "x", "y", aggregator=calls.append)
-    values = np.float32(1), {"a": [1]}, chainer.Variable(np.ones(2, np.float32))
-    for iteration, value in enumerate(values, start=1):
-        observed(aggregator, iteration, x=value)
+    observed(aggregator, x={"a": [1]})
+    observed(aggregator, 2, x=chainer.Variable(np.ones(2, np.float32)))
     if comm.rank:
         assert not calls
         return
-    assert [len(ranks) for ranks in calls] == [comm.size] * 3
-    (numbers, dicts, arrays) = ([value for (value,) in ranks] for ranks in calls)
-    assert {type(each) for each in numbers} == {np.float32}
-    assert dicts == [{"a": [1]}] * comm.size
-    assert {(type(each), each.dtype) for each in arrays} == {
-        (np.ndarray, np.dtype("f4"))
-    }
-
-
-def test_a_resumed_training_reports_what_an_uninterrupted_one_does(
-    comm, train, tmp_path
-):
-    def build(stop):
-        aggregator = ObservationAggregator(
-            comm, "main/loss", comm_trigger=(4, "iteration")
-        )
-        return train((stop, "iteration"), aggregator)
-
-    expected = [entry.get("main/loss") for entry in logged(build(8))]
-    assert [value is not None for value in expected] == 2 * [False, False, False, True]
-    first, second = build(6), build(8)
-    first.run()
-    chainer.serializers.save_npz(tmp_path / "snapshot.npz", first)
-    chainer.serializers.load_npz(tmp_path / "snapshot.npz", second)
-    assert [entry.get("main/loss") for entry in logged(second)] == expected[6:]
+    dicts, arrays = calls
+    assert dicts == [[{"a": [1]}]] * comm.size
+    assert all(type(value) is np.ndarray for (value,) in arrays)
 
 
 def test_what_is_no_number_on_one_rank_is_told_on_all(comm):
@@ -193,4 +155,3 @@ def test_what_is_no_number_on_one_rank_is_told_on_all(comm):
 def test_an_aggregator_is_a_function(naive):
     with pytest.raises(TypeError, match="aggregator must be a function, not str"):
         ObservationAggregator(naive, "x", aggregator="max")  # type: ignore[arg-type]
-    assert ObservationAggregator(naive, "x").priority == training.PRIORITY_EDITOR

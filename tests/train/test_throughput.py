@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import re
-
 import chainer
 import numpy as np
 import pytest
@@ -41,8 +38,8 @@ class Model(ScaledMean):
         return super().__call__(x)
 
 
-def report_of(entry, name="throughput"):
-    return {key: entry[f"{name}/{key}"] for key in KEYS if f"{name}/{key}" in entry}
+def report_of(entry):
+    return {key: entry[f"throughput/{key}"] for key in KEYS}
 
 
 @pytest.fixture
@@ -67,49 +64,17 @@ def test_all_ranks_observe_the_same_and_one_names_the_slowest(
     )
     waiting = (size - 1) / size * 2 / 3.5
     expected = [2 * size / 3.5, 3.5, 1 - waiting - 0.5 / 3.5, waiting, 0.5 / 3.5, slow]
-    reports = [
-        report_of(entry, "throughput") for entry in logged(trainer, (1, "epoch"))
-    ]
+    reports = [report_of(entry) for entry in logged(trainer, (1, "epoch"))]
     for report in reports:
-        assert list(report) == KEYS
         assert list(report.values()) == pytest.approx(expected)
     assert comm.allgather_obj(reports) == [reports] * size
     lines = capsys.readouterr().out.splitlines()
-    pattern = (
-        rf"epoch ., iteration .: {2 * size / 3.5:.1f} examples/s on {size} ranks; a step takes "
-        rf"3,500.0 ms: \d+ % computing, {100 * waiting:.0f} % waiting, 14 % on the wire; "
-        rf"slowest: rank {slow}, which computes {3 * size / (size + 2):.2f} times the mean"
-    )
-    assert [line[:22] for line in lines] == (
-        ["epoch 1, iteration 3: ", "epoch 2, iteration 6: "] if comm.rank == 0 else []
-    )
-    assert all(re.fullmatch(pattern, line) for line in lines)
-
-
-def test_examples_are_counted_exactly_on_ranks_with_uneven_data(simulated):
-    """Only rank 0 has examples."""
-    comm, time = simulated
-
-    class Updater(chainer.training.StandardUpdater):
-        epoch_detail = property(lambda self: self.iteration / 3)
-
-        def update_core(self):
-            time.sleep(1)
-            self.get_optimizer("main").target.cleargrads()
-            self.get_optimizer("main").update()
-
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(
-        ScaledMean()
-    )
-    optimizer.assume_synchronized()
-    mine = chainer.iterators.SerialIterator(np.arange(0 if comm.rank else 6), 2)
-    trainer = chainer.training.Trainer(Updater(mine, optimizer), (6, "iteration"))
-    trainer.extend(ThroughputReport(comm))
-    rates = []
-    record = lambda t: rates.append(t.observation["throughput/examples_per_second"])  # noqa: E731
-    trainer.extend(record, name="rates", trigger=(3, "iteration"))
-    trainer.run()
-    assert rates == [6 / 4.5, 6 / 4.5]
+    assert len(lines) == (2 if comm.rank == 0 else 0)
+    for line in lines:
+        assert f"{2 * size / 3.5:.1f} examples/s on {size} ranks; a step takes" in line
+        assert f"3,500.0 ms: {100 * expected[2]:.0f} % computing" in line
+        assert f"{100 * waiting:.0f} % waiting, 14 % on the wire; slowest: rank" in line
+        assert f"rank {slow}, which computes {3 * size / (size + 2):.2f} times" in line
 
 
 @pytest.mark.parametrize("kind", [serial, threads])
@@ -154,7 +119,6 @@ def test_a_resumed_training_reports_on_what_was_done_since(
     assert [entry["iteration"] for entry in log] == [4, 6]
     for entry in log:  # the first of one step, the second of two
         report = report_of(entry)
-        assert list(report) == KEYS
         assert report["seconds_per_step"] == pytest.approx(1.5)
         assert report["examples_per_second"] == pytest.approx(2 * comm.size / 1.5)
 
@@ -162,57 +126,37 @@ def test_a_resumed_training_reports_on_what_was_done_since(
 def test_the_trainer_s_parts_are_forwarded_to_and_given_back(comm, trainer_for):
     trainer = trainer_for(comm, (4, "iteration"))
     updater = trainer.updater
-    optimizer = updater.get_optimizer("main")
-    attributes = set(vars(comm))
     trainer.extend(ThroughputReport(comm), trigger=(2, "iteration"))
-    seen = []
 
     def look(trainer):
         assert trainer.updater is not updater
         assert trainer.updater.get_iterator("main") is updater.get_iterator("main")
-        assert copy.deepcopy(optimizer).communicator is optimizer.communicator is comm
-        seen.append(trainer.updater.iteration)
-        trainer.updater.mark = 5
-        if len(seen) == 3:
+        trainer.updater.mark = trainer.updater.iteration
+        if updater.mark == 3:
             raise ZeroDivisionError
 
     trainer.extend(look, trigger=(1, "iteration"))
     with pytest.raises(ZeroDivisionError):
         trainer.run(show_loop_exception_msg=False)
-    assert seen == [1, 2, 3]
-    assert updater.mark == 5
     assert trainer.updater is updater
-    assert vars(comm).keys() == attributes
-
-
-def test_training_is_the_same_with_it(comm, trainer_for):
-    weights = []
-    for reports in ([], [ThroughputReport(comm)]):
-        model, examples = ScaledMean(), np.arange(6, dtype="f") + comm.rank
-        trainer_for(comm, (2, "epoch"), *reports, model=model, examples=examples).run()
-        weights.append(float(model.w.array))
-    assert weights[0] == weights[1] != 1
+    assert updater.mark == 3
 
 
 @pytest.mark.sizes(2, 3, 4)
-def test_a_second_report_of_one_trainer_is_refused(comm, trainer_for):
-    trainer = trainer_for(comm, (1, "epoch"), ThroughputReport(comm))
-    trainer.extend(ThroughputReport(comm), name="again")
-    with pytest.raises(ValueError, match="one ThroughputReport"):
-        trainer.run(show_loop_exception_msg=False)
-
-
 def test_a_trainer_that_can_not_be_timed_is_told(comm, trainer_for, tmp_path):
     """On all ranks, where it is wrong on one."""
     trainer = trainer_for(comm, (1, "epoch"), ThroughputReport(comm))
     if comm.rank == 1:
         trainer.updater.get_iterator("main").dataset = None
-    with pytest.raises(
-        TypeError if comm.rank == 1 else PeerError, match="has no data set"
-    ):
+    error = TypeError if comm.rank == 1 else PeerError
+    with pytest.raises(error, match="has no data set"):
         trainer.run()
     single = chainer.optimizers.SGD().setup(ScaledMean())
     trainer = trainer_over(np.ones(6, np.float32), 2, single, (1, "epoch"), tmp_path)
     trainer.extend(ThroughputReport(comm))
     with pytest.raises(TypeError, match="needs an updater with a multi-node optimizer"):
+        trainer.run()
+    reports = [ThroughputReport(comm) for _ in range(2)]
+    trainer = trainer_for(comm, (1, "epoch"), *reports)
+    with pytest.raises(ValueError, match="takes one ThroughputReport"):
         trainer.run()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
+import chainer
 import numpy as np
 from chainer import training
 from chainer.backends import cuda
@@ -16,6 +17,13 @@ from ..slots import Slot, persistent_slots
 from ..wrappers import UnpicklableMixin
 
 
+class _Form(NamedTuple):
+    """The type of a float, scalar or array."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+
+
 class AllreducePersistent(UnpicklableMixin, training.Extension):
     """Replaces each persistent float of a model by its mean over ranks.
 
@@ -26,7 +34,7 @@ class AllreducePersistent(UnpicklableMixin, training.Extension):
     evaluators.
 
     Floats of every width, as arrays on the host or a GPU or as scalars, are averaged in
-    float32 or wider; all of them travel together. Arrays are changed in place.
+    float32 or wider. Arrays are changed in place.
     Everything else (integers such as ``BatchNormalization.N``, complex numbers,
     strings) is left alone. A value that is still None on some ranks, as in a link that
     has had no examples there, counts nothing there, and gets the others' mean.
@@ -60,75 +68,74 @@ class AllreducePersistent(UnpicklableMixin, training.Extension):
             RankMismatchError: on all ranks, when a persistent float is missing on some
                 of them, or is no float, or has another shape or dtype there.
         """
+        slots: dict[str, Slot] = {}
 
-        def find() -> dict[str, Any]:
-            slots = persistent_slots(self.model)
-            return {slot.name: _kind_of(slot.get()) for slot in slots}
+        def forms() -> dict[str, Any]:
+            slots.update((slot.name, slot) for slot in persistent_slots(self.model))
+            return {name: _form_of(slot.get()) for name, slot in slots.items()}
 
-        kinds, counts = _merge_views(
-            allgather_checked(self.comm, "AllreducePersistent", find)
-        )
-        if not kinds:
-            return
-        found = {slot.name: slot for slot in persistent_slots(self.model)}
-        wide = np.result_type(np.float32, *(dtype for dtype, _ in kinds.values()))
-        flat = []
-        for name, (_, shape) in kinds.items():
-            value = to_host(found[name].get())
-            term = np.zeros(shape, wide) if value is None else np.asarray(value, wide)
-            flat.append(term.reshape(-1))
-        mean = self.comm.multi_node_mean(np.concatenate(flat))
-        parts = np.split(mean, np.cumsum([len(each) for each in flat])[:-1])
-        for (name, (dtype, shape)), part in zip(kinds.items(), parts, strict=True):
-            if counts[name] < self.comm.size:  # those that have none gave zeros
-                part = part * (self.comm.size / counts[name])
-            _replace(found[name], part.reshape(shape).astype(dtype))
+        views = allgather_checked(self.comm, "AllreducePersistent", forms)
+        floats = _floats_of(views)
+        for name, form in floats.items():
+            value = to_host(slots[name].get())
+            if value is None:
+                value = np.zeros(form.shape)
+            wide = np.result_type(np.float32, form.dtype)
+            mean = self.comm.multi_node_mean(np.asarray(value, wide))
+            holders = sum(view[name] is not None for view in views)
+            if holders < self.comm.size:  # the others gave zeros
+                mean = mean * (self.comm.size / holders)
+            _set_mean(slots[name], mean.astype(form.dtype))
 
 
-def _kind_of(value: Any) -> tuple[np.dtype, tuple[int, ...]] | str | None:
-    """Return dtype and shape of a float, None for None, the type's name of anything else."""
+def _form_of(value: Any) -> _Form | str | None:
+    """Return the form of a float, None for None, and the type's name of anything else."""
     if value is None:
         return None
-    if not isinstance(value, (float, np.ndarray, np.generic, cuda.ndarray)):
+    if isinstance(value, float):
+        value = np.float64(value)
+    kinds: Any = (np.generic, *chainer.get_array_types())
+    if not isinstance(value, kinds):
         return type(value).__name__
-    dtype = getattr(value, "dtype", np.dtype(float))
-    return (dtype, np.shape(value)) if dtype.kind == "f" else str(dtype)
+    if value.dtype.kind != "f":
+        return str(value.dtype)
+    return _Form(value.dtype, value.shape)
 
 
-def _replace(slot: Slot, mean: np.ndarray) -> None:
+def _floats_of(views: list[dict[str, Any]]) -> dict[str, _Form]:
+    """Return the forms of the floats, by name, which all ranks must have or have as None."""
+    floats: dict[str, _Form] = {}
+    for name in sorted({name for view in views for name in view}):
+        forms = [view.get(name, "missing") for view in views]
+        of_floats = [form for form in forms if isinstance(form, _Form)]
+        if not of_floats:
+            continue
+        floats[name] = of_floats[0]
+        if any(form not in (None, of_floats[0]) for form in forms):
+            views_in_words = [
+                f"{_in_words(form)} on rank {rank}" for rank, form in enumerate(forms)
+            ]
+            raise RankMismatchError(
+                f"persistent value {name!r} has no mean, because it differs between ranks: "
+                f"{', '.join(views_in_words)}; build the same model on all ranks"
+            )
+    return floats
+
+
+def _in_words(form: Any) -> str:
+    return (
+        f"{form.dtype} of shape {form.shape}" if isinstance(form, _Form) else str(form)
+    )
+
+
+def _set_mean(slot: Slot, mean: np.ndarray) -> None:
     """Make ``mean`` the value: in the same array where there is one that can be written."""
     value = slot.get()
     if isinstance(value, cuda.ndarray):
-        value[...] = cuda.to_gpu(mean, device=value.device)
+        value[...] = cuda.cupy.asarray(mean)
     elif isinstance(value, np.ndarray) and value.flags.writeable:
         value[...] = mean
-    elif isinstance(value, (float, np.generic)):
+    elif isinstance(value, float | np.generic):
         slot.set(type(value)(mean))
     else:
         slot.set(mean)
-
-
-def _merge_views(views: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return the kinds of the floats, by name, and how many ranks have each."""
-    names = sorted({name for view in views for name in view})
-    kinds, counts = {}, {}
-    for name in names:
-        seen = [view.get(name, "missing") for view in views]
-        floats = [kind for kind in seen if isinstance(kind, tuple)]
-        if not floats:
-            continue
-        if any(kind is not None and kind != floats[0] for kind in seen):
-            raise RankMismatchError(
-                f"persistent value {name!r} has no mean, because it differs between ranks: "
-                + ", ".join(
-                    f"{_in_words(kind)} on rank {rank}"
-                    for rank, kind in enumerate(seen)
-                )
-                + "; build the same model on all ranks"
-            )
-        kinds[name], counts[name] = floats[0], len(floats)
-    return kinds, counts
-
-
-def _in_words(kind: Any) -> str:
-    return f"{kind[0]} of shape {kind[1]}" if isinstance(kind, tuple) else str(kind)

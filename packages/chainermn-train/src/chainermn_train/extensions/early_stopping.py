@@ -85,9 +85,8 @@ class MultiNodeEarlyStoppingTrigger(UnpicklableMixin, EarlyStoppingTrigger):
 
         def triggers() -> tuple[bool, bool]:
             self._observe(trainer.observation)
-            return bool(self._max_trigger(trainer)), bool(
-                self._interval_trigger(trainer)
-            )
+            stops = bool(self._max_trigger(trainer))
+            return stops, bool(self._interval_trigger(trainer))
 
         ranks = allgather_checked(self.comm, "MultiNodeEarlyStoppingTrigger", triggers)
         if any(stop for stop, _ in ranks):
@@ -131,7 +130,9 @@ class MultiNodeEarlyStoppingTrigger(UnpicklableMixin, EarlyStoppingTrigger):
     def _mean_here(self) -> tuple[float, int] | None:
         """Return this rank's mean since the last check and its number of values; or None."""
         mean = self._summary.compute_mean().get(self.monitor)
-        return None if mean is None else (float(to_host(mean)), self._observed)
+        if mean is None:
+            return None
+        return float(to_host(mean)), self._observed
 
     def serialize(self, serializer: Any) -> None:
         """Save or load the best mean, the patience used up, and what was observed since."""
@@ -144,9 +145,7 @@ class MultiNodeEarlyStoppingTrigger(UnpicklableMixin, EarlyStoppingTrigger):
         self.best = serializer("best", self.best)
         self._observed = serializer("observed", self._observed)
         self._summary.serialize(serializer["summary"])
-        for name, trigger in (
-            ("check", self._interval_trigger),
-            ("max", self._max_trigger),
-        ):
+        triggers = {"check": self._interval_trigger, "max": self._max_trigger}
+        for name, trigger in triggers.items():
             if hasattr(trigger, "serialize"):
                 trigger.serialize(serializer[name])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from types import MethodType
+from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
@@ -16,10 +17,14 @@ from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import allgather_checked, mismatch_hint, require_communicator
 from ..host_arrays import as_number, mean_of, to_host
-from ..wrappers import UnpicklableMixin
 
-# A value of one rank, and its weight.
-_Weighted = tuple[Any, Any]
+
+class _Result(NamedTuple):
+    """What one rank's evaluation gives."""
+
+    values: dict[str, Any]
+    weights: dict[str, Any]
+    has_dataset: bool = True
 
 
 def create_multi_node_evaluator(
@@ -48,8 +53,8 @@ def create_multi_node_evaluator(
 
     ``evaluate()`` raises on all ranks what fails on one of them: the error itself
     there, a :class:`~chainermn_comm.errors.PeerError` that names the rank on the
-    others. Copies of the evaluator, shallow or deep, have the same communicator; it
-    can't be pickled (TypeError).
+    others. A deep copy has the same communicator; a shallow copy evaluates as the
+    original. The evaluator can't be pickled (TypeError).
 
     Args:
         actual_evaluator: an instance of :class:`chainer.training.extensions.Evaluator`
@@ -63,11 +68,12 @@ def create_multi_node_evaluator(
 
     Raises:
         TypeError: an argument is not an evaluator or not a communicator, or the
-            evaluator is a multi-node evaluator already, or of a class whose instances
-            have no ``__dict__``.
+            evaluator is a multi-node evaluator already.
+        AttributeError: the evaluator takes no attributes, as its class has
+            ``__slots__``.
     """
     communicator = require_communicator(communicator, "create_multi_node_evaluator")
-    if "_mn_communicator" in getattr(actual_evaluator, "__dict__", ()):
+    if is_multi_node_evaluator(actual_evaluator):
         raise TypeError(
             "the evaluator is already a multi-node evaluator; use it as it is"
         )
@@ -77,82 +83,59 @@ def create_multi_node_evaluator(
             "create_multi_node_evaluator needs a chainer.training.extensions.Evaluator, or another "
             f"object with evaluate(), not {type(actual_evaluator).__name__}"
         )
-    if not hasattr(actual_evaluator, "__dict__"):
-        raise TypeError(
-            f"a {type(actual_evaluator).__name__} can't become a multi-node evaluator, since its "
-            "class has __slots__ and no __dict__; derive a class from it without __slots__"
-        )
-    # The same object has to come back, so composition is out. A subclass made for the
-    # evaluator's own class, under the same name, rather than a method put into the
-    # instance: `super()`, copies (see wrappers.py) and `isinstance` all go on working.
-    cls = type(actual_evaluator)
-    # Not by assignments, which a mock, or a class with `__setattr__`, takes for
-    # something else.
-    vars(object)["__class__"].__set__(actual_evaluator, _multi_node_class(cls))
-    # A function that was put into the instance would go before the subclass's.
-    in_class = None if hasattr(cls, "evaluate") else evaluate
-    own = vars(actual_evaluator)
-    own.update(
-        _mn_evaluate=own.pop("evaluate", in_class), _mn_communicator=communicator
-    )
+    # The same object has to come back, so composition is out. Methods in the instance
+    # leave its class alone: `super()` and `isinstance` go on working.
+    actual_evaluator._mn_communicator = communicator
+    actual_evaluator._mn_evaluate = evaluate
+    actual_evaluator.evaluate = MethodType(_evaluate, actual_evaluator)
     return actual_evaluator
 
 
-def _multi_node_class(cls: Any) -> Any:
-    """Return a subclass, of the same name, whose ``evaluate`` calls the class's on each rank.
+def is_multi_node_evaluator(extension: Any) -> bool:
+    """Return whether :func:`create_multi_node_evaluator` has changed an extension."""
+    communicator = getattr(extension, "_mn_communicator", None)
+    return isinstance(communicator, CommunicatorBase)
 
-    Instances can change to it, since it has one base and adds no slots.
-    ``_mn_evaluate`` of an instance, if it isn't None, goes before the class's.
-    """
 
-    def evaluate(self: Any) -> dict[str, Any]:
-        """Return the mean over all ranks of what ``evaluate`` returns on each (collective)."""
-        get_iterators: Callable[[], Any] = getattr(self, "get_all_iterators", dict)
-        of_instance = vars(self)["_mn_evaluate"]
+def _evaluate(evaluator: Any) -> dict[str, Any]:
+    """Return the mean over all ranks of what ``evaluate`` returns on each (collective)."""
+    with mismatch_hint("a multi-node evaluator"):
+        results = allgather_checked(
+            evaluator._mn_communicator, "evaluate", lambda: _evaluate_here(evaluator)
+        )
+        return _mean(results)
 
-        def evaluate_here() -> tuple[bool, dict[str, _Weighted]]:
-            iterators = get_iterators()  # a mock makes another one
-            main = iterators.get("main") if isinstance(iterators, Mapping) else None
-            dataset = getattr(main, "dataset", None)
-            if dataset is not None and len(dataset) == 0:
-                return True, {}
-            if of_instance is None and cls.evaluate is Evaluator.evaluate:
-                return True, _means_over_examples(self)
-            values = _checked((of_instance or super(multi_node, self).evaluate)())
-            weight = 1 if dataset is None else len(dataset)
-            return dataset is not None, {
-                key: (value, weight) for key, value in values.items()
-            }
 
-        with mismatch_hint("a multi-node evaluator"):
-            communicator = vars(self)["_mn_communicator"]
-            return _mean(allgather_checked(communicator, "evaluate", evaluate_here))
-
-    about = {
-        name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")
-    }
-    copied = {
-        name: value for name, value in vars(UnpicklableMixin).items() if callable(value)
-    }
-    members = {**copied, **about, "__slots__": (), "evaluate": evaluate}
-    multi_node: Any = type(cls.__name__, (cls,), members)
-    return multi_node
+def _evaluate_here(evaluator: Any) -> _Result:
+    iterators: Any = {}
+    if hasattr(evaluator, "get_all_iterators"):
+        iterators = evaluator.get_all_iterators()
+    dataset = getattr(iterators.get("main"), "dataset", None)
+    weight = 1
+    if dataset is not None:
+        weight = len(dataset)
+    if weight == 0:
+        return _Result({}, {})
+    evaluate = evaluator._mn_evaluate
+    if getattr(evaluate, "__func__", None) is Evaluator.evaluate:
+        return _means_over_examples(evaluator)
+    values = _checked(evaluate())
+    return _Result(values, dict.fromkeys(values, weight), dataset is not None)
 
 
 def _checked(result: Any) -> dict[str, Any]:
     """Return the result of one rank's ``evaluate`` as values that have a mean."""
     if not isinstance(result, Mapping):
-        kind = "None" if result is None else type(result).__name__
         raise TypeError(
             "the evaluator's evaluate() must return a dict of the values to report, not "
-            f"{kind}; is there a `return` missing?"
+            f"{type(result).__name__}; is there a `return` missing?"
         )
     return {
         key: as_number(key, value, "the evaluator") for key, value in result.items()
     }
 
 
-def _means_over_examples(evaluator: Any) -> dict[str, _Weighted]:
+def _means_over_examples(evaluator: Any) -> _Result:
     """Do what ``Evaluator.evaluate`` does, but let each batch count by its examples.
 
     Chainer's method runs on a copy, whose converter counts the examples of a batch, and
@@ -165,8 +148,9 @@ def _means_over_examples(evaluator: Any) -> dict[str, _Weighted]:
     @chainer.dataset.converter()
     def convert(batch: Any, device: Any) -> Any:
         nonlocal count
-        # An iterator of the user's own may give what has no length.
-        count = len(batch) if hasattr(batch, "__len__") else 1
+        count = 1
+        if hasattr(batch, "__len__"):  # not all iterators of users give lists
+            count = len(batch)
         return _call_converter(evaluator.converter, batch, device)
 
     def evaluate_batch(*args: Any, **kwargs: Any) -> None:
@@ -188,34 +172,30 @@ def _means_over_examples(evaluator: Any) -> dict[str, _Weighted]:
     weighing.eval_hook = None
     weighing.converter = convert
     weighing.eval_func = evaluate_batch
-    means = Evaluator.evaluate(weighing)
-    return {key: (to_host(mean), weights[key]) for key, mean in means.items()}
+    return _Result(to_host(Evaluator.evaluate(weighing)), weights)
 
 
-def _mean(results: list[tuple[bool, dict[str, _Weighted]]]) -> dict[str, Any]:
-    """Return the weighted mean of each key; each rank says whether its weights are known.
+def _mean(results: list[_Result]) -> dict[str, Any]:
+    """Return the weighted mean of each value.
 
     All ranks have the same list and add it up in the same order, so they get the same
     bits.
     """
-    unknown = [rank for rank, (is_known, _) in enumerate(results) if not is_known]
+    unknown = [rank for rank, result in enumerate(results) if not result.has_dataset]
     if unknown and len(unknown) < len(results):
         raise ValueError(
             f"the evaluator's main iterator has no data set on ranks {unknown}, but has one on "
             "the others: results cannot be weighted; give it one on all ranks or on none"
         )
     means = {}
-    for key in dict.fromkeys(key for _, values in results for key in values):
-        having = [rank for rank, (_, values) in enumerate(results) if key in values]
-        terms, weights = zip(*(results[rank][1][key] for rank in having), strict=True)
-        shapes = list(map(np.shape, terms))
-        if len(set(shapes)) > 1:
-            views = [
-                f"{shape} on rank {r}" for r, shape in zip(having, shapes, strict=True)
-            ]
+    for key in dict.fromkeys(key for result in results for key in result.values):
+        having = [result for result in results if key in result.values]
+        terms = [result.values[key] for result in having]
+        if len(set(map(np.shape, terms))) > 1:
+            shapes = [np.shape(term) for term in terms]
             raise ValueError(
                 f"the evaluator reports {key!r} in shapes that differ between ranks, so it has no "
-                f"mean: {', '.join(views)}"
+                f"mean; in rank order: {shapes}"
             )
-        means[key] = mean_of(terms, weights)
+        means[key] = mean_of(terms, [result.weights[key] for result in having])
     return means

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from numbers import Number
 from typing import Any
 
@@ -67,9 +67,8 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
             a list of examples.
 
     Raises:
-        TypeError: ``comm`` is not a communicator, ``iterator`` not an iterator,
-            ``root`` not an integer; or ``progress_hook``, or the ``target`` of the
-            default ``calc_local``, can't be called.
+        TypeError: ``comm`` is not a communicator, ``iterator`` not an iterator, or
+            ``root`` not an integer.
         ValueError: there is no rank ``root``, or the iterator repeats without end.
     """
 
@@ -89,15 +88,6 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
         progress_hook: Callable[[Any], Any] | None = None,
     ) -> None:
         comm = require_communicator(comm, "GenericMultiNodeEvaluator")
-        calls_target = type(self).calc_local is GenericMultiNodeEvaluator.calc_local
-        if calls_target and not callable(target):
-            raise TypeError(
-                f"target must be a model or a function, not {type(target).__name__}"
-            )
-        if progress_hook is not None and not callable(progress_hook):
-            raise TypeError(
-                f"progress_hook must be a function, not {type(progress_hook).__name__}"
-            )
         if not hasattr(iterator, "__next__"):
             raise TypeError(
                 f"iterator must be an iterator, not {type(iterator).__name__}"
@@ -107,7 +97,9 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
         self.comm = comm
         self.iterator = iterator
         self.target = target
-        self.device = None if device is None else chainer.get_device(device)
+        self.device = None
+        if device is not None:
+            self.device = chainer.get_device(device)
         self.converter = converter
         self.root = require_integer("root", root, 0, comm.size - 1)
         self._progress_hook = progress_hook
@@ -159,8 +151,9 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
         numbers = bcast_checked(
             self.comm, _OPERATION, lambda: _numbers(result), self.root
         )
-        prefix = "" if self.name is None else f"{self.name}/"
-        chainer.report({f"{prefix}{key}": value for key, value in numbers.items()})
+        if self.name is not None:
+            numbers = {f"{self.name}/{key}": value for key, value in numbers.items()}
+        chainer.report(numbers)
         return result
 
     def evaluate(self) -> Any:
@@ -174,24 +167,29 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
 
     def _aggregate_at_root(self) -> Any:
         self.comm.handshake(_OPERATION, (("root", self.root),))
-        local = self._local()
+        batches = self._batches()
         results: list[Any] = []
         # On root: the pickled results of a batch of each rank.
         gathered: list[bytes | None] = []
         while True:
             with raise_together(self.comm.handshake, _OPERATION) as call:
-                results += [pickle.loads(each) for each in gathered if each is not None]
-                content = next(local, None)
-                if content is not None:
+                present = [each for each in gathered if each is not None]
+                results += map(pickle.loads, present)
+                content = None
+                batch = next(batches, None)
+                if batch is not None:
+                    content = pickle.dumps(self._result_of(batch), protocol=5)
                     call.payload = _HAS_BATCH
             if not any(call.payloads):
                 break
             gathered = self.comm.gather_obj(content, root=self.root) or []
         with raise_together(self.comm.handshake, _OPERATION):
-            return self.aggregate(results) if self.comm.rank == self.root else None
+            if self.comm.rank == self.root:
+                return self.aggregate(results)
+            return None
 
-    def _local(self) -> Generator[bytes, None, None]:
-        """Yield the pickled result of each of this rank's batches."""
+    def _batches(self) -> Iterator[Any]:
+        """Return an iterator over this rank's batches which have examples."""
         iterator = self.iterator
         if hasattr(iterator, "reset"):
             iterator.reset()
@@ -199,30 +197,31 @@ class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
             iterator = copy.copy(iterator)
         dataset = getattr(iterator, "dataset", None)
         if dataset is not None and len(dataset) == 0:
-            return
+            return iter(())
+        return filter(len, iterator)
+
+    def _result_of(self, batch: Any) -> Any:
+        """Return what ``calc_local`` makes of a batch."""
         # Else the model would report into the training's values.
         reporter = chainer.Reporter()
         if isinstance(self.target, chainer.Link):
             reporter.add_observer("main", self.target)
             reporter.add_observers("main", self.target.namedlinks(skipself=True))
-        for batch in iterator:
-            if len(batch) == 0:
-                continue
-            arrays = _call_converter(self.converter, batch, self.device)
-            with (
-                reporter,
-                chainer.using_config("train", False),
-                chainer.no_backprop_mode(),
-            ):
-                if isinstance(arrays, tuple):
-                    output = self.calc_local(*arrays)
-                elif isinstance(arrays, dict):
-                    output = self.calc_local(**arrays)
-                else:
-                    output = self.calc_local(arrays)
-            if self._progress_hook is not None and self.comm.rank == self.root:
-                self._progress_hook(batch)
-            yield pickle.dumps(output, protocol=5)
+        arrays = _call_converter(self.converter, batch, self.device)
+        with (
+            reporter,
+            chainer.using_config("train", False),
+            chainer.no_backprop_mode(),
+        ):
+            if isinstance(arrays, tuple):
+                output = self.calc_local(*arrays)
+            elif isinstance(arrays, dict):
+                output = self.calc_local(**arrays)
+            else:
+                output = self.calc_local(arrays)
+        if self._progress_hook is not None and self.comm.rank == self.root:
+            self._progress_hook(batch)
+        return output
 
     def finalize(self) -> None:
         """Release what the iterator holds."""

@@ -96,13 +96,14 @@ class ObservationAggregator(UnpicklableMixin, training.Extension):
             self._values = []
         if not any(ranks):
             return
-        if (aggregator := self.aggregator) is not None:
+        aggregator = self.aggregator
+        if aggregator is None:  # all ranks add up the same list: they get the same bits
+            values = [value for rank in ranks for value in rank]
+            result = mean_of(values, [1] * len(values))
+        else:
             result = bcast_checked(
                 self.comm, "ObservationAggregator", lambda: aggregator(ranks)
             )
-        else:  # all ranks add up the same list: they get the same bits
-            values = [value for rank in ranks for value in rank]
-            result = mean_of(values, [1] * len(values))
         observation[self.aggregated_key] = result
 
     def _on_host(self) -> list[Any]:

@@ -8,6 +8,7 @@ from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import require_communicator, require_integer
 from ..wrappers import AttributeProxy, UnpicklableMixin
+from .evaluator import is_multi_node_evaluator
 
 
 def on_rank(extension: Any, comm: CommunicatorBase, rank: int = 0) -> OneRankExtension:
@@ -44,8 +45,7 @@ def on_rank(extension: Any, comm: CommunicatorBase, rank: int = 0) -> OneRankExt
     comm = require_communicator(comm, "on_rank")
     if not callable(extension):
         raise TypeError(f"on_rank needs an extension, not {type(extension).__name__}")
-    is_evaluator = "_mn_communicator" in getattr(extension, "__dict__", ())
-    if is_evaluator or isinstance(extension, UnpicklableMixin):
+    if is_multi_node_evaluator(extension) or isinstance(extension, UnpicklableMixin):
         raise TypeError(
             f"{type(extension).__name__} communicates, so it has to run on all ranks: give it to "
             "Trainer.extend as it is"
@@ -70,7 +70,9 @@ class OneRankExtension(AttributeProxy):
         return str(self.actual.__name__)
 
     def __call__(self, trainer: Any) -> Any:
-        return self.actual(trainer) if self.here else None
+        if self.here:
+            return self.actual(trainer)
+        return None
 
     def __getattr__(self, name: str) -> Any:
         # Functions have no such method, or None.

@@ -47,7 +47,8 @@ class ThroughputReport(UnpicklableMixin, training.Extension):
     On GPUs the shares are measured in one step of 16, which waits for its kernels.
 
     While the trainer runs, ``trainer.updater`` is an object that forwards to the
-    original one. Nothing is kept in snapshots: the first report of a resumed training
+    original one, so a trainer can have one report. Nothing is kept in snapshots: the
+    first report of a resumed training
     covers what was done since.
 
     Calling it is collective: its trigger has to fire on all ranks at the same time.
@@ -68,7 +69,7 @@ class ThroughputReport(UnpicklableMixin, training.Extension):
         self.comm = comm
         self._clock = StepClock()
         self._examples = 0.0  # how many there had been at the last report
-        self._undo: list[Callable[[], None]] = []
+        self._stop: Callable[[], None] | None = None
 
     def initialize(self, trainer: Any) -> None:
         """Start timing (collective).
@@ -76,25 +77,28 @@ class ThroughputReport(UnpicklableMixin, training.Extension):
         Raises:
             TypeError: the trainer's updater has no multi-node optimizer on this rank,
                 or its main iterator no data set (PeerError on the others).
-            ValueError: the trainer has another one of these.
+            ValueError: the trainer has another ThroughputReport (likewise).
         """
         updater = trainer.updater
         with raise_together(self.comm.handshake, "ThroughputReport"):
-            optimizers = _multi_node_optimizers(updater)
+            optimizers = list(updater.get_all_optimizers().values())
+            communicators = [getattr(each, "communicator", None) for each in optimizers]
+            if not any(isinstance(each, CommunicatorBase) for each in communicators):
+                raise TypeError(
+                    "ThroughputReport needs an updater with a multi-node optimizer: make it with "
+                    "create_multi_node_optimizer"
+                )
             self._examples = _examples(updater)
-        on_gpu = any(optimizer.target.xp is cuda.cupy for optimizer in optimizers)
-        self._clock = StepClock(
-            (lambda: cuda.cupy.cuda.get_current_stream().synchronize())
-            if on_gpu
-            else None
-        )
-        self._undo.append(lambda: setattr(trainer, "updater", updater))
-        trainer.updater = TimedUpdater(updater, self._clock)
+            on_gpu = any(each.target.xp is cuda.cupy for each in optimizers)
+            self._clock = StepClock(_wait_for_kernels if on_gpu else None)
+            trainer.updater = TimedUpdater(updater, self._clock)
+        self._stop = lambda: setattr(trainer, "updater", updater)
 
     def finalize(self) -> None:
         """Stop timing, and leave the trainer as it was."""
-        while self._undo:
-            self._undo.pop()()
+        if self._stop is not None:
+            self._stop()
+            self._stop = None
 
     def __call__(self, trainer: Any) -> None:
         """Report on the steps since the last call (collective).
@@ -104,12 +108,14 @@ class ThroughputReport(UnpicklableMixin, training.Extension):
                 others).
         """
 
-        def pop() -> tuple[float, StepTimes]:
-            before, self._examples = self._examples, _examples(trainer.updater)
-            times, self._clock.times = self._clock.times, StepTimes()
+        def since_last_call() -> tuple[float, StepTimes]:
+            before = self._examples
+            self._examples = _examples(trainer.updater)
+            times = self._clock.times
+            self._clock.times = StepTimes()
             return self._examples - before, times
 
-        views = allgather_checked(self.comm, "ThroughputReport", pop)
+        views = allgather_checked(self.comm, "ThroughputReport", since_last_call)
         ranks = [times for _, times in views]
         if not all(rank.steps and rank.sampled for rank in ranks):
             return
@@ -122,18 +128,24 @@ class ThroughputReport(UnpicklableMixin, training.Extension):
             print(_line(summary, ranks), flush=True)
 
 
+def _wait_for_kernels() -> None:
+    cuda.cupy.cuda.get_current_stream().synchronize()
+
+
 def _summary(examples: float, ranks: list[StepTimes]) -> dict[str, float]:
+    steps = sum(rank.steps for rank in ranks)
     sampled = sum(rank.sampled for rank in ranks)
     waiting = sum(rank.waiting for rank in ranks) / sampled
     wire = sum(rank.communication for rank in ranks) / sampled
+    seconds = [rank.seconds for rank in ranks]
+    computing = [rank.computing for rank in ranks]
     return {
-        "examples_per_second": examples / max(rank.seconds for rank in ranks),
-        "seconds_per_step": sum(rank.seconds for rank in ranks)
-        / sum(rank.steps for rank in ranks),
+        "examples_per_second": examples / max(seconds),
+        "seconds_per_step": sum(seconds) / steps,
         "computing": 1 - waiting - wire,
         "waiting": waiting,
         "wire": wire,
-        "slowest_rank": max(range(len(ranks)), key=lambda rank: ranks[rank].computing),
+        "slowest_rank": computing.index(max(computing)),
     }
 
 
@@ -149,21 +161,7 @@ def _line(summary: dict[str, float], ranks: list[StepTimes]) -> str:
     )
 
 
-def _multi_node_optimizers(updater: Any) -> list[Any]:
-    found = [
-        optimizer
-        for optimizer in updater.get_all_optimizers().values()
-        if isinstance(getattr(optimizer, "communicator", None), CommunicatorBase)
-    ]
-    if not found:
-        raise TypeError(
-            "ThroughputReport needs an updater with a multi-node optimizer: make it with "
-            "create_multi_node_optimizer"
-        )
-    return found
-
-
-def _examples(updater: Any) -> float:
+def _examples(updater: Any) -> Any:
     """Return how many examples this rank has trained on, all epochs together."""
     iterator = updater.get_iterator("main")
     dataset = getattr(iterator, "dataset", None)
@@ -173,4 +171,6 @@ def _examples(updater: Any) -> float:
         )
     # An order may have less than the data set, as that of a shared permutation.
     epoch_size = getattr(iterator, "_epoch_size", len(dataset))
-    return updater.epoch_detail * epoch_size if epoch_size else 0.0
+    if not epoch_size:
+        return 0.0
+    return updater.epoch_detail * epoch_size
