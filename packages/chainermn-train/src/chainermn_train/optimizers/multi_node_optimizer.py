@@ -20,6 +20,7 @@ from ..optimizer_state import (
 )
 from ..wrappers import AttributeProxy, UnpicklableMixin
 from .collective_update import CollectiveUpdate
+from .divided_model import refuse_divided
 from .gradient_exchange import GradientExchange
 from .gradient_set import GradientSet
 
@@ -95,9 +96,11 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
     def setup(self, link: Any) -> MultiNodeOptimizer:
         """Set the model, ``link``, and return itself, or raise TypeError, as in Chainer.
 
-        Gradients of another model, in flight or added up, are dropped.
+        Gradients of another model, in flight or added up, are dropped. ValueError is
+        raised if ranks of the communicator hold the model in parts.
         """
         self.actual_optimizer.setup(link)
+        refuse_divided(link, self.communicator)
         self._updates.forget()
         return self
 
