@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 from chainer import Variable
 
-from chainermn_modelparallel import MultiNodeChainList, send
+from chainermn_modelparallel import MultiNodeChainList
 from tests.support.oracles import graphs
 from tests.support.oracles.graphs import Component, Part
-from tests.support.worlds.third_party import WITH_THIRD_PARTY
 
 pytestmark = pytest.mark.world
 
@@ -62,26 +61,11 @@ def check(comm, graph: list[Part]) -> None:
 SIMPLE = [Part(0, None, 1), Part(1, 0, None)]
 SPLIT = [Part(0, None, 1), Part(1, 0, 0), Part(0, 1, None)]
 TUPLES = [Part(0, None, 1, gives=2), Part(1, 0, None)]
-CONNECTED = [Part(3, None, 0), Part(0, 3, 1), Part(1, 0, None)]
-NON_CONNECTED = [
-    Part(3, None, 0),
-    Part(0, 3, 1),
-    Part(1, 0, 0),
-    Part(0, 1, 2),
-    Part(2, 0, None),
-]
 NON_CONNECTED_2 = [
     Part(1, None, 0),
     Part(0, 1, None),
     Part(0, None, 1),
     Part(1, 0, None),
-]
-BRANCHES = [
-    Part(0, None, [1, 2]),
-    Part(1, 0, 3),
-    Part(2, 0, 3),
-    Part(3, [1, 2], 0),
-    Part(0, 3),
 ]
 UNUSED = [Part(0, None, 1), Part(1, 0, 0, uses_input=False), Part(0, 1, None)]
 OWN = [Part(0, None, [0, 1]), Part(0, 0, 1), Part(1, [0, 0], None)]
@@ -101,36 +85,10 @@ def test_examples_on_two_ranks(comm, graph):
     check(comm, graph)
 
 
-@pytest.mark.sizes(4)
-@pytest.mark.parametrize("graph", [CONNECTED, NON_CONNECTED, BRANCHES])
-def test_examples_on_four_ranks(comm, graph):
-    check(comm, graph)
-
-
 @pytest.mark.sizes(2, 3, 4)
 @graphs.any_of(15)
 def test_any_graph(comm, examples):
     graphs.check_drawn(lambda graph: check(comm, graph), comm.size, examples)
-
-
-@pytest.mark.sizes(2)
-def test_training_updates_all_components_and_saves_them(comm, tmp_path):
-    model = model_of(comm, SPLIT)
-    optimizer = chainer.optimizers.SGD(0.1).setup(model)
-    before = [param.array.copy() for param in model.params()]
-
-    def lossfun():
-        outputs = model(graphs.model_input())
-        return outputs if comm.rank == 1 else graphs.loss_of(outputs)
-
-    optimizer.update(lossfun)
-    for old, param in zip(before, model.params(), strict=True):
-        assert (old != param.array).all()
-    chainer.serializers.save_npz(tmp_path / f"{comm.rank}.npz", model)
-    other = model_of(comm, SPLIT)
-    chainer.serializers.load_npz(tmp_path / f"{comm.rank}.npz", other)
-    for a, b in zip(model.params(), other.params(), strict=True):
-        np.testing.assert_array_equal(a.array, b.array)
 
 
 @pytest.mark.sizes(2)
@@ -151,12 +109,6 @@ def test_a_copy_works_beside_the_original(comm, how):
         for each in (model, twin)
         for param in each.params()
     )
-
-
-@pytest.mark.sizes(2)
-def test_without_backprop_nothing_waits_for_gradients(comm):
-    with chainer.no_backprop_mode():
-        assert model_of(comm, SPLIT)(graphs.model_input()).creator is None
 
 
 @pytest.mark.sizes(1, 2, 3, 4)
@@ -194,36 +146,6 @@ def test_what_goes_to_the_own_rank_must_be_received_there(comm):
         model.add_link(Component(0, 1, True), *route)
         with pytest.raises(ValueError, match=text):
             model(graphs.model_input())
-
-
-@pytest.mark.sizes(2)
-@WITH_THIRD_PARTY
-def test_it_talks_to_ranks_that_use_the_functions_alone(comm):
-    if comm.rank == 0:
-        x = Variable(graphs.model_input())
-        send(x, comm, 1).backward()
-        assert x.grad is not None
-    else:
-        graphs.loss_of(model_of(comm, SIMPLE)()).backward()
-
-
-@pytest.mark.sizes(1, 2)
-@pytest.mark.parametrize(
-    ("returned", "text"),
-    [
-        (None, "NoneType"),
-        ((), "an empty one"),
-        ({"y": 1}, "dict"),
-        ((np.ones(1), 2.0), "float"),
-    ],
-)
-def test_what_cannot_be_sent_is_told_by_the_name_of_its_component(comm, returned, text):
-    model = MultiNodeChainList(comm)
-    model.add_link(chainer.Sequential(F.square), None, comm.rank)
-    model.add_link(chainer.Sequential(lambda x: returned), comm.rank, 0)
-    told = rf"rank {comm.rank}: component 1 \(Sequential\) must return a variable.* got {text}"
-    with pytest.raises(TypeError, match=told):
-        model(np.ones(2, "f"))
 
 
 @pytest.mark.sizes(2)

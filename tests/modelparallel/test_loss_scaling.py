@@ -260,21 +260,3 @@ def test_errors_of_one_rank_are_raised_on_all(comm, spoil, error, text):
     if comm.rank != last:  # it has no hook that would wait for the last rank
         with pytest.raises(RuntimeError, match="share_loss_scale"):
             optimizer.update(lossfun)
-
-
-def test_a_communicator_is_needed(comm):
-    with pytest.raises(
-        TypeError, match="communicator must be a communicator, got NoneType"
-    ):
-        share_loss_scale(SGD(), None)
-
-
-def test_a_copy_of_the_optimizer_shares_too(comm):
-    case = placed(comm)
-    case.optimizer.loss_scaling()
-    share_loss_scale(case.optimizer, comm)
-    twin = copy.deepcopy(case.optimizer)
-    model = twin.target
-    x = np.full((2, 3), 64, np.float16)
-    twin.update(lambda: loss_of(model(x)))
-    assert comm.allgather_obj((twin.t, twin._loss_scale)) == [(1, 2.0)] * comm.size

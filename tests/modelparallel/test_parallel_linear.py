@@ -12,8 +12,14 @@ import numpy as np
 import pytest
 from chainer import Variable
 
-from chainermn_comm import PeerError, RankMismatchError
-from chainermn_modelparallel import ColumnParallelLinear, RowParallelLinear
+from chainermn_comm import PeerError, RankMismatchError, global_norm
+from chainermn_modelparallel import (
+    ColumnParallelLinear,
+    MultiNodeChainList,
+    RowParallelLinear,
+    create_multi_node_n_step_rnn,
+)
+from chainermn_train import create_multi_node_optimizer
 
 pytestmark = pytest.mark.world
 
@@ -181,18 +187,158 @@ def test_wrong_sizes_raise(comm):
     for wrong in (None, 0, "3", 2.0):
         with pytest.raises(ValueError, match="in_size must be an integer"):
             ColumnParallelLinear(wrong, comm.size, comm)
-        with pytest.raises(ValueError, match="one for each rank, got"):
+        with pytest.raises(ValueError, match=r"at least .*one for each rank.*, got"):
             RowParallelLinear(wrong, 3, comm)
 
 
+class Model(chainer.Chain):
+    """Plain links around the two parallel ones; all ranks seed it alike."""
+
+    def __init__(self, comm: Any, seed: int = 0) -> None:
+        super().__init__()
+        np.random.seed(seed)
+        with self.init_scope():
+            self.first = L.Linear(6, 6)
+            self.hidden = ColumnParallelLinear(6, 8, comm, gather_output=False)
+            self.output = RowParallelLinear(8, 5, comm, input_is_parallel=True)
+            self.last = L.Linear(5, 2)
+
+    def forward(self, x: Any) -> Variable:
+        h = F.tanh(self.output(F.tanh(self.hidden(self.first(x)))))
+        return F.sum(self.last(h) ** 2)
+
+
+def trained(comm: Any, x: np.ndarray, change: Any = None) -> Model:
+    """A model after one update, in which `change` may have spoilt what ranks have alike."""
+    model = Model(comm)
+    optimizer = chainer.optimizers.SGD(0.1).setup(model)
+    if change is not None:
+        change(optimizer)
+    optimizer.update(model, x)
+    return model
+
+
+def clip(optimizer: Any) -> None:
+    optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(0.1))
+
+
+def freeze_the_first_layer_of_one_rank(optimizer: Any) -> None:
+    if optimizer.target.hidden.comm.rank == 0:
+        optimizer.target.first.disable_update()
+
+
+def freeze_the_last_layer_of_one_rank(optimizer: Any) -> None:
+    if optimizer.target.hidden.comm.rank == 0:
+        optimizer.target.last.disable_update()
+
+
+def freeze_the_shared_bias_of_one_rank(optimizer: Any) -> None:
+    if optimizer.target.hidden.comm.rank == 0:
+        optimizer.target.output.b.update_rule.enabled = False
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize(
+    "change",
+    [
+        clip,
+        freeze_the_first_layer_of_one_rank,
+        freeze_the_last_layer_of_one_rank,
+        freeze_the_shared_bias_of_one_rank,
+    ],
+)
+def test_replicas_that_part_raise_at_the_next_step_on_all_ranks(comm, random, change):
+    x = random.standard_normal((3, 6)).astype("f")
+    model = trained(comm, x, change)
+    with pytest.raises(RankMismatchError, match="MultiNodeGradientClipping"):
+        model(x).backward()
+    x = np.ones((2, 2), "f")
+    alone = L.Linear(2, 2, initialW=1)
+    again = ColumnParallelLinear(2, comm.size, comm, initialW=1)
+    np.testing.assert_array_equal(again(x).array[:, 0], alone(x).array[:, 0])
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize(
+    "spoil", [np.zeros_like, lambda x: x[::-1], lambda x: x * 1.01]
+)
+def test_inputs_that_differ_raise_on_all_ranks(comm, random, spoil):
+    model = Model(comm)
+    x = random.standard_normal((3, 6)).astype("f")
+    with pytest.raises(RankMismatchError, match="the same inputs"):
+        model(spoil(x) if comm.rank == 0 else x)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1.0])
+def test_the_same_values_are_no_difference_nor_is_rounding(comm, value):
+    x = np.full((3, 6), value, "f")
+    with np.errstate(all="ignore"):
+        model = trained(comm, x)
+        x[comm.rank % 3, 0] *= np.float32(1 + 2e-7)
+        loss = model(x)
+        loss.backward()
+    np.testing.assert_equal(np.isfinite(loss.array), value == 1.0)
+
+
+@pytest.mark.sizes(2, 3, 4)
 @EACH
-@pytest.mark.parametrize("shape", [(3, 7, 1), (2, 1, 7, 1)])
-def test_further_axes_are_flattened(comm, random, kind, shape):
-    link, alone = both(kind, comm)
-    data = random.standard_normal(shape).astype("f")
-    x, mine = Variable(data), Variable(data)
-    for model, variable in ((alone, x), (link, mine)):
-        y = model(variable)
-        assert y.shape == (shape[0], 5)
-        F.sum(y * y).backward()
-    np.testing.assert_allclose(mine.grad, x.grad, rtol=1e-4, atol=1e-5)
+def test_unseeded_ranks_raise_unless_they_load_their_part(comm, tmp_path, kind):
+    np.random.seed(comm.rank)
+    link = kind(6, 6, comm)
+    x = np.ones((2, 6), "f")
+    with pytest.raises(RankMismatchError, match="seed them alike"):
+        link(x)
+    file = tmp_path / f"{comm.rank}.npz"
+    chainer.serializers.save_npz(file, both(kind, comm)[0])
+    np.random.seed(comm.rank)
+    loaded = kind(7, 5, comm)
+    chainer.serializers.load_npz(file, loaded)
+    loaded(np.ones((2, 7), "f"))
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_an_optimizer_over_the_ranks_that_divide_a_model_is_refused(comm):
+    class Placed(MultiNodeChainList):
+        def __init__(self) -> None:
+            super().__init__(comm)
+            self.add_link(L.Linear(2, 2), rank_out=comm.rank)
+
+    rnn = create_multi_node_n_step_rnn(
+        L.NStepGRU(1, 2, 2, 0), comm, rank_out=(comm.rank + 1) % comm.size
+    )
+    for model in (Model(comm), Placed(), rnn, copy.deepcopy(rnn)):
+        with pytest.raises(ValueError, match=r"held in parts.*comm\.split"):
+            create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(model)
+    same = comm.split(comm.rank, 0)
+    create_multi_node_optimizer(chainer.optimizers.SGD(), same).setup(Model(comm))
+
+
+@pytest.mark.parametrize("duplicate", [lambda model: model, copy.deepcopy])
+def test_parameters_say_how_ranks_hold_them(comm, random, duplicate):
+    model = duplicate(Model(comm))
+    whole = Model(comm.split(comm.rank, 0))
+    x = random.standard_normal((3, 6)).astype("f")
+    for each in (model, whole):
+        each.cleargrads()
+        each(x).backward()
+    expected = sum(float(np.sum(p.grad.astype("d") ** 2)) for p in whole.params())
+    np.testing.assert_allclose(global_norm(comm, model) ** 2, expected, rtol=1e-5)
+    kinds = {
+        name: [each.kind for each in getattr(param, "shardings", ())]
+        for name, param in model.namedparams()
+    }
+    assert kinds == {
+        "/first/W": [],
+        "/first/b": [],
+        "/hidden/W": ["shard"],
+        "/hidden/b": ["shard"],
+        "/output/W": ["shard"],
+        "/output/b": ["replica"],
+        "/last/W": [],
+        "/last/b": [],
+    }
+    placed = MultiNodeChainList(comm)
+    placed.add_link(model, rank_out=comm.rank)
+    for param in placed.params():
+        (*_, last) = param.shardings
+        assert (last.kind, last.group) == ("placed", comm)

@@ -63,23 +63,19 @@ def there_and_back(comm):
         F.sum(recv(comm, 0, tag=4) * 3).backward()
 
 
-@pytest.mark.parametrize("goes_on", [False, True])
-def test_a_dropped_delegate_is_told_at_once_and_when_its_gradient_comes(comm, goes_on):
-    """Afterwards the gradients of the send whose backward raised are in nobody's way."""
+def test_a_dropped_delegate_is_told_at_once_and_when_its_gradient_comes(comm):
+    """The send whose backward raised can still get its own gradients."""
     if comm.rank == 0:
         text = r"rank 0: the delegate variable that send\(rank=1, tag=7\) returned was dropped"
         with pytest.warns(RuntimeWarning, match=text):
             drop_a_send(comm, 7)
         x = ones()
         delegate = send(x, comm, 1)
-        text = r"rank 0: rank 1 ran backward.*that send\(rank=1, tag=7\) returned was dropped"
+        text = "rank 0: rank 1 ran backward through a variable whose send on rank 0 is gone"
         with pytest.raises(RuntimeError, match=text):
             delegate.backward()
-        if goes_on:
-            delegate.backward()
-            np.testing.assert_array_equal(x.grad, [3, 3])
-        del delegate  # as when the exception ends the function
-        gc.collect()
+        delegate.backward()
+        np.testing.assert_array_equal(x.grad, [3, 3])
     else:
         a, b = recv(comm, 0, tag=7), recv(comm, 0)
         F.sum(a).backward()
@@ -143,24 +139,6 @@ def test_a_chain_list_that_cannot_be_differentiated_again_says_so(comm):
         model.add_link(L.Linear(2, 1), 0, None)
         F.sum(model()).backward(enable_double_backprop=True)
     there_and_back(comm)
-
-
-def test_nor_can_what_its_later_components_receive(comm):
-    """Rank 1 has no weights, so nothing leads it from one component to the other."""
-    model, square = MultiNodeChainList(comm), chainer.Sequential(F.square)
-    if comm.rank == 0:
-        second = L.Linear(2, 2)
-        model.add_link(L.Linear(2, 2), None, 1)
-        model.add_link(second, 1, 1)
-        model.cleargrads()
-        model(np.ones((1, 2), "f")).backward(enable_double_backprop=True)
-        gw = second.W.grad_var
-        with pytest.raises(RankMismatchError, match=FINAL):
-            F.sum(gw**2).backward()
-    else:
-        model.add_link(square, 0, 0)
-        model.add_link(square, 0, None)
-        F.sum(model()).backward(enable_double_backprop=True)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,7 @@ import pytest
 from chainer import Variable
 
 from chainermn_modelparallel import (
-    MultiNodeBatchNormalization,
     allreduce,
-    gather,
     pseudo_connect,
     recv,
     send,
@@ -98,29 +96,6 @@ def test_of_any_graph(comm, examples):
     graphs.check_drawn(lambda graph: check(comm, graph), comm.size, examples)
 
 
-def test_of_what_goes_there_and_back(comm):
-    """The second backward comes to the gradient that the first one sent, too."""
-    check(comm, [Part(0, None, 1), Part(1, 0, 0), Part(0, 1, None)])
-
-
-def test_third_derivatives_cross_ranks(comm):
-    def differentiate(y: Variable, x: Variable) -> list[Variable]:
-        found = [y]
-        for _ in range(3):
-            found += chainer.grad([found[-1]], [x], enable_double_backprop=True)
-        return found[1:]
-
-    if comm.rank == 0:
-        x = Variable(np.array([1.5]))
-        found = [y.array.item() for y in differentiate(send(x, comm, 1), x)]
-        np.testing.assert_allclose(
-            found, [5 * 1.5**4, 20 * 1.5**3, 60 * 1.5**2], rtol=1e-12
-        )
-    elif comm.rank == 1:
-        hold = Variable(np.zeros(0, "f"))
-        differentiate(F.sum(recv(comm, 0, delegate_variable=hold) ** 5), hold)
-
-
 def test_of_weights_needs_no_delegate(comm):
     """What goes back for the second time are gradients of the gradient of w, y^3."""
     data = np.array([0.5, 2.0])
@@ -150,58 +125,3 @@ def test_third_derivatives_of_a_sum_over_ranks(comm):
     ):
         (y,) = chainer.grad([y], [x], enable_double_backprop=True)
         np.testing.assert_allclose(y.array, [n**order * expected], rtol=1e-12)
-
-
-@pytest.mark.sizes(1, 2, 3, 4)
-def test_a_graph_that_is_differentiated_again_twice(comm, random):
-    link = MultiNodeBatchNormalization(3, comm, dtype=np.float64)
-    x = Variable(random.standard_normal((4, 3)))
-    y = F.sum(link(x) ** 3)
-    found = []
-    for _ in range(2):
-        (gx,) = chainer.grad([y], [x], enable_double_backprop=True)
-        x.cleargrad()
-        F.sum(gx**2).backward()
-        found.append(x.grad)
-    assert found[0].any()
-    np.testing.assert_array_equal(found[0], found[1])
-
-
-def test_of_one_of_two_starts_from_the_gradient_of_any_delegate(comm):
-    """It leads to what was sent back and to what merely passed by, whatever its size."""
-    if comm.rank == 0:
-        x = Variable(np.array([1.0, 2.0]))
-        send((np.ones(3), x), comm, 1).backward(enable_double_backprop=True)
-        gradient, x.grad_var = x.grad_var, None
-        F.sum(gradient**2).backward()
-        np.testing.assert_allclose(x.grad, 36 * x.array**3)
-    elif comm.rank == 1:
-        hold = Variable(np.zeros(2))
-        first, second = recv(comm, 0, delegate_variable=hold)
-        (F.sum(first**3) + F.sum(second**3)).backward(enable_double_backprop=True)
-        gradient, hold.grad_var = hold.grad_var, None
-        gradient.backward()
-
-
-def test_of_a_gather_off_the_root_that_a_recv_leads_back_to(comm, random):
-    """The gradient that reaches its delegate leads to what `recv` sent back, and so must ours."""
-    data = random.standard_normal(comm.size)
-    alone = [Variable(np.array(value)) for value in data]
-    total = F.exp(sum(x**2 for x in alone))
-    loss = F.sin(total) * 2 if comm.size > 1 else total
-    penalty(chainer.grad([loss], alone, enable_double_backprop=True)).backward()
-
-    x = Variable(np.array(data[comm.rank]))
-    found = gather(comm, x**2)
-    if comm.rank == 0:
-        hold = Variable(np.zeros(0, "f"))
-        delegate = send(pseudo_connect(hold, F.exp(sum(found))), comm, 1)
-        wanted, loss = [hold, x], delegate
-    elif comm.rank == 1:
-        wanted, loss = [x], F.sin(recv(comm, 0, delegate_variable=found)) * 2
-    else:
-        wanted, loss = [x], found
-    gradients = chainer.grad([loss], wanted, enable_double_backprop=True)
-    again = penalty(gradients[-1:])
-    (pseudo_connect(gradients[0], again) if len(gradients) > 1 else again).backward()
-    np.testing.assert_allclose(x.grad, alone[comm.rank].grad, rtol=1e-10)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import chainer
 import chainer.functions as F
-import chainer.links as L
 import numpy as np
 import pytest
 from chainer import Variable
@@ -62,58 +61,6 @@ def test_any_float_array_goes_there_and_its_gradient_back(comm, random, dtype, l
         F.sum(x * x * weights).backward()
 
 
-@pytest.mark.ranks(2, 3)
-def test_training_step_after_step_through_all_ranks_equals_one_process(comm, random):
-    """Twenty updates, by Adam, of a model of which each rank has a layer."""
-    with chainer.using_config("dtype", np.float64):
-        layers = [
-            L.Linear(3, 3, initialW=random.standard_normal((3, 3)))
-            for _ in range(comm.size)
-        ]
-    layer, last = layers[comm.rank], comm.rank == comm.size - 1
-    alone = chainer.ChainList(*[each.copy(mode="copy") for each in layers])
-    optimizers = [chainer.optimizers.Adam(0.1).setup(model) for model in (alone, layer)]
-    for x in random.standard_normal((20, 5, 3)):
-        h = x
-        for each in alone:
-            h = F.tanh(each(h))
-        mine = F.tanh(layer(recv(comm, comm.rank - 1) if comm.rank else x))
-        losses = (
-            F.sum(h * h),
-            F.sum(mine * mine) if last else send(mine, comm, comm.rank + 1),
-        )
-        for optimizer, loss in zip(optimizers, losses, strict=True):
-            optimizer.target.cleargrads()
-            loss.backward()
-            optimizer.update()
-    assert np.all(np.isfinite(layer.W.array))
-    equal(layer.W.array, alone[comm.rank].W.array)
-    equal(layer.b.array, alone[comm.rank].b.array)
-
-
-@WITH_THIRD_PARTY
-def test_tuples_of_different_shapes_and_dtypes(comm, random):
-    data = (
-        random.standard_normal((2, 3)).astype(np.float16),
-        random.standard_normal(()).astype(np.float64),
-        random.standard_normal((4, 0)).astype(np.float32),
-        random.standard_normal(5).astype(np.float32),
-    )
-    if comm.rank == 0:
-        xs = tuple(Variable(array) for array in data)
-        send(xs, comm, 1, tag=5).backward()
-        for number, x in enumerate(xs):
-            equal(x.grad, np.full_like(data[number], number + 1))
-    elif comm.rank == 1:
-        ys = recv(comm, 0, tag=5)
-        assert isinstance(ys, tuple)
-        for y, array in zip(ys, data, strict=True):
-            equal(y.array, array)
-        chainer.backward(
-            ys, [Variable(np.full_like(a, n + 1)) for n, a in enumerate(data)]
-        )
-
-
 @pytest.mark.sizes(2)
 @pytest.mark.parametrize("force_tuple", [False, True])
 @pytest.mark.parametrize("sent_as", [lambda x: x, lambda x: (x,), lambda x: [x]])
@@ -126,20 +73,6 @@ def test_one_variable_is_a_tuple_only_if_forced(comm, sent_as, force_tuple):
         y = recv(comm, 0, force_tuple=force_tuple)
         assert isinstance(y, tuple) == force_tuple
         F.sum((y[0] if force_tuple else y) * 3).backward()
-
-
-def test_an_unused_output_of_a_tuple_has_a_gradient_of_zeros(comm, random):
-    """And backward still reaches what lies before it, on other ranks too."""
-    data = random.standard_normal((2, 3)).astype("d")
-    if comm.rank == 0:
-        used, unused = Variable(data), Variable(data.astype(np.float16))
-        before = unused * 1
-        send((used, before), comm, 1).backward(retain_grad=True)
-        equal(used.grad, np.full_like(data, 2))
-        equal(before.grad, np.zeros_like(unused.array))
-        equal(unused.grad, np.zeros_like(unused.array))
-    elif comm.rank == 1:
-        F.sum(recv(comm, 0)[0] * 2).backward()
 
 
 @pytest.mark.sizes(3)
@@ -177,31 +110,6 @@ def test_gradients_find_their_send_in_whatever_order_they_come(
         ys = [recv(comm, 0, tag=tag) for tag in tags]
         for loss in (F.sum(ys[0] ** 2), F.sum(3 * ys[1] ** 2)):
             loss.backward()
-
-
-def test_several_sends_are_connected_by_pseudo_connect(comm, random):
-    """A send to the next one's input or to the loss, or both delegates to each other."""
-    data = random.standard_normal((3, 4))
-    if comm.rank == 0:
-        xs = [Variable(array) for array in data]
-        first = send(xs[0] * 2, comm, 1)
-        second = send(pseudo_connect(first, xs[1] * 3), comm, 1)
-        loss = pseudo_connect(second, F.sum(xs[2] ** 2))
-        assert loss.array == np.sum(data[2] ** 2)
-        loss.backward()
-        for x, expected in zip(
-            xs, (np.full(4, 2.0), 18 * data[1], 2 * data[2]), strict=True
-        ):
-            np.testing.assert_allclose(x.grad, expected, rtol=1e-12)
-        xs = [Variable(array) for array in data[:2]]
-        pseudo_connect(*[send(x, comm, 1) for x in xs]).backward()
-        for number, x in enumerate(xs):
-            equal(x.grad, np.full(4, number + 2.0))
-    elif comm.rank == 1:
-        a, b = recv(comm, 0), recv(comm, 0)
-        (F.sum(a) + F.sum(b**2)).backward()
-        a, b = recv(comm, 0), recv(comm, 0)
-        (F.sum(a * 2) + F.sum(b * 3)).backward()
 
 
 @WITH_THIRD_PARTY
@@ -281,26 +189,6 @@ def test_the_delegate_is_reached_through_what_has_no_gradient(comm):
         F.sum(x * 4).backward()
 
 
-def test_one_variable_sent_twice_and_used_twice_gets_one_sum(comm):
-    if comm.rank == 0:
-        x = Variable(np.array([1.0, 2.0]))
-        send((x, x), comm, 1).backward()
-        equal(x.grad, np.array([7.0, 9.0]))
-    elif comm.rank == 1:
-        a, b = recv(comm, 0)
-        F.sum(a * a + 3 * a + 2 * b).backward()
-    nothing_is_left(comm)
-
-
-def test_chainer_grad_goes_through_send(comm):
-    if comm.rank == 0:
-        x = Variable(np.array([1.0, 2.0]))
-        (gx,) = chainer.grad([send(x, comm, 1)], [x])
-        equal(gx.array, np.array([3.0, 12.0]))
-    elif comm.rank == 1:
-        F.sum(recv(comm, 0) ** 3).backward()
-
-
 def test_the_second_derivative_ends_where_the_function_is_linear(comm, random):
     """The gradient w of w x doesn't depend on x, but on w; no rank waits in vain."""
     data, weights = random.standard_normal((2, 4))
@@ -316,23 +204,6 @@ def test_the_second_derivative_ends_where_the_function_is_linear(comm, random):
         again.backward()
         np.testing.assert_allclose(w.grad, 2 * weights, rtol=1e-12)
     nothing_is_left(comm)
-
-
-@pytest.mark.sizes(2)
-@pytest.mark.parametrize("megabytes", [10, pytest.param(100, marks=pytest.mark.full)])
-def test_many_megabytes_there_and_back(comm, megabytes):
-    """One after the other: in pieces, and MPI takes none before it is received."""
-    n = megabytes << 18
-    if comm.rank == 0:
-        x = Variable(np.arange(n, dtype="f"))
-        y = recv(comm, 1, delegate_variable=send(x, comm, 1))
-        y.grad = y.array
-        y.backward()
-        equal(x.grad, x.array)
-    else:
-        y = recv(comm, 0)
-        equal(y.array[:: n // 7], np.arange(0, n, n // 7, dtype="f"))
-        send(y, comm, 0).backward()
 
 
 @pytest.mark.sizes(2)

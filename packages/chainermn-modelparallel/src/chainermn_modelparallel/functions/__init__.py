@@ -1,9 +1,11 @@
 """Differentiable communication between ranks, as functions of Chainer's graph."""
 
 from .arguments import check_communicator as check_communicator
+from .arguments import check_edge as check_edge
 from .arguments import check_integer as check_integer
-from .arguments import check_peer as check_peer
 from .arguments import check_variable as check_variable
+from .collective_nodes import Inputs as Inputs
+from .collective_nodes import array_specs as array_specs
 from .collectives import (
     allgather,
     allreduce,

@@ -2,73 +2,51 @@
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
 from typing import Any
 
 import chainer
 from chainer import Variable
 
-from chainermn_comm import CommunicatorBase, create_communicator
+from chainermn_comm import CommunicatorBase
 from chainermn_comm.numbers import as_integer
 
-# Cached, since of an abstract class it is slow for what each send does before it sends.
-_issubclass = lru_cache(maxsize=256)(issubclass)
+from .messages import Edge
 
 
 def check_communicator(comm: Any, name: str = "comm") -> CommunicatorBase:
     """Return what is to communicate; raise TypeError unless it is a communicator (not collective).
 
     An object of any class is one if it wraps one, as by ``__getattr__``: its
-    ``handshake`` is that of a communicator. For a double of one rank, such as a mock in
-    a user's test, whose answers can't be relied on, it is a communicator of this
-    process alone.
+    ``handshake`` is that of a communicator.
     """
-    kind: type = type(comm)
-    if _issubclass(kind, CommunicatorBase):
-        return comm  # type: ignore[no-any-return]
     handshake = getattr(comm, "handshake", None)
-    if isinstance(getattr(handshake, "__self__", None), CommunicatorBase):
-        return comm  # type: ignore[no-any-return]
-    place = (
-        as_integer(getattr(comm, "rank", None)),
-        as_integer(getattr(comm, "size", None)),
-    )
-    if place == (0, 1) and callable(getattr(comm, "bcast_data", None)):
-        return _alone()
-    raise TypeError(f"{name} must be a communicator, got {kind.__name__}")
+    if not isinstance(getattr(handshake, "__self__", None), CommunicatorBase):
+        raise TypeError(f"{name} must be a communicator, got {type(comm).__name__}")
+    return comm  # type: ignore[no-any-return]
 
 
-@cache
-def _alone() -> CommunicatorBase:
-    from mpi4py import MPI  # which starts MPI
-
-    return create_communicator("naive", MPI.COMM_SELF)
-
-
-def check_peer(communicator: Any, rank: Any, tag: Any = 0) -> tuple[int, int]:
-    """Return rank and tag as integers; raise unless there is such another rank, and such a tag."""
+def check_edge(communicator: Any, rank: Any, tag: Any = 0) -> Edge:
+    """Return the edge to another rank; raise unless there is such a rank, and such a tag."""
     check_communicator(communicator, "communicator")
-    this_rank, size = communicator.rank, communicator.size
-    if type(rank) is not int or type(tag) is not int:
-        rank, tag = (
-            check_integer("rank", rank, this_rank),
-            check_integer("tag", tag, this_rank),
-        )
+    here = communicator.rank
+    size = communicator.size
+    rank = check_integer("rank", rank, here)
+    tag = check_integer("tag", tag, here)
     if not 0 <= rank < size:
         raise ValueError(
-            f"rank {this_rank}: there is no rank {rank}; ranks go from 0 to {size - 1}"
+            f"rank {here}: there is no rank {rank}; ranks go from 0 to {size - 1}"
         )
-    if rank == this_rank:
+    if rank == here:
         raise ValueError(
-            f"rank {this_rank}: a rank can't send to itself or receive from itself; use the "
+            f"rank {here}: a rank can't send to itself or receive from itself; use the "
             "variable as it is"
         )
     if tag < 0 or tag == communicator.reserved_tag:
         raise ValueError(
-            f"rank {this_rank}: tag must be 0 or more and not {communicator.reserved_tag}, which "
+            f"rank {here}: tag must be 0 or more and not {communicator.reserved_tag}, which "
             f"gradients take; got {tag}"
         )
-    return rank, tag
+    return Edge(communicator, rank, tag)
 
 
 def check_integer(name: str, value: Any, this_rank: int) -> int:

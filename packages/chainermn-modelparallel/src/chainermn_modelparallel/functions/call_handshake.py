@@ -11,18 +11,20 @@ import itertools
 import struct
 from typing import Any, NamedTuple
 
+import chainer
+
 from chainermn_comm import CommunicatorBase, RankMismatchError
 
 from .cancellation import send_pending_cancellations
-from .ordered_function import SCOPE, chainer_config
+from .ordered_function import SCOPE
 
 # What must be equal on all ranks: entries of a name and its values.
 Signature = tuple[tuple[Any, ...], ...]
 
-# The call whose gradients travel, this call's number, and flags.
-_PREFIX = struct.Struct("<qQB")
+# The call whose gradients travel, this call's number, and whether this rank needs a
+# gradient and builds a graph.
+_PREFIX = struct.Struct("<qQ??")
 NO_CALL = -1
-_REQUIRES_GRAD, _BUILDS_GRAPH = 1, 2
 _ADVICE = (
     ". Call the same functions in the same order on all ranks; where backward comes to them in "
     "different orders, connect one's result to the next one's input with pseudo_connect"
@@ -74,32 +76,27 @@ def handshake(
         PeerError: another rank has an error, as of a ``raise_together``.
     """
     send_pending_cancellations(comm)
-    flags = _REQUIRES_GRAD * requires_grad | _BUILDS_GRAPH * bool(
-        chainer_config("enable_backprop")
-    )
-    prefix = _PREFIX.pack(forward_id, number := next(_call_numbers), flags)
+    builds_graph = bool(chainer.config.enable_backprop)
+    prefix = _PREFIX.pack(forward_id, next(_call_numbers), requires_grad, builds_graph)
     try:
         rows = comm.handshake(SCOPE + operation, signature, payload=prefix + payload)
     except RankMismatchError as mismatch:
         if mismatch.entry == "operation":
             mismatch.args = (f"{mismatch}{_ADVICE}",)
         raise
-    payloads = [row[_PREFIX.size :] for row in rows]
-    if all([row.startswith(prefix) for row in rows]):  # nearly always
-        return Handshake(number, requires_grad, payloads)
-    forward_ids, numbers, all_flags = zip(*map(_PREFIX.unpack_from, rows), strict=True)
-    where = f"{operation} on rank {comm.rank}"
+    prefixes = [_PREFIX.unpack_from(row) for row in rows]
+    forward_ids, numbers, require_grad, build_graph = zip(*prefixes, strict=True)
     if len(set(forward_ids)) > 1:
-        calls = "; ".join(
-            f"{call} on rank {rank}" for rank, call in enumerate(forward_ids)
-        )
         raise RankMismatchError(
-            f"{where}: ranks disagree on the call: {calls}{_ADVICE}", "call"
+            f"{operation} on rank {comm.rank}: ranks disagree on the call, which has the "
+            f"numbers {forward_ids} in rank order{_ADVICE}",
+            "call",
         )
-    any_requires_grad = any(each & _REQUIRES_GRAD for each in all_flags)
-    lacking = [rank for rank, each in enumerate(all_flags) if not each & _BUILDS_GRAPH]
-    without_graph = tuple(lacking if any_requires_grad else ())
-    call = Handshake(numbers[0], any_requires_grad, payloads, without_graph)
+    without_graph: list[int] = []
+    if any(require_grad):
+        without_graph = [rank for rank, builds in enumerate(build_graph) if not builds]
+    payloads = [row[_PREFIX.size :] for row in rows]
+    call = Handshake(numbers[0], any(require_grad), payloads, tuple(without_graph))
     if forward_id != NO_CALL:
         call.require_graph(operation, comm.rank)
     return call

@@ -8,15 +8,17 @@ from __future__ import annotations
 import sys
 import warnings
 from collections import deque
+from dataclasses import dataclass
 from weakref import ref
 
 from chainermn_comm import CommunicatorBase
 
-from .messages import encode_header, send_message
+from .messages import Edge, Header, send_message
 
 # Why there will be no gradients, and what to do, as the rank that waits for them
 # reports it.
-NO_BACKPROP, DROPPED = 1, 2
+NO_BACKPROP = 1
+DROPPED = 2
 REASONS = {
     NO_BACKPROP: (
         "called recv in no_backprop_mode; use the mode on both ranks, or send what needs no "
@@ -30,15 +32,17 @@ REASONS = {
 # Most that are kept or sent: a user who drops more evaluates a model, and was warned.
 MAX_CANCELLATIONS = 1000
 
-# The sends that were dropped though a gradient may come for them: id, and how they were
-# called.
-_dropped_sends: deque[tuple[int, str]] = deque(maxlen=MAX_CANCELLATIONS)
-# Sends whose backward raised when it received the gradients of one of those.
-failed_sends: deque[int] = deque(maxlen=MAX_CANCELLATIONS)
-# Cancellations to be sent: the communicator, the other rank, and the message's id.
-_pending: deque[tuple[ref[CommunicatorBase], int, int]] = deque(
-    maxlen=MAX_CANCELLATIONS
-)
+
+@dataclass(frozen=True)
+class _Dropped:
+    """A message whose receiver was dropped, so that its sender must be told."""
+
+    communicator: ref[CommunicatorBase]
+    peer: int
+    message_id: int
+
+
+_pending: deque[_Dropped] = deque(maxlen=MAX_CANCELLATIONS)
 _num_sent = 0
 
 
@@ -50,27 +54,25 @@ def send_cancellation(
     if _num_sent >= MAX_CANCELLATIONS:
         return
     _num_sent += 1
-    edge = communicator, peer, communicator.reserved_tag
-    send_message(encode_header(b"", cancellation=reason), (), edge, message_id)
+    edge = Edge(communicator, peer, communicator.reserved_tag)
+    send_message(Header(message_id, cancellation=reason), (), edge)
 
 
 def send_pending_cancellations(communicator: CommunicatorBase) -> None:
     """Send to other ranks what was dropped here; called before each call that may wait for them."""
     for _ in range(len(_pending)):
-        entry = reference, peer, message_id = _pending.popleft()
-        if reference() is None:
-            continue
-        if reference() is communicator:
-            send_cancellation(communicator, peer, message_id, DROPPED)
-        else:
-            _pending.append(entry)
+        dropped = _pending.popleft()
+        owner = dropped.communicator()
+        if owner is communicator:
+            send_cancellation(owner, dropped.peer, dropped.message_id, DROPPED)
+        elif owner is not None:
+            _pending.append(dropped)
 
 
-def warn_dropped_send(message_id: int, rank: int, call: str) -> None:
+def warn_dropped_send(rank: int, call: str) -> None:
     """Warn; called by ``__del__``, in the line that drops the last reference."""
     if sys.is_finalizing():  # what lives until the end was not dropped
         return
-    _dropped_sends.append((message_id, call))
     warnings.warn(
         f"rank {rank}: the delegate variable that {call} returned was dropped before "
         "backward came to it: what was sent gets no gradient. Keep it with pseudo_connect or as "
@@ -87,7 +89,7 @@ def warn_dropped_recv(
     """Warn likewise; the next call sends the cancellation, as nothing may be sent here."""
     if sys.is_finalizing():
         return
-    _pending.append((ref(communicator), peer, message_id))
+    _pending.append(_Dropped(ref(communicator), peer, message_id))
     warnings.warn(
         f"rank {communicator.rank}: what {call} returned was dropped before "
         f"backward came to it: backward on rank {peer} gets no gradients. Run backward through "
@@ -97,24 +99,12 @@ def warn_dropped_recv(
     )
 
 
-def unknown_gradient_error(
-    waiting_id: int, message_id: int, rank: int, peer: int
-) -> RuntimeError:
-    """Return the error of a send that gets gradients for another one, which is gone.
-
-    Its own gradients, which are yet to come, are then nobody's error: it is in
-    ``failed_sends``.
-    """
-    failed_sends.append(waiting_id)
-    reason = (
-        "its delegate variable was dropped, or backward ran more often on rank "
-        f"{peer} than here"
-    )
-    if call := dict(_dropped_sends).get(message_id):
-        reason = f"the delegate variable that {call} returned was dropped"
+def unknown_gradient_error(rank: int, peer: int) -> RuntimeError:
+    """Return the error of a send that gets gradients for another one, which is gone."""
     return RuntimeError(
-        f"rank {rank}: rank {peer} ran backward through a variable whose send on "
-        f"rank {rank} is gone: {reason}. Keep the result of send with pseudo_connect or as "
+        f"rank {rank}: rank {peer} ran backward through a variable whose send on rank {rank} "
+        "is gone: its delegate variable was dropped, or backward ran more often on rank "
+        f"{peer} than here. Keep the result of send with pseudo_connect or as "
         "delegate_variable of the next recv, and run backward equally often on both; or send "
         "without gradients (the variable's array)"
     )

@@ -25,6 +25,7 @@ from .control_dependencies import (
     pseudo_connect,
     zeros_for_input,
 )
+from .equal_values import check_equal, project, side_by_side
 from .ordered_function import (
     SCOPE,
     Arrays,
@@ -82,6 +83,10 @@ OPS: dict[str, tuple[Operation, str]] = {
 }
 
 
+# Operations whose inputs ranks have alike, forward and backward.
+_TAKE_EQUAL_VALUES = ("copy_to_region", "split_to_region")
+
+
 class Inputs(NamedTuple):
     """What this rank gives to a collective operation."""
 
@@ -90,6 +95,8 @@ class Inputs(NamedTuple):
     control_inputs: Variables = ()
     root: int | None = None  # of operations that have one
     signature: Signature = ()  # what else must be equal on all ranks
+    # Not used either: arrays whose values must be equal on all ranks.
+    replicas: Arrays = ()
 
 
 def apply_collective(
@@ -107,30 +114,42 @@ def apply_collective(
 
     Raises:
         TypeError: ``comm`` is no communicator.
-        PeerError, RankMismatchError: as for :func:`handshake`, also for ``forward_id``.
+        PeerError, RankMismatchError: as for :func:`handshake`, also for ``forward_id``,
+            and if values differ that must be equal.
     """
     comm = check_communicator(comm)
     operation = operation or op
     with raise_together(comm.handshake, SCOPE + operation, meet=False):
-        variables, control_inputs, root, signature = make_inputs()
-    if root is not None:
-        signature = (("root", root), *signature)
-    inputs = variables + control_inputs
-    needed = 1 in requires_grad_mask(inputs)
+        inputs = make_inputs()
+        replicas = inputs.replicas
+        if op in _TAKE_EQUAL_VALUES:
+            replicas = (side_by_side(inputs.variables), *replicas)
+        projections = project(replicas)
+    signature = inputs.signature
+    if inputs.root is not None:
+        signature = (("root", inputs.root), *signature)
+    variables = inputs.variables + inputs.control_inputs
     call = handshake(
-        comm, operation, signature, requires_grad=needed, forward_id=forward_id
+        comm,
+        operation,
+        signature,
+        requires_grad=1 in requires_grad_mask(variables),
+        payload=projections,
+        forward_id=forward_id,
     )
-    node = CollectiveFunction(comm, root, len(variables), operation, call, op)
+    check_equal(operation, call.payloads, replicas, comm.rank)
+    node = CollectiveFunction(
+        comm, inputs.root, len(inputs.variables), operation, call, op
+    )
     if not call.requires_grad:  # on no rank, so backward must not wait here
         with chainer.using_config("enable_backprop", False):
-            outputs = node.apply(inputs)
-        return tuple(
-            [Variable(y.array, requires_grad=False) for y in outputs if node.specs]
-        )
+            results = node.apply(variables)[:-1]
+        return tuple(Variable(y.array, requires_grad=False) for y in results)
     # Without an input that requires a gradient, Chainer would not call backward on this
     # rank.
-    leaf = Variable(empty_on_device_of(inputs[0].array if inputs else None))
-    return node.apply((*inputs, leaf))
+    leaf = Variable(empty_on_device_of(variables[0].array if variables else None))
+    outputs = node.apply((*variables, leaf))
+    return outputs[:-1] or outputs  # the last one is empty
 
 
 def array_specs(variables: Variables) -> Signature:
@@ -146,7 +165,7 @@ class CollectiveFunction(OrderedFunctionNode):
     """One call of a collective operation.
 
     Inputs: those of the operation, control inputs, and an empty leaf if backward will
-    run. Outputs: this rank's results, or an empty one if there are none.
+    run. Outputs: this rank's results, if any.
     """
 
     comm: CommunicatorBase
@@ -164,28 +183,27 @@ class CollectiveFunction(OrderedFunctionNode):
         outputs = tuple(
             np.asarray(y) if isinstance(y, np.generic) else y for y in results
         )
-        self.empty_array = empty_on_device_of((*outputs, *inputs, None)[0])
         self.specs = tuple((y.shape, y.dtype) for y in outputs)
-        return outputs or (self.empty_array,)
+        return self.with_control_output(outputs, like=(*outputs, *inputs, None)[0])
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
-        operation, call = f"backward of {self.operation}", self.call
-        call.require_graph(operation, self.comm.rank)
-        gradients = tuple(
-            Variable(self._xp.zeros(*spec), requires_grad=False)
-            if gradient is None
-            else gradient
-            for spec, gradient in zip(self.specs, grad_outputs, strict=False)
-        )
+        operation = f"backward of {self.operation}"
+        self.call.require_graph(operation, self.comm.rank)
+        gradients: Variables = ()
+        for spec, gradient in zip(self.specs, grad_outputs, strict=False):
+            if gradient is None:
+                gradient = Variable(self.xp.zeros(*spec), requires_grad=False)
+            gradients += (gradient,)
         control: Variables = ()
         if chainer.config.enable_backprop:
-            hidden = grad_outputs[len(self.specs) :]
-            control = keep_control_dependencies(hidden, (self.control_output(),))
+            control = keep_control_dependencies(
+                grad_outputs[-1:], (self.control_output(),)
+            )
             gradients = tuple(pseudo_connect(*control, each) for each in gradients)
         _, adjoint = OPS[self.label]
         inputs = Inputs(gradients, control, self.root)
         results = apply_collective(
-            self.comm, adjoint, lambda: inputs, operation, call.call_id
+            self.comm, adjoint, lambda: inputs, operation, self.call.call_id
         )
         return tuple(self._input_gradient(index, results) for index in indexes)
 

@@ -26,14 +26,13 @@ Every function is collective, and so is its backward, unless no rank needs a gra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import chainer
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
-from chainermn_comm.numbers import integer_between
+from chainermn_comm.numbers import integer_between, one_for_each
 
 from .arguments import check_variable
 from .collective_nodes import Inputs, apply_collective, array_specs
@@ -236,20 +235,5 @@ def _variable(comm: CommunicatorBase, name: str, x: Any) -> Variable:
 
 def _one_per_rank(comm: CommunicatorBase, xs: Any) -> Variables:
     """Return what the user gave as one variable for each rank; raise if it isn't that."""
-    if isinstance(xs, (Variable, *chainer.get_array_types())):
-        rows = _variable(comm, "xs", xs)
-        xs = [rows[index] for index in range(len(rows))] if rows.ndim else xs
-    elif isinstance(xs, Iterator):
-        # What `map` and `zip` gave as lists in older Pythons.
-        xs = tuple(xs)
-    if not isinstance(xs, (tuple, list)):
-        raise TypeError(
-            f"rank {comm.rank}: xs must be a tuple or list of {comm.size} variables, one for each "
-            f"rank, got {type(xs).__name__}"
-        )
-    if len(xs) != comm.size:
-        raise ValueError(
-            f"rank {comm.rank}: xs must hold {comm.size} variables, one for each rank, got "
-            f"{len(xs)}"
-        )
-    return tuple(_variable(comm, f"xs[{index}]", x) for index, x in enumerate(xs))
+    items = one_for_each(xs, comm.rank, comm.size)
+    return tuple(_variable(comm, f"xs[{index}]", x) for index, x in enumerate(items))

@@ -13,7 +13,6 @@ from .ordered_function import (
     Arrays,
     Gradients,
     Variables,
-    chainer_config,
     empty_on_device_of,
 )
 
@@ -51,12 +50,10 @@ def pseudo_connect(delegate_variable: Variable | None, *actual_variables: Any) -
         )
     if not actual_variables:
         raise TypeError("pseudo_connect needs at least one actual variable")
-    for variable in actual_variables:
-        if not isinstance(variable, (Variable, *chainer.get_array_types())):
-            raise TypeError(
-                "actual variables must be variables or arrays, one by one (write * before a "
-                f"tuple), got {type(variable).__name__}"
-            )
+    if any(isinstance(variable, (tuple, list)) for variable in actual_variables):
+        raise TypeError(
+            "actual variables must be given one by one: write * before a tuple or list"
+        )
     outputs = connect_all(delegate_variable, actual_variables)
     if len(outputs) > 1:
         return outputs
@@ -101,7 +98,7 @@ def keep_control_dependencies(gradients: Gradients, results: Arrays) -> Arrays:
 
     They may be what leads a second backward to a communication of the first one.
     """
-    if chainer_config("enable_backprop"):
+    if chainer.config.enable_backprop:
         for gradient in gradients:
             results = tuple(
                 None if x is None else connect_outputs(gradient, x) for x in results
@@ -119,7 +116,7 @@ def delegate_on_device_of(array: Any, delegate: Variable) -> Variable:
 def zeros_for_input(function: Any, index: int) -> Variable:
     """Return a gradient of zeros for an input of the function, which has an array module."""
     node = function.inputs[index]
-    return Variable(function._xp.zeros(node.shape, node.dtype), requires_grad=False)
+    return Variable(function.xp.zeros(node.shape, node.dtype), requires_grad=False)
 
 
 class PseudoConnect(chainer.FunctionNode):
@@ -129,7 +126,7 @@ class PseudoConnect(chainer.FunctionNode):
         self._empty_array = empty_array
 
     def forward(self, inputs: Arrays) -> Arrays:
-        self._xp = backend.get_array_module(inputs[0])
+        self.xp = backend.get_array_module(inputs[0])
         return inputs[1:] or (self._empty_array,)
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:

@@ -7,17 +7,15 @@ that can be differentiated go by a new edge, in the other direction.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
-from weakref import ref
+from weakref import WeakValueDictionary
 
-import numpy as np
+import chainer
 from chainer import Variable
 
 from chainermn_comm import RankMismatchError
 
 from .cancellation import (
     REASONS,
-    failed_sends,
     send_pending_cancellations,
     unknown_gradient_error,
     warn_dropped_recv,
@@ -30,31 +28,26 @@ from .control_dependencies import (
     zeros_for_input,
 )
 from .messages import (
-    NO_REPLY,
     Edge,
     Header,
     Message,
-    encode_header,
     message_ids,
     receive_message,
     send_message,
 )
 from .ordered_function import (
-    EMPTY,
     SCOPE,
     Arrays,
     Gradients,
     OrderedFunctionNode,
     Variables,
-    chainer_config,
     empty_on_device_of,
-    make_variable,
     requires_grad_mask,
 )
 
 BACKWARD = SCOPE + "backward of "
 # The sends whose gradients may still come, by message id.
-_pending_sends: dict[int, ref[SendFunction]] = {}
+_pending_sends: WeakValueDictionary[int, SendFunction] = WeakValueDictionary()
 
 
 class EdgeFunction(OrderedFunctionNode):
@@ -65,15 +58,15 @@ class EdgeFunction(OrderedFunctionNode):
     backward_expected = False
 
     def __init__(self, edge: Edge) -> None:
-        self._communicator, self._peer, self._tag = edge
+        self._edge = edge
 
     @property
     def _call(self) -> str:
-        return f"{self._function}(rank={self._peer}, tag={self._tag})"
+        return f"{self._function}(rank={self._edge.peer}, tag={self._edge.tag})"
 
     @property
     def _gradient_edge(self) -> Edge:
-        return self._communicator, self._peer, self._communicator.reserved_tag
+        return self._edge._replace(tag=self._edge.communicator.reserved_tag)
 
 
 class SendFunction(EdgeFunction):
@@ -86,78 +79,63 @@ class SendFunction(EdgeFunction):
         self._message_id = message_id
         self._requires_grad_mask = mask
         self._received: deque[Message] = deque()
-        _pending_sends[message_id] = ref(self)
+        _pending_sends[message_id] = self
 
-    # A global may be gone at exit.
-    def __del__(self, discard: Any = _pending_sends.pop) -> None:
-        discard(self._message_id, None)
+    def __del__(self) -> None:
         if self.backward_expected:
-            warn_dropped_send(self._message_id, self._communicator.rank, self._call)
+            warn_dropped_send(self._edge.communicator.rank, self._call)
 
     def forward(self, inputs: Arrays) -> Arrays:
-        if inputs:
-            self.empty_array = empty_on_device_of(inputs[0])
-        return (self.empty_array,)
+        return self.with_control_output((), like=inputs[0])
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
         self.backward_expected = False
-        differentiable = bool(chainer_config("enable_backprop"))
-        results: Variables = ()
-        positions: tuple[int, ...] = ()
+        gradients: dict[int, Variable] = {}
         if 1 in self._requires_grad_mask:
             message = self._receive_gradients()
-            header = message[1]
+            header = message.header
+            differentiable = chainer.config.enable_backprop
             if header.differentiable != differentiable or header.cancellation:
-                raise self._no_gradients_error(header, differentiable)
+                raise self._no_gradients_error(header)
             # A second backward through the gradients asks for this edge's gradients
             # again.
-            delegate = self.control_output() if 1 in header.requires_grad_mask else None
-            results, _ = make_outputs(message, self._gradient_edge, delegate)
-            positions = header.positions
-        if positions or len(results) != len(indexes):
-            given = dict(zip(positions or range(len(results)), results, strict=True))
-            # Zeros and not None elsewhere, so that backward reaches what lies before
-            # this edge: other ranks may wait for it.
-            results = tuple(
-                [given[i] if i in given else zeros_for_input(self, i) for i in indexes]
-            )
-        return (
-            keep_control_dependencies(grad_outputs, results)
-            if differentiable
-            else results
+            delegate = None
+            if 1 in header.requires_grad_mask:
+                delegate = self.control_output()
+            received, _ = make_outputs(message, self._gradient_edge, delegate)
+            needed = [i for i, bit in enumerate(self._requires_grad_mask) if bit]
+            gradients = dict(zip(needed, received, strict=True))
+        # Zeros and not None elsewhere, so that backward reaches what lies before this
+        # edge: other ranks may wait for it.
+        results = tuple(
+            gradients[i] if i in gradients else zeros_for_input(self, i)
+            for i in indexes
         )
+        return keep_control_dependencies(grad_outputs, results)
 
     def _receive_gradients(self) -> Message:
         """Wait for this send's gradients; keep those that come first for other sends."""
-        send_pending_cancellations(self._communicator)
-        if self._received:
-            return self._received.popleft()
-        while True:
+        communicator, peer, _ = self._edge
+        send_pending_cancellations(communicator)
+        while not self._received:
             message = receive_message(self._gradient_edge, BACKWARD + self._call)
-            message_id, header, _ = message
-            if message_id == self._message_id:
-                return message
-            reference = _pending_sends.get(message_id)
-            owner = reference() if reference else None
+            owner = _pending_sends.get(message.header.message_id)
             if owner is not None:
                 owner._received.append(message)
-            elif not header.cancellation and message_id not in failed_sends:
-                rank = self._communicator.rank
-                raise unknown_gradient_error(
-                    self._message_id, message_id, rank, self._peer
-                )
+            elif not message.header.cancellation:
+                raise unknown_gradient_error(communicator.rank, peer)
+        return self._received.popleft()
 
-    def _no_gradients_error(
-        self, header: Header, differentiable: bool
-    ) -> RankMismatchError:
+    def _no_gradients_error(self, header: Header) -> RankMismatchError:
         """Return the error of a cancellation, or of gradients with a graph on one rank alone."""
-        rank, peer = self._communicator.rank, self._peer
+        rank = self._edge.communicator.rank
+        peer = self._edge.peer
         call = f"rank {rank}: backward of {self._call}"
         if header.cancellation:
             return RankMismatchError(
                 f"{call} gets no gradients: rank {peer} {REASONS[header.cancellation]}"
             )
-        with_graph, without = (rank, peer) if differentiable else (peer, rank)
+        with_graph, without = (peer, rank) if header.differentiable else (rank, peer)
         return RankMismatchError(
             f"{call}: rank {with_graph} runs it with enable_double_backprop=True and rank {without}"
             " without, so a second derivative would lack a part; use it on both ranks"
@@ -172,42 +150,44 @@ class RecvFunction(EdgeFunction):
     """
 
     _function = "recv"
-    arrays: Arrays = ()  # what `forward` is to return
     # Whether a second backward can't start here: the delegate leads to no variable of
     # this rank.
     not_twice_differentiable = False
 
-    def bind(self, message: Message) -> None:
-        """Remember what backward needs of the message that was received."""
-        message_id, self._header, _ = message
-        reply_id = self._header.reply_id
-        self._message_id = message_id if reply_id == NO_REPLY else reply_id
+    def __init__(self, edge: Edge, message: Message) -> None:
+        super().__init__(edge)
+        self._header = message.header
+        self._arrays = message.arrays
+        # Of each output: shape and dtype.
+        self._specs = [(array.shape, array.dtype) for array in message.arrays]
+
+    @property
+    def _message_id(self) -> int:
+        """The id by which the message is answered."""
+        header = self._header
+        return header.reply_id if header.differentiable else header.message_id
 
     def __del__(self) -> None:
         if self.backward_expected:
-            warn_dropped_recv(
-                self._communicator, self._peer, self._call, self._message_id
-            )
+            communicator, peer, _ = self._edge
+            warn_dropped_recv(communicator, peer, self._call, self._message_id)
 
     def forward(self, inputs: Arrays) -> Arrays:
-        arrays, self.arrays = self.arrays, ()  # whose memory isn't ours to hold
-        self.empty_array = empty_on_device_of(arrays[0])
-        return arrays
+        arrays = self._arrays
+        self._arrays = ()  # whose memory isn't ours to hold
+        return self.with_control_output(arrays, like=arrays[0])
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
         self.backward_expected = False
-        mask = self._header.requires_grad_mask
-        given = [
-            i for i, needed in enumerate(mask) if needed and grad_outputs[i] is not None
-        ]
+        needed = [i for i, bit in enumerate(self._header.requires_grad_mask) if bit]
         sent: Variable | None = None
-        if not self._header.not_twice_differentiable and 1 in mask:
-            last = self.not_twice_differentiable or 0 not in indexes
-            sent = self._send_gradients(
-                given, tuple([grad_outputs[i] for i in given]), last
-            )
-        elif given:
-            rank, peer = self._communicator.rank, self._peer
+        if needed and not self._header.not_twice_differentiable:
+            gradients = tuple(self._gradient(i, grad_outputs[i]) for i in needed)
+            is_last = self.not_twice_differentiable or 0 not in indexes
+            sent = self._send_gradients(gradients, is_last)
+        elif any(grad_outputs[i] is not None for i in needed):
+            rank = self._edge.communicator.rank
+            peer = self._edge.peer
             raise RankMismatchError(
                 f"rank {rank}: gradients that came from rank {peer} can't be differentiated "
                 f"again: rank {peer} received what they belong to without a delegate_variable "
@@ -217,85 +197,63 @@ class RecvFunction(EdgeFunction):
             )
         if len(self.inputs) == 1:
             return (None,) * len(indexes)
-        others = [gradient for i, gradient in enumerate(grad_outputs) if i not in given]
-        (zeros,) = keep_control_dependencies(
-            (sent, *others), (zeros_for_input(self, 0),)
-        )
-        return tuple(None if index else zeros for index in indexes)
+        unsent = [x for i, x in enumerate(grad_outputs) if i not in needed]
+        zeros = keep_control_dependencies((sent, *unsent), (zeros_for_input(self, 0),))
+        return tuple(None if index else zeros[0] for index in indexes)
+
+    def _gradient(self, index: int, gradient: Variable | None) -> Variable:
+        if gradient is not None:
+            return gradient
+        shape, dtype = self._specs[index]
+        return Variable(self.xp.zeros(shape, dtype), requires_grad=False)
 
     def _send_gradients(
-        self, given: list[int], gradients: Arrays, not_twice_differentiable: bool
+        self, gradients: Variables, not_twice_differentiable: bool
     ) -> Variable | None:
-        """Send the gradients of the outputs ``given``; see :class:`Header`.
+        """Send the gradients of the outputs that need one; see :class:`Header`.
 
         Returns a delegate variable where they can be differentiated again, else None.
         """
-        positions = (
-            () if len(given) == len(self._header.requires_grad_mask) else tuple(given)
-        )
-        mask, last, reply_id = bytes(len(given)), False, NO_REPLY
-        differentiable = bool(chainer_config("enable_backprop"))
-        if differentiable:
-            if gradients:
-                gradients = connect_all(self.control_output(), gradients)
-            mask, last = requires_grad_mask(gradients), not_twice_differentiable
-            reply_id = next(message_ids)
-        metadata = encode_header(mask, positions, differentiable, 0, last, reply_id)
-        arrays = tuple([gradient.array for gradient in gradients])
         label = BACKWARD + self._call
-        send_message(metadata, arrays, self._gradient_edge, self._message_id, label)
-        if not differentiable:
+        arrays = tuple(gradient.array for gradient in gradients)
+        if not chainer.config.enable_backprop:
+            header = Header(self._message_id, bytes(len(gradients)))
+            send_message(header, arrays, self._gradient_edge, label)
             return None
-        return SendFunction(self._gradient_edge, reply_id, mask).apply(gradients)[0]
-
-
-def prebuild_output(edge: Edge, delegate: Variable | None) -> Variable | None:
-    """Build the function of a receive, and its output, while the message travels.
-
-    As if the message brought one array, which is missing; None where Chainer has to
-    build them.
-    """
-    if not chainer_config("enable_backprop"):
-        return None
-    leaf = make_variable(EMPTY, True)
-    inputs = (leaf,) if delegate is None else (delegate, leaf)
-    node = RecvFunction(edge)
-    return node.build_outputs(inputs, (None,))[0] if node.begin_apply(inputs) else None
+        gradients = connect_all(self.control_output(), gradients)
+        header = Header(
+            self._message_id,
+            requires_grad_mask(gradients),
+            reply_id=next(message_ids),
+            not_twice_differentiable=not_twice_differentiable,
+        )
+        send_message(header, arrays, self._gradient_edge, label)
+        node = SendFunction(
+            self._gradient_edge, header.reply_id, header.requires_grad_mask
+        )
+        (delegate,) = node.apply(gradients)
+        return delegate
 
 
 def make_outputs(
-    message: Message,
-    edge: Edge,
-    delegate: Variable | None,
-    prebuilt: Variable | None = None,
+    message: Message, edge: Edge, delegate: Variable | None
 ) -> tuple[Variables, RecvFunction | None]:
     """Return the message's arrays as variables, and the function that sends their gradients.
 
     That function, which continues to the delegate, is None if backward has nothing to
     do.
     """
-    _, header, arrays = message
-    mask = header.requires_grad_mask
+    mask = message.header.requires_grad_mask
+    constants = tuple(Variable(array, requires_grad=False) for array in message.arrays)
     is_needed = 1 in mask or (delegate is not None and delegate.requires_grad)
-    if not is_needed or (prebuilt is None and not chainer_config("enable_backprop")):
-        return tuple([make_variable(array, False) for array in arrays]), None
-    outputs: Variables
-    node: RecvFunction
-    if prebuilt is None or not all([type(array) is np.ndarray for array in arrays]):
-        inputs: Variables = (Variable(empty_on_device_of(arrays[0])),)
-        if delegate is not None:
-            inputs = (delegate_on_device_of(arrays[0], delegate), *inputs)
-        node = RecvFunction(edge)
-        node.arrays = arrays
-        outputs = node.apply(inputs)
-    else:
-        node = prebuilt.creator_node
-        prebuilt.array = arrays[0]
-        outputs = (prebuilt,) if len(arrays) == 1 else node.build_outputs((), arrays)
-    node.bind(message)
-    if 0 in mask and delegate is None:
-        outputs = tuple(
-            output if requires_grad else make_variable(array, False)
-            for output, array, requires_grad in zip(outputs, arrays, mask, strict=True)
-        )
-    return outputs, node
+    if not is_needed or not chainer.config.enable_backprop:
+        return constants, None
+    node = RecvFunction(edge, message)
+    inputs: Arrays = (Variable(empty_on_device_of(message.arrays[0])),)
+    if delegate is not None:
+        inputs = (delegate_on_device_of(message.arrays[0], delegate), *inputs)
+    outputs = node.apply(inputs)[:-1]
+    if delegate is not None:
+        return outputs, node
+    pairs = zip(mask, outputs, constants, strict=True)
+    return tuple(output if bit else constant for bit, output, constant in pairs), node

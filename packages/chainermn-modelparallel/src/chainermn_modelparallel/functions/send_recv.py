@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import chainer
-import numpy as np
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
 
-from .arguments import check_peer
+from .arguments import check_edge, check_variable
 from .cancellation import NO_BACKPROP, send_cancellation, send_pending_cancellations
-from .edge_functions import RecvFunction, SendFunction, make_outputs, prebuild_output
-from .messages import encode_header, message_ids, receive_message, send_message
-from .ordered_function import Arrays, Variables, chainer_config, requires_grad_mask
+from .edge_functions import RecvFunction, SendFunction, make_outputs
+from .messages import Header, message_ids, receive_message, send_message
+from .ordered_function import Variables, requires_grad_mask
 
 
 def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Variable:
@@ -54,47 +53,34 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Var
         RankMismatchError: by ``backward`` of the result, when the other rank ran its
             ``recv`` in ``chainer.no_backprop_mode()``, or dropped what that returned.
     """
-    rank, tag = check_peer(communicator, rank, tag)
-    variables, arrays = _check_variables(x, communicator.rank)
+    edge = check_edge(communicator, rank, tag)
+    variables = _check_variables(x, communicator.rank)
     send_pending_cancellations(communicator)
-    message_id, mask = next(message_ids), requires_grad_mask(variables)
-    edge = communicator, rank, tag
-    send_message(encode_header(mask), arrays, edge, message_id)
+    header = Header(next(message_ids), requires_grad_mask(variables))
+    send_message(header, tuple(variable.array for variable in variables), edge)
     # The graph is built while the other rank works on the message.
-    node = SendFunction(edge, message_id, mask)
+    node = SendFunction(edge, header.message_id, header.requires_grad_mask)
     (delegate,) = node.apply(variables)
-    node.backward_expected = 1 in mask
+    node.backward_expected = 1 in header.requires_grad_mask
     return delegate
 
 
-def _check_variables(x: Any, rank: int) -> tuple[Variables, Arrays]:
-    """Return what the user wants to send as variables, and their arrays."""
-    if (
-        type(x) is Variable
-        and type(array := x.raw_array) is np.ndarray
-        and x.layout is None
-    ):
-        return (x,), (array,)  # nearly always
-    items = tuple(x) if isinstance(x, (tuple, list)) else (x,)
+def _check_variables(x: Any, rank: int) -> Variables:
+    """Return what the user wants to send as variables."""
+    items = x if isinstance(x, (tuple, list)) else (x,)
     if not items:
         raise ValueError(f"rank {rank}: there is nothing to send: x is empty")
-    for item in items:
-        if not isinstance(item, (Variable, *chainer.get_array_types())):
-            raise TypeError(
-                f"rank {rank}: x must be a variable, an array, or a tuple or list of them, "
-                f"got {type(item).__name__}"
-            )
-        if isinstance(item, Variable) and item.array is None:
+    variables = tuple(check_variable("x", item, rank) for item in items)
+    for variable in variables:
+        if variable.array is None:
             raise ValueError(
-                f"rank {rank}: {item.name or 'a parameter'} is not initialised yet"
+                f"rank {rank}: {variable.name or 'a parameter'} is not initialised yet"
             )
-    variables = tuple(map(chainer.as_variable, items))
-    arrays = tuple([variable.array for variable in variables])
-    if len(arrays) > 1 and not chainer.is_arrays_compatible(arrays):
+    if not chainer.is_arrays_compatible([variable.array for variable in variables]):
         raise TypeError(
             f"rank {rank}: x mixes arrays of CPU and GPU; move them to one device"
         )
-    return variables, arrays
+    return variables
 
 
 def recv(
@@ -154,21 +140,19 @@ def recv_variables(
     delegate variable is ``not_twice_differentiable``, because it leads to no variable
     of this rank's own, it is as good as none for a second backward.
     """
-    rank, tag = check_peer(communicator, rank, tag)
+    edge = check_edge(communicator, rank, tag)
     if delegate_variable is not None and not isinstance(delegate_variable, Variable):
         raise TypeError(
             f"rank {communicator.rank}: delegate_variable must be a chainer.Variable, "
             f"got {type(delegate_variable).__name__}"
         )
     send_pending_cancellations(communicator)
-    edge = communicator, rank, tag
-    prebuilt = prebuild_output(edge, delegate_variable)  # while the message travels
     message = receive_message(edge)
-    message_id, header, _ = message
+    header = message.header
     is_expected = 1 in header.requires_grad_mask
-    if is_expected and not chainer_config("enable_backprop"):
-        send_cancellation(communicator, rank, message_id, NO_BACKPROP)
-    variables, node = make_outputs(message, edge, delegate_variable, prebuilt)
+    if is_expected and not chainer.config.enable_backprop:
+        send_cancellation(communicator, edge.peer, header.message_id, NO_BACKPROP)
+    variables, node = make_outputs(message, edge, delegate_variable)
     if node is not None:
         node.backward_expected = is_expected
         node.not_twice_differentiable = (

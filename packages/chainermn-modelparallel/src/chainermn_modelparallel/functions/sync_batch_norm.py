@@ -10,7 +10,7 @@ from typing import Any
 import chainer
 import chainer.functions as F
 import numpy as np
-from chainer import Variable
+from chainer import Variable, backend
 from chainer.backends import cuda
 
 from chainermn_comm import CommunicatorBase
@@ -30,7 +30,6 @@ from .ordered_function import (
     Gradients,
     OrderedFunctionNode,
     empty_on_device_of,
-    make_variable,
     requires_grad_mask,
 )
 
@@ -77,7 +76,7 @@ def sync_batch_norm(
     with raise_together(comm.handshake, SCOPE + NAME, meet=False):
         x, gamma, beta, axis = make_inputs()
     node = SyncBatchNormFunction(comm, eps, axis, requires_grad_mask((x,)) == b"\1")
-    leaf = make_variable(empty_on_device_of(x.array), True)
+    leaf = Variable(empty_on_device_of(x.array))
     return node.apply((x, gamma, beta, leaf))[0], node
 
 
@@ -88,7 +87,7 @@ class SyncBatchNormFunction(OrderedFunctionNode):
     Inputs: x, gamma, beta, and an empty leaf that requires a gradient, since one may be
     needed elsewhere. Output: y. After ``forward``, the same on all ranks: ``count`` of
     values in a channel, and the whole batch's ``mean`` and ``var`` (without correction
-    for the count), float32 or wider, of gamma's shape.
+    for the count), float32 or wider, of x's shape but for axes of length 1 in ``axis``.
     """
 
     label = NAME
@@ -96,153 +95,150 @@ class SyncBatchNormFunction(OrderedFunctionNode):
     eps: float
     axis: tuple[int, ...]
     x_requires_grad: bool
+    mean: Any = None
+    var: Any = None
 
     def forward(self, inputs: Arrays) -> Arrays:
         self.retain_inputs((0, 1))
-        x, gamma, beta = inputs[:3]
-        self.empty_array = empty_on_device_of(x)
-        xp = self._xp
-        self._dtype = np.result_type(x.dtype, gamma.dtype, np.float32)
-        # Where gamma's axes lie among x's.
-        self._expander = tuple(
-            None if i in self.axis else slice(None) for i in range(x.ndim)
-        )
-        expander = self._expander
+        x, gamma, beta, _ = inputs
+        xp = backend.get_array_module(x)
+        dtype = np.result_type(x.dtype, gamma.dtype, np.float32)
+        self._dtype = dtype
+        # Of what is computed for each channel.
+        self._shape = tuple(1 if i in self.axis else n for i, n in enumerate(x.shape))
         count = x.size // gamma.size if gamma.size else 0
-        # Mean of each channel; squares about it.
-        local = xp.zeros((2, *gamma.shape), self._dtype)
-        if count:
-            x.sum(axis=self.axis, dtype=self._dtype, out=local[0, ...])
-            local[0] /= count
-        centred = xp.subtract(x, local[0][expander], dtype=self._dtype)
-        xp.square(centred).sum(axis=self.axis, out=local[1, ...])
-        self._combine_statistics(count, cuda.to_cpu(local))
-        centred += (local[0] - self.mean)[expander]
-        self._inv_std = 1 / xp.sqrt(self.var + self._dtype.type(self.eps))
-        centred *= (self._inv_std * gamma)[expander]
-        centred += beta[expander]
-        return (centred.astype(x.dtype, copy=False),)
+        mean = x.sum(axis=self.axis, dtype=dtype, keepdims=True) / max(count, 1)
+        centred = xp.subtract(x, mean, dtype=dtype)
+        squares = xp.square(centred).sum(axis=self.axis, keepdims=True)
+        local = xp.concatenate([mean.ravel(), squares.ravel()])
+        statistics = self._combine_statistics(count, cuda.to_cpu(local))
+        self.mean, self.var = xp.asarray(statistics).reshape(2, *self._shape)
+        centred += mean - self.mean
+        self._inv_std = 1 / xp.sqrt(self.var + dtype.type(self.eps))
+        centred *= self._inv_std * gamma.reshape(self._shape)
+        centred += beta.reshape(self._shape)
+        return self.with_control_output((centred.astype(x.dtype, copy=False),), like=x)
 
-    def _combine_statistics(self, count: int, local: np.ndarray) -> None:
-        """Set count, mean and variance of the whole batch, combining the ranks' in rank order.
+    def _combine_statistics(self, count: int, local: np.ndarray) -> np.ndarray:
+        """Return means and variances of the whole batch, combining the ranks' in rank order.
 
-        Deviations are from each rank's own mean, so that no digits are lost where the
-        mean is large; the sums over ranks are taken in float64.
+        ``local`` holds this rank's means, then its sums of squares about them, so that
+        no digits are lost where the mean is large. Sums over ranks are taken in
+        float64. What is returned is of its dtype, with a row for each of the two.
         """
-        shape = local.shape[1:]
-        signature = (("dtype and channels", local.dtype, shape),)
-        payload, needed = _COUNT.pack(count) + local.tobytes(), self.x_requires_grad
-        call = handshake(
-            self.comm, NAME, signature, requires_grad=needed, payload=payload
+        channels = tuple(n for i, n in enumerate(self._shape) if i not in self.axis)
+        self._call = handshake(
+            self.comm,
+            NAME,
+            (("dtype and channels", local.dtype, channels),),
+            requires_grad=self.x_requires_grad,
+            payload=_COUNT.pack(count) + local.tobytes(),
         )
-        self._call = call
-        counts = [_COUNT.unpack_from(row)[0] for row in call.payloads]
+        rows = self._call.payloads
+        counts = [_COUNT.unpack_from(row)[0] for row in rows]
         self.count = sum(counts)
-        means, squares = _stack_ranks(
-            [row[_COUNT.size :] for row in call.payloads], local
-        )
-        # Arrays without axes: NumPy takes longer for Python's numbers, and for axes of
-        # one.
-        per_value = np.array(1 / max(self.count, 1))
-        weights = np.array(float(counts[0]))  # nearly always that of all ranks
-        if counts.count(counts[0]) < len(counts):
-            weights = np.array(counts, np.float64).reshape(-1, *(1,) * len(shape))
-        center = (means * weights).sum(axis=0)
-        center *= per_value
-        means -= center
-        means *= means
-        means *= weights
-        means += squares
-        var = means.sum(axis=0)
-        var *= per_value
-        self.mean = self._xp.asarray(center.astype(local.dtype))
-        self.var = self._xp.asarray(var.astype(local.dtype))
+        means, squares = _stack_ranks([row[_COUNT.size :] for row in rows], local)
+        weights = np.array(counts, np.float64)[:, None]
+        per_value = 1 / max(self.count, 1)
+        mean = (means * weights).sum(axis=0) * per_value
+        deviations = (means - mean) ** 2 * weights
+        var = (deviations + squares).sum(axis=0) * per_value
+        return np.array([mean, var], local.dtype)
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
         self._call.require_graph(f"backward of {NAME}", self.comm.rank)
         x, gamma = self.get_retained_inputs()
-        gy = zeros_for_input(self, 0) if grad_outputs[0] is None else grad_outputs[0]
+        gy, hidden = grad_outputs
+        if gy is None:
+            gy = zeros_for_input(self, 0)
         gradients: Gradients
         if chainer.config.enable_backprop:
-            (control,) = keep_control_dependencies(
-                grad_outputs[1:], (self.control_output(),)
-            )
+            (control,) = keep_control_dependencies((hidden,), (self.control_output(),))
             gradients = self._differentiable(x, gamma, pseudo_connect(control, gy))
         else:
             arrays = self._gradients(x.array, gamma.array, gy.array)
             gradients = tuple(
-                None if each is None else make_variable(each, True) for each in arrays
+                None if each is None else Variable(each) for each in arrays
             )
         return tuple(gradients[index] if index < 3 else None for index in indexes)
 
     def _gradients(self, x: Any, gamma: Any, gy: Any) -> tuple[Any, Any, Any]:
         """Return the gradients of x, gamma and beta; of x only if some rank needs it."""
-        xp, expander, dtype = self._xp, self._expander, self._dtype
-        scale = gamma.astype(dtype, copy=False)
-        x_hat = xp.subtract(x, self.mean[expander], dtype=dtype)
-        x_hat *= self._inv_std[expander]
-        gbeta = gy.sum(axis=self.axis, dtype=dtype)
-        ggamma = (gy * x_hat).sum(axis=self.axis)
+        xp = backend.get_array_module(x)
+        dtype = self._dtype
+        scale = gamma.astype(dtype, copy=False).reshape(self._shape)
+        x_hat = xp.subtract(x, self.mean, dtype=dtype)
+        x_hat *= self._inv_std
+        gbeta = gy.sum(axis=self.axis, dtype=dtype, keepdims=True)
+        ggamma = (gy * x_hat).sum(axis=self.axis, keepdims=True)
         gx = None
         if self._call.requires_grad:
-            local = xp.empty((2, *gamma.shape), dtype)
-            xp.multiply(scale, ggamma, out=local[0, ...])
-            xp.multiply(scale, gbeta, out=local[1, ...])
-            host, call_id = cuda.to_cpu(local), self._call.call_id
-            operation, payload = f"backward of {NAME}", host.tobytes()
-            call = handshake(self.comm, operation, payload=payload, forward_id=call_id)
-            means = _stack_ranks(call.payloads, host).sum(axis=1)
+            sums = [(scale * ggamma).ravel(), (scale * gbeta).ravel()]
+            local = cuda.to_cpu(xp.concatenate(sums))
+            call = handshake(
+                self.comm,
+                f"backward of {NAME}",
+                payload=local.tobytes(),
+                forward_id=self._call.call_id,
+            )
+            means = _stack_ranks(call.payloads, local).sum(axis=1)
             means *= 1 / max(self.count, 1)
-            of_gamma, of_beta = xp.asarray(means.astype(dtype))
-            x_hat *= -of_gamma[expander]
-            x_hat += scale[expander] * gy
-            x_hat -= of_beta[expander]
-            x_hat *= self._inv_std[expander]
+            of_gamma, of_beta = xp.asarray(means.astype(dtype)).reshape(2, *self._shape)
+            x_hat *= -of_gamma
+            x_hat += scale * gy
+            x_hat -= of_beta
+            x_hat *= self._inv_std
             gx = x_hat.astype(x.dtype, copy=False)
-        # Arrays even for one channel without an axis: NumPy makes scalars there.
-        return gx, xp.asarray(ggamma, gamma.dtype), xp.asarray(gbeta, gamma.dtype)
+        return gx, *[
+            each.astype(gamma.dtype).reshape(gamma.shape) for each in (ggamma, gbeta)
+        ]
 
     def _differentiable(
         self, x: Variable, gamma: Variable, gy: Variable
     ) -> tuple[Variable | None, Variable, Variable]:
         """Return the same gradients, made of functions that can be differentiated again."""
-        axis, dtype, shape = self.axis, self._dtype, x.shape
-        ones = tuple(1 if i in axis else n for i, n in enumerate(shape))
+        dtype = self._dtype
         per_value = 1 / max(self.count, 1)
 
         def spread(channels: Any) -> Variable:
-            return F.broadcast_to(F.reshape(channels, ones), shape)
+            return F.broadcast_to(channels, x.shape)
 
-        def total(values: Variable) -> Variable:
-            return allreduce(self.comm, F.sum(values, axis=axis) * per_value)
+        def channel_sum(values: Variable) -> Variable:
+            return F.sum(values, axis=self.axis, keepdims=True)
 
-        wide, gy = F.cast(x, dtype), F.cast(gy, dtype)
+        def mean_over_ranks(sums: Variable) -> Variable:
+            return allreduce(self.comm, sums * per_value)
+
+        centred = F.cast(x, dtype)
+        gy = F.cast(gy, dtype)
         if self._call.requires_grad:
-            centred = wide - spread(total(wide))
-            inv_std = spread((total(centred * centred) + self.eps) ** -0.5)
+            centred -= spread(mean_over_ranks(channel_sum(centred)))
+            var = mean_over_ranks(channel_sum(centred * centred))
+            inv_std = spread((var + self.eps) ** -0.5)
         else:  # x is data on all ranks
-            centred, inv_std = wide - spread(self.mean), spread(self._inv_std)
+            centred -= spread(self.mean)
+            inv_std = spread(self._inv_std)
         x_hat = centred * inv_std
-        gbeta, ggamma = F.sum(gy, axis=axis), F.sum(gy * x_hat, axis=axis)
+        gbeta = channel_sum(gy)
+        ggamma = channel_sum(gy * x_hat)
         gx = None
         if self._call.requires_grad:
-            scale = F.cast(gamma, dtype)
-            sums = (
-                allreduce(self.comm, F.stack([scale * ggamma, scale * gbeta]))
-                * per_value
-            )
+            scale = F.reshape(F.cast(gamma, dtype), self._shape)
+            sums = allreduce(self.comm, F.stack([scale * ggamma, scale * gbeta]))
+            sums *= per_value
             gx = spread(scale) * gy - (x_hat * spread(sums[0]) + spread(sums[1]))
             gx = F.cast(gx * inv_std, x.dtype)
             # A second backward from any of the three then takes part in the exchanges
             # above.
             ggamma, gbeta = pseudo_connect(sums, ggamma, gbeta)
-        return gx, F.cast(ggamma, gamma.dtype), F.cast(gbeta, gamma.dtype)
+        ggamma, gbeta = [
+            F.reshape(F.cast(each, gamma.dtype), gamma.shape)
+            for each in (ggamma, gbeta)
+        ]
+        return gx, ggamma, gbeta
 
 
 def _stack_ranks(payloads: list[bytes], like: np.ndarray) -> np.ndarray:
-    """Return the ranks' arrays of two rows, shaped like this one, as float64 (2, ranks, ...)."""
-    by_rank = np.frombuffer(b"".join(payloads), like.dtype).reshape(
-        len(payloads), *like.shape
-    )
-    by_row: np.ndarray = by_rank.swapaxes(0, 1).astype(np.float64, order="C")
-    return by_row
+    """Return the halves of ranks' arrays, of this one's dtype, as float64 (2, ranks, ...)."""
+    flat = np.frombuffer(b"".join(payloads), like.dtype).astype(np.float64)
+    return flat.reshape(len(payloads), 2, like.size // 2).swapaxes(0, 1)

@@ -21,19 +21,20 @@ from chainer import Variable
 from chainermn_comm import CommunicatorBase
 
 from .collective_nodes import Inputs, apply_collective, array_specs
-from .ordered_function import Variables
 
 
-def copy_to_region(comm: CommunicatorBase, make_x: Callable[[], Variable]) -> Variable:
+def copy_to_region(
+    comm: CommunicatorBase, make_inputs: Callable[[], Inputs]
+) -> Variable:
     """Return ``x``, the same on all ranks; backward sums the ranks' gradients."""
-    return _apply(comm, "copy_to_region", make_x)
+    return apply_collective(comm, "copy_to_region", make_inputs)[0]
 
 
 def reduce_from_region(
-    comm: CommunicatorBase, make_x: Callable[[], Variable]
+    comm: CommunicatorBase, make_inputs: Callable[[], Inputs]
 ) -> Variable:
     """Return the sum of the ranks' ``x``; backward gives each of them its gradient as it is."""
-    return _apply(comm, "reduce_from_region", make_x)
+    return apply_collective(comm, "reduce_from_region", make_inputs)[0]
 
 
 def split_to_region(
@@ -43,29 +44,16 @@ def split_to_region(
 
     ``x`` has shape ``(N, ends[-1])``, and ``ends`` says where each rank's columns end.
     """
-    return _apply(
-        comm,
-        "split_to_region",
-        make_x,
-        lambda x: F.split_axis(x, ends[:-1], 1, force_tuple=True),
-    )
+
+    def make_parts() -> Inputs:
+        x = make_x()
+        parts = F.split_axis(x, ends[:-1], 1, force_tuple=True)
+        return Inputs(parts, signature=array_specs((x,)))
+
+    return apply_collective(comm, "split_to_region", make_parts)[0]
 
 
 def gather_from_region(comm: CommunicatorBase, x: Variable) -> Variable:
     """Concatenate the ranks' ``x`` of shape ``(N, n)``; backward gives each its own columns."""
-    return F.concat(
-        apply_collective(comm, "gather_from_region", lambda: Inputs((x,))), axis=1
-    )
-
-
-def _apply(
-    comm: CommunicatorBase,
-    op: str,
-    make_x: Callable[[], Variable],
-    split: Callable[[Variable], Variables] = lambda x: (x,),
-) -> Variable:
-    def make_inputs() -> Inputs:
-        x = make_x()
-        return Inputs(split(x), signature=array_specs((x,)))
-
-    return apply_collective(comm, op, make_inputs)[0]
+    parts = apply_collective(comm, "gather_from_region", lambda: Inputs((x,)))
+    return F.concat(parts, axis=1)

@@ -121,15 +121,15 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
         if axis is None:  # channels are from the axis after the first on
             axis = (0, *range(self.avg_mean.ndim + 1, x.ndim))
         shape = tuple(n for i, n in enumerate(x.shape) if i not in axis)
-        known = shape if self.avg_mean is None else self.avg_mean.shape
-        if x.ndim <= max(axis) or shape != known:
-            channels = "channels" if self.avg_mean is None else f"the channels {known}"
+        if self.avg_mean is None and x.ndim > max(axis):
+            self._initialize_params(shape)
+        known = self.avg_mean
+        if known is None or x.ndim <= max(axis) or shape != known.shape:
+            channels = "channels" if known is None else f"the channels {known.shape}"
             raise ValueError(
                 f"rank {self.comm.rank}: x of shape {x.shape} doesn't have {channels} beside the "
                 f"axes {axis}"
             )
-        if self.avg_mean is None:
-            self._initialize_params(shape)
         gamma = self._get_gamma()[0] if self.gamma is None else self.gamma
         beta = self._get_beta()[0] if self.beta is None else self.beta
         return x, chainer.as_variable(gamma), chainer.as_variable(beta), axis
@@ -138,8 +138,7 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
         rank = self.comm.rank
         x = check_variable("x", x, rank)
         if x.array is None or x.dtype.kind != "f":
-            kind = "a parameter that is not initialised" if x.array is None else x.dtype
-            raise TypeError(f"rank {rank}: x must hold floats, got {kind}")
+            raise TypeError(f"rank {rank}: x must be an array of floats")
         module = backend.get_array_module(x.array)
         if self.communication_backend == "nccl" and module is np:
             raise ValueError(
@@ -164,10 +163,9 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
             self.N += 1
             decay = 1.0 - 1.0 / self.N
         unbiased = node.count / max(node.count - 1.0, 1.0)
+        shape = self.avg_mean.shape
         with chainer.using_device(self.device):
-            for running, value in (
-                (self.avg_mean, node.mean),
-                (self.avg_var, node.var * unbiased),
-            ):
-                running *= decay
-                running += (1 - decay) * value
+            self.avg_mean *= decay
+            self.avg_mean += (1 - decay) * node.mean.reshape(shape)
+            self.avg_var *= decay
+            self.avg_var += (1 - decay) * (node.var * unbiased).reshape(shape)

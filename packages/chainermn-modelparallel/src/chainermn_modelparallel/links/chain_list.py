@@ -5,29 +5,39 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import chainer
 from chainer import Variable
 
-from chainermn_comm import CommunicatorBase
+from chainermn_comm import CommunicatorBase, Sharding
 
 from ..functions import (
     check_communicator,
+    check_edge,
     check_integer,
-    check_peer,
     connect_outputs,
     recv_variables,
     send,
 )
 from ..loss_scaling import refuse_unshared_scale
+from .shardings import ShardedLink
 
 # The ranks to which a component sends, or from which it receives, in order; None stands
 # for the model's arguments or output.
-Route = tuple[int, ...] | None
+Ranks = tuple[int, ...] | None
 
 
-class MultiNodeChainList(chainer.ChainList):
+@dataclass(frozen=True)
+class _Route:
+    """Where a component's arguments come from, and where what it returns goes."""
+
+    rank_in: Ranks
+    rank_out: Ranks
+
+
+class MultiNodeChainList(ShardedLink, chainer.ChainList):
     """This rank's components of a model that spans ranks.
 
     Each rank makes one, adds its components with :meth:`add_link` and calls it; what a
@@ -63,7 +73,7 @@ class MultiNodeChainList(chainer.ChainList):
         check_communicator(comm)
         super().__init__()
         self._comm = comm
-        self._routes: list[tuple[Route, Route]] = []
+        self._routes: list[_Route] = []
 
     def add_link(
         self,
@@ -93,11 +103,11 @@ class MultiNodeChainList(chainer.ChainList):
             raise TypeError(
                 f"rank {here}: a component must be a chainer.Link, not {type(link).__name__}"
             )
-        route = (
+        route = _Route(
             self._check_ranks("rank_in", rank_in),
             self._check_ranks("rank_out", rank_out),
         )
-        if route[1] is None and any(rank_out is None for _, rank_out in self._routes):
+        if route.rank_out is None and any(r.rank_out is None for r in self._routes):
             raise ValueError(
                 f"rank {here}: another component has rank_out=None already, and a model has one "
                 "output; let one component return a tuple"
@@ -106,17 +116,21 @@ class MultiNodeChainList(chainer.ChainList):
         # A new list: a copy of the model has the old one.
         self._routes = [*self._routes, route]
 
-    def _check_ranks(self, name: str, ranks: Any) -> Route:
+    def _check_ranks(self, name: str, ranks: Any) -> Ranks:
         if ranks is None:
             return None
-        several = tuple(ranks) if isinstance(ranks, Iterable) else (ranks,)
-        if not several:
-            raise ValueError(
-                f"rank {self._comm.rank}: {name} must not be empty; None means none"
-            )
         here = self._comm.rank
-        numbers = [check_integer("rank", rank, here) for rank in several]
-        return tuple(r if r == here else check_peer(self._comm, r)[0] for r in numbers)
+        several = ranks if isinstance(ranks, Iterable) else (ranks,)
+        numbers = tuple(check_integer("rank", rank, here) for rank in several)
+        if not numbers:
+            raise ValueError(f"rank {here}: {name} must not be empty; None means none")
+        for rank in numbers:
+            if rank != here:
+                check_edge(self._comm, rank)
+        return numbers
+
+    def _sharding(self, param: Any) -> Sharding:
+        return Sharding("placed", self._comm)
 
     def forward(self, *inputs: Any) -> Any:
         """Run this rank's components; see the class (collective: all with components call it).
@@ -138,57 +152,66 @@ class MultiNodeChainList(chainer.ChainList):
             )
         outputs: Any = None
         has_outputs = False
-        # Depends on all that was sent and received so far.
-        delegate: Variable | None = None
-        not_twice_differentiable = True  # unless this rank sent before it received
-        local: deque[Any] = deque()  # sent to a later component of this rank
-        for index, (link, (rank_in, rank_out)) in enumerate(
-            zip(self, self._routes, strict=True)
-        ):
+        messages = _Messages(self._comm)
+        for link, route in zip(self, self._routes, strict=True):
             arguments = inputs
-            if rank_in is not None:
-                received = []
-                for rank in rank_in:
-                    if rank == here:
-                        if not local:
-                            raise ValueError(
-                                f"rank {here}: a component receives from its own rank {here}, and "
-                                f"no earlier one has rank_out={here} for it"
-                            )
-                        received.append(local.popleft())
-                    else:
-                        variables, node = recv_variables(
-                            self._comm,
-                            rank,
-                            delegate,
-                            not_twice_differentiable=not_twice_differentiable,
-                        )
-                        delegate = delegate if node is None else node.control_output()
-                        received.append(
-                            variables[0] if len(variables) == 1 else variables
-                        )
-                arguments = tuple(received)
+            if route.rank_in is not None:
+                arguments = tuple([messages.receive(rank) for rank in route.rank_in])
             returned = link(*arguments)
-            if rank_out is None:
-                outputs, has_outputs = returned, True
+            if route.rank_out is None:
+                outputs = returned
+                has_outputs = True
                 continue
-            _check_returned(
-                returned, f"rank {here}: component {index} ({type(link).__name__})"
-            )
-            for rank in rank_out:
-                if rank == here:
-                    local.append(returned)
-                else:
-                    not_twice_differentiable &= delegate is not None
-                    delegate = send(
-                        connect_outputs(delegate, returned), self._comm, rank
-                    )
-        if local:
+            for rank in route.rank_out:
+                messages.send(returned, rank)
+        if messages.local:
             raise ValueError(
                 f"rank {here}: a component sends to its own rank {here}, and no later one has "
                 f"rank_in={here}"
             )
-        return _connect_variables(delegate, outputs) if has_outputs else delegate
+        if has_outputs:
+            return _connect_variables(messages.delegate, outputs)
+        return messages.delegate
+
+
+class _Messages:
+    """What the components of this rank send and receive in one forward."""
+
+    def __init__(self, comm: CommunicatorBase) -> None:
+        self._comm = comm
+        # Depends on all that was sent and received so far.
+        self.delegate: Variable | None = None
+        # Sent to a later component of this rank.
+        self.local: deque[Any] = deque()
+        self._sent_first = False  # before this rank received
+
+    def receive(self, rank: int) -> Any:
+        """Return the variable, or a tuple of them, that a component gets from a rank."""
+        here = self._comm.rank
+        if rank == here:
+            if not self.local:
+                raise ValueError(
+                    f"rank {here}: a component receives from its own rank {here}, and "
+                    f"no earlier one has rank_out={here} for it"
+                )
+            return self.local.popleft()
+        variables, node = recv_variables(
+            self._comm,
+            rank,
+            self.delegate,
+            not_twice_differentiable=not self._sent_first,
+        )
+        if node is not None:
+            self.delegate = node.control_output()
+        return variables[0] if len(variables) == 1 else variables
+
+    def send(self, returned: Any, rank: int) -> None:
+        """Give to a rank what a component returned."""
+        if rank == self._comm.rank:
+            self.local.append(returned)
+            return
+        self._sent_first |= self.delegate is None
+        self.delegate = send(connect_outputs(self.delegate, returned), self._comm, rank)
 
 
 def _connect_variables(delegate: Variable | None, outputs: Any) -> Any:
@@ -208,14 +231,3 @@ def _connect_variables(delegate: Variable | None, outputs: Any) -> Any:
         make = getattr(outputs, "_make", type(outputs))  # of a named tuple
         return make(items)
     return outputs
-
-
-def _check_returned(returned: Any, component: str) -> None:
-    items = returned if isinstance(returned, (tuple, list)) else (returned,)
-    kinds = (Variable, *chainer.get_array_types())
-    wrong = [type(item).__name__ for item in items if not isinstance(item, kinds)]
-    if wrong or not items:
-        raise TypeError(
-            f"{component} must return a variable, an array, or a tuple or list of them, got "
-            f"{wrong[0] if wrong else 'an empty one'}"
-        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 import warnings
 from typing import Any
 
@@ -50,45 +49,38 @@ def create_mnbn_model(
         )
     # Objects that the deep copy must share are entered as copies of themselves.
     memo: dict[int, Any] = {}
-    pairs: list[tuple[chainer.Link, chainer.Link]] = []
-    for path, part in link.namedlinks():
+    sequentials = []
+    for part in link.links():
         memo.update({id(hook): hook for hook in part.local_link_hooks.values()})
-        kind: Any = type(part)
-        if _is_convertible(part):
-            kind = MultiNodeBatchNormalization
-        elif not isinstance(part, chainer.Sequential):
-            # Whose copy method refuses lambdas.
-            already = isinstance(part, MultiNodeBatchNormalization)
-            if isinstance(part, L.BatchNormalization) and not already:
-                warnings.warn(
-                    f"create_mnbn_model leaves {path} as it is: {kind.__name__} is a subclass of "
-                    "BatchNormalization, which may compute something else",
-                    stacklevel=2,
-                )
+        # Its own copy methods refuse lambdas.
+        if isinstance(part, chainer.Sequential) and id(part) not in memo:
+            kind: Any = type(part)
+            memo[id(part)] = kind.__new__(kind)
+            sequentials.append(part)
+    for part in sequentials:
+        vars(memo[id(part)]).update(copy.deepcopy(vars(part), memo))
+    converted = copy.deepcopy(link, memo)
+    for path, part in converted.namedlinks():
+        if isinstance(part, MultiNodeBatchNormalization):
             continue
-        if id(part) not in memo:
-            replacement = memo[id(part)] = kind.__new__(kind)
-            pairs.append((part, replacement))
-    for part, replacement in pairs:
-        vars(replacement).update(copy.deepcopy(vars(part), memo))
         if _is_convertible(part):
-            vars(replacement).update(
-                comm=comm, communication_backend=communication_backend
+            part.__class__ = MultiNodeBatchNormalization
+            part.comm = comm
+            part.communication_backend = communication_backend
+        elif isinstance(part, L.BatchNormalization):
+            warnings.warn(
+                f"create_mnbn_model leaves {path} as it is: {type(part).__name__} is a subclass "
+                "of BatchNormalization, which may compute something else",
+                stacklevel=2,
             )
-    return copy.deepcopy(link, memo)
+    return converted
 
 
-def _is_convertible(link: chainer.Link) -> bool:
+def _is_convertible(link: Any) -> bool:
     """Return whether it is a batch normalization that has a constructor of its own at most."""
-    if not isinstance(link, L.BatchNormalization):
+    kinds = type(link).__mro__
+    if L.BatchNormalization not in kinds:
         return False
-    classes = type(link).__mro__
-    own = {
-        name
-        for each in classes[: classes.index(L.BatchNormalization)]
-        for name in vars(each)
-    }
-    methods = own - {"__init__", "_abc_impl"}
-    return "__call__" not in own and all(
-        re.fullmatch("__.*__", name) for name in methods
-    )
+    subclasses = kinds[: kinds.index(L.BatchNormalization)]
+    own = {name for kind in subclasses for name in vars(kind)} - {"_abc_impl"}
+    return "__call__" not in own and all(name.startswith("__") for name in own)

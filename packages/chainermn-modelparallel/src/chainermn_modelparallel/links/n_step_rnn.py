@@ -5,24 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import chainer
-import chainer.links as L
 from chainer import Variable
 from chainer.links.rnn.n_step_rnn import NStepRNNBase
 
-from chainermn_comm import CommunicatorBase
+from chainermn_comm import CommunicatorBase, Sharding
 
-from ..functions import check_peer, connect_outputs, recv_variables, send
-
-KINDS = (
-    L.NStepLSTM,
-    L.NStepBiLSTM,
-    L.NStepGRU,
-    L.NStepBiGRU,
-    L.NStepRNNTanh,
-    L.NStepRNNReLU,
-    L.NStepBiRNNTanh,
-    L.NStepBiRNNReLU,
-)
+from ..functions import check_edge, connect_outputs, recv_variables, send
+from .shardings import ShardedLink
 
 
 def create_multi_node_n_step_rnn(
@@ -61,17 +50,17 @@ def create_multi_node_n_step_rnn(
         ValueError: there is no such other rank.
     """
     if not isinstance(actual_link, NStepRNNBase):  # subclasses of users, too
-        known = ", ".join(kind.__name__ for kind in KINDS)
         raise TypeError(
-            f"create_multi_node_n_step_rnn takes one of {known}, not {type(actual_link).__name__}"
+            "create_multi_node_n_step_rnn takes a link such as NStepLSTM, NStepBiGRU or "
+            f"NStepRNNTanh, not {type(actual_link).__name__}"
         )
     for rank in (rank_in, rank_out):
         if rank is not None:
-            check_peer(communicator, rank)
+            check_edge(communicator, rank)
     return MultiNodeNStepRNN(actual_link, communicator, rank_in, rank_out)
 
 
-class MultiNodeNStepRNN(chainer.Chain):
+class MultiNodeNStepRNN(ShardedLink, chainer.Chain):
     """A stacked RNN that receives its first states, or sends its last ones.
 
     A call takes ``xs``, as ``actual_rnn`` does; before it the initial states (``hx,
@@ -93,31 +82,40 @@ class MultiNodeNStepRNN(chainer.Chain):
         rank_out: int | None,
     ) -> None:
         super().__init__()
-        self.communicator, self.rank_in, self.rank_out = comm, rank_in, rank_out
+        self.communicator = comm
+        self.rank_in = rank_in
+        self.rank_out = rank_out
         with self.init_scope():
             self.actual_rnn = actual_rnn
 
+    def _sharding(self, param: Any) -> Sharding | None:
+        if self.rank_in is None and self.rank_out is None:
+            return None
+        return Sharding("placed", self.communicator)
+
     def forward(self, *inputs: Any) -> tuple[Any, ...]:
         """Run the network; see the class."""
-        states, xs = inputs[:-1], inputs[-1]
+        *states, xs = inputs
+        here = self.communicator.rank
         cells = self.actual_rnn.n_cells
         delegate: Variable | None = None
         if self.rank_in is not None:
             if states:
                 raise TypeError(
-                    f"rank {self.communicator.rank}: the states come from rank {self.rank_in}, "
-                    "so the call takes xs only"
+                    f"rank {here}: the states come from rank {self.rank_in}, so the call "
+                    "takes xs only"
                 )
-            states, node = recv_variables(self.communicator, self.rank_in)
-            delegate = None if node is None else node.control_output()
+            received, node = recv_variables(self.communicator, self.rank_in)
+            states = list(received)
+            if node is not None:
+                delegate = node.control_output()
             if len(states) != cells:
                 raise ValueError(
-                    f"rank {self.communicator.rank}: {type(self.actual_rnn).__name__} has "
-                    f"{cells} state(s), and rank {self.rank_in} sent {len(states)}; both must be "
-                    "of the same kind"
+                    f"rank {here}: {type(self.actual_rnn).__name__} has {cells} state(s), and "
+                    f"rank {self.rank_in} sent {len(states)}; both must be of the same kind"
                 )
         outputs = self.actual_rnn(*(states or (None,) * cells), xs)
         if self.rank_out is None:
             return *outputs, None
-        states = connect_outputs(delegate, outputs[:-1])
-        return *outputs, send(states, self.communicator, self.rank_out)
+        last_states = connect_outputs(delegate, outputs[:-1])
+        return *outputs, send(last_states, self.communicator, self.rank_out)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+import zlib
 from typing import Any
 
 import chainer
 import chainer.functions as F
-import chainer.links as L
-from chainer import Variable
+from chainer import Variable, backend, initializers
+from chainer.backends import cuda
 
-from chainermn_comm import CommunicatorBase
+from chainermn_comm import CommunicatorBase, Sharding
 from chainermn_comm.numbers import as_integer
 
 from ..functions import (
+    Inputs,
+    array_specs,
     check_communicator,
     check_variable,
     copy_to_region,
@@ -21,82 +24,131 @@ from ..functions import (
     reduce_from_region,
     split_to_region,
 )
+from .shardings import ShardedLink
+
+_DRAWN = "the matrix that was drawn for all ranks (seed them alike)"
 
 
-class _ParallelLinear(chainer.Link):
+class _ShardInitializer(chainer.Initializer):
+    """Draws a whole array and keeps a part of it: that of what one process would draw."""
+
+    def __init__(
+        self, whole: Any, shape: tuple[int, ...], part: tuple[slice, ...]
+    ) -> None:
+        self._initializer = initializers._get_initializer(whole)
+        super().__init__(getattr(self._initializer, "dtype", None))
+        self._shape = shape
+        self._part = part
+        self.checksum = 0  # of the whole array that was drawn
+
+    def __call__(self, array: Any) -> None:
+        """Fill a rank's part."""
+        xp = backend.get_array_module(array)
+        whole = xp.empty(self._shape, array.dtype)
+        self._initializer(whole)
+        array[...] = whole[self._part]
+        self.checksum = zlib.crc32(cuda.to_cpu(whole))
+
+
+class _ParallelLinear(ShardedLink):
     """A :class:`chainer.links.Linear`; each rank keeps a part of it.
 
     ``_axis`` is the axis of ``W`` that is divided: 0 for the outputs, 1 for the inputs.
+    ``_axis_of_bias`` is that of ``b``, None if every rank has the whole of it.
     """
 
     _axis: int
+    _axis_of_bias: int | None
     W: Any
     b: Any
 
     def __init__(
-        self, in_size: int, out_size: int, comm: CommunicatorBase, *initial: Any
+        self,
+        in_size: int,
+        out_size: int,
+        comm: CommunicatorBase,
+        nobias: bool,
+        initialW: Any,
+        initial_bias: Any,
     ) -> None:
         check_communicator(comm)
         super().__init__()
         self.comm = comm
-        self.in_size, self.out_size = in_size, out_size
-        self._initial = initial  # nobias, initialW, initial_bias
-        for axis, name, size in ((0, "out_size", out_size), (1, "in_size", in_size)):
-            least, reason = (
-                (comm.size, ", one for each rank") if axis == self._axis else (1, "")
-            )
-            number = as_integer(size)
-            if number is None or number < least:
-                raise ValueError(
-                    f"rank {comm.rank}: {name} must be an integer of at least {least}{reason}, got "
-                    f"{size!r}"
-                )
-        # The whole matrix is drawn, so that shards are those of what one process would
-        # draw.
-        whole = L.Linear(in_size, out_size, *initial)
-        ends = self._shard_ends()
-        shard, everything = slice([0, *ends][comm.rank], ends[comm.rank]), slice(None)
-        rows, columns = (shard, everything) if self._axis == 0 else (everything, shard)
+        self.in_size = self._check_size("in_size", in_size, axis=1)
+        self.out_size = self._check_size("out_size", out_size, axis=0)
         with self.init_scope():
-            self.W = chainer.Parameter(whole.W.array[rows, columns].copy())
-            self.b = (
-                None
-                if whole.b is None
-                else chainer.Parameter(whole.b.array[rows].copy())
+            self.W = self._draw(initialW, (self.out_size, self.in_size), self._axis)
+            self.b = None
+            if not nobias:
+                bias = 0 if initial_bias is None else initial_bias
+                self.b = self._draw(bias, (self.out_size,), self._axis_of_bias)
+
+    def _check_size(self, name: str, size: Any, axis: int) -> int:
+        least = self.comm.size if axis == self._axis else 1
+        number = as_integer(size)
+        if number is None or number < least:
+            raise ValueError(
+                f"rank {self.comm.rank}: {name} must be an integer of at least {least} (the "
+                f"divided size: one for each rank), got {size!r}"
             )
+        return number
 
-    def copy(self, mode: str = "share") -> Any:
-        """Return a copy on the same communicator; ``mode="init"`` draws the whole matrix anew."""
-        if mode != "init":
-            return super().copy(mode)
-        duplicate = super().copy("copy")
-        fresh = type(self)(self.in_size, self.out_size, self.comm, *self._initial)
-        fresh.to_device(self.device)
-        duplicate.copyparams(fresh)
-        return duplicate
+    def _draw(self, whole: Any, shape: tuple[int, ...], axis: int | None) -> Any:
+        """Return a parameter: this rank's part of an array, along the axis if there is one."""
+        part = [slice(size) for size in shape]
+        if axis is not None:
+            bounds = self._shard_bounds()
+            part[axis] = slice(*bounds[self.comm.rank : self.comm.rank + 2])
+        initializer = _ShardInitializer(whole, shape, tuple(part))
+        sizes = [each.stop - (each.start or 0) for each in part]
+        return chainer.Parameter(initializer, tuple(sizes))
 
-    def _shard_ends(self) -> list[int]:
-        """Return where each rank's shard ends; the first shards hold the remainder, one each."""
-        each, more = divmod(
-            self.in_size if self._axis else self.out_size, self.comm.size
-        )
-        return [each * rank + min(rank, more) for rank in range(1, self.comm.size + 1)]
+    def _shard_bounds(self) -> list[int]:
+        """Return where shards begin, and the end; the first hold the remainder, one each."""
+        size = self.out_size if self._axis == 0 else self.in_size
+        each, more = divmod(size, self.comm.size)
+        return [each * rank + min(rank, more) for rank in range(self.comm.size + 1)]
+
+    def _sharding(self, param: Any) -> Sharding:
+        is_whole = param is self.b and self._axis_of_bias is None
+        return Sharding("replica" if is_whole else "shard", self.comm)
 
     def _check_input(self, x: Any, columns: int) -> Variable:
-        rank = self.comm.rank
-        x = check_variable("x", x, rank)
-        fits = x.array is not None and x.ndim > 1 and math.prod(x.shape[1:]) == columns
-        if not fits or x.dtype != self.W.dtype:
-            uninitialised = x.array is None
-            got = (
-                "a parameter that is not initialised"
-                if uninitialised
-                else f"{x.dtype} {x.shape}"
-            )
-            raise ValueError(
-                f"rank {rank}: x must be a matrix of {columns} columns of {self.W.dtype}, got {got}"
-            )
-        return x if x.ndim == 2 else F.reshape(x, (len(x), columns))
+        x = check_variable("x", x, self.comm.rank)
+        got = "a parameter that is not initialised"
+        if x.array is not None:
+            got = f"{x.dtype} {x.shape}"
+            fits = x.ndim > 1 and math.prod(x.shape[1:]) == columns
+            if fits and x.dtype == self.W.dtype:
+                return F.reshape(x, (len(x), columns))
+        raise ValueError(
+            f"rank {self.comm.rank}: x must be a matrix of {columns} columns of "
+            f"{self.W.dtype}, got {got}"
+        )
+
+    def _initializers(self) -> list[_ShardInitializer]:
+        """Return those of the parameters that this link has drawn."""
+        made = [param.initializer for param in self.params()]
+        return [each for each in made if isinstance(each, _ShardInitializer)]
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load this rank's parameters; what was drawn then no longer counts."""
+        super().serialize(serializer)
+        if isinstance(serializer, chainer.Deserializer):
+            for initializer in self._initializers():
+                initializer.checksum = 0
+
+    def _inputs(self, x: Variable) -> Inputs:
+        """Return inputs that let ranks compare what they must have alike in this link."""
+        checksums = [initializer.checksum for initializer in self._initializers()]
+        replicas = []
+        if self.b is not None and self._axis_of_bias is None:
+            replicas = [self.b.array]
+        return Inputs(
+            (x,),
+            signature=(*array_specs((x,)), (_DRAWN, *checksums)),
+            replicas=tuple(replicas),
+        )
 
 
 class ColumnParallelLinear(_ParallelLinear):
@@ -132,6 +184,7 @@ class ColumnParallelLinear(_ParallelLinear):
     """
 
     _axis = 0
+    _axis_of_bias = 0
 
     def __init__(
         self,
@@ -164,8 +217,11 @@ class ColumnParallelLinear(_ParallelLinear):
             RankMismatchError: on all ranks, when shapes differ or they call something
                 else.
         """
-        x = copy_to_region(self.comm, lambda: self._check_input(x, self.in_size))
-        y = F.linear(x, self.W, self.b)
+        whole = copy_to_region(
+            self.comm,
+            lambda: self._inputs(self._check_input(x, self.in_size)),
+        )
+        y = F.linear(whole, self.W, self.b)
         return gather_from_region(self.comm, y) if self.gather_output else y
 
 
@@ -191,6 +247,7 @@ class RowParallelLinear(_ParallelLinear):
     """
 
     _axis = 1
+    _axis_of_bias = None
 
     def __init__(
         self,
@@ -224,9 +281,12 @@ class RowParallelLinear(_ParallelLinear):
             x = split_to_region(
                 self.comm,
                 lambda: self._check_input(x, self.in_size),
-                self._shard_ends(),
+                self._shard_bounds()[1:],
             )
-        y = reduce_from_region(
-            self.comm, lambda: F.linear(self._check_input(x, self.W.shape[1]), self.W)
-        )
+
+        def make_inputs() -> Inputs:
+            columns = self._check_input(x, self.W.shape[1])
+            return self._inputs(F.linear(columns, self.W))
+
+        y = reduce_from_region(self.comm, make_inputs)
         return y if self.b is None else y + F.broadcast_to(self.b, y.shape)
