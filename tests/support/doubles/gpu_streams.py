@@ -85,5 +85,5 @@ def parameters_on_gpus() -> Iterator[None]:
     """The optimizer, which is made within, takes all parameters for those on GPUs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(create, "has_gpus", True)
-        patch.setattr(overlapped_exchange, "_place_of", lambda _: "a GPU")
+        patch.setattr(overlapped_exchange, "_memory_of", lambda _: "a GPU")
         yield

@@ -45,7 +45,7 @@ class GradientSet:
 
     @classmethod
     def empty(cls, params: ParameterSet, scale: float | None) -> GradientSet:
-        """Return a place for a gradient of each parameter."""
+        """Return a set without gradients, which each parameter may be given."""
         return cls([Gradient(*each) for each in params.namedparams()], scale)
 
     def namedparams(self) -> list[tuple[str, Gradient]]:

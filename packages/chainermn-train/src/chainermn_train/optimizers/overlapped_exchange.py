@@ -91,8 +91,8 @@ class _Sending:
         self._queue: SimpleQueue[Work] = SimpleQueue()
         self._num_missing = [len(bucket) for bucket in plan.buckets]
         self._bucket_of = {
-            number: place
-            for place, bucket in enumerate(plan.buckets)
+            number: position
+            for position, bucket in enumerate(plan.buckets)
             for number in bucket
         }
         self.thread = BackgroundThread(self._reduce)
@@ -105,10 +105,10 @@ class _Sending:
 
     def add(self, number: int, grad: Any) -> None:
         """Add a final gradient, and send the buckets that are complete."""
-        place = self._bucket_of.get(number)
-        if place is None or not self._keep(number, grad):
+        position = self._bucket_of.get(number)
+        if position is None or not self._keep(number, grad):
             return
-        self._num_missing[place] -= 1
+        self._num_missing[position] -= 1
         while self._has_unsent and not self._num_missing[len(self.works)]:
             self._send_next()
 
@@ -259,10 +259,10 @@ class OverlappedExchange(GradientExchange):
         if self._is_given_up or type(loss) is not chainer.Variable:
             return False
         arrays = _arrays_of(params)
-        places = {_place_of(array) for array in arrays}
-        if len(places) != 1 or None in places:
+        memories = {_memory_of(array) for array in arrays}
+        if len(memories) != 1 or None in memories:
             return False
-        if self._only_on_gpus and _HOST in places:
+        if self._only_on_gpus and _HOST in memories:
             return False
         takes_plans = self._communicator.make_reducer().takes_plans
         if not takes_plans or not threads_may_use_mpi(_ALONE):
@@ -348,6 +348,6 @@ def _rounds_by_message(arrays: list[Any], communicator: CommunicatorBase) -> boo
     return wire is not None and max(widths) > wire.itemsize
 
 
-def _place_of(array: Any) -> Any:
+def _memory_of(array: Any) -> Any:
     """Return the GPU that holds an array, _HOST, or None."""
     return _HOST if type(array) is np.ndarray else device_of(array)

@@ -87,7 +87,7 @@ class _Tracker(chainer.FunctionHook):
                 self._left[id(node)] = left - 1
                 grads = self._grads.get(node) if left == 1 else None
                 if grads is not None and len(grads) == 1:
-                    self._take(node, grads[0])
+                    self._report(node, grads[0])
 
     def _weights_first(
         self, function: Any, indexes: tuple[int, ...], grad_outputs: Any
@@ -101,11 +101,11 @@ class _Tracker(chainer.FunctionHook):
             node = function.inputs[index]
             is_last = self._left.get(id(node)) == 1 and not self._grads.get(node)
             if is_last and grad is not None:
-                self._take(node, grad)
+                self._report(node, grad)
                 del self._left[id(node)]
         return [*compute(indexes[:1], grad_outputs), *grads]
 
-    def _take(self, node: Any, grad: Any) -> None:
+    def _report(self, node: Any, grad: Any) -> None:
         if type(grad.array) in (np.ndarray, cuda.ndarray):
             self._on_final(self._numbers[id(node)], grad.array)
 
