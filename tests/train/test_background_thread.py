@@ -36,11 +36,10 @@ def test_what_has_no_thread_is_done_by_who_waits(starts):
     def work(wait_requested):
         done.append((wait_requested.is_set(), threading.current_thread()))
 
+    task = BackgroundThread(work)
+    none_left = mock.Mock(side_effect=RuntimeError("can't start new thread"))
     with pytest.MonkeyPatch.context() as patch:
-        if starts:
-            none_left = RuntimeError("can't start new thread")
-            patch.setattr(threading.Thread, "start", mock.Mock(side_effect=none_left))
-        task = BackgroundThread(work)
+        patch.setattr(threading.Thread, "start", none_left)
         if starts:
             task.start()
     assert not done

@@ -16,14 +16,9 @@ from chainermn_comm import PeerError, RankMismatchError
 from chainermn_train import (
     create_multi_node_evaluator,
     create_multi_node_iterator,
-    create_multi_node_optimizer,
     scatter_dataset,
 )
-from chainermn_train.collective_errors import (
-    allgather_checked,
-    bcast_checked,
-    values_of_first_holders,
-)
+from chainermn_train.collective_errors import allgather_checked, bcast_checked
 from chainermn_train.extensions import (
     AllreducePersistent,
     GenericMultiNodeEvaluator,
@@ -36,10 +31,10 @@ pytestmark = pytest.mark.world
 
 
 class Interrupts:
-    """Where it is told to, it raises when it is pickled."""
+    """It raises when it is pickled."""
 
-    def __init__(self, error):
-        self.error = error
+    def __init__(self, fail):
+        self.fail = fail
 
     def __len__(self):
         return 3
@@ -48,7 +43,7 @@ class Interrupts:
         return index
 
     def __reduce_ex__(self, _):
-        raise self.error
+        self.fail()
 
 
 def iterator(count):
@@ -110,6 +105,26 @@ def by_action(comm, fail):
     allgather_checked(comm, "test", fail)
 
 
+def by_observations(comm, fail):
+    aggregator = ObservationAggregator(comm, "x", aggregator=lambda _: fail())
+    updater = SimpleNamespace(iteration=1)
+    aggregator(SimpleNamespace(observation={"x": 1.0}, updater=updater))
+
+
+def by_examples(comm, fail):
+    examples = [*range(comm.size - 1), Interrupts(fail)]
+    scatter_dataset(examples if comm.rank == 0 else None, comm)
+
+
+def by_data_set(comm, fail):
+    scatter_dataset(Interrupts(fail) if comm.rank == 0 else None, comm)
+
+
+def by_broadcast(comm, fail):
+    bcast_checked(comm, "test", lambda: Interrupts(fail))
+
+
+BY_RANK_0 = [by_observations, by_examples, by_data_set, by_broadcast]
 WAYS = [
     by_action,
     by_evaluator,
@@ -118,56 +133,27 @@ WAYS = [
     by_aggregate,
     by_trigger,
     by_persistents,
+    *BY_RANK_0,
 ]
-
-
 FIRST = [(by_action, SystemExit), *((way, KeyboardInterrupt) for way in WAYS)]
 
 
+@pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize(("way", "error"), tiered(FIRST, WAYS, [SystemExit]))
 def test_an_interrupt_of_one_rank_is_told_to_all(comm, way, error):
-    last = comm.size - 1
+    failing = 0 if way in BY_RANK_0 else comm.size - 1
 
     def fail():
-        if comm.rank == last:
+        if comm.rank == failing:
             raise error("planted")
 
-    with pytest.raises(
-        error if comm.rank == last else PeerError, match="planted"
-    ) as raised:
-        way(comm, fail)
-    if comm.rank != last:
-        assert f"rank {last}: {error.__name__}: planted" in str(raised.value)
-    assert comm.allreduce_obj(1) == comm.size
-
-
-def test_an_interrupt_in_combining_observations_is_told_to_all(comm):
-    def interrupted(_):
-        raise KeyboardInterrupt("planted")
-
-    aggregator = ObservationAggregator(comm, "x", aggregator=interrupted)
-    trainer = SimpleNamespace(
-        observation={"x": 1.0}, updater=SimpleNamespace(iteration=1)
-    )
-    with pytest.raises(
-        KeyboardInterrupt if comm.rank == 0 else PeerError, match="planted"
-    ):
-        aggregator(trainer)
-    assert comm.allreduce_obj(1) == comm.size
-
-
-@pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("as_example", [False, True])
-def test_an_interrupt_in_pickling_a_part_is_told_to_all(comm, as_example):
-    kind = SystemExit if as_example else KeyboardInterrupt
-    error = kind("planted")
-    examples = (
-        [*range(comm.size - 1), Interrupts(error)] if as_example else Interrupts(error)
-    )
-    with pytest.raises(kind if comm.rank == 0 else PeerError, match="planted"):
-        scatter_dataset(examples if comm.rank == 0 else None, comm)
-    with pytest.raises(kind if comm.rank == 0 else PeerError, match="planted"):
-        bcast_checked(comm, "test", lambda: Interrupts(error))
+    if comm.rank == failing:
+        with pytest.raises(error, match="planted"):
+            way(comm, fail)
+    else:
+        named = f"rank {failing}: {error.__name__}: planted"
+        with pytest.raises(PeerError, match=named):
+            way(comm, fail)
     assert comm.allreduce_obj(1) == comm.size
 
 
@@ -179,56 +165,31 @@ def test_an_error_is_told_where_the_other_ranks_call_another_method(naive, tell)
     def fail():
         raise ValueError("planted")
 
-    with pytest.raises(
-        PeerError if naive.rank else ValueError, match="planted"
-    ) as raised:
-        naive.alltoall(tuple(range(naive.size))) if naive.rank else tell(
-            naive, "test", fail
-        )
-    assert not naive.rank or "rank 0: ValueError: planted" in str(raised.value)
+    if naive.rank == 0:
+        with pytest.raises(ValueError, match="planted"):
+            tell(naive, "test", fail)
+    else:
+        with pytest.raises(PeerError, match="rank 0: ValueError: planted"):
+            naive.alltoall(tuple(range(naive.size)))
     assert naive.allreduce_obj(1) == naive.size
 
 
 def test_values_that_are_too_large_for_a_handshake_arrive(comm):
     """Of some ranks only; a handshake is made for some kilobytes."""
-    last, sizes = comm.size - 1, (3, 1 << 20)
-    mine = bytes(sizes[comm.rank == last])
+    large, last = 1 << 20, comm.size - 1
+    mine = bytes(large if comm.rank == last else 3)
     found = allgather_checked(comm, "test", lambda: mine)
-    assert [len(each) for each in found] == [
-        sizes[rank == last] for rank in range(comm.size)
-    ]
-    for size in sizes:
-        assert bcast_checked(comm, "test", lambda: bytes(size), last) == bytes(size)  # noqa: B023
-
-
-@pytest.mark.sizes(2, 3, 4)
-def test_the_cause_is_named_where_the_others_are_in_a_call_of_their_losses(naive):
-    """Rank 0's fails at once. All have raised in that call, and are in step."""
-
-    def loss():
-        if naive.rank == 0:
-            raise ValueError("planted")
-        naive.alltoall(tuple(range(naive.size)))
-
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), naive)
-    optimizer.setup(L.Linear(3, 1, initialW=1)).assume_synchronized()
-    with pytest.raises(
-        PeerError if naive.rank else ValueError, match="planted"
-    ) as raised:
-        optimizer.update(loss)
-    assert not naive.rank or "rank 0: ValueError: planted" in str(raised.value)
-    assert naive.allreduce_obj(1) == naive.size
+    assert [len(each) for each in found] == [3] * last + [large]
+    assert bcast_checked(comm, "test", lambda: mine, last) == bytes(large)
 
 
 @pytest.mark.sizes(2, 3, 4)
 def test_epochs_of_different_lengths_are_told(naive, trainer_for):
     """Rank 0 evaluates at the end of its epoch, and the others go on with theirs."""
     model = L.Classifier(L.Linear(3, 2))
-    x, t = (
-        np.ones((4 + 4 * naive.rank, 3), np.float32),
-        np.zeros(4 + 4 * naive.rank, np.int32),
-    )
-    examples = chainer.datasets.TupleDataset(x, t)
+    count = 4 + 4 * naive.rank
+    x = np.ones((count, 3), np.float32)
+    examples = chainer.datasets.TupleDataset(x, np.zeros(count, np.int32))
     batches = SerialIterator(examples, 2, repeat=False, shuffle=False)
     evaluator = create_multi_node_evaluator(extensions.Evaluator(batches, model), naive)
     trainer = trainer_for(
@@ -239,17 +200,3 @@ def test_epochs_of_different_lengths_are_told(naive, trainer_for):
     with pytest.raises(RankMismatchError, match=words):
         trainer.run(show_loop_exception_msg=False)
     assert naive.allreduce_obj(1) == naive.size
-
-
-@pytest.mark.sizes(2, 3, 4)
-def test_what_a_rank_lacks_comes_from_the_first_that_has_it_and_no_other(comm):
-    def give(name):
-        given.append(name)
-        return f"{name} of rank {comm.rank}"
-
-    given: list[str] = []
-    held = {"a", "b"} if comm.rank else {"b", "c"}
-    found = values_of_first_holders(comm, "exchange", held, give)
-    of_rank_0 = {"b": "b of rank 0", "c": "c of rank 0"} if comm.rank else {}
-    assert found == of_rank_0 | ({"a": "a of rank 1"} if comm.rank != 1 else {})
-    assert sorted(given) == [["b", "c"], ["a"], [], []][comm.rank]

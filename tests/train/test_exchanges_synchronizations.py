@@ -14,8 +14,6 @@ from tests.support.training.trainers import state_of
 
 pytestmark = pytest.mark.world
 
-# Float32 numbers of a parameter; from 1 MiB on an array may go one of several ways.
-SMALL, LARGE = 1000, 1 << 18
 # Updates until all is made and measured, and after it.
 UNTIL_STEADY, UPDATES = 13, 3
 # The node of each rank, by the number of ranks.
@@ -25,7 +23,7 @@ NODES = {2: (0, 1), 3: (0, 0, 1), 4: (0, 0, 1, 1)}
 class Squares(chainer.Chain):
     """Two parameters of so many numbers."""
 
-    def __init__(self, size):
+    def __init__(self, size=1000):
         super().__init__()
         with self.init_scope():
             self.a = chainer.Parameter(np.ones(size, np.float32))
@@ -35,11 +33,18 @@ class Squares(chainer.Chain):
         return F.mean(self.a * self.a) + F.mean(self.b * self.b)
 
 
+class Large(Squares):
+    """An array of 1 MiB may go one of several ways."""
+
+    def __init__(self):
+        super().__init__(1 << 18)
+
+
 class WithoutValues(Squares):
     """A layer is never used."""
 
-    def __init__(self, size):
-        super().__init__(size)
+    def __init__(self):
+        super().__init__()
         with self.init_scope():
             self.late = L.Linear(None, 3)
 
@@ -51,9 +56,9 @@ class WithoutGradient(Squares):
         return F.mean(self.a * self.a)
 
 
-def calls_of_updates(kind, comm, calls, size=SMALL, steps=1, make=Squares):
+def calls_of_updates(kind, comm, calls, make=Squares, steps=1):
     """The calls of each update, to the end of its exchange."""
-    model = make(size)
+    model = make()
     optimizer = exchanging(kind, comm, chainer.optimizers.SGD(0.1), model, steps)
     found = []
     for _ in range((UNTIL_STEADY + UPDATES) * steps):
@@ -66,80 +71,62 @@ def calls_of_updates(kind, comm, calls, size=SMALL, steps=1, make=Squares):
     return found[UNTIL_STEADY * steps :]
 
 
-def agreements(calls):
-    return [call for call in calls if call.is_agreement]
-
-
 def moved_data(calls):
     return any(call.moves_data for call in calls)
 
 
-def before_data(calls):
-    """The calls before the first that moves gradients."""
-    numbers = [number for number, call in enumerate(calls) if call.moves_data]
-    return calls[: min(numbers, default=None)]
-
-
 def assert_one_agreement(kind, calls, in_backward=True):
     """By the thread that trains, before data move; one more where they may move within backward."""
-    expected = [False] * (KINDS[kind].agreements if in_backward else 1)
-    assert [call.in_background for call in agreements(calls)] == expected, calls
-    assert agreements(before_data(calls)), calls
+    agreements = [call for call in calls if call.is_agreement]
+    expected = KINDS[kind].agreements if in_backward else 1
+    assert len(agreements) == expected, calls
+    assert not any(call.in_background for call in agreements), calls
+    first = next(call for call in calls if call.moves_data or call.is_agreement)
+    assert first.is_agreement, calls
 
 
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize("kind", KINDS)
-def test_where_memory_is_shared_small_gradients_take_one_barrier(kind):
-    """After the terms are written; that is the agreement where gradients move at once."""
-    barriers = 1
-    if kind == "synchronous":
-        barriers = 0
-    with written_down("hierarchical") as (comm, calls):
-        found = calls_of_updates(kind, comm, calls)
-    for each in found:
-        assert_one_agreement(kind, each)
-        assert sum(call.is_barrier for call in each) == barriers, each
-        assert not moved_data(each)
-
-
-@pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["flat", "naive"])
-def test_before_messages_there_is_one_agreement(kind, name):
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("hierarchical", Squares),
+        ("hierarchical", Large),
+        ("naive", Squares),
+        *(("flat", make) for make in (Squares, WithoutValues, WithoutGradient)),
+    ],
+)
+def test_ranks_agree_once(kind, name, make):
+    """In memory that is shared, barriers order what ranks write and read."""
     with written_down(name) as (comm, calls):
-        found = calls_of_updates(kind, comm, calls)
-    for each in found:
-        assert_one_agreement(kind, each)
-        assert moved_data(each)
-        assert not any(call.is_barrier for call in each)
-
-
-@pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("make", [WithoutValues, WithoutGradient])
-def test_parameters_without_values_or_gradients_take_no_other(kind, make):
-    with written_down("flat") as (comm, calls):
-        found = calls_of_updates(kind, comm, calls, make=make)
+        found = calls_of_updates(kind, comm, calls, make)
     for each in found:
         assert_one_agreement(kind, each, in_backward=make is not WithoutValues)
-        assert moved_data(each)
+        barriers = sum(call.is_barrier for call in each)
+        if name != "hierarchical":
+            assert moved_data(each)
+            assert barriers == 0
+        elif make is Squares:
+            # After small terms are written, which is the agreement where gradients move
+            # at once.
+            assert not moved_data(each)
+            assert barriers == (kind != "synchronous"), each
 
 
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize("kind", KINDS)
-def test_before_messages_between_nodes_there_is_one_agreement(world, kind):
-    """Barriers order what the ranks of a node write and read."""
-    with written_down("hierarchical", NODES[world.size]) as (comm, calls):
+def test_ranks_of_several_nodes_agree_once(world, kind):
+    nodes = NODES[world.size]
+    with written_down("hierarchical", nodes) as (comm, calls):
         found = calls_of_updates(kind, comm, calls)
+    sends_for_its_node = nodes.index(nodes[world.rank]) == world.rank
     for each in found:
         assert_one_agreement(kind, each)
-    # For its node.
-    sends = NODES[world.size].index(NODES[world.size][world.rank]) == world.rank
-    assert [moved_data(each) for each in found] == [sends] * UPDATES
+        assert moved_data(each) == sends_for_its_node
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_only_the_first_and_the_last_update_of_a_group_agree(kind):
+def test_only_the_first_and_the_last_update_of_an_accumulation_agree(kind):
     with written_down("flat") as (comm, calls):
         found = calls_of_updates(kind, comm, calls, steps=3)
     for first, middle, last in zip(found[::3], found[1::3], found[2::3], strict=True):
@@ -147,11 +134,3 @@ def test_only_the_first_and_the_last_update_of_a_group_agree(kind):
         assert not moved_data(first)
         assert middle == []
         assert_one_agreement(kind, last, in_backward=False)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_before_large_arrays_there_is_one_agreement(kind):
-    with written_down("hierarchical") as (comm, calls):
-        found = calls_of_updates(kind, comm, calls, LARGE)
-    for each in found:
-        assert_one_agreement(kind, each)

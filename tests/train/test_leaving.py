@@ -61,25 +61,24 @@ print(f"END {signal.getsignal(signal.SIGTERM) == signal.SIG_DFL}\\n", end="", fl
 """
 
 
-class Sender:
-    """Sends signals, once all ranks run, to whom `to` finds by their processes and launcher."""
-
-    def __init__(self, ranks, to, *numbers, pause=0):
-        self.ranks, self.to, self.numbers, self.pause = ranks, to, list(numbers), pause
-        self.looks = 0  # until the next one
-
-    def __call__(self, launcher, said):
-        pids = {
-            int(r): int(pid) for r, pid in re.findall(r"RUNS (\d+) (\d+)", said()[0])
-        }
-        self.looks -= 1
-        if len(pids) == self.ranks and self.numbers and self.looks < 0:
-            os.kill(self.to(pids, launcher), self.numbers.pop(0))
-            self.looks = self.pause
+def pids_of(said):
+    """The ranks' processes, once each has said which."""
+    return {int(rank): int(pid) for rank, pid in re.findall(r"RUNS (\d+) (\d+)", said)}
 
 
-def last(pids, _launcher):
-    return pids[max(pids)]
+def sending(*numbers, to=None, pause=0):
+    """Send signals, once both ranks run, to the last rank, or whom `to` says; see `runner`."""
+    left, looks = list(numbers), 0
+
+    def send(launcher, said):
+        nonlocal looks
+        pids = pids_of(said()[0])
+        looks -= 1
+        if len(pids) == 2 and left and looks < 0:
+            os.kill(launcher if to == "launcher" else pids[1], left.pop(0))
+            looks = pause
+
+    return send
 
 
 def train(out: Path, stop=10_000, how="", kind="multi-node", **options):
@@ -97,7 +96,7 @@ def train(out: Path, stop=10_000, how="", kind="multi-node", **options):
     ],
 )
 def test_all_ranks_save_and_leave_and_the_job_goes_on(tmp_path, number, kind):
-    done = train(tmp_path, kind=kind, meanwhile=Sender(2, last, number))
+    done = train(tmp_path, kind=kind, meanwhile=sending(number))
     assert done.returncode == 75, done
     assert done.out.count("BEGIN None") == 2
     assert "END" not in done.out
@@ -113,15 +112,14 @@ def test_all_ranks_save_and_leave_and_the_job_goes_on(tmp_path, number, kind):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("way", ["a second signal", "the time is up"])
-def test_who_can_not_leave_is_ended(tmp_path, way):
-    numbers = [signal.SIGTERM] * (2 if way == "a second signal" else 1)
-    grace = "0.5" if way == "the time is up" else "60"
+@pytest.mark.parametrize(("signals", "grace"), [(2, "60"), (1, "0.5")])
+def test_who_can_not_leave_is_ended(tmp_path, signals, grace):
+    """By a second signal, or when the time is up."""
     done = train(
         tmp_path,
         how="blocks",
         environment={"CHAINERMN_GRACE": grace},
-        meanwhile=Sender(2, last, *numbers, pause=200),
+        meanwhile=sending(*[signal.SIGTERM] * signals, pause=200),
         seconds=30,
     )
     assert done.returncode not in (0, 75, None), done
@@ -129,7 +127,7 @@ def test_who_can_not_leave_is_ended(tmp_path, way):
 
 
 def test_who_could_not_save_does_not_leave_as_if_it_had(tmp_path):
-    done = train(tmp_path, how="full", meanwhile=Sender(2, last, signal.SIGTERM))
+    done = train(tmp_path, how="full", meanwhile=sending(signal.SIGTERM))
     assert done.returncode == 1, done
     assert "No space left on device" in done.err
     assert "saved iteration" not in done.err
@@ -159,65 +157,40 @@ def test_a_second_signal_at_once_is_the_same_one(monkeypatch):
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["0", *(pytest.param(text, marks=pytest.mark.full) for text in ("soon", "-3"))],
-)
-def test_a_grace_that_is_no_time_is_told(tmp_path, text):
-    done = train(tmp_path, environment={"CHAINERMN_GRACE": text})
-    assert done.returncode == 1
-    assert f"CHAINERMN_GRACE must be seconds, more than 0, got '{text}'" in done.err
+LAUNCH = [sys.executable, "-m", "chainermn_tools", "launch", "-n", 2]
 
 
-# The prelude has taken the signal by which the launcher warns.
-OWN = "_faulthandler.unregister(_signal.SIGUSR1)\n"
+def started_by(start, tmp_path, *arguments, **options):
+    """The script's outcome beneath a launcher, which warns by the signal of the prelude."""
+    script = tmp_path / "train.py"
+    own = "_faulthandler.unregister(_signal.SIGUSR1)\n"
+    script.write_text(runner.PRELUDE + own + TRAIN)
+    command = [*start, script, tmp_path / "out", *arguments, "multi-node"]
+    return runner.run_command([*map(str, command)], runner.variables(), 60, **options)
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("launcher", ["launch", "mpiexec"])
-def test_a_warning_after_training_ends_no_rank(tmp_path, launcher):
+@pytest.mark.parametrize("start", [LAUNCH, [runner.MPIEXEC, "-n", 2, sys.executable]])
+def test_a_warning_after_training_ends_no_rank(tmp_path, start):
     """Whether it still saves the model, say, or waits in MPI_Finalize for one that does."""
-    (tmp_path / "train.py").write_text(runner.PRELUDE + OWN + TRAIN)
-    options = [tmp_path / "train.py", tmp_path / "out", 4, "late", "multi-node"]
-    start = [sys.executable, "-m", "chainermn_tools", "launch", "-n", 2]
-    start = start if launcher == "launch" else [runner.MPIEXEC, "-n", 2, sys.executable]
 
     def warn(_, said):
-        for _, pid in re.findall(
-            r"RUNS (\d+) (\d+)", said()[0] if "END" in said()[0] else ""
-        ):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGUSR1)
+        if "END" in said()[0]:
+            for pid in pids_of(said()[0]).values():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGUSR1)
 
-    command = [*map(str, [*start, *options])]
-    done = runner.run_command(command, runner.variables(), 60, meanwhile=warn)
+    done = started_by(start, tmp_path, 4, "late", meanwhile=warn)
     assert done.returncode == 0, done
     assert done.out.count("END True") == 2
 
 
 def test_launch_passes_the_signal_on(tmp_path):
     """And the ranks have left before the grace is over, after which they get another one."""
-    (tmp_path / "train.py").write_text(runner.PRELUDE + OWN + TRAIN)
-    out = tmp_path / "out"
-    options = [tmp_path / "train.py", out, 100_000, "", "multi-node"]
-    command = [
-        sys.executable,
-        "-m",
-        "chainermn_tools",
-        "launch",
-        "--max-restarts",
-        3,
-        "-n",
-        2,
-    ]
-    command += ["--grace", 600]
-    done = runner.run_command(
-        [*map(str, [*command, *options])],
-        runner.variables(),
-        60,
-        meanwhile=Sender(2, lambda _, launcher: launcher, signal.SIGTERM),
-    )
+    start = [*LAUNCH, "--max-restarts", 3, "--grace", 600]
+    warn = sending(signal.SIGTERM, to="launcher")
+    done = started_by(start, tmp_path, 100_000, "", meanwhile=warn)
     assert done.returncode == 75, done
     assert "all ranks have saved and left, as a signal warned of the end" in done.err
     assert done.out.count("BEGIN None 0") == 2
-    assert len(list(out.glob("run.*.*"))) == 2
+    assert len(list((tmp_path / "out").glob("run.*.*"))) == 2

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import chainer
-import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from chainer import training
 
 from chainermn_comm import RankMismatchError
 from chainermn_train import create_multi_node_optimizer
-from tests.support.training.linear import Model, X, sgd
+from tests.support.training.exchanges import KINDS, exchanging
 from tests.support.training.stale import TanhNet, batch_of
 from tests.support.training.trainers import (
     clear_momenta,
@@ -30,13 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Non finite number found in param.grad"),
 ]
 
-KINDS: dict[str, Any] = {
-    "synchronous": {},
-    "double buffering": {"double_buffering": True},
-    "accumulating": {"accumulate_steps": 2},
-}
-
-
+each_kind = pytest.mark.parametrize("kind", KINDS)
 half_net = partial(TanhNet, n_in=8, width=16)
 half_batch = partial(batch_of, width=8)
 
@@ -47,13 +38,21 @@ def mixed():
         yield
 
 
-def mixed_precision(comm, model, **kwds):
-    actual = chainer.optimizers.MomentumSGD(lr=0.01)
-    optimizer = create_multi_node_optimizer(actual, comm, **kwds)
+def scaled(optimizer, model, interval=3):
+    """Set up so that parameters are kept in float32, with a dynamic loss scale."""
     optimizer.use_fp32_update()
     optimizer.setup(model)
-    optimizer.loss_scaling(interval=3)
+    optimizer.loss_scaling(interval=interval)
     return optimizer
+
+
+def mixed_precision(comm, model, kind="synchronous", steps=1):
+    actual = chainer.optimizers.MomentumSGD(lr=0.01)
+    return scaled(exchanging(kind, comm, actual, model, steps), model)
+
+
+def overflow(model, x):
+    return model(x) * np.float16(60000) * np.float16(60000)
 
 
 def assert_same_everywhere(comm, optimizer):
@@ -64,23 +63,21 @@ def assert_same_everywhere(comm, optimizer):
     assert comm.allgather_obj(mine) == [mine] * comm.size
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "steps"), [*((kind, 1) for kind in KINDS), ("synchronous", 2)]
+)
 @pytest.mark.parametrize("where", [0, -1])
-def test_overflow_on_one_rank_makes_all_skip_the_step(comm, mixed, kind, where):
-    def overflow(x):
-        return model(x) * np.float16(60000) * np.float16(60000)
-
+def test_overflow_on_one_rank_makes_all_skip_the_step(comm, mixed, kind, steps, where):
     model = half_net(comm.rank)
-    optimizer = mixed_precision(comm, model, **KINDS[kind])
+    optimizer = mixed_precision(comm, model, kind, steps)
     bad = where % comm.size
     skipped = 0
     for number in range(16):
-        spoilt = number in (6, 9) and comm.rank == bad
+        is_spoilt = number in (6, 9) and comm.rank == bad
+        loss = partial(overflow, model) if is_spoilt else model
         before, scale, t = parameter_bits(model), optimizer._loss_scale, optimizer.t
         with np.errstate(all="ignore"):
-            optimizer.update(
-                overflow if spoilt else model, half_batch(comm.rank, number)
-            )
+            optimizer.update(loss, half_batch(comm.rank, number))
         if optimizer.t > t and optimizer._loss_scale < scale:
             skipped += 1
             assert optimizer._loss_scale == scale / 2
@@ -96,9 +93,6 @@ def test_overflow_on_one_rank_makes_all_skip_the_step(comm, mixed, kind, where):
 def test_a_scale_that_has_once_been_too_large_grows_slowly_after_a_snapshot_too(
     comm, mixed
 ):
-    def overflow(x):
-        return model(x) * np.float16(60000) * np.float16(60000)
-
     def updated(optimizer):
         optimizer.assume_synchronized()
         optimizer.update(optimizer.target, half_batch(comm.rank))
@@ -108,53 +102,47 @@ def test_a_scale_that_has_once_been_too_large_grows_slowly_after_a_snapshot_too(
     optimizer = mixed_precision(comm, model)
     optimizer.assume_synchronized()
     with np.errstate(all="ignore"):
-        optimizer.update(overflow, half_batch(comm.rank))
+        optimizer.update(partial(overflow, model), half_batch(comm.rank))
     resumed = mixed_precision(comm, half_net(1))
     load_state(resumed, state_of(optimizer))
     before = optimizer._loss_scale
     assert before < updated(resumed) == updated(optimizer) < 2 * before
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_small_steps_are_kept_in_float32(comm, mixed, kind):
-    """They would be lost in float16."""
-    model = half_net(comm.rank)
-    optimizer = mixed_precision(comm, model, **KINDS[kind])
-    optimizer.lr = 1e-5
-    optimizer.update(model, half_batch(comm.rank, 0))
-    optimizer.flush()
-    assert model.first.W.dtype == np.float16
-    start = float32_parameters(model)["/first/W"].copy()
-    for number in range(6):
-        optimizer.update(model, half_batch(comm.rank, number))
-    optimizer.flush()
-    assert not np.array_equal(float32_parameters(model)["/first/W"], start)
-    assert_same_everywhere(comm, optimizer)
+def test_chainers_own_update_is_followed_bit_by_bit(naive):
+    """One rank's batch on all ranks: the mean is the gradient of one process."""
+    found = []
+    with chainer.using_config("dtype", np.dtype(np.float16)):
+        for is_multi_node in True, False:
+            model = half_net(0)
+            optimizer = chainer.optimizers.Adam(eps=1e-4)
+            if is_multi_node:
+                optimizer = create_multi_node_optimizer(optimizer, naive)
+            scaled(optimizer, model, interval=2)
+            for number in range(6):
+                optimizer.update(model, half_batch(number))
+            found.append((parameter_bits(model), optimizer._loss_scale, optimizer.t))
+    assert found[0] == found[1]
+    assert found[0][1] > 1
 
 
 @pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("kind", KINDS)
+@each_kind
 def test_ranks_that_scale_differently_are_told(comm, mixed, kind):
     model = half_net(0)
-    optimizer = create_multi_node_optimizer(
-        chainer.optimizers.SGD(), comm, **KINDS[kind]
-    )
-    optimizer.setup(model)
+    optimizer = exchanging(kind, comm, chainer.optimizers.SGD(), model)
     optimizer.set_loss_scale(8.0 if comm.rank else 4.0)
-    with pytest.raises(
-        RankMismatchError,
-        match=r"loss_scale of the loss scale .*: 4 on rank 0; 8 on rank",
-    ):
+    words = r"loss_scale of the loss scale .*: 4 on rank 0; 8 on rank"
+    with pytest.raises(RankMismatchError, match=words):
         optimizer.update(model, half_batch(0))
     optimizer.set_loss_scale(8.0)
     for number in range(2):
         optimizer.update(model, half_batch(number))
-    if comm.rank == comm.size - 1:
+    last = comm.size - 1
+    if comm.rank == last:
         optimizer.loss_scaling()
-
-    with pytest.raises(
-        RankMismatchError, match=f"loss_scale of .*: 8 on .*; 1 on rank {comm.size - 1}"
-    ):
+    words = f"loss_scale of .*: 8 on .*; 1 on rank {last}"
+    with pytest.raises(RankMismatchError, match=words):
         optimizer.update(model, half_batch(0))
 
 
@@ -174,38 +162,3 @@ def test_float32_parameters_are_broadcast_with_the_others(comm, mixed):
     clear_momenta(model.second, 3)  # they are not broadcast
     optimizer.update(model, half_batch(comm.rank, 4))
     assert_same_everywhere(comm, optimizer)
-
-
-# A scale that stays as it is.
-
-
-def test_loss_scale_of_the_updater_reaches_the_actual_optimizer(comm):
-    model, expected = Model(0), Model(0)
-    optimizer = sgd(comm, model)
-    seen = []
-    optimizer.add_hook(lambda _: seen.append(model.main.W.grad.copy()), name="see")
-    iterator = chainer.iterators.SerialIterator(X, 4, shuffle=False)
-    training.StandardUpdater(iterator, optimizer, loss_scale=64.0).update()
-    chainer.optimizers.SGD(lr=0.5).setup(expected).update(expected, X)
-    assert optimizer.actual_optimizer._loss_scale == 64.0
-    np.testing.assert_allclose(seen[0], 64 * expected.main.W.grad, rtol=1e-5)
-    np.testing.assert_allclose(model.main.W.array, expected.main.W.array, rtol=1e-5)
-
-
-@pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("steps", [1, 3])
-def test_loss_scale_is_undone_where_a_rank_has_no_gradient(comm, steps):
-    """Rank 0 doesn't use `more`; the others' mean arrives there scaled."""
-    model = Model(0)
-    model.add_link("more", L.Linear(2, 2))
-    optimizer = sgd(comm, model, accumulate_steps=steps)
-    optimizer.set_loss_scale(64.0)
-    mine = model.main if comm.rank == 0 else model.more
-    before = model.more.W.array.copy()
-    for _ in range(2 * steps):
-        optimizer.update(lambda: F.sum(mine.b) + F.sum(mine.W))
-        assert same_everywhere(comm, model)
-    mean = (comm.size - 1) / comm.size
-    np.testing.assert_allclose(
-        model.more.W.array, before - 2 * 0.5 * mean, rtol=0, atol=1e-5
-    )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import copy
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import chainer
 import chainer.functions as F
@@ -14,8 +17,8 @@ import pytest
 from chainermn_comm import PeerError, RankMismatchError, create_communicator
 from chainermn_train import create_multi_node_optimizer
 from tests.support.doubles.gpu_streams import Streams, parameters_on_gpus
+from tests.support.training.marks import PlantedError, marked, raise_planted
 from tests.support.training.overlapped import (
-    CLASSES,
     WIDTH,
     Deep,
     Twins,
@@ -24,271 +27,175 @@ from tests.support.training.overlapped import (
 )
 from tests.support.training.overlapped import small_buckets as small_buckets
 from tests.support.training.trainers import parameter_bits, same_everywhere
-from tests.support.worlds.third_party import PlainCommunicator
 from tests.support.worlds.topologies import on_nodes
 
 pytestmark = pytest.mark.world
 
 UPDATES = 10
-NODES = {3: (0, 0, 1), 4: (0, 0, 1, 1)}
 # Updates: the first gives all ranks rank 0's weights if there is no loss function.
 UNTIL_PLANNED = 2
+NODES = {3: (0, 0, 1), 4: (0, 0, 1, 1)}
+# Memory that ranks share, and the stream of messages.
+LAYOUTS = ("one node", "a node a rank")
+
+some_ranks = pytest.mark.sizes(2, 3, 4)
+on_one_rank = pytest.mark.parametrize("where", [0, -1])
 
 
-def make_communicator(nodes, world):
-    return create_communicator() if nodes == "one node" else on_nodes(range(world.size))
+def communicator_on(nodes, world, **settings):
+    if nodes == "one node":
+        return create_communicator(**settings)
+    if nodes == "a node a rank":
+        return on_nodes(range(world.size), **settings)
+    return on_nodes(NODES[world.size], **settings)
 
 
 @pytest.fixture(
     scope="module",
-    params=[  # memory that ranks share, and the stream of messages
-        pytest.param(nodes, marks=pytest.mark.ranks(2))
-        for nodes in ("one node", "a node a rank")
-    ],
+    params=[pytest.param(nodes, marks=pytest.mark.ranks(2)) for nodes in LAYOUTS],
 )
 def comm(request):
     from mpi4py import MPI
 
-    made = make_communicator(request.param, MPI.COMM_WORLD)
-    yield made
-    made.finalize()
-
-
-class PlantedError(Exception):
-    """What fails on one rank."""
+    with communicator_on(request.param, MPI.COMM_WORLD) as made:
+        yield made
 
 
 # Models.
 
 
 class Mixed(chainer.Chain):
-    """Parameters of three dtypes, in turn."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.first = L.Linear(WIDTH, WIDTH)
-            self.scale = chainer.Parameter(np.ones((), np.float16))
-            self.second = L.Linear(
-                WIDTH, WIDTH, initialW=chainer.initializers.Normal(dtype="f8")
-            )
-            self.second.b.array = self.second.b.array.astype("f8")
-            self.third = L.Linear(WIDTH, WIDTH)
-
-    def __call__(self, x):
-        h = F.cast(F.tanh(self.second(F.cast(F.tanh(self.first(x)), "f8"))), "f4")
-        return F.mean(self.third(h) ** 2) * F.cast(self.scale, "f4")
-
-
-class Convolutional(chainer.Chain):
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.conv, self.norm = L.Convolution2D(1, 16, 3), L.BatchNormalization(16)
-            self.wide, self.last = L.Linear(16 * 8 * 24, 40), L.Linear(40, CLASSES)
-
-    def __call__(self, x):
-        h = F.relu(self.norm(self.conv(x.reshape(-1, 1, 10, 26))))
-        return F.mean(self.last(self.wide(h)) ** 2)
-
-
-class Reused(Deep):
-    """A layer three times, with one between, and a layer never."""
-
-    def __call__(self, x):
-        h = F.tanh(self.first(F.tanh(self.first(x))))
-        return F.mean(self.last(F.tanh(self.first(F.tanh(self.second(h))))) ** 2)
-
-
-class Forgetful(Deep):
-    """The second layer computes anew in a backward of its own; the first is used there, too."""
-
-    def __call__(self, x):
-        h = F.tanh(self.first(x))
-        h = F.forget(lambda h: F.tanh(self.second(self.first(h))), h)
-        return F.mean(self.last(F.tanh(self.third(h))) ** 2)
-
-
-class Sparse(chainer.Chain):
-    """An embedding; a parameter without numbers; a matrix whose gradient is transposed."""
+    """Parameters of three dtypes, in turn; one has no numbers, and one's gradient is transposed."""
 
     def __init__(self):
         super().__init__()
         with self.init_scope():
             self.embed = L.EmbedID(WIDTH, WIDTH)
-            self.empty = chainer.Parameter(np.zeros((0, 3), "f4"))
-            self.turned = chainer.Parameter(np.eye(WIDTH, dtype="f4"))
+            self.scale = chainer.Parameter(np.ones((), np.float16))
+            self.empty = chainer.Parameter(np.zeros((0, 3), np.float32))
+            self.double = chainer.Parameter(np.eye(WIDTH))
+            self.last = L.Linear(WIDTH, WIDTH)
 
     def __call__(self, x):
-        h = self.embed((abs(x[:, :5]) * 100).astype("i4"))
-        h = F.matmul(h.reshape(-1, WIDTH), self.turned, transb=True)
-        return F.mean(F.tanh(h) ** 2) + F.sum(self.empty)
+        h = self.embed((abs(x[:, 0]) * 100).astype("i4"))
+        h = F.matmul(F.cast(F.tanh(h), "f8"), self.double, transb=True)
+        h = F.mean(self.last(F.cast(F.tanh(h), "f4")) ** 2) + F.sum(self.empty)
+        return h * F.cast(self.scale, "f4")
 
 
-MODELS = {
-    "deep": Deep,
-    "mixed": Mixed,
-    "convolutional": Convolutional,
-    "reused": Reused,
-    "forgetful": Forgetful,
-    "sparse": Sparse,
-}
+class Tangled(Deep):
+    """A layer is used three times, once in a backward of its own, and another one never."""
+
+    def __call__(self, x):
+        h = F.tanh(self.first(F.tanh(self.first(x))))
+        h = F.forget(lambda h: F.tanh(self.second(self.first(h))), h)
+        return F.mean(self.last(h) ** 2)
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_parameters_become_those_of_the_synchronous_way(comm, model):
-    twins = Twins(comm, MODELS[model])
-    with sending(comm) as events:
-        twins.update(UPDATES)
-    assert events.count("planned") >= UPDATES - UNTIL_PLANNED
-    twins.finalize()
+@dataclass(frozen=True)
+class Case:
+    """A model, where ranks are, settings, and whether gradients leave during backward."""
+
+    model: Callable[[], Any]
+    nodes: str = "a node a rank"
+    wire: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    is_early: bool = True
 
 
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize("wire", [np.float16, np.float32])
-@pytest.mark.parametrize("model", ["deep", "mixed", "convolutional"])
-def test_with_another_dtype_on_the_wire_too(world, model, wire):
-    """After backward, if narrower: rounding depends on what else is in a message."""
-    with on_nodes(range(world.size), allreduce_grad_dtype=wire) as other:
-        twins = Twins(other, MODELS[model])
-        with sending(other) as events:
+some_share = partial(Case, nodes="some share")
+CASES = [
+    *(Case(model, nodes) for model in (Deep, Mixed, Tangled) for nodes in LAYOUTS),
+    # Rounding depends on what else is in a message.
+    Case(Deep, wire="float16", is_early=False),
+    Case(Deep, wire="float32"),
+    Case(Mixed, wire="float16", is_early=False),
+    Case(Mixed, wire="float32", is_early=False),
+    # A node's sums are rounded as their message asks.
+    pytest.param(some_share(Deep), marks=pytest.mark.sizes(3, 4)),
+    pytest.param(some_share(Mixed, is_early=False), marks=pytest.mark.sizes(3, 4)),
+    Case(Deep, settings={"zero_fill": False}),
+    Case(Deep, settings={"accumulate_steps": 3}, is_early=False),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_parameters_become_those_of_the_synchronous_way(world, case):
+    with communicator_on(case.nodes, world, allreduce_grad_dtype=case.wire) as comm:
+        twins = Twins(comm, case.model, **case.settings)
+        with sending(comm) as events:
             twins.update(UPDATES)
-        assert ("planned" in events) == (wire is np.float32 and model != "mixed")
+        planned = events.count("planned")
+        assert planned >= UPDATES - UNTIL_PLANNED if case.is_early else planned == 0
+        twins.each(lambda _, optimizer: optimizer.flush())
+        twins.assert_equal()
         twins.finalize()
-
-
-@pytest.mark.sizes(3, 4)
-@pytest.mark.parametrize("model", ["deep", "mixed"])
-def test_where_some_ranks_share_a_node_too(world, model):
-    """What has 16 bits travels after backward: a node's sums are rounded as their message asks."""
-    with on_nodes(NODES[world.size]) as other:
-        twins = Twins(other, MODELS[model])
-        with sending(other) as events:
-            twins.update(UPDATES)
-        assert ("planned" in events) == (model == "deep")
-        twins.finalize()
-
-
-def test_without_zero_fill_too(comm):
-    twins = Twins(comm, zero_fill=False)
-    with sending(comm) as events:
-        twins.update(8)
-    assert "planned" in events
-    twins.finalize()
 
 
 # What it is for.
 
 
-class Mark(chainer.FunctionNode):
-    """The identity, that tells of its backward, or fails there."""
-
-    def __init__(self, told):
-        self.told = told
-
-    def forward(self, inputs):
-        return inputs
-
-    def backward(self, indexes, grad_outputs):
-        self.told()
-        return grad_outputs
+def overlapping(comm, **settings):
+    model = Deep()
+    actual = chainer.optimizers.SGD(0.1)
+    optimizer = create_multi_node_optimizer(actual, comm, **settings)
+    return optimizer.setup(model), model
 
 
-def marked(x, told):
-    return Mark(told).apply(
-        (x if isinstance(x, chainer.Variable) else chainer.Variable(x),)
-    )[0]
-
-
-@pytest.mark.sizes(2, 3, 4)
+@some_ranks
 def test_gradients_leave_before_backward_ends(comm):
     """Those of the last layers have left when backward comes to the first one, and not before."""
-    optimizer = create_multi_node_optimizer(
-        chainer.optimizers.SGD(0.1), comm, overlap=True
-    )
-    model = Deep()
-    optimizer.setup(model)
+    optimizer, model = overlapping(comm, overlap=True)
     with sending(comm) as events:
 
         def loss(x):
-            h = F.tanh(model.first(marked(x, lambda: events.append("at the input"))))
-            h = F.tanh(
-                model.second(marked(h, lambda: events.append("below the second")))
-            )
-            h = marked(h, lambda: events.append("above the second"))
+            h = F.tanh(model.first(marked(x, partial(events.append, "at the input"))))
+            h = marked(h, partial(events.append, "below the second"))
+            h = F.tanh(model.second(h))
+            h = marked(h, partial(events.append, "above the second"))
             return F.mean(model.last(F.tanh(model.third(h))) ** 2)
 
         for number in range(UNTIL_PLANNED + 1):
             events.clear()
             optimizer.update(loss, batch(comm.rank, number))
-    middle, low, end = map(
-        events.index, ["above the second", "below the second", "at the input"]
-    )
-    assert 1 <= events[:middle].count("planned") < events[:low].count("planned")
-    assert events[:low].count("planned") < events[:end].count("planned")
+    left = [
+        events[: events.index(mark)].count("planned")
+        for mark in ("above the second", "below the second", "at the input")
+    ]
+    assert 1 <= left[0] < left[1] < left[2]
     assert "after backward" not in events
     optimizer.finalize()
 
 
-@pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize(
-    ("overlap", "expected"), [(None, None), (True, True), (False, False)]
-)
-def test_by_default_it_is_on_where_ranks_sit_on_several_machines(
-    comm, overlap, expected
+@some_ranks
+@pytest.mark.parametrize("on_gpus", [False, True])
+@pytest.mark.parametrize("overlap", [None, True, False])
+def test_by_default_it_is_on_over_several_machines_and_for_parameters_on_gpus(
+    comm, overlap, on_gpus
 ):
-    arguments = {} if overlap is None else {"overlap": overlap}
-    if expected is None:
-        expected = comm.inter_size > 1
-    optimizer = create_multi_node_optimizer(
-        chainer.optimizers.SGD(0.1), comm, **arguments
-    )
-    model = Deep()
-    optimizer.setup(model)
-    with sending(comm) as events:
+    where = parameters_on_gpus() if on_gpus else contextlib.nullcontext()
+    with where, sending(comm) as events:
+        optimizer, model = overlapping(comm, overlap=overlap)
         for number in range(4):
             optimizer.update(model, batch(comm.rank, number))
-    assert ("planned" in events) == expected
-    optimizer.finalize()
-
-
-@pytest.mark.parametrize(("overlap", "expected"), [(None, True), (False, False)])
-def test_by_default_it_is_on_where_parameters_are_on_gpus(comm, overlap, expected):
-    model = Deep()
-    with parameters_on_gpus(), sending(comm) as events:
-        optimizer = create_multi_node_optimizer(
-            chainer.optimizers.SGD(0.1), comm, overlap=overlap
-        )
-        optimizer.setup(model)
-        for number in range(4):
-            optimizer.update(model, batch(comm.rank, number))
-    assert ("planned" in events) == expected
+    by_default = on_gpus or comm.inter_size > 1
+    assert ("planned" in events) == (by_default if overlap is None else overlap)
     optimizer.finalize()
 
 
 def test_on_a_gpu_the_thread_has_a_stream_of_its_own(comm):
     """A double of CuPy's streams writes down who does what in which order."""
     streams = Streams()
-    optimizer = create_multi_node_optimizer(
-        chainer.optimizers.SGD(0.1), comm, overlap=True
-    )
-    twin = create_multi_node_optimizer(chainer.optimizers.SGD(0.1), comm, overlap=False)
-    models = Deep(), Deep()
-    models[1].copyparams(models[0])
-    optimizer.setup(models[0])
-    twin.setup(models[1])
+    optimizer, model = overlapping(comm, overlap=True)
     with streams.installed():
         for number in range(4):
-            optimizer.update(models[0], batch(comm.rank, number))
-    for number in range(4):
-        twin.update(models[1], batch(comm.rank, number))
-    assert streams.thread == 3 * ["device", "stream entered", "stream left"]
+            optimizer.update(model, batch(comm.rank, number))
+    in_thread = [done for done in streams.thread if done != "device"]
+    assert in_thread == 3 * ["stream entered", "stream left"]
     # The main thread's stream waits for it then, and the host for neither.
     of_an_update = ["event made", "recorded", "stream waits for event"]
     assert [done for done in streams.main if done != "device"] == 3 * of_an_update
     streams.make_stream.assert_called_with(non_blocking=True)
-    for param, other in zip(models[0].params(), models[1].params(), strict=True):
-        np.testing.assert_allclose(param.array, other.array, rtol=1e-6)
     optimizer.finalize()
 
 
@@ -340,100 +247,31 @@ def calling_backward(model, x):
 
 
 LOSSES = {
-    "its own backward": lambda model, x: OwnBackward(model(x)),
-    "calls backward": calling_backward,
-    "penalty": with_penalty,
-    "replacing": replacing,
-    "retained": retaining,
+    "its own backward": {"loss": lambda model, x: OwnBackward(model(x))},
+    "calls backward": {"loss": calling_backward},
+    "penalty": {"loss": with_penalty},
+    "replacing": {"loss": replacing},
+    "retained": {"loss": retaining},
+    "computed before": {"without_loss": True},
 }
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("kind", LOSSES)
-def test_any_loss_trains_as_ever(comm, kind):
-    """From the first update on, in between, and on one rank only."""
-    loss = LOSSES[kind]
-    for before in 0, 3:
-        twins = Twins(comm)
-        twins.update(before)
-        twins.update(3, loss)
-        twins.update(3)
-        twins.update(3, loss if comm.rank == 0 else None)
-        twins.update(3)
-        twins.update(3, loss if comm.rank == comm.size - 1 else None)
-        twins.update(3)
-        twins.finalize()
-
-
 @pytest.mark.parametrize("before", [0, 3])
-def test_without_a_loss_function_it_trains_as_ever(comm, before):
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[] if kind == "computed before" else pytest.mark.ci)
+        for kind in LOSSES
+    ],
+)
+def test_any_loss_trains_as_ever(comm, kind, before):
+    """From the first update on, in between, and on one rank only."""
     twins = Twins(comm)
     twins.update(before)
-    if not before:
-        # Gives all rank 0's weights.
-        twins.each(lambda _, optimizer: optimizer.update())
-    twins.update(3, without_loss=True)
-    twins.update(3)
-    twins.update(3, without_loss=comm.rank == 0)
-    twins.update(3, without_loss=comm.rank == comm.size - 1)
-    twins.finalize()
-
-
-@pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("zero_fill", [True, False])
-@pytest.mark.parametrize("where", [0, -1])
-def test_gradients_that_one_rank_only_has_count(comm, zero_fill, where):
-    """Where missing ones don't count as zeros, all raise and nobody steps."""
-    here = comm.rank == where % comm.size
-
-    def branch(model, x):
-        return model(x) if here else F.mean(model.last(F.tanh(model.third(x))) ** 2)
-
-    twins = Twins(comm, zero_fill=zero_fill)
-    for _ in range(2):
+    for where in None, 0, comm.size - 1:
+        is_here = where is None or comm.rank == where
+        twins.update(3, **(LOSSES[kind] if is_here else {}))
         twins.update(3)
-        if zero_fill:
-            twins.update(3, branch)
-        else:
-            before = [parameter_bits(model) for model in twins.models]
-            for model, optimizer in zip(twins.models, twins.optimizers, strict=True):
-                with pytest.raises(RankMismatchError):
-                    optimizer.update(branch, model, batch(comm.rank, 0))
-            assert before == [parameter_bits(model) for model in twins.models]
-    twins.update(3)
-    twins.finalize()
-
-
-def test_a_function_hook_of_the_user_sees_all_functions(comm):
-    twins, seen = Twins(comm), []
-
-    class Hook(chainer.FunctionHook):
-        name = "mine"
-
-        def backward_postprocess(self, function, inputs, gradients):
-            seen.append(function.label)
-
-    with Hook():
-        twins.update(4)
-    assert seen[: len(seen) // 8] * 8 == seen
-    twins.finalize()
-
-
-def test_lazy_sums_of_gradients_make_no_difference(comm):
-    twins = Twins(comm, Reused)
-    twins.update(3)
-    with chainer.using_config("lazy_grad_sum", True):
-        twins.update(4)
-    twins.update(2)
-    twins.finalize()
-
-
-def test_a_third_partys_communicator_takes_gradients_after_backward(world):
-    comm = PlainCommunicator(world.Dup())
-    twins = Twins(comm)
-    with sending(comm) as events:
-        twins.update(4)
-    assert set(events) == {"after backward"}
     twins.finalize()
 
 
@@ -450,108 +288,59 @@ def until(events, twins, most=4):
     raise AssertionError("gradients leave after backward for good")
 
 
-@pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("failing", [0, -1])
-@pytest.mark.parametrize("place", ["middle", "last"])
-def test_after_a_failure_on_one_rank_training_goes_on(comm, place, failing):
+@some_ranks
+@pytest.mark.parametrize(("place", "where"), [("middle", 0), ("end", -1)])
+def test_after_a_failure_on_one_rank_training_goes_on(comm, place, where):
     """Nobody steps, each rank knows why, and gradients leave during backward again."""
-    fails = comm.rank == failing % comm.size
-
-    def fail():
-        raise PlantedError(place)
+    fails = comm.rank == where % comm.size
 
     def loss(model, x):
-        told = {each: lambda: None for each in ("middle", "last")}
-        if fails:
-            told[place] = fail
-        h = F.tanh(model.first(marked(x, told["last"])))
-        h = F.tanh(model.second(marked(h, told["middle"])))
-        return F.mean(model.last(model.third(h)) ** 2)
+        h = marked(x, raise_planted) if fails and place == "end" else x
+        h = F.tanh(model.first(h))
+        h = marked(h, raise_planted) if fails and place == "middle" else h
+        return F.mean(model.last(model.third(F.tanh(model.second(h)))) ** 2)
+
+    def fail(model, optimizer):
+        before = parameter_bits(model)
+        with pytest.raises(PlantedError if fails else PeerError):
+            optimizer.update(loss, model, batch(comm.rank, 0))
+        assert parameter_bits(model) == before
 
     twins = Twins(comm)
     with sending(comm) as events:
-        for _ in range(3):
+        for count in 1, 2:
             until(events, twins)
-            before = [parameter_bits(model) for model in twins.models]
-            for _ in range(2):
-                for model, optimizer in zip(
-                    twins.models, twins.optimizers, strict=True
-                ):
-                    with pytest.raises(PlantedError if fails else PeerError):
-                        optimizer.update(loss, model, batch(comm.rank, 0))
-            assert before == [parameter_bits(model) for model in twins.models]
+            for _ in range(count):
+                twins.each(fail)
         until(events, twins)
-    twins.update(3)
     twins.finalize()
 
 
-@pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("failing", [0, -1])
+@some_ranks
+@on_one_rank
 def test_a_bucket_that_can_not_be_handed_in_is_an_error_on_all(
-    comm, monkeypatch, failing
+    comm, monkeypatch, where
 ):
-    twins, kind = Twins(comm), type(comm.make_reducer())
-    with sending(comm) as events:
-        until(events, twins)
-    add, failures = kind.add_planned, [comm.rank == failing % comm.size]
+    optimizer, model = overlapping(comm, overlap=True)
+    kind, fails = type(comm.make_reducer()), comm.rank == where % comm.size
+    add, errors = kind.add_planned, [PlantedError()] if fails else []
 
     def fail_once(self, bucket):
-        if failures and failures.pop():
-            raise PlantedError
+        if errors:
+            raise errors.pop()
         return add(self, bucket)
 
+    def update():
+        optimizer.update(model, batch(comm.rank, 0))
+
+    for _ in range(UNTIL_PLANNED):
+        update()
     monkeypatch.setattr(kind, "add_planned", fail_once)
-    raised = []
-    for model, optimizer in zip(twins.models, twins.optimizers, strict=True):
-        try:
-            optimizer.update(model, batch(comm.rank, 0))
-        except (PlantedError, PeerError) as error:
-            raised.append(type(error))
-    assert raised == [PlantedError if comm.rank == failing % comm.size else PeerError]
-    for model in twins.models:
-        assert same_everywhere(comm, model)
-    twins.finalize()
-
-
-@pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("failing", [0, -1])
-def test_a_function_whose_backward_failed_can_compute_again(comm, failing):
-    """Its gradients are the user's then, and go nowhere."""
-    twins, graphs = Twins(comm), []
-    twins.update(3)
-
-    def loss(model, x):
-        graph = model(x)
-        graphs.append((model, graph))
-        node = graph.creator_node
-        while node.label != "LinearFunction":
-            node = node.inputs[0].creator_node
-        plain = type(node).backward
-
-        def backward(self, indexes, gradients):
-            if self is node:
-                raise PlantedError
-            return plain(self, indexes, gradients)
-
-        patch.setattr(type(node), "backward", backward)
-        return graph
-
-    fails = comm.rank == failing % comm.size
-    for model, optimizer in zip(twins.models, twins.optimizers, strict=True):
-        failing_update = partial(
-            optimizer.update, partial(loss, model) if fails else model
-        )
-        with (
-            pytest.MonkeyPatch.context() as patch,
-            pytest.raises(PlantedError if fails else PeerError),
-        ):
-            failing_update(batch(0, 0))
-    for model, graph in graphs:
-        model.cleargrads()
-        graph.backward()
-        assert model.first.W.grad.any()
-    twins.update(3)
-    twins.finalize()
+    with pytest.raises(PlantedError if fails else PeerError):
+        update()
+    update()
+    assert same_everywhere(comm, model)
+    optimizer.finalize()
 
 
 def elsewhere_call(comm, optimizer):
@@ -568,61 +357,38 @@ def elsewhere_fail(comm, optimizer):
     raise PeerError
 
 
-def planted_loss(model, x):
-    raise PlantedError
-
-
-# What a rank does while the others update; the loss of the others, and what all raise.
-ELSEWHERE = {
-    "call": (elsewhere_call, None, RankMismatchError),
-    "flush": (elsewhere_flush, None, RankMismatchError),
-    "fail": (elsewhere_fail, None, PeerError),
-    "call while others fail": (elsewhere_call, planted_loss, (PlantedError, PeerError)),
-    "flush while others fail": (
-        elsewhere_flush,
-        planted_loss,
-        (PlantedError, PeerError),
-    ),
-}
-
-
-@pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("what", ELSEWHERE)
-@pytest.mark.parametrize("where", [0, -1])
-def test_ranks_that_call_different_things_raise_and_go_on(comm, what, where):
+@some_ranks
+@on_one_rank
+@pytest.mark.parametrize("others_fail", [False, True])
+@pytest.mark.parametrize("elsewhere", [elsewhere_call, elsewhere_flush, elsewhere_fail])
+def test_ranks_that_call_different_things_raise_and_go_on(
+    comm, elsewhere, others_fail, where
+):
     """However often, and whether or not the one that was elsewhere has sent anything."""
-    action, loss, errors = ELSEWHERE[what]
-    twins, here = Twins(comm), comm.rank == where % comm.size
+    errors = PeerError if elsewhere is elsewhere_fail else RankMismatchError
+    if others_fail:
+        errors = (PlantedError, PeerError)
+
+    def call(model, optimizer):
+        if comm.rank == where % comm.size:
+            elsewhere(comm, optimizer)
+        elif others_fail:
+            optimizer.update(raise_planted)
+        else:
+            optimizer.update(model, batch(0, 0))
+
+    def part(model, optimizer):
+        with pytest.raises(errors):
+            call(model, optimizer)
+
+    twins = Twins(comm)
     with sending(comm) as events:
-        for count in 1, 2:
+        for count, end in (1, "flush"), (2, "finalize"):
             until(events, twins)
             for _ in range(count):
-                for model, optimizer in zip(
-                    twins.models, twins.optimizers, strict=True
-                ):
-                    update = partial(
-                        optimizer.update, partial(loss, model) if loss else model
-                    )
-                    with pytest.raises(errors):
-                        action(comm, optimizer) if here else update(batch(0, 0))
+                twins.each(part)
+            twins.each(lambda _, optimizer, end=end: getattr(optimizer, end)())
         until(events, twins)
-    twins.update(3)
-    twins.finalize()
-
-
-@pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("where", [0, -1])
-@pytest.mark.parametrize("then", ["flush", "finalize"])
-def test_after_a_mismatch_ranks_may_also_flush_or_finalize(comm, where, then):
-    twins, here = Twins(comm), comm.rank == where % comm.size
-    twins.update(3)
-    for model, optimizer in zip(twins.models, twins.optimizers, strict=True):
-        with pytest.raises(RankMismatchError):
-            elsewhere_call(comm, optimizer) if here else optimizer.update(
-                model, batch(0, 0)
-            )
-    twins.each(lambda _, optimizer: getattr(optimizer, then)())
-    twins.update(3)
     twins.finalize()
 
 
@@ -637,180 +403,96 @@ class Growing(Deep):
         return super().__call__(x) + extra
 
 
-LAYERS = ("first", "second", "third")
-# The layers that are frozen in each part of a training: as many, more and fewer.
-FROZEN = {
-    "in turn": [{"first"}, {"second"}, {"third"}, {"first"}],
-    "pairs in turn": [{"first", "second"}, {"second", "third"}, {"third", "first"}],
-    "one after another": [{"first"}, {"first", "second"}, {"second"}, set()],
+def freeze(*frozen):
+    """Freeze these layers, and thaw the others."""
+
+    def change(model, _):
+        for name in "first", "second", "third":
+            if name in frozen:
+                model[name].disable_update()
+            else:
+                model[name].enable_update()
+
+    return change
+
+
+def grow(model, optimizer):
+    """All ranks load the same new link."""
+    np.random.seed(5)
+    model.add_link("zzz", L.Linear(WIDTH, 4))
+    for param in model.zzz.params():
+        param.update_rule = optimizer.create_update_rule()
+    optimizer.assume_synchronized()
+
+
+def shrink(model, optimizer):
+    del model.zzz
+    optimizer.assume_synchronized()
+
+
+def replace(model, optimizer):
+    shrink(model, optimizer)
+    grow(model, optimizer)
+
+
+def end(model, optimizer):
+    optimizer.finalize()
+    optimizer.finalize()
+
+
+# What happens in turn, while there is a plan for other parameters.
+CHANGES = {
+    "one layer": [freeze("first"), freeze("second"), freeze("third")],
+    "two layers": [freeze("first", "second"), freeze("second", "third")],
+    "more and fewer": [freeze("first"), freeze("first", "second"), freeze()],
+    "other parameters": [grow, replace, shrink],
+    "an end": [lambda model, optimizer: optimizer.flush(), end],
 }
 
 
-@pytest.mark.parametrize("parts", FROZEN)
-def test_layers_that_are_frozen_in_turn_are_left_out(comm, parts):
-    def freeze(frozen, model, _):
-        for name in LAYERS:
-            layer = getattr(model, name)
-            if name in frozen:
-                layer.disable_update()
-            else:
-                layer.enable_update()
-
-    twins = Twins(comm, Deep)
+@pytest.mark.parametrize("what", CHANGES)
+def test_gradients_leave_early_again_after_a_change(comm, what):
+    twins = Twins(comm, Growing)
     with sending(comm) as events:
-        for frozen in FROZEN[parts]:
-            twins.each(partial(freeze, frozen))
+        until(events, twins)
+        for change in CHANGES[what]:
+            twins.each(change)
             twins.update(3)
             until(events, twins)
     twins.finalize()
 
 
-@pytest.mark.parametrize("change", ["more", "fewer", "as many"])
-def test_parameters_said_to_be_synchronized_are_those_that_are_sent(comm, change):
-    """All ranks have loaded the same ones, while there was a plan for others."""
-
-    def grow(model, optimizer):
-        np.random.seed(5)
-        if change == "fewer":
-            del model.zzz
-        else:
-            if change == "as many":
-                del model.zzz
-            model.add_link("zzz", L.Linear(WIDTH, 4))
-            for param in model.zzz.params():
-                param.update_rule = optimizer.create_update_rule()
-        optimizer.assume_synchronized()
-
-    def make():
-        model = Growing()
-        if change != "more":
-            model.add_link("zzz", L.Linear(WIDTH, 4))
-        return model
-
-    twins = Twins(comm, make)
-    with sending(comm) as events:
-        until(events, twins)
-        twins.each(grow)
-        twins.update(4)
-        until(events, twins)
-    twins.finalize()
+def send_as_float16(model, optimizer):
+    optimizer.communicator.set_config("allreduce_grad_dtype", np.float16)
 
 
-@pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("where", [0, -1])
-def test_a_wire_dtype_that_one_rank_changes_is_named(world, where):
-    """Messages are as planned until ranks know of it; when all have changed it, they follow."""
-    with on_nodes(range(world.size)) as own:
-        twins = Twins(own)
-        with sending(own) as events:
-            until(events, twins)
-            if own.rank == where % own.size:
-                own.set_config("allreduce_grad_dtype", np.float16)
-            for model, optimizer in zip(twins.models, twins.optimizers, strict=True):
-                with pytest.raises(RankMismatchError, match="allreduce_grad_dtype"):
-                    optimizer.update(model, batch(own.rank, 0))
-            own.set_config("allreduce_grad_dtype", np.float16)
-            twins.update(4)
-            own.set_config("allreduce_grad_dtype", None)
-            until(events, twins)
-            own.set_config("allreduce_grad_dtype", np.float32)
-            twins.update()
-            until(events, twins)
-        twins.finalize()
-
-
-@pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("where", [0, -1, None])
-def test_a_dtype_that_a_parameter_changes_is_noticed_as_ever(comm, where):
+def cast_scale(model, optimizer):
     """The parameter stays the same object, so that ranks don't see it change."""
-    twins = Twins(comm, Mixed, lambda: chainer.optimizers.SGD(0.1))
-    twins.update(3)
-    if where is None or comm.rank == where % comm.size:
-        for model in twins.models:
-            model.scale.array = model.scale.array.astype("f8")
-            model.scale.cleargrad()
-    if where is None:
-        twins.update(3)
-    else:
-        for model, optimizer in zip(twins.models, twins.optimizers, strict=True):
-            with pytest.raises(RankMismatchError, match="float64"):
-                optimizer.update(model, batch(comm.rank, 0))
-        for model in twins.models:
-            model.scale.array = model.scale.array.astype("f2")
-            model.scale.cleargrad()
-        twins.update(3)
-    twins.finalize()
+    model.scale.array = model.scale.array.astype("f8")
+    model.scale.cleargrad()
 
 
-# The optimizer's life.
+@some_ranks
+@on_one_rank
+@pytest.mark.parametrize(
+    ("model", "change", "words"),
+    [(Deep, send_as_float16, "allreduce_grad_dtype"), (Mixed, cast_scale, "float64")],
+)
+def test_what_one_rank_changes_is_named(world, model, change, words, where):
+    """Messages are as planned until ranks know of it; when all have changed it, they follow."""
 
+    def mismatch(model, optimizer):
+        with pytest.raises(RankMismatchError, match=words):
+            optimizer.update(model, batch(world.rank, 0))
 
-def test_a_copy_trains_by_itself(comm):
-    """And outlives the one it was made of."""
-    twins = Twins(comm)
-    with sending(comm) as events:
-        until(events, twins)
-        copies = copy.deepcopy(twins)
-        until(events, copies)
-        until(events, twins)
-        twins.finalize()
-        until(events, copies)
-    copies.update(3)
-    copies.finalize()
-
-
-def test_after_flush_and_finalize_training_goes_on(comm):
-    twins = Twins(comm)
-    with sending(comm) as events:
-        for end in "flush", "finalize", "finalize":
+    with communicator_on("a node a rank", world) as comm:
+        twins = Twins(comm, model, lambda: chainer.optimizers.SGD(0.1))
+        with sending(comm) as events:
             until(events, twins)
-            twins.each(lambda _, optimizer, end=end: getattr(optimizer, end)())
-        until(events, twins)
-    twins.finalize()
-
-
-@pytest.mark.parametrize("steps", [2, 3])
-def test_gradients_that_are_added_up_leave_after_backward(comm, steps):
-    twins = Twins(comm, accumulate_steps=steps)
-    with sending(comm) as events:
-        for _ in range(3 * steps + 1):
-            twins.update()
-    assert "planned" not in events
-    twins.each(lambda _, optimizer: optimizer.flush())
-    assert parameter_bits(twins.models[0]) == parameter_bits(twins.models[1])
-    assert twins.optimizers[0].t == 4
-    twins.finalize()
-
-
-def test_overlap_and_double_buffering_exclude_each_other(comm):
-    with pytest.raises(ValueError, match="overlap"):
-        create_multi_node_optimizer(
-            chainer.optimizers.SGD(), comm, double_buffering=True, overlap=True
-        )
-
-
-@pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("where", [0, -1])
-@pytest.mark.parametrize("others", [False, None])
-def test_ranks_that_were_told_different_things_are_named(comm, where, others):
-    overlap = True if comm.rank == where % comm.size else others
-    optimizer = create_multi_node_optimizer(
-        chainer.optimizers.SGD(), comm, overlap=overlap
-    )
-    model = Deep()
-    optimizer.setup(model)
-    for _ in range(2):
-        with pytest.raises(RankMismatchError, match="overlap"):
-            optimizer.update(model, batch(0, 0))
-
-
-def test_two_optimizers_overlap_in_turn(comm):
-    """As those of a generator and a discriminator."""
-    twins = [Twins(comm), Twins(comm, Reused)]
-    with sending(comm) as events:
-        for each in twins * 4:
-            each.update()
-    assert "planned" in events
-    for each in twins:
-        assert same_everywhere(comm, each.models[0])
-        each.finalize()
+            if comm.rank == where % comm.size:
+                twins.each(change)
+            twins.each(mismatch)
+            if comm.rank != where % comm.size:
+                twins.each(change)
+            twins.update(3)
+        twins.finalize()

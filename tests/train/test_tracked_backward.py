@@ -10,8 +10,10 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer.functions.connection.linear import LinearFunction
 
 from chainermn_train.optimizers import tracked_backward
+from tests.support.training.marks import PlantedError, marked, raise_planted
 
 WIDTH = 4
 X = np.arange(2 * WIDTH, dtype="f4").reshape(2, WIDTH) / 10
@@ -22,34 +24,9 @@ class Net(chainer.Chain):
         super().__init__()
         np.random.seed(0)
         with self.init_scope():
-            self.first, self.second = L.Linear(WIDTH, WIDTH), L.Linear(WIDTH, WIDTH)
+            self.first = L.Linear(WIDTH, WIDTH)
+            self.second = L.Linear(WIDTH, WIDTH)
             self.unused = L.Linear(WIDTH, 1)
-
-
-class PlantedError(Exception):
-    """What a backward raises."""
-
-
-class Mark(chainer.FunctionNode):
-    """The identity, that tells of its backward."""
-
-    def __init__(self, told):
-        self.told = told
-
-    def forward(self, inputs):
-        return inputs
-
-    def backward(self, indexes, grad_outputs):
-        self.told()
-        return grad_outputs
-
-
-def marked(x, told):
-    return Mark(told).apply((chainer.as_variable(x),))[0]
-
-
-def raise_planted():
-    raise PlantedError
 
 
 def gradients(model):
@@ -59,34 +36,21 @@ def gradients(model):
 def told_of(model, loss, loss_scale=None, events=None):
     """The names told of, in order; each array is what the parameter then has."""
     named = list(model.namedparams())
-    told = []
+    events = [] if events is None else events
+    told = {}
 
-    def on_final(place, grad):
-        told.append((named[place][0], grad))
-        if events is not None:
-            events.append(named[place][0])
+    def on_final(index, grad):
+        name, _ = named[index]
+        assert name not in told
+        told[name] = grad
+        events.append(name)
 
-    model.cleargrads()
-    tracked_backward.backward(loss, [param for _, param in named], on_final, loss_scale)
-    assert len({name for name, _ in told}) == len(told)
+    params = [param for _, param in named]
+    tracked_backward.backward(loss, params, on_final, loss_scale)
     found = gradients(model)
-    for name, grad in told:
+    for name, grad in told.items():
         assert found[name] is grad, name
-    return [name for name, _ in told]
-
-
-def assert_as_ever(make_loss, loss_scale=None, expected=None):
-    """Gradients have the bits of a plain backward; those told of are `expected`."""
-    model, other = Net(), Net()
-    names = told_of(model, make_loss(model), loss_scale)
-    other.cleargrads()
-    make_loss(other).backward(loss_scale=loss_scale)
-    plain = gradients(other)
-    for name, grad in gradients(model).items():
-        assert (grad is None) == (plain[name] is None), name
-        np.testing.assert_array_equal(grad, plain[name])
-    if expected is not None:
-        assert sorted(names) == sorted(expected)
+    return list(told)
 
 
 BOTH = ["/first/W", "/first/b", "/second/W", "/second/b"]
@@ -111,40 +75,55 @@ def own_weight_as_data(model):
 
 
 def forgetful(model):
-    return F.sum(F.forget(lambda h: model.second(h) ** 2, model.first(X)))
-
-
-def forgetful_between(model):
     """A backward within uses what functions before and after it use."""
     h = F.forget(lambda h: F.tanh(model.first(h)), F.tanh(model.first(X)))
     return F.sum(model.first(h) ** 2)
 
 
+def without_functions(model):
+    return chainer.Variable(np.ones((), "f4"))
+
+
 @pytest.mark.parametrize("loss_scale", [None, 8.0])
+@pytest.mark.parametrize("start", [None, 1.0])
+@pytest.mark.parametrize("late_sums", [False, True])
 @pytest.mark.parametrize(
-    ("loss", "expected"),
+    ("make_loss", "expected"),
     [
         (deep, BOTH),
         (reused, BOTH),
         (twice_in_one_function, ["/first/W", "/second/W"]),
         (own_weight_as_data, ["/first/W"]),
         (forgetful, None),
-        (forgetful_between, None),
-        (lambda model: F.sum(model.second(X)), ["/second/W", "/second/b"]),
+        (without_functions, []),
     ],
 )
-def test_what_is_told_of_is_what_parameters_have(loss, expected, loss_scale):
-    assert_as_ever(loss, loss_scale, expected)
+def test_what_is_told_of_is_what_parameters_have(
+    make_loss, expected, start, late_sums, loss_scale
+):
+    """With the bits of a plain backward, which adds to the gradients that are there."""
+    model, other = Net(), Net()
+    for param in [*model.params(), *other.params()]:
+        param.grad = None if start is None else np.full_like(param.array, start)
+    with chainer.using_config("lazy_grad_sum", late_sums):
+        names = told_of(model, make_loss(model), loss_scale)
+        make_loss(other).backward(loss_scale=loss_scale)
+    plain = gradients(other)
+    for name, grad in gradients(model).items():
+        np.testing.assert_array_equal(grad, plain[name])
+    if not (expected is None or start or late_sums):
+        assert sorted(names) == expected
 
 
 def test_a_parameter_is_told_of_when_its_last_function_has_run():
     model, events = Net(), []
     h = model.first(marked(X + model.first.b, lambda: events.append("end")))
     h = model.second(marked(F.tanh(h), lambda: events.append("between")))
+    model.cleargrads()
     told_of(model, F.sum(h**2), events=events)
-    assert set(events[: events.index("between")]) == {"/second/W", "/second/b"}
-    assert events[events.index("between") + 1 : events.index("end")] == ["/first/W"]
-    assert events[events.index("end") :] == ["end", "/first/b"]
+    between = events.index("between")
+    assert set(events[:between]) == {"/second/W", "/second/b"}
+    assert events[between + 1 :] == ["/first/W", "end", "/first/b"]
 
 
 def test_a_layers_weight_is_told_of_before_the_gradient_of_its_data_is_computed():
@@ -159,35 +138,8 @@ def test_a_layers_weight_is_told_of_before_the_gradient_of_its_data_is_computed(
     h = model.second(F.tanh(model.first(X)))
     with Spied():
         told_of(model, F.sum(h), events=events)
-    weight = events.index("/second/W")
-    later = events[weight + 1 : events.index("/first/W")]
-    assert any(each.startswith("computed") and "Linear" in each for each in later), (
-        events
-    )
-
-
-def test_sums_that_chainer_takes_late_are_not_told_of_but_right():
-    with chainer.using_config("lazy_grad_sum", True):
-        assert_as_ever(reused)
-
-
-def test_gradients_that_are_there_already_are_added_to():
-    model = Net()
-    named = list(model.namedparams())
-    told = {}
-    for _, param in named:
-        param.grad = np.ones_like(param.array)
-    tracked_backward.backward(
-        deep(model), [param for _, param in named], told.__setitem__, None
-    )
-    other = Net()
-    for param in other.params():
-        param.grad = np.ones_like(param.array)
-    deep(other).backward()
-    plain = gradients(other)
-    for place, (name, param) in enumerate(named):
-        np.testing.assert_array_equal(param.grad, plain[name])
-        assert place not in told or told[place] is param.grad
+    later = events[events.index("/second/W") + 1 : events.index("/first/W")]
+    assert any("Linear" in each for each in later), events
 
 
 def test_hooks_of_the_user_run_as_ever():
@@ -208,66 +160,36 @@ def test_hooks_of_the_user_run_as_ever():
         deep(Net()).backward()
     assert tracked == seen
     assert seen
-    assert "ChainerMN" not in chainer.get_function_hooks()
 
 
-@pytest.mark.parametrize("place", ["above", "below"])
-def test_a_graph_whose_backward_failed_is_as_it_was(place):
+@pytest.mark.parametrize("place", ["above", "below", "within a layer"])
+def test_a_graph_whose_backward_failed_is_as_it_was(place, monkeypatch):
     """Another backward of it computes what is right, and tells nobody."""
-    model, fail, told = Net(), [True], []
+    model, told, before = Net(), [], names_of_chainers()
+    failing = {place}
 
-    def fail_once():
-        if fail[0]:
-            raise_planted()
+    def fail_at(where):
+        return lambda: raise_planted() if where in failing else None
 
-    x = chainer.Variable(X)
-    h = model.first(marked(x, fail_once) if place == "below" else x)
-    loss = F.sum(marked(h, fail_once) ** 2)
+    h = model.first(marked(X, fail_at("below")))
+    loss = F.sum(marked(h, fail_at("above")) ** 2)
     params = list(model.params())
-    with pytest.raises(PlantedError):
-        tracked_backward.backward(loss, params, lambda *each: told.append(each), None)
-    assert "ChainerMN" not in chainer.get_function_hooks()
-    count, fail[0] = len(told), False
+    with monkeypatch.context() as patch:
+        if place == "within a layer":
+            patch.setattr(LinearFunction, "backward", lambda *_: raise_planted())
+        with pytest.raises(PlantedError):
+            tracked_backward.backward(loss, params, lambda *it: told.append(it), None)
+    assert names_of_chainers() == before
+    assert not chainer.get_function_hooks()
+    count = len(told)
+    failing.clear()
     model.cleargrads()
     loss.backward()
     assert len(told) == count
     np.testing.assert_array_equal(model.first.b.grad, (2 * h.array).sum(0))
 
 
-def test_a_layer_that_failed_has_its_own_backward_again(monkeypatch):
-    from chainer.functions.connection.linear import LinearFunction
-
-    model = Net()
-    loss = F.sum(model.first(X))
-    function = loss.creator_node.inputs[0].creator_node
-    assert type(function) is LinearFunction
-    with monkeypatch.context() as patch:
-        patch.setattr(LinearFunction, "backward", lambda *_: raise_planted())
-        with pytest.raises(PlantedError):
-            tracked_backward.backward(loss, list(model.params()), lambda *_: None, None)
-    assert "backward" not in vars(function)
-    loss.backward()
-    assert model.first.W.grad.any()
-
-
-def test_a_loss_that_no_function_computed_tells_nothing():
-    model = Net()
-    assert told_of(model, chainer.Variable(np.ones((), "f4"))) == []
-
-
-class Gate(chainer.FunctionNode):
-    """The identity, whose backward says that it has begun, and waits until it may go on."""
-
-    def __init__(self):
-        self.begun, self.may_go_on = threading.Event(), threading.Event()
-
-    def forward(self, inputs):
-        return inputs
-
-    def backward(self, indexes, grad_outputs):
-        self.begun.set()
-        assert self.may_go_on.wait(60)
-        return grad_outputs
+# Threads.
 
 
 def names_of_chainers():
@@ -277,52 +199,40 @@ def names_of_chainers():
     return [dict(vars(module)) for module in modules]
 
 
-@pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("first_to_end", [0, 1])
-def test_two_threads_leave_chainer_as_it_was(first_to_end, fails):
-    """One begins while the other is within, and either ends first, with an error or none."""
-    before, found = names_of_chainers(), {}
-    gates = [Gate(), Gate()]
+class Gated:
+    """A thread whose backward waits in its middle until it may go on."""
 
-    def train(number):
+    def __init__(self):
+        self.begun, self.may_go_on = threading.Event(), threading.Event()
+        self.told = []
+        self.thread = threading.Thread(target=self.train)
+        self.thread.start()
+        assert self.begun.wait(60)
+
+    def train(self):
         model = Net()
-        h = gates[number].apply((model.first(X),))[0]
-        if fails:
-            h = model.second(marked(h, raise_planted))
-        try:
-            found[number] = told_of(model, F.sum(model.second(h) ** 2))
-        except PlantedError:
-            found[number] = None
+        h = marked(model.first(X), self.wait)
+        self.told += told_of(model, F.sum(model.second(h) ** 2))
 
-    threads = [threading.Thread(target=train, args=[number]) for number in (0, 1)]
-    if fails:
-        gates[0].may_go_on.set()
-        gates[1].may_go_on.set()
-    for number, thread in enumerate(threads):
-        thread.start()
-        assert fails or gates[number].begun.wait(60)
-        assert names_of_chainers() == before  # also while they are within
-    for number in (first_to_end, 1 - first_to_end):
-        gates[number].may_go_on.set()
-        threads[number].join(60)
-        assert names_of_chainers() == before
-    expected = None if fails else ["/second/W", "/second/b", "/first/W", "/first/b"]
-    assert found == {0: expected, 1: expected}
+    def wait(self):
+        self.begun.set()
+        assert self.may_go_on.wait(60)
+
+    def end(self):
+        self.may_go_on.set()
+        self.thread.join(60)
 
 
-def test_a_thread_that_trains_without_us_is_not_watched():
-    gate, told = Gate(), []
-    model, other = Net(), Net()
-    h = gate.apply((model.first(X),))[0]
-    thread = threading.Thread(
-        target=tracked_backward.backward,
-        args=[F.sum(h), list(model.params()), lambda *each: told.append(each), None],
-    )
-    thread.start()
-    assert gate.begun.wait(60)
+@pytest.mark.parametrize("first_to_end", [0, 1])
+def test_two_threads_leave_chainer_as_it_was(first_to_end):
+    """One begins while the other is within; a third one, which trains without us, isn't watched."""
+    before, other = names_of_chainers(), Net()
+    threads = [Gated(), Gated()]
+    assert names_of_chainers() == before  # also while they are within
     deep(other).backward()
-    assert told == []
-    gate.may_go_on.set()
-    thread.join(60)
-    assert len(told) == 2
     assert other.first.W.grad.any()
+    for number in first_to_end, 1 - first_to_end:
+        threads[number].end()
+        assert names_of_chainers() == before
+    expected = ["/second/W", "/second/b", "/first/W", "/first/b"]
+    assert [each.told for each in threads] == [expected, expected]

@@ -36,11 +36,17 @@ HIERARCHICAL = pytest.mark.parametrize("comm", ["hierarchical"], indirect=True)
 
 
 def exchanging(
-    kind: str, comm: Any, actual: Any, model: chainer.Link, steps: int = 1
+    kind: str,
+    comm: Any,
+    actual: Any,
+    model: chainer.Link,
+    steps: int = 1,
+    **settings: Any,
 ) -> Any:
     """A multi-node optimizer of that kind."""
-    arguments = {**KINDS[kind].arguments, "accumulate_steps": steps}
-    return create_multi_node_optimizer(actual, comm, **arguments).setup(model)
+    settings |= KINDS[kind].arguments
+    settings["accumulate_steps"] = steps
+    return create_multi_node_optimizer(actual, comm, **settings).setup(model)
 
 
 def states(optimizer: Any) -> dict[str, bytes | None]:
