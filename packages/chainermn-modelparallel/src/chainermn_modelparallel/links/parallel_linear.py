@@ -132,7 +132,10 @@ class _ParallelLinear(ShardedLink):
         return [each for each in made if isinstance(each, _ShardInitializer)]
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load this rank's parameters; what was drawn then no longer counts."""
+        """Save or load this rank's parameters, and raise what any link does (not collective).
+
+        Values that were drawn before a load are no longer compared between ranks.
+        """
         super().serialize(serializer)
         if isinstance(serializer, chainer.Deserializer):
             for initializer in self._initializers():

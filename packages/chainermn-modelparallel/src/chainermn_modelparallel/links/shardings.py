@@ -22,13 +22,19 @@ class ShardedLink(chainer.Link):
         raise NotImplementedError
 
     def params(self, include_uninit: bool = True) -> Iterator[Any]:
-        """Return an iterator over all parameters, as every link does."""
+        """Return an iterator over all parameters, as every link does (not collective).
+
+        Those without values come too if ``include_uninit``. It raises nothing.
+        """
         for param in super().params(include_uninit):
             self._mark(param)
             yield param
 
     def namedparams(self, include_uninit: bool = True) -> Iterator[tuple[str, Any]]:
-        """Return an iterator over all parameters and their names, as every link does."""
+        """Return an iterator over names and parameters, as every link does (not collective).
+
+        Those without values come too if ``include_uninit``. It raises nothing.
+        """
         for name, param in super().namedparams(include_uninit):
             self._mark(param)
             yield name, param

@@ -123,7 +123,7 @@ class DistributedOrderSampler(OrderSampler):
         return self.order_at(following)[0]
 
     def order_at(self, begin: EpochPosition) -> tuple[DealtOrder, int]:
-        """Return this rank's order from a position on, and where its next example stands.
+        """Return this rank's order from ``begin`` on, and where its next example stands.
 
         Not collective.
 

@@ -55,8 +55,6 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         actual_optimizer: the optimizer that steps.
         communicator: the ranks that train together.
         zero_fill: whether a missing gradient counts as zeros.
-        leaves: whether a signal has warned any rank; the same on all after an update.
-        agreements: how often ranks have agreed on what to do, alike on all ranks.
     """
 
     _OWN = frozenset({"actual_optimizer", "communicator", "zero_fill", "_updates"})
@@ -79,10 +77,12 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
 
     @property
     def agreements(self) -> int:
+        """How often ranks have agreed on what to do, alike on all ranks (not collective)."""
         return self._updates.agreements
 
     @property
     def leaves(self) -> bool:
+        """Whether a signal has warned any rank: after an update all say the same (not collective)."""
         return self._updates.leaves
 
     def __setattr__(self, name: str, value: Any) -> None:
