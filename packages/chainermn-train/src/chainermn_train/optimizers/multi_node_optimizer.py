@@ -82,7 +82,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
 
     @property
     def leaves(self) -> bool:
-        """Whether a signal has warned any rank: after an update all say the same (not collective)."""
+        """Whether a signal has warned any rank, alike on all after an update (not collective)."""
         return self._updates.leaves
 
     def __setattr__(self, name: str, value: Any) -> None:
