@@ -48,7 +48,7 @@ def test_a_copy_has_the_same_communicator(naive, name):
         assert type(twin) is type(made)
         assert twin is not made
         assert any(value is naive for value in vars(twin).values())
-    text = rf"{type(made).__name__} can't be pickled.*chainer\.serializers"
+    text = r"can't be pickled.*chainer\.serializers"
     with pytest.raises(TypeError, match=text):
         pickle.dumps(made)
 
