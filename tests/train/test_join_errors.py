@@ -271,7 +271,8 @@ def test_ranks_that_update_different_optimizers_are_told(comm):
     own = pair[min(comm.rank, 1)]
     with (
         pytest.raises(
-            RankMismatchError, match=r"arguments of join\(\): 0 on rank 0; 1 on ranks? 1"
+            RankMismatchError,
+            match=r"arguments of join\(\): 0 on rank 0; 1 on ranks? 1",
         ),
         join(*pair),
     ):
