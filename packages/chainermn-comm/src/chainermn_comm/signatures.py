@@ -13,6 +13,9 @@ from _chainermn_verdict import FOLLOWS
 
 from .errors import RankMismatchError
 
+# Of most values; NumPy's numbers are among the others.
+PLAIN = frozenset({str, int, bool, float, bytes, type(None)})
+
 
 def mismatch_error(
     operation: str, rank: int, views: Sequence[str], calls: Sequence[str] = ()
@@ -85,7 +88,9 @@ def checked_signature(
             raise TypeError(
                 f"the signature of {operation} must have tuples of a name and values, got {entry!r}"
             )
-        entries.append(_plain(entry))
+        if not all([type(value) in PLAIN for value in entry]):
+            entry = _plain(entry)
+        entries.append(entry)
     return tuple(entries)
 
 

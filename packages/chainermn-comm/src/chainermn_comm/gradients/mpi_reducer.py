@@ -22,6 +22,7 @@ DIGEST_BYTES = 16
 MISSING_BYTES = 8
 HEAD_BYTES = DIGEST_BYTES + MISSING_BYTES + 1
 NO_GRADIENTS = bytes(HEAD_BYTES)
+BEGUN = (b"\0", b"\1")  # whether it hasn't, or has
 
 
 class MpiReducer(Reducer):
@@ -95,10 +96,10 @@ class MpiReducer(Reducer):
         if not self._buckets:
             return NO_GRADIENTS
         of_all = [bucket.description for bucket in self._buckets]
-        has_begun = self._buckets[0].finish is not None
         digest = _joined([each.digest for each in of_all])
         missing = _joined([each.missing for each in of_all])
-        return digest + missing[:MISSING_BYTES] + bytes([has_begun])
+        has_begun = BEGUN[self._buckets[0].finish is not None]
+        return digest + missing[:MISSING_BYTES] + has_begun
 
     def _compare(self, rows: list[bytes]) -> None:
         """Raise if gradients differ; find out what some ranks have if ranks lack different ones."""

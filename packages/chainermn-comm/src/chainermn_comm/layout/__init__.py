@@ -1,5 +1,6 @@
 """What is summed over ranks together, and how it is divided into chunks and shards."""
 
+from .chunks import CACHE_LINE as CACHE_LINE
 from .chunks import Chunk as Chunk
 from .chunks import plan_chunks as plan_chunks
 from .chunks import shard_slice as shard_slice

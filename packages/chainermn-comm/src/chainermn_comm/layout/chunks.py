@@ -32,7 +32,7 @@ class Chunk:
     """Segments of gradients that travel together: a part of one array, or some whole arrays."""
 
     dtype: np.dtype  # in which they travel
-    segments: tuple[Segment, ...]
+    segments: tuple[Segment, ...]  # if there are several, each is a whole array
     size: int  # number of elements
 
     @property
@@ -55,7 +55,11 @@ class Chunk:
 
     def pack(self, operand: Operand, out: np.ndarray) -> None:
         """Write the segments of the 1-D sources into ``out`` (size,), as they travel."""
-        pieces = [operand.sources[index][span] for index, span, _ in self.segments]
+        if len(self.segments) == 1:
+            index, span, _ = self.segments[0]
+            pieces = [operand.sources[index][span]]
+        else:
+            pieces = [operand.sources[index] for index, _, _ in self.segments]
         if operand.exponents is None:
             try:  # looking at each dtype before takes longer
                 np.concatenate(pieces, out=out, casting="no")

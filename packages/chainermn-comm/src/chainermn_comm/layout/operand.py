@@ -31,7 +31,7 @@ class Operand(NamedTuple):
 
     def flattened(self) -> Operand:
         """Return the operand with 1-D arrays: views of targets, and views or copies of sources."""
-        targets = [target.reshape(-1) for target in self.targets]
+        targets = [target.ravel() for target in self.targets]  # faster than reshape
         sources = targets
         if self.sources is not self.targets:
             sources = targets.copy()

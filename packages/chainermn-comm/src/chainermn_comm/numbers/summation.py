@@ -23,22 +23,25 @@ def sum_rows(
     its dtype, or the :func:`accumulator` of that, in which numbers are added and
     divided before they are rounded. Only floats may be divided.
     """
+    if out.size > BLOCK_ELEMENTS:
+        for start in range(0, out.size, BLOCK_ELEMENTS):
+            block = slice(start, start + BLOCK_ELEMENTS)
+            sum_rows([row[block] for row in rows], out[block], divisor, op)
+        return
     dtype = accumulator(out.dtype)
-    for start in range(0, out.size, BLOCK_ELEMENTS):
-        block = slice(start, start + BLOCK_ELEMENTS)
-        # No row is read after `out` is written, which may be that row.
-        total = cast(rows[0][block], dtype)
-        for row in rows[1:-1]:
-            total = op(total, cast(row[block], dtype))
-        if len(rows) > 1:
-            last = cast(rows[-1][block], dtype)
-            if out.dtype == dtype:
-                total = op(total, last, out=out[block])
-                if divisor == 1:
-                    continue
-            else:
-                total = op(total, last)
-        divide_into(total, divisor, out[block])
+    # No row is read after `out` is written, which may be that row.
+    total = cast(rows[0], dtype)
+    for row in rows[1:-1]:
+        total = op(total, cast(row, dtype))
+    if len(rows) > 1:
+        last = cast(rows[-1], dtype)
+        if out.dtype == dtype:
+            total = op(total, last, out=out)
+            if divisor == 1:
+                return
+        else:
+            total = op(total, last)
+    divide_into(total, divisor, out)
 
 
 def combine_into(total: np.ndarray, term: np.ndarray, op: np.ufunc = np.add) -> None:

@@ -79,7 +79,10 @@ class SharedMemoryAllreduce(Algorithm):
         # The last sizes and dtypes, and the plan for them: most calls repeat it.
         self._planned: tuple[Sequence[int], Sequence[np.dtype]] = ((), ())
         self._plan = Plan([], 0)
+        # By slot, size and dtype, as the last plan has them: the terms of each rank.
+        self._rows: dict[tuple[int, int, np.dtype], list[np.ndarray]] = {}
         self._node = MPI.Intracomm(group.comm.Split(node, group.rank))
+        self._intra_rank = self._node.rank
         # Whether ranks write sums for one another.
         self._shares_sums = self.sums_travel or self._ranks > REDUNDANT_RANKS
         group_bytes = self.chunks_of_group * self._chunk_bytes
@@ -145,6 +148,7 @@ class SharedMemoryAllreduce(Algorithm):
             groups = [chunks[i : i + step] for i in range(0, len(chunks), step)]
             self._plan = Plan(groups, sum([chunk.nbytes for chunk in chunks]))
             self._planned = (sizes, dtypes)
+            self._rows = {}
         return self._plan
 
     def _pass_through_stages(
@@ -189,12 +193,12 @@ class SharedMemoryAllreduce(Algorithm):
         return [Stage(0, self._pack), Stage(1, self._sum_whole_and_unpack)]
 
     def _pack(self, operand: Operand, number: int, chunk: Chunk) -> None:
-        chunk.pack(operand, self._terms_of(self._node.rank, number, chunk))
+        chunk.pack(operand, self._rows_of(number, chunk)[self._intra_rank])
 
     def _sum_whole_and_unpack(
         self, operand: Operand, number: int, chunk: Chunk
     ) -> None:
-        rows = self._rows_of(number, chunk)
+        rows = list(self._rows_of(number, chunk))
         places = chunk.in_place(operand)
         if places is None:
             buffer = self._own_buffer(chunk)
@@ -203,7 +207,7 @@ class SharedMemoryAllreduce(Algorithm):
             return
         # This rank's own terms are read where the sums are written: their slot needs no
         # room in a core's cache.
-        rows[self._node.rank], target = places
+        rows[self._intra_rank], target = places
         sum_rows(rows, target, operand.divisor, operand.op)
 
     def _sum(self, operand: Operand, number: int, chunk: Chunk) -> None:
@@ -211,7 +215,7 @@ class SharedMemoryAllreduce(Algorithm):
         divisor = operand.divisor
         if self.sums_travel:
             divisor = 1
-        shard = shard_slice(chunk.size, self._ranks, self._node.rank)
+        shard = shard_slice(chunk.size, self._ranks, self._intra_rank)
         rows = [terms[shard] for terms in self._rows_of(number, chunk)]
         # Shared memory is written once, when they have been divided.
         sums = self._own_buffer(chunk)[shard]
@@ -223,17 +227,17 @@ class SharedMemoryAllreduce(Algorithm):
 
     def _rows_of(self, number: int, chunk: Chunk) -> list[np.ndarray]:
         """Return the terms of the chunk of each rank of the node."""
-        ranks = range(self._ranks)
-        return [self._terms_of(rank, number, chunk) for rank in ranks]
-
-    def _terms_of(self, rank: int, number: int, chunk: Chunk) -> np.ndarray:
-        """Return the terms of the chunk of a rank of the node."""
-        dtype = chunk.dtype
-        if self.sums_travel:
-            dtype = accumulator(dtype)
-        slots = self._terms[rank]
-        slot = slots[number % len(slots)]
-        return slot[: chunk.size * dtype.itemsize].view(dtype)
+        place = number % len(self._terms[0])
+        key = (place, chunk.size, chunk.dtype)
+        rows = self._rows.get(key)
+        if rows is None:
+            dtype = chunk.dtype
+            if self.sums_travel:
+                dtype = accumulator(dtype)
+            nbytes = chunk.size * dtype.itemsize
+            rows = [slots[place][:nbytes].view(dtype) for slots in self._terms]
+            self._rows[key] = rows
+        return rows
 
     def _sums_of(self, number: int, chunk: Chunk) -> np.ndarray:
         """Return the sums of the chunk, in the dtype in which they travel."""
@@ -245,7 +249,8 @@ class SharedMemoryAllreduce(Algorithm):
         return self._scratch[: chunk.nbytes].view(chunk.dtype)
 
     def close(self) -> None:
-        self._terms = []  # no view of the window may outlive it
+        self._rows = {}  # no view of the window may outlive it
+        self._terms = []
         self._sums = []
         self._window.close()
         self._free()
