@@ -306,7 +306,6 @@ def _clocked(machine: Machine, node: NodeRanks) -> Iterator[None]:
         for place, what in {
             (circulant, "combine_into"): combine_into,
             (circulant, "cast_into"): write_into,
-            (circulant, "rotate_into"): write_into,
             (circulant, "divide_into"): write_into,
             (pairwise, "sum_rows"): sum_rows,
             (shared_memory, "sum_rows"): sum_rows,

@@ -54,44 +54,48 @@ def circulant_rounds(
     """
     rank = comm.rank
     size = comm.size
-    # Arrays are rotated, so that this rank's own block is the first one.
-    begin = source.size * rank // size
+    length = source.size
 
-    def end_of(blocks: int) -> int:
-        """Return where so many blocks end, counted from this rank's own one."""
-        return source.size * (rank + blocks) // size - begin
+    def parts(array: np.ndarray, first: int, stop: int) -> list[np.ndarray]:
+        """Return where blocks lie, which are counted from this rank's own one."""
+        first += rank
+        stop += rank
+        if first >= size:
+            first -= size
+            stop -= size
+        begin = length * first // size
+        end = length * stop // size
+        if stop <= size:
+            return [array[begin:end]]
+        return [array[begin:], array[: end - length]]
 
     def exchange(
-        skip: int, outgoing: np.ndarray, incoming: np.ndarray
+        skip: int, outgoing: list[np.ndarray], incoming: list[np.ndarray]
     ) -> list[MPI.Request]:
         """Start to send to the rank so many after this one, and to receive from before."""
         receiver = (rank + skip) % size
         sender = (rank - skip) % size
-        return start_exchange(comm, [(receiver, outgoing)], [(sender, incoming)], tag)
+        sent = [(receiver, part) for part in outgoing]
+        received = [(sender, part) for part in incoming]
+        return start_exchange(comm, sent, received, tag)
 
-    sent = np.empty(source.size, source.dtype)  # as narrow as it is
-    rotate_into(source, begin, sent)
-    result = sent
-    total = sent
-    if accumulator(sent.dtype) != sent.dtype:
-        total = np.empty(sent.size, accumulator(sent.dtype))
-        cast_into(sent, total)
+    total = target
+    if accumulator(source.dtype) != source.dtype:
+        total = np.empty(length, accumulator(source.dtype))
+    if total is not source:
+        cast_into(source, total)
+    sent = source  # as narrow as it is
     for skip, held in rounds_of(size):
-        kept = total[: end_of(held - skip)]
-        outgoing = sent[end_of(skip) : end_of(held)]
-        with memory.borrowed(kept.size * sent.itemsize) as received:
-            term = received.view(sent.dtype)
-            yield exchange(skip, outgoing, term)
-            combine_into(kept, term, op)
+        kept = parts(total, 0, held - skip)
+        sizes = [part.size for part in kept]
+        with memory.borrowed(sum(sizes) * sent.itemsize) as received:
+            terms = np.split(received.view(sent.dtype), sizes[:-1])
+            yield exchange(skip, parts(sent, skip, held), terms)
+            for part, term in zip(kept, terms, strict=True):
+                combine_into(part, term, op)
         sent = total
-    divide_into(total[: end_of(1)], divisor, result[: end_of(1)])
+    (own,) = parts(total, 0, 1)
+    divide_into(own, divisor, *parts(target, 0, 1))
     for skip, held in reversed(rounds_of(size)):
-        outgoing = result[: end_of(held - skip)]
-        incoming = result[end_of(skip) : end_of(held)]
-        yield exchange(-skip, outgoing, incoming)
-    rotate_into(result, result.size - begin, target)
-
-
-def rotate_into(source: np.ndarray, begin: int, out: np.ndarray) -> None:
-    """Write the elements from ``begin`` on, followed by those before, into ``out``."""
-    np.concatenate([source[begin:], source[:begin]], out=out)
+        outgoing = parts(target, 0, held - skip)
+        yield exchange(-skip, outgoing, parts(target, skip, held))
