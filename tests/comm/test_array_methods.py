@@ -61,6 +61,14 @@ def test_tuples_and_lists_with_scalars_arrive_as_tuples(naive, container):
         all_same(naive.recv(0, 0), expected(0))
 
 
+def test_a_large_broadcast_arrives_whole(naive):
+    """From 8 MiB on, each of three ranks or more sends a part to the others."""
+    for root in range(naive.size):
+        array = np.arange(2_300_001, dtype="f4") + naive.rank
+        found = naive.bcast(array, root=root)
+        same(found, np.arange(2_300_001, dtype="f4") + root)
+
+
 def test_a_broadcasts_root_may_stand_where_older_communicators_had_it(naive):
     """Alone and by position; with a root, the second argument is the length of a buffer."""
     last = naive.size - 1
