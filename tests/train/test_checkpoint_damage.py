@@ -49,7 +49,7 @@ def test_damaged_newest_file_makes_the_resume_fall_back(naive, folder, capfd, of
     assert loaded(naive, folder) == [20, naive.rank]
     said = capfd.readouterr().err
     if naive.rank == 0 and (naive.size, how) != (1, "deleted"):
-        words = rf"'run': iteration 30 is incomplete: .*({of}\b).* from iteration 20"
+        words = rf"'run': run.\*.30 is incomplete: .*({of}\b).* goes on from 20"
         assert re.search(words, said)
     else:
         assert said == ""
@@ -75,14 +75,14 @@ def test_after_falling_back_the_run_saves_over_what_was_damaged(naive, folder):
 def damage_all(folder):
     flip(folder / "run.0.10", 0.5)
     DAMAGES["truncated"](folder / "run.0.20")
-    return r"nothing of 'run' .* is complete: iteration 20 is.*iteration 10 is"
+    return r"nothing of 'run' .* is complete: run\.\*\.20 is.*run\.\*\.10 is"
 
 
 def lose_all(folder):
     """Those of a machine's own disk, say; a first save that was killed leaves one iteration."""
     for path in folder.glob("run.1.*"):
         path.unlink()
-    return "iteration 10 is incomplete: of . files those of ranks 1 are missing; mend"
+    return r"run\.\*\.10 is incomplete: of . files those of ranks 1 are missing; mend"
 
 
 def of_another_program(folder):
@@ -133,7 +133,7 @@ def test_a_first_save_that_was_killed_starts_at_0_and_is_replaced(naive, folder,
     target, checkpointer = link(0, 0), make_checkpointer(naive, folder)
     assert checkpointer.maybe_load(target) is None
     if naive.rank == 0:
-        assert "; training goes on from iteration 0" in capfd.readouterr().err
+        assert "; training goes on from 0" in capfd.readouterr().err
     checkpointer.save(target, 10)
     checkpointer.save(target, 20)
     checkpointer.flush()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import os
-import pickle
 import threading
 import warnings
 from unittest import mock
@@ -12,7 +10,6 @@ from unittest import mock
 import pytest
 from chainer.iterators import MultiprocessIterator
 
-from chainermn_comm import PeerError
 from chainermn_train import ResumableOrderSampler, create_multi_node_checkpointer
 from tests.support.training.checkpoints import (
     files,
@@ -21,7 +18,6 @@ from tests.support.training.checkpoints import (
     loaded,
     make_checkpointer,
     make_trainer,
-    run_until,
     save_and_flush,
     saved,
 )
@@ -53,7 +49,7 @@ def test_iterations_that_differ_or_go_back(naive, folder):
     with pytest.raises(ValueError, match="call maybe_load"):
         saved(naive, folder / "before", 1)
     if naive.size > 1:
-        with pytest.raises(ValueError, match="different iterations: 11, 12"):
+        with pytest.raises(ValueError, match=r"disagree on iteration: 11 .*; 12 "):
             checkpointer.save(link(1, 1), 11 + (naive.rank > 0))
     with pytest.raises((ValueError, RuntimeError), match="not negative"):
         checkpointer.save(link(1, 1), -1)
@@ -176,45 +172,8 @@ def test_rank_that_fails_alone_waits_for_nobody(naive, folder):
     assert generation(naive, 2) <= files(naive, folder)
 
 
-def test_interrupt_from_the_keyboard_keeps_the_checkpoints(naive, folder):
-    trainer, *_ = make_trainer(naive, folder)
-    run_until(trainer, 4, KeyboardInterrupt)
-    assert files(naive, folder) == generation(naive, 2, 4)
-
-
-@pytest.mark.parametrize("background", [False, True])
-def test_two_checkpointers_that_would_write_the_same_files(
-    naive, folder, background, monkeypatch
-):
-    monkeypatch.setenv("CHAINERMN_GRACE", "0.2")
-    first = make_checkpointer(naive, folder, background=background)
-    second = make_checkpointer(naive, folder / "x" / "..")
-    (folder / "x").mkdir(exist_ok=True)
-    save_and_flush(first, 1)
-    assert second.maybe_load(link(0, 0)) == 1  # only reads
-    error = PeerError if naive.rank else ValueError
-    with pytest.raises(error, match=r"process \d+, since.*another name or folder"):
-        second.save(link(2, 2), 2)
-    assert loaded(naive, folder) == [1, 1]
-    first.finalize()
-    second.save(link(2, 2), 2)
-    assert loaded(naive, folder) == [2, 2]
-
-
-def test_copies_and_pickles_are_refused(naive, folder):
-    checkpointer = make_checkpointer(naive, folder)
-    save_and_flush(checkpointer, 1)
-    for twin in (copy.copy, copy.deepcopy, pickle.dumps):
-        with pytest.raises(
-            TypeError, match="can't be copied or pickled: it holds a communicator"
-        ):
-            twin(checkpointer)
-
-
-@pytest.mark.parametrize(
-    ("resumable", "first"), [(False, "save"), (False, "maybe_load"), (True, "save")]
-)
-def test_shuffling_ahead_of_time_is_warned_of_once(naive, folder, resumable, first):
+@pytest.mark.parametrize("resumable", [False, True])
+def test_shuffling_ahead_of_time_is_warned_of_once(naive, folder, resumable):
     order = (
         {"order_sampler": ResumableOrderSampler(1)} if resumable else {"shuffle": True}
     )
@@ -224,8 +183,8 @@ def test_shuffling_ahead_of_time_is_warned_of_once(naive, folder, resumable, fir
     checkpointer = make_checkpointer(naive, folder)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        getattr(checkpointer, first)(trainer.updater)
-        checkpointer.save(trainer.updater)
+        for iteration in 1, 2:
+            checkpointer.save(trainer.updater, iteration)
     said = [
         str(each.message)
         for each in caught

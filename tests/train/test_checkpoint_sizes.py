@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections import Counter
 
 import chainer
 import chainer.links as L
 import numpy as np
 import pytest
 from chainer import training
-from chainer.iterators import MultithreadIterator, SerialIterator
+from chainer.iterators import SerialIterator
 from chainer.serializers import load_npz
-from sklearn.datasets import load_digits
 
 from chainermn_train import (
     DistributedOrderSampler,
@@ -28,76 +26,11 @@ from tests.support.training.checkpoints import (
     files,
     link,
     make_checkpointer,
-    run_until,
 )
 
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("unsynced")]
 EXAMPLES, GLOBAL_BATCH = 1740, 60  # of digits: epochs of 29 iterations
 LAUNCHERS = ("PMI", "OMPI", "PRTE", "HYDRA")
-
-
-def train(comm, size, out, seen, stop, begin, iterate=SerialIterator):
-    """Train digits with some of the ranks until an iteration; return the parameters, on those."""
-    part = comm.split(int(comm.rank < size), comm.rank)
-    weights = None
-    if comm.rank < size:
-        x, y = [array[:EXAMPLES] for array in load_digits(return_X_y=True)]
-        dataset = chainer.datasets.TupleDataset(
-            np.arange(EXAMPLES), x / 16, y.astype("i4")
-        )
-        sampler = DistributedOrderSampler(part, 5)
-        iterator = iterate(dataset, GLOBAL_BATCH // size, order_sampler=sampler)
-        with chainer.using_config("dtype", np.dtype("f8")):
-            np.random.seed(0)
-            model = L.Classifier(
-                chainer.Sequential(
-                    L.Linear(64, 20), chainer.functions.tanh, L.Linear(20, 10)
-                )
-            )
-        optimizer = create_multi_node_optimizer(
-            chainer.optimizers.SGD(0.1), part
-        ).setup(model)
-
-        def loss(numbers, x, y):
-            seen.extend(numbers.tolist())
-            return model(x, y)
-
-        updater = training.StandardUpdater(iterator, optimizer, loss_func=loss)
-        trainer = training.Trainer(updater, (1000, "iteration"), out=str(out))
-        checkpointer = make_checkpointer(part)
-        trainer.extend(checkpointer, trigger=(1, "iteration"))
-        assert checkpointer.maybe_load(trainer, optimizer) == begin
-        run_until(trainer, stop)
-        weights = [param.array.copy() for _, param in sorted(model.namedparams())]
-        assert updater.epoch_detail == pytest.approx(stop * GLOBAL_BATCH / EXAMPLES)
-    part.finalize()
-    comm.allgather_obj(None)
-    return weights
-
-
-@pytest.mark.sizes(4)
-@pytest.mark.ranks(4)
-@pytest.mark.parametrize("iterate", [SerialIterator, MultithreadIterator])
-def test_parameters_follow_one_process_and_each_example_is_seen_once_an_epoch(
-    naive, folder, iterate
-):
-    """The number of ranks changes within epochs, and between them."""
-    expected = train(naive, 1, folder / "whole", [], 72, None)
-    seen: list[int] = []
-    begin, weights = None, None
-    for size, stop in ((4, 8), (2, 20), (3, 29), (1, 35), (4, 70), (2, 72)):
-        weights = train(naive, size, folder / "run", seen, stop, begin, iterate)
-        begin = stop
-    if naive.rank == 0:
-        for found, wanted in zip(weights, expected, strict=True):
-            np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-10)
-    counts = sum(naive.allgather_obj(Counter(seen)), Counter())
-    # Two epochs, and 14 iterations of the third.
-    third = (72 - 2 * 29) * GLOBAL_BATCH
-    assert sorted(Counter(counts.values()).items()) == [
-        (2, EXAMPLES - third),
-        (3, third),
-    ]
 
 
 @pytest.fixture

@@ -102,20 +102,6 @@ def test_it_trains_as_one_process_does(communicator, kind):
 
 
 @WORLD
-def test_gradients_that_were_computed_before_are_used(naive):
-    model = Model(0)
-    optimizer = _MultiNodeOptimizer(chainer.optimizers.SGD(1.0), naive, True)
-    optimizer.setup(model)
-    for expected in 0, 1:
-        model.main.W.grad = np.full((2, 3), naive.rank, "f4")
-        model.main.b.grad = None if naive.rank else np.ones(2, "f4")
-        before = model.main.b.array.copy()
-        optimizer.update()
-        assert optimizer.t == expected
-    np.testing.assert_allclose(model.main.b.array, before - 1 / naive.size, rtol=1e-6)
-
-
-@WORLD
 def test_lazy_parameters_and_added_ones_come_from_rank_0(naive):
     np.random.seed(naive.rank)
     model = chainer.Sequential(L.Linear(None, 3))

@@ -354,44 +354,6 @@ def test_a_plain_optimizer_in_a_trainer_resumes_the_same(naive, tmp_path, store,
         assert_resumes_the_same(alone, tmp_path, CASES[name], store, plain=True)
 
 
-class Both:
-    """What a loop without a trainer saves."""
-
-    def __init__(self, comm):
-        self.model = Net(comm.rank, begin=5)
-        actual = optimizers.Adam(alpha=0.1)
-        self.optimizer = create_multi_node_optimizer(actual, comm).setup(self.model)
-
-    def serialize(self, serializer):
-        self.model.serialize(serializer["model"])
-        self.optimizer.serialize(serializer["optimizer"])
-
-    def update(self, rank, start, stop):
-        for number in range(start, stop):
-            x = np.random.RandomState((number, rank)).uniform(-1, 1, (2, 3))
-            self.optimizer.update(self.model, x.astype("f4"))
-
-
-@pytest.mark.parametrize("store", ["checkpointer", "load_npz"])
-def test_a_loop_without_a_trainer_resumes_the_same(naive, folder, store):
-    whole = Both(naive)
-    whole.update(naive.rank, 0, 3)
-    path = folder / f"{naive.rank}.npz"
-    resumed = Both(naive)
-    if store == "load_npz":
-        chainer.serializers.save_npz(path, whole)
-        chainer.serializers.load_npz(path, resumed)
-        resumed.optimizer.assume_synchronized()
-    else:
-        create_multi_node_checkpointer("run", naive, path=folder).save(whole)
-        checkpointer = create_multi_node_checkpointer("run", naive, path=folder)
-        checkpointer.maybe_load(resumed, resumed.optimizer)
-    for both in whole, resumed:
-        both.update(naive.rank, 3, 8)
-    assert parameter_bits(resumed.model) == parameter_bits(whole.model)
-    assert same_everywhere(naive, whole.model)
-
-
 def updated_differently(comm, actual):
     """A multi-node optimizer whose rules have made more updates on higher ranks."""
     model = Net(comm.rank)
@@ -416,14 +378,6 @@ def test_every_optimizer_goes_on_alike_after_synchronize(naive, optimizer):
     synchronized = updated_differently(naive, OPTIMIZERS[optimizer]())
     if naive.rank:
         synchronized.target.last.disable_update()
-    synchronized.synchronize()
-    assert_goes_on_alike(naive, synchronized)
-
-
-@pytest.mark.sizes(2, 3, 4)
-def test_hyperparameters_of_a_parameter_are_alike_after_synchronize(naive):
-    synchronized = updated_differently(naive, optimizers.MomentumSGD())
-    synchronized.target.last.W.update_rule.hyperparam.lr = 0.1 / (1 + naive.rank)
     synchronized.synchronize()
     assert_goes_on_alike(naive, synchronized)
 
@@ -517,19 +471,6 @@ def test_a_plain_optimizers_state_is_not_that_of_another_kind(naive, tmp_path):
         run_until(Other(*arguments, "Adam", plain=True).trainer, SAVED + 1)
         with pytest.raises(ValueError, match=r"Adam.*MomentumSGD|layer0/W/m"):
             Other(*arguments, "MomentumSGD", plain=True)
-
-
-def test_a_model_alone_of_another_shape_is_refused_on_any_number_of_ranks(
-    naive, folder
-):
-    create_multi_node_checkpointer("run", naive, path=folder).save(Layers(3))
-    files(naive, folder)
-    with naive.split(naive.rank, 0) as alone:
-        for comm in naive, alone:
-            checkpointer = create_multi_node_checkpointer("run", comm, path=folder)
-            with pytest.raises(ValueError, match=r"layer2/W.*another model"):
-                checkpointer.maybe_load(Layers(2))
-            assert checkpointer.maybe_load(Layers(3)) == 1
 
 
 def test_fewer_extensions_and_another_end_are_no_other_model(naive, folder):

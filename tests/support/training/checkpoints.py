@@ -12,13 +12,13 @@ import pytest
 from chainer import training
 
 from chainermn_train import create_multi_node_checkpointer
-from tests.support.jobs import killed
+from tests.support.training import stateful
 
 
-def noisy(seed: int) -> killed.Model:
+def noisy(seed: int) -> stateful.Model:
     """A model whose weights differ by the seed; its loss draws from two generators."""
     np.random.seed(seed)
-    return killed.Model(4)
+    return stateful.Model(4)
 
 
 def make_checkpointer(comm, path: Path | None = None, **options: Any) -> Any:
@@ -26,11 +26,11 @@ def make_checkpointer(comm, path: Path | None = None, **options: Any) -> Any:
 
 
 def make_trainer(
-    comm, out, stop=8, seed=None, every=2, iterate=killed.shuffled, **options: Any
-) -> tuple[Any, killed.Model, Any]:
+    comm, out, stop=8, seed=None, every=2, iterate=stateful.shuffled, **options: Any
+) -> tuple[Any, stateful.Model, Any]:
     """A trainer, its model, and its checkpointer, which saves `every` iterations; 0: never."""
     model = noisy(comm.rank if seed is None else seed)
-    trainer = killed.make_trainer(comm, out, stop, model, iterate)
+    trainer = stateful.make_trainer(comm, out, stop, model, iterate)
     checkpointer = make_checkpointer(comm, **options)
     if every:
         trainer.extend(checkpointer, trigger=(every, "iteration"))

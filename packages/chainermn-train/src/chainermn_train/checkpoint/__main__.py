@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from .atomic_file import write_file
-from .checked_file import DamagedError, read_rank_file, without_none, write_npz
+from .atomic_file import new_file
+from .checked_file import DamagedError, read_rank_file, write_npz
 from .same_on_all import merge
 
 
@@ -24,16 +24,14 @@ def main() -> None:
     try:
         head = read_rank_file(source).head
         save = source.name.rpartition(".")[2]
-        paths = [
-            source.with_name(f"{head.name}.{rank}.{save}") for rank in range(head.size)
+        files = [
+            read_rank_file(source.with_name(f"{head.name}.{rank}.{save}"))
+            for rank in range(head.size)
         ]
-        if source != paths[head.rank]:
-            sys.exit(f"{source.name} is no checkpointer's file {paths[head.rank].name}")
-        files = [read_rank_file(path) for path in paths]
         if len({file.head.id for file in files}) > 1:
             sys.exit(f"the files of {head.name!r}, {save}, are of several saves")
-        arrays = without_none(merge(files))
-        write_file(target, lambda file: write_npz(file, arrays), lambda: True)
+        with new_file(target) as file:
+            write_npz(file, merge(files))
     except (OSError, DamagedError) as error:
         sys.exit(f"{error}")
 

@@ -5,32 +5,33 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 # Suffix of a file's name until it is complete.
 TEMPORARY = ".tmp"
 
 
-def write_file(
-    path: Path, fill: Callable[[BinaryIO], Any], is_wanted: Callable[[], bool]
-) -> None:
-    """Write a file under another name; once it is on the disk it gets its own.
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """Give a file of another name, for the block to fill; on the disk it gets its own.
 
-    If ``is_wanted`` returns False then, or anything is raised, nothing stays of it.
+    If anything is raised, nothing stays of it. An error in closing it doesn't replace
+    the one that the block raised, which other ranks may know.
     """
     temporary = path.with_name(path.name + TEMPORARY)
     with advised(temporary):
+        file = open(temporary, "w+b")  # noqa: SIM115
         try:
-            with open(temporary, "wb") as file:
-                fill(file)
-                file.flush()
-                os.fsync(file.fileno())
-            if is_wanted():
-                os.replace(temporary, path)
-                sync_folder(path.parent)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(temporary, path)
+            sync_folder(path.parent)
         finally:
+            with contextlib.suppress(OSError):
+                file.close()
             with contextlib.suppress(OSError):
                 temporary.unlink()
 

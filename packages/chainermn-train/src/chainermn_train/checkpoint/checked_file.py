@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 import zipfile
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import BinaryIO, TypeAlias
 
 import numpy as np
 
@@ -19,9 +18,8 @@ _HEADER = RESERVED_PREFIX + "header"
 # What other ranks may need of a rank's own state: how far its iterators are, and the
 # gradients that it has added up.
 _NEEDED_BY_OTHERS = re.compile("iterator:|chainermn/group/")
-_FORMAT = 3
-# What NumPy can't store without pickling, and Chainer has: None.
-State: TypeAlias = dict[str, np.ndarray | None]
+_FORMAT = 4
+State: TypeAlias = dict[str, np.ndarray]
 
 
 class DamagedError(ValueError):
@@ -33,7 +31,7 @@ class Head:
     """Which file of which checkpoint a file is."""
 
     name: str  # of the run
-    iteration: str  # or the numbers in the name of a snapshot
+    iteration: str  # or the name of a snapshot
     id: str  # another one for each checkpoint that was ever written
     rank: int
     size: int  # number of files of the checkpoint
@@ -41,7 +39,7 @@ class Head:
 
 @dataclass
 class RankFile:
-    """The contents of a file: its place, and what a rank saves."""
+    """The contents of a file: which one it is, and what a rank saves."""
 
     head: Head
     shared: State  # the rank's part of what all have alike
@@ -56,7 +54,7 @@ class RankFile:
         }
         return replace(self, own=needed)
 
-    def arrays(self) -> dict[str, np.ndarray]:
+    def arrays(self) -> State:
         """Return what the file has by name, the header first; arrays aren't copied.
 
         Chainer's :func:`chainer.serializers.load_npz` finds them under their own names.
@@ -64,23 +62,16 @@ class RankFile:
         header = {
             "format": _FORMAT,
             "head": asdict(self.head),
-            "shared": {name: _form_of(array) for name, array in self.shared.items()},
-            "own": {name: _form_of(array) for name, array in self.own.items()},
+            "shared": list(self.shared),
+            "own": list(self.own),
         }
         text = json.dumps(header).encode()
-        arrays = {_HEADER: np.frombuffer(text, np.uint8)}
-        arrays.update(without_none({**self.shared, **self.own}))
-        return arrays
+        return {_HEADER: np.frombuffer(text, np.uint8), **self.shared, **self.own}
 
 
-def without_none(state: State) -> dict[str, np.ndarray]:
-    """Return what NumPy can store."""
-    return {name: array for name, array in state.items() if array is not None}
-
-
-def write_npz(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays by names as numpy.savez does, which has no names such as "file"."""
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+def write_npz(file: BinaryIO, arrays: State) -> None:
+    """Add arrays by names to a file, as numpy.savez does, which has no names such as "file"."""
+    with zipfile.ZipFile(file, "a") as archive:
         for name, array in arrays.items():
             with archive.open(name + ".npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)
@@ -90,14 +81,14 @@ def read_rank_file(path: Path) -> RankFile:
     """Return the contents of a file; DamagedError unless it is whole."""
     with path.open("rb") as file:
         try:
-            npz = np.load(file, allow_pickle=False)
-            header = json.loads(npz[_HEADER].tobytes())
+            archive = zipfile.ZipFile(file)
+            header = json.loads(_read(archive, _HEADER).tobytes())
             if header["format"] != _FORMAT:
                 raise ValueError(f"format {header['format']}, read is {_FORMAT}")
             return RankFile(
                 head=Head(**header["head"]),
-                shared=_read_arrays(npz, header["shared"]),
-                own=_read_arrays(npz, header["own"]),
+                shared={name: _read(archive, name) for name in header["shared"]},
+                own={name: _read(archive, name) for name in header["own"]},
             )
         except MemoryError:
             raise
@@ -108,16 +99,9 @@ def read_rank_file(path: Path) -> RankFile:
             ) from error
 
 
-def _read_arrays(npz: Any, forms: dict[str, Any]) -> State:
-    state: State = {}
-    for name, form in forms.items():
-        array = None if form is None else npz[name]
-        # NumPy takes the checksum of an array only if it reads all its bytes.
-        if _form_of(array) != form:
+def _read(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    with archive.open(name + ".npy") as member:
+        array: np.ndarray = np.lib.format.read_array(member, allow_pickle=False)
+        if member.read():  # the checksum is compared once all bytes are read
             raise ValueError(f"{name!r} isn't what was written")
-        state[name] = array
-    return state
-
-
-def _form_of(array: np.ndarray | None) -> list[Any] | None:
-    return None if array is None else [str(array.dtype), list(array.shape)]
+    return array

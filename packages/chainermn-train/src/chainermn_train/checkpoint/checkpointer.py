@@ -6,12 +6,11 @@ import operator
 import os
 import secrets
 import sys
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, NoReturn
+from typing import Any
 
 import numpy as np
 from chainer.training import Extension, Trainer
@@ -24,23 +23,20 @@ from ..leaving import leave_when_warned
 from ..optimizer_state import Restorer
 from ..random_states import load_random_state, random_state
 from ..trainer_introspection import updater_of, warn_of_lost_order
-from .atomic_file import write_file
+from .atomic_file import new_file
 from .checked_file import Head, State, write_npz
-from .checkpoint_folder import OPERATION, CheckpointFolder, RunFiles, SaveNumber
-from .loading import RANDOM, load, mark_synchronized_if_equal, restore, saved_state
-from .same_on_all import names_alike, shard
+from .checkpoint_folder import OPERATION, CheckpointFolder, RunFiles, SaveNumber, say
+from .loading import (
+    RANDOM,
+    load,
+    mark_synchronized_if_equal,
+    restore,
+    saved_state,
+)
+from .same_on_all import names_alike, names_of_first, part_of_rank, rank_file
 from .state_dict import require_serializable
 
 _DEFAULT_FOLDER = "result"  # the trainer's own default
-
-
-class _View(NamedTuple):
-    """What a rank knows before a save."""
-
-    iteration: int
-    is_saved: bool  # already
-    is_begun: bool  # whether this job may save in the folder
-    id: str  # that of rank 0 is the checkpoint's
 
 
 class MultiNodeCheckpointer(Extension):
@@ -48,8 +44,7 @@ class MultiNodeCheckpointer(Extension):
 
     ``name``, ``comm``, ``cp_interval``, ``gc_interval``, ``path`` and ``background``
     are as there, where they are checked. Making one is not collective; its methods are,
-    but for :meth:`initialize` and :meth:`get_stats`. Copying or
-    pickling it raises TypeError.
+    but for :meth:`initialize` and :meth:`get_stats`.
     """
 
     trigger = (1, "iteration")
@@ -72,22 +67,26 @@ class MultiNodeCheckpointer(Extension):
         self.gc_interval = gc_interval
         self.path = path
         self.background = background
-        self._threads = _one_thread()
-        # What it does: it writes this save, if any, or removes older ones.
+        # What must be the same on all ranks.
+        self._settings = (
+            ("name", name),
+            ("cp_interval", cp_interval),
+            ("gc_interval", gc_interval),
+            ("background", background),
+        )
+        # A thread that calls no MPI; the interpreter waits for it before it ends.
+        self._threads = ThreadPoolExecutor(1, "chainermn-checkpoint")
+        # What it does: it removes old saves, and writes this one, if any.
         self._futures: list[Future[None]] = []
-        # Not all ranks know yet that it is complete.
         self._written: SaveNumber | None = None
         # What is written in the background. Fresh memory would take longer to fill.
-        self._copies: dict[Any, np.ndarray] = {}
-        # Names of what was the same on all ranks at the last save.
-        self._alike: list[str] | None = None
+        self._copies: State = {}
         self._folder: CheckpointFolder | None = None  # once known where it saves
         self._last = 0  # the iteration saved or loaded last
         self._saved_target: Any = None  # a trainer or updater
         # What training begins with: the state of generators, and optimizers' numbers.
         self._random: str | None = None
         self._restorers: list[Restorer] = []
-        self._iterators_checked = False
         self._handled = sys.exc_info()[1]
         self._seconds: list[float] = []  # that each save took
 
@@ -120,107 +119,98 @@ class MultiNodeCheckpointer(Extension):
                 removed. Older checkpoints are as they were.
             PeerError: another rank raised one of these.
         """
-        self._check_iterators(target)
-        views = allgather_checked(
-            self.comm, OPERATION, lambda: self._view(target, iteration)
-        )
-        if len({view.iteration for view in views}) > 1:
-            numbers = ", ".join(f"{view.iteration}" for view in views)
-            raise ValueError(f"ranks save different iterations: {numbers}, by rank")
-        if all(view.is_saved for view in views):
+        with raise_together(self.comm.handshake, OPERATION) as call:
+            number = iteration
+            if number is None:
+                number = getattr(updater_of(target), "iteration", self._last + 1)
+            number = operator.index(number)
+            if number < 0:
+                raise ValueError(f"an iteration is not negative, as {number} is")
+            is_same = self._saved_target is target and self._last == number
+            is_saved = is_same and iteration is None
+            saved = ("iteration", number), ("is it saved already", is_saved)
+            call.signature = (*self._settings, *saved)
+            call.payload = secrets.token_bytes(8)
+        if is_saved:
             return
         began = time.perf_counter()
         try:
-            self.flush()
+            self._finish()
         finally:  # an error of the save before is raised after this one
-            self._save(target, views)
+            self._save(target, number, call.payloads[0].hex())
             self._seconds.append(time.perf_counter() - began)
 
-    def _save(self, target: Any, views: list[_View]) -> None:
+    def _save(self, target: Any, iteration: int, identity: str) -> None:
         comm = self.comm
-        iteration = views[0].iteration
         with raise_together(comm.handshake, OPERATION):
             state = saved_state(target)
             state[RANDOM] = np.array(random_state(target))
-        folder = self._folder_for(target)
-        if not all(view.is_begun for view in views):
-            self._require_equal_settings()
+        folder = self._folder_of(target)
+        if not folder.is_begun:
             folder.begin()
-        self._folder = folder
+            if comm.rank == 0:
+                warn_of_lost_order(target)
         number = folder.next_number(iteration)
-        head = Head(self.run_name, f"{iteration}", views[0].id, comm.rank, comm.size)
+        head = Head(self.run_name, f"{iteration}", identity, comm.rank, comm.size)
         path = folder.files.file(number, comm.rank)
         self._last = iteration
-        self._futures = self._begin_file(folder, path, head, state)
-        self._written = number
-        if not self.background:
-            self.flush()
-            self._futures = [self._remove_expired(folder)]
+        if self.background:
+            self._write(path, head, state)
+            self._written = number
+        else:
+            self._count(number, lambda: self._write(path, head, state))
         self._saved_target = None if updater_of(target) is None else target
 
-    def _begin_file(
-        self, folder: CheckpointFolder, path: Path, head: Head, state: State
-    ) -> list[Future[None]]:
-        """Have this rank's file written by the thread, in the background behind removals.
-
-        Ranks expect that what was the same at the last save is so again, and compare
-        their states while the file goes to the disk. Otherwise it is written anew.
-        """
+    def _write(self, path: Path, head: Head, state: State) -> None:
+        """Write this rank's file, or have a copy written by the thread (collective)."""
         comm = self.comm
-
-        def begin(
-            alike: list[str], is_wanted: Callable[[], bool]
-        ) -> list[Future[None]]:
-            arrays = shard(head, state, alike).arrays()
-            futures = []
-            if self.background:
-                arrays = self._copied(arrays)
-                futures.append(self._remove_expired(folder))
-            is_filled = threading.Event()
-
-            def fill(file: BinaryIO) -> None:
-                write_npz(file, arrays)
-                is_filled.set()
-
-            writing = self._threads.submit(write_file, path, fill, is_wanted)
-            writing.add_done_callback(lambda _: is_filled.set())
-            if not self.background:
-                is_filled.wait()
-            return [*futures, writing]
-
-        if self.background or self._alike is None:
-            self._alike = names_alike(comm, state)
+        names = names_of_first(comm, state)
+        part = part_of_rank(comm, state, names)
+        if self.background:
+            alike = names_alike(comm, state, names)
             with raise_together(comm.handshake, OPERATION):
-                return begin(self._alike, lambda: True)
-        alike: list[str] | None = None
-        is_right = Future[bool]()
-        try:
-            writing = begin(self._alike, is_right.result)
-            alike = names_alike(comm, state)
-        finally:
-            is_right.set_result(alike == self._alike)
-        if alike == self._alike:
-            return writing
-        self._alike = alike
-        return begin(alike, lambda: True)
+                arrays = self._copied(rank_file(head, state, part, alike).arrays())
+                self._futures.append(self._threads.submit(_write_new, path, arrays))
+            return
+        with raise_together(comm.handshake, OPERATION), new_file(path) as file:
+            write_npz(file, part)
+            file.flush()
+            # Ranks compare while the disk is busy.
+            syncing = self._threads.submit(os.fsync, file.fileno())
+            alike = names_alike(comm, state, names)
+            arrays = rank_file(head, state, part, alike).arrays()
+            write_npz(file, {name: arrays[name] for name in arrays if name not in part})
+            syncing.result()
 
-    def _copied(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _copied(self, arrays: State) -> State:
         """Return copies of arrays, in the memory of the last ones where they fit."""
         copies = {}
         for name, array in arrays.items():
-            key = (name, array.shape, array.dtype)
-            copy = self._copies.get(key)
-            if copy is None:
+            copy = self._copies.get(name)
+            if copy is None or (copy.shape, copy.dtype) != (array.shape, array.dtype):
                 copy = np.empty(array.shape, array.dtype)
             np.copyto(copy, array)
-            copies[key] = copy
+            copies[name] = copy
         self._copies = copies
-        return {name: copy for (name, _, _), copy in copies.items()}
+        return copies
 
-    def _remove_expired(self, folder: CheckpointFolder) -> Future[None]:
-        """Have the thread remove what isn't needed any more."""
-        expired = folder.expired(self.cp_interval, self.gc_interval)
-        return self._threads.submit(folder.remover(expired))
+    def _count(self, number: SaveNumber, finish: Callable[[], Any]) -> None:
+        """Count a save once ``finish`` has returned on all ranks (collective).
+
+        The thread removes what expires by it.
+        """
+        folder = self._folder
+        assert folder is not None
+        try:
+            finish()
+        except BaseException as error:
+            self._saved_target = None
+            # Otherwise other ranks may count it.
+            if is_raised_on_all(self.comm.handshake, error):
+                folder.files.file(number, self.comm.rank).unlink(missing_ok=True)
+            raise
+        remove = folder.replace_by(number, self.cp_interval, self.gc_interval)
+        self._futures.append(self._threads.submit(remove))
 
     def get_stats(self) -> str:
         """Return in words how long saves have held this rank, in seconds (not collective).
@@ -242,31 +232,26 @@ class MultiNodeCheckpointer(Extension):
             OSError: a file could not be written.
             PeerError: it failed on another rank.
         """
+        self._finish()  # what is written
+        self._finish()  # what was removed then
+
+    def _finish(self) -> None:
+        """Wait for the thread, and count what it has written (collective)."""
         futures = self._futures
-        written = self._written
+        number = self._written
         self._futures = []
         self._written = None
 
         def finish() -> None:
             wait(futures)
-            for future in futures:
-                future.result()
+            allgather_checked(
+                self.comm, OPERATION, lambda: [each.result() for each in futures]
+            )
 
-        if not futures:
-            return
-        folder = self._folder
-        assert folder is not None
-        try:
-            allgather_checked(self.comm, OPERATION, finish)
-        except BaseException as error:
-            if written is not None:
-                self._saved_target = None
-                # Otherwise other ranks may count it.
-                if is_raised_on_all(self.comm.handshake, error):
-                    folder.files.file(written, self.comm.rank).unlink(missing_ok=True)
-            raise
-        if written is not None:
-            folder.note_written(written)
+        if number is not None:
+            self._count(number, finish)
+        elif futures:
+            finish()
 
     def maybe_load(
         self,
@@ -311,60 +296,36 @@ class MultiNodeCheckpointer(Extension):
                 loaded.
             PeerError: another rank raised.
         """
-        self._check_iterators(trainer)
         self.flush()
-        self._require_equal_settings()
-        with raise_together(self.comm.handshake, OPERATION):
+        comm = self.comm
+        with raise_together(comm.handshake, OPERATION) as call:
+            call.signature = self._settings
             if isinstance(trainer, Trainer):
-                leave_when_warned(
-                    trainer, self.comm, self._save_now, self.priority - 100
-                )
+                leave_when_warned(trainer, comm, self._save_now, self.priority - 100)
             require_serializable(trainer)
-            folder = self._folder_for(trainer, path)
-        found, skipped = folder.newest()
-        iteration: int | None = None if found is None else found.iteration
-        if skipped:
-            self._say(f"{skipped}; training goes on from iteration {iteration or 0}")
-        if path is None:  # otherwise it only reads
-            self._folder = folder
+            if path is None:
+                folder = self._folder_of(trainer)
+            else:
+                folder = self._folder_at(path)
+        found = folder.newest()
         if found is None:
             return None
-        comm = self.comm
-        size = len(found.states)
         with raise_together(comm.handshake, OPERATION):
-            loaded = load(trainer, found.state, found.states, comm.rank % size, comm)
+            loaded = load(trainer, found.states, found.own, comm)
             self._restorers = loaded.restorers
-            if RANDOM in found.state and size == comm.size:
-                self._random = str(found.state[RANDOM])
+            if len(found.states) == comm.size:
+                self._random = str(found.states[found.own][RANDOM])
                 load_random_state(trainer, self._random)
-        if size != comm.size:
-            rest = ""
-            if loaded.anew:
-                rest = f"; begun anew: {', '.join(loaded.anew)}"
-            self._say(f"saved by {size} ranks, goes on with {comm.size}{rest}")
+        say(comm, self.run_name, loaded.change)
         if not isinstance(trainer, Trainer):
-            self._restore()
+            self._restore(trainer)
         mark_synchronized_if_equal(comm, trainer, optimizer)
-        self._last = found.iteration
-        return iteration
-
-    def _restore(self) -> None:
-        words = restore(self._restorers)
-        self._restorers = []
-        if words:
-            self._say(words)
+        self._last = found.number.iteration
+        return self._last
 
     def _save_now(self, trainer: Any) -> None:
         self.save(trainer)
         self.flush()
-
-    def _say(self, text: str) -> None:
-        if self.comm.rank == 0:
-            print(
-                f"chainermn: checkpoint {self.run_name!r}: {text}",
-                file=sys.stderr,
-                flush=True,
-            )
 
     def initialize(self, trainer: Any) -> None:
         """Begin with what was saved, whatever was drawn or set since (not collective).
@@ -372,10 +333,14 @@ class MultiNodeCheckpointer(Extension):
         That is random numbers, and the numbers of optimizers.
         """
         self._handled = sys.exc_info()[1]
+        self._restore(trainer)
+
+    def _restore(self, target: Any) -> None:
         if self._random is not None:
-            load_random_state(trainer, self._random)
-            self._random = None
-        self._restore()
+            load_random_state(target, self._random)
+        self._random = None
+        say(self.comm, self.run_name, restore(self._restorers))
+        self._restorers = []
 
     def finalize(self) -> None:
         """Remove all checkpoints, unless training ended by an exception (collective).
@@ -389,6 +354,7 @@ class MultiNodeCheckpointer(Extension):
             PeerError: that happened on another rank.
         """
         failed = sys.exc_info()[1] is not self._handled
+        wait(self._futures)
         try:
             if not failed and self._folder is not None:
                 self.flush()
@@ -400,54 +366,23 @@ class MultiNodeCheckpointer(Extension):
             self._written = self._folder = None
             self._saved_target = None
             self._copies = {}
-            self._threads.shutdown()
-            self._threads = _one_thread()
 
-    def _check_iterators(self, target: Any) -> None:
-        if not self._iterators_checked and self.comm.rank == 0:
-            self._iterators_checked = True
-            warn_of_lost_order(target)
-
-    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
-        raise TypeError(
-            "a MultiNodeCheckpointer can't be copied or pickled: it holds a communicator, and a "
-            "copy would write the same files; make another one, with another name or folder"
-        )
-
-    def _view(self, target: Any, iteration: int | None) -> _View:
-        number = iteration
-        if number is None:
-            number = getattr(updater_of(target), "iteration", self._last + 1)
-        number = operator.index(number)
-        if number < 0:
-            raise ValueError(f"an iteration is not negative, as {number} is")
-        is_begun = self._folder_for(target).is_begun
-        is_same = self._saved_target is target and self._last == number
-        is_saved = is_begun and is_same and iteration is None
-        return _View(number, is_saved, is_begun, secrets.token_hex(8))
-
-    def _folder_for(self, target: Any, path: Any = None) -> CheckpointFolder:
-        """Return where it is saved: a new object, unless that is where it was saved last."""
-        out = getattr(target, "out", None)
-        if path is None:
+    def _folder_of(self, target: Any) -> CheckpointFolder:
+        """Return the folder of the first target until all is finalized."""
+        if self._folder is None:
             path = self.path
-        if path is None:
-            path = out if isinstance(out, str | os.PathLike) else _DEFAULT_FOLDER
+            if path is None:
+                path = getattr(target, "out", None)
+            if not isinstance(path, str | os.PathLike):
+                path = _DEFAULT_FOLDER
+            self._folder = self._folder_at(path)
+        return self._folder
+
+    def _folder_at(self, path: str | os.PathLike[str]) -> CheckpointFolder:
         files = RunFiles(Path(path).resolve(), self.run_name)
-        if self._folder is not None and self._folder.files == files:
-            return self._folder
-        return CheckpointFolder(self.comm, files, lambda rank, size: rank % size)
-
-    def _require_equal_settings(self) -> None:
-        settings = {
-            "name": self.run_name,
-            "cp_interval": self.cp_interval,
-            "gc_interval": self.gc_interval,
-            "background": self.background,
-        }
-        self.comm.handshake("create_multi_node_checkpointer", settings.items())
+        return CheckpointFolder(self.comm, files, range(self.comm.size))
 
 
-def _one_thread() -> ThreadPoolExecutor:
-    """Return a thread that calls no MPI; the interpreter waits for it before it ends."""
-    return ThreadPoolExecutor(1, thread_name_prefix="chainermn-checkpoint")
+def _write_new(path: Path, arrays: State) -> None:
+    with new_file(path) as file:
+        write_npz(file, arrays)

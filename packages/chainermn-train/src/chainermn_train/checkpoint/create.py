@@ -46,15 +46,15 @@ def create_multi_node_checkpointer(
         comm: the ranks that train together.
         cp_interval: how many checkpoints are kept at least.
         gc_interval: older ones are removed as soon as there are as many of them.
-        path: the folder; made if need be. None for the trainer's ``out``; for another
-            target, its ``out`` if that is a path, or else ``result``.
+        path: the folder; made if need be. None for the ``out`` of the first trainer that
+            is saved or loaded; of another target, if that is a path, or else ``result``.
         background: hold training only while ranks compare checksums of the state and
             copy what they write, which takes as much memory; write the copy meanwhile.
             Errors in writing are raised at the next save or
             :meth:`~MultiNodeCheckpointer.flush`.
 
     Warns:
-        RuntimeWarning: once, on rank 0, when a trainer is saved or loaded with a
+        RuntimeWarning: on rank 0, when a trainer is first saved with a
             ``MultiprocessIterator`` that shuffles. It draws orders ahead of time, and no checkpoint
             knows them: give it a :class:`ResumableOrderSampler`.
 

@@ -27,7 +27,7 @@ _ADDED_UP = "chainermn/group/"
 class Loaded(NamedTuple):
     """What is said and done when a state has been loaded."""
 
-    anew: list[str]  # what begins anew, in words
+    change: str  # another number of ranks, and what begins anew
     restorers: list[Restorer]
 
 
@@ -39,7 +39,7 @@ def saved_state(target: Any) -> State:
 
 
 def load(
-    target: Any, state: State, states: Sequence[State], own: int, comm: CommunicatorBase
+    target: Any, states: Sequence[State], own: int, comm: CommunicatorBase
 ) -> Loaded:
     """Load the state that a rank had whose number was ``own``.
 
@@ -47,13 +47,12 @@ def load(
     with a part of it loaded, if it doesn't fit.
     """
     has_same_size = len(states) == comm.size
-    positions = json.loads(str(state.get(_POSITIONS, "{}")))
-    state = dict(state)
+    state = dict(states[own])
+    positions = json.loads(str(state[_POSITIONS]))
+    prefix = "" if target is updater_of(target) else "updater/"
     anew: list[str] = []
     for name, iterator in iterators_of(target).items():
-        path = f"iterator:{name}/"
-        if target is not updater_of(target):
-            path = "updater/" + path
+        path = f"{prefix}iterator:{name}/"
         if has_same_size:
             # Its order of a shared permutation isn't this rank's.
             is_dealt = distributed_sampler(iterator) is not None
@@ -62,14 +61,16 @@ def load(
             is_adapted = path + "current_position" in state
         if is_adapted:
             anew += move_iterator(iterator, name, path, states, state, positions)
-    if not has_same_size:
+    change = ""
+    if has_same_size:
+        _require_same_examples(target, positions)
+    else:
         if state.pop(RANDOM, None) is not None:
             anew.insert(0, "random numbers")
         _adapt_added_gradients(state, states, comm)
-    restorers = load_state_dict(target, state)
-    if has_same_size:
-        _require_same_examples(target, positions)
-    return Loaded(anew, restorers)
+        change = f"saved by {len(states)} ranks, goes on with {comm.size}; begun anew: "
+        change += ", ".join(anew) or "nothing"
+    return Loaded(change, load_state_dict(target, state))
 
 
 def restore(restorers: Sequence[Restorer]) -> str:
@@ -97,14 +98,16 @@ def _adapt_added_gradients(
 
 
 def _require_same_examples(target: Any, positions: dict[str, Any]) -> None:
-    iterators = iterators_of(target)
-    for name, (count, _) in positions.items():
-        if name in iterators and count != len(iterators[name].dataset):
+    for name, iterator in iterators_of(target).items():
+        if name not in positions:
+            continue
+        there, _ = positions[name]
+        here = len(iterator.dataset)
+        if here != there:
             raise StateError(
-                f"iterator {name!r} has {len(iterators[name].dataset)} examples here and had "
-                f"{count} there: its place in them belongs to a rank, and the data are divided "
-                "differently now. Go on with the same data, or save the model and the optimizer "
-                "alone"
+                f"iterator {name!r} has {here} examples here and had {there} there: its place in "
+                "them belongs to a rank, and the data are divided differently now. Go on with "
+                "the same data, or save the model and the optimizer alone"
             )
 
 
@@ -112,14 +115,11 @@ def mark_synchronized_if_equal(
     comm: CommunicatorBase, target: Any, optimizer: Any = None
 ) -> None:
     """Spare optimizers their broadcast, if ranks have the same (collective)."""
-    found = {id(each): each for each in (target, optimizer)}
+    candidates = [target, optimizer]
     updater = updater_of(target)
     if updater is not None:
-        found.update({id(it): it for it in updater.get_all_optimizers().values()})
-    for each in found.values():
-        if (
-            isinstance(each, MultiNodeOptimizer)
-            and each.target
-            and is_same_on_all(comm, each)
-        ):
+        candidates += updater.get_all_optimizers().values()
+    found = [each for each in candidates if isinstance(each, MultiNodeOptimizer)]
+    for each in dict.fromkeys(found):
+        if each.target and is_same_on_all(comm, each):
             each.assume_synchronized()

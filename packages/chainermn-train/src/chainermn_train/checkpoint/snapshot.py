@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import operator
 import re
 import secrets
-import sys
 import warnings
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from string import Formatter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from chainer.training import Extension
@@ -29,7 +28,7 @@ from ..collective_errors import (
 from ..wrappers import UnpicklableMixin
 from .atomic_file import advised
 from .checked_file import RESERVED_PREFIX, Head, RankFile, State
-from .checkpoint_folder import OPERATION, CheckpointFolder, RunFiles
+from .checkpoint_folder import OPERATION, CheckpointFolder, RunFiles, SaveNumber, say
 from .checkpointer import MultiNodeCheckpointer
 from .loading import load, mark_synchronized_if_equal, restore, saved_state
 from .state_dict import StateError
@@ -96,18 +95,11 @@ def multi_node_snapshot(
             "autoload doesn't find snapshots whose file name is a function: give it a string, "
             "such as 'snapshot_{.updater.iteration}'"
         )
-    named = [_ranks(each, comm.size) for each in replica_sets]
+    named = [
+        sorted(map(operator.index, each if isinstance(each, Iterable) else [each]))
+        for each in replica_sets
+    ]
     return MultiNodeSnapshot(comm, snapshot, named)
-
-
-def _ranks(replica_set: Any, size: int) -> list[int]:
-    several = replica_set if isinstance(replica_set, Iterable) else [replica_set]
-    ranks = sorted(operator.index(rank) for rank in several)
-    if not ranks or ranks[0] < 0 or ranks[-1] >= size:
-        raise ValueError(
-            f"the replica set {ranks} must name some of the ranks 0 to {size - 1}"
-        )
-    return ranks
 
 
 class MultiNodeSnapshot(UnpicklableMixin, Extension):
@@ -123,26 +115,25 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
     def __init__(
         self, comm: CommunicatorBase, snapshot: Any, named: Sequence[Sequence[int]]
     ) -> None:
-        rest = sorted(set(range(comm.size)).difference(*named))
-        sets = [*named, rest] if rest else [*named]
-        if sum(map(len, sets)) != comm.size:
-            raise ValueError(f"a rank is named twice in the replica sets {list(named)}")
-        set_of = {rank: number for number, ranks in enumerate(sets) for rank in ranks}
+        rest = set(range(comm.size)).difference(*named)
+        sets = [*named, sorted(rest)] if rest else [*named]
+        if not all(sets) or sorted(chain(*sets)) != list(range(comm.size)):
+            raise ValueError(
+                f"the replica sets {named} must name ranks from 0 to {comm.size - 1}, each in one "
+                "set at most"
+            )
         self.trigger = snapshot.trigger
         # After all other extensions, as a checkpointer, so that their state is saved, and
         # what they set when they are initialised is replaced.
         self.priority = min(snapshot.priority, MultiNodeCheckpointer.priority)
         self._comm = comm
-        self._set_of = set_of  # ranks
+        self._sets = sets
+        set_of = {rank: number for number, ranks in enumerate(sets) for rank in ranks}
+        self._set_of = [set_of[rank] for rank in range(comm.size)]
         self._set = set_of[comm.rank]
-        self._leaders = [ranks[0] for ranks in sets]
+        self._leads = sets[self._set][0] == comm.rank
         self._named = len(named)
-        self._autoload = snapshot.autoload
-        self._settings = {
-            "replica_sets": tuple(map(tuple, sets)),
-            "how many sets are named": self._named,
-            "autoload": bool(snapshot.autoload),
-        }
+        self._autoload = bool(snapshot.autoload)
         self._snapshot = copy.copy(snapshot)
         self._snapshot.autoload = False
         self._filename = snapshot.filename
@@ -157,17 +148,18 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
         views = allgather_checked(
             self._comm,
             OPERATION,
-            lambda: (self._snapshot.condition(), secrets.token_hex(8)),
+            lambda: (self._leads and self._snapshot.condition(), secrets.token_hex(8)),
         )
-        if not any(views[leader][0] for leader in self._leaders):
+        if not any(writes for writes, _ in views):
             return
         with raise_together(self._comm.handshake, OPERATION):
             state = saved_state(self._target(trainer))
             state[_TAKEN_BY] = np.array([self._named, self._comm.size])
-        rank = self._comm.rank
+        writes, _ = views[self._comm.rank]
+        _, token = views[0]
         with raise_together(self._comm.handshake, OPERATION):
-            if rank in self._leaders and views[rank][0]:
-                self._write(trainer, state, views[0][1])
+            if writes:
+                self._write(trainer, state, token)
 
     def initialize(self, trainer: Any) -> None:
         """Load the newest snapshot, if ``autoload`` says so (collective).
@@ -180,17 +172,14 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
             RuntimeError: on all ranks: there are snapshots, but none is complete.
             ValueError: the snapshot doesn't fit the trainer: another model, other
                 replica sets, or an iterator over another number of examples on as many
-                ranks; or what differs in the file name is no number.
+                ranks.
             PeerError: another rank raised.
         """
-        self._comm.handshake(OPERATION, self._settings.items())
+        settings = {"replica_sets": self._sets, "autoload": self._autoload}
+        self._comm.handshake(OPERATION, settings.items())
         if self._autoload:
-            # A name may tell of an observation, which there is only later.
-            unknown_yet = contextlib.suppress(AttributeError, LookupError)
-            with raise_together(self._comm.handshake, OPERATION), unknown_yet:
-                self._iteration_of(self._name(trainer), trainer)
             self._load(trainer)
-        if self._comm.rank in self._leaders:
+        if self._leads:
             self._snapshot.initialize(trainer)
 
     def finalize(self) -> None:
@@ -200,41 +189,29 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
     def _target(self, trainer: Any) -> Any:
         return trainer if self._snapshot._target is None else self._snapshot._target
 
-    def _name(self, trainer: Any) -> str:
-        """Return what this set's file is called now."""
-        name = self._filename
-        name = name(trainer) if callable(name) else name.format(trainer)
-        return f"{name}.{self._set}"
-
-    def _iteration_of(self, name: str, trainer: Any) -> Any:
-        """Return the numbers in a file's name, by which `autoload` finds the newest."""
-        if callable(self._filename):
-            return 0
-        files = self._files(trainer)
-        match = re.fullmatch(files.pattern, name, re.A)
-        if match is not None:
-            return files.iteration_of(match)
-        if self._autoload:
-            raise ValueError(
-                f"autoload wouldn't find the snapshot {name!r}, which is called by "
-                f"{self._filename!r}: let nothing but numbers differ in names, as with "
-                "'snapshot_{.updater.iteration}'"
-            )
-        return 0
-
     def _files(self, trainer: Any) -> _SnapshotFiles:
         return _SnapshotFiles(Path(trainer.out), f"{self._filename}")
 
+    def _stem(self, trainer: Any) -> str:
+        """Return what files are called now, but for the numbers of their sets."""
+        if callable(self._filename):
+            return f"{self._filename(trainer)}"
+        stem: str = self._filename.format(trainer)
+        if self._autoload and not re.fullmatch(
+            self._files(trainer).pattern, f"{stem}.0", re.A
+        ):
+            raise ValueError(
+                f"autoload wouldn't find the snapshot {stem!r}, which is called by "
+                f"{self._filename!r}: let nothing but numbers differ in names, as with "
+                "'snapshot_{.updater.iteration}'"
+            )
+        return stem
+
     def _write(self, trainer: Any, state: State, token: str) -> None:
         writer = self._snapshot.writer
-        name = self._name(trainer)
-        head = Head(
-            name=f"{self._filename}",
-            iteration=f"{self._iteration_of(name, trainer)}",
-            id=token,
-            rank=self._set,
-            size=len(self._leaders),
-        )
+        stem = self._stem(trainer)
+        name = f"{stem}.{self._set}"
+        head = Head(f"{self._filename}", stem, token, self._set, len(self._sets))
         arrays = RankFile(head, {}, state).arrays()
         if not isinstance(writer, SimpleWriter):  # it writes while training goes on
             arrays = {key: array.copy() for key, array in arrays.items()}
@@ -243,40 +220,35 @@ class MultiNodeSnapshot(UnpicklableMixin, Extension):
 
     def _load(self, trainer: Any) -> None:
         comm = self._comm
-        folder = CheckpointFolder(
-            comm, self._files(trainer), lambda rank, size: self._set_of[rank] % size
-        )
-        found, skipped = folder.newest()
-        if skipped:
-            loads = "none" if found is None else f"iteration {found.iteration}"
-            self._say(f"{skipped}; loading {loads}")
+        files = self._files(trainer)
+        found = CheckpointFolder(comm, files, self._set_of).newest()
         if found is None:
             return
+        target = self._target(trainer)
         with raise_together(comm.handshake, OPERATION):
-            named, size = np.asarray(found.state[_TAKEN_BY]).tolist()
+            own = found.states[found.own]
+            named, size = own[_TAKEN_BY].tolist()
             # All but those that are named are one more set, if there are any.
             if named != self._named or self._set >= len(found.states):
                 raise StateError(
                     f"the snapshot was taken of {len(found.states)} replica sets with {named} "
-                    f"named, not {len(self._leaders)} with {self._named}"
+                    f"named, not {len(self._sets)} with {self._named}"
                 )
-            states = [found.state] * size
-            loaded = load(self._target(trainer), found.state, states, 0, comm)
+            loaded = load(target, [own] * size, 0, comm)
             replaced = restore(loaded.restorers)
-        if replaced:
-            self._say(replaced)
-        if loaded.anew:
-            anew = ", ".join(loaded.anew)
-            self._say(f"of another number of ranks; begun anew: {anew}")
-        mark_synchronized_if_equal(comm, self._target(trainer))
+        for text in loaded.change, replaced:
+            say(comm, files.name, text)
+        mark_synchronized_if_equal(comm, target)
 
-    def _say(self, text: str) -> None:
-        if self._comm.rank == 0:
-            print(
-                f"chainermn: snapshot {self._filename!r}: {text}",
-                file=sys.stderr,
-                flush=True,
-            )
+
+class _Stem(NamedTuple):
+    """The name of snapshots but for the number of a set; the newest is that of the most."""
+
+    numbers: tuple[float, ...]
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class _SnapshotFiles(RunFiles):
@@ -291,10 +263,10 @@ class _SnapshotFiles(RunFiles):
                 pattern += f" *({_NUMBER})"
         return rf"{pattern}\.(?P<rank>\d+)"
 
-    def iteration_of(self, match: re.Match[str]) -> Any:
-        before_rank = match.re.groupindex["rank"] - 1
-        numbers = [
-            int(text) if text.isdigit() else float(text)
-            for text in match.groups()[:before_rank]
-        ]
-        return numbers[0] if len(numbers) == 1 else tuple(numbers) or 0
+    def file(self, number: SaveNumber, rank: int | str) -> Path:
+        return self.path / f"{number}.{rank}"
+
+    def number_of(self, match: re.Match[str]) -> SaveNumber:
+        *numbers, _ = match.groups()
+        stem, _, _ = match[0].rpartition(".")
+        return SaveNumber(_Stem(tuple(map(float, numbers)), stem))

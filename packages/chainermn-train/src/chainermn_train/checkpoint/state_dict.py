@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from typing import Any
 
@@ -18,6 +19,8 @@ from .checked_file import RESERVED_PREFIX, State
 # Names of what a trainer may have had beside models and optimizers, and of what is read
 # where it is needed.
 _MAY_BE_LEFT = re.compile("(updater/)?iterator:|extension|stop_trigger|.*chainermn")
+# The names of what is None, which NumPy stores only by pickling.
+_NONE = RESERVED_PREFIX + "none"
 
 
 class StateError(ValueError):
@@ -34,7 +37,7 @@ def require_serializable(target: Any) -> None:
 
 
 def state_dict(target: Any) -> State:
-    """Return the state of ``target``: None or arrays in host memory, which may change with it.
+    """Return the state of ``target``: arrays in host memory, which may change with it.
 
     TypeError: it has no ``serialize``, or a value that only pickle could store.
     """
@@ -44,12 +47,9 @@ def state_dict(target: Any) -> State:
     for path, optimizer in _plain_optimizers(target).items():
         serialize_settings(optimizer, serializer[path]["chainermn"])
     state: State = {}
+    without_value: list[str] = []
     for name, value in serializer.target.items():
         array = np.asarray(value)
-        if name.startswith(RESERVED_PREFIX):
-            raise ValueError(
-                f"names that begin with {RESERVED_PREFIX!r}, as {name!r} does, are not free"
-            )
         if array.dtype.hasobject:
             if array.ndim > 0 or array[()] is not None:
                 raise TypeError(
@@ -57,16 +57,15 @@ def state_dict(target: Any) -> State:
                     f"{array!r:.80}, and a checkpoint is never unpickled; let its "
                     "`serialize` store numbers, strings, None or arrays of them"
                 )
-            state[name] = None
-        elif (
-            np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(array.dtype))
-            != array.dtype
-        ):
+            without_value.append(name)
+            continue
+        descr = np.lib.format.dtype_to_descr(array.dtype)
+        if np.lib.format.descr_to_dtype(descr) != array.dtype:
             raise TypeError(
                 f"{name!r} can't be stored: NumPy's files have no dtype {array.dtype}"
             )
-        else:
-            state[name] = array
+        state[name] = array
+    state[_NONE] = np.array(json.dumps(without_value))
     return state
 
 
@@ -77,7 +76,9 @@ def load_state_dict(target: Any, state: State) -> list[Restorer]:
     model or an optimizer must be read. Of a trainer's iterators and extensions, there
     may be fewer than were saved.
     """
-    stored = {name: np.asarray(array) for name, array in state.items()}
+    stored = dict(state)
+    for name in json.loads(str(stored.get(_NONE, "[]"))):
+        stored[name] = np.array(None)
     deserializer = _CheckedDeserializer(stored)
     deserializer.read = set()
     deserializer.restorers = []
