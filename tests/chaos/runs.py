@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import time
 from dataclasses import asdict, dataclass, field
@@ -79,8 +80,12 @@ def run(
     def left() -> list[str]:
         roots = (Path(f"/proc/{init}/root") for init in cluster.inits.values())
         folders = [folder / "tmp", *(root / "dev/shm" for root in roots)]
-        paths = [path for each in folders for path in each.rglob("*")]
-        return list(map(str, [*paths, *processes(cluster)]))
+        found = list(map(str, processes(cluster)))
+        for each in folders:
+            # Folders that go away meanwhile are left out.
+            for parent, inner, files in os.walk(each):
+                found += [os.path.join(parent, name) for name in (*inner, *files)]
+        return found
 
     soon(lambda: not left())
     found = left()
