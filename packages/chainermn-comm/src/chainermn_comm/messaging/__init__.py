@@ -17,5 +17,4 @@ from .handshake import dtype_name as dtype_name
 from .process_group import ProcessGroup as ProcessGroup
 from .transfer import Buffer as Buffer
 from .transfer import bcast_buffer as bcast_buffer
-from .transfer import bcast_in_parts as bcast_in_parts
 from .transfer import start_exchange as start_exchange

@@ -50,21 +50,3 @@ def bcast_buffer(comm: MPI.Intracomm, buffer: Buffer, root: int) -> None:
     """Overwrite the buffer on all ranks by root's, by MPI's own broadcast (collective)."""
     for piece in split_large(buffer):
         comm.Bcast([piece, MPI.BYTE], root)
-
-
-def bcast_in_parts(comm: MPI.Intracomm, buffer: Buffer, root: int, tag: int) -> None:
-    """Overwrite the buffer, of one size on all ranks, by root's (collective).
-
-    For ranks that copy from each other's memory. Root sends each rank a part, which
-    that rank sends to the others: scatter and collect of M. Barnett et al., "Building a
-    High-Performance Collective Communication Library", 1994. No other messages have
-    ``tag``.
-    """
-    parts = list(enumerate(np.array_split(buffer, comm.size)))
-    own = parts[comm.rank][1]
-    copies = [(rank, own) for rank in range(comm.size) if rank != root]
-    if comm.rank == root:
-        MPI.Request.Waitall(start_exchange(comm, parts + copies, [], tag))
-    else:
-        MPI.Request.Waitall(start_exchange(comm, [], [(root, own)], tag))
-        MPI.Request.Waitall(start_exchange(comm, copies, parts, tag))

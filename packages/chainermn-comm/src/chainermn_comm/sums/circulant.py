@@ -10,7 +10,6 @@ docs/decisions/scaling.md.
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -20,23 +19,21 @@ from ..numbers import accumulator, cast_into, combine_into, divide_into
 from .rounds import ReceiveMemory, Rounds
 
 
-class Round(NamedTuple):
-    """One round of a rank, which counts blocks from its own one on."""
-
-    skip: int  # the distance to the peer, and the first block that is sent to it
-    held: int  # the number of blocks before the round, of which ``skip`` are kept
-
-
 @cache
-def rounds_of(size: int) -> tuple[Round, ...]:
-    """Return the rounds of a reduce-scatter over ``size`` ranks."""
+def rounds_of(size: int) -> list[tuple[int, int]]:
+    """Return the rounds of a reduce-scatter over ``size`` ranks, as pairs.
+
+    A rank counts blocks from its own one on. Of a round, the first number is the
+    distance to the peer, and the first block that is sent to it; the second is the
+    number of blocks before the round.
+    """
     found = []
     held = size
     while held > 1:
         skip = -(-held // 2)
-        found.append(Round(skip, held))
+        found.append((skip, held))
         held = skip
-    return tuple(found)
+    return found
 
 
 def circulant_rounds(
