@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from tests.support.jobs import runner
+from tests.support.plugins.pairwise import in_full
 
 TRAIN = """
 import os, signal, sys
@@ -52,62 +51,45 @@ create_multi_node_checkpointer(name, groups[saves]).maybe_load(trainer)
 trainer.run()
 """
 
-# Rows and columns of a grid, the ranks that train together, and those that save together.
+# Rows and columns of a grid, the ranks that train together, those that save together,
+# the one that is warned, and when updates agree.
 FIRST = [
-    (2, 1, "row", "world", 1),
-    (2, 2, "column", "world", 0),
-    pytest.param(2, 2, "row", "column", 3, marks=pytest.mark.ci),
+    (2, 1, "row", "world", 1, "always"),
+    (2, 2, "column", "world", 0, "always"),
+    (2, 1, "world", "world", 1, "frozen"),
+    (2, 1, "world", "world", 1, "accumulating"),
+    pytest.param(2, 2, "row", "column", 3, "always", marks=pytest.mark.ci),
+    pytest.param(2, 1, "world row", "world", 1, "frozen", marks=pytest.mark.ci),
 ]
 # A row of ranks that trains alone and saves alone hears of no other row.
-GRIDS = [
-    (rows, columns, trains, saves, warned)
-    for rows, columns in ((2, 1), (2, 2), (3, 2))
-    for trains, saves in (
-        ("column", "world"),
-        ("column", "row"),
-        ("row", "world"),
-        ("row", "column"),
-        ("world", "row"),
-        ("plain", "world"),
-        ("plain column", "world"),
-        ("world column", "world"),
-        ("column world", "row"),
-    )
-    for warned in (range(rows * columns) if rows < 3 else (0, 5))
+GROUPS = [
+    ("column", "world"),
+    ("column", "row"),
+    ("row", "world"),
+    ("row", "column"),
+    ("world", "row"),
+    ("plain", "world"),
+    ("plain column", "world"),
+    ("world column", "world"),
+    ("column world", "row"),
 ]
-
-
-def leave_on_a_grid(folder, rows, columns, trains, saves, warned, how="always"):
-    ranks = rows * columns
-    done = runner.run_text(ranks, TRAIN, folder, columns, warned, trains, saves, how)
-    assert done.returncode == 75, done
-    names = [path.name for path in folder.iterdir() if path.suffix != ".lock"]
-    assert len(names) == ranks, names
-    assert len({re.sub(r".*\.", "", name) for name in names}) == 1, names
-
-
-@pytest.mark.parametrize(("rows", "columns", "trains", "saves", "warned"), FIRST)
-def test_all_ranks_of_a_grid_save_the_same_iteration_and_leave(
-    tmp_path, rows, columns, trains, saves, warned
-):
-    leave_on_a_grid(tmp_path, rows, columns, trains, saves, warned)
+WARNED = [(2, 1, 0), (2, 1, 1), *((2, 2, rank) for rank in range(4)), (3, 2, 0)]
+GRIDS = [
+    (rows, columns, *groups, warned, "always")
+    for rows, columns, warned in [*WARNED, (3, 2, 5)]
+    for groups in GROUPS
+]
 
 
 @pytest.mark.parametrize(
-    ("trains", "how"),
-    [
-        ("world", "frozen"),
-        ("world", "accumulating"),
-        pytest.param("world row", "frozen", marks=pytest.mark.ci),
-    ],
+    ("rows", "columns", "trains", "saves", "warned", "how"), [*FIRST, *in_full(*GRIDS)]
 )
-def test_a_warning_is_heard_where_no_update_agrees(tmp_path, trains, how):
-    leave_on_a_grid(tmp_path, 2, 1, trains, "world", 1, how)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("rows", "columns", "trains", "saves", "warned"), GRIDS)
-def test_whoever_is_warned_on_any_grid_all_ranks_leave(
-    tmp_path, rows, columns, trains, saves, warned
+def test_all_ranks_of_a_grid_save_the_same_iteration_and_leave(
+    tmp_path, rows, columns, trains, saves, warned, how
 ):
-    leave_on_a_grid(tmp_path, rows, columns, trains, saves, warned)
+    ranks = rows * columns
+    done = runner.run_text(ranks, TRAIN, tmp_path, columns, warned, trains, saves, how)
+    assert done.returncode == 75, done
+    names = [path.name for path in tmp_path.iterdir() if path.suffix != ".lock"]
+    assert len(names) == ranks, names
+    assert len({name.rpartition(".")[2] for name in names}) == 1, names

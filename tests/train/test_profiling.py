@@ -24,11 +24,7 @@ def test_on_a_gpu_only_some_steps_wait_for_kernels(clock_time):
         with clock.step(), profiling.region("waiting"):
             clock_time.sleep(1)
     assert len(waits) == 2 * 4  # before and after a step, and its collective
-    assert (
-        clock.times.steps
-        == clock.times.seconds
-        == profiling.STEPS_PER_SAMPLE_ON_GPU + 1
-    )
+    assert clock.times.seconds == profiling.STEPS_PER_SAMPLE_ON_GPU + 1
     assert clock.times.waiting == clock.times.sampled == 2
 
 

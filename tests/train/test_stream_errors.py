@@ -1,8 +1,8 @@
-"""Streams and events beside training: the host needn't wait, and CUDA's errors are told."""
+"""Streams and events beside training: who waits for what, and CUDA's errors are told."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import chainer
 import pytest
@@ -11,7 +11,7 @@ from chainermn_comm import CommunicationError, PeerError, create_communicator
 from chainermn_train import create_multi_node_optimizer
 from tests.support.doubles.cupy_double import Gpu, installed
 from tests.support.doubles.device_double import ILLEGAL_ADDRESS
-from tests.support.doubles.gpu_streams import all_arrays_on_one_gpu
+from tests.support.doubles.gpu_streams import Streams, all_arrays_on_one_gpu
 from tests.support.training.overlapped import Deep, batch
 from tests.support.training.overlapped import small_buckets as small_buckets
 from tests.support.training.trainers import same_everywhere
@@ -19,15 +19,13 @@ from tests.support.training.trainers import same_everywhere
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3)]
 
 WORDS = "cudaErrorIllegalAddress: an illegal memory access"
-FIRST, STEADY = 0, 3  # updates: the first makes the stream
+FIRST = 0  # update, which makes the stream
+STEADY = 3
 CALLS = ["eventCreate", "eventRecord", "streamWaitEvent"]
 # The exchange, CUDA's call that fails, the update, and how many such calls come before.
 CASES = [
-    *(
-        (kind, call, STEADY, 0)
-        for kind in ("overlap", "double_buffering")
-        for call in CALLS
-    ),
+    *(("overlap", call, STEADY, 0) for call in CALLS),
+    *(("double_buffering", call, STEADY, 0) for call in CALLS),
     ("overlap", "streamCreate", FIRST, 0),
     ("double_buffering", "streamCreate", FIRST, 0),
     ("double_buffering", "eventQuery", STEADY, 0),
@@ -37,19 +35,18 @@ CASES = [
 ]
 
 
+def optimizer_of(comm, model, kind):
+    """A multi-node optimizer with this exchange."""
+    actual = chainer.optimizers.SGD(0.1)
+    options = {"overlap": False, kind: True}
+    return create_multi_node_optimizer(actual, comm, **options).setup(model)
+
+
 @pytest.fixture
 def gpu() -> Iterator[Gpu]:
     """A double that has the streams; the arrays are NumPy's."""
     with installed() as device, all_arrays_on_one_gpu():
         yield device
-
-
-def error_of(call: Callable[[], None]) -> CommunicationError | None:
-    try:
-        call()
-    except CommunicationError as error:
-        return error
-    return None
 
 
 @pytest.mark.parametrize(("kind", "call", "update", "after"), CASES)
@@ -59,18 +56,17 @@ def test_an_error_is_raised_and_who_goes_on_trains_with_the_same_state(
     """On all ranks where they agree after it; else on its own, and they share rank 0's state."""
     with create_communicator("naive") as comm:
         model = Deep()
-        optimizer = create_multi_node_optimizer(
-            chainer.optimizers.SGD(0.1), comm, **{"overlap": False, kind: True}
-        ).setup(model)
+        optimizer = optimizer_of(comm, model, kind)
         for number in range(update):
             optimizer.update(model, batch(comm.rank, number))
         if comm.rank == 1:
             gpu.plant(call, ILLEGAL_ADDRESS, after)
-        outcomes = [
-            error_of(lambda n=number: optimizer.update(model, batch(comm.rank, n)))
-            for number in range(update, update + 8)
-        ]
-        raised = [error for error in outcomes if error is not None]
+        raised = []
+        for number in range(update, update + 8):
+            try:
+                optimizer.update(model, batch(comm.rank, number))
+            except CommunicationError as error:
+                raised.append(error)
         assert comm.rank != 1 or gpu.recover(), "the call isn't made"
         assert len(raised) <= 1
         if comm.rank == 1:
@@ -80,3 +76,40 @@ def test_an_error_is_raised_and_who_goes_on_trains_with_the_same_state(
             assert isinstance(raised[0], PeerError)
         assert same_everywhere(comm, model)
         optimizer.finalize()
+
+
+# What threads do in an update with the thread's stream: that which trains, and the
+# other one.
+EVENT = ["event made", "recorded"]
+ON_STREAMS = {
+    # The main thread's stream waits for the other one, and the host for neither.
+    "overlap": ([*EVENT, "stream waits for event"], ["stream entered", "stream left"]),
+    # The exchange comes after the gradients.
+    "double_buffering": (
+        EVENT,
+        [
+            *("stream entered", "stream waits for event"),
+            *(*EVENT, "stream done", "stream left"),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ON_STREAMS)
+def test_the_thread_has_a_stream_of_its_own(world, kind):
+    """A double of CuPy's streams writes down who does what in which order."""
+    streams = Streams()
+    with create_communicator("naive") as comm, streams.installed():
+        model = Deep()
+        optimizer = optimizer_of(comm, model, kind)
+        for number in range(STEADY + 1):
+            streams.main.clear()
+            optimizer.update(model, batch(comm.rank, number))
+        optimizer.finalize()
+    done = [
+        [each for each in of_thread if each != "device"]
+        for of_thread in (streams.main, streams.thread)
+    ]
+    main, thread = ON_STREAMS[kind]
+    assert done == [main, STEADY * thread]
+    streams.make_stream.assert_called_once_with(non_blocking=True)

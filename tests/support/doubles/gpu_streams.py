@@ -12,7 +12,7 @@ from unittest import mock
 import chainer
 import pytest
 
-from chainermn_train.optimizers import create, overlapped_exchange
+from chainermn_train.optimizers import create
 
 
 class Device(chainer.backend.CpuDevice):
@@ -83,7 +83,6 @@ def all_arrays_on_one_gpu() -> Iterator[None]:
 @contextlib.contextmanager
 def parameters_on_gpus() -> Iterator[None]:
     """The optimizer, which is made within, takes all parameters for those on GPUs."""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, Streams().installed():
         patch.setattr(create, "has_gpus", True)
-        patch.setattr(overlapped_exchange, "_memory_of", lambda _: "a GPU")
         yield

@@ -19,7 +19,7 @@ _NAME = "ChainerMN"
 
 
 class BackgroundThread:
-    """A function that runs in a daemon thread; or in :meth:`wait`, if it wasn't started.
+    """A function that runs in a daemon thread; or in :meth:`wait`, if there is none.
 
     It is called with an event, which is set when somebody waits for its end.
     """
@@ -28,23 +28,16 @@ class BackgroundThread:
         self._work: Callable[[threading.Event], None] | None = work
         self._error: BaseException | None = None
         self._wait_requested = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> bool:
-        """Start the thread; return whether one can be started, else `wait` does its work.
-
-        From then on this process switches between threads more often.
-        """
-        if sys.getswitchinterval() > SWITCH_INTERVAL_SECONDS:
-            sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
         self._thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
-        try:
-            self._thread.start()
-        except RuntimeError as error:
-            if "can't start" not in str(error):  # a signal's handler has raised it
-                raise
-            self._thread = None
-        return self._thread is not None
+
+    def start(self) -> None:
+        """Start the thread; from then on this process switches between threads more often.
+
+        RuntimeError is raised if no thread can be started: ``wait`` does the work then.
+        """
+        seconds = min(sys.getswitchinterval(), SWITCH_INTERVAL_SECONDS)
+        sys.setswitchinterval(seconds)
+        self._thread.start()
 
     def _run(self) -> None:
         work = self._work
@@ -61,7 +54,7 @@ class BackgroundThread:
     def wait(self) -> BaseException | None:
         """Wait for the end; return the exception that ended the work, if any."""
         self._wait_requested.set()
-        if self._thread is None:
+        if self._thread.ident is None:
             self._run()
         else:
             self._thread.join()

@@ -49,8 +49,7 @@ def mean_of(values: Sequence[Any], weights: Sequence[float]) -> Any:
     dtype, or of float64 where that is none of floats, and variables a variable. All is
     added in float64 or wider.
     """
-    hosts = [to_host(value) for value in values]
-    arrays = [np.asarray(host) for host in hosts]
+    arrays = [np.asarray(to_host(value)) for value in values]
     common = np.result_type(*[array.dtype for array in arrays])
     wide = np.result_type(common, np.float64)
     terms = [
@@ -58,7 +57,7 @@ def mean_of(values: Sequence[Any], weights: Sequence[float]) -> Any:
         for weight, array in zip(weights, arrays, strict=True)
     ]
     mean = np.asarray(sum(terms) / sum(weights))
-    if all(type(host) in _PLAIN for host in hosts):
+    if all(type(value) in _PLAIN for value in values):
         return mean.item()
     if common.kind in "fc":
         mean = mean.astype(common)

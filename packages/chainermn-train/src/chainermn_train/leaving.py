@@ -25,14 +25,16 @@ from chainermn_comm import CommunicatorBase
 from chainermn_comm.environment import seconds
 from chainermn_comm.faults import leave
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+# What handles each of them when nobody acts on a warning any more: SIGTERM ends this
+# process again. SIGUSR1 doesn't, up to its last moment: it only warns, and what is left
+# is to end.
+SIGNALS = {signal.SIGTERM: signal.SIG_DFL, signal.SIGUSR1: signal.SIG_IGN}
 # A scheduler and a launcher may both send one; only a later one is a second one.
 ECHO_SECONDS = 0.5
 
 _warned_at: float | None = None
 _timer: threading.Timer | None = None  # which ends this process after a warning
 _process: int | None = None  # that listens; processes that it forks don't
-_left_behind: set[Any] = set()  # handlers that this module has left behind
 
 
 def listen() -> None:
@@ -42,32 +44,26 @@ def listen() -> None:
     seconds, by default 30.
     """
     global _process
+    has_listened = _process is not None
     _process = os.getpid()
     if threading.current_thread() is threading.main_thread():
-        for number in SIGNALS:
+        for number, late in SIGNALS.items():
             handler = signal.getsignal(number)
-            if handler in (signal.SIG_DFL, pass_warning_on, *_left_behind):
+            was_ours = has_listened and handler is late
+            if was_ours or handler in (signal.SIG_DFL, pass_warning_on):
                 signal.signal(number, _handle)
 
 
 def stop_listening() -> None:
-    """Forget a warning: nobody acts on it (main thread only).
-
-    SIGTERM ends this process again. SIGUSR1 doesn't, up to its last moment: it only
-    warns, and what is left is to end.
-    """
+    """Forget a warning: nobody acts on it (main thread only)."""
     global _warned_at
     _warned_at = None
     if _timer is not None:
         _timer.cancel()
     if threading.current_thread() is threading.main_thread():
-        for number in SIGNALS:
+        for number, late in SIGNALS.items():
             if signal.getsignal(number) is _handle:
-                late = signal.SIG_DFL
-                if number == signal.SIGUSR1:
-                    late = signal.SIG_IGN
                 signal.signal(number, late)
-                _left_behind.add(late)
 
 
 def is_warned() -> bool:
@@ -84,27 +80,28 @@ def leave_when_warned(
     :func:`listen`; when the trainer has run it stops that.
     """
     listen()
-    agreements_before: list[int] = []
+    agreements_before = 0
 
     def leave_if_warned(trainer: Any) -> None:
         nonlocal agreements_before
-        optimizers = [
+        told = [
             each
             for each in trainer.updater.get_all_optimizers().values()
             if hasattr(each, "leaves")
         ]
-        own = [each for each in optimizers if each.communicator is comm]
-        others = [each for each in optimizers if each.communicator is not comm]
-        agreements = [each.agreements for each in own]
+        own = [each for each in told if each.communicator is comm]
+        agreements = sum([each.agreements for each in own])
         if agreements != agreements_before:
             # In this iteration an update has told all ranks.
-            leaves = any(each.leaves for each in own)
-        elif others:
-            # A warning that no update has passed on yet waits for the next one: other
-            # ranks of that update may save with other ranks than these.
-            leaves = _any_rank(comm, any(each.leaves for each in others))
+            leaves = any([each.leaves for each in own])
         else:
-            leaves = _any_rank(comm, is_warned())
+            knows = is_warned()
+            if len(told) > len(own):
+                # A warning that no update has passed on yet waits for the next one:
+                # other ranks of that update may save with other ranks than these.
+                knows = any([each.leaves for each in told])
+            rows = comm.handshake("leave", payload=bytes([knows]))
+            leaves = any(map(any, rows))
         agreements_before = agreements
         if not leaves:
             return
@@ -121,12 +118,6 @@ def leave_when_warned(
     leave_if_warned.finalize = stop_listening  # type: ignore[attr-defined]
     # A trigger without a state is in no checkpoint.
     trainer.extend(leave_if_warned, "leave", lambda _: True, priority)
-
-
-def _any_rank(comm: CommunicatorBase, leaves: bool) -> bool:
-    """Return whether it holds for any rank (collective)."""
-    rows = comm.handshake("leave", payload=bytes([leaves]))
-    return any(map(any, rows))
 
 
 def grace_seconds() -> float:
@@ -150,7 +141,6 @@ def _handle(number: int, _: FrameType | None) -> None:
 
 def _end(number: int) -> None:
     """End this process as the signal does that nobody handles, whichever thread this is."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
     if threading.current_thread() is threading.main_thread():
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

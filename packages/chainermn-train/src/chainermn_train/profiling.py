@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ from .wrappers import AttributeProxy
 # measured.
 STEPS_PER_SAMPLE_ON_GPU = 16
 
-_UNTIMED = nullcontext()
 # .clock: that of the step which this thread is in; None in a region.
 _thread = threading.local()
 
@@ -72,7 +71,8 @@ class StepClock:
         return time.perf_counter()
 
 
-def region(kind: str) -> AbstractContextManager[None]:
+@contextmanager
+def region(kind: str) -> Iterator[None]:
     """Count the time within as ``'waiting'`` or ``'communication'``, in this thread's timed step.
 
     The exchange of gradients and parameters is communication. Just before it ranks
@@ -81,18 +81,15 @@ def region(kind: str) -> AbstractContextManager[None]:
     """
     clock = getattr(_thread, "clock", None)
     if clock is None:
-        return _UNTIMED
-    return _timed(clock, kind)
-
-
-@contextmanager
-def _timed(clock: StepClock, kind: str) -> Iterator[None]:
+        yield
+        return
     _thread.clock = None
     start = clock.now()
     try:
         yield
     finally:
-        setattr(clock.times, kind, getattr(clock.times, kind) + clock.now() - start)
+        seconds = getattr(clock.times, kind) + clock.now() - start
+        setattr(clock.times, kind, seconds)
         _thread.clock = clock
 
 

@@ -28,7 +28,7 @@ from .agreement import (
 )
 from .gradient_clipping import refuse_hooks_by_norm
 from .gradient_exchange import GradientExchange
-from .gradient_set import are_scaled_by, not_updated, rescale
+from .gradient_set import is_updated, rescale
 from .join_block import current_block
 from .parameter_set import ParameterSet
 from .shared_state import SharedState
@@ -186,17 +186,15 @@ class CollectiveUpdate(UnpicklableMixin):
         with raise_together(handshake, OPERATION, meet=False):
             loss = self._loss(compute_loss)
             scale = self._scale
-            can_send = exchange.can_send(params, loss, scale)
+            can_send = exchange.can_send(params, loss)
             if agreed.action is not Action.GO_ON or not can_send:
                 exchange.backward(params, loss, scale)
                 return agreed
         state = self.state.find_after_loss()
         agreed = self._agree("update()", Phase.BEFORE_BACKWARD, state)
         with raise_together(handshake, OPERATION, meet=False):
-            if agreed.action is Action.GO_ON:
-                exchange.backward_and_send(params, loss, scale)
-            else:
-                exchange.backward(params, loss, scale)
+            sends = agreed.action is Action.GO_ON
+            exchange.backward(params, loss, scale, sends)
         return agreed
 
     def _loss(self, compute_loss: Callable[[], Any]) -> Any:
@@ -227,14 +225,11 @@ class CollectiveUpdate(UnpicklableMixin):
             is_due = group.is_last
         if is_due and state in (State.SHARED, State.ASSUMED):
             scale = self._scale
-            if group.steps > 1 or not are_scaled_by(params, scale):
-                with raise_together(
-                    self._communicator.handshake, OPERATION, meet=False
-                ):
-                    if group.steps > 1:
-                        group.assign_mean(params, scale, and_present=own > 0)
-                    else:
-                        rescale(params, scale)
+            with raise_together(self._communicator.handshake, OPERATION, meet=False):
+                if group.steps > 1:
+                    group.assign_mean(params, scale, and_present=own > 0)
+                else:
+                    rescale(params, scale)
             reducer = exchange.ready(params, scale)
         terms = group.num_accumulated
         if not self._has_joined:
@@ -409,5 +404,6 @@ def _warn_of_leftovers(
 
 def _drop_unused(params: ParameterSet) -> None:
     """Drop gradients along which nobody steps; they are neither sent nor kept."""
-    for param in not_updated(params):
-        param.cleargrad()
+    for param in params.params:
+        if not is_updated(param):
+            param.cleargrad()

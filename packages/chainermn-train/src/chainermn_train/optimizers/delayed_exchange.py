@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from chainermn_comm import CommunicatorBase, Reducer, Work, patient_waits
+from chainermn_comm import CommunicatorBase, Reducer, patient_waits
 
 from ..background_thread import BackgroundThread, threads_may_use_mpi
 from ..collective_errors import raise_together
 from .agreement import OPERATION
-from .gpus import device_of, new_stream, recorded_event, using_stream
+from .gpus import ThreadStream, device_of
 from .gradient_exchange import GradientExchange, make_channel
 from .gradient_set import GradientSet, multiply_gradients
 from .parameter_set import ParameterSet
@@ -25,13 +25,9 @@ class DelayedExchange(GradientExchange):
 
     def __init__(self, communicator: CommunicatorBase, zero_fill: bool) -> None:
         super().__init__(communicator, zero_fill)
-        # Of the update that has begun.
-        self._gradients: GradientSet | None = None
-        # Where gradients are on a GPU: it, its stream for the thread, and when they are
-        # computed.
-        self._device: Any = None
-        self._stream: Any = None
-        self._computed: Any = None
+        self._gradients: Any = None  # the `GradientSet` of the update that has begun
+        self._stream: Any = None  # the thread's `ThreadStream`
+        self._computed: Any = None  # the event after which gradients on a GPU are there
 
     def ready(self, params: ParameterSet, scale: float | None) -> Reducer:
         reducer = self._communicator.make_reducer(
@@ -45,25 +41,32 @@ class DelayedExchange(GradientExchange):
             self._gradients = gradients
             if self.pending is None:
                 gradients.give_copies()
-            # Also where this rank has none, as all make the channel for the same
-            # device.
-            devices = [device_of(each.data) for each in gradients.gradients]
-            self._device = next(filter(None, devices), None)
             if self._stream is None:
-                self._stream = new_stream(self._device)
-            self._computed = recorded_event(self._device)
+                # Parameters are asked, as a rank may have no gradient: all ranks make
+                # the channel for the same device.
+                device = device_of([param.array for param in params.params])
+                self._stream = ThreadStream(device)
+            self._computed = self._stream.recorded_event()
         reducer.add(gradients)
         return reducer
 
     def finish(
         self, params: ParameterSet, scale: float | None, factor: float = 1.0
     ) -> bool:
-        assert self._reducer is not None  # else nothing was ready
-        assert self._gradients is not None
-        gradients = self._gradients
-        thread = self._thread_of(self._reducer.start(), gradients, factor)
+        work = self._reducer.start()
         self._reducer = None
+        gradients = self._gradients
         self._gradients = None
+        stream = self._stream.using(after=self._computed)
+
+        def exchange(wait_requested: threading.Event) -> None:
+            with patient_waits(wait_requested), stream:
+                work.wait()
+                work.assign()
+                if factor != 1:
+                    multiply_gradients(gradients.gradients, factor)
+
+        thread = BackgroundThread(exchange)
         try:
             return self.apply_pending()  # of the update before
         finally:  # also where that fails: the other ranks exchange these
@@ -71,25 +74,11 @@ class DelayedExchange(GradientExchange):
             self._thread = thread
             if self.channel is None:  # the first mean is taken at once
                 thread.wait()
-                self.channel = make_channel(self._communicator, self._device)
-            elif not (threads_may_use_mpi(_ALONE) and thread.start()):
-                thread.wait()  # other means on the GPU wait for these
-
-    def _thread_of(
-        self, work: Work, gradients: GradientSet, factor: float
-    ) -> BackgroundThread:
-        device = self._device
-        stream = self._stream
-        computed = self._computed
-
-        def exchange(wait_requested: threading.Event) -> None:
-            with patient_waits(wait_requested), using_stream(device, stream, computed):
-                work.wait()
-                work.assign()
-                if factor != 1:
-                    multiply_gradients(gradients.gradients, factor)
-
-        return BackgroundThread(exchange)
+                self.channel = make_channel(self._communicator, self._stream.device)
+            elif threads_may_use_mpi(_ALONE):
+                thread.start()
+            else:
+                thread.wait()
 
     def cancel(self) -> None:
         super().cancel()

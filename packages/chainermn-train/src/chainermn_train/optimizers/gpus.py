@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,65 +14,65 @@ from chainermn_comm import CommunicationError
 from chainermn_comm.gpu import devices, staging
 
 
-def device_of(array: Any) -> Any:
-    """Return the GPU that holds an array; None for any other array, and for None."""
-    device = None if array is None else chainer.backend.get_device_from_array(array)
+def device_of(arrays: Iterable[Any]) -> Any:
+    """Return the GPU that holds the arrays, some of which may be None; None without one."""
+    device = chainer.backend.get_device_from_array(*arrays)
     return device if isinstance(device, cuda.GpuDevice) else None
 
 
-def new_stream(device: Any) -> Any:
-    """Return a stream of a GPU; None without one. CommunicationError where CUDA fails."""
-    return _call_on(device, "making a stream", devices.new_stream)
+class ThreadStream:
+    """A stream of a GPU, for a thread beside the training; without a GPU it does nothing."""
 
+    def __init__(self, device: Any) -> None:
+        """Make one of the ``device``, which may be None; CommunicationError where CUDA fails."""
+        self.device = device
+        self._stream = self._call("making a stream", devices.new_stream)
 
-def recorded_event(device: Any) -> Any:
-    """Return an event that happens after the work that this thread has asked a GPU for so far."""
-    return _call_on(device, "recording an event", devices.recorded_event)
+    def recorded_event(self) -> Any:
+        """Return an event after the work that this thread has asked the GPU for so far."""
+        return self._call("recording an event", devices.recorded_event)
 
+    def join(self) -> None:
+        """Let this thread's current stream wait for what this one was given; the host doesn't."""
 
-def wait_on_device(device: Any, stream: Any) -> None:
-    """Let this thread's current stream wait for what a stream was given; the host doesn't."""
+        def wait() -> None:
+            event = devices.recorded_event(self._stream)
+            devices.current_stream().wait_event(event)
 
-    def wait() -> None:
-        devices.current_stream().wait_event(devices.recorded_event(stream))
+        self._call("waiting for a stream", wait)
 
-    _call_on(device, "waiting for a stream", wait)
+    @contextlib.contextmanager
+    def using(self, after: Any = None, wait: bool = True) -> Iterator[None]:
+        """Use the stream, which comes after an event; ``wait`` for the stream at the end.
 
-
-@contextlib.contextmanager
-def using_stream(
-    device: Any, stream: Any, after: Any = None, wait: bool = True
-) -> Iterator[None]:
-    """Use a stream, which comes after an event; ``wait`` for the stream at the end.
-
-    Without a GPU, if ``device`` is None, this does nothing. Where CUDA fails at the
-    beginning, that is raised at the end: the other ranks wait for what this one does
-    with them inside.
-    """
-    failure = None
-    with contextlib.ExitStack() as stack:
-        if device is not None:
+        Where CUDA fails at the beginning, that is raised at the end: the other ranks
+        wait for what this one does with them inside.
+        """
+        if self.device is None:
+            yield
+            return
+        failure = None
+        with contextlib.ExitStack() as stack:
             try:
                 with _translated_errors("using a stream"):
-                    stack.enter_context(chainer.using_device(device))
-                    stack.enter_context(stream)
+                    stack.enter_context(chainer.using_device(self.device))
+                    stack.enter_context(self._stream)
                     if after is not None:
-                        stream.wait_event(after)
+                        self._stream.wait_event(after)
             except CommunicationError as error:
                 failure = error
-        yield
-        if failure is not None:
-            raise failure
-        if device is not None and wait:
-            with _translated_errors("waiting for a stream"):
-                staging.wait([devices.recorded_event()])
+            yield
+            if failure is not None:
+                raise failure
+            if wait:
+                with _translated_errors("waiting for a stream"):
+                    staging.wait([devices.recorded_event()])
 
-
-def _call_on(device: Any, what: str, function: Callable[[], Any]) -> Any:
-    if device is None:
-        return None
-    with _translated_errors(what), chainer.using_device(device):
-        return function()
+    def _call(self, what: str, function: Callable[[], Any]) -> Any:
+        if self.device is None:
+            return None
+        with _translated_errors(what), chainer.using_device(self.device):
+            return function()
 
 
 def _translated_errors(what: str) -> AbstractContextManager[None]:

@@ -43,41 +43,42 @@ class GradientExchange(UnpicklableMixin):
         # For another thread, while the training uses the communicator; all ranks have
         # it, or none.
         self.channel: CommunicatorBase | None = None
-        self._reducer: Reducer | None = None  # that `ready` has returned
+        self._reducer: Any = None  # the `Reducer` that `ready` has returned
         # Gradients that no step has used yet: under way by the thread, or means already.
         self.pending: GradientSet | None = None
         self._thread: BackgroundThread | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        self.wait()
-        twin = type(self)(self._communicator, self._zero_fill)
-        twin.pending = copy.deepcopy(self.pending, memo)
+        error = self.failure()
+        twin = copy.copy(self)
+        twin.channel = None
+        twin.pending = None
+        twin._thread = None
+        if error is None:
+            twin.pending = copy.deepcopy(self.pending, memo)
         return twin
 
-    def can_send(self, params: ParameterSet, loss: Any, scale: float | None) -> bool:
+    def can_send(self, params: ParameterSet, loss: Any) -> bool:
         """Return whether the gradients of this loss can leave during backward, as planned."""
         return False
 
-    def backward(self, params: ParameterSet, loss: Any, scale: float | None) -> None:
-        """Compute gradients."""
-        loss.backward(loss_scale=scale)
-
-    def backward_and_send(
-        self, params: ParameterSet, loss: Any, scale: float | None
+    def backward(
+        self, params: ParameterSet, loss: Any, scale: float | None, sends: bool = False
     ) -> None:
-        """Compute gradients that leave meanwhile; all ranks have agreed to."""
-        raise NotImplementedError
+        """Compute gradients, which leave meanwhile if it ``sends``: all ranks do then."""
+        loss.backward(loss_scale=scale)
 
     def ready(self, params: ParameterSet, scale: float | None) -> Reducer:
         """Return a reducer of the present gradients, which are final and have this loss scale."""
-        self._reducer = self._communicator.make_reducer(self._zero_fill, OPERATION)
+        reducer = self._communicator.make_reducer(self._zero_fill, OPERATION)
         # A communicator with its own method for the mean gets the model, and may look
         # at all of it.
         bucket = params
-        if not self._reducer.takes_plans:
+        if not reducer.takes_plans:
             bucket = params.target
-        self._reducer.add(bucket)
-        return self._reducer
+        reducer.add(bucket)
+        self._reducer = reducer
+        return reducer
 
     def finish(
         self, params: ParameterSet, scale: float | None, factor: float = 1.0
@@ -87,11 +88,9 @@ class GradientExchange(UnpicklableMixin):
         They are multiplied by ``factor``, the same on all ranks. Return whether the
         parameters' gradients are means to step along, perhaps of an update before.
         """
-        assert self._reducer is not None  # else nothing was ready
-        reducer = self._reducer
-        self._reducer = None
         with region("communication"):
-            work = reducer.start()
+            work = self._reducer.start()
+            self._reducer = None
             work.wait()
             work.assign()
         if factor != 1:
@@ -110,12 +109,16 @@ class GradientExchange(UnpicklableMixin):
     def drop_plan(self) -> None:
         """Send nothing during backward until there is another plan; all ranks do."""
 
+    def failure(self) -> BaseException | None:
+        """Wait until pending gradients are means; return what failed, if anything."""
+        if self._thread is None:
+            return None
+        with region("communication"):
+            return self._thread.wait()
+
     def wait(self) -> None:
         """Wait until pending gradients are means; drop them and raise what failed, if anything."""
-        if self._thread is None:
-            return
-        with region("communication"):
-            error = self._thread.wait()
+        error = self.failure()
         self._thread = None
         if error is not None:
             self.pending = None
@@ -127,10 +130,9 @@ class GradientExchange(UnpicklableMixin):
             raise ValueError(
                 "the snapshot holds gradients in flight: use double_buffering=True"
             )
-        # What is under way makes no difference any more, whatever becomes of it.
-        with contextlib.suppress(Exception):
-            self.wait()
+        self.failure()  # which makes no difference any more
         self.pending = means
+        self._thread = None
 
     def apply_pending(self) -> bool:
         """Give parameters the pending means, after :meth:`wait`; return whether there were any."""
@@ -147,8 +149,7 @@ class GradientExchange(UnpicklableMixin):
 
         RankMismatchError if the ``signature`` differs between ranks.
         """
-        if self._thread is not None:
-            self._thread.wait()
+        self.failure()
         self._communicator.handshake("finalize", signature)
         self.drop_plan()
         channel = self.channel

@@ -65,17 +65,15 @@ class GradientSet:
         copied, not moved: somebody might write into them meanwhile.
         """
         detached = cls.empty(params, scale)
-        # One reference is `grad`; before Python 3.14 the function's argument is
-        # another.
-        sole = 1 if sys.version_info >= (3, 14) else 2
         for each in detached.gradients:
-            grad = present_gradient(each.param)
+            each.grad = present_gradient(each.param)
             each.param.cleargrad()
-            if grad is not None and (
-                sys.getrefcount(grad) > sole or not _owns_memory(grad)
-            ):
-                grad = _copy_of(each.param, grad)
-            each.grad = grad
+            if each.grad is None:
+                continue
+            # The attribute is one reference, and the function's argument another.
+            is_shared = sys.getrefcount(each.grad) > 2
+            if is_shared or not _owns_memory(each.grad):
+                each.grad = _copy_of(each.param, each.grad)
         return detached
 
     def give_copies(self) -> None:
@@ -85,15 +83,12 @@ class GradientSet:
                 each.param.grad = _copy_of(each.param, each.grad)
 
     def assign(self) -> None:
-        """Make these the parameters' gradients; None where there is none, or it doesn't fit."""
+        """Make these the parameters' gradients."""
         for each in self.gradients:
-            param = each.param
-            if _fits(each.grad, param.array):
-                param.grad = param.device.send(each.grad)
-                param._loss_scale = self.scale
-            else:
-                param.cleargrad()
-                param._loss_scale = None
+            each.param.cleargrad()
+            if each.grad is not None:
+                each.param.grad = each.param.device.send(each.grad)
+        set_scale([each.param for each in self.gradients], self.scale)
 
     def save(self, serializer: Any) -> None:
         """Save these."""
@@ -116,11 +111,14 @@ def present_gradient(param: Any) -> Any:
     return param.grad if param.is_initialized else None
 
 
-def not_updated(params: ParameterSet) -> list[Any]:
-    """Return the parameters that no step changes: see :meth:`chainer.Link.disable_update`."""
-    return [
-        it for it in params.params if getattr(it.update_rule, "enabled", True) is False
-    ]
+def form_of(array: Any) -> tuple[type, Any, tuple[int, ...]]:
+    """Return what gradients and parameters have alike that are sent in one plan."""
+    return type(array), array.dtype, array.shape
+
+
+def is_updated(param: Any) -> bool:
+    """Return whether steps change a parameter: see :meth:`chainer.Link.disable_update`."""
+    return bool(getattr(param.update_rule, "enabled", True))
 
 
 def rescale(params: ParameterSet, scale: float | None) -> None:
@@ -134,11 +132,6 @@ def rescale(params: ParameterSet, scale: float | None) -> None:
             if present_gradient(param) is not None:
                 multiply_gradients([param], (scale or 1) / (param._loss_scale or 1))
             param._loss_scale = scale
-
-
-def are_scaled_by(params: ParameterSet, scale: float | None) -> bool:
-    """Return whether each parameter's last backward was with this loss scale, None for none."""
-    return all([param._loss_scale == scale for param in params.params])
 
 
 def set_scale(params: Iterable[Any], scale: float | None) -> None:
@@ -157,13 +150,6 @@ def multiply_gradients(params: Iterable[Any], factor: float) -> None:
         if each.grad is not None:
             product = each.grad * each.grad.dtype.type(factor)
             each.grad = get_array_module(each.grad).asarray(product)
-
-
-def _fits(grad: Any, array: Any) -> bool:
-    """Return whether both are there, with one shape and dtype."""
-    if grad is None or array is None:
-        return False
-    return grad.shape == array.shape and bool(grad.dtype == array.dtype)
 
 
 def _copy_of(param: Any, array: Any) -> Any:

@@ -12,6 +12,7 @@ import chainer
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.watchdog import count_update
 
+from ..background_thread import raise_if_any
 from ..optimizer_state import (
     is_missing,
     serialize_masters,
@@ -233,7 +234,8 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
             ValueError: the snapshot is of another class of optimizer, or holds gradients
                 that this optimizer, with other ``double_buffering`` or
                 ``accumulate_steps``, has no use for.
-            BaseException: what made the exchange in flight fail.
+            BaseException: what made the exchange in flight fail; the next collective
+                call raises it again, on all ranks.
         """
         optimizer = self.actual_optimizer
         exchange = self._updates.exchange
@@ -245,7 +247,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         serialize_state(optimizer, serializer)
         if is_missing(own, "in_flight"):  # Chainer's own snapshot
             return
-        exchange.wait()
+        raise_if_any(exchange.failure())
         pending = exchange.pending
         if pending is not None and not pending.is_of(target):
             pending = None  # of a link that was replaced

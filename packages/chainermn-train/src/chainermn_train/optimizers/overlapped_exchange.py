@@ -15,7 +15,6 @@ from queue import SimpleQueue
 from typing import Any
 
 import chainer
-import numpy as np
 
 from chainermn_comm import (
     CommunicationError,
@@ -30,123 +29,91 @@ from ..collective_errors import raise_together
 from ..profiling import region
 from . import tracked_backward
 from .agreement import OPERATION
-from .gpus import device_of, new_stream, using_stream, wait_on_device
+from .gpus import ThreadStream, device_of
 from .gradient_exchange import GradientExchange, make_channel
-from .gradient_set import (
-    GradientSet,
-    not_updated,
-    present_gradient,
-)
+from .gradient_set import GradientSet, form_of, is_updated, present_gradient
 from .parameter_set import ParameterSet
 
 # Long enough that a bucket's costs don't count, short enough that the first one leaves
 # early.
 BUCKET_BYTES = 1 << 20
-_HOST = "host memory"
 _ALONE = "gradients are exchanged after backward"
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What all ranks send in an update; numbers are those of parameters in the set.
+    """What all ranks send in an update.
 
     Attributes:
-        params: the set.
-        forms: those of the parameters' arrays and gradients, see :func:`_form_of`.
-        left_out: the ids of parameters that are not updated.
-        wire: the communicator's ``allreduce_grad_dtype``.
-        buckets: the numbers in each bucket, in the order in which buckets leave.
-        device: the GPU on which all of this is; None on CPUs.
-        stream: a stream of that GPU, for the thread.
+        facts: what the plan was made for, see :func:`_facts_of`.
+        order: the numbers of parameters in the set, as their gradients leave.
+        bounds: where buckets begin in that order, and where the last one ends.
+        stream: the thread's.
     """
 
-    params: ParameterSet
-    forms: list[Any]
-    left_out: set[int]
-    wire: Any
-    buckets: list[list[int]]
-    device: Any
-    stream: Any
-
-    def holds_for(self, params: ParameterSet, communicator: CommunicatorBase) -> bool:
-        """Return whether all is as it was when the plan was made."""
-        return (
-            self.params is params
-            and self.forms == list(map(_form_of, _arrays_of(params)))
-            and self.left_out == _ids_left_out(params)
-            and self.wire == _wire(communicator)
-        )
+    facts: list[Any]
+    order: list[int]
+    bounds: list[int]
+    stream: ThreadStream
 
 
 class _Sending:
     """One update's buckets on their way."""
 
-    def __init__(self, plan: _Plan, reducer: Reducer, scale: float | None) -> None:
-        self.plan = plan
+    def __init__(self, plan: _Plan, reducer: Reducer, gradients: GradientSet) -> None:
         self.reducer = reducer
-        # Gradients that have left, or will.
-        self.gradients = GradientSet.empty(plan.params, scale)
+        self.stream = plan.stream
+        self.gradients = gradients  # that have left, or will
+        self.ordered = [gradients.gradients[number] for number in plan.order]
+        self._bounds = plan.bounds
+        # How many of those in order are there before the first one that is missing.
+        self._num_final = 0
         self.works: list[Work] = []  # of the buckets that were handed to the reducer
-        self.must_resend = False
         self._queue: SimpleQueue[Work] = SimpleQueue()
-        self._num_missing = [len(bucket) for bucket in plan.buckets]
-        self._bucket_of = {
-            number: position
-            for position, bucket in enumerate(plan.buckets)
-            for number in bucket
-        }
         self.thread = BackgroundThread(self._reduce)
 
     def _reduce(self, wait_requested: threading.Event) -> None:
-        stream = using_stream(self.plan.device, self.plan.stream, wait=False)
-        with patient_waits(wait_requested), stream:
-            for _ in self.plan.buckets:
+        with patient_waits(wait_requested), self.stream.using(wait=False):
+            for _ in self._bounds[1:]:
                 self._queue.get().wait()
 
-    def add(self, number: int, grad: Any) -> None:
-        """Add a final gradient, and send the buckets that are complete."""
-        position = self._bucket_of.get(number)
-        if position is None or not self._keep(number, grad):
-            return
-        self._num_missing[position] -= 1
-        while self._has_unsent and not self._num_missing[len(self.works)]:
-            self._send_next()
+    def add(self, position: int, grad: Any) -> None:
+        """Add the final gradient of this position, and send the buckets that are complete."""
+        self.ordered[position].grad = grad
+        for own in self.ordered[self._num_final :]:
+            if own.grad is None:
+                break
+            self._num_final += 1
+            if self._num_final == self._bounds[len(self.works) + 1]:
+                self._send_next()
 
-    def add_rest(self) -> None:
-        """Send all that is left; see whether what has left is what parameters have now."""
-        for number, own in enumerate(self.gradients.gradients):
+    def add_rest(self) -> bool:
+        """Send all that is left; return whether what has left is not what parameters have now."""
+        must_resend = False
+        for own in self.gradients.gradients:
             grad = present_gradient(own.param)
-            if grad is not None and number in self._bucket_of:
-                self._keep(number, grad)
-            if own.grad is not grad:
-                self.must_resend = True
-        while self._has_unsent:
-            self._send_next()
+            if own.grad is None:
+                own.grad = grad
+            elif own.grad is not grad:
+                must_resend = True
+        self._send_rest()
+        return must_resend
 
     def end(self) -> None:
         """Send zeros for all that is left, as nobody steps: other ranks wait for it."""
-        while self._has_unsent:
-            for number in self.plan.buckets[len(self.works)]:
-                self.gradients.gradients[number].grad = None
-            self._send_next()
+        for own in self.ordered[self._bounds[len(self.works)] :]:
+            own.grad = None
+        self._send_rest()
         self.thread.wait()
 
-    @property
-    def _has_unsent(self) -> bool:
-        return len(self.works) < len(self.plan.buckets)
-
-    def _keep(self, number: int, grad: Any) -> bool:
-        """Keep a gradient if it is the first one of its parameter, and as planned."""
-        own = self.gradients.gradients[number]
-        if own.grad is not None or _form_of(grad) != self.plan.forms[number]:
-            return False
-        own.grad = grad
-        return True
+    def _send_rest(self) -> None:
+        while len(self.works) < len(self._bounds) - 1:
+            self._send_next()
 
     def _send_next(self) -> None:
-        numbers = self.plan.buckets[len(self.works)]
-        bucket = [self.gradients.gradients[number] for number in numbers]
-        work = self.reducer.add_planned(GradientSet(bucket, None))
+        start, stop = self._bounds[len(self.works) :][:2]
+        bucket = GradientSet(self.ordered[start:stop], None)
+        work = self.reducer.add_planned(bucket)
         self.works.append(work)
         self._queue.put(work)
 
@@ -177,63 +144,58 @@ class OverlappedExchange(GradientExchange):
         self._order: list[int] = []
         self._is_given_up = False
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> OverlappedExchange:
-        twin: OverlappedExchange = super().__deepcopy__(memo)
-        twin._only_on_gpus = self._only_on_gpus
-        return twin
-
     @property
     def can_plan(self) -> bool:  # type: ignore[override]
         return len(self._order) > 0
 
-    @property
-    def must_resend(self) -> bool:  # type: ignore[override]
-        return self._sending is not None and self._sending.must_resend
-
-    def can_send(self, params: ParameterSet, loss: Any, scale: float | None) -> bool:
-        if self._plan and not self._plan.holds_for(params, self._communicator):
+    def can_send(self, params: ParameterSet, loss: Any) -> bool:
+        plan = self._plan
+        if plan is None or type(loss) is not chainer.Variable:
+            return False
+        if plan.facts != _facts_of(params, self._communicator):
             self._plan = None  # it is outdated; all make another one
-        return self._plan is not None and type(loss) is chainer.Variable
+        return self._plan is not None
 
-    def backward(self, params: ParameterSet, loss: Any, scale: float | None) -> None:
+    def backward(
+        self, params: ParameterSet, loss: Any, scale: float | None, sends: bool = False
+    ) -> None:
         self._order = []
-        if self._plan is None and self._can_track(params, loss):
-            tracked_backward.backward(loss, params.params, self._note, scale)
+        if sends:
+            assert self._plan is not None
+            reducer = self._communicator.make_reducer(
+                self._zero_fill, OPERATION, self.channel
+            )
+            gradients = GradientSet.empty(params, scale)
+            sending = _Sending(self._plan, reducer, gradients)
+            self._sending = sending
+            sending.thread.start()
+            ordered = [own.param for own in sending.ordered]
+            tracked_backward.backward(loss, ordered, sending.add, scale)
+        elif self._plan is None and self._can_track(params, loss):
+            note = lambda number, _: self._order.append(number)  # noqa: E731
+            tracked_backward.backward(loss, params.params, note, scale)
         else:
             super().backward(params, loss, scale)
 
-    def _note(self, number: int, _: Any) -> None:
-        self._order.append(number)
-
-    def backward_and_send(
-        self, params: ParameterSet, loss: Any, scale: float | None
-    ) -> None:
-        assert self._plan is not None  # else it can't send
-        reducer = self._communicator.make_reducer(
-            self._zero_fill, OPERATION, self.channel
-        )
-        self._sending = _Sending(self._plan, reducer, scale)
-        self._sending.thread.start()
-        tracked_backward.backward(loss, params.params, self._sending.add, scale)
-
     def ready(self, params: ParameterSet, scale: float | None) -> Reducer:
-        if self._sending is not None:
-            with raise_together(self._communicator.handshake, OPERATION, meet=False):
-                self._sending.add_rest()
-            self._is_given_up = self._is_given_up or self.must_resend
-            return self._sending.reducer
-        return super().ready(params, scale)
+        if self._sending is None:
+            return super().ready(params, scale)
+        with raise_together(self._communicator.handshake, OPERATION, meet=False):
+            self.must_resend = self._sending.add_rest()
+        if self.must_resend:
+            self._is_given_up = True
+        return self._sending.reducer
 
     def finish(
         self, params: ParameterSet, scale: float | None, factor: float = 1.0
     ) -> bool:
         sending = self._sending
-        self._sending = None
         if sending is None:
             return super().finish(params, scale, factor)
+        self._sending = None
         with region("communication"):
             raise_if_any(sending.thread.wait())
-        wait_on_device(sending.plan.device, sending.plan.stream)
+        sending.stream.join()
         for work in sending.works:
             work.assign()
         sending.gradients.assign()
@@ -241,96 +203,75 @@ class OverlappedExchange(GradientExchange):
 
     def cancel(self) -> None:
         super().cancel()
+        self.must_resend = False
         sending = self._sending
         self._sending = None
         if sending is not None:
             sending.end()
             with contextlib.suppress(CommunicationError):  # the job is about to end
-                wait_on_device(sending.plan.device, sending.plan.stream)
-            for work in sending.works:
-                work.leave_background()
+                sending.stream.join()
 
     def _can_track(self, params: ParameterSet, loss: Any) -> bool:
         """Return whether final gradients can be known, and sent with the bits of a later sum.
 
-        They can be known for plain losses, and parameters that are real floats, all
-        NumPy's or of one GPU.
+        They can be known for plain losses, and parameters that are real floats.
         """
         if self._is_given_up or type(loss) is not chainer.Variable:
             return False
         arrays = _arrays_of(params)
-        memories = {_memory_of(array) for array in arrays}
-        if len(memories) != 1 or None in memories:
+        if any([array is None or array.dtype.kind != "f" for array in arrays]):
             return False
-        if self._only_on_gpus and _HOST in memories:
+        if self._only_on_gpus and device_of(arrays) is None:
             return False
-        takes_plans = self._communicator.make_reducer().takes_plans
-        if not takes_plans or not threads_may_use_mpi(_ALONE):
-            self._is_given_up = True
+        # Another's communicator has no settings to ask for.
+        if not self._communicator.make_reducer().takes_plans:
             return False
-        is_float = all([array.dtype.kind == "f" for array in arrays])
-        return is_float and not _rounds_by_message(arrays, self._communicator)
+        if _rounds_by_message(arrays, self._communicator):
+            return False
+        return threads_may_use_mpi(_ALONE)
 
     def plan(self, params: ParameterSet) -> None:
         arrays = _arrays_of(params)
         with raise_together(self._communicator.handshake, OPERATION, meet=False):
-            device = device_of(arrays[0])
-            stream = new_stream(device)
-        left_out = _ids_left_out(params)
+            stream = ThreadStream(device_of(arrays))
         order = [
             number
             for number in dict.fromkeys([*self._order, *range(len(arrays))])
-            if id(params.params[number]) not in left_out
+            if is_updated(params.params[number])
         ]
         self._order = []
         order = self._communicator.bcast_obj(order)  # rank 0's, as all plan alike
         if self.channel is None:
-            self.channel = make_channel(self._communicator, device)
-        self._plan = _Plan(
-            params=params,
-            forms=list(map(_form_of, arrays)),
-            left_out=left_out,
-            wire=_wire(self._communicator),
-            buckets=_buckets_of(order, arrays),
-            device=device,
-            stream=stream,
-        )
+            self.channel = make_channel(self._communicator, stream.device)
+        facts = _facts_of(params, self._communicator)
+        bounds = _bounds_of([arrays[number] for number in order])
+        self._plan = _Plan(facts, order, bounds, stream)
 
     def drop_plan(self) -> None:
         self._plan = None
         self._order = []
 
 
-def _buckets_of(order: list[int], arrays: list[Any]) -> list[list[int]]:
-    """Cut an order of parameters into buckets of one dtype each."""
-    buckets: list[list[int]] = []
-    room = 0
-    dtype = None
-    for number in order:
-        array = arrays[number]
-        if array.nbytes > room or array.dtype != dtype:
-            buckets.append([])
+def _bounds_of(arrays: list[Any]) -> list[int]:
+    """Return where buckets begin in a list of arrays, and its length."""
+    bounds = [0]
+    room = BUCKET_BYTES
+    for number, array in enumerate(arrays):
+        if number > 0 and array.nbytes > room:
+            bounds.append(number)
             room = BUCKET_BYTES
-            dtype = array.dtype
-        buckets[-1].append(number)
         room -= array.nbytes
-    return buckets
+    return [*bounds, len(arrays)]
 
 
 def _arrays_of(params: ParameterSet) -> list[Any]:
     return [param.array for param in params.params]
 
 
-def _form_of(array: Any) -> tuple[type, Any, tuple[int, ...]]:
-    return type(array), array.dtype, array.shape
-
-
-def _ids_left_out(params: ParameterSet) -> set[int]:
-    return {id(param) for param in not_updated(params)}
-
-
-def _wire(communicator: CommunicatorBase) -> Any:
-    return communicator.get_config("allreduce_grad_dtype")
+def _facts_of(params: ParameterSet, communicator: CommunicatorBase) -> list[Any]:
+    """Return what decides how gradients travel: a plan holds until some of this changes."""
+    forms = [(form_of(param.array), is_updated(param)) for param in params.params]
+    return [params, communicator.get_config("allreduce_grad_dtype"), *forms]
 
 
 def _rounds_by_message(arrays: list[Any], communicator: CommunicatorBase) -> bool:
@@ -341,13 +282,8 @@ def _rounds_by_message(arrays: list[Any], communicator: CommunicatorBase) -> boo
     """
     if communicator.get_config("reproducible"):
         return False
-    widths = [array.dtype.itemsize for array in arrays]
-    if min(widths) < 4 and 1 < communicator.inter_size < communicator.size:
+    widths = {array.dtype.itemsize for array in arrays}
+    if 2 in widths and 1 < communicator.inter_size < communicator.size:
         return True
-    wire = _wire(communicator)
-    return wire is not None and max(widths) > wire.itemsize
-
-
-def _memory_of(array: Any) -> Any:
-    """Return the GPU that holds an array, _HOST, or None."""
-    return _HOST if type(array) is np.ndarray else device_of(array)
+    wire = communicator.get_config("allreduce_grad_dtype")
+    return wire is not None and any(width > wire.itemsize for width in widths)
