@@ -125,8 +125,9 @@ def test_it_is_a_setting_of_all_ranks_until_gradients_travel(world, name):
         assert comm.allreduce(np.ones(500, "f4"))[-1] == comm.size
         with comm.split(0, comm.rank) as part:
             assert part.get_config("chunk_bytes") == 1 << 16
-        check_mean(comm, 300_001)
-        comm.set_config("chunk_bytes", 1 << 16)  # no change
-        with pytest.raises(ValueError, match="right after making the communicator"):
-            comm.set_config("chunk_bytes", None)
-        check_mean(comm, 300_001)
+            check_mean(part, 300_001)
+            for each in comm, part:  # which have summed arrays, and gradients
+                each.set_config("chunk_bytes", 1 << 16)  # no change
+                with pytest.raises(ValueError, match="right after making the comm"):
+                    each.set_config("chunk_bytes", None)
+            check_mean(part, 300_001)

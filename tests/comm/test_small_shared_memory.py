@@ -80,6 +80,17 @@ def test_many_communicators_take_what_is_there_and_give_it_back(tmp_path):
         assert int(after) >= int(before) - 1, job  # windows are gone
 
 
+@pytest.mark.ci
+@pytest.mark.parametrize(("ranks", "is_told"), [(12, False), (13, True)])
+def test_ranks_that_need_more_than_there_is_are_told(ranks, is_told):
+    """MPICH needs 5 MB for each rank of a machine, as its mpiexec counts them."""
+    of_mpiexec = {"MPI_LOCALNRANKS": str(ranks), "MPI_LOCALRANKID": "0"}
+    command = [*SMALL, str(DOCKER_MIB), sys.executable, "-c", ONE]
+    job = runner.run_command(command, runner.variables(of_mpiexec), SECONDS)
+    assert "RIGHT" in job.out, job
+    assert ("and MPICH needs 65 MB for 13 ranks" in job.err) == is_told, job
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("mib", [DOCKER_MIB, 200])
 def test_many_ranks_are_told_to_give_the_container_more(tmp_path, mib):

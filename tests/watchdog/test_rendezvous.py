@@ -24,7 +24,7 @@ def test_a_first_machine_that_can_not_listen_is_warned_of_and_keeps_nobody_waiti
     monkeypatch.setattr(rendezvous, "tell_monitor", lambda *what: told.append(what))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        rendezvous._agree_on_first_machine(world, machine=world.rank)
+        rendezvous._introduce_first_machine(world, machine=world.rank)
     assert ["planted" in str(one.message) for one in said] == [True] * (world.rank == 0)
     assert [what["endpoints"] for (what,) in told] == [[]] * world.rank
 

@@ -43,9 +43,9 @@ GRACE_VARIABLE = "CHAINERMN_GRACE"
 GRACE_SECONDS = 30.0
 # How often `chainermn launch` has started the job again.
 RESTARTS_VARIABLE = "CHAINERMN_RESTARTS"
-# A pipe carries an event of that size whole, and Open MPI's launcher reads it at once.
+# A pipe carries an event of this size whole, and Open MPI's launcher reads it at once.
 MOST_BYTES = 4096
-# Of each text in an event about a failure, so that it isn't too long.
+# The longest text in an event about a failure, so that the event fits in MOST_BYTES.
 MOST_CHARACTERS = 500
 
 

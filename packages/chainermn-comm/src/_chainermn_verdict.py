@@ -1,4 +1,4 @@
-"""What to do about a failure, and its traceback: said alike by ranks, watchdog, launch, explain."""
+"""The next step after a failure, and its traceback: equal for ranks, watchdog, launch, explain."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 import traceback
 from collections.abc import Iterable
 
-# What to do about a failure, by words in what is said of it; those after a caret must
-# stand at its beginning. The first that are found count.
+# Words of a failure's description, each with the next step; the first row whose words
+# are found counts. Words after a caret must stand at the beginning.
 STEPS = (
     ("KeyboardInterrupt", "nothing is wrong; start the job again to go on"),
     ("ranks disagree on parameter", "build the same model on all ranks"),
@@ -54,25 +54,25 @@ STEPS = (
         "test the network: `chainermn doctor --hosts ...`",
     ),
 )
-# An attribute of errors that follow from another rank's, which prints its own.
+# An attribute of errors that follow from another rank's error, which that rank prints.
 FOLLOWS = "_chainermn_follows"
-# Files of ours, and those that may be between ours.
+# The files of our packages, and Python's own files that may stand between them.
 OURS = re.compile(
     r"runpy|contextlib\.py|chainermn_(comm|train|modelparallel|tools|facade)/"
 )
-# Of other libraries, and Python's own.
+# The files of other libraries, and of Python.
 LIBRARIES = re.compile(r"/(site|dist)-packages/|/lib\w*/python3|<frozen")
-# A frame in a traceback, or in what faulthandler prints.
+# A frame in a traceback, or in a stack that faulthandler prints.
 FRAME = re.compile(r'File "(.+?)", line (\d+)')
 
 
 def next_step(
     how: str, place: str = "", *, steps: Iterable[tuple[str, str]] = STEPS
 ) -> str:
-    """Return what to do about a rank, or a job, that failed so.
+    """Return the next step after a failure of a rank, or of a job.
 
-    ``place`` is the line of the user's own code in which it did, as `users_lines` has
-    it.
+    ``how`` describes the failure, and ``place`` is the line of the user's own code where
+    it happened, as `users_lines` returns lines.
     """
     for words, step in steps:
         if words in f"^{how}":
@@ -101,7 +101,7 @@ def is_secondary(error: BaseException) -> bool:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return what Python prints; of what our packages raise on purpose, without their frames."""
+    """Return the traceback, without our packages' frames if they raised the error on purpose."""
     parts = traceback.format_exception(error)
     frames = [part for part in parts if FRAME.match(part.strip())]
     others = [frame for frame in frames if not OURS.search(frame.partition("\n")[0])]

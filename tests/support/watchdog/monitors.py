@@ -114,14 +114,14 @@ class Simulation:
         self.ranks = [SimulatedRank(number, size) for number in range(size)]
         self.monitors = [self._monitor(number, timeout) for number in range(size)]
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
-        self.agreed = {"name": "host0", "question": "who?", "answer": "me"}
+        self.description = {"name": "host0", "question": "who?", "answer": "me"}
         first, *others = self.monitors
         port = os.dup(self.listener.fileno())
-        first.handle_local({"kind": "first machine", **self.agreed}, [port])
+        first.handle_local({"kind": "first machine", **self.description}, [port])
         for other in others:
             endpoints = [self.listener.getsockname()]
-            agreed = {**self.agreed, "endpoints": endpoints}
-            other.handle_local({"kind": "other machine", **agreed}, [])
+            description = {**self.description, "endpoints": endpoints}
+            other.handle_local({"kind": "other machine", **description}, [])
         self._threads = [
             threading.Thread(target=self._drive, args=(monitors,), daemon=True)
             for monitors in (

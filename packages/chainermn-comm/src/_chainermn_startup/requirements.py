@@ -23,6 +23,6 @@ def require(*requirements: str) -> None:
 
 
 class WorkingSet:
-    """What is installed."""
+    """The packages that are installed."""
 
     require = staticmethod(require)

@@ -69,7 +69,7 @@ class CommunicatorBase(ABC):
 
     reserved_tag: int = 32766
     # Stands for the last handshake if all ranks raised in it, for `raise_together`.
-    _failed_call: object | None = None
+    _last_failure: object | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -285,7 +285,7 @@ class CommunicatorBase(ABC):
             ``error``, it raises that itself, and the others PeerError.
         """
         rank = self.rank
-        self._failed_call = None
+        self._last_failure = None
         try:
             view = ""
             try:
@@ -298,7 +298,7 @@ class CommunicatorBase(ABC):
                 error = error or caught
             rows = self.allgather_obj((view, error and describe(error, rank), payload))
             if error is not None:
-                self._failed_call = mark_failed(error)
+                self._last_failure = mark_failed(error)
                 raise error
         finally:
             # Its traceback refers to this frame: a cycle would keep all its frames alive.
@@ -311,13 +311,8 @@ class CommunicatorBase(ABC):
             failure = mismatch_error(operation, rank, views, calls)
         else:
             return list(payloads)
-        self._failed_call = mark_failed(failure)
+        self._last_failure = mark_failed(failure)
         raise failure
-
-    @property
-    def _last_failure(self) -> object | None:
-        """Stands for the last handshake if all ranks raised in it, for `raise_together`."""
-        return self._failed_call
 
     def scatter(self, xs: Sequence[Any] | None, root: int = 0) -> Any:
         """Return the array ``xs[i]``, of ``size`` that ``root`` has, on rank ``i`` (collective).
@@ -491,7 +486,7 @@ class CommunicatorBase(ABC):
 def _checked_row(
     comm: CommunicatorBase, operation: str, values: Any, root: Any = None
 ) -> list[Any]:
-    """Return what ``root``, or each rank, has for each rank, once all know it (collective)."""
+    """Return the values of ``root``, or of each rank, once they are checked (collective)."""
     row: list[Any] = []
     with raise_together(comm.handshake, operation) as call:
         if root is not None:

@@ -1,4 +1,4 @@
-"""The communicators by name: what moves and sums each one's arrays on hosts and on GPUs."""
+"""The communicators by name: the backends for each one's arrays on hosts and on GPUs."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _by_nccl(
 
 
 def _one_node(group: ProcessGroup) -> Topology:
-    """Return what NCCL is told of the nodes where it sums among all ranks at once."""
+    """Return the topology for NCCL if it sums among all ranks at once: one node."""
     return Topology((0,) * group.size)
 
 

@@ -14,8 +14,8 @@ from .environment import text_of
 from .numbers import as_integer
 from .watchdog import Timeout
 
-# What `create_communicator` knows; `communicators.py`, which starts MPI, has a function
-# of each.
+# The names that `create_communicator` knows; `communicators.py`, which starts MPI, has a
+# function for each.
 NAMES = (
     "naive",
     "flat",
@@ -35,7 +35,7 @@ CHUNK_STEP = 64
 CHUNK_MAXIMUM = 1 << 30
 
 
-# Compared by identity: caches find facts about settings that way fastest.
+# Settings are compared by identity, by which caches find facts about them fastest.
 @dataclass(frozen=True, eq=False)
 class Settings:
     """The settings of a communicator, as its user chose them."""
@@ -74,7 +74,7 @@ def wire_dtype(value: Any) -> np.dtype | None:
     if value is None:
         return None
     if isinstance(value, str) and value == "bfloat16":
-        # NumPy knows this name once that package has been imported.
+        # NumPy knows this name once ml_dtypes has been imported.
         try:
             value = importlib.import_module("ml_dtypes").bfloat16
         except ImportError:
@@ -129,11 +129,11 @@ def chunk_bytes_from_env() -> int | None:
         ) from None
 
 
-# What users may change, with the functions that check a value.
+# The settings that users may change, each with the function that checks a value.
 _CHECKS: dict[str, Callable[[Any], Any]] = {
     "allreduce_grad_dtype": wire_dtype,
     "batched_copy": bool,
     "chunk_bytes": chunk_bytes,
 }
-# What users choose when they make the communicator, for good.
+# The settings that users choose for good when they make the communicator.
 _FIXED = ("reproducible",)

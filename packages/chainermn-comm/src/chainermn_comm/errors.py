@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
-# An attribute of errors that all ranks raise together: an object that stands for the
-# call.
-_FAILED_CALL = "_chainermn_failed_call"
+# The attribute that marks errors which all ranks raise together. Its value stands for
+# the call in which they do.
+_MARK = "_chainermn_failed_call"
 
 
 class CommunicationError(RuntimeError):
@@ -79,12 +79,13 @@ class raise_together:
         self.payloads: list[bytes] = []
 
     def __enter__(self) -> Self:
-        self._failed_before = _failed_call(self._handshake)
+        self._failed_before = _last_failure_of(self._handshake)
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is not None:
-            has_failed_since = _failed_call(self._handshake) is not self._failed_before
+            last = _last_failure_of(self._handshake)
+            has_failed_since = last is not self._failed_before
             if not (has_failed_since and is_raised_on_all(self._handshake, error)):
                 share_failure(self._handshake, self._operation, error)
         elif self._meet:
@@ -111,17 +112,17 @@ def share_failure(
 
 def mark_failed(error: BaseException) -> object:
     """Mark an error as one that all ranks raise in a call; return what stands for the call."""
-    failed_call = vars(error)[_FAILED_CALL] = object()
-    return failed_call
+    call = vars(error)[_MARK] = object()
+    return call
 
 
 def is_raised_on_all(handshake: Callable[..., Any], error: BaseException) -> bool:
     """Return whether all ranks raised the error in the communicator's last call."""
-    failed_call = _failed_call(handshake)
-    return failed_call is not None and vars(error).get(_FAILED_CALL) is failed_call
+    last = _last_failure_of(handshake)
+    return last is not None and vars(error).get(_MARK) is last
 
 
-def _failed_call(handshake: Callable[..., Any]) -> object | None:
+def _last_failure_of(handshake: Callable[..., Any]) -> object | None:
     """Return what stands for the communicator's last call if all ranks raised in it."""
     communicator = getattr(handshake, "__self__", handshake)
     return getattr(communicator, "_last_failure", None)

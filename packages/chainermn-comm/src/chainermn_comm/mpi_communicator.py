@@ -91,7 +91,7 @@ class MpiCommunicator(CommunicatorBase):
     Pickling raises TypeError.
     """
 
-    #: Whose backends it has, a name that ``create_communicator`` knows.
+    #: The name that ``create_communicator`` knows, which decides its backends.
     communicator_name: str = "hierarchical"
 
     def __init__(
@@ -111,7 +111,7 @@ class MpiCommunicator(CommunicatorBase):
         topology, the same on all ranks, and a time-out.
         """
         require_running_mpi()
-        # First: what fails on one rank below must not leave the others waiting.
+        # First: an error below on one rank must not leave the others waiting.
         install_by_default()
         comm = checked_intracomm(mpi_comm)
         with creating(comm, _timeout) as group:
@@ -234,7 +234,7 @@ class MpiCommunicator(CommunicatorBase):
             resources.callback(lambda: (kept() or part).Free())
             topology = self._topology.restrict(part.allgather(self._rank))
             made = type(self).__new__(type(self))
-            # What a subclass of the user's has of its own stays.
+            # Attributes of a subclass of the user's stay.
             vars(made).update(vars(self))
             made._open(given, topology, resources)
         return made
@@ -325,7 +325,7 @@ class MpiCommunicator(CommunicatorBase):
             del error  # whose traceback refers to this frame: see `share_failure`
 
     @property
-    def _last_failure(self) -> object | None:
+    def _last_failure(self) -> object | None:  # type: ignore[override]
         return self._handshake._last_failure
 
     def scatter(self, xs: Sequence[Any] | None, root: int = 0) -> Any:
@@ -453,7 +453,9 @@ class MpiCommunicator(CommunicatorBase):
         changed any more once arrays, or gradients, have been summed.
         """
         settings = self._settings.changed(name, value)
-        made = any([backend.made_gradient_sum for backend in self._backends])
+        made = any(
+            [each.made_gradient_sum or each.made_array_sum for each in self._backends]
+        )
         if made and settings.chunk_bytes != self._settings.chunk_bytes:
             raise ValueError(
                 f"rank {self._rank}: {name} can't be changed any more, since arrays have been "
@@ -522,7 +524,7 @@ class MpiCommunicator(CommunicatorBase):
             "the state of what holds it with chainer.serializers, or pickle that without it"
         )
 
-    # What the methods above share.
+    # Shared by the methods above.
 
     @property
     def _group(self) -> ProcessGroup:

@@ -93,7 +93,7 @@ def refuse_to_be_alone(mpi_comm: MPI.Intracomm | None) -> None:
     # A launcher that doesn't tell the size has started several if this isn't rank 0.
     if size == 1 or (size is None and rank == 0):
         return
-    with suppress(OSError):  # what a rank has started inherits its variables
+    with suppress(OSError):  # a process that a rank has started inherits its variables
         if "libmpi" in Path(f"/proc/{os.getppid()}/maps").read_text():
             return
     vendor = MPI.get_vendor()[0]

@@ -62,7 +62,7 @@ class DummyCommunicator(MpiCommunicator):
     communicator_name = "dummy"
 
 
-# By the names that `create_communicator` knows.
+# The classes by the names that `create_communicator` knows.
 CLASSES: dict[str, type[MpiCommunicator]] = {
     each.communicator_name: each
     for each in (

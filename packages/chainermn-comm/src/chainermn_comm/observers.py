@@ -1,4 +1,4 @@
-"""What observes a communicator's calls, such as the watchdog's recorder and the trace.
+"""Observers of a communicator's calls, such as the watchdog's recorder and the trace.
 
 It imports the standard library only, since the watchdog's monitor has nothing else.
 """
@@ -28,17 +28,17 @@ class CallObserver:
     def message(
         self, operation: str, peer: int, tag: int, nbytes: int = 0, what: str = ""
     ) -> None:
-        """It is about to wait for one other rank; ``what`` is what the call is for."""
+        """This rank is about to wait for one other rank; ``what`` names the purpose."""
 
     def leave(self) -> None:
-        """It waits no longer."""
+        """This rank waits no longer."""
 
     def release(self) -> None:
         """The communicator has been finalized."""
 
 
 def combined(*observers: CallObserver | None) -> CallObserver:
-    """Return one observer for those that aren't None; a single one itself, as each call passes."""
+    """Return one observer for several; if only one isn't None, that one, which is faster."""
     found = [one for one in observers if one is not None]
     if len(found) == 1:
         return found[0]

@@ -1,4 +1,4 @@
-"""What communicators own, and what of it nobody uses any more: their ranks free it together.
+"""The resources of communicators, which ranks free together once no rank uses them any more.
 
 Only all ranks together can free MPI's part of a communicator, so nothing is freed when
 one rank's object is collected. When the ranks of a communicator make another one from
@@ -21,14 +21,14 @@ from .errors import CommunicationError
 
 
 class Resources(contextlib.ExitStack):
-    """What a communicator owns and ``close`` frees (collective)."""
+    """The resources of a communicator, which ``close`` frees (collective)."""
 
     def __init__(self, parent: MPI.Intracomm) -> None:
         """Own nothing yet; the communicator is about to be made from ``parent``."""
         super().__init__()
         # While one of these is alive, the communicator may be used.
         self.users: list[weakref.ref[Any]] = []
-        # Of the communicators made from this one, which are freed first.
+        # The resources of communicators made from this one, which are freed first.
         self.made: list[Resources] = []
         # Why its ranks can't free it together, if they can't.
         self.interruptions: list[str] = []

@@ -1,4 +1,4 @@
-"""Signatures of calls, which must be equal on all ranks, and the error that shows what differs."""
+"""Signatures of calls, which must be equal on all ranks, and the error that shows a difference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from _chainermn_verdict import FOLLOWS
 
 from .errors import RankMismatchError
 
-# Of most values; NumPy's numbers are among the others.
+# The types of most values; NumPy's numbers have others.
 PLAIN = frozenset({str, int, bool, float, bytes, type(None)})
 
 
@@ -23,8 +23,8 @@ def mismatch_error(
     """Return the error that has every rank's values of the first entry that differs.
 
     ``views`` are of the ranks' signatures, see :func:`view_of`; there are few different
-    ones. ``calls`` say what each rank called, and where. The errors of all ranks but
-    one that few agree with are secondary.
+    ones. ``calls`` name each rank's call and its place. The error is secondary on all
+    ranks but the first of those that are in the minority.
     """
     name, values = _first_difference(views)
     ranks_of = _grouped([values[view] for view in views])

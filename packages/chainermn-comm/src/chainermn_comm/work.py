@@ -29,7 +29,7 @@ class Work:
         """
         self._take = take
         self._give = give
-        self._taking = threading.Lock()  # of the thread that is in `wait`
+        self._taking = threading.Lock()  # held by the thread that is in `wait`
         self._has_ended = False
         self._pending = threading.Lock()  # held until `wait` has ended
         self._pending.acquire()  # it takes a tenth of an Event's time
@@ -82,7 +82,7 @@ class Work:
             in_background.discard(self)
 
 
-# Keeps no work alive.
+# Work that has begun before; the references keep no work alive.
 Earlier = Iterable[weakref.ref[Work]]
 
 

@@ -35,8 +35,8 @@ from .forks import flush_output, real_exit
 RANK_PROCESS = "CHAINERMN_RANK_PROCESS"
 # For a rank whose error may only follow from another rank's to be ended silently.
 SECONDARY_ERROR_SECONDS = 1.5
-# Between the report and MPI_Abort: MPICH's launcher drops what it has not read by then,
-# and other ranks that fail get to print theirs; see docs/decisions/abort.md.
+# Between the report and MPI_Abort: MPICH's launcher drops all text that it has not read
+# by then, and other ranks that fail can print their reports; see docs/decisions/abort.md.
 FORWARDING_SECONDS = 0.5
 # Ranks that fail at the same time write one after the other, as Open MPI's launcher
 # mixes texts longer than 4 kB. There are only TURNS turns, so that the last isn't late.
@@ -113,7 +113,7 @@ def leave(code: int) -> NoReturn:
 
 
 def _wanted() -> bool | None:
-    """Return what the environment says: True, False, or None for nothing."""
+    """Return whether the environment wants the hook; None if it doesn't say."""
     try:
         return switch(ABORT_VARIABLE)
     except ValueError:  # which `create_communicator` raises on all ranks
@@ -169,7 +169,7 @@ def _excepthook(
         what = f"uncaught {describe_exception(value)}".rstrip(": ").partition("\n")[0]
         if _previous is sys.__excepthook__:
             details = traceback_of(value)
-        else:  # what it prints can't be collected first: it may not return
+        else:  # its text can't be collected first: it may not return
             _write_stderr(f"\n{_headline(what)}:\n")
             _previous(kind, value, trace)
     finally:
@@ -211,8 +211,7 @@ def _at_exit() -> None:
 def abort_job(what: str, code: int, details: str = "") -> NoReturn:
     """Print why this rank fails and abort the job with an exit status from 1 to 255.
 
-    ``details`` come first, such as a traceback, and then what they don't say of
-    ``what``.
+    ``details``, such as a traceback, come first, and then the beginning of ``what``.
     """
     try:
         time.sleep(sys.modules["mpi4py.MPI"].COMM_WORLD.rank % TURNS * TURN_SECONDS)
@@ -261,7 +260,7 @@ def _write_stderr(text: str) -> None:
 
 
 def mpi_abort(code: int) -> NoReturn:
-    """End the job by MPI_Abort, and this process whatever MPI does."""
+    """End the job by MPI_Abort, and this process even if MPI_Abort hangs or fails."""
     try:
         mark_aborting()
         faulthandler.dump_traceback_later(LAST_RESORT_SECONDS, exit=True, file=2)

@@ -32,7 +32,7 @@ def _in_child() -> None:
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         sys.last_value = None  # which an uncaught exception sets
-        # Instead of what the abort hook watches for.
+        # This listener replaces the abort hook's.
         system_exit.watch(_note_status)
         atexit.register(_exit_without_mpi)
 
@@ -43,7 +43,7 @@ def _note_status(code: object) -> None:
 
 
 def flush_output() -> None:
-    """Flush what Python's own streams hold back."""
+    """Flush the buffers of Python's own streams."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # closed, or somebody else's object
             stream.flush()

@@ -10,5 +10,5 @@ from . import staging as staging
 from .nccl import OLDEST as OLDEST_NCCL
 from .nccl import NcclCommunicator as NcclCommunicator
 
-# What `chainermn doctor` reads; the other names are for the folders above.
+# `chainermn doctor` reads this name; the other names are for the folders above.
 __all__ = ["OLDEST_NCCL"]

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import CommunicationError, describe_exception
 
-# Of cudaEventQuery.
+# Results of cudaEventQuery.
 _SUCCESS = 0
 _NOT_READY = 600
 
@@ -152,7 +152,7 @@ def new_stream() -> Any:
 
 
 def recorded_event(stream: Any = None) -> Any:
-    """Return an event that happens after what a stream, or the current one, was given so far."""
+    """Return an event after all work that a stream, or the current stream, was given so far."""
     event = _cupy().cuda.Event(disable_timing=True)
     if stream is None:
         stream = current_stream()

@@ -19,8 +19,8 @@ EACH = 8
 TILE = THREADS * EACH
 # A few times as many as a device runs at once. Each searches once for its tiles.
 MAX_BLOCKS = 1 << 12
-# Of a thread. With more of them a device runs fewer threads at once; with fewer packing
-# spills.
+# Registers of a thread. With more a device runs fewer threads at once; with fewer
+# packing spills.
 REGISTERS = 40
 # The wire dtypes by name, each with its letter in a kernel's name.
 DTYPE_CODES = {"float16": "e", "float32": "f", "float64": "d", "bfloat16": "b"}

@@ -18,7 +18,7 @@ from ..numbers import as_bytes
 from ..runtime import wait_until
 from . import devices
 
-# Of each buffer. Long beside what a copy costs to begin; page-locked memory is the
+# Bytes of each buffer. Long beside what a copy costs to begin; page-locked memory is the
 # whole machine's.
 BUFFER_BYTES = 32 << 20
 # Buffers and arrays of calls that failed: a device may still copy between them.
@@ -88,7 +88,7 @@ def through_buffers(
     not copied, by the device. ``buffers`` are those of :func:`buffers_for`. All copies
     are over at the end.
     """
-    # Of each buffer: the event, if there is one, after which the device is done with it.
+    # For each buffer the event after which the device is done with it; None if it is free.
     copied: list[list[Any]] = [[] for _ in buffers]
 
     def fill(number: int) -> None:

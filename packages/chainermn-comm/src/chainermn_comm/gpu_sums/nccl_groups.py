@@ -20,7 +20,7 @@ from .staged_sum import StagedSum
 
 @dataclass
 class NcclGroups:
-    """What one rank sums with, in two steps: within its node, and across nodes.
+    """The communicators by which one rank sums in two steps: within its node, and across nodes.
 
     A chunk has one shard for each leader of a node. A leader sums its shard with the
     leaders of the same index on other nodes. Where all ranks sum at once, each of them
@@ -53,7 +53,7 @@ class NcclGroups:
             self.within.broadcast(enumerate(shards))
 
     def close(self) -> None:
-        """Release what isn't NCCL's (collective)."""
+        """Release the sum through host memory and its communicator (collective)."""
         if self.comm is not None:
             self.comm.Free()
 
@@ -97,16 +97,16 @@ def connecting(group: ProcessGroup) -> Iterator[None]:
 def check_devices(group: ProcessGroup) -> None:
     """Raise on all ranks where NCCL can't serve, or two of a node share a device (collective)."""
     node = group.topology.inter_rank(group.rank)
-    with group.together("asking which device this is") as meeting:
+    with group.together("asking which device this is") as call:
         reason = nccl.unavailable_reason()
         if reason is not None:
             raise RuntimeError(
                 f"rank {group.rank}: this communicator moves arrays on GPUs by NCCL, and "
                 f"{reason}; communicator 'flat' needs no NCCL"
             )
-        meeting.payload = f"{node} {devices.bus_id()}".encode()
+        call.payload = f"{node} {devices.bus_id()}".encode()
     ranks_of: dict[bytes, list[int]] = {}
-    for rank, device in enumerate(meeting.payloads):
+    for rank, device in enumerate(call.payloads):
         ranks_of.setdefault(device, []).append(rank)
     shared = [
         f"ranks {ranks} use device {device.decode().partition(' ')[2]}"

@@ -27,12 +27,12 @@ CHUNK_BYTES = 32 << 20
 
 @dataclass
 class PreparedCall:
-    """What one call needs; all of it must live until its work is over."""
+    """The memory and the plan of one call, which must live until its work is over."""
 
     chunks: Sequence[Chunk]
     operand: Operand  # of 1-D arrays
-    # (2, rows, 3) int64 on the device: what packing and unpacking walk, all chunks' one
-    # after the other.
+    # (2, rows, 3) int64 on the device: the tables of packing and of unpacking, those of
+    # all chunks one after the other.
     tables: Any
     buffer: Any  # on the device, for one chunk at a time
 
@@ -69,7 +69,7 @@ class NcclSum(Algorithm):
                 row += kernels.rows_of(chunk)
 
     def _prepare(self, operand: Operand) -> PreparedCall:
-        """Do what needs no other rank, and writes to no target."""
+        """Do the part of a call that needs no other rank, and writes to no target."""
         with self._watcher.using_device(OPERATION):
             flat = flattened(operand, self._watcher.device)
             sizes = tuple([target.size for target in flat.targets])

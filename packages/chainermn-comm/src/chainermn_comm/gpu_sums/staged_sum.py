@@ -13,7 +13,7 @@ from ..messaging import Algorithm, MakeSum, ProcessGroup
 from ..sums import packed, rank_ordered
 
 OPERATION = "averaging gradients on GPUs"
-# Short beside the whole, so that copies and sums overlap; not measured.
+# Chunks are short beside a model, so that copies and sums overlap; not measured.
 CHUNK_BYTES = 4 << 20
 
 
@@ -29,8 +29,8 @@ class StagedSum(Algorithm):
         self._group = group
         self._device = devices.current_device()
         self._host = host(group)
-        # Numbers that travel in 16 bits have an exponent for each piece: what is
-        # reproducible is always cut alike.
+        # Numbers that travel in 16 bits have an exponent for each chunk: reproducible
+        # sums always have the same chunks.
         self._chunk_bytes = CHUNK_BYTES
         if group.settings.chunk_bytes and not group.settings.reproducible:
             self._chunk_bytes = group.settings.chunk_bytes
@@ -41,7 +41,7 @@ class StagedSum(Algorithm):
         run()
 
     def _prepare(self, operand: Operand) -> Callable[[], None]:
-        """Do what needs no other rank, and return the rest."""
+        """Do the part of a call that needs no other rank, and return the rest."""
         with devices.use(self._device):
             flat = flattened(operand, self._device)
             chunks = plan_chunks(
@@ -59,7 +59,7 @@ class StagedSum(Algorithm):
                 wire = operand.wire_dtypes[index]
                 if part.dtype == np.uint16:  # the bits of bfloat16
                     part = part.view(wire)
-                # As on CPUs: what is as wide as the wire dtype isn't cast.
+                # As on CPUs: an array as wide as the wire dtype isn't cast.
                 if wire.itemsize == part.dtype.itemsize:
                     wire = part.dtype
                 rows.append(part)

@@ -1,4 +1,4 @@
-"""Watches what was enqueued on a device: a call returns before its work is over, or has failed.
+"""Watches the work that calls enqueue on a device, which ends or fails after they have returned.
 
 The process has one thread for that, which polls CUDA's events and NCCL's asynchronous
 errors. After a failure the process is of no use: it ends the job. Where the user refused
@@ -25,13 +25,13 @@ from ..gpu import NcclCommunicator, devices, nccl
 from ..messaging import ProcessGroup
 from ..runtime import wait_until
 
-# Between two polls of the thread. Short beside a step of training; work that is over
+# Seconds between two polls of the thread. Short beside a step of training; work that is over
 # keeps its memory until the next poll.
 POLL_SECONDS = 5e-3
 # How long a process that ends waits for the device to finish.
 DRAIN_SECONDS = 5.0
 
-# Those that are in use, and those that failed: the device may still use their arrays.
+# Watchers that are in use, and failed ones: the device may still use their arrays.
 _watchers: set[Watcher] = set()
 
 
@@ -39,7 +39,7 @@ class Enqueued(NamedTuple):
     """The work of one call."""
 
     over: Any  # the event after it; None if it failed while it was enqueued
-    used: Any  # what lives until then
+    used: Any  # memory that lives until then
 
 
 class Watcher:
@@ -77,7 +77,7 @@ class Watcher:
 
     @contextlib.contextmanager
     def using_device(self, operation: str) -> Iterator[None]:
-        """Use the device in preparation of a call; raise what has failed before."""
+        """Use the device in preparation of a call; raise CommunicationError after a failure."""
         self._raise_failure()
         self._operation = operation
         with devices.use(self.device):
@@ -87,9 +87,8 @@ class Watcher:
     def enqueuing(self, operation: str, used: Any) -> Iterator[None]:
         """Enqueue a call's work on the current stream, after the work of earlier calls.
 
-        What is ``used`` lives until the work is over. What is raised inside is a failure,
-        as it can't be raised on the other ranks. Without a thread this waits for the end
-        of the work.
+        ``used`` lives until the work is over. An error inside is a failure, as it can't
+        be raised on the other ranks. Without a thread this waits for the end of the work.
         """
         has_thread = _start_thread()
         self._raise_failure()
@@ -106,11 +105,11 @@ class Watcher:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until all work is over; raise what has failed."""
+        """Wait until all work is over; raise CommunicationError after a failure."""
         wait_until(self.poll)
 
     def poll(self) -> bool:
-        """Drop what is over; return whether all work is, and raise what has failed."""
+        """Drop work that is over, and return whether all is; raise the error of a failure."""
         with self._lock:
             self._raise_failure()
             with self._ending():
@@ -144,7 +143,7 @@ class Watcher:
 
     @contextlib.contextmanager
     def _ending(self, used: Any = None) -> Iterator[None]:
-        """End the job where something is raised inside; if the user refused that, abort NCCL."""
+        """End the job after an error inside; if the user refused aborts, abort NCCL alone."""
         try:
             with devices.translated_errors(
                 f"rank {self._group.rank}: {self._operation}"

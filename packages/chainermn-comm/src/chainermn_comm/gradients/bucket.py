@@ -1,4 +1,4 @@
-"""One rank's gradients in a bucket: what must be equal on all ranks, and what moves."""
+"""One rank's gradients in a bucket: facts that all ranks must share, and arrays that move."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ UNKNOWN = 0  # in place of an owner of memory
 OWN_MEMORY = 0x1 | 0x4 | 0x400
 
 
-# Of a gradient: its name, dtype (None if the parameter isn't initialised), shape, and
+# A gradient's name, dtype (None if the parameter isn't initialised), shape, and
 # whether there is one.
 Spec: TypeAlias = tuple[str, np.dtype | None, tuple[int, ...], bool]
 
 
 class Description(NamedTuple):
-    """What must be equal on all ranks."""
+    """The facts about gradients that must be equal on all ranks."""
 
     # Each gradient's name, dtype and shape, those of the parameter if it is missing, as
     # entries of a handshake's signature.
@@ -52,7 +52,7 @@ class Bucket:
     description: Description
 
     def __post_init__(self) -> None:
-        # What travels: gradients, and zeros for missing ones.
+        # The arrays that travel: gradients, and zeros for missing ones.
         self.sources = self.grads
         # Which gradients some rank has; of this rank's own until ranks have compared.
         self.present = [grad is not None for grad in self.grads]

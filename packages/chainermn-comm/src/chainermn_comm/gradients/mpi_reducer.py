@@ -16,7 +16,7 @@ from .bucket import Bucket, bucket_of, common_entries
 
 OPERATION = "allreduce_grad"
 DESCRIPTION = "a mean of gradients"
-# What precedes a caller's payload: digests of the gradients' descriptions and of which
+# Bytes before a caller's payload: digests of the gradients' descriptions and of which
 # are missing, and whether the rank has begun with the means.
 DIGEST_BYTES = 16
 MISSING_BYTES = 8

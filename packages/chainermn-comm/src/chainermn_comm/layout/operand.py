@@ -18,11 +18,11 @@ class Operand(NamedTuple):
     ``wire_dtypes``), never from the memory order of an array on one rank.
     """
 
-    sources: Arrays  # of any memory order
+    sources: Arrays  # in any memory order
     # C-contiguous, of the same shapes and dtypes; a target may be its source.
     targets: Arrays
     wire_dtypes: Dtypes  # in which each array travels
-    divisor: int = 1  # of the result; other than 1 for sums of floats only
+    divisor: int = 1  # divides the result; other than 1 for sums of floats only
     # np.add, or np.maximum or np.minimum of arrays that travel in their own dtype.
     op: np.ufunc = np.add
     # While an array travels, it is divided by 2 to the power of its exponent. None if

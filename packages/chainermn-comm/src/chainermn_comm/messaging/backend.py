@@ -28,7 +28,7 @@ class Algorithm(ABC):
         """
 
     def begin(self, operand: Operand) -> Callable[[], None] | None:
-        """Do what needs no other rank; return what does the rest of ``allreduce``, or None.
+        """Begin an ``allreduce`` without other ranks; return the rest of it, or None.
 
         Not collective. Between the beginning and the rest all ranks pass a barrier,
         such as a handshake, in which they agree that all of them have begun. With None,
@@ -43,8 +43,9 @@ class Algorithm(ABC):
         """Release what needs no other rank (not collective)."""
 
 
-# Makes an algorithm for the ranks of a group (collective). What one rank raises is raised
-# on all, so it marks steps that ranks take together in it as a ``call`` of the group.
+# Makes an algorithm for the ranks of a group (collective). An error of one rank is raised
+# on all ranks, but for steps that all ranks take together: these are a ``call`` of the
+# group, in which an error ends the job.
 MakeSum: TypeAlias = Callable[["ProcessGroup"], Algorithm]
 
 
@@ -61,9 +62,12 @@ class Backend(ABC):
         is_local: whether gradients go through no network.
         made_gradient_sum: what :meth:`gradient_sum` has made; None before its first call,
             on all ranks or on none.
+        made_array_sum: the algorithm that sums users' arrays, once it has been made, if
+            that is another one.
     """
 
     is_local = False
+    made_array_sum: Algorithm | None = None
 
     def __init__(self, group: ProcessGroup, make_gradient_sum: MakeSum) -> None:
         """Allocate nothing yet (not collective): the user chooses a device only later."""

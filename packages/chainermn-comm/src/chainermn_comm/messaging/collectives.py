@@ -42,9 +42,9 @@ def bcast(
         if group.rank != root:
             received = move.backend.allocate(move.frames[root])
             move.backend.broadcast(_parts({root: received}))
-            return move.values([received])[0]
+            return move.finish([received])[0]
         move.backend.broadcast(_parts({root: move.outgoing[0]}))
-        move.values([])  # other ranks may fail to unpickle, or to use their GPU
+        move.finish([])  # other ranks may fail to unpickle, or to use their GPU
     if move.is_of_objects:
         return value
     return move.made[0].value()
@@ -56,7 +56,7 @@ def allgather(group: ProcessGroup, operation: str, value: Any, make: Make) -> li
     with group.call(operation):
         move = _meet(group, operation, make, lambda: [value], inline_bytes=SMALL_BYTES)
         frames = move.frames
-        incoming = move.allocate({rank: move.outgoing[0]}, dict(enumerate(frames)))
+        incoming = move.incoming({rank: move.outgoing[0]}, dict(enumerate(frames)))
         large = {}
         for other, message in incoming.items():
             if not _is_inline(message.nbytes, move.memory[other], SMALL_BYTES):
@@ -69,7 +69,7 @@ def allgather(group: ProcessGroup, operation: str, value: Any, make: Make) -> li
                 # The copy was written just now, so that other ranks read it from a cache.
                 sent = dict.fromkeys(range(group.size), incoming[rank])
             move.backend.allgather(_parts(sent), _parts(large))
-        return move.values(incoming.values())
+        return move.finish(incoming.values())
 
 
 def gather(
@@ -131,8 +131,8 @@ class Move:
     backend: Backend
     is_copied: bool  # some rank's arrays travel from a GPU through host memory
 
-    def allocate(self, outgoing: ByRank, frames: dict[int, bytes]) -> ByRank:
-        """Return an empty message for each frame, by rank; a copy of this rank's own."""
+    def incoming(self, outgoing: ByRank, frames: dict[int, bytes]) -> ByRank:
+        """Return a message for each frame, by rank, to be received; this rank's own is complete."""
         incoming = {}
         for rank, frame in frames.items():
             incoming[rank] = self.backend.allocate(frame)
@@ -143,12 +143,12 @@ class Move:
 
     def exchange(self, outgoing: ByRank, frames: dict[int, bytes]) -> list[Any]:
         """Send messages, and return the values of those with these frames (collective)."""
-        incoming = self.allocate(outgoing, frames)
+        incoming = self.incoming(outgoing, frames)
         self.backend.exchange(_parts(outgoing), _parts(incoming))
-        return self.values(incoming.values())
+        return self.finish(incoming.values())
 
-    def values(self, received: Iterable[Message]) -> list[Any]:
-        """Return what messages hold (collective).
+    def finish(self, received: Iterable[Message]) -> list[Any]:
+        """End the call: return the values of the messages (collective).
 
         All ranks raise if one of them can't unpickle an object, or use its GPU.
         """

@@ -22,11 +22,11 @@ from ..numbers import as_integer, wrong_kind
 from ..observers import NOBODY, CallObserver
 from ..signatures import checked_signature, mismatch_error, view_of
 
-# What must be equal on all ranks: entries of a name and its values. Of signatures that
+# The facts that must be equal on all ranks: entries of a name and its values. Of signatures that
 # differ, the first entry that differs is reported.
 Signature = Sequence[tuple[Any, ...]]
 
-# What each rank contributes: digest of operation and signature, calls so far, 1 if the
+# The head of each rank's entry: digest of operation and signature, calls so far, 1 if the
 # rank has an error, length of its payload. The payload's first bytes follow, so that
 # short ones, such as the headers of a few arrays, need no second exchange.
 _PREFIX = struct.Struct("<16sQII")

@@ -12,11 +12,11 @@ from mpi4py import MPI
 from ..gpu import devices, staging
 from ..numbers import as_array, as_bytes, empty
 
-# What a message's arrays stand for: one array, several, several sent with metadata, or
+# The kinds of message, by what its arrays are: one array, several, several sent with metadata, or
 # a pickle followed by its out-of-band buffers (pickle protocol 5).
 ARRAY, TUPLE, WITH_METADATA, OBJECT = "array", "tuple", "with_metadata", "object"
 
-# What each of a communicator's ways to receive takes.
+# The kinds that each of a communicator's methods of receiving takes.
 ARRAYS, ARRAYS_WITH_METADATA, OBJECTS = (ARRAY, TUPLE), (WITH_METADATA,), (OBJECT,)
 
 
@@ -24,8 +24,8 @@ class Message(NamedTuple):
     """A value of the user's as arrays, and what a receiver needs to make the value again."""
 
     kind: str  # one of ARRAY, TUPLE, WITH_METADATA, OBJECT
-    # Contiguous in C or Fortran order. Those of `on_gpu` are in host memory while they
-    # travel.
+    # Contiguous in C or Fortran order. Arrays that `on_gpu` names are in host memory
+    # while they travel.
     arrays: tuple[Any, ...]
     scalars: tuple[int, ...] = ()  # the indices of arrays that stand for scalars
     # The indices of arrays that came from a GPU, and are put on the receiver's.
@@ -74,7 +74,7 @@ class Message(NamedTuple):
     def copy_to(self, other: Message) -> None:
         """Overwrite the arrays of another message, which has these shapes and dtypes."""
         for array, target in zip(self.arrays, other.arrays, strict=True):
-            if isinstance(array, np.ndarray):  # also what fills a structured dtype up
+            if isinstance(array, np.ndarray):  # also the padding of a structured dtype
                 as_bytes(target)[...] = as_bytes(array)
             else:
                 target[...] = array

@@ -24,7 +24,8 @@ from .transfer import split_large
 INLINE_BYTES = 64 << 10
 # Lengths of metadata and header, which follow; whether data follow these.
 _PREFIX = struct.Struct("<II?")
-# What is sent by other methods than `send`, and how their names end.
+# The kinds that other methods than `send` send: a description, and how the names of these
+# methods end.
 _KINDS = {
     OBJECT: ("an object", "_obj"),
     WITH_METADATA: ("arrays with metadata (as of functions.send)", "_with_metadata"),

@@ -41,7 +41,9 @@ class ProcessGroup:
     # refused aborts.
     abort: Callable[[], None]
     settings: Settings = field(default_factory=Settings)
-    # The backends for arrays in host memory and on GPUs. A backend's own group has none.
+    # The backends for arrays in host memory and on GPUs. The group that a backend refers to
+    # has none: the communicator's group would never be unused if its resources, which
+    # are freed then, referred to it.
     host: Backend = None  # type: ignore[assignment]
     device: Backend = None  # type: ignore[assignment]
     is_finalized: bool = False

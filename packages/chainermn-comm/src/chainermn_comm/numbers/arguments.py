@@ -76,7 +76,7 @@ def integer_between(value: Any, least: int, most: int, what: str) -> int:
 
 
 def wrong_kind(what: str, value: Any, rank: int) -> TypeError:
-    """Return the error that says what ``value`` must be, and what it is."""
+    """Return the TypeError of a ``value`` that is of another type than it must be."""
     return TypeError(f"rank {rank}: {what}, got {type(value).__name__}")
 
 

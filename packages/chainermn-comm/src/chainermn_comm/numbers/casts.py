@@ -16,7 +16,7 @@ import numpy as np
 from .dtypes import FLOAT16, FLOAT32, accumulator
 
 UINT32 = np.dtype(np.uint32)
-# Elements that are cast or summed at a time: what NumPy allocates for them stays in
+# Elements that are cast or summed at a time: NumPy's memory for them stays in
 # cache and costs no page faults.
 BLOCK_ELEMENTS = 1 << 16
 

@@ -13,7 +13,7 @@ HUGE_PAGE_BYTES = 2 << 20
 def empty(
     shape: tuple[int, ...], dtype: Any, order: Literal["C", "F"] = "C"
 ) -> np.ndarray:
-    """Return what numpy.empty returns; a large array lies on huge pages, which fill faster.
+    """Do as numpy.empty; a large array lies on huge pages, which fill faster.
 
     A large array doesn't own its memory, so it can't be resized in place.
     """

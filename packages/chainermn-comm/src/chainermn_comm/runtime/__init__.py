@@ -1,4 +1,4 @@
-"""What a rank takes of its machine: threads of the BLAS, and cores while it waits for messages."""
+"""A rank's use of its machine: threads of the BLAS, and cores while it waits for messages."""
 
 from .blas_threads import limit_blas_threads as limit_blas_threads
 from .progress import barrier as barrier

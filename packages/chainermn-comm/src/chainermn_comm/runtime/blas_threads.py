@@ -15,24 +15,24 @@ from _chainermn_limits import chosen_thread_variables, threads_per_rank, tightes
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# threadpoolctl limits the libraries that are loaded. Those that are loaded later (SciPy
+# threadpoolctl limits the libraries that are loaded. Libraries that are loaded later (SciPy
 # brings a BLAS of its own) and child processes read these variables. OMP_NUM_THREADS is
 # not set, because programs use OpenMP for other things than the BLAS.
 LATE_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 
-# Variables that we set, so as not to take them for the user's.
+# Variables that we set, which are not taken for the user's.
 _set_by_us: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
 class RankResources:
-    """What one rank may use of its node."""
+    """The cores and threads of one rank."""
 
-    cores: frozenset[int]  # numbers of those on which it may run
-    # The one that limits it most, and how many cores' time its processes get together.
+    cores: frozenset[int]  # numbers of the cores on which it may run
+    # The cgroup that limits the rank most, and how many cores' time its processes get.
     cgroup: tuple[str, float] | None
-    threads: int  # of its BLAS, the most of any that is loaded
-    is_user_set: bool  # whether its user set that number
+    threads: int  # the most that a loaded BLAS has
+    is_user_set: bool  # whether the user set the number of threads
 
 
 def limit_blas_threads(mpi_comm: MPI.Intracomm) -> None:
@@ -84,7 +84,7 @@ def allowed_threads(ranks: Sequence[RankResources]) -> int | None:
 def usable_cores(ranks: Sequence[RankResources]) -> int:
     """Return how many cores the ranks of a node can keep busy together, at least 1."""
     numbers: set[int] = set()
-    quotas: dict[str, float] = {}  # of each cgroup
+    quotas: dict[str, float] = {}  # by cgroup
     for rank in ranks:
         numbers |= rank.cores
         if rank.cgroup is not None:

@@ -14,13 +14,13 @@ from .shared_memory import SharedMemoryAllreduce
 from .shared_window import NoSharedMemory
 from .two_level import TwoLevelAllreduce
 
-# Of ranks that sum pairwise. On one node the terms of a chunk stay in a core's cache.
+# Sizes where ranks sum pairwise. On one node the terms of a chunk stay in a core's cache.
 # Between nodes MPI progresses messages only during its calls; several chunks keep a
 # link of 1 Gbit/s busy for some ten milliseconds between them.
 NODE_CHUNK_BYTES = 4 << 20
 CHUNK_BYTES = 2 << 20
 AT_ONCE = 4
-# Of ranks that sum on a circulant graph: so that neither latency nor Python's time
+# The size where ranks sum on a circulant graph: neither latency nor Python's time
 # counts beside a round. See docs/decisions/scaling.md.
 BYTES_PER_ROUND = 512 << 10
 # But no rank's shard is shorter than this: from some hundred ranks on a rank receives
@@ -98,7 +98,7 @@ def _through_shared_memory(group: ProcessGroup, leaders: int) -> Algorithm:
     nodes = group.topology.inter_size
     if nodes == group.size:  # no two ranks are on one node
         return packed(group)
-    # Ranks make windows together: what one of them alone raises ends the job.
+    # Ranks make windows together: an error of one rank alone ends the job.
     with group.call("a mean of gradients"):
         try:
             if nodes == 1:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 from mpi4py import MPI
 
@@ -36,14 +34,15 @@ class HostBackend(Backend):
         self.is_local = on_one_node and make_gradient_sum in leaders
         in_memory = (*leaders, rank_ordered)
         self._sums_in_memory = on_one_node and make_gradient_sum in in_memory
-        # Made anew where the setting of the chunks' size has changed.
-        self._by_messages = lru_cache(1)(lambda _: per_tensor(group))
 
     def allreduce(self, operand: Operand) -> None:
         if self._sums_in_memory:
-            self.gradient_sum().allreduce(operand)
+            algorithm = self.gradient_sum()
         else:
-            self._by_messages(self.group.settings.chunk_bytes).allreduce(operand)
+            if self.made_array_sum is None:
+                self.made_array_sum = per_tensor(self.group)
+            algorithm = self.made_array_sum
+        algorithm.allreduce(operand)
 
     def reduce_scatter(self, sources: Arrays, target: np.ndarray, op: np.ufunc) -> None:
         flat = [source.reshape(-1) for source in sources]

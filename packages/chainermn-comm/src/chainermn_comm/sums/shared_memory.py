@@ -25,7 +25,7 @@ SHARED_CHUNK_BYTES = 256 << 10
 MOST_CHUNKS = 8
 # On a node of at most REDUNDANT_RANKS ranks, each rank sums the whole chunk itself: one
 # barrier less. With more ranks, each sums one shard for all, since n times the bytes
-# would move; but every rank still sums what has at most REDUNDANT_BYTES over all ranks.
+# would move; but every rank still sums arrays of at most REDUNDANT_BYTES over all ranks.
 # See docs/decisions/shared-memory.md.
 REDUNDANT_RANKS = 2
 REDUNDANT_BYTES = 512 << 10
@@ -49,7 +49,7 @@ class Plan(NamedTuple):
     """How arrays of given sizes and dtypes are divided."""
 
     groups: list[list[Chunk]]
-    nbytes: int  # that travel from each rank
+    nbytes: int  # of each rank's arrays as they travel
 
 
 class SharedMemoryAllreduce(Algorithm):
@@ -68,7 +68,7 @@ class SharedMemoryAllreduce(Algorithm):
     ) -> None:
         """Split the ranks by node, and allocate the node's window (collective).
 
-        Where that can't be had, NoSharedMemory is raised on all ranks.
+        If a node can have no window, all ranks raise NoSharedMemory.
         """
         topology = group.topology
         node = topology.inter_rank(group.rank)
@@ -118,7 +118,7 @@ class SharedMemoryAllreduce(Algorithm):
 
     def begin(self, operand: Operand) -> Callable[[], None] | None:
         first = self._next_group
-        # The slots may have what another call has begun with.
+        # The slots may have the terms of another call that has begun.
         if self.sums_travel or self._begun_group == first:
             return None
         flat = operand.flattened()
@@ -181,7 +181,7 @@ class SharedMemoryAllreduce(Algorithm):
             work(operand, number + place, chunk)
 
     def _end_tick(self) -> None:
-        """Do what follows the stages of each tick."""
+        """Do the work that follows the stages of each tick."""
 
     def _stages(self, nbytes: int) -> list[Stage]:
         """Return the stages for so many bytes of a rank, in the order of a tick.

@@ -42,8 +42,8 @@ class SharedWindow:
         self._window = MPI.Win.Allocate_shared(nbytes, 1, comm=comm)
         # One passive epoch for the window's life: MPICH wants Sync inside an epoch.
         self._window.Lock_all()
-        # MPICH's memory begins 16 bytes after a cache line. Sums of what crosses lines
-        # take half as long again.
+        # MPICH's memory begins 16 bytes after a cache line. Sums of arrays that
+        # cross lines take half as long again.
         self.buffers = []
         for rank, size in enumerate(sizes):
             memory = np.asarray(self._window.Shared_query(rank)[0])
@@ -75,7 +75,7 @@ class SharedWindow:
         return window
 
     def barrier(self) -> None:
-        """Wait for the node's ranks; all of them then see what each has written."""
+        """Wait for the node's ranks; then each of them sees the writes of all."""
         # The barrier orders processes, not memory (MPI 3.1, example 11.7): hence both
         # syncs.
         self.sync()

@@ -129,7 +129,7 @@ def _check_room(rank: int, operation: str, arrays: Sequence[Any], out: Any) -> N
 def _signature(
     group: ProcessGroup, op: str, arrays: Sequence[Any]
 ) -> list[tuple[Any, ...]]:
-    """Return what must be equal on all ranks."""
+    """Return the entries that must be equal on all ranks."""
     specs = [("array", dtype_name(array.dtype), array.shape) for array in arrays]
     chunk_bytes = ("chunk_bytes", group.settings.chunk_bytes)
     return [chunk_bytes, ("op", op), ("arrays", len(arrays)), *specs]

@@ -15,9 +15,9 @@ from .file import TraceFile, micros, now
 # Clocks drift: they are compared again at this collective call, at twice as many, and
 # so on.
 FIRST_COMPARISON = 64
-# Of each comparison; only the shortest count.
+# Rounds of each comparison, of which only the shortest count.
 ROUNDS = 10
-# Communicators that this process made, to give each a name.
+# The number of communicators that this process has traced, by which each gets a name.
 _num_traced = 0
 
 
@@ -50,7 +50,7 @@ class CallTracer(CallObserver):
         self._comm = comm
         self._file = into
         self.name = name
-        # Of the call that is under way, if one is: it has begun then.
+        # When the call that is under way began; None if there is none.
         self._begun: float | None = None
         self._operation = ""
         self._args: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Finds out which rank keeps the others waiting, from what all of them do."""
+"""Finds out which rank keeps the others waiting, from the calls of all ranks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .status_region import COLLECTIVE, FINALIZE, MESSAGE, WORLD, Call
 
 @dataclass(frozen=True)
 class Rank:
-    """What a rank does."""
+    """A rank's process, and its calls."""
 
     world: int  # its number in MPI.COMM_WORLD
     host: str  # name of its machine
     pid: int
     state: str  # RUNNING, STOPPED or GONE
-    # What it does, or did last, on each of its communicators.
+    # The call that it is in, or was in last, on each of its communicators.
     calls: tuple[Call, ...] = ()
-    # Of its threads; empty where they weren't asked for or didn't come.
+    # The stacks of its threads; empty if they weren't asked for, or didn't come.
     stacks: str = ""
     updates: int = 0  # calls of it until now, of any multi-node optimizer
     examples: int = 0  # in them, as far as it is known
@@ -96,9 +96,9 @@ class WaitGraph:
         """Make it.
 
         Args:
-            ranks: of which it is known what they do.
-            unreachable: the machines of which nothing is known.
-            members: which ranks make the first communicator, before they have met.
+            ranks: the ranks whose calls are known.
+            unreachable: the names of machines whose monitors don't answer.
+            members: the ranks that make the first communicator, before they have met.
         """
         self.ranks = {rank.world: rank for rank in ranks}
         self.unreachable = list(unreachable)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 RUNNING = "running"
 STOPPED = "stopped"
 GONE = "gone"
-# What a monitor's socket in Linux's abstract namespace is called; the name of its job
+# The name of a monitor's socket in Linux's abstract namespace; the name of its job
 # follows, which begins with the number of the launcher's process.
 MONITOR_NAME = "chainermn monitor "
 # Time for a launcher, whose task it is, to end the children of ranks; and for these to
@@ -36,7 +36,7 @@ class Peer(NamedTuple):
 
 
 class Stat(NamedTuple):
-    """What `/proc/PID/stat` says of a process."""
+    """The facts about a process in `/proc/PID/stat`."""
 
     letter: str = "X"  # of its state
     parent: int = 0
@@ -49,7 +49,7 @@ class Stat(NamedTuple):
 
 
 def stat(pid: int) -> Stat:
-    """Return what is known of a process; OSError if that can't be read, but not if it's gone."""
+    """Return the facts about a process, also if it is gone; OSError if they can't be read."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read().decode(errors="replace")
@@ -60,7 +60,7 @@ def stat(pid: int) -> Stat:
 
 
 def all_stats() -> dict[int, Stat]:
-    """Return what is known of all processes that can be seen, by their numbers."""
+    """Return the facts about all processes that can be seen, by their numbers."""
     return {
         int(name): stat(int(name)) for name in os.listdir("/proc") if name.isdigit()
     }
@@ -109,7 +109,7 @@ def terminate(pids: Sequence[int], grace: float) -> None:
 
 
 def end_children(ranks: list[int]) -> None:
-    """End what processes of ranks that are gone have left, if their launcher doesn't."""
+    """End the child processes of ranks that are gone, if their launcher doesn't."""
     wait_until(lambda: not _children(ranks), LAUNCHER_SECONDS)
     terminate(_children(ranks), LAUNCHER_SECONDS)
 

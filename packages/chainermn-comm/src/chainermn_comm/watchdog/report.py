@@ -1,4 +1,4 @@
-"""The texts of the watchdog: which rank waits for what and for which, and what happens next."""
+"""The texts of the watchdog: in which call a rank waits, for which ranks, and the next step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .processes import GONE, STOPPED
 from .status_region import FINALIZE, NOBODY, SCOPE_SEPARATOR, Call
 from .timeout import Timeout
 
-# Of a rank's stacks: a deep recursion would bury the rest.
+# The most characters of a rank's stacks: a deep recursion would bury the rest.
 STACK_CHARACTERS = 4096
 # The most ranks that are listed.
 MOST_RANKS = 32
@@ -22,10 +22,10 @@ PREFIX = "ChainerMN: "
 
 
 class Report(NamedTuple):
-    """What is said of calls that wait too long."""
+    """The report of calls that wait too long."""
 
-    reason: str  # for whom they wait: its first line
-    how: str  # what the likely culprit does, in which `next_step` finds what to do
+    reason: str  # the ranks that the calls wait for: the text's first line
+    how: str  # the likely culprit's state, by which `next_step` chooses
     text: str
 
 
@@ -90,7 +90,7 @@ def _stacks(graph: WaitGraph, causes: list[Rank]) -> list[str]:
 
 
 def _culprits(graph: WaitGraph, stalled: Waits) -> list[str]:
-    """Return for whom these calls wait, as clauses, the likeliest first; at least one."""
+    """Return a clause for each rank that these calls wait for, the likeliest first, or one."""
     causes = graph.root_causes(stalled)
     if causes:
         return [describe_rank(graph, rank) for rank in causes[:MOST_RANKS]]
@@ -118,7 +118,7 @@ def describe_rank(graph: WaitGraph, rank: Rank) -> str:
 
 
 def describe_state(graph: WaitGraph, rank: Rank) -> str:
-    """Return what a rank does, as the predicate of a clause."""
+    """Return the state of a rank, as the predicate of a clause."""
     last = rank.last_call
     after = ""
     if last is not None:
@@ -149,7 +149,7 @@ def describe_state(graph: WaitGraph, rank: Rank) -> str:
 
 
 def _operation(graph: WaitGraph, call: Call) -> str:
-    """Return what a call is, and for whom it waits."""
+    """Return the name of a call, and the rank for which it waits."""
     details = []
     whom = graph.peer_name(call)
     if call.operation.startswith(("send", "recv")):
@@ -169,7 +169,7 @@ def _operation(graph: WaitGraph, call: Call) -> str:
 
 
 def normalize_stacks(stacks: bytes) -> str:
-    """Return the beginning of what faulthandler wrote, the main thread first, without numbers."""
+    """Return the beginning of faulthandler's text, the main thread first, without numbers."""
     text = re.sub("hread 0x[0-9a-f]+", "hread", stacks.decode(errors="replace"))
     threads = text.rstrip().split("\n\n")
     threads.sort(key=lambda thread: not thread.startswith("Current"))

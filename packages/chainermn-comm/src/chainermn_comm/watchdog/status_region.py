@@ -28,7 +28,7 @@ HEADER_AT = slice(HEADER.size)
 # At the start of a slot: the communicator, this process's rank in it, and its size (0:
 # the slot is free).
 IDENTITY = struct.Struct("<qii")
-# Then: state, when that began, collective calls so far, bytes, peer or root, tag, name.
+# Then: state, when it began, collective calls so far, bytes, peer or root, tag, name.
 CALL = struct.Struct("<B7xdQqii128s")
 # The state and its time alone.
 STATE_AND_TIME = struct.Struct("<B7xd")
@@ -41,24 +41,25 @@ SCOPE_SEPARATOR = ", inside "
 # At which a rank writes its stacks: SIGUSR1 and SIGUSR2 are the scripts' and the
 # schedulers'.
 STACKS_SIGNAL = signal.SIGRTMAX - 5
-# The communicator of what all ranks of the job do: making communicators, and exiting.
+# The communicator of calls that all ranks of the job make: creating communicators, and
+# exiting.
 WORLD = -1
 FINALIZE = "MPI_Finalize"
 
 
 @dataclass(frozen=True)
 class Call:
-    """What a rank does, or did last, on a communicator."""
+    """The call that a rank is in, or was in last, on a communicator."""
 
-    communicator: int  # a number that is the same on all its ranks, and of no other
+    communicator: int  # its number, the same on all its ranks; no other one has it
     rank: int  # this rank's number there
     size: int  # number of its ranks
     state: int  # IDLE, COLLECTIVE or MESSAGE
-    age: float  # seconds since that began
+    age: float  # seconds since the state began
     sequence: int  # collective calls so far
     nbytes: int  # payload of this rank, 0 where it isn't known
     peer: int  # the other rank or the root, in this communicator's numbers; or NOBODY
-    tag: int  # of the message; or NOBODY
+    tag: int  # the message's; or NOBODY
     operation: str  # its name; of the last call where the state is IDLE
 
     @property

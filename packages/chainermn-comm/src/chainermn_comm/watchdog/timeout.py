@@ -18,7 +18,7 @@ LONGEST = 1e9
 
 @dataclass(frozen=True)
 class Timeout:
-    """How long a call may wait, and what happens then."""
+    """How long a call may wait, and whether the job is ended then."""
 
     # After which a waiting call is reported; 0 for never.
     seconds: float = DEFAULT_SECONDS
@@ -36,7 +36,7 @@ class Timeout:
 
 
 def timeout_from_env() -> Timeout:
-    """Return what the environment asks for; ValueError where that is no number in the range."""
+    """Return the environment's time-outs; ValueError if one is no number in the range."""
     seconds = _seconds(TIMEOUT_VARIABLE, DEFAULT_SECONDS, ", or 0 for no limit")
     is_set = bool(text_of(TIMEOUT_VARIABLE))
     return Timeout(

@@ -1,3 +1,3 @@
-"""Runs in a process beside the ranks, one on each machine, and reads what they record."""
+"""Runs in a process beside the ranks, one on each machine, and reads their records."""
 
 from .process import main as main

@@ -10,7 +10,7 @@ from .. import processes
 
 FOLDER = "/dev/shm/"
 # How names of files begin that MPICH, Open MPI, UCX, NCCL and Python make for one job.
-# Others, such as data sets, belong to the user and are never removed.
+# Other files, such as data sets, belong to the user and are never removed.
 MADE_FOR_A_JOB = (
     "mpich_shm_",
     "mpich_shar_tmp",
@@ -21,7 +21,7 @@ MADE_FOR_A_JOB = (
     "nccl-",
     "sem.mp-",
 )
-# For processes that were ended to be gone: until then a file is in use.
+# Time for ended processes to be gone: until then their files are in use.
 WAIT_SECONDS = 3.0
 # Between two scans, which read the maps of all ranks: it doubles from one to the next.
 SCAN_SECONDS, LONGEST_SCAN_SECONDS = 0.5, 30.0
@@ -52,7 +52,7 @@ class SharedFiles:
             self._pause = min(2 * self._pause, LONGEST_SCAN_SECONDS)
 
     def scan(self) -> None:
-        """Record what the ranks have mapped now."""
+        """Record the files that the ranks have mapped now."""
         with contextlib.suppress(OSError):
             mapped = _mapped(self._ranks)
             # By their names now: semaphores change theirs.

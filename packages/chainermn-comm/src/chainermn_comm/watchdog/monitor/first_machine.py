@@ -21,13 +21,16 @@ class FirstMachine:
     def __init__(
         self,
         selector: BaseSelector,
-        agreed: Message,
+        description: Message,
         silence: float,
         handle: Callable[[Message], None],
     ) -> None:
-        """Take what ranks have agreed on; ``handle`` is given the messages that come."""
-        self.name: str = agreed["name"]
-        self._agreed = agreed
+        """Keep the first machine's description, which its ranks sent to all ranks.
+
+        ``handle`` is given each message of the first machine's monitor.
+        """
+        self.name: str = description["name"]
+        self._description = description
         self._selector = selector
         self._silence = silence
         self._handle = handle
@@ -42,7 +45,7 @@ class FirstMachine:
         """Connect, unless the monitor has answered; another program may listen there."""
         if self._link is not None and self._link.is_proven:
             return
-        endpoints = self._agreed["endpoints"]
+        endpoints = self._description["endpoints"]
         if not endpoints or now - self._tried_at < RETRY_SECONDS:
             return
         self._tried_at = now
@@ -55,11 +58,11 @@ class FirstMachine:
             connected = socket.create_connection(endpoint, CONNECT_SECONDS)
         except OSError:
             return
-        secret = self._agreed["answer"]
+        secret = self._description["answer"]
         self._link = Link(
             self._selector, connected, secret, self._silence, self._handle
         )
-        self.send("hello", secret=self._agreed["question"])
+        self.send("hello", secret=self._description["question"])
 
     def send(self, kind: str, **fields: Any) -> None:
         """Send a message, if there is a link."""

@@ -24,7 +24,7 @@ from ..timeout import Timeout
 # Time for a rank to write its stacks. The report goes out without them if the rank is
 # in the kernel.
 STACKS_SECONDS = 1.5
-# Time for a rank to end what it has begun to write.
+# Time for a rank to end the stacks that it has begun to write.
 END_SECONDS = 0.2
 # The most bytes of a rank's stacks that are read.
 STACK_BYTES = 1 << 16
@@ -61,7 +61,7 @@ class MonitoredRank:
         return processes.state(self.pid)
 
     def read(self, now: float, awake_since: float = 0.0, stacks: str = "") -> Rank:
-        """Return what the rank does; `read_calls` says what the times are."""
+        """Return the rank's record; `read_calls` explains the times."""
         aborted_at, updates, examples = HEADER.unpack_from(self.region)
         return Rank(
             world=self.world,
@@ -110,7 +110,7 @@ class MonitoredRank:
 class LocalRanks:
     """The ranks that have connected to this machine's socket; other users are refused.
 
-    Whoever asks what the ranks do (`chainermn top`) connects there, too.
+    `chainermn top`, which asks for the ranks' records, connects there, too.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class LocalRanks:
         selector.register(listener, EVENT_READ, self._accept)
 
     def read(self, now: float, with_stacks: bool = False) -> list[Rank]:
-        """Return what the ranks do."""
+        """Return the ranks' records."""
         stacks = {}
         if with_stacks:
             stacks = collect_stacks(self.ranks)

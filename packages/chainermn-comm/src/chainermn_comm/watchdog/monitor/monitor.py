@@ -33,13 +33,13 @@ from .printing import print_for
 # Time between two looks: short enough for a report in time, and takes nothing from the
 # ranks.
 TICK_SECONDS = 0.5
-# For the first rank to say what it is: it has just started this process.
+# Time for the first rank, which has just started this process, to introduce itself.
 COME_SECONDS = 30.0
-# Time for monitors of other machines to push what is asked for, stacks too.
+# Time for monitors of other machines to push records that are asked for, stacks too.
 PUSH_SECONDS = 2.5
 # Between two pushes of a machine on which a call waits.
 REPEAT_SECONDS = 1.0
-# For the first machine to report, after which one that is cut off ends its ranks.
+# Time for the first machine to report; then a machine that is cut off ends its ranks.
 CUT_OFF_SECONDS = 8.0
 # A monitor that comes so late was stopped, and the job with it (or the machine is very
 # busy).
@@ -95,12 +95,12 @@ class Monitor:
         return any(rank.state != GONE for rank in ranks)
 
     def handle_messages(self, seconds: float) -> None:
-        """Handle what ranks and monitors send; wait for it, but not longer."""
+        """Handle messages of ranks and monitors; wait no longer for one."""
         for key, _ in self.selector.select(seconds):
             key.data()
 
     def handle_local(self, message: Message, files: list[int]) -> object:
-        """Answer a question, or take what the ranks of several machines have agreed on."""
+        """Answer a question, or take the description of the first of several machines."""
         if message["kind"] == "ask":
             graph = self.collect(time.monotonic(), message["what"] == "stacks")
             ranks = [asdict(rank) for rank in graph.ranks.values()]
@@ -112,11 +112,11 @@ class Monitor:
             self.first_machine = FirstMachine(
                 self.selector, message, silence, self.handle_first_machine
             )
-        self.local.members.clear()  # those of other machines are known now
+        self.local.members.clear()  # ranks of other machines are known now
         return None
 
     def collect(self, now: float, with_stacks: bool = False) -> WaitGraph:
-        """Return what the ranks of all machines do, as far as their monitors say so in time."""
+        """Return the records of all machines' ranks, if their monitors answer in time."""
         machines = self.other_machines
         self.asked += 1
         machines.send("push", number=self.asked, with_stacks=with_stacks)

@@ -23,7 +23,7 @@ class Machine:
         self.link = Link(
             others.selector,
             connected,
-            others.agreed["question"],
+            others.description["question"],
             others.silence,
             self._handle,
         )
@@ -38,7 +38,7 @@ class Machine:
     def _handle(self, message: Message) -> None:
         if message["kind"] == "hello":
             self._others.machines.append(self)
-            answer = self._others.agreed["answer"]
+            answer = self._others.description["answer"]
             self.link.send("hello", secret=answer, number=0, with_stacks=False)
             return
         later = time.monotonic() - message["sent_at"]
@@ -54,12 +54,12 @@ class OtherMachines:
         self.machines: list[Machine] = []  # without strangers
         self.selector = selector
 
-    def listen(self, listener: int, agreed: Message, silence: float) -> None:
-        """Listen; ``agreed`` is what ranks have agreed on, the secret among it."""
+    def listen(self, listener: int, description: Message, silence: float) -> None:
+        """Listen; ``description`` is this machine's, as all ranks have it, with the secrets."""
         self._listener = socket.socket(fileno=listener)
         self._listener.setblocking(False)
         self.selector.register(self._listener, EVENT_READ, self._accept)
-        self.agreed = agreed
+        self.description = description
         self.silence = silence
 
     @property
@@ -69,7 +69,7 @@ class OtherMachines:
 
     @property
     def known(self) -> list[Machine]:
-        """The machines whose ranks are known, also those whose links are lost."""
+        """The machines whose ranks are known, even if their links are lost."""
         return [machine for machine in self.machines if machine.ranks]
 
     def ranks(self) -> list[Rank]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from .. import processes
 from .local_ranks import MonitoredRank
 
-# Time for a launcher to read what is printed.
+# Time for a launcher to read the text.
 PRINT_SECONDS = 4.0
 
 

@@ -1,1 +1,1 @@
-"""Runs in the ranks: what they record of their calls, and how their monitors are started."""
+"""Runs in the ranks: records their calls, and starts their monitors."""

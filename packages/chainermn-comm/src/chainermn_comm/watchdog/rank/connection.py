@@ -37,11 +37,11 @@ package.__path__ = [sys.argv[1]]
 from chainermn_comm.watchdog.monitor import main
 main()
 """
-# For an interpreter to start on a busy machine; the job goes on after that.
+# Time for an interpreter to start on a busy machine; the job goes on after that.
 START_SECONDS = 20.0
 # Between two looks whether another rank has started the monitor.
 RETRY_SECONDS = 0.01
-# For the monitor to take a message.
+# Time for the monitor to take a message.
 SEND_SECONDS = 2.0
 # Ranks of a machine connect at about the same time.
 BACKLOG = 4096
@@ -69,7 +69,8 @@ def connect(members: Sequence[int], timeout: Timeout) -> None:
         "pid": os.getpid(),
         "members": list(members),
         "timeout": asdict(timeout),
-        # Not in the environment, by which `chainermn launch` finds what it has to kill.
+        # Not in the monitor's environment: `chainermn launch` kills the processes that have
+        # the variable.
         "launch": active_job(),
     }
     tell_monitor(description, region.file, region.stacks)

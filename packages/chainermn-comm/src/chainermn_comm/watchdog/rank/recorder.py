@@ -52,7 +52,7 @@ class CallRecorder(CallObserver):
         self._memory[self._start] = _state(IDLE, _now())
 
     def detach(self) -> None:
-        """Record what nobody reads."""
+        """Record in memory that nobody reads."""
         self.attach(bytearray(layout.SLOT_BYTES), 0)
 
     def attach(self, memory: Any, slot: int) -> None:
@@ -93,8 +93,8 @@ def mark_finalizing() -> None:
 
 
 # mpi4py calls MPI_Finalize after all exit functions. Since they are called in reverse
-# order, this one is registered as early as can be: those that take long are no wait in
-# MPI_Finalize.
+# order, this one is registered as early as can be: exit functions that take long are
+# no wait in MPI_Finalize.
 atexit.register(mark_finalizing)
 
 

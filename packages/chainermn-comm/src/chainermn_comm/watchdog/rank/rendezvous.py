@@ -70,16 +70,16 @@ def register(comm: MPI.Intracomm, world: int) -> CallRecorder | None:
 
     _num_registered += 1
     machine = zlib.crc32(f"{os.uname().nodename} {job_name()}".encode())
-    communicator = -1
-    if comm.rank == 0:  # which gives the communicator a number that no other one has
-        communicator = world * MOST_REGISTERED + _num_registered
+    # A number of this process, and of the one with the greatest number in
+    # MPI.COMM_WORLD also the communicator's, which no other one has.
+    communicator = world * MOST_REGISTERED + _num_registered
     # The greatest of `-machine` is the least number of a machine, negated: if it is the
     # greatest number, too, all ranks are on one machine.
     common = array("q", [communicator, _first_machine is None, machine, -machine])
     comm.Allreduce(MPI.IN_PLACE, common, MPI.MAX)
     communicator, is_any_new, greatest, least_negated = common
     if is_any_new and greatest != -least_negated:
-        _agree_on_first_machine(comm, machine)
+        _introduce_first_machine(comm, machine)
     if not connection.is_connected():
         return None
     return recorder.allocate(communicator, comm.rank, comm.size)
@@ -95,7 +95,7 @@ def _warn(problem: object) -> None:
         )
 
 
-def _agree_on_first_machine(comm: MPI.Intracomm, machine: int) -> None:
+def _introduce_first_machine(comm: MPI.Intracomm, machine: int) -> None:
     """Have the monitors of all machines connect to that of rank 0's machine (collective)."""
     global _first_machine
     listener = None
@@ -116,13 +116,13 @@ def _agree_on_first_machine(comm: MPI.Intracomm, machine: int) -> None:
             "question": secrets.token_hex(16),
             "answer": secrets.token_hex(16),
         }
-    agreed = comm.bcast(_first_machine)
+    description = comm.bcast(_first_machine)
     if listener is not None:
-        tell_monitor({"kind": "first machine", **agreed}, listener.fileno())
+        tell_monitor({"kind": "first machine", **description}, listener.fileno())
         listener.close()
-    elif _first_machine is None and agreed["machine"] != machine:
-        tell_monitor({"kind": "other machine", **agreed})
-    _first_machine = agreed
+    elif _first_machine is None and description["machine"] != machine:
+        tell_monitor({"kind": "other machine", **description})
+    _first_machine = description
 
 
 def own_addresses() -> list[str]:
