@@ -15,7 +15,7 @@ from peers import RAW, Case
 from chainermn_comm import create_communicator
 from chainermn_comm.messaging import start_exchange
 from chainermn_comm.runtime import barrier, wait_all
-from chainermn_comm.sums.message_sum import MessageSum
+from chainermn_comm.sums.message_sum import message_sum
 from chainermn_comm.sums.rounds import run
 
 NAMES = ("flat", "hierarchical")
@@ -131,11 +131,11 @@ def message_seconds() -> float:
     since a core that others use, too, is slower.
     """
     comm: Any = Itself()
-    summing, numbers = MessageSum(comm, 0), np.zeros(comm.size, np.float32)
+    summing, numbers = message_sum(comm, 0), np.zeros(comm.size, np.float32)
     found: list[float] = []
     for _ in range(REPEAT):
         start, comm.messages = time.thread_time(), 0
-        run([summing.rounds(numbers, numbers)], at_once=1)
+        run([summing(numbers, numbers, 1, np.add)], at_once=1)
         found.append((time.thread_time() - start) / comm.messages / 2)
     return min(found)
 

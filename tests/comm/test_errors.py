@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from chainermn_comm import PeerError, RankMismatchError
-from chainermn_comm.errors import raise_together
+from chainermn_comm.errors import raise_together, rank_list
 from tests.support.oracles.freed import Batch, caught_with, freed_at_once
 from tests.support.oracles.raised import raises_on_all
 
@@ -94,3 +94,10 @@ def test_an_error_is_exchanged_if_another_call_has_been_made_since(either):
         if is_first:
             raise error
     assert either.handshake("save") == [b""] * either.size
+
+
+def test_of_many_ranks_the_first_are_listed():
+    assert rank_list([0]) == "rank 0"
+    assert rank_list([0, 1]) == "ranks 0, 1"
+    assert rank_list(list(range(32))).endswith(" 31")
+    assert rank_list(list(range(33))).endswith(" 31, ...")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from chainermn_comm.watchdog.report import normalize_stacks, rank_list, report, warning
+from chainermn_comm.watchdog.report import normalize_stacks, report, warning
 from tests.support.watchdog.watched_ranks import (
     ENDED,
     PART,
@@ -136,10 +136,3 @@ def test_the_main_threads_stack_comes_first_and_the_end_of_long_ones_is_cut():
     assert found.startswith("Current thread (most recent call first):\n")
     assert "in here" in found
     assert len(found) == 4096
-
-
-def test_of_many_ranks_the_first_are_listed():
-    assert rank_list([0]) == "rank 0"
-    assert rank_list([0, 1]) == "ranks 0, 1"
-    assert rank_list(list(range(32))).endswith(" 31")
-    assert rank_list(list(range(33))).endswith(" 31, ...")

@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from chainermn_comm import Topology
 from chainermn_comm.config import Settings
-from chainermn_comm.sums import Operand, factories, message_sum
+from chainermn_comm.sums import Operand, factories, message_sum, pairwise
 from tests.support.worlds.many_ranks import ALGORITHMS, CALLS, report, wrong_means
 from tests.support.worlds.one_of_many import most_bytes, rank_1_of
 from tests.support.worlds.topologies import on_nodes
@@ -31,9 +31,7 @@ def by_circulant() -> AbstractContextManager[object]:
 
 def no_sums_by_messages() -> AbstractContextManager[object]:
     """Meanwhile, a sum that goes from rank to rank by messages fails."""
-    return mock.patch.object(
-        message_sum.MessageSum, "rounds", side_effect=AssertionError
-    )
+    return mock.patch.object(pairwise, "start_exchange", side_effect=AssertionError)
 
 
 def group_of(comm: Any, **settings: Any) -> Any:

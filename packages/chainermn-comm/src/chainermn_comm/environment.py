@@ -11,7 +11,8 @@ ABORT_VARIABLE = "CHAINERMN_FORCE_ABORT_ON_EXCEPTION"
 ALONE_VARIABLE = "CHAINERMN_ALLOW_ALONE"
 # Read as Python starts, where 1 alone means on.
 _START_UP = ("CHAINERMN_USE_BUNDLED", "CHAINERMN_NO_COMPAT")
-# Thirty years; more seconds are a mistake.
+# Fewer seconds than these are none; more, some thirty years, are a mistake.
+LEAST_SECONDS = 1e-3
 MOST_SECONDS = 1e9
 _OFF = ("0", "false", "no", "off")
 _ON = ("1", "true", "yes", "on")
@@ -22,14 +23,21 @@ def text_of(variable: str) -> str:
     return os.environ.get(variable, "").strip()
 
 
-def seconds(variable: str, default: float) -> float:
-    """Return a time in seconds; raise ValueError unless it is more than 0."""
+def seconds(
+    variable: str, default: float, least: float = LEAST_SECONDS, zero: str = ""
+) -> float:
+    """Return a time in seconds; raise ValueError unless it is in the range.
+
+    0 is in the range only if ``zero`` says what it means.
+    """
     text = text_of(variable)
     with contextlib.suppress(ValueError):
         number = float(text or default)
-        if 0 < number < MOST_SECONDS:
+        if least <= number <= MOST_SECONDS or (zero and number == 0):
             return number
-    raise ValueError(f"{variable} must be seconds, more than 0, got {text!r}")
+    raise ValueError(
+        f"{variable} is {text!r}; use seconds from {least:g} to {MOST_SECONDS:g}{zero}"
+    )
 
 
 def switch(variable: str) -> bool | None:

@@ -8,6 +8,8 @@ from typing import Any, Self
 # The attribute that marks errors which all ranks raise together. Its value stands for
 # the call in which they do.
 _MARK = "_chainermn_failed_call"
+# The most ranks that a text lists.
+MOST_RANKS = 32
 
 
 class CommunicationError(RuntimeError):
@@ -148,6 +150,14 @@ def peer_error(operation: str, rank: int, texts: Sequence[str | None]) -> PeerEr
         f"rank {other}: {text}" for other, text in enumerate(texts) if text
     )
     return PeerError(f"{operation} on rank {rank} failed because of {failures}")
+
+
+def rank_list(ranks: Sequence[int]) -> str:
+    """Return the numbers of ranks, of many the first ones."""
+    numbers = ", ".join(map(str, ranks[:MOST_RANKS]))
+    if len(ranks) > MOST_RANKS:
+        numbers += ", ..."
+    return f"rank{'s' if len(ranks) > 1 else ''} {numbers}"
 
 
 def without_traceback(error: Any) -> Any:

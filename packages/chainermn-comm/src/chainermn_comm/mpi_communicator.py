@@ -40,7 +40,7 @@ from .messaging import (
 from .mpi_start import require_running_mpi
 from .negotiation import checked_intracomm, creating, negotiate_settings
 from .numbers import as_integer, integer_between
-from .observers import CallObserver, combined
+from .observers import CallObserver
 from .reducer import Reducer
 from .resources import Resources, explained, free_unused, made_from
 from .sums import mean_into, reduce_arrays
@@ -179,11 +179,11 @@ class MpiCommunicator(CommunicatorBase):
 
     def _observe(self, own: MPI.Intracomm) -> CallObserver:
         """Return what observes the calls: the watchdog, and the trace if there is one."""
-        settings = self._settings
-        recorder = register(own, MPI.COMM_WORLD.rank)
-        if settings.trace is None:
-            return combined(recorder)
-        return combined(recorder, tracer.start(own, settings.trace))
+        folder = self._settings.trace
+        recorder = register(own, MPI.COMM_WORLD.rank) or CallObserver()
+        if folder is None:
+            return recorder
+        return tracer.start(own, folder, recorder)
 
     # Rank and topology.
 

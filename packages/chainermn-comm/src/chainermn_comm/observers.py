@@ -5,8 +5,6 @@ It imports the standard library only, since the watchdog's monitor has nothing e
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 NOBODY = -1  # in place of a rank, or of a tag
@@ -35,22 +33,3 @@ class CallObserver:
 
     def release(self) -> None:
         """The communicator has been finalized."""
-
-
-def combined(*observers: CallObserver | None) -> CallObserver:
-    """Return one observer for several; if only one isn't None, that one, which is faster."""
-    found = [one for one in observers if one is not None]
-    if len(found) == 1:
-        return found[0]
-    several = CallObserver()
-    for name in ("collective", "message", "leave", "release"):
-        methods = [getattr(one, name) for one in found]
-        setattr(several, name, functools.partial(_call_each, methods))
-    for one in found:
-        several.arrived = several.arrived or one.arrived  # at most one has it
-    return several
-
-
-def _call_each(methods: list[Callable[..., None]], *args: Any, **kwargs: Any) -> None:
-    for method in methods:
-        method(*args, **kwargs)

@@ -11,7 +11,7 @@ import numpy as np
 
 from _chainermn_verdict import FOLLOWS
 
-from .errors import RankMismatchError
+from .errors import RankMismatchError, rank_list
 
 # The types of most values; NumPy's numbers have others.
 PLAIN = frozenset({str, int, bool, float, bytes, type(None)})
@@ -29,12 +29,13 @@ def mismatch_error(
     name, values = _first_difference(views)
     ranks_of = _grouped([values[view] for view in views])
     by_ranks = "; ".join(
-        f"{value} on {_ranks(those)}" for value, those in ranks_of.items()
+        f"{value} on {rank_list(those)}" for value, those in ranks_of.items()
     )
     text = f"{operation} on rank {rank}: ranks disagree on {name}: {by_ranks}"
     if any(calls):
         called = ", ".join(
-            f"{_ranks(those)} called {call}" for call, those in _grouped(calls).items()
+            f"{rank_list(those)} called {call}"
+            for call, those in _grouped(calls).items()
         )
         text = f"{text} ({called})"
     error = RankMismatchError(text, name)
@@ -66,13 +67,6 @@ def _grouped(texts: Sequence[str]) -> dict[str, list[int]]:
     for rank, text in enumerate(texts):
         ranks.setdefault(text, []).append(rank)
     return ranks
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    listed = ", ".join(map(str, ranks))
-    if len(ranks) > 1:
-        return f"ranks {listed}"
-    return f"rank {listed}"
 
 
 def checked_signature(

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from ..layout import Chunk, Operand, plan_chunks
 from ..messaging import Algorithm
 from . import rounds
+from .message_sum import Sum
 from .rounds import Rounds
 from .sixteen_bits import with_exponents
-
-# Sums two flat arrays, a source and a target, over ranks: see `MessageSum.rounds`.
-Sum = Callable[[np.ndarray, np.ndarray, int, np.ufunc], Rounds]
 
 
 class ChunkedSum(Algorithm):

@@ -9,7 +9,7 @@ from ..layout import Operand
 from ..messaging import Algorithm, ProcessGroup
 from .chunked_sum import ChunkedSum
 from .circulant import rounds_of
-from .message_sum import MessageSum, is_pairwise
+from .message_sum import is_pairwise, message_sum
 from .shared_memory import SharedMemoryAllreduce
 from .shared_window import NoSharedMemory
 from .two_level import TwoLevelAllreduce
@@ -50,8 +50,8 @@ def _by_messages(group: ProcessGroup, packs: bool) -> Algorithm:
     else:
         chunk_bytes = len(rounds_of(group.size)) * BYTES_PER_ROUND
     chunk_bytes = group.settings.chunk_bytes or chunk_bytes
-    messages = MessageSum(group.comm, group.tag, in_rank_order)
-    return ChunkedSum(messages.rounds, chunk_bytes, at_once, packs)
+    take_sum = message_sum(group.comm, group.tag, in_rank_order)
+    return ChunkedSum(take_sum, chunk_bytes, at_once, packs)
 
 
 def rank_ordered(group: ProcessGroup) -> Algorithm:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
 import numpy as np
 from mpi4py import MPI
 
@@ -12,6 +16,12 @@ from .rounds import ReceiveMemory, Rounds
 # Most ranks that exchange pairwise, which keeps the order of ranks and takes two
 # rounds.
 PAIRWISE_RANKS = 16
+
+# Returns the rounds that write the sum of a source over ranks to a target (collective):
+# the same bits on every rank. Both are 1-D, contiguous, of one length and dtype, on all
+# ranks; they may be one array. The result is divided by an int before it is rounded to
+# the dtype. The operation is np.add, np.maximum or np.minimum.
+Sum: TypeAlias = Callable[[np.ndarray, np.ndarray, int, np.ufunc], Rounds]
 
 
 def is_pairwise(size: int, in_rank_order: bool = False) -> bool:
@@ -26,37 +36,13 @@ def num_rounds(size: int) -> int:
     return 2 * len(rounds_of(size))
 
 
-class MessageSum:
-    """Sums over the ranks of a communicator: the same bits on every rank."""
+def message_sum(comm: MPI.Intracomm, tag: int, in_rank_order: bool = False) -> Sum:
+    """Return the function that sums over the ranks of ``comm``, which stays the caller's.
 
-    def __init__(
-        self, comm: MPI.Intracomm, tag: int, in_rank_order: bool = False
-    ) -> None:
-        """Use ``comm``, which stays the caller's; no other messages have ``tag``.
-
-        Not collective. Sums over up to 16 ranks are in their order, and those over more
-        ranks if ``in_rank_order``.
-        """
-        self._comm = comm
-        self._tag = tag
-        self._memory = ReceiveMemory()
-        self._take = circulant_rounds
-        if is_pairwise(comm.size, in_rank_order):
-            self._take = pairwise_rounds
-
-    def rounds(
-        self,
-        source: np.ndarray,
-        target: np.ndarray,
-        divisor: int = 1,
-        op: np.ufunc = np.add,
-    ) -> Rounds:
-        """Return the rounds that write the sum of ``source`` over ranks to ``target`` (collective).
-
-        ``op`` may also be the maximum or the minimum. Arrays are 1-D, contiguous, of one
-        length and dtype, on all ranks; ``target`` may be ``source``. The result is
-        divided before it is rounded to that dtype.
-        """
-        return self._take(
-            self._comm, self._tag, self._memory, source, target, divisor, op
-        )
+    No other messages have ``tag``. Not collective. Sums over up to 16 ranks are in
+    their order, and those over more ranks if ``in_rank_order``.
+    """
+    rounds = circulant_rounds
+    if is_pairwise(comm.size, in_rank_order):
+        rounds = pairwise_rounds
+    return partial(rounds, comm, tag, ReceiveMemory())

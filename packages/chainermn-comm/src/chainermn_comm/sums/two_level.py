@@ -19,7 +19,7 @@ from mpi4py import MPI
 
 from ..layout import Chunk, Operand, shard_slice
 from ..messaging import ProcessGroup
-from .message_sum import MessageSum, num_rounds
+from .message_sum import Sum, message_sum, num_rounds
 from .rounds import RunningSum
 from .shared_memory import SharedMemoryAllreduce, Stage
 
@@ -51,9 +51,9 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
             color = self._leader_index
         # Its ranks are in the order of nodes.
         self._inter = MPI.Intracomm(group.comm.Split(color, node))
-        self._between: MessageSum | None = None
+        self._between: Sum | None = None
         if self._inter != MPI.COMM_NULL:
-            self._between = MessageSum(self._inter, 0)
+            self._between = message_sum(self._inter, 0)
         self._begun: list[RunningSum] = []  # in this tick
         self._running: list[RunningSum] = []  # before
         rounds = num_rounds(topology.inter_size)
@@ -76,7 +76,7 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
         if self._between is not None:
             share = shard_slice(chunk.size, self._leaders, self._leader_index)
             sums = self._sums_of(number, chunk)[share]
-            rounds = self._between.rounds(sums, sums, operand.divisor, operand.op)
+            rounds = self._between(sums, sums, operand.divisor, operand.op)
             self._begun.append(RunningSum(rounds))
 
     def _end_tick(self) -> None:

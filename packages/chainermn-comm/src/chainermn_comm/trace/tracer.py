@@ -21,15 +21,18 @@ ROUNDS = 10
 _num_traced = 0
 
 
-def start(comm: MPI.Intracomm, folder: str) -> CallTracer:
-    """Return an observer that writes a communicator's calls into a file (collective)."""
+def start(comm: MPI.Intracomm, folder: str, other: CallObserver) -> CallTracer:
+    """Return an observer that writes a communicator's calls into a file (collective).
+
+    It reports each call to the ``other`` observer first.
+    """
     global _num_traced
     world = MPI.COMM_WORLD
     _num_traced += 1
     first, number, run = comm.bcast((world.rank, _num_traced, file.run_name()))
     members = comm.allgather(world.rank)
     mine = file.begin(folder, run, world.rank, world.size)
-    made = CallTracer(comm, mine, f"{first}.{number}")
+    made = CallTracer(comm, mine, f"{first}.{number}", other)
     mine.add_metadata(
         "chainermn communicator",
         communicator=made.name,
@@ -46,7 +49,10 @@ def start(comm: MPI.Intracomm, folder: str) -> CallTracer:
 class CallTracer(CallObserver):
     """Observes a communicator's calls for the trace."""
 
-    def __init__(self, comm: MPI.Intracomm, into: TraceFile, name: str) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, into: TraceFile, name: str, other: CallObserver
+    ) -> None:
+        self._other = other
         self._comm = comm
         self._file = into
         self.name = name
@@ -58,6 +64,7 @@ class CallTracer(CallObserver):
     def collective(
         self, operation: str, number: int, root: int = NOBODY, nbytes: int = 0
     ) -> None:
+        self._other.collective(operation, number, root, nbytes)
         if self._begun is not None:  # a further step of the same call
             return
         self._begin(operation, bytes=nbytes, sequence=number)
@@ -67,6 +74,7 @@ class CallTracer(CallObserver):
     def message(
         self, operation: str, peer: int, tag: int, nbytes: int = 0, what: str = ""
     ) -> None:
+        self._other.message(operation, peer, tag, nbytes, what)
         self._begin(operation, bytes=nbytes, peer=peer, tag=tag)
 
     def _begin(self, operation: str, **args: Any) -> None:
@@ -82,7 +90,11 @@ class CallTracer(CallObserver):
         if is_due or operation == "finalize":
             self.compare_clocks()
 
+    def release(self) -> None:
+        self._other.release()
+
     def leave(self) -> None:
+        self._other.leave()
         if self._begun is None:
             return
         raised = sys.exc_info()[0]

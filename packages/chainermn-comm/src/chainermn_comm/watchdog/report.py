@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from _chainermn_verdict import users_lines
 
+from ..errors import MOST_RANKS, rank_list
 from .diagnosis import Rank, WaitGraph, Waits
 from .processes import GONE, STOPPED
 from .status_region import FINALIZE, NOBODY, SCOPE_SEPARATOR, Call
@@ -16,8 +17,6 @@ from .timeout import Timeout
 
 # The most characters of a rank's stacks: a deep recursion would bury the rest.
 STACK_CHARACTERS = 4096
-# The most ranks that are listed.
-MOST_RANKS = 32
 PREFIX = "ChainerMN: "
 
 
@@ -174,14 +173,6 @@ def normalize_stacks(stacks: bytes) -> str:
     threads = text.rstrip().split("\n\n")
     threads.sort(key=lambda thread: not thread.startswith("Current"))
     return "\n\n".join(threads)[:STACK_CHARACTERS]
-
-
-def rank_list(ranks: list[int]) -> str:
-    """Return the numbers of ranks, of many the first ones."""
-    numbers = ", ".join(map(str, ranks[:MOST_RANKS]))
-    if len(ranks) > MOST_RANKS:
-        numbers += ", ..."
-    return f"rank{'s' if len(ranks) > 1 else ''} {numbers}"
 
 
 def _seconds(seconds: float) -> str:

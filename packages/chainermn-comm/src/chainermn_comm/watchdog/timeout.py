@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 
-from ..environment import text_of
+from ..environment import seconds, text_of
 
 TIMEOUT_VARIABLE = "CHAINERMN_TIMEOUT"
 SILENCE_VARIABLE = "CHAINERMN_HOST_SILENCE"
 DEFAULT_SECONDS = 600.0
 SILENCE_SECONDS = 20.0  # TCP bridges shorter gaps, and so does MPI
-# Less makes a busy machine stall every job; more, some thirty years, is a mistake.
+# Less makes a busy machine stall every job.
 SHORTEST = 1.0
-LONGEST = 1e9
 
 
 @dataclass(frozen=True)
@@ -37,22 +35,10 @@ class Timeout:
 
 def timeout_from_env() -> Timeout:
     """Return the environment's time-outs; ValueError if one is no number in the range."""
-    seconds = _seconds(TIMEOUT_VARIABLE, DEFAULT_SECONDS, ", or 0 for no limit")
+    limit = seconds(TIMEOUT_VARIABLE, DEFAULT_SECONDS, SHORTEST, ", or 0 for no limit")
     is_set = bool(text_of(TIMEOUT_VARIABLE))
     return Timeout(
-        seconds=seconds,
-        ends_job=is_set and seconds > 0,
-        silence=_seconds(SILENCE_VARIABLE, SILENCE_SECONDS),
-    )
-
-
-def _seconds(variable: str, default: float, zero: str = "") -> float:
-    """Return the seconds that a variable asks for; none at all if ``zero`` says what that is."""
-    text = text_of(variable)
-    with contextlib.suppress(ValueError):
-        seconds = float(text or default)
-        if SHORTEST <= seconds <= LONGEST or (zero and seconds == 0):
-            return seconds
-    raise ValueError(
-        f"{variable} is {text!r}; use seconds from {SHORTEST:g} to {LONGEST:g}{zero}"
+        seconds=limit,
+        ends_job=is_set and limit > 0,
+        silence=seconds(SILENCE_VARIABLE, SILENCE_SECONDS, SHORTEST),
     )

@@ -9,8 +9,8 @@ import time
 from selectors import EVENT_READ, BaseSelector
 from typing import Any
 
+from ...errors import rank_list
 from ..diagnosis import Rank, rank_from_json
-from ..report import rank_list
 from .link import Link, Message
 
 
