@@ -233,7 +233,6 @@ def test_attributes_are_forwarded_both_ways(comm, create):
         assert iterator.actual_iterator is own  # Chainer 7's name
         iterator.order_sampler = "mine"
         assert own.order_sampler == "mine"
-        assert {"order_sampler", "epoch", "communicator"} <= set(dir(iterator))
         iterator.order_sampler = None
     iterator.batch_size = 4
     assert list(on_all_ranks(comm, next(iterator))) == [0, 1, 2, 3]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import reduce
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
@@ -468,13 +468,20 @@ class CommunicatorBase(ABC):
                 released.
         """
 
-    # A copy of an object that holds a communicator uses the same communicator.
+    # A copy of an object that holds a communicator uses the same communicator; the object
+    # can't be pickled.
 
     def __copy__(self) -> Self:
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__} can't be pickled: a communicator belongs to one process; save "
+            "the state of what holds it with chainer.serializers, or pickle that without it"
+        )
 
     def __enter__(self) -> Self:
         return self

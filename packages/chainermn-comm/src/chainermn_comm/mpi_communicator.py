@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import reduce, wraps
 from operator import add
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from mpi4py import MPI
 
@@ -517,12 +517,6 @@ class MpiCommunicator(CommunicatorBase):
         group.host.release_local()
         group.device.release_local()
         self._backends = ()
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            f"{type(self).__name__} can't be pickled: a communicator belongs to one process; save "
-            "the state of what holds it with chainer.serializers, or pickle that without it"
-        )
 
     # Shared by the methods above.
 

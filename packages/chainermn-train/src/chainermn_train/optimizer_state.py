@@ -27,27 +27,6 @@ from .slots import (
 Restorer: TypeAlias = Callable[[], list[str]]
 
 
-def save_arrays(
-    serializer: Any, arrays: dict[str, Any], scale: float | None = None
-) -> None:
-    """Save arrays, or None, by names, with the loss scale that they were computed with."""
-    heads = [[name, scale, array is not None] for name, array in arrays.items()]
-    _save_text(serializer, "names", heads)
-    for number, array in enumerate(arrays.values()):
-        if array is not None:
-            serializer(str(number), array)
-
-
-def load_arrays(serializer: Any) -> tuple[dict[str, Any], float | None]:
-    """Return what :func:`save_arrays` saved."""
-    arrays: dict[str, Any] = {}
-    scale = None
-    for number, head in enumerate(_load_text(serializer, "names") or []):
-        name, scale, is_present = head
-        arrays[name] = serializer(str(number), None) if is_present else None
-    return arrays, scale
-
-
 def serialize_state(optimizer: Any, serializer: Any) -> None:
     """Do what :meth:`chainer.Optimizer.serialize` does, also where a rule had no state.
 
@@ -63,8 +42,7 @@ def serialize_state(optimizer: Any, serializer: Any) -> None:
             if rule is None or not rule.enabled:
                 continue
             own = serializer[name]
-            is_new = not is_missing(own, "t") and int(own("t", None)) == 0
-            if is_new or not param.is_initialized:
+            if saved_value(own, "t") == 0 or not param.is_initialized:
                 rule._state = None
                 rule.enabled = False
                 rules_without_state.append(rule)
@@ -91,11 +69,13 @@ def serialize_settings(optimizer: Any, serializer: Any) -> None:
     slots = setting_slots(optimizer)
     if not isinstance(serializer, chainer.Deserializer):
         numbers = map_leaves(_encoded, _numbers_of(slots))
-        _save_text(serializer, "settings", {"class": kind, "numbers": numbers})
+        text = json.dumps({"class": kind, "numbers": numbers})
+        serializer("settings", np.frombuffer(text.encode(), np.uint8))
         return
-    record = _load_text(serializer, "settings")
-    if record is None:  # a snapshot of Chainer's own
+    stored = saved_value(serializer, "settings")
+    if stored is None:  # a snapshot of Chainer's own
         return
+    record = json.loads(stored.tobytes())
     if record["class"] != kind:
         raise ValueError(
             f"the stored state is of an optimizer {record['class']}, and this one is {kind}: "
@@ -134,39 +114,23 @@ def _numbers_of(slots: Sequence[Slot]) -> dict[str, Any]:
 
 def serialize_masters(optimizer: Any, serializer: Any) -> None:
     """Save or load the float32 values beside float16 parameters, which Chainer doesn't save."""
+    is_loaded = isinstance(serializer, chainer.Deserializer)
     for name, param in named_parameters(optimizer.target):
+        key = name.lstrip("/")
         if not hasattr(param.update_rule, "_fp32_param"):
             continue
-        key = name.lstrip("/")
-        if not isinstance(serializer, chainer.Deserializer):
-            master = master_of(param)
-            if master is not None:
-                serializer(key, master)
-        elif is_missing(serializer, key):
-            set_master(param, None)
-        else:
-            set_master(param, serializer(key, None))
+        if is_loaded:
+            set_master(param, saved_value(serializer, key))
+        elif master_of(param) is not None:
+            serializer(key, master_of(param))
 
 
-def is_missing(serializer: Any, key: str) -> bool:
-    """Return whether a snapshot that is being loaded lacks this value."""
-    if not isinstance(serializer, chainer.Deserializer):
-        return False
+def saved_value(serializer: Any, key: str) -> Any:
+    """Return a value of a snapshot that is being loaded; None if the snapshot lacks it."""
     try:
-        return serializer(key, None) is None  # None: one that isn't strict
+        return serializer(key, None)
     except (KeyError, ValueError):  # ValueError: HDF5, where the whole group is missing
-        return True
-
-
-def _save_text(serializer: Any, key: str, value: Any) -> None:
-    serializer(key, np.frombuffer(json.dumps(value).encode(), np.uint8))
-
-
-def _load_text(serializer: Any, key: str) -> Any:
-    """Return what :func:`_save_text` saved; None if there is nothing."""
-    if is_missing(serializer, key):
         return None
-    return json.loads(np.asarray(serializer(key, None)).tobytes())
 
 
 def _encoded(value: Any) -> Any:

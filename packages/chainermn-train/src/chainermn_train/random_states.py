@@ -13,11 +13,10 @@ from .trainer_introspection import iterators_of
 
 def random_state(target: Any) -> str:
     """Return the state of NumPy's global generator, Python's, and those of order samplers."""
-    samplers = _sampler_generators(target).items()  # CuPy's generators can't be read
+    generators = _generators_of(target).items()  # CuPy's can't be read
     state = {
         "python": random.getstate(),
-        "numpy": np.random.get_state(legacy=False),
-        "iterators": {name: each.get_state(legacy=False) for name, each in samplers},
+        "numpy": {name: each.get_state(legacy=False) for name, each in generators},
     }
     return json.dumps(state, default=lambda array: array.tolist())
 
@@ -27,19 +26,17 @@ def load_random_state(target: Any, text: str) -> None:
     state = json.loads(text)
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
-    np.random.set_state(state["numpy"])
-    for name, generator in _sampler_generators(target).items():
-        if name in state["iterators"]:
-            generator.set_state(state["iterators"][name])
+    for name, generator in _generators_of(target).items():
+        if name in state["numpy"]:
+            generator.set_state(state["numpy"][name])
 
 
-def _sampler_generators(target: Any) -> dict[str, np.random.RandomState]:
-    """Return the generators that a trainer's or updater's iterators don't share with NumPy."""
-    found = {}
+def _generators_of(target: Any) -> dict[str, np.random.RandomState]:
+    """Return NumPy's global generator, and those of a trainer's or updater's iterators."""
+    generators = {"global": np.random.random.__self__}  # type: ignore[attr-defined]
     # Chainer has no public names for them; 7.8.1 is its last release.
     for name, iterator in iterators_of(target).items():
         generator = getattr(getattr(iterator, "order_sampler", None), "_random", None)
-        shared = generator is np.random.random.__self__  # type: ignore[attr-defined]
-        if isinstance(generator, np.random.RandomState) and not shared:
-            found[name] = generator
-    return found
+        if isinstance(generator, np.random.RandomState):
+            generators[f"iterator {name}"] = generator
+    return generators

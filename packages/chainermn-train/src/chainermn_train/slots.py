@@ -28,10 +28,13 @@ LOSS_SCALING = (
     "the loss scale (call loss_scaling() or set_loss_scale() with the same arguments on "
     "all ranks)"
 )
-_LOSS_SCALE = "_loss_scale"
-_ADAPTS = "_loss_scaling_is_dynamic"
-_OVERFLOWED = "_loss_scaling_isnan_ever"
-_SCALING = (_LOSS_SCALE, _ADAPTS, "_loss_scaling_multiplier", _OVERFLOWED)
+# The scale; whether it adapts, and by what; whether it was ever too large.
+_SCALING = (
+    "_loss_scale",
+    "_loss_scaling_is_dynamic",
+    "_loss_scaling_multiplier",
+    "_loss_scaling_isnan_ever",
+)
 VALUE = "value of parameter "
 # What a slot of an update rule has, beside hyperparameters.
 RULE = "update rule"
@@ -74,16 +77,17 @@ Facts: TypeAlias = dict[str, Any]
 def slots_of(optimizer: Any) -> list[Slot]:
     """Return all slots of a Chainer optimizer and its model."""
     target = optimizer.target
-    slots = [
+    return [
         *setting_slots(optimizer),
-        _attribute_slot("t", optimizer),
+        _attribute_slot("t", optimizer, "t"),
         # Each rank's own iterator may count epochs.
-        _attribute_slot("epoch", optimizer, is_compared=False),
+        _attribute_slot("epoch", optimizer, "epoch", is_compared=False),
+        *[
+            _attribute_slot(f"{VALUE}{name}", param, "array")
+            for name, param in named_parameters(target)
+        ],
+        *persistent_slots(target),
     ]
-    for name, param in named_parameters(target):
-        get = partial(getattr, param, "array")
-        slots.append(Slot(f"{VALUE}{name}", get, partial(setattr, param, "array")))
-    return slots + persistent_slots(target)
 
 
 def setting_slots(optimizer: Any) -> list[Slot]:
@@ -108,11 +112,8 @@ def persistent_slots(model: Any) -> list[Slot]:
     They are not compared, as they come from each rank's own examples.
     """
     return [
-        Slot(
-            f"{path.rstrip('/')}/{attribute}",
-            partial(getattr, link, attribute),
-            partial(_set_persistent, link, attribute),
-            is_compared=False,
+        _attribute_slot(
+            f"{path.rstrip('/')}/{attribute}", link, attribute, is_compared=False
         )
         for path, link in model.namedlinks()
         # Chainer has no public name for the set; 7.8.1 is its last release but for
@@ -124,8 +125,11 @@ def persistent_slots(model: Any) -> list[Slot]:
 def named_parameters(target: Any) -> list[tuple[str, Any]]:
     """Return a model's parameters in the order of their names, each once.
 
-    A parameter that two links share has the first of its names.
+    A parameter that two links share has the first of its names. RuntimeError without a
+    model.
     """
+    if target is None:
+        raise RuntimeError("the optimizer has no model: call its `setup(model)` first")
     by_id: dict[int, tuple[str, Any]] = {}
     for name, param in sorted(target.namedparams(), key=operator.itemgetter(0)):
         by_id.setdefault(id(param), (name, param))
@@ -160,11 +164,9 @@ def entries_of(facts: Facts) -> list[tuple[str, str]]:
     return entries
 
 
-def raise_if_different(
-    operation: str, rank: int, entries: Sequence[Sequence[tuple[str, str]]]
-) -> None:
-    """Raise RankMismatchError that names the first entry of all ranks' that differs."""
-    views = [view_of(operation, each) for each in entries]
+def raise_if_different(operation: str, rank: int, rows: Sequence[Facts]) -> None:
+    """Raise RankMismatchError that names the first of all ranks' facts that differs."""
+    views = [view_of(operation, entries_of(facts)) for facts in rows]
     if len(set(views)) > 1:
         raise mismatch_error(operation, rank, views)
 
@@ -183,19 +185,21 @@ def broadcast_slots(
     """
     rank = communicator.rank
     with raise_together(communicator.handshake, OPERATION):
-        givers = {name: _first_with(name, rows) for name in rows[0]}
         for name, param in named_parameters(optimizer.target):
-            form = rows[givers.get(VALUE + name, 0)].get(VALUE + name)
+            _, form = _first_with(VALUE + name, rows)
             if form is not None and not param.is_initialized:
                 param.initialize(form.shape)
         communicator.bcast_data(optimizer.target)
         here = {slot.name: slot for slot in slots_of(optimizer)}
-        for name, root in givers.items():
+        for name in rows[0]:
             if name.startswith(VALUE):
                 continue
             slot = here.get(name)
-            value = slot.get() if slot is not None and rank == root else None
-            value = _broadcast(communicator, rows[root][name], value, root)
+            root, fact = _first_with(name, rows)
+            value = None
+            if slot is not None and rank == root:
+                value = slot.get()
+            value = _broadcast(communicator, fact, value, root)
             if slot is not None and rank != root and value is not None:
                 slot.set(value)
 
@@ -213,12 +217,12 @@ def _broadcast(communicator: CommunicatorBase, fact: Any, value: Any, root: int)
     return received
 
 
-def _first_with(name: str, rows: Sequence[Facts]) -> int:
-    """Return the first rank that has a value; rank 0 if none has."""
+def _first_with(name: str, rows: Sequence[Facts]) -> tuple[int, Any]:
+    """Return the first rank that has a value, with this fact; rank 0 and None if none has."""
     for rank, facts in enumerate(rows):
         if facts.get(name) is not None:
-            return rank
-    return 0
+            return rank, facts[name]
+    return 0, None
 
 
 def is_same_on_all(communicator: CommunicatorBase, optimizer: Any) -> bool:
@@ -232,12 +236,12 @@ def is_same_on_all(communicator: CommunicatorBase, optimizer: Any) -> bool:
     return rows.count(rows[0]) == len(rows)
 
 
-def without_progress(facts: Facts) -> Facts:
-    """Return facts without that part of loss scaling that steps have adapted."""
-    scaling = facts[LOSS_SCALING]
-    if scaling[_ADAPTS]:
-        scaling = {**scaling, _LOSS_SCALE: "as adapted", _OVERFLOWED: None}
-    return {**facts, LOSS_SCALING: scaling}
+def scaling_settings(optimizer: Any) -> dict[str, Any]:
+    """Return what of loss scaling no step changes."""
+    scaling = _attributes_of(optimizer, _SCALING)
+    if scaling["_loss_scaling_is_dynamic"]:
+        return {**scaling, "_loss_scale": "as adapted", _SCALING[-1]: None}
+    return scaling
 
 
 def scaling_checksum(optimizer: Any) -> int:
@@ -246,9 +250,9 @@ def scaling_checksum(optimizer: Any) -> int:
     Whether a step is skipped, and with it a dynamic scale, follows from the mean
     gradients, whose bits are equal on all ranks. So equal on all ranks, they stay so.
     """
-    if getattr(optimizer, _LOSS_SCALE, None) is None:
+    scaling = _attributes_of(optimizer, _SCALING)
+    if scaling["_loss_scale"] is None:
         return 0
-    scaling = map_leaves(_shown, _attributes_of(optimizer, _SCALING))
     return zlib.crc32(repr(scaling).encode())
 
 
@@ -307,9 +311,13 @@ def _attributes_of(holder: Any, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(holder, name, None) for name in names}
 
 
-def _attribute_slot(name: str, holder: Any, is_compared: bool = True) -> Slot:
-    get = partial(getattr, holder, name, None)
-    return Slot(name, get, partial(setattr, holder, name), is_compared)
+def _attribute_slot(
+    name: str, holder: Any, attribute: str, is_compared: bool = True
+) -> Slot:
+    def assign(value: Any) -> None:
+        setattr(holder, attribute, _sent_to(holder, value))
+
+    return Slot(name, partial(getattr, holder, attribute, None), assign, is_compared)
 
 
 def _get_rule(param: Any) -> dict[str, Any]:
@@ -348,10 +356,6 @@ def set_master(param: Any, array: Any) -> None:
     if array is not None:
         master = chainer.Parameter(param.device.send(array), name=param.name)
     param.update_rule._fp32_param = master
-
-
-def _set_persistent(link: Any, attribute: str, value: Any) -> None:
-    setattr(link, attribute, _sent_to(link, value))
 
 
 def _sent_to(holder: Any, value: Any) -> Any:

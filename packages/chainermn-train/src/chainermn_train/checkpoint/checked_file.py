@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import zipfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,9 +14,6 @@ import numpy as np
 # "chainermn/".
 RESERVED_PREFIX = "chainermn-file/"
 _HEADER = RESERVED_PREFIX + "header"
-# What other ranks may need of a rank's own state: how far its iterators are, and the
-# gradients that it has added up.
-_NEEDED_BY_OTHERS = re.compile("iterator:|chainermn/group/")
 _FORMAT = 4
 State: TypeAlias = dict[str, np.ndarray]
 
@@ -50,7 +46,7 @@ class RankFile:
         needed = {
             name: array
             for name, array in self.own.items()
-            if _NEEDED_BY_OTHERS.search(name)
+            if "iterator:" in name  # how far iterators are
         }
         return replace(self, own=needed)
 

@@ -12,7 +12,7 @@ from chainermn_comm import CommunicatorBase
 
 from ..iterators import distributed_sampler, epoch_positions, move_iterator
 from ..optimizer_state import Restorer
-from ..optimizers import MultiNodeOptimizer, accumulation_of_rank, is_same_on_all
+from ..optimizers import MultiNodeOptimizer, is_same_on_all
 from ..trainer_introspection import iterators_of, updater_of
 from .checked_file import RESERVED_PREFIX, State
 from .state_dict import StateError, load_state_dict, state_dict
@@ -20,8 +20,8 @@ from .state_dict import StateError, load_state_dict, state_dict
 RANDOM = RESERVED_PREFIX + "random"
 # Text of what `epoch_positions` returns.
 _POSITIONS = RESERVED_PREFIX + "positions"
-# Of a multi-node optimizer: the gradients of updates since its last step.
-_ADDED_UP = "chainermn/group/"
+# Of a multi-node optimizer: counts of updates since its last step.
+_ADDED_UP = "chainermn/accumulation/counts"
 
 
 class Loaded(NamedTuple):
@@ -67,7 +67,7 @@ def load(
     else:
         if state.pop(RANDOM, None) is not None:
             anew.insert(0, "random numbers")
-        _adapt_added_gradients(state, states, comm)
+        anew += _drop_added_gradients(state)
         change = f"saved by {len(states)} ranks, goes on with {comm.size}; begun anew: "
         change += ", ".join(anew) or "nothing"
     return Loaded(change, load_state_dict(target, state))
@@ -87,14 +87,14 @@ def restore(restorers: Sequence[Restorer]) -> str:
     )
 
 
-def _adapt_added_gradients(
-    state: State, states: Sequence[State], comm: CommunicatorBase
-) -> None:
-    for name in [name for name in state if name.endswith(_ADDED_UP + "calls")]:
-        path = name.removesuffix("calls")
-        for key in [key for key in state if key.startswith(path)]:
-            del state[key]
-        state.update(accumulation_of_rank(path, states, comm.rank, comm.size))
+def _drop_added_gradients(state: State) -> list[str]:
+    """Let optimizers begin a step anew; return in words that some do."""
+    dropped = []
+    for name, counts in state.items():
+        if name.endswith(_ADDED_UP) and counts[0] > 0:
+            state[name] = np.zeros_like(counts)
+            dropped = ["gradients that were added up"]
+    return dropped
 
 
 def _require_same_examples(target: Any, positions: dict[str, Any]) -> None:

@@ -25,7 +25,6 @@ from ..collective_errors import (
     raise_together,
     require_communicator,
 )
-from ..wrappers import UnpicklableMixin
 from .atomic_file import advised
 from .checked_file import RESERVED_PREFIX, Head, RankFile, State
 from .checkpoint_folder import OPERATION, CheckpointFolder, RunFiles, SaveNumber, say
@@ -102,7 +101,7 @@ def multi_node_snapshot(
     return MultiNodeSnapshot(comm, snapshot, named)
 
 
-class MultiNodeSnapshot(UnpicklableMixin, Extension):
+class MultiNodeSnapshot(Extension):
     """The extension that :func:`multi_node_snapshot` makes; a copy has the same communicator.
 
     ``comm`` and ``snapshot`` are as there; ``named`` are the ranks of each replica set

@@ -14,7 +14,6 @@ from chainermn_comm import CommunicatorBase, RankMismatchError
 from ..collective_errors import allgather_checked, require_communicator
 from ..host_arrays import to_host
 from ..slots import Slot, persistent_slots
-from ..wrappers import UnpicklableMixin
 
 
 class _Form(NamedTuple):
@@ -24,7 +23,7 @@ class _Form(NamedTuple):
     shape: tuple[int, ...]
 
 
-class AllreducePersistent(UnpicklableMixin, training.Extension):
+class AllreducePersistent(training.Extension):
     """Replaces each persistent float of a model by its mean over ranks.
 
     It is meant for the running mean and variance of

@@ -12,10 +12,9 @@ from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import allgather_checked, require_communicator
 from ..host_arrays import mean_of, to_host
-from ..wrappers import UnpicklableMixin
 
 
-class MultiNodeEarlyStoppingTrigger(UnpicklableMixin, EarlyStoppingTrigger):
+class MultiNodeEarlyStoppingTrigger(EarlyStoppingTrigger):
     """Chainer's :class:`~chainer.training.triggers.EarlyStoppingTrigger` for all ranks together.
 
     Pass it as ``stop_trigger`` to the :class:`~chainer.training.Trainer` of every rank.

@@ -23,13 +23,12 @@ from ..collective_errors import (
     require_integer,
 )
 from ..host_arrays import to_host
-from ..wrappers import UnpicklableMixin
 
 _OPERATION = "GenericMultiNodeEvaluator"
 _HAS_BATCH = b"1"
 
 
-class GenericMultiNodeEvaluator(UnpicklableMixin, training.Extension):
+class GenericMultiNodeEvaluator(training.Extension):
     """Evaluates a model on all ranks' examples with a metric that needs all outputs at once.
 
     For metrics such as the area under a curve, which can't be averaged over ranks. Override

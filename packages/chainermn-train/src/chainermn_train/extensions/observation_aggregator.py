@@ -14,10 +14,9 @@ from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import allgather_checked, bcast_checked, require_communicator
 from ..host_arrays import as_number, mean_of, to_host
-from ..wrappers import UnpicklableMixin
 
 
-class ObservationAggregator(UnpicklableMixin, training.Extension):
+class ObservationAggregator(training.Extension):
     """Combines a reported value over all ranks, so that each rank's ``LogReport`` sees the same.
 
     It runs at every iteration, after extensions that report values (such as evaluators)

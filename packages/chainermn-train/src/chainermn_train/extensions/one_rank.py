@@ -7,7 +7,7 @@ from typing import Any
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import require_communicator, require_integer
-from ..wrappers import AttributeProxy, UnpicklableMixin
+from ..wrappers import AttributeProxy
 from .evaluator import is_multi_node_evaluator
 
 
@@ -45,7 +45,9 @@ def on_rank(extension: Any, comm: CommunicatorBase, rank: int = 0) -> OneRankExt
     comm = require_communicator(comm, "on_rank")
     if not callable(extension):
         raise TypeError(f"on_rank needs an extension, not {type(extension).__name__}")
-    if is_multi_node_evaluator(extension) or isinstance(extension, UnpicklableMixin):
+    modules = [each.__module__ for each in type(extension).__mro__]
+    is_ours = any(name.startswith("chainermn_train.") for name in modules)
+    if is_ours or is_multi_node_evaluator(extension):
         raise TypeError(
             f"{type(extension).__name__} communicates, so it has to run on all ranks: give it to "
             "Trainer.extend as it is"

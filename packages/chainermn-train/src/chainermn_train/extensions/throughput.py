@@ -17,10 +17,9 @@ from ..collective_errors import (
     require_communicator,
 )
 from ..profiling import StepClock, StepTimes, TimedUpdater
-from ..wrappers import UnpicklableMixin
 
 
-class ThroughputReport(UnpicklableMixin, training.Extension):
+class ThroughputReport(training.Extension):
     """Reports how fast all ranks train, what the time goes to, and which rank is the slowest.
 
     Rank 0 prints a line each time it is triggered, by default once an epoch::

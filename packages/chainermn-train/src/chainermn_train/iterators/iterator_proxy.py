@@ -9,10 +9,10 @@ from chainer.dataset import Iterator
 
 from chainermn_comm import CommunicatorBase
 
-from ..wrappers import AttributeProxy, UnpicklableMixin
+from ..wrappers import AttributeProxy
 
 
-class IteratorProxy(AttributeProxy, UnpicklableMixin, Iterator):
+class IteratorProxy(AttributeProxy, Iterator):
     """Reads and sets the attributes of the actual iterator; a copy has a copy of it."""
 
     _OWN = AttributeProxy._OWN | {"communicator"}
@@ -27,7 +27,8 @@ class IteratorProxy(AttributeProxy, UnpicklableMixin, Iterator):
         return self.actual
 
     def __copy__(self) -> Any:
-        twin = super().__copy__()
+        twin: Any = type(self).__new__(type(self))
+        vars(twin).update(vars(self))
         twin.actual = copy.copy(self.actual)
         return twin
 

@@ -1,7 +1,6 @@
 """The multi-node optimizer: gradients, parameters and optimizer state over ranks."""
 
 from ..slots import is_same_on_all as is_same_on_all
-from .accumulation import accumulation_of_rank as accumulation_of_rank
 from .create import create_multi_node_optimizer
 from .gradient_clipping import MultiNodeGradientClipping
 from .join import join

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import chainer
 import numpy as np
-from chainer.backend import get_array_module, get_device_from_array
-from chainer.serializers import DictionarySerializer, NpzDeserializer
+from chainer.backend import get_array_module
 
-from ..optimizer_state import load_arrays, save_arrays
 from .gradient_set import GradientSet, present_gradient
 from .parameter_set import ParameterSet
 
@@ -45,9 +42,8 @@ class Accumulation:
         """Whether the next update makes a step."""
         return self.num_calls == self.steps - 1
 
-    def add(self, params: ParameterSet) -> None:
-        """Count an update, and add its gradients."""
-        self.num_calls += 1
+    def add(self, params: ParameterSet, terms: int) -> None:
+        """Add the present gradients, which are those of so many updates."""
         if self.sums is None:
             self.sums = GradientSet.empty(params, None)
         for each in self.sums.gradients:
@@ -57,9 +53,8 @@ class Accumulation:
             if each.grad is None:
                 each.grad = term.copy()
             else:
-                each.grad = _beside(each.grad, term)
                 each.grad += term
-        self.num_accumulated += 1
+        self.num_accumulated += terms
 
     def assign_mean(
         self, params: ParameterSet, scale: float | None, and_present: bool
@@ -72,32 +67,30 @@ class Accumulation:
         sums = self.sums or GradientSet.empty(params, None)
         for each in sums.gradients:
             param = each.param
-            total = each.grad
-            term = None
+            terms = [each.grad]
             if and_present:
-                term = _unscaled(param)
-            if total is None:
-                total = term
-            elif term is not None:
-                total = _beside(total, term) + term
+                terms.append(_unscaled(param))
+            terms = [term for term in terms if term is not None]
             param._loss_scale = scale
-            if total is None or param.array is None:
+            if not terms or param.array is None:
                 param.cleargrad()
                 continue
             # Where the mean becomes infinite, in float16 say, the step is skipped.
             with np.errstate(over="ignore"):
-                mean = total / self.steps
+                mean = sum(terms[1:], terms[0]) / self.steps
                 if scale is not None:
                     mean = mean * scale
                 # An operation on a 0-d array gives a scalar.
-                mean = get_array_module(param.array, total).asarray(mean)
-                param.grad = param.device.send(mean).astype(param.dtype, copy=False)
+                mean = get_array_module(param.array).asarray(mean)
+                param.grad = mean.astype(param.dtype, copy=False)
 
     def serialize(self, serializer: Any, target: Any, rank: int, size: int) -> None:
         """Save or load the sums; ValueError if they are too many, another rank's or job's."""
-        num_calls = int(serializer("calls", self.num_calls))
-        saved_rank = int(serializer("rank", rank))
-        saved_size = int(serializer("size", size))
+        if self.sums is not None and not self.sums.is_of(target):
+            self.clear()  # a link was replaced
+        own = np.array([self.num_calls, self.num_accumulated, rank, size])
+        counts = serializer("counts", own).tolist()
+        num_calls, num_accumulated, saved_rank, saved_size = counts
         if num_calls and (saved_rank, saved_size) != (rank, size):
             raise ValueError(
                 f"the snapshot holds gradients that rank {saved_rank} of {saved_size} added up, "
@@ -109,59 +102,14 @@ class Accumulation:
                 f"the snapshot holds gradients of {num_calls} updates: use accumulate_steps as "
                 f"large as when it was made, not {self.steps}"
             )
-        self.num_calls = num_calls
         if isinstance(serializer, chainer.Deserializer):
-            self.num_accumulated = int(serializer("terms", 0))
-            self.sums = None
-            if self.num_accumulated:
+            self.clear()
+            self.num_calls = num_calls
+            self.num_accumulated = num_accumulated
+            if num_calls:
                 self.sums = GradientSet.load(serializer["sums"], target)
-        elif self.sums is not None and self.sums.is_of(target):
-            serializer("terms", self.num_accumulated)
+        elif self.sums is not None:
             self.sums.save(serializer["sums"])
-        else:
-            serializer("terms", 0)
-
-
-def accumulation_of_rank(
-    path: str, states: Sequence[Mapping[str, Any]], rank: int, size: int
-) -> dict[str, Any]:
-    """Return the state of one of ``size`` ranks, of accumulations that other ranks had saved.
-
-    ``states`` are of Chainer's serializers, and have accumulations at ``path``. Rank 0
-    has all gradients, which count as if each earlier update had had as many terms as
-    later ones, one of each rank: its examples are those of all ranks, whatever their
-    number.
-    """
-    saved = [NpzDeserializer(state, path) for state in states]
-    terms = [int(each("terms", None)) for each in saved]
-    before = sum(terms)
-    num_accumulated = 0
-    sums: dict[str, Any] = {}
-    if rank == 0 and before > 0:
-        num_accumulated = max(1, round(before * size / len(states)))
-        weight = num_accumulated / before
-        for each, count in zip(saved, terms, strict=True):
-            if count:
-                _add_weighted(sums, load_arrays(each["sums"])[0], weight)
-    serializer = DictionarySerializer({}, path)
-    serializer("calls", saved[0]("calls", None))
-    serializer("rank", rank)
-    serializer("size", size)
-    serializer("terms", num_accumulated)
-    save_arrays(serializer["sums"], sums)
-    return dict(serializer.target)
-
-
-def _add_weighted(
-    sums: dict[str, Any], arrays: Mapping[str, Any], weight: float
-) -> None:
-    for name, array in arrays.items():
-        if array is None:
-            continue
-        term = array * weight
-        if name in sums:
-            term = sums[name] + term
-        sums[name] = term
 
 
 def _unscaled(param: Any) -> Any:
@@ -174,10 +122,3 @@ def _unscaled(param: Any) -> Any:
         return wide
     # An operation on a 0-d array gives a scalar.
     return get_array_module(wide).asarray(wide / param._loss_scale)
-
-
-def _beside(array: Any, other: Any) -> Any:
-    """Return an array on the device of another one: what a snapshot held is on the host."""
-    if type(array) is type(other):
-        return array
-    return get_device_from_array(other).send(array)

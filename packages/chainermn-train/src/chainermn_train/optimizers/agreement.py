@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
-from chainermn_comm import RankMismatchError, Reducer
+from chainermn_comm import Reducer
 
 from ..collective_errors import mismatch_hint
 from ..profiling import region
@@ -23,20 +23,12 @@ class Phase(IntEnum):
     READY = 2  # its gradients are there
 
 
-class State(IntEnum):
-    """What a rank knows of its state: whether the other ranks have the same."""
-
-    SHARED = 0
-    ASSUMED = 1  # the user says so; nobody has compared settings
-    APART = 2  # its last step failed, so that its state may differ
-    NEW = 3  # it has loaded it, or has never shared it, or has other parameters
-
-
 class Row(NamedTuple):
     """What a rank tells the others. Nearly always all rows are equal."""
 
     phase: Phase
-    state: State
+    # It has loaded its state, or has other parameters, or its last step failed.
+    is_new: bool = False
     # Before the loss: its gradients will be those of parameters that it has by then.
     can_count: bool = False
     in_flight: bool = False  # it has gradients that the next step uses
@@ -49,7 +41,7 @@ class Row(NamedTuple):
     checksum: int = 0  # of a slice of the state
 
 
-_FORMAT = struct.Struct("<2B5?4I")
+_FORMAT = struct.Struct("<B6?4I")
 
 
 class Action(Enum):
@@ -70,12 +62,8 @@ def exchange_rows(
     RankMismatchError if the ``signature`` or gradients differ.
     """
     packed = _FORMAT.pack(*own)
-    with region("waiting"):
-        try:
-            rows = reducer.agree(signature, packed)
-        except RankMismatchError:
-            with mismatch_hint("a multi-node optimizer"):
-                raise
+    with region("waiting"), mismatch_hint("a multi-node optimizer"):
+        rows = reducer.agree(signature, packed)
     if rows.count(packed) == len(rows):
         return [own] * len(rows)
     return [Row(*_FORMAT.unpack(row)) for row in rows]
@@ -83,29 +71,26 @@ def exchange_rows(
 
 def settle(rows: Sequence[Row]) -> Action:
     """Return what all ranks do, by the rows of all: each rank finds the same."""
-    own = rows[0]
-    is_steady = own.state == State.SHARED and not own.must_resend
-    if is_steady and own.phase != Phase.BEFORE_LOSS and rows.count(own) == len(rows):
-        return Action.GO_ON  # nearly always
-    phases = {row.phase for row in rows}
-    states = {row.state for row in rows}
+    different = set(rows)  # nearly always one
+    phases = {row.phase for row in different}
     is_mixed = Phase.BEFORE_LOSS in phases and len(phases) > 1
-    has_apart = State.APART in states or State.NEW in states
-    if is_mixed or has_apart or len({row.in_flight for row in rows}) > 1:
-        if phases == {Phase.BEFORE_LOSS} and all(row.can_count for row in rows):
+    has_new = any([row.is_new for row in different])
+    if is_mixed or has_new or len({row.in_flight for row in different}) > 1:
+        if all([row.can_count for row in different]):
             return Action.SHARE
         return Action.START_AGAIN
-    alike = {(row.calls, row.scaling, row.checksum) for row in rows}
-    if State.ASSUMED in states or len(alike) > 1:
+    if len({(row.calls, row.scaling, row.checksum) for row in different}) > 1:
         return Action.COMPARE
-    if len(phases) > 1 or any(row.must_resend for row in rows):
+    if len(phases) > 1 or any([row.must_resend for row in different]):
         return Action.RESEND
     return Action.GO_ON
 
 
 def settle_compared(rows: Sequence[Row], have_drifted: bool) -> Action:
     """Return what all ranks do after they have compared facts, and none has raised."""
-    state = State.APART if have_drifted else State.SHARED
     return settle(
-        [row._replace(state=state, calls=0, scaling=0, checksum=0) for row in rows]
+        [
+            row._replace(is_new=have_drifted, calls=0, scaling=0, checksum=0)
+            for row in rows
+        ]
     )

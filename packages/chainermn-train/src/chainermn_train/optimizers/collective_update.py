@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import count
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from chainermn_comm import CommunicatorBase, Reducer
@@ -14,42 +15,36 @@ from chainermn_comm import CommunicatorBase, Reducer
 from ..collective_errors import raise_together
 from ..leaving import is_warned
 from ..slots import scaling_checksum
-from ..wrappers import UnpicklableMixin
 from .accumulation import Accumulation
 from .agreement import (
     OPERATION,
     Action,
     Phase,
     Row,
-    State,
     exchange_rows,
     settle,
     settle_compared,
 )
 from .gradient_clipping import refuse_hooks_by_norm
 from .gradient_exchange import GradientExchange
-from .gradient_set import is_updated, rescale
+from .gradient_set import is_updated, present_gradient, rescale
 from .join_block import current_block
 from .parameter_set import ParameterSet
 from .shared_state import SharedState
 
-# How many optimizers were made for a communicator.
-_num_created: WeakKeyDictionary[CommunicatorBase, int] = WeakKeyDictionary()
+UPDATE = "update()"
+FLUSH = "flush()"
+# The numbers of further optimizers of each communicator.
+_numbers: WeakKeyDictionary[CommunicatorBase, Iterator[int]] = WeakKeyDictionary()
 
 
-class Agreed(NamedTuple):
-    """What all ranks do, and the rows by which they have found that."""
-
-    action: Action
-    rows: list[Row]
-
-
-class CollectiveUpdate(UnpicklableMixin):
+class CollectiveUpdate:
     """Updates the parameters of a Chainer optimizer together with the other ranks.
+
+    A copy is another optimizer for the other ranks.
 
     Attributes:
         agreements: how often ranks have agreed on what to do, alike on all ranks.
-        leaves: whether a signal has warned any rank; the same on all after an update.
         exchange: how gradients become means, with those that no step has used.
         accumulation: gradients that were added up since the last step.
         state: what ranks have alike.
@@ -69,112 +64,122 @@ class CollectiveUpdate(UnpicklableMixin):
         self._optimizer = optimizer
         self._communicator = communicator
         self._zero_fill = arguments["zero_fill"]
+        self._rows: list[Row] = []  # of the last agreement
         self.agreements = 0
-        self.leaves = False
         self.exchange = exchange
         self.accumulation = Accumulation(arguments["accumulate_steps"])
         self.state = SharedState(communicator, arguments)
-        self.be_another()
+        self.signature = self._new_signature()
         self.warn_of_leftovers = weakref.finalize(
             self, _warn_of_leftovers, communicator, self.accumulation, exchange
         )
 
-    def update(self, compute_loss: Callable[[], Any] | None) -> None:
-        """Do what :meth:`MultiNodeOptimizer.update` does (collective)."""
-        if self.accumulation.is_between:
-            self._accumulate(compute_loss)
-            return
-        block = current_block.get()
-        if block is not None and not block.has_left and block.holds(self):
-            block.begin_update(self)
-        try:
-            has_loss = compute_loss is not None or self._has_joined
-            agreed = self._settle_before_loss("update()", has_loss)
-            if compute_loss is not None:
-                agreed = self._compute_gradients(compute_loss, agreed)
-            elif self._has_joined:
-                self._zero_gradients()
-            if agreed.action is Action.GO_ON:
-                agreed = self._agree_on_gradients("update()", own=1)
-            if agreed.action is Action.RESEND:
-                self.exchange.cancel()
-                self.exchange.drop_plan()
-                agreed = self._agree_on_gradients("update()", own=1)
-        except BaseException:
-            self.exchange.cancel()
-            raise
-        if agreed.action is Action.START_AGAIN:
-            self._start_again()
-        elif self.accumulation.is_last:
-            self._step_along_means(agreed.rows)
-        else:
-            self._step(self._add)
-
-    def flush(self) -> None:
-        """Do what :meth:`MultiNodeOptimizer.flush` does (collective)."""
-        exchange = self.exchange
-        try:
-            agreed = self._settle_before_loss("flush()", has_loss=True)
-            if agreed.action is Action.GO_ON:
-                agreed = self._agree_on_gradients("flush()", own=0)
-        except BaseException:
-            exchange.cancel()
-            raise
-        if agreed.action is Action.START_AGAIN:
-            self._start_again()
-            return
-        self._step_along_means(agreed.rows)
-        # No rank waits for another one: a hook may fail on some.
-        self._step(exchange.apply_pending)
-
-    def synchronize(self) -> None:
-        """Do what :meth:`MultiNodeOptimizer.synchronize` does (collective)."""
-        self._require_model()
-        self.exchange.close(self.signature)
-        self._share(compares=False)
-
-    def forget(self) -> None:
-        """Drop all gradients and what is known of the other ranks: there is another state."""
-        self.state.forget()
-        self._drop_gradients()
-        self.exchange.drop_plan()
-
-    # For `join`.
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.signature = self._new_signature()
 
     @property
-    def has_begun(self) -> bool:
-        """Whether updates were made since the last step, of ``accumulate_steps`` ones."""
-        return self.accumulation.num_calls > 0
+    def leaves(self) -> bool:
+        """Whether a signal has warned any rank; the same on all after an update."""
+        return any([row.is_warned for row in self._rows])
+
+    def update(self, compute_loss: Callable[[], Any] | None) -> None:
+        """Do what :meth:`MultiNodeOptimizer.update` does (collective)."""
+        if self.accumulation.is_between:  # no other rank knows of this update
+            self.accumulation.num_calls += 1
+            if compute_loss is not None:
+                loss = self._loss(compute_loss)
+                self.exchange.backward(self._params, loss, self._scale)
+            self._step(partial(self._add, own=1))
+            return
+        block = current_block.get()
+        if block is not None and self in block.optimizers:
+            block.begin_update(self)
+        self._update_together(compute_loss, own=1)
 
     def update_without_examples(self) -> None:
         """Take part in the next collective update of other ranks (collective)."""
         while self.accumulation.is_between:
-            self._accumulate(None)
-        self.update(None)
+            self.accumulation.num_calls += 1
+        self._zero_gradients()
+        self._update_together(None, own=0)
+
+    def flush(self) -> None:
+        """Do what :meth:`MultiNodeOptimizer.flush` does (collective)."""
+        action = self._compute_and_agree(FLUSH, None, own=0)
+        self._finish(action)
+        if action is Action.GO_ON:
+            # No rank waits for another one: a hook may fail on some.
+            self._step(self.exchange.apply_pending)
+
+    def synchronize(self) -> None:
+        """Do what :meth:`MultiNodeOptimizer.synchronize` does (collective)."""
+        self.exchange.close(self.signature)
+        self._share()
+
+    def forget(self) -> None:
+        """Drop all gradients and what is known of the other ranks: there is another state."""
+        self.state.forget()
+        self.accumulation.clear()
+        self.exchange.set_pending(None)
+        self.exchange.drop_plan()
 
     # An update, step by step.
 
-    def _settle_before_loss(self, call: str, has_loss: bool) -> Agreed:
-        """Agree before the loss if there is something to settle; others may be behind theirs.
+    def _update_together(
+        self, compute_loss: Callable[[], Any] | None, own: int
+    ) -> None:
+        action = self._compute_and_agree(UPDATE, compute_loss, own)
+        if action is Action.GO_ON and not self.accumulation.is_last:
+            self.accumulation.num_calls += 1
+            self._step(partial(self._add, own))
+        else:
+            self._finish(action)
 
-        That the last step failed here they learn after backward, as others may
-        communicate in their losses by now.
+    def _compute_and_agree(
+        self, call: str, compute_loss: Callable[[], Any] | None, own: int
+    ) -> Action:
+        """Compute gradients, hand them in, and return what all ranks do (collective).
+
+        This rank's present gradients are then those of ``own`` updates, 0 or 1.
         """
-        self._require_model()
-        state = self.state.find(self._optimizer.target)
-        if state not in (State.NEW, State.ASSUMED):
-            return Agreed(Action.GO_ON, [])
-        params = self._optimizer.target.params()
-        can_count = has_loss and all(param.is_initialized for param in params)
-        agreed = self._agree(call, Phase.BEFORE_LOSS, state, can_count=can_count)
-        if agreed.action is not Action.SHARE:
-            return agreed
-        self._share(compares=True)
-        return Agreed(Action.GO_ON, agreed.rows)
+        try:
+            # Of rank 0's state, if that goes to all now.
+            can_count = compute_loss is not None or own == 0
+            action = self._agree_before_loss(call, can_count)
+            if compute_loss is not None:
+                action = self._compute_gradients(compute_loss, action)
+            if action is Action.GO_ON:
+                action = self._agree_on_gradients(call, own)
+            if action is Action.RESEND:
+                self.exchange.cancel()
+                self.exchange.drop_plan()
+                action = self._agree_on_gradients(call, own)
+        except BaseException:
+            self.exchange.cancel()
+            raise
+        return action
+
+    def _agree_before_loss(self, call: str, can_count: bool) -> Action:
+        """Agree if there is something to settle (collective); others may be behind their loss.
+
+        A failed step is reported only after backward, because other ranks may already
+        be communicating inside their loss. ``can_count`` says whether this rank's
+        gradients will be those of the state that it has now.
+        """
+        action = Action.GO_ON
+        if self.state.is_new(self._optimizer.target):
+            action = self._agree(
+                call, Phase.BEFORE_LOSS, is_new=True, can_count=can_count
+            )
+        if action is Action.SHARE:
+            self._share()
+            action = Action.GO_ON
+        return action
 
     def _compute_gradients(
-        self, compute_loss: Callable[[], Any], agreed: Agreed
-    ) -> Agreed:
+        self, compute_loss: Callable[[], Any], action: Action
+    ) -> Action:
         """Compute gradients, which may leave meanwhile if ranks agree to it before backward.
 
         An error stays in its rank until all know of it: else a caller that catches it,
@@ -187,78 +192,68 @@ class CollectiveUpdate(UnpicklableMixin):
             loss = self._loss(compute_loss)
             scale = self._scale
             can_send = exchange.can_send(params, loss)
-            if agreed.action is not Action.GO_ON or not can_send:
+            if action is not Action.GO_ON or not can_send:
                 exchange.backward(params, loss, scale)
-                return agreed
-        state = self.state.find_after_loss()
-        agreed = self._agree("update()", Phase.BEFORE_BACKWARD, state)
+                return action
+        is_new = self.state.is_new_after_loss()
+        action = self._agree(UPDATE, Phase.BEFORE_BACKWARD, is_new)
         with raise_together(handshake, OPERATION, meet=False):
-            sends = agreed.action is Action.GO_ON
+            sends = action is Action.GO_ON
             exchange.backward(params, loss, scale, sends)
-        return agreed
+        return action
 
     def _loss(self, compute_loss: Callable[[], Any]) -> Any:
         """Do what :meth:`chainer.GradientMethod.update` does before backward."""
         loss = compute_loss()
-        target = self._optimizer.target
-        if getattr(self._optimizer, "_use_cleargrads", True):
-            target.cleargrads()
-        else:
-            target.zerograds()
+        self._optimizer.target.cleargrads()
         return loss
 
-    def _agree_on_gradients(self, call: str, own: int) -> Agreed:
-        """Hand in gradients if a step is due, and agree (collective).
-
-        ``own`` is 1 if the parameters' present gradients are among them, else 0: a step
-        is due then if any were added up.
-        """
-        group = self.accumulation
-        exchange = self.exchange
+    def _agree_on_gradients(self, call: str, own: int) -> Action:
+        """Hand in gradients if a step is due, and agree (collective)."""
+        accumulation = self.accumulation
         params = self._params
-        if own:
+        scale = self._scale
+        is_due = accumulation.is_last
+        if call == FLUSH:
+            is_due = accumulation.num_calls > 0
+        else:
             _drop_unused(params)
-        state = self.state.find_after_loss()
+        is_new = self.state.is_new_after_loss()
         reducer = None
-        is_due = group.num_calls > 0
-        if own:
-            is_due = group.is_last
-        if is_due and state in (State.SHARED, State.ASSUMED):
-            scale = self._scale
+        if is_due and not is_new:
             with raise_together(self._communicator.handshake, OPERATION, meet=False):
-                if group.steps > 1:
-                    group.assign_mean(params, scale, and_present=own > 0)
+                if accumulation.steps > 1:
+                    accumulation.assign_mean(params, scale, call == UPDATE)
                 else:
                     rescale(params, scale)
-            reducer = exchange.ready(params, scale)
-        terms = group.num_accumulated
-        if not self._has_joined:
-            terms += own
-        return self._agree(call, Phase.READY, state, reducer, terms=terms)
+            reducer = self.exchange.ready(params, scale)
+        terms = accumulation.num_accumulated + own
+        return self._agree(call, Phase.READY, is_new, reducer, terms=terms)
 
     def _agree(
         self,
         call: str,
         phase: Phase,
-        state: State,
+        is_new: bool,
         reducer: Reducer | None = None,
         can_count: bool = False,
         terms: int = 0,
-    ) -> Agreed:
-        """Return what all ranks do, and why (collective); raise on all if they can't go on."""
+    ) -> Action:
+        """Return what all ranks do (collective); raise on all if they can't go on."""
         optimizer = self._optimizer
         communicator = self._communicator
         exchange = self.exchange
         num_calls = self.accumulation.num_calls
-        if call == "flush()":  # it takes any number
+        if call == FLUSH:  # it takes any number
             num_calls = min(num_calls, 1)
         with raise_together(communicator.handshake, OPERATION, meet=False):
-            refuse_hooks_by_norm(optimizer, self._params.parts)
+            params = self._params
+            refuse_hooks_by_norm(optimizer, params.parts)
             exchange.wait()
             row = Row(
                 phase=phase,
-                state=state,
-                can_count=can_count,
+                is_new=is_new,
+                can_count=can_count and not params.uninitialized,
                 in_flight=exchange.pending is not None,
                 must_resend=exchange.must_resend,
                 can_plan=exchange.can_plan,
@@ -270,30 +265,40 @@ class CollectiveUpdate(UnpicklableMixin):
             )
         if reducer is None:
             reducer = communicator.make_reducer(self._zero_fill, OPERATION)
-        rows = exchange_rows(reducer, (*self.signature, ("call", call)), row)
+        settings = self.state.settings(optimizer)
+        signature = (*self.signature, ("call", call), *settings)
+        rows = exchange_rows(reducer, signature, row)
+        self.state.has_equal_settings = True
+        self._rows = rows
         self.agreements += 1
         action = settle(rows)
         if action is Action.COMPARE:
             have_drifted = self.state.compare(optimizer, rows, num_calls)
             action = settle_compared(rows, have_drifted)
-        if any([row.is_warned for row in rows]):
-            self.leaves = True
+        if self.leaves:
             self.warn_of_leftovers.detach()  # a job that leaves saves them
         if action in (Action.GO_ON, Action.RESEND):
             self.state.advance()
-        return Agreed(action, rows)
+        return action
 
-    def _step_along_means(self, rows: list[Row]) -> None:
-        """Exchange what was handed in (collective), and step along the means."""
-        terms = sum([row.terms for row in rows])
-        if terms:
-            self._step(partial(self._finish_exchange, rows, terms))
+    def _finish(self, action: Action) -> None:
+        """Step along the means of what ranks have handed in; or start again (collective)."""
+        exchange = self.exchange
+        if action is Action.START_AGAIN:
+            exchange.cancel()
+            # Ranks that met before their loss have computed it meanwhile, or failed.
+            self._communicator.handshake(OPERATION)
+            self._share()
+        elif any([row.terms for row in self._rows]):
+            self._step(self._take_means)
         else:  # every update since the last step has failed
-            self.exchange.cancel()
+            exchange.cancel()
             self.accumulation.clear()
 
-    def _finish_exchange(self, rows: list[Row], terms: int) -> bool:
+    def _take_means(self) -> bool:
         """Exchange what was handed in (collective); say if there are means to step along."""
+        rows = self._rows
+        terms = sum([row.terms for row in rows])
         factor = self.accumulation.steps * len(rows) / terms
         self.accumulation.clear()
         try:
@@ -302,81 +307,43 @@ class CollectiveUpdate(UnpicklableMixin):
             if all([row.can_plan for row in rows]):
                 self.exchange.plan(self._params)
 
-    def _step(self, get_gradients: Callable[[], bool]) -> None:
-        """Get gradients, and step along them if that says so."""
+    def _step(self, take_means: Callable[[], bool]) -> None:
+        """Take means, and step along them if there are any."""
         try:
-            if get_gradients():
+            if take_means():
                 self._optimizer.update(None)
         except BaseException:
             # A hook's, say; this rank may not have stepped as the others did.
             self.state.is_apart = True
             raise
 
-    def _start_again(self) -> None:
-        """Give up this update's gradients, and give rank 0's state to all (collective)."""
-        self.exchange.cancel()
-        # Ranks that met before their loss have computed it meanwhile, or failed.
-        self._communicator.handshake(OPERATION)
-        self._share(compares=True)
-
-    def _share(self, *, compares: bool) -> None:
-        """Drop gradients, and give rank 0's state to all (collective)."""
-        self._drop_gradients()
-        self.exchange.drop_plan()
-        self.state.share(self._optimizer, compares=compares)
-
-    def _accumulate(self, compute_loss: Callable[[], Any] | None) -> None:
-        """Make an update that no other rank knows of: add its gradients to the last ones."""
-        try:
-            if compute_loss is not None:
-                loss = self._loss(compute_loss)
-                self.exchange.backward(self._params, loss, self._scale)
-        except BaseException:
-            self.accumulation.num_calls += 1
-            raise
-        self._step(self._add)
-
-    def _add(self) -> bool:
-        """Add this update's gradients to the last ones; return False: no step yet."""
-        if self._has_joined:
-            self.accumulation.num_calls += 1
-            return False
+    def _add(self, own: int) -> bool:
+        """Add the present gradients to the last ones; return False: no step yet."""
         _drop_unused(self._params)
-        self.accumulation.add(self._params)
+        self.accumulation.add(self._params, own)
         return False
 
-    def _zero_gradients(self) -> None:
-        """Take part without examples: zeros for what the last update, or any, has a gradient of."""
-        params = [param for param in self._params.params if param.is_initialized]
-        for param in [param for param in params if param.grad is not None] or params:
-            param.grad = param.device.xp.zeros_like(param.array)
-
-    def _drop_gradients(self) -> None:
+    def _share(self) -> None:
+        """Drop gradients, and give rank 0's state to all (collective)."""
         self.accumulation.clear()
         self.exchange.set_pending(None)
+        self.exchange.drop_plan()
+        self.state.share(self._optimizer)
 
-    def be_another(self) -> None:
-        """Take a number that no other optimizer of this communicator has.
+    def _zero_gradients(self) -> None:
+        """Give zeros to all that has a gradient, from the last update say."""
+        for param in self._optimizer.target.params():
+            if present_gradient(param) is not None:
+                param.grad = param.device.xp.zeros_like(param.array)
+
+    def _new_signature(self) -> tuple[tuple[str, str], ...]:
+        """Return one with a number that no other optimizer of this communicator has.
 
         Optimizers have them in the order in which they are made or copied.
         """
-        number = _num_created.get(self._communicator, 0) + 1
-        _num_created[self._communicator] = number
+        number = next(_numbers.setdefault(self._communicator, count(1)))
         kind = type(self._optimizer).__name__
-        self.signature = (("optimizer, by creation", f"number {number} ({kind})"),)
-
-    def _require_model(self) -> None:
-        if self._optimizer.target is None:
-            with raise_together(self._communicator.handshake, OPERATION, meet=False):
-                raise RuntimeError(
-                    "the optimizer has no model: call its `setup(model)` first"
-                )
-
-    @property
-    def _has_joined(self) -> bool:
-        """Whether this rank has left a block of :func:`join` that other ranks are in."""
-        block = current_block.get()
-        return block is not None and block.has_left and block.holds(self)
+        return (("optimizer, by creation", f"number {number} ({kind})"),)
 
     @property
     def _params(self) -> ParameterSet:
@@ -384,8 +351,8 @@ class CollectiveUpdate(UnpicklableMixin):
 
     @property
     def _scale(self) -> float | None:
-        scale = getattr(self._optimizer, "_loss_scale", None)
-        return None if scale is None else float(scale)
+        scale: float | None = getattr(self._optimizer, "_loss_scale", None)
+        return scale
 
 
 def _warn_of_leftovers(

@@ -84,8 +84,7 @@ def create_multi_node_optimizer(
         raise TypeError(
             "the optimizer is already a multi-node optimizer; pass it on as it is"
         )
-    methods = [getattr(actual_optimizer, name, None) for name in ("setup", "update")]
-    if isinstance(actual_optimizer, type) or not all(map(callable, methods)):
+    if isinstance(actual_optimizer, type) or not hasattr(actual_optimizer, "setup"):
         raise TypeError(
             "create_multi_node_optimizer needs a Chainer optimizer, such as "
             f"chainer.optimizers.Adam(), not {type(actual_optimizer).__name__}"

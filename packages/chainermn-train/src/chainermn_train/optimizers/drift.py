@@ -1,15 +1,15 @@
 """A detector of ranks whose parameters or optimizer state have drifted apart.
 
-In each update ranks compare a checksum of one slice, in the next one that of the slice
-that follows; a turn goes through all. The checksum rides in the synchronization that is
-there anyway.
+A cursor goes through all arrays, turn by turn. In each update ranks compare a checksum
+of the elements at the cursor, which rides in the synchronization that is there anyway.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,52 +19,26 @@ from chainermn_comm.gpu import devices, staging
 from ..host_arrays import to_host
 from ..slots import is_array, master_of
 
-# Bytes of a slice, which takes some ten microseconds, and most slices: of a large model
-# they are longer. Adler-32 needs no table; that of CRC-32 takes as much of the caches
-# as the slice.
-SLICE_BYTES = 2 << 10
-MOST_SLICES = 1000
-# A small model's turn is one update. Its arrays are listed again after so many.
-UPDATES_OF_A_LIST = 64
-_VALUE = "value"
-_MASTER = "float32 value"
+# Bytes of a part, whose checksum takes some microseconds, and the parts that all arrays
+# are divided into if they are large. Adler-32 needs no table; that of CRC-32 takes as
+# much of the caches as a part.
+PART_BYTES = 2 << 10
+MOST_PARTS = 1000
 _COUNTS = struct.Struct("<qq")
 
 
 class Part(NamedTuple):
-    """A part of an array that belongs to a parameter; the array is looked up when it is read."""
+    """Some elements of one of a parameter's arrays."""
 
     param: Any
-    key: str  # _VALUE, _MASTER, or that of the update rule's state
-    start: int
-    stop: int
-
-    def elements(self) -> Any:
-        """Return the part's elements, in C order, 1-D, on the array's device."""
-        array = _array_of(self.param, self.key)
-        if type(array) is not np.ndarray and devices.on_gpu(array):
-            flat = devices.c_ordered(array).reshape(-1)
-        elif array.flags.c_contiguous:
-            flat = array.reshape(-1)
-        else:
-            flat = array.flat
-        return flat[self.start : self.stop]
-
-
-class _Copy(NamedTuple):
-    """A part on its way to the host."""
-
-    source: Any  # kept until it is copied
-    host: Any  # an array
-    event: Any  # which happens then
+    elements: Any  # 1-D, as they lie in memory, on any device
 
 
 class DriftDetector:
-    """Where one optimizer is in its turn."""
+    """The cursor of one optimizer."""
 
     def __init__(self) -> None:
-        # Of the next slice's parts, if they are on GPUs.
-        self._copies: list[_Copy] = []
+        self._event: Any = None  # when a copy of elements on a GPU has been made
         self.restart()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DriftDetector:
@@ -73,93 +47,72 @@ class DriftDetector:
     def restart(self) -> None:
         """Begin anew, as all ranks have the same state."""
         self._wait()
-        self._slices: list[list[Part]] = []
-        self._next = 0  # the slice that is compared next
-        self._listed_at = 0  # updates when the arrays were listed
+        self._turn: Iterator[Part] = iter(())
+        self._part: Part | None = None  # at the cursor, once it is looked up
         self._began_at = 0  # updates when the turn began
         self.equal_at = 0  # updates when all was equal last: the turn before began
 
     def checksum(self, params: Sequence[Any], steps: int) -> int:
-        """Return the checksum of the next slice of these parameters, after so many steps."""
-        # The first step makes momenta: a list that was made before lacks them.
-        if steps > 0 and self._listed_at == 0:
-            self._slices = []
-        if self._next >= len(self._slices):
-            self._begin_turn(params, steps)
-        copies = self._copies
+        """Return the checksum at the cursor of these parameters, after so many steps."""
+        if self._part is None:
+            self._part = next(self._turn, None)
+        if self._part is None:
+            self._turn = parts_of(params)
+            self._part = next(self._turn, None)
+            self.equal_at = self._began_at
+            self._began_at = steps
+        if self._part is None:  # no parameter has values
+            return 0
         self._wait()
-        value = zlib.adler32(_COUNTS.pack(steps, self._next))
-        for number, part in enumerate(self._slices[self._next]):
-            elements = copies[number].host if copies else to_host(part.elements())
-            updates = getattr(part.param.update_rule, "t", 0)
-            value = zlib.adler32(elements, (value + updates) & 0xFFFFFFFF)
-        return value
+        updates = getattr(self._part.param.update_rule, "t", 0)
+        counts = zlib.adler32(_COUNTS.pack(steps, updates))
+        return zlib.adler32(to_host(self._part.elements), counts)
 
     def advance(self) -> None:
-        """Go on to the next slice, as ranks have the same."""
-        self._next += 1
-        if self._next < len(self._slices):
-            parts = self._slices[self._next]
-            if any([devices.on_gpu(part.param.array) for part in parts]):
-                # They come to the host while the step computes.
-                self._copies = [_begin_copy(part.elements()) for part in parts]
+        """Move the cursor on, as ranks have the same."""
+        is_on_gpu = self._part is not None and devices.on_gpu(self._part.param.array)
+        self._part = None
+        if is_on_gpu:
+            # The next elements come to the host while the step computes.
+            self._part = next(self._turn, None)
+        if self._part is not None and devices.on_gpu(self._part.elements):
+            self._begin_copy(self._part)
+
+    def _begin_copy(self, part: Part) -> None:
+        source = part.elements
+        with devices.using_device_of(source):
+            host = devices.pinned(source.nbytes)
+            devices.copy(source.view(np.uint8), host, devices.current_stream())
+            self._event = devices.recorded_event()
+        self._part = Part(part.param, host)
 
     def _wait(self) -> None:
-        if self._copies:
-            staging.wait([each.event for each in self._copies if each.event])
-            self._copies = []
-
-    def _begin_turn(self, params: Sequence[Any], steps: int) -> None:
-        self._wait()
-        self._next = 0
-        self.equal_at = self._began_at
-        self._began_at = steps
-        if not self._slices or steps >= self._listed_at + UPDATES_OF_A_LIST:
-            self._slices = _slices_of(params)
-            self._listed_at = steps
+        if self._event is not None:
+            staging.wait([self._event])
+            self._event = None
 
 
-def _array_of(param: Any, key: str) -> Any:
-    """Return the array of that key; one of no elements if it is gone."""
-    if key == _VALUE:
-        array = param.array
-    elif key == _MASTER:
-        array = master_of(param)
-    else:
-        array = (param.update_rule.state or {}).get(key)
-    return np.empty(0) if array is None else array
-
-
-def _slices_of(params: Sequence[Any]) -> list[list[Part]]:
-    """Cut all arrays of parameters into slices of equal length."""
-    arrays = []
-    for param in params:
-        state = getattr(param.update_rule, "state", None) or {}
-        moments = [key for key in sorted(state) if is_array(state[key])]
-        for key in [_VALUE, _MASTER, *moments]:
-            whole = Part(param, key, 0, 0)
-            arrays.append((whole, _array_of(param, key)))
-    total = sum([array.nbytes for _, array in arrays])
-    most = max(SLICE_BYTES, -(-total // MOST_SLICES))
-    slices: list[list[Part]] = [[]]
-    room = most
-    for whole, array in arrays:
+def parts_of(params: Sequence[Any]) -> Iterator[Part]:
+    """Yield the parts of all arrays of parameters; each array is looked up for each part."""
+    total = sum([getattr(get(), "nbytes", 0) for _, get in _getters_of(params)])
+    nbytes = max(PART_BYTES, total // MOST_PARTS)
+    for param, get in _getters_of(params):
         start = 0
-        while start < array.size:
-            if room < array.itemsize:
-                slices.append([])
-                room = most
-            stop = min(array.size, start + room // array.itemsize)
-            slices[-1].append(whole._replace(start=start, stop=stop))
-            room -= (stop - start) * array.itemsize
+        array = get()
+        while array is not None and start < array.size:
+            stop = start + max(1, nbytes // array.itemsize)
+            yield Part(param, array.ravel("K")[start:stop])
             start = stop
-    return slices
+            array = get()
 
 
-def _begin_copy(source: Any) -> _Copy:
-    if not devices.on_gpu(source):
-        return _Copy(source, source.copy(), None)
-    with devices.using_device_of(source):
-        host = devices.pinned(source.nbytes)
-        devices.copy(source.view(np.uint8), host, devices.current_stream())
-        return _Copy(source, host, devices.recorded_event())
+def _getters_of(params: Sequence[Any]) -> Iterator[tuple[Any, Callable[[], Any]]]:
+    """Yield each parameter with each function that returns an array of it, or None."""
+    for param in params:
+        yield param, partial(getattr, param, "array")
+        yield param, partial(master_of, param)
+        # A rule has none before its first step.
+        state = getattr(param.update_rule, "state", None) or {}
+        for key in sorted(state):
+            if is_array(state[key]):
+                yield param, partial(state.get, key)

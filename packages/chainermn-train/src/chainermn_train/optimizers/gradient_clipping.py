@@ -9,11 +9,10 @@ from chainer.optimizer_hooks import GradientClipping, GradientLARS
 from chainermn_comm import CommunicatorBase, global_norm
 
 from ..collective_errors import require_communicator
-from ..wrappers import UnpicklableMixin
 from .gradient_set import multiply_gradients
 
 
-class MultiNodeGradientClipping(UnpicklableMixin):
+class MultiNodeGradientClipping:
     """An optimizer hook that scales gradients down to a threshold, over all parts of a model.
 
     It does what ``chainer.optimizer_hooks.GradientClipping`` does in one process that
@@ -77,11 +76,6 @@ def refuse_hooks_by_norm(optimizer: Any, parts: list[tuple[str, Any]]) -> None:
 
 
 def _hooks_of(owner: Any) -> list[Any]:
-    """Return the hooks of an optimizer or update rule; none of one that isn't Chainer's."""
+    """Return the hooks before steps of an optimizer or rule; none of one that isn't Chainer's."""
     hookable = getattr(owner, "_hookable", None)
-    if hookable is None:
-        return []
-    return [
-        *hookable._pre_update_hooks.values(),
-        *hookable._post_update_hooks.values(),
-    ]
+    return list(getattr(hookable, "_pre_update_hooks", {}).values())

@@ -10,7 +10,6 @@ from chainermn_comm import CommunicatorBase, Reducer
 
 from ..background_thread import BackgroundThread, raise_if_any
 from ..profiling import region
-from ..wrappers import UnpicklableMixin
 from .agreement import OPERATION
 from .gradient_set import GradientSet, multiply_gradients, set_scale
 from .parameter_set import ParameterSet
@@ -21,7 +20,7 @@ from .parameter_set import ParameterSet
 PIECE_BYTES = 125 << 10
 
 
-class GradientExchange(UnpicklableMixin):
+class GradientExchange:
     """The exchange of one optimizer, which an update waits for; other kinds are subclasses.
 
     An update computes gradients (:meth:`backward`) and gets a reducer for them

@@ -10,7 +10,7 @@ from typing import Any
 import chainer
 from chainer.backend import get_array_module
 
-from ..optimizer_state import load_arrays, save_arrays
+from ..optimizer_state import saved_value
 from .parameter_set import ParameterSet
 
 
@@ -92,17 +92,25 @@ class GradientSet:
 
     def save(self, serializer: Any) -> None:
         """Save these."""
-        save_arrays(
-            serializer, {each.name: each.grad for each in self.gradients}, self.scale
-        )
+        arrays = serializer["arrays"]
+        for each in self.gradients:
+            if each.grad is not None:
+                arrays(each.name.lstrip("/"), each.grad)
+        if self.scale is not None:
+            serializer("scale", self.scale)
 
     @classmethod
     def load(cls, serializer: Any, target: Any) -> GradientSet:
         """Return those that were saved, of a model's parameters that have their names."""
-        arrays, scale = load_arrays(serializer)
+        scale = saved_value(serializer, "scale")
+        if scale is not None:
+            scale = float(scale)
         loaded = cls.empty(ParameterSet(target), scale)
+        arrays = serializer["arrays"]
         for each in loaded.gradients:
-            each.grad = arrays.get(each.name)
+            grad = saved_value(arrays, each.name.lstrip("/"))
+            if grad is not None:
+                each.grad = each.param.device.send(grad)
         return loaded
 
 

@@ -43,10 +43,25 @@ def join(optimizer: MultiNodeOptimizer, *others: MultiNodeOptimizer) -> Iterator
         RankMismatchError, PeerError: as :meth:`MultiNodeOptimizer.update` raises them.
     """
     optimizers = (optimizer, *others)
-    _require_joinable(optimizers)
-    block = JoinBlock(
-        optimizers[0].communicator, [each._updates for each in optimizers]
-    )
+    for each in optimizers:
+        if not isinstance(each, MultiNodeOptimizer):
+            raise TypeError(
+                f"join needs multi-node optimizers, not {type(each).__name__}"
+            )
+    communicator = optimizer.communicator
+    if any(each.communicator is not communicator for each in others):
+        raise ValueError(
+            "join needs optimizers of one communicator: a rank that has left could not "
+            "take part in updates on two"
+        )
+    if len(set(optimizers)) < len(optimizers):
+        raise ValueError("join was given one optimizer twice")
+    if current_block.get() is not None:
+        raise RuntimeError(
+            "this rank is in a block of join() already: leave the inner one out, or write one "
+            "block for all optimizers, `with join(a, b):`, else ranks wait for each other"
+        )
+    block = JoinBlock(communicator, [each._updates for each in optimizers])
     current_block.set(block)
     try:
         yield
@@ -56,29 +71,3 @@ def join(optimizer: MultiNodeOptimizer, *others: MultiNodeOptimizer) -> Iterator
         raise
     finally:
         current_block.set(None)
-
-
-def _require_joinable(optimizers: tuple[MultiNodeOptimizer, ...]) -> None:
-    for each in optimizers:
-        if not isinstance(each, MultiNodeOptimizer):
-            raise TypeError(
-                f"join needs multi-node optimizers, not {type(each).__name__}"
-            )
-    if any(each.communicator is not optimizers[0].communicator for each in optimizers):
-        raise ValueError(
-            "join needs optimizers of one communicator: a rank that has left could not "
-            "take part in updates on two"
-        )
-    if len({id(each) for each in optimizers}) < len(optimizers):
-        raise ValueError("join was given one optimizer twice")
-    block = current_block.get()
-    if block is None:
-        return
-    if any(block.holds(each._updates) for each in optimizers):
-        raise RuntimeError(
-            "this optimizer is in a block of join() already: leave the inner one out"
-        )
-    raise RuntimeError(
-        "a block of join() inside another one would let ranks wait for each other: write "
-        "one block for all optimizers, `with join(a, b):`"
-    )

@@ -21,9 +21,11 @@ _OPERATION = "join"
 class _News(NamedTuple):
     """What a rank tells the others. Optimizers are counted from 0 in the arguments of join()."""
 
-    due: int | None  # the optimizer that it updates; None once it has left the block
-    unfinished: list[int]  # those that have made updates since their last steps
-    error: str | None  # the exception by which it leaves the block
+    has_left: bool = True  # it has no more examples
+    # The optimizer that it updates; if it has left, one that has yet to make a step of
+    # the updates that it has made.
+    due: int | None = None
+    error: str | None = None  # the exception by which it leaves the block
 
 
 class JoinBlock:
@@ -37,13 +39,9 @@ class JoinBlock:
     def __init__(
         self, communicator: CommunicatorBase, optimizers: list[CollectiveUpdate]
     ) -> None:
-        self.communicator = communicator
         self.optimizers = optimizers
-        self.has_left = False  # whether this rank has no more examples
+        self._communicator = communicator
         self._end: str | None = None  # whose exception has ended the block for all
-
-    def holds(self, optimizer: CollectiveUpdate) -> bool:
-        return any(each is optimizer for each in self.optimizers)
 
     def begin_update(self, optimizer: CollectiveUpdate) -> None:
         """Tell the ranks that this one updates ``optimizer`` (collective).
@@ -52,23 +50,17 @@ class JoinBlock:
             PeerError: an exception ended the block on another rank.
             RankMismatchError: another rank updates another optimizer.
         """
-        if self._end is not None:
-            raise PeerError(self._end)
-        are_due = [each is optimizer for each in self.optimizers]
-        self._exchange(_News(are_due.index(True), [], None))
+        self._exchange(_News(False, self.optimizers.index(optimizer)))
 
     def take_part(self) -> None:
         """Take part in the updates of other ranks until all have left (collective)."""
-        if self._end is not None:  # this rank was told, and went on
-            raise PeerError(self._end)
-        self.has_left = True
         while True:
             unfinished = [
                 number
                 for number, optimizer in enumerate(self.optimizers)
-                if optimizer.has_begun
+                if optimizer.accumulation.num_calls > 0
             ]
-            due = self._exchange(_News(None, unfinished, None))
+            due = self._exchange(_News(due=min(unfinished, default=None)))
             if due is None:
                 return
             # A rank whose update has failed may go on with its next one.
@@ -81,15 +73,17 @@ class JoinBlock:
         Where ranks were about to do something else, that fails on all of them, and they
         are told next.
         """
+        text = describe(error, self._communicator.rank)
         while self._end is None:
             with suppress(PeerError, RankMismatchError):
-                text = describe(error, self.communicator.rank)
-                self._exchange(_News(None, [], text))
+                self._exchange(_News(error=text))
 
     def _exchange(self, news: _News) -> int | None:
         """Return the number of the optimizer to update next, or None if all have left."""
+        if self._end is not None:  # this rank was told, and went on
+            raise PeerError(self._end)
         with mismatch_hint("a block of join()"):
-            all_news = allgather_checked(self.communicator, _OPERATION, lambda: news)
+            all_news = allgather_checked(self._communicator, _OPERATION, lambda: news)
         errors = [
             f"rank {rank} left it by {each.error}"
             for rank, each in enumerate(all_news)
@@ -100,14 +94,15 @@ class JoinBlock:
             for optimizer in self.optimizers:
                 optimizer.accumulation.clear()
             raise PeerError(self._end)
-        due = {each.due for each in all_news if each.due is not None}
+        due: set[int | None] = {each.due for each in all_news if not each.has_left}
         if len(due) > 1:
             name = "the optimizer to update, counted from 0 in the arguments of join()"
-            entries = [[(name, str(each.due))] for each in all_news]
-            raise_if_different(_OPERATION, self.communicator.rank, entries)
-        if not due:
-            due = {number for each in all_news for number in each.unfinished}
-        return min(due, default=None)
+            facts = [{name: each.due} for each in all_news]
+            raise_if_different(_OPERATION, self._communicator.rank, facts)
+        if due:
+            return due.pop()
+        unfinished = [each.due for each in all_news if each.due is not None]
+        return min(unfinished, default=None)
 
 
 # The block that this thread is in.

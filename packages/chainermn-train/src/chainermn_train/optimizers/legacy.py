@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from ..collective_errors import allgather_checked, require_communicator_or_none
-from ..wrappers import AttributeProxy, UnpicklableMixin
+from ..wrappers import AttributeProxy
 from .agreement import OPERATION
 
 
-class _MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
+class _MultiNodeOptimizer(AttributeProxy):
     """A Chainer optimizer whose :meth:`update` takes the mean of all ranks' gradients.
 
     Its own attributes are ``actual_optimizer``, ``communicator``, ``zero_fill`` and

@@ -14,12 +14,12 @@ from chainermn_comm.watchdog import count_update
 
 from ..background_thread import raise_if_any
 from ..optimizer_state import (
-    is_missing,
+    saved_value,
     serialize_masters,
     serialize_settings,
     serialize_state,
 )
-from ..wrappers import AttributeProxy, UnpicklableMixin
+from ..wrappers import AttributeProxy
 from .collective_update import CollectiveUpdate
 from .divided_model import refuse_divided
 from .gradient_exchange import GradientExchange
@@ -37,7 +37,7 @@ _ARGUMENTS = frozenset(
 )
 
 
-class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
+class MultiNodeOptimizer(AttributeProxy):
     """A Chainer optimizer whose :meth:`update` steps along the mean gradient of all ranks.
 
     Every other attribute and method is that of ``actual_optimizer``, to read and to
@@ -106,9 +106,9 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         return self
 
     def __copy__(self) -> MultiNodeOptimizer:
-        twin: MultiNodeOptimizer = super().__copy__()
+        twin = type(self).__new__(type(self))
+        vars(twin).update(vars(self))
         twin._updates = copy(self._updates)
-        twin._updates.be_another()
         return twin
 
     def update(
@@ -240,25 +240,30 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         optimizer = self.actual_optimizer
         exchange = self._updates.exchange
         target = optimizer.target
-        if isinstance(serializer, chainer.Deserializer):  # also where it fails midway
+        comm = self.communicator
+        is_loaded = isinstance(serializer, chainer.Deserializer)
+        if is_loaded:  # also where it fails midway
             self._updates.forget()
         own = serializer["chainermn"]
         serialize_settings(optimizer, own)
         serialize_state(optimizer, serializer)
-        if is_missing(own, "in_flight"):  # Chainer's own snapshot
+        if (
+            is_loaded and saved_value(own, "in_flight") is None
+        ):  # Chainer's own snapshot
             return
         raise_if_any(exchange.failure())
         pending = exchange.pending
         if pending is not None and not pending.is_of(target):
             pending = None  # of a link that was replaced
         has_pending = bool(own("in_flight", int(pending is not None)))
-        if has_pending and isinstance(serializer, chainer.Deserializer):
+        if has_pending and is_loaded:
             exchange.set_pending(GradientSet.load(own["means"], target))
         elif pending is not None:
             pending.save(own["means"])
         serialize_masters(optimizer, own["masters"])
-        comm = self.communicator
-        self._updates.accumulation.serialize(own["group"], target, comm.rank, comm.size)
+        self._updates.accumulation.serialize(
+            own["accumulation"], target, comm.rank, comm.size
+        )
 
     def assume_synchronized(self) -> None:
         """Say that all ranks have the same state: the next update won't give them rank 0's.
@@ -266,7 +271,7 @@ class MultiNodeOptimizer(AttributeProxy, UnpicklableMixin):
         For users who load it on every rank and have made sure that they are equal, as
         ``maybe_load`` of a checkpointer does. Not collective; if a rank doesn't say so,
         the next update does so all the same. Before :meth:`setup` it raises
-        AttributeError.
+        RuntimeError.
         """
         self._updates.state.assume(self.target)
 

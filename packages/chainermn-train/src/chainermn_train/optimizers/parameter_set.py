@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 from ..slots import named_parameters
@@ -12,33 +11,33 @@ class ParameterSet:
     """The parameters that a model had at one time, in the order of their names.
 
     It is a model for a communicator.
+
+    Attributes:
+        target: the model.
+        params: its parameters.
+        uninitialized: those of them that had no values at that time.
+        parts: those of which other ranks hold the rest, with their names.
     """
 
     def __init__(self, target: Any) -> None:
         self.target = target
-        # References are kept, not ids: a new parameter may be given the id of one that
-        # was deleted.
-        self._walk = list(target.params())
         self._named = named_parameters(target)
         self.params = [param for _, param in self._named]
-        # With their names, those of which other ranks hold the rest.
+        self.uninitialized = [it for it in self.params if not it.is_initialized]
         self.parts = [each for each in self._named if _is_part(each[1])]
-        self._uninitialized = [
-            param for param in self._walk if not param.is_initialized
-        ]
+        # Not their ids: a new parameter may be given the id of one that was deleted.
+        self._walk = list(target.params())
 
     def namedparams(self) -> list[tuple[str, Any]]:
         return self._named
 
     def has_new_values(self) -> bool:
         """Return whether a parameter was initialised since."""
-        return any([param.is_initialized for param in self._uninitialized])
+        return any([param.is_initialized for param in self.uninitialized])
 
     def is_still_of(self, target: Any) -> bool:
         """Return whether the model has the same parameters, and none was initialised since."""
-        params = list(target.params())
-        walk = self._walk
-        are_same = len(walk) == len(params) and all(map(operator.is_, walk, params))
+        are_same = list(map(id, self._walk)) == list(map(id, target.params()))
         return are_same and not self.has_new_values()
 
 
