@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from .wrappers import AttributeProxy
 # measured.
 STEPS_PER_SAMPLE_ON_GPU = 16
 
+_UNTIMED = nullcontext()
 # .clock: that of the step which this thread is in; None in a region.
 _thread = threading.local()
 
@@ -71,8 +72,7 @@ class StepClock:
         return time.perf_counter()
 
 
-@contextmanager
-def region(kind: str) -> Iterator[None]:
+def region(kind: str) -> AbstractContextManager[None]:
     """Count the time within as ``'waiting'`` or ``'communication'``, in this thread's timed step.
 
     The exchange of gradients and parameters is communication. Just before it ranks
@@ -81,15 +81,18 @@ def region(kind: str) -> Iterator[None]:
     """
     clock = getattr(_thread, "clock", None)
     if clock is None:
-        yield
-        return
+        return _UNTIMED
+    return _timed(clock, kind)
+
+
+@contextmanager
+def _timed(clock: StepClock, kind: str) -> Iterator[None]:
     _thread.clock = None
     start = clock.now()
     try:
         yield
     finally:
-        seconds = getattr(clock.times, kind) + clock.now() - start
-        setattr(clock.times, kind, seconds)
+        setattr(clock.times, kind, getattr(clock.times, kind) + clock.now() - start)
         _thread.clock = clock
 
 
