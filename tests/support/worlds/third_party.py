@@ -67,9 +67,10 @@ class PlainCommunicator(CommunicatorBase):
     def allreduce_grad(self, model):
         for _, param in sorted(model.namedparams()):
             if param.grad is not None:
-                param.grad = np.asarray(
-                    self.allreduce(param.grad) / self.size, param.grad.dtype
-                )
+                # A sum of float16 would overflow where the mean doesn't.
+                wide = param.grad.astype(np.result_type(param.grad, np.float32))
+                mean = self.allreduce(wide) / self.size
+                param.grad = np.asarray(mean, param.grad.dtype)
 
 
 class Inheriting(PlainCommunicator):
