@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import chainer
 import chainer.functions as F
-import chainer.links as L
 import numpy as np
 import pytest
 from chainer import Variable
 
-from chainermn_modelparallel import MultiNodeChainList, pseudo_connect, recv, send
+from chainermn_modelparallel import pseudo_connect, recv, send
 from tests.modelparallel.device_arrays import Device, received_on_devices
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2)]
@@ -55,21 +53,3 @@ def test_pseudo_connect_reaches_a_delegate_of_another_class():
     x.cleargrad()
     loss.backward()
     np.testing.assert_array_equal(x.grad, [0, 0])
-
-
-def test_a_chain_list_goes_to_and_fro(comm):
-    model = MultiNodeChainList(comm)
-    link = L.Scale(W_shape=(3,))
-    link.W.array = np.full(3, 2, "f").view(Device)
-    link.cleargrads()
-    if comm.rank == 0:
-        model.add_link(link, None, 1)
-        model.add_link(chainer.Sequential(F.square), 1, None)
-        y = model(device(1, 3))
-        y.grad = device(1, 3).array
-        y.backward()
-        np.testing.assert_array_equal(link.W.grad, [16, 16, 16])
-    else:
-        model.add_link(link, 0, 0)
-        model().backward()
-        np.testing.assert_array_equal(link.W.grad, [16, 16, 16])

@@ -45,6 +45,7 @@ ONE = np.ones(1)
 # Shapes of a rank's inputs, by size and rank.
 SHAPES = {
     "one": lambda size, rank: [(2, 3)],
+    "rows": lambda size, rank: [(size, 3)],
     "uneven": lambda size, rank: [((), (0, 2), (3,), (2, 1, 2))[rank]],
     "one for each": lambda size, rank: [
         ((2,), (0, 3), (), (1, 2))[i] for i in range(size)
@@ -63,16 +64,11 @@ def columns(xs: list[list[Variable]]) -> list[list[Variable]]:
 
 # Shapes of a rank's inputs, and its outputs by the communicator and its inputs.
 CALLS: dict[str, tuple[str, Callable[..., Any]]] = {
-    "bcast": ("one", lambda c, x: [bcast(c, x[0])]),
     "bcast from last": ("uneven", lambda c, x: [bcast(c, x[0], c.size - 1)]),
-    "gather": ("uneven", lambda c, x: gather(c, x[0])),
     "gather to last": ("uneven", lambda c, x: gather(c, x[0], root=c.size - 1)),
     "scatter": ("uneven for each", lambda c, x: [scatter(c, x)]),
-    "scatter from last": (
-        "one for each",
-        lambda c, x: [scatter(c, tuple(x), root=c.size - 1)],
-    ),
     "alltoall": ("uneven for each", alltoall),
+    "alltoall of rows": ("rows", lambda c, x: alltoall(c, x[0])),
     "allgather": ("uneven", lambda c, x: allgather(c, x[0])),
     "allreduce": ("one", lambda c, x: [allreduce(c, x[0])]),
     "allreduce, mean": ("one", lambda c, x: [allreduce(c, x[0], op="mean")]),
@@ -80,13 +76,11 @@ CALLS: dict[str, tuple[str, Callable[..., Any]]] = {
 }
 # In one process: all ranks' outputs by all ranks' inputs.
 ALONE: dict[str, Callable[..., Any]] = {
-    "bcast": lambda xs: [xs[0]] * len(xs),
     "bcast from last": lambda xs: [xs[-1]] * len(xs),
-    "gather": lambda xs: [firsts(xs), *([] for _ in xs[1:])],
     "gather to last": lambda xs: [*([] for _ in xs[1:]), firsts(xs)],
     "scatter": lambda xs: [[x] for x in xs[0]],
-    "scatter from last": lambda xs: [[x] for x in xs[-1]],
     "alltoall": columns,
+    "alltoall of rows": lambda xs: columns([[*x] for (x,) in xs]),
     "allgather": lambda xs: [firsts(xs)] * len(xs),
     "allreduce": lambda xs: [[sum(firsts(xs))]] * len(xs),
     "allreduce, mean": lambda xs: [[sum(firsts(xs)) * (1 / len(xs))]] * len(xs),
@@ -101,6 +95,8 @@ def loss_of(outputs: Any, rank: int, dtype: Any) -> Variable:
         return pseudo_connect(outputs, zero)
     loss = zero
     for number, y in enumerate(outputs):
+        if number == 1:  # a result that is unused counts as having zeros
+            continue
         factor = dtype(0.5 + number - rank)
         loss += F.sum(y * y * y) * factor if y.size else F.sum(y)
     return loss
@@ -177,12 +173,12 @@ def test_others_need_not_give_anything_to_have_a_way_back(comm):
     """The root's gradient counts what ranks did with values that they got from it alone."""
     root = comm.size - 1
     x = Variable(np.ones(3)) if comm.rank == root else None
-    y = bcast(comm, x, root)
-    assert y.requires_grad
-    F.sum(y * (comm.rank + 1)).backward()
-    xs = [Variable(np.ones(2)) for _ in range(comm.size)] if comm.rank == root else None
-    F.sum(scatter(comm, xs, root) * (comm.rank + 1)).backward()
-    if x is not None and xs is not None:
+    F.sum(bcast(comm, x, root) * (comm.rank + 1)).backward()
+    xs = [Variable(np.ones(2)) for _ in range(comm.size)]
+    F.sum(
+        scatter(comm, xs if comm.rank == root else None, root) * (comm.rank + 1)
+    ).backward()
+    if comm.rank == root:
         np.testing.assert_array_equal(x.grad, np.full(3, sum(range(comm.size + 1))))
         for rank, each in enumerate(xs):
             np.testing.assert_array_equal(each.grad, np.full(2, rank + 1))
@@ -190,17 +186,11 @@ def test_others_need_not_give_anything_to_have_a_way_back(comm):
 
 @WITH_THIRD_PARTY
 def test_gather_gives_none_off_root_unless_backward_starts_there(comm):
-    found = gather(comm, np.ones(2))
-    assert (found is None) == (comm.rank != 0)
-    with chainer.no_backprop_mode():
-        found = gather(comm, Variable(np.ones(2)))
-    assert (found is None) == (comm.rank != 0)
+    assert (gather(comm, np.ones(2)) is None) == (comm.rank != 0)
     # One rank's gradient is enough, since backward is then collective.
-    found = gather(
-        comm, Variable(np.ones(2)) if comm.rank == comm.size - 1 else np.ones(2)
-    )
+    needs = comm.rank == comm.size - 1
+    found = gather(comm, Variable(np.ones(2), requires_grad=needs))
     if comm.rank == 0:
-        assert isinstance(found, tuple)
         F.sum(sum(found) * 3).backward()
     else:
         assert (found.shape, found.dtype) == ((0,), np.float32)
@@ -209,7 +199,6 @@ def test_gather_gives_none_off_root_unless_backward_starts_there(comm):
 
 def test_without_gradients_nothing_waits(comm):
     y = bcast(comm, np.ones(2, "f"))
-    assert not y.requires_grad
     with chainer.no_backprop_mode():
         assert not allreduce(comm, Variable(np.ones(2, "f"))).requires_grad
     w = Variable(np.ones(2, "f"))
@@ -219,63 +208,40 @@ def test_without_gradients_nothing_waits(comm):
     assert comm.allgather_obj(comm.rank) == list(range(comm.size))
 
 
-def test_results_that_are_unused_count_as_having_zeros(comm):
-    xs = [Variable(np.full(2, 1.0 + i)) for i in range(comm.size)]
-    F.sum(alltoall(comm, xs)[0] * (comm.rank + 1)).backward()
-    for i, x in enumerate(xs):
-        np.testing.assert_array_equal(
-            x.grad, np.full(2, i + 1 if comm.rank == 0 else 0)
-        )
-
-
 @WITH_THIRD_PARTY
 def test_integers_travel_and_have_no_gradient(comm):
-    labels = np.arange(3, dtype=np.int32) + comm.rank
-    for rank, y in enumerate(allgather(comm, Variable(labels))):
-        np.testing.assert_array_equal(y.array, np.arange(3) + rank)
-        assert y.dtype == np.int32
-        assert not y.requires_grad
-    total = allreduce(comm, labels)
-    assert (total.dtype, total.array[0]) == (np.int32, sum(range(comm.size)))
-    # Mixed: floats to rank 0, integers to the others.
+    """Floats to rank 0, integers to the others."""
     x = Variable(np.ones((2, 3), "f"))
-    xs = [x, *(Variable(np.array([1, 0], np.int32)) for _ in range(comm.size - 1))]
-    ys = alltoall(comm, xs)
-    weight = Variable(np.ones((), "f"))
-    loss = F.sum(sum(ys)) if comm.rank == 0 else pseudo_connect(ys[0], weight * 1)
-    loss.backward()
+    labels = [Variable(np.array([1, 0], np.int32)) for _ in range(comm.size - 1)]
+    ys = alltoall(comm, [x, *labels])
+    if comm.rank == 0:
+        F.sum(sum(ys)).backward()
+    else:
+        assert ys[0].dtype == np.int32
+        pseudo_connect(ys[0], Variable(np.zeros((), "f"))).backward()
     np.testing.assert_array_equal(x.grad, np.ones((2, 3)))
-    assert all(each.grad is None for each in xs[1:])
+    assert all(each.grad is None for each in labels)
 
 
 WRONG = [
     (bcast, ("text",), TypeError, "got str"),
     (bcast, (ONE, 9), ValueError, "from 0 to .*got 9"),
     (gather, (ONE, None), ValueError, "root must be an integer.*got None"),
-    (allreduce, (None,), TypeError, "NoneType"),
     (scatter, (), TypeError, "got NoneType"),
-    (alltoall, (np.ones(()),), TypeError, "tuple or list of . values.*got ndarray"),
     (reduce_scatter, ([ONE] * 9,), ValueError, "one for each rank, got"),
     (allreduce, (ONE, "max"), ValueError, 'must be "sum" or "mean"'),
-    (allreduce, (np.ones(1, int), "mean"), TypeError, "taken of floats, got int64"),
     (allgather, (np.array([None]),), TypeError, "Python objects"),
-    (
-        allgather,
-        (chainer.Parameter(name="W"),),
-        ValueError,
-        "x is a parameter that is not init",
-    ),
+    (allgather, (chainer.Parameter(name="W"),), ValueError, "x is a parameter that"),
 ]
 
 
 @pytest.mark.parametrize(("function", "wrong", "error", "text"), WRONG)
 def test_a_wrong_argument_on_one_rank_raises_on_all(comm, function, wrong, error, text):
-    right = (
-        [ONE] * comm.size if function in (scatter, alltoall, reduce_scatter) else ONE
-    )
-    with pytest.raises(error if comm.rank == 0 else PeerError, match=text) as raised:
+    right: Any = ONE
+    if function in (scatter, reduce_scatter):
+        right = [ONE] * comm.size
+    with pytest.raises(error if comm.rank == 0 else PeerError, match=f"rank 0.*{text}"):
         function(comm, *(wrong if comm.rank == 0 else (right,)))
-    assert "rank 0" in str(raised.value)
     usable(comm)
 
 
@@ -290,16 +256,6 @@ def test_a_wrong_argument_does_not_outlive_the_error(comm, function):
     usable(comm)
 
 
-@pytest.mark.parametrize("made", [Variable, np.asarray])
-def test_rows_of_one_variable_or_array_are_as_good_as_a_list(comm, random, made):
-    data = random.standard_normal((comm.size, comm.size, 3))
-    mine = made(data[comm.rank])
-    for y, row in zip(alltoall(comm, mine), data[:, comm.rank], strict=True):
-        np.testing.assert_array_equal(y.array, row)
-    y = scatter(comm, made(data[0]) if comm.rank == 0 else None)
-    np.testing.assert_array_equal(y.array, data[0, comm.rank])
-
-
 def usable(comm: Any) -> None:
     """The communicator still works, and nothing is left over on it."""
     assert [y.array.item() for y in allgather(comm, np.array(comm.rank))] == list(
@@ -308,9 +264,8 @@ def usable(comm: Any) -> None:
 
 
 def test_what_is_no_communicator_is_told():
-    for wrong in (None, "naive", 1):
-        with pytest.raises(TypeError, match="comm must be a communicator"):
-            bcast(wrong, ONE)
+    with pytest.raises(TypeError, match="comm must be a communicator"):
+        bcast(None, ONE)
 
 
 # What rank 0 calls, what the others, and what is told of it.
@@ -329,11 +284,6 @@ MISMATCHES = [
         lambda c: allreduce(c, ONE),
         lambda c: allreduce(c, ONE, "mean"),
         "op: sum on rank 0; mean",
-    ),
-    (
-        lambda c: allreduce(c, ONE),
-        lambda c: allreduce(c, np.ones(2)),
-        r"variable 0: float64 \(1,\) on rank 0; float64 \(2,\) on ranks? 1",
     ),
     (
         lambda c: reduce_scatter(c, [ONE] * c.size),

@@ -126,18 +126,13 @@ def test_a_pair_is_differentiated_twice_as_in_one_process(comm, random, gathered
 @EACH
 def test_copies_and_snapshots_hold_a_ranks_own_part(comm, random, tmp_path, kind):
     link, alone = both(kind, comm)
-    fresh, file = kind(7, 5, comm), tmp_path / f"rank-{comm.rank}.npz"
+    loaded = kind(7, 5, comm)
+    file = tmp_path / f"rank-{comm.rank}.npz"
     chainer.serializers.save_npz(file, link)
-    chainer.serializers.load_npz(file, fresh)
+    chainer.serializers.load_npz(file, loaded)
     taken_over = kind(7, 5, comm, initialW=alone.W.array, initial_bias=alone.b.array)
     x = random.standard_normal((2, 7)).astype("f")
-    for each in (
-        fresh,
-        taken_over,
-        copy.deepcopy(link),
-        link.copy("copy"),
-        link.copy("share"),
-    ):
+    for each in (loaded, taken_over, copy.deepcopy(link), link.copy("copy")):
         assert each.comm is comm
         np.testing.assert_array_equal(each(x).array, link(x).array)
     np.random.seed(11)
@@ -147,48 +142,48 @@ def test_copies_and_snapshots_hold_a_ranks_own_part(comm, random, tmp_path, kind
     np.testing.assert_array_equal(drawn.W.array, whole[part_of_weights(kind, comm)])
 
 
-@EACH
-def test_a_wrong_input_on_one_rank_raises_on_all(comm, kind):
-    link, _ = both(kind, comm)
-    good = np.ones((2, 7), "f")
-    for wrong, error, text in (
+@pytest.mark.parametrize(
+    ("wrong", "error", "text"),
+    [
         (None, TypeError, "got NoneType"),
         (
-            np.ones((2, 6), "f"),
+            np.ones((2, 99), "f"),
             ValueError,
-            r"matrix of 7 columns of float32, got float32 \(2, 6\)",
+            r"matrix of \d columns of float32, got float32 \(2, 99\)",
         ),
         (np.ones((2, 7), "d"), ValueError, "got float64"),
         (np.ones(7, "f"), ValueError, r"got float32 \(7,\)"),
-        (chainer.Parameter(), ValueError, "got a parameter that is not initialised"),
-    ):
-        with pytest.raises(error if comm.rank == 0 else PeerError, match=text):
-            link(wrong if comm.rank == 0 else good)
-    parallel = RowParallelLinear(7, 5, comm, input_is_parallel=True)
-    with pytest.raises((ValueError, PeerError), match=r"got float32 \(2, 99\)"):
-        parallel(np.ones((2, 99 if comm.rank == 0 else parallel.W.shape[1]), "f"))
-    link(good)
+    ],
+)
+@pytest.mark.parametrize("kind", ["columns", "rows", "own rows"])
+def test_a_wrong_input_on_one_rank_raises_on_all(comm, kind, wrong, error, text):
+    if kind == "columns":
+        link = ColumnParallelLinear(7, 5, comm)
+    else:
+        link = RowParallelLinear(7, 5, comm, input_is_parallel=kind == "own rows")
+    right = np.ones((2, link.W.shape[1] if kind == "own rows" else 7), "f")
+    with pytest.raises(error if comm.rank == 0 else PeerError, match=text):
+        link(wrong if comm.rank == 0 else right)
+    link(right)
 
 
 @pytest.mark.sizes(2, 3, 4)
 @EACH
 def test_batches_that_differ_raise_on_all(comm, kind):
     link, _ = both(kind, comm)
-    with pytest.raises(
-        RankMismatchError, match=r"float32 \(2, 7\) on rank 0; float32 \(3, 7\)"
-    ):
+    text = r"float32 \(2, 7\) on rank 0; float32 \(3, 7\)"
+    with pytest.raises(RankMismatchError, match=text):
         link(np.ones((2 if comm.rank == 0 else 3, 7), "f"))
 
 
 def test_wrong_sizes_raise(comm):
-    assert RowParallelLinear(np.int64(8), np.int32(3), comm).W.shape[0] == 3
     with pytest.raises(TypeError, match="comm must be a communicator"):
         ColumnParallelLinear(3, 3, None)
-    for wrong in (None, 0, "3", 2.0):
+    for wrong in (None, 0, 2.0):
         with pytest.raises(ValueError, match="in_size must be an integer"):
             ColumnParallelLinear(wrong, comm.size, comm)
-        with pytest.raises(ValueError, match=r"at least .*one for each rank.*, got"):
-            RowParallelLinear(wrong, 3, comm)
+    with pytest.raises(ValueError, match=r"at least .*one for each rank.*, got 0"):
+        RowParallelLinear(0, 3, comm)
 
 
 class Model(chainer.Chain):
@@ -222,40 +217,27 @@ def clip(optimizer: Any) -> None:
     optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(0.1))
 
 
-def freeze_the_first_layer_of_one_rank(optimizer: Any) -> None:
-    if optimizer.target.hidden.comm.rank == 0:
-        optimizer.target.first.disable_update()
+def freeze(path: str) -> Any:
+    """A change that lets one rank alone keep a parameter that all ranks have alike."""
 
+    def change(optimizer: Any) -> None:
+        if optimizer.target.hidden.comm.rank == 0:
+            param = dict(optimizer.target.namedparams())[path]
+            param.update_rule.enabled = False
 
-def freeze_the_last_layer_of_one_rank(optimizer: Any) -> None:
-    if optimizer.target.hidden.comm.rank == 0:
-        optimizer.target.last.disable_update()
-
-
-def freeze_the_shared_bias_of_one_rank(optimizer: Any) -> None:
-    if optimizer.target.hidden.comm.rank == 0:
-        optimizer.target.output.b.update_rule.enabled = False
+    return change
 
 
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize(
-    "change",
-    [
-        clip,
-        freeze_the_first_layer_of_one_rank,
-        freeze_the_last_layer_of_one_rank,
-        freeze_the_shared_bias_of_one_rank,
-    ],
+    "change", [clip, freeze("/first/W"), freeze("/last/W"), freeze("/output/b")]
 )
 def test_replicas_that_part_raise_at_the_next_step_on_all_ranks(comm, random, change):
     x = random.standard_normal((3, 6)).astype("f")
     model = trained(comm, x, change)
     with pytest.raises(RankMismatchError, match="MultiNodeGradientClipping"):
         model(x).backward()
-    x = np.ones((2, 2), "f")
-    alone = L.Linear(2, 2, initialW=1)
-    again = ColumnParallelLinear(2, comm.size, comm, initialW=1)
-    np.testing.assert_array_equal(again(x).array[:, 0], alone(x).array[:, 0])
+    assert ColumnParallelLinear(6, 8, comm, initialW=1)(x).shape == (3, 8)
 
 
 @pytest.mark.sizes(2, 3, 4)
@@ -298,15 +280,12 @@ def test_unseeded_ranks_raise_unless_they_load_their_part(comm, tmp_path, kind):
 
 @pytest.mark.sizes(2, 3, 4)
 def test_an_optimizer_over_the_ranks_that_divide_a_model_is_refused(comm):
-    class Placed(MultiNodeChainList):
-        def __init__(self) -> None:
-            super().__init__(comm)
-            self.add_link(L.Linear(2, 2), rank_out=comm.rank)
-
+    placed = MultiNodeChainList(comm)
+    placed.add_link(L.Linear(2, 2), rank_out=comm.rank)
     rnn = create_multi_node_n_step_rnn(
         L.NStepGRU(1, 2, 2, 0), comm, rank_out=(comm.rank + 1) % comm.size
     )
-    for model in (Model(comm), Placed(), rnn, copy.deepcopy(rnn)):
+    for model in (Model(comm), placed, copy.deepcopy(rnn)):
         with pytest.raises(ValueError, match=r"held in parts.*comm\.split"):
             create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(model)
     same = comm.split(comm.rank, 0)
@@ -327,18 +306,14 @@ def test_parameters_say_how_ranks_hold_them(comm, random, duplicate):
         name: [each.kind for each in getattr(param, "shardings", ())]
         for name, param in model.namedparams()
     }
-    assert kinds == {
-        "/first/W": [],
-        "/first/b": [],
+    assert {path: each for path, each in kinds.items() if each} == {
         "/hidden/W": ["shard"],
         "/hidden/b": ["shard"],
         "/output/W": ["shard"],
         "/output/b": ["replica"],
-        "/last/W": [],
-        "/last/b": [],
     }
     placed = MultiNodeChainList(comm)
     placed.add_link(model, rank_out=comm.rank)
-    for param in placed.params():
-        (*_, last) = param.shardings
+    for _, param in placed.namedparams():
+        last = param.shardings[-1]
         assert (last.kind, last.group) == ("placed", comm)

@@ -57,14 +57,6 @@ def test_no_delegate_gives_what_an_empty_one_does():
     assert not pseudo_connect(None, data).requires_grad
     F.sum(y**2).backward()
     np.testing.assert_array_equal(x.grad, [2.0, 4.0])
-    x = Variable(np.array(3.0))
-    (gx,) = chainer.grad(
-        [pseudo_connect(None, x) ** 3], [x], enable_double_backprop=True
-    )
-    gx.backward()
-    assert x.grad == 18
-    with chainer.no_backprop_mode():
-        assert pseudo_connect(None, x).creator is None
 
 
 def test_wrong_arguments_raise():

@@ -63,30 +63,16 @@ def test_any_float_array_goes_there_and_its_gradient_back(comm, random, dtype, l
 
 @pytest.mark.sizes(2)
 @pytest.mark.parametrize("force_tuple", [False, True])
-@pytest.mark.parametrize("sent_as", [lambda x: x, lambda x: (x,), lambda x: [x]])
-def test_one_variable_is_a_tuple_only_if_forced(comm, sent_as, force_tuple):
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_one_variable_is_a_tuple_only_if_forced(comm, kind, force_tuple):
     if comm.rank == 0:
         x = Variable(np.ones(2, "f"))
-        send(sent_as(x), comm, 1).backward()
+        send(kind([x]), comm, 1).backward()
         equal(x.grad, np.full(2, 3, "f"))
     else:
         y = recv(comm, 0, force_tuple=force_tuple)
         assert isinstance(y, tuple) == force_tuple
         F.sum((y[0] if force_tuple else y) * 3).backward()
-
-
-@pytest.mark.sizes(3)
-def test_an_unused_output_does_not_leave_the_rank_before_waiting(comm):
-    if comm.rank == 0:
-        x = Variable(np.ones(3, "f"))
-        send(x, comm, 1).backward()
-        equal(x.grad, np.zeros(3, "f"))
-    elif comm.rank == 1:
-        w = Variable(np.ones(3, "f"))
-        send((recv(comm, 0) * 2, w), comm, 2).backward()
-        equal(w.grad, np.ones(3, "f"))
-    else:
-        F.sum(recv(comm, 1)[1]).backward()
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -117,19 +103,13 @@ def test_integers_arrive_and_have_no_gradient(comm):
     """Nobody waits for one either: both ranks know at once, from the message."""
     labels = np.array([1, 0, 2], np.int32)
     if comm.rank == 0:
-        send(labels, comm, 1)
         x = Variable(np.ones((3, 3), "f"))
-        send(
-            (x, Variable(labels), Variable(np.array([True, False]))), comm, 1
-        ).backward()
+        send((x, Variable(labels)), comm, 1).backward()
         assert x.grad.any()
         send(Variable(labels), comm, 1).backward()
     elif comm.rank == 1:
-        alone = recv(comm, 0)
-        equal(alone.array, labels)
-        assert not alone.requires_grad
-        x, t, mask = recv(comm, 0)
-        equal(mask.array, np.array([True, False]))
+        x, t = recv(comm, 0)
+        equal(t.array, labels)
         assert not t.requires_grad
         F.softmax_cross_entropy(x, t).backward()
         assert not recv(comm, 0).requires_grad
@@ -229,31 +209,26 @@ def test_other_kinds_of_messages_are_refused_by_name(comm):
 
 @pytest.mark.sizes(2)
 def test_gradients_take_no_tag_that_users_may_use(comm):
-    """On the tag that gradients had before, and on the greatest: what users send stays theirs."""
-    tags = [32766 if comm.reserved_tag != 32766 else 0, comm.reserved_tag - 1]
-    x = Variable(np.ones(2, "f"))
+    """Not the greatest that is left, either: what users send stays theirs."""
+    tag = comm.reserved_tag - 1
     if comm.rank == 0:
-        delegates = [send(x, comm, 1, tag=tag) for tag in tags]
-        mine = [comm.recv(1, tag) for tag in tags]
-        for delegate in reversed(delegates):
-            delegate.backward()
-        equal(x.grad, np.full(2, 7, "f"))
-        equal(np.array(mine), np.array(tags))
+        x = Variable(np.ones(2, "f"))
+        delegate = send(x, comm, 1, tag=tag)
+        assert comm.recv(1, tag) == 5
+        delegate.backward()
+        equal(x.grad, np.full(2, 3, "f"))
     else:
-        ys = [recv(comm, 0, tag=tag) for tag in tags]
-        (F.sum(ys[0] * 3) + F.sum(ys[1] * 4)).backward()
-        for tag in tags:
-            comm.send(np.array(tag), 0, tag)
+        F.sum(recv(comm, 0, tag=tag) * 3).backward()
+        comm.send(np.array(5), 0, tag)
 
 
 @pytest.mark.sizes(2)
-@pytest.mark.parametrize("several", [False, True])
-def test_a_variable_of_another_layout_raises_before_anything_is_sent(comm, several):
+def test_a_variable_of_another_layout_raises_before_anything_is_sent(comm):
     """Its array has the axes in an order that the receiver would know nothing of."""
     if comm.rank == 0:
         x = Variable(np.ones((1, 2, 3, 4), "f")).as_layout(CUDNN_CHANNEL_LAST_X)
         with pytest.raises(RuntimeError, match="layout"):
-            send((x, x) if several else x, comm, 1)
+            send(x, comm, 1)
         send(np.ones(3), comm, 1)
     else:
         assert recv(comm, 0).shape == (3,)
@@ -263,11 +238,7 @@ WRONG = [
     ("rank", 7, ValueError, "there is no rank 7; ranks go from 0 to"),
     ("rank", -1, ValueError, "there is no rank -1"),
     ("rank", "1", TypeError, "rank must be an integer, got str"),
-    ("rank", 1.0, TypeError, "rank must be an integer, got float"),
-    ("rank", None, TypeError, "rank must be an integer, got NoneType"),
-    ("rank", True, TypeError, "rank must be an integer, got bool"),
     ("tag", -1, ValueError, "tag must be 0 or more"),
-    ("tag", 0.5, TypeError, "tag must be an integer, got float"),
     # As a force_tuple too far.
     ("tag", True, TypeError, "tag must be an integer, got bool"),
 ]
@@ -293,13 +264,15 @@ def test_wrong_arguments_raise_at_once(comm):
         ((), ValueError, "there is nothing to send"),
         ("text", TypeError, "x must be a variable.*got str"),
         ((np.ones(1), 1.0), TypeError, "x must be a variable.*got float"),
-        (chainer.Parameter(name="W"), ValueError, "W is not initialised"),
+        (
+            chainer.Parameter(name="W"),
+            ValueError,
+            "x is a parameter that is not initialised",
+        ),
     ):
         with raises(error, text):
             send(sent, comm, peer)
     with raises(TypeError, "delegate_variable must be .*got int"):
         recv(comm, peer, 3)
-    with pytest.raises(TypeError, match="communicator must be a communicator, got int"):
-        send(x, peer, comm)
     with pytest.raises(TypeError, match="communicator must be a communicator, got str"):
         recv("naive", peer)

@@ -5,6 +5,7 @@ from .arguments import check_edge as check_edge
 from .arguments import check_integer as check_integer
 from .arguments import check_variable as check_variable
 from .collective_nodes import Inputs as Inputs
+from .collective_nodes import apply_collective as apply_collective
 from .collective_nodes import array_specs as array_specs
 from .collectives import (
     allgather,
@@ -15,17 +16,15 @@ from .collectives import (
     reduce_scatter,
     scatter,
 )
-from .control_dependencies import connect_outputs as connect_outputs
+from .control_dependencies import empty_on_device_of as empty_on_device_of
 from .control_dependencies import pseudo_connect
+from .ordered_function import SCOPE as SCOPE
+from .ordered_function import requires_grad_mask as requires_grad_mask
 from .send_recv import recv, send
 from .send_recv import recv_variables as recv_variables
+from .send_recv import send_variables as send_variables
 from .sync_batch_norm import SyncBatchNormFunction as SyncBatchNormFunction
 from .sync_batch_norm import get_communication_backend as get_communication_backend
-from .sync_batch_norm import sync_batch_norm as sync_batch_norm
-from .tensor_parallel_ops import copy_to_region as copy_to_region
-from .tensor_parallel_ops import gather_from_region as gather_from_region
-from .tensor_parallel_ops import reduce_from_region as reduce_from_region
-from .tensor_parallel_ops import split_to_region as split_to_region
 
 # What users may use; the other names are for the links.
 __all__ = [

@@ -64,10 +64,16 @@ def check_integer(name: str, value: Any, this_rank: int) -> int:
 
 
 def check_variable(name: str, x: Any, rank: int) -> Variable:
-    """Return the argument as a variable; raise TypeError if it is neither variable nor array."""
+    """Return the argument as a variable; raise if it is neither variable nor array, or has none."""
     if not isinstance(x, (Variable, *chainer.get_array_types())):
         kind = type(x).__name__
         raise TypeError(
             f"rank {rank}: {name} must be a variable or an array, got {kind}"
         )
-    return chainer.as_variable(x)
+    variable = chainer.as_variable(x)
+    if variable.array is None:
+        raise ValueError(
+            f"rank {rank}: {name} is a parameter that is not initialised yet "
+            f"({variable.name or 'it has no name'})"
+        )
+    return variable

@@ -21,9 +21,8 @@ from .ordered_function import SCOPE
 # What must be equal on all ranks: entries of a name and its values.
 Signature = tuple[tuple[Any, ...], ...]
 
-# The call whose gradients travel, this call's number, and whether this rank needs a
-# gradient and builds a graph.
-_PREFIX = struct.Struct("<qQ??")
+# This call's number, and whether this rank needs a gradient and builds a graph.
+_PREFIX = struct.Struct("<Q??")
 NO_CALL = -1
 _ADVICE = (
     ". Call the same functions in the same order on all ranks; where backward comes to them in "
@@ -41,14 +40,14 @@ class Handshake(NamedTuple):
     payloads: list[bytes]  # each rank's bytes, in rank order
     # Ranks where backward can't run though some rank needs a gradient: it must not run
     # anywhere.
-    without_graph: tuple[int, ...] = ()
+    without_graph: list[int]
 
     def require_graph(self, operation: str, rank: int) -> None:
         """Raise RankMismatchError if backward can't run on this rank, since other ranks' won't."""
         if self.without_graph:
             raise RankMismatchError(
                 f"{operation} on rank {rank}: some ranks need its gradients, but ranks "
-                f"{list(self.without_graph)} don't build a graph; use no_backprop_mode (and "
+                f"{self.without_graph} don't build a graph; use no_backprop_mode (and "
                 "enable_double_backprop) on all ranks or on none"
             )
 
@@ -76,27 +75,23 @@ def handshake(
         PeerError: another rank has an error, as of a ``raise_together``.
     """
     send_pending_cancellations(comm)
-    builds_graph = bool(chainer.config.enable_backprop)
-    prefix = _PREFIX.pack(forward_id, next(_call_numbers), requires_grad, builds_graph)
+    if forward_id != NO_CALL:
+        signature = (("the call", forward_id), *signature)
+    builds_graph = chainer.config.enable_backprop
+    prefix = _PREFIX.pack(next(_call_numbers), requires_grad, builds_graph)
     try:
         rows = comm.handshake(SCOPE + operation, signature, payload=prefix + payload)
     except RankMismatchError as mismatch:
-        if mismatch.entry == "operation":
+        if mismatch.entry in ("operation", "the call"):
             mismatch.args = (f"{mismatch}{_ADVICE}",)
         raise
     prefixes = [_PREFIX.unpack_from(row) for row in rows]
-    forward_ids, numbers, require_grad, build_graph = zip(*prefixes, strict=True)
-    if len(set(forward_ids)) > 1:
-        raise RankMismatchError(
-            f"{operation} on rank {comm.rank}: ranks disagree on the call, which has the "
-            f"numbers {forward_ids} in rank order{_ADVICE}",
-            "call",
-        )
+    numbers, require_grad, build_graph = zip(*prefixes, strict=True)
     without_graph: list[int] = []
     if any(require_grad):
         without_graph = [rank for rank, builds in enumerate(build_graph) if not builds]
     payloads = [row[_PREFIX.size :] for row in rows]
-    call = Handshake(numbers[0], any(require_grad), payloads, tuple(without_graph))
+    call = Handshake(numbers[0], any(require_grad), payloads, without_graph)
     if forward_id != NO_CALL:
         call.require_graph(operation, comm.rank)
     return call

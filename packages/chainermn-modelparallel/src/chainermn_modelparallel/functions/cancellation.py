@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections import deque
-from dataclasses import dataclass
-from weakref import ref
+from weakref import WeakKeyDictionary
 
 from chainermn_comm import CommunicatorBase
 
@@ -29,20 +27,14 @@ REASONS = {
         "it to the loss with pseudo_connect, or send without gradients"
     ),
 }
-# Most that are kept or sent: a user who drops more evaluates a model, and was warned.
+# Most that are sent: a user who drops more evaluates a model, and was warned.
 MAX_CANCELLATIONS = 1000
 
-
-@dataclass(frozen=True)
-class _Dropped:
-    """A message whose receiver was dropped, so that its sender must be told."""
-
-    communicator: ref[CommunicatorBase]
-    peer: int
-    message_id: int
-
-
-_pending: deque[_Dropped] = deque(maxlen=MAX_CANCELLATIONS)
+# Messages whose receiver was dropped, so that their senders must be told: the sender
+# and the message's id.
+_pending: WeakKeyDictionary[CommunicatorBase, list[tuple[int, int]]] = (
+    WeakKeyDictionary()
+)
 _num_sent = 0
 
 
@@ -60,26 +52,17 @@ def send_cancellation(
 
 def send_pending_cancellations(communicator: CommunicatorBase) -> None:
     """Send to other ranks what was dropped here; called before each call that may wait for them."""
-    for _ in range(len(_pending)):
-        dropped = _pending.popleft()
-        owner = dropped.communicator()
-        if owner is communicator:
-            send_cancellation(owner, dropped.peer, dropped.message_id, DROPPED)
-        elif owner is not None:
-            _pending.append(dropped)
+    if _pending:
+        for peer, message_id in _pending.pop(communicator, ()):
+            send_cancellation(communicator, peer, message_id, DROPPED)
 
 
 def warn_dropped_send(rank: int, call: str) -> None:
     """Warn; called by ``__del__``, in the line that drops the last reference."""
-    if sys.is_finalizing():  # what lives until the end was not dropped
-        return
-    warnings.warn(
-        f"rank {rank}: the delegate variable that {call} returned was dropped before "
-        "backward came to it: what was sent gets no gradient. Keep it with pseudo_connect or as "
-        "delegate_variable of the next recv, or call its backward; or send without gradients, "
-        "in no_backprop_mode or the variable's array",
-        RuntimeWarning,
-        stacklevel=3,
+    _warn_dropped(
+        f"rank {rank}: the delegate variable that {call}",
+        "what was sent gets no gradient. Keep it with pseudo_connect or as "
+        "delegate_variable of the next recv, or call its backward",
     )
 
 
@@ -87,15 +70,21 @@ def warn_dropped_recv(
     communicator: CommunicatorBase, peer: int, call: str, message_id: int
 ) -> None:
     """Warn likewise; the next call sends the cancellation, as nothing may be sent here."""
-    if sys.is_finalizing():
+    _pending.setdefault(communicator, []).append((peer, message_id))
+    _warn_dropped(
+        f"rank {communicator.rank}: what {call}",
+        f"backward on rank {peer} gets no gradients. Run backward through it",
+    )
+
+
+def _warn_dropped(what: str, consequence: str) -> None:
+    if sys.is_finalizing():  # what lives until the end was not dropped
         return
-    _pending.append(_Dropped(ref(communicator), peer, message_id))
     warnings.warn(
-        f"rank {communicator.rank}: what {call} returned was dropped before "
-        f"backward came to it: backward on rank {peer} gets no gradients. Run backward through "
-        "it, or send without gradients, in no_backprop_mode or the variable's array",
+        f"{what} returned was dropped before backward came to it: {consequence}; or send "
+        "without gradients, in no_backprop_mode or the variable's array",
         RuntimeWarning,
-        stacklevel=3,
+        stacklevel=4,
     )
 
 

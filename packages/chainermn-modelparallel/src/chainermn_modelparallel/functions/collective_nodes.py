@@ -3,6 +3,12 @@
 What moves arrays between ranks is linear, so backward is the adjoint operation, and so
 on for higher derivatives. The loss that is differentiated is the sum of all ranks'
 losses.
+
+The operations of a region are for ranks that divide one model's arithmetic rather than
+its data. All of them compute the same loss from the same values, so the loss counts
+once: the gradient of a sum over ranks is, for each rank's term, the sum's own gradient,
+of which every rank has a copy; and the gradient of a value that all ranks use is the
+sum of what each of them computes.
 """
 
 from __future__ import annotations
@@ -11,7 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import chainer
 import numpy as np
 from chainer import Variable
 
@@ -21,20 +26,15 @@ from chainermn_comm.errors import raise_together
 from .arguments import check_communicator
 from .call_handshake import NO_CALL, Handshake, Signature, handshake
 from .control_dependencies import (
-    keep_control_dependencies,
-    pseudo_connect,
-    zeros_for_input,
-)
-from .equal_values import check_equal, project, side_by_side
-from .ordered_function import (
-    SCOPE,
     Arrays,
     Gradients,
-    OrderedFunctionNode,
     Variables,
     empty_on_device_of,
-    requires_grad_mask,
+    keep_control_dependencies,
+    zeros_for_input,
 )
+from .equal_values import check_equal, project
+from .ordered_function import SCOPE, OrderedFunctionNode, requires_grad_mask
 
 # Takes the communicator, this rank's arrays and the root; returns this rank's results.
 # Either is empty on ranks that give or get nothing. Collective.
@@ -46,14 +46,6 @@ def _reduce(comm: CommunicatorBase, arrays: Arrays, root: int) -> Arrays:
     return (total,) if comm.rank == root else ()
 
 
-def _allgather(comm: CommunicatorBase, arrays: Arrays, _: int) -> Arrays:
-    return tuple(comm.allgather(arrays[0]))
-
-
-def _allreduce(comm: CommunicatorBase, arrays: Arrays, _: int) -> Arrays:
-    return (comm.allreduce(arrays[0]),)
-
-
 # By name: the operation, and the name of the one for its gradients.
 OPS: dict[str, tuple[Operation, str]] = {
     "bcast": (
@@ -61,27 +53,24 @@ OPS: dict[str, tuple[Operation, str]] = {
         "reduce",
     ),
     "reduce": (_reduce, "bcast"),
-    "gather": (
-        lambda comm, xs, root: tuple(comm.gather(xs[0], root=root) or ()),
-        "scatter",
-    ),
+    "gather": (lambda comm, xs, root: comm.gather(xs[0], root=root) or (), "scatter"),
     "scatter": (
         lambda comm, xs, root: (comm.scatter(xs or None, root=root),),
         "gather",
     ),
-    "alltoall": (lambda comm, xs, _: tuple(comm.alltoall(xs)), "alltoall"),
-    "allgather": (_allgather, "reduce_scatter"),
+    "alltoall": (lambda comm, xs, _: comm.alltoall(xs), "alltoall"),
+    "allgather": (lambda comm, xs, _: comm.allgather(xs[0]), "reduce_scatter"),
     "reduce_scatter": (lambda comm, xs, _: (comm.reduce_scatter(xs),), "allgather"),
-    "allreduce": (_allreduce, "allreduce"),
+    "allreduce": (lambda comm, xs, _: (comm.allreduce(xs[0]),), "allreduce"),
     "mean": (lambda comm, xs, _: (comm.multi_node_mean(xs[0]),), "mean"),
-    # For values that are equal on all ranks, whose loss counts once: see
-    # tensor_parallel_ops.py.
+    # From values that are equal on all ranks to a region that ranks share out: the
+    # values themselves, or this rank's own.
     "copy_to_region": (lambda comm, xs, _: xs, "reduce_from_region"),
-    "reduce_from_region": (_allreduce, "copy_to_region"),
     "split_to_region": (lambda comm, xs, _: (xs[comm.rank],), "gather_from_region"),
-    "gather_from_region": (_allgather, "split_to_region"),
 }
-
+# And back: their sum, or all of them.
+OPS["reduce_from_region"] = (OPS["allreduce"][0], "copy_to_region")
+OPS["gather_from_region"] = (OPS["allgather"][0], "split_to_region")
 
 # Operations whose inputs ranks have alike, forward and backward.
 _TAKE_EQUAL_VALUES = ("copy_to_region", "split_to_region")
@@ -123,7 +112,7 @@ def apply_collective(
         inputs = make_inputs()
         replicas = inputs.replicas
         if op in _TAKE_EQUAL_VALUES:
-            replicas = (side_by_side(inputs.variables), *replicas)
+            replicas += tuple([variable.array for variable in inputs.variables])
         projections = project(replicas)
     signature = inputs.signature
     if inputs.root is not None:
@@ -141,13 +130,13 @@ def apply_collective(
     node = CollectiveFunction(
         comm, inputs.root, len(inputs.variables), operation, call, op
     )
+    arrays = tuple([variable.array for variable in variables])
     if not call.requires_grad:  # on no rank, so backward must not wait here
-        with chainer.using_config("enable_backprop", False):
-            results = node.apply(variables)[:-1]
-        return tuple(Variable(y.array, requires_grad=False) for y in results)
+        results = node.forward(arrays)[:-1]
+        return tuple([Variable(y, requires_grad=False) for y in results])
     # Without an input that requires a gradient, Chainer would not call backward on this
     # rank.
-    leaf = Variable(empty_on_device_of(variables[0].array if variables else None))
+    leaf = Variable(empty_on_device_of((*arrays, None)[0]))
     outputs = node.apply((*variables, leaf))
     return outputs[:-1] or outputs  # the last one is empty
 
@@ -174,8 +163,6 @@ class CollectiveFunction(OrderedFunctionNode):
     operation: str
     call: Handshake
     label: str = ""  # one of `OPS`; Chainer shows it in graphs and reports
-    # After `forward`: shape and dtype of each result; none on ranks that get nothing.
-    specs: tuple[tuple[tuple[int, ...], np.dtype], ...] = ()
 
     def forward(self, inputs: Arrays) -> Arrays:
         run, _ = OPS[self.label]
@@ -183,25 +170,15 @@ class CollectiveFunction(OrderedFunctionNode):
         outputs = tuple(
             np.asarray(y) if isinstance(y, np.generic) else y for y in results
         )
-        self.specs = tuple((y.shape, y.dtype) for y in outputs)
         return self.with_control_output(outputs, like=(*outputs, *inputs, None)[0])
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
         operation = f"backward of {self.operation}"
         self.call.require_graph(operation, self.comm.rank)
-        gradients: Variables = ()
-        for spec, gradient in zip(self.specs, grad_outputs, strict=False):
-            if gradient is None:
-                gradient = Variable(self.xp.zeros(*spec), requires_grad=False)
-            gradients += (gradient,)
-        control: Variables = ()
-        if chainer.config.enable_backprop:
-            control = keep_control_dependencies(
-                grad_outputs[-1:], (self.control_output(),)
-            )
-            gradients = tuple(pseudo_connect(*control, each) for each in gradients)
+        gradients = self.connected_gradients(grad_outputs)
+        control = self.control_gradient(grad_outputs)
         _, adjoint = OPS[self.label]
-        inputs = Inputs(gradients, control, self.root)
+        inputs = Inputs(gradients, () if control is None else (control,), self.root)
         results = apply_collective(
             self.comm, adjoint, lambda: inputs, operation, self.call.call_id
         )
@@ -213,6 +190,7 @@ class CollectiveFunction(OrderedFunctionNode):
             return None
         if index < self.num_inputs:
             return results[index]
-        zeros = zeros_for_input(self, index)
-        # A second backward comes to this rank's part through it.
-        return pseudo_connect(results[0], zeros) if results else zeros
+        zeros = (zeros_for_input(self, index),)
+        # A second backward comes to this rank's part through the results.
+        (connected,) = keep_control_dependencies(results[:1], zeros)
+        return connected

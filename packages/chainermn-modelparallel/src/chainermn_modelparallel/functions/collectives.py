@@ -36,7 +36,7 @@ from chainermn_comm.numbers import integer_between, one_for_each
 
 from .arguments import check_variable
 from .collective_nodes import Inputs, apply_collective, array_specs
-from .ordered_function import Variables
+from .control_dependencies import Variables
 
 
 def bcast(comm: CommunicatorBase, x: Any = None, root: int = 0) -> Variable:
@@ -55,7 +55,9 @@ def bcast(comm: CommunicatorBase, x: Any = None, root: int = 0) -> Variable:
     Returns:
         A variable with the shape and dtype of the root's.
     """
-    return _apply_from_root(comm, "bcast", x, root, lambda: (_variable(comm, "x", x),))
+    return _apply_from_root(
+        comm, "bcast", x, root, lambda: (check_variable("x", x, comm.rank),)
+    )
 
 
 def gather(comm: CommunicatorBase, x: Any, root: int = 0) -> Any:
@@ -77,12 +79,14 @@ def gather(comm: CommunicatorBase, x: Any, root: int = 0) -> Any:
     """
 
     def make_inputs() -> Inputs:
-        return Inputs((_variable(comm, "x", x),), root=_check_root(comm, root))
+        return Inputs(
+            (check_variable("x", x, comm.rank),), root=_check_root(comm, root)
+        )
 
     results = apply_collective(comm, "gather", make_inputs)
     if comm.rank == root:
         return results
-    return results[0] if results else None
+    return next(iter(results), None)
 
 
 def scatter(
@@ -136,7 +140,7 @@ def allgather(comm: CommunicatorBase, x: Any) -> Variables:
         ``comm.size`` variables in rank order, this rank's own included.
     """
     return apply_collective(
-        comm, "allgather", lambda: Inputs((_variable(comm, "x", x),))
+        comm, "allgather", lambda: Inputs((check_variable("x", x, comm.rank),))
     )
 
 
@@ -161,14 +165,12 @@ def allreduce(comm: CommunicatorBase, x: Any, op: str = "sum") -> Variable:
             raise ValueError(
                 f'rank {comm.rank}: op must be "sum" or "mean", got {op!r}'
             )
-        variable = _variable(comm, "x", x)
-        if op == "mean" and variable.dtype.kind != "f":
-            raise TypeError(
-                f"rank {comm.rank}: the mean is taken of floats, got {variable.dtype}"
-            )
-        return Inputs((variable,), signature=(("op", op), *array_specs((variable,))))
+        variables = (check_variable("x", x, comm.rank),)
+        return Inputs(variables, signature=(("op", op), *array_specs(variables)))
 
-    name = "mean" if op == "mean" else "allreduce"
+    name = "allreduce"
+    if op == "mean":
+        name = "mean"
     return apply_collective(comm, name, make_inputs, "allreduce")[0]
 
 
@@ -218,22 +220,9 @@ def _check_root(comm: CommunicatorBase, root: Any) -> int:
     return integer_between(root, 0, comm.size - 1, f"rank {comm.rank}: root")
 
 
-def _variable(comm: CommunicatorBase, name: str, x: Any) -> Variable:
-    """Return what the user gave as a variable; raise if it is none."""
-    variable = check_variable(name, x, comm.rank)
-    if variable.array is None:
-        raise ValueError(
-            f"rank {comm.rank}: {name} is a parameter that is not initialised yet "
-            f"({variable.name or 'it has no name'})"
-        )
-    if variable.dtype.hasobject:
-        raise TypeError(
-            f"rank {comm.rank}: {name} holds Python objects; only numbers can be sent"
-        )
-    return variable
-
-
 def _one_per_rank(comm: CommunicatorBase, xs: Any) -> Variables:
     """Return what the user gave as one variable for each rank; raise if it isn't that."""
     items = one_for_each(xs, comm.rank, comm.size)
-    return tuple(_variable(comm, f"xs[{index}]", x) for index, x in enumerate(items))
+    return tuple(
+        check_variable(f"xs[{index}]", x, comm.rank) for index, x in enumerate(items)
+    )

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import chainer
+import numpy as np
 from chainer import Variable, backend
 
-from .ordered_function import (
-    EMPTY,
-    Arrays,
-    Gradients,
-    Variables,
-    empty_on_device_of,
-)
+Arrays: TypeAlias = tuple[Any, ...]
+Variables: TypeAlias = tuple[Variable, ...]
+Gradients: TypeAlias = tuple[Variable | None, ...]
+
+EMPTY = np.empty(0, np.float32)
 
 
 def pseudo_connect(delegate_variable: Variable | None, *actual_variables: Any) -> Any:
@@ -54,7 +53,7 @@ def pseudo_connect(delegate_variable: Variable | None, *actual_variables: Any) -
         raise TypeError(
             "actual variables must be given one by one: write * before a tuple or list"
         )
-    outputs = connect_all(delegate_variable, actual_variables)
+    outputs = _connect(delegate_variable, actual_variables)
     if len(outputs) > 1:
         return outputs
     if outputs[0].ndim == 0:
@@ -66,44 +65,41 @@ class ScalarVariable(Variable):
     """A variable without dimensions, which is also like a tuple of itself alone.
 
     ChainerMN 1.3 gave a variable (``y = pseudo_connect(...)``), Chainer 7 a tuple of
-    one (``y, = pseudo_connect(...)``): both ways of writing work. It hides no elements.
+    one (``y, = pseudo_connect(...)``): both ways of writing work. No element is hidden.
     """
 
     def __iter__(self) -> Iterator[Variable]:
         yield self
 
     def __getitem__(self, index: Any) -> Any:
-        return (self,)[index] if isinstance(index, int) else super().__getitem__(index)
+        if isinstance(index, int):
+            return (self,)[index]
+        return super().__getitem__(index)
 
 
-def connect_all(delegate: Variable, variables: Arrays) -> Variables:
-    """Return the variables with a control dependency on the delegate; at least one."""
-    first = chainer.as_variable(variables[0]).array
-    inputs = (delegate_on_device_of(first, delegate), *variables)
-    outputs: Variables = PseudoConnect().apply(inputs)
-    return outputs
+def connect_all(delegate: Variable | None, variables: Arrays) -> Variables:
+    """Return the variables, with a control dependency on the delegate if it leads anywhere."""
+    if delegate is None or not delegate.requires_grad or not variables:
+        return variables
+    return _connect(delegate, variables)
 
 
-def connect_outputs(delegate: Variable | None, outputs: Any) -> Any:
-    """Return what a link returned, with a control dependency on the delegate if it needs one."""
-    if delegate is None or not delegate.requires_grad:
-        return outputs
-    if isinstance(outputs, (tuple, list)):
-        return connect_all(delegate, tuple(outputs))
-    return pseudo_connect(delegate, outputs)
-
-
-def keep_control_dependencies(gradients: Gradients, results: Arrays) -> Arrays:
+def keep_control_dependencies(gradients: Gradients, results: Variables) -> Variables:
     """Return what backward returns, depending also on gradients that it got but doesn't use.
 
     They may be what leads a second backward to a communication of the first one.
     """
     if chainer.config.enable_backprop:
         for gradient in gradients:
-            results = tuple(
-                None if x is None else connect_outputs(gradient, x) for x in results
-            )
+            results = connect_all(gradient, results)
     return results
+
+
+def _connect(delegate: Variable, variables: Arrays) -> Variables:
+    first = chainer.as_variable(variables[0]).array
+    inputs = (delegate_on_device_of(first, delegate), *variables)
+    outputs: Variables = PseudoConnect().apply(inputs)
+    return outputs
 
 
 def delegate_on_device_of(array: Any, delegate: Variable) -> Variable:
@@ -111,6 +107,15 @@ def delegate_on_device_of(array: Any, delegate: Variable) -> Variable:
     if chainer.is_arrays_compatible((array, delegate.array)):
         return delegate
     return PseudoConnect(empty_on_device_of(array)).apply((delegate,))[0]
+
+
+def empty_on_device_of(array: Any) -> Any:
+    """Return an array without data, of the array module and device of another."""
+    xp = backend.get_array_module(array)
+    if xp is np:
+        return EMPTY
+    with chainer.using_device(backend.get_device_from_array(array)):
+        return xp.empty_like(array, dtype=np.float32, shape=(0,))
 
 
 def zeros_for_input(function: Any, index: int) -> Variable:
@@ -130,13 +135,10 @@ class PseudoConnect(chainer.FunctionNode):
         return inputs[1:] or (self._empty_array,)
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
-        zeros: Variables = ()
-        if 0 in indexes:
-            zeros = keep_control_dependencies(grad_outputs, (zeros_for_input(self, 0),))
         if len(self.inputs) == 2 and grad_outputs[0] is None:
             # Backward starts here, without a gradient as from delegates, and has to go
             # both ways.
             grad_outputs = (zeros_for_input(self, 1),)
-        return tuple(
-            grad_outputs[index - 1] if index > 0 else zeros[0] for index in indexes
-        )
+        zeros = keep_control_dependencies(grad_outputs, (zeros_for_input(self, 0),))
+        gradients = zeros + grad_outputs
+        return tuple(gradients[index] for index in indexes)

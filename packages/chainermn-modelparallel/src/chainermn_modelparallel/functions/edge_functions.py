@@ -22,8 +22,11 @@ from .cancellation import (
     warn_dropped_send,
 )
 from .control_dependencies import (
-    connect_all,
+    Arrays,
+    Gradients,
+    Variables,
     delegate_on_device_of,
+    empty_on_device_of,
     keep_control_dependencies,
     zeros_for_input,
 )
@@ -35,15 +38,7 @@ from .messages import (
     receive_message,
     send_message,
 )
-from .ordered_function import (
-    SCOPE,
-    Arrays,
-    Gradients,
-    OrderedFunctionNode,
-    Variables,
-    empty_on_device_of,
-    requires_grad_mask,
-)
+from .ordered_function import SCOPE, OrderedFunctionNode, requires_grad_mask
 
 BACKWARD = SCOPE + "backward of "
 # The sends whose gradients may still come, by message id.
@@ -57,16 +52,14 @@ class EdgeFunction(OrderedFunctionNode):
     # Whether backward has to come here, so that it is an error to drop this before.
     backward_expected = False
 
-    def __init__(self, edge: Edge) -> None:
+    def __init__(self, edge: Edge, header: Header) -> None:
         self._edge = edge
+        self._gradient_edge = edge._replace(tag=edge.communicator.reserved_tag)
+        self._header = header  # of the message that was sent or received
 
     @property
     def _call(self) -> str:
         return f"{self._function}(rank={self._edge.peer}, tag={self._edge.tag})"
-
-    @property
-    def _gradient_edge(self) -> Edge:
-        return self._edge._replace(tag=self._edge.communicator.reserved_tag)
 
 
 class SendFunction(EdgeFunction):
@@ -74,12 +67,10 @@ class SendFunction(EdgeFunction):
 
     _function = "send"
 
-    def __init__(self, edge: Edge, message_id: int, mask: bytes) -> None:
-        super().__init__(edge)
-        self._message_id = message_id
-        self._requires_grad_mask = mask
+    def __init__(self, edge: Edge, header: Header) -> None:
+        super().__init__(edge, header)
         self._received: deque[Message] = deque()
-        _pending_sends[message_id] = self
+        _pending_sends[header.message_id] = self
 
     def __del__(self) -> None:
         if self.backward_expected:
@@ -91,26 +82,22 @@ class SendFunction(EdgeFunction):
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
         self.backward_expected = False
         gradients: dict[int, Variable] = {}
-        if 1 in self._requires_grad_mask:
+        needed = self._header.needed
+        if needed:
             message = self._receive_gradients()
-            header = message.header
-            differentiable = chainer.config.enable_backprop
-            if header.differentiable != differentiable or header.cancellation:
-                raise self._no_gradients_error(header)
             # A second backward through the gradients asks for this edge's gradients
             # again.
             delegate = None
-            if 1 in header.requires_grad_mask:
+            if message.header.needed:
                 delegate = self.control_output()
             received, _ = make_outputs(message, self._gradient_edge, delegate)
-            needed = [i for i, bit in enumerate(self._requires_grad_mask) if bit]
             gradients = dict(zip(needed, received, strict=True))
-        # Zeros and not None elsewhere, so that backward reaches what lies before this
-        # edge: other ranks may wait for it.
-        results = tuple(
-            gradients[i] if i in gradients else zeros_for_input(self, i)
-            for i in indexes
-        )
+        for index in indexes:
+            # Zeros and not None elsewhere, so that backward reaches what lies before
+            # this edge: other ranks may wait for it.
+            if index not in gradients:
+                gradients[index] = zeros_for_input(self, index)
+        results = tuple(gradients[index] for index in indexes)
         return keep_control_dependencies(grad_outputs, results)
 
     def _receive_gradients(self) -> Message:
@@ -124,29 +111,34 @@ class SendFunction(EdgeFunction):
                 owner._received.append(message)
             elif not message.header.cancellation:
                 raise unknown_gradient_error(communicator.rank, peer)
-        return self._received.popleft()
+        message = self._received.popleft()
+        self._check_gradients(message.header)
+        return message
 
-    def _no_gradients_error(self, header: Header) -> RankMismatchError:
-        """Return the error of a cancellation, or of gradients with a graph on one rank alone."""
+    def _check_gradients(self, header: Header) -> None:
+        """Raise if there are none, or if one of the two ranks alone makes a graph of them."""
         rank = self._edge.communicator.rank
         peer = self._edge.peer
         call = f"rank {rank}: backward of {self._call}"
         if header.cancellation:
-            return RankMismatchError(
+            raise RankMismatchError(
                 f"{call} gets no gradients: rank {peer} {REASONS[header.cancellation]}"
             )
-        with_graph, without = (peer, rank) if header.differentiable else (rank, peer)
-        return RankMismatchError(
-            f"{call}: rank {with_graph} runs it with enable_double_backprop=True and rank {without}"
-            " without, so a second derivative would lack a part; use it on both ranks"
+        if header.differentiable == chainer.config.enable_backprop:
+            return
+        with_graph = peer if header.differentiable else rank
+        raise RankMismatchError(
+            f"{call}: rank {with_graph} runs it with enable_double_backprop=True and rank "
+            f"{rank + peer - with_graph} without, so a second derivative would lack a part; use "
+            "it on both ranks"
         )
 
 
 class RecvFunction(EdgeFunction):
     """The function of a receive.
 
-    Inputs: the delegate, if there is one, and a leaf that requires a gradient, without
-    which backward might not come here. Outputs: the message's arrays.
+    Input: the delegate if it needs a gradient, else a leaf that does, without which
+    backward might not come here. Outputs: the message's arrays.
     """
 
     _function = "recv"
@@ -155,22 +147,17 @@ class RecvFunction(EdgeFunction):
     not_twice_differentiable = False
 
     def __init__(self, edge: Edge, message: Message) -> None:
-        super().__init__(edge)
-        self._header = message.header
+        super().__init__(edge, message.header)
         self._arrays = message.arrays
-        # Of each output: shape and dtype.
-        self._specs = [(array.shape, array.dtype) for array in message.arrays]
-
-    @property
-    def _message_id(self) -> int:
-        """The id by which the message is answered."""
-        header = self._header
-        return header.reply_id if header.differentiable else header.message_id
+        # The id by which the message is answered.
+        self._answered_id = message.header.message_id
+        if message.header.differentiable:
+            self._answered_id = message.header.reply_id
 
     def __del__(self) -> None:
         if self.backward_expected:
             communicator, peer, _ = self._edge
-            warn_dropped_recv(communicator, peer, self._call, self._message_id)
+            warn_dropped_recv(communicator, peer, self._call, self._answered_id)
 
     def forward(self, inputs: Arrays) -> Arrays:
         arrays = self._arrays
@@ -179,12 +166,13 @@ class RecvFunction(EdgeFunction):
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
         self.backward_expected = False
-        needed = [i for i, bit in enumerate(self._header.requires_grad_mask) if bit]
-        sent: Variable | None = None
+        needed = self._header.needed
+        unused: Gradients = grad_outputs
         if needed and not self._header.not_twice_differentiable:
-            gradients = tuple(self._gradient(i, grad_outputs[i]) for i in needed)
-            is_last = self.not_twice_differentiable or 0 not in indexes
-            sent = self._send_gradients(gradients, is_last)
+            gradients = self.connected_gradients(grad_outputs)
+            sent = self._send_gradients(tuple(gradients[i] for i in needed))
+            unsent = [x for i, x in enumerate(grad_outputs) if i not in needed]
+            unused = (sent, *unsent)
         elif any(grad_outputs[i] is not None for i in needed):
             rank = self._edge.communicator.rank
             peer = self._edge.peer
@@ -195,44 +183,28 @@ class RecvFunction(EdgeFunction):
                 "that a second backward has nothing there to start from. Give recv one, and go on "
                 "from its gradient"
             )
-        if len(self.inputs) == 1:
-            return (None,) * len(indexes)
-        unsent = [x for i, x in enumerate(grad_outputs) if i not in needed]
-        zeros = keep_control_dependencies((sent, *unsent), (zeros_for_input(self, 0),))
-        return tuple(None if index else zeros[0] for index in indexes)
+        return keep_control_dependencies(unused, (zeros_for_input(self, 0),))
 
-    def _gradient(self, index: int, gradient: Variable | None) -> Variable:
-        if gradient is not None:
-            return gradient
-        shape, dtype = self._specs[index]
-        return Variable(self.xp.zeros(shape, dtype), requires_grad=False)
-
-    def _send_gradients(
-        self, gradients: Variables, not_twice_differentiable: bool
-    ) -> Variable | None:
-        """Send the gradients of the outputs that need one; see :class:`Header`.
+    def _send_gradients(self, gradients: Variables) -> Variable | None:
+        """Send the gradients of the outputs that need one.
 
         Returns a delegate variable where they can be differentiated again, else None.
         """
-        label = BACKWARD + self._call
+        header = Header(self._answered_id, requires_grad_mask=bytes(len(gradients)))
+        differentiable = chainer.config.enable_backprop
+        if differentiable:
+            header = Header(
+                self._answered_id,
+                reply_id=next(message_ids),
+                not_twice_differentiable=self.not_twice_differentiable,
+                requires_grad_mask=requires_grad_mask(gradients),
+            )
         arrays = tuple(gradient.array for gradient in gradients)
-        if not chainer.config.enable_backprop:
-            header = Header(self._message_id, bytes(len(gradients)))
-            send_message(header, arrays, self._gradient_edge, label)
+        send_message(header, arrays, self._gradient_edge, BACKWARD + self._call)
+        if not differentiable:
             return None
-        gradients = connect_all(self.control_output(), gradients)
-        header = Header(
-            self._message_id,
-            requires_grad_mask(gradients),
-            reply_id=next(message_ids),
-            not_twice_differentiable=not_twice_differentiable,
-        )
-        send_message(header, arrays, self._gradient_edge, label)
-        node = SendFunction(
-            self._gradient_edge, header.reply_id, header.requires_grad_mask
-        )
-        (delegate,) = node.apply(gradients)
-        return delegate
+        reply = header._replace(message_id=header.reply_id)
+        return SendFunction(self._gradient_edge, reply).apply(gradients)[0]
 
 
 def make_outputs(
@@ -243,17 +215,21 @@ def make_outputs(
     That function, which continues to the delegate, is None if backward has nothing to
     do.
     """
-    mask = message.header.requires_grad_mask
-    constants = tuple(Variable(array, requires_grad=False) for array in message.arrays)
-    is_needed = 1 in mask or (delegate is not None and delegate.requires_grad)
-    if not is_needed or not chainer.config.enable_backprop:
-        return constants, None
-    node = RecvFunction(edge, message)
-    inputs: Arrays = (Variable(empty_on_device_of(message.arrays[0])),)
-    if delegate is not None:
-        inputs = (delegate_on_device_of(message.arrays[0], delegate), *inputs)
-    outputs = node.apply(inputs)[:-1]
-    if delegate is not None:
-        return outputs, node
-    pairs = zip(mask, outputs, constants, strict=True)
-    return tuple(output if bit else constant for bit, output, constant in pairs), node
+    header, arrays = message
+    leads_back = delegate is not None and delegate.requires_grad
+    node: RecvFunction | None = None
+    outputs: Variables = ()
+    if (leads_back or header.needed) and chainer.config.enable_backprop:
+        start = Variable(empty_on_device_of(arrays[0]))
+        if delegate is not None and leads_back:
+            start = delegate_on_device_of(arrays[0], delegate)
+        node = RecvFunction(edge, message)
+        node.not_twice_differentiable = not leads_back
+        outputs = node.apply((start,))
+    variables: Variables = ()
+    for index, array in enumerate(arrays):
+        if node is not None and (leads_back or header.requires_grad_mask[index]):
+            variables += (outputs[index],)
+        else:
+            variables += (Variable(array, requires_grad=False),)
+    return variables, node

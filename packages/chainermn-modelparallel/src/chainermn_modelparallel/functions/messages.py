@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import struct
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import chainer
@@ -18,7 +17,8 @@ from chainer import backend
 
 from chainermn_comm import CommunicatorBase
 
-from .ordered_function import SCOPE, Arrays
+from .control_dependencies import Arrays
+from .ordered_function import SCOPE
 
 # A header begins with it, so that no other metadata is taken for one.
 _MAGIC = b"CMNMSG"
@@ -38,15 +38,12 @@ class Edge(NamedTuple):
     tag: int
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(NamedTuple):
     """What the metadata of a message say."""
 
     # Of the message; of gradients, that of the message that they answer.
     message_id: int
-    # A byte for each array: 1 where the sender's backward will wait for its gradient.
-    requires_grad_mask: bytes = b""
-    # The other fields are of gradients: the id by which they may themselves be answered,
+    # The next three are of gradients: the id by which they may themselves be answered,
     # if backward made a graph of them,
     reply_id: int = NO_REPLY
     # if there will be none, why: a key of `cancellation.REASONS`,
@@ -54,26 +51,21 @@ class Header:
     # and whether a second backward must not reach their sender, which has no variable
     # to start from.
     not_twice_differentiable: bool = False
+    # A byte for each array: 1 where the sender's backward will wait for its gradient.
+    requires_grad_mask: bytes = b""
 
     @property
     def differentiable(self) -> bool:
         """Whether backward made a graph of these gradients."""
         return self.reply_id != NO_REPLY
 
-    def encode(self) -> bytes:
-        """Return it as metadata of a message."""
-        fixed = _FIXED.pack(
-            _MAGIC,
-            self.message_id,
-            self.reply_id,
-            self.cancellation,
-            self.not_twice_differentiable,
-        )
-        return fixed + self.requires_grad_mask
+    @property
+    def needed(self) -> list[int]:
+        """The indexes of the arrays whose gradients the sender's backward will wait for."""
+        return [index for index, bit in enumerate(self.requires_grad_mask) if bit]
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(NamedTuple):
     """What is received: new arrays of any shape, memory order and dtype."""
 
     header: Header
@@ -85,15 +77,16 @@ def _decode_header(metadata: bytes) -> Header:
         raise TypeError(
             f"got metadata {metadata[:20]!r} (now discarded); receive it with recv_with_metadata"
         )
-    _, message_id, *rest = _FIXED.unpack_from(metadata)
-    return Header(message_id, metadata[_FIXED.size :], *rest)
+    _, *fields = _FIXED.unpack_from(metadata)
+    return Header._make([*fields, metadata[_FIXED.size :]])
 
 
 def send_message(
     header: Header, arrays: Arrays, edge: Edge, label: str = SCOPE + "send"
 ) -> None:
     """Send a message to the other rank; reports of the watchdog name the call by the label."""
-    metadata = header.encode()
+    *fields, mask = header
+    metadata = _FIXED.pack(_MAGIC, *fields) + mask
     with chainer.using_device(backend.get_device_from_array(*arrays)):
         edge.communicator.send_with_metadata(
             metadata, arrays, edge.peer, edge.tag, label

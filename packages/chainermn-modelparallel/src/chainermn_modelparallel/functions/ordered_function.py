@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import chainer
-import numpy as np
 from chainer import Variable, backend
+
+from .control_dependencies import (
+    Arrays,
+    Gradients,
+    Variables,
+    connect_all,
+    empty_on_device_of,
+    keep_control_dependencies,
+)
 
 # In reports of the watchdog, before the name of the function that waits.
 SCOPE = "chainermn.functions: "
-EMPTY = np.empty(0, np.float32)
 
-Arrays: TypeAlias = tuple[Any, ...]
-Variables: TypeAlias = tuple[Variable, ...]
-Gradients: TypeAlias = tuple[Variable | None, ...]
+# The highest rank of any function below.
+_last_rank = 0
 
 
 class OrderedFunctionNode(chainer.FunctionNode):
@@ -30,21 +36,24 @@ class OrderedFunctionNode(chainer.FunctionNode):
     """
 
     rank: int
-    _last_rank = 0  # of all these functions
 
     def apply(self, inputs: Arrays) -> Variables:
         """Run `forward` and build the graph."""
+        global _last_rank
         outputs: Variables = super().apply(inputs)
         if self.inputs is not None:  # it is part of a graph
-            self.rank = max(self.rank, OrderedFunctionNode._last_rank + 1)
-            OrderedFunctionNode._last_rank = self.rank
+            self.rank = _last_rank = max(self.rank, _last_rank + 1)
             for output in outputs:
                 output.creator_node = self  # of this depth
         return outputs
 
+    def _check_data_type_forward(self, in_data: Arrays) -> None:
+        """Skip Chainer's check, which takes long and checks nothing: there are no rules here."""
+
     def with_control_output(self, arrays: Arrays, like: Any) -> Arrays:
         """Return outputs, and one without data on the device of ``like``, for `forward`."""
         self.xp = backend.get_array_module(like)
+        self._specs = [(array.shape, array.dtype) for array in arrays]
         self.retain_outputs((len(arrays),))
         return *arrays, empty_on_device_of(like)
 
@@ -58,6 +67,26 @@ class OrderedFunctionNode(chainer.FunctionNode):
         output.retain_data()  # its node may be a new one, which outlives the variable
         return output
 
+    def connected_gradients(self, grad_outputs: Gradients) -> Variables:
+        """Return the gradients of the outputs with data: zeros where there is none.
+
+        A second backward through them comes back to this function.
+        """
+        gradients: Variables = ()
+        for spec, gradient in zip(self._specs, grad_outputs, strict=False):
+            if gradient is None:
+                gradient = Variable(self.xp.zeros(*spec), requires_grad=False)
+            gradients += (gradient,)
+        return connect_all(self.control_gradient(grad_outputs), gradients)
+
+    def control_gradient(self, grad_outputs: Gradients) -> Variable | None:
+        """Return what the gradients depend on where they can be differentiated again, else None."""
+        if not chainer.config.enable_backprop:
+            return None
+        last = grad_outputs[-1:]
+        (control,) = keep_control_dependencies(last, (self.control_output(),))
+        return control
+
 
 def requires_grad_mask(variables: Variables) -> bytes:
     """Return a byte for each variable: 1 where this process needs its gradient."""
@@ -65,12 +94,3 @@ def requires_grad_mask(variables: Variables) -> bytes:
     return bytes(
         [builds_graph and x.requires_grad and x.dtype.kind == "f" for x in variables]
     )
-
-
-def empty_on_device_of(array: Any) -> Any:
-    """Return an array without data, of the array module and device of another."""
-    xp = backend.get_array_module(array)
-    if xp is np:
-        return EMPTY
-    with chainer.using_device(backend.get_device_from_array(array)):
-        return xp.empty_like(array, dtype=np.float32, shape=(0,))

@@ -11,9 +11,10 @@ from chainermn_comm import CommunicatorBase
 
 from .arguments import check_edge, check_variable
 from .cancellation import NO_BACKPROP, send_cancellation, send_pending_cancellations
+from .control_dependencies import Variables, connect_all
 from .edge_functions import RecvFunction, SendFunction, make_outputs
 from .messages import Header, message_ids, receive_message, send_message
-from .ordered_function import Variables, requires_grad_mask
+from .ordered_function import requires_grad_mask
 
 
 def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Variable:
@@ -53,16 +54,27 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Var
         RankMismatchError: by ``backward`` of the result, when the other rank ran its
             ``recv`` in ``chainer.no_backprop_mode()``, or dropped what that returned.
     """
+    return send_variables(x, communicator, rank, tag)
+
+
+def send_variables(
+    x: Any,
+    communicator: CommunicatorBase,
+    rank: int,
+    tag: int = 0,
+    delegate: Variable | None = None,
+) -> Variable:
+    """Do what :func:`send` does; backward of what is sent continues to the delegate, too."""
     edge = check_edge(communicator, rank, tag)
-    variables = _check_variables(x, communicator.rank)
+    variables = connect_all(delegate, _check_variables(x, communicator.rank))
     send_pending_cancellations(communicator)
-    header = Header(next(message_ids), requires_grad_mask(variables))
-    send_message(header, tuple(variable.array for variable in variables), edge)
+    header = Header(next(message_ids), requires_grad_mask=requires_grad_mask(variables))
+    send_message(header, tuple([variable.array for variable in variables]), edge)
     # The graph is built while the other rank works on the message.
-    node = SendFunction(edge, header.message_id, header.requires_grad_mask)
-    (delegate,) = node.apply(variables)
-    node.backward_expected = 1 in header.requires_grad_mask
-    return delegate
+    node = SendFunction(edge, header)
+    outputs = node.apply(variables)
+    node.backward_expected = bool(header.needed)
+    return outputs[0]
 
 
 def _check_variables(x: Any, rank: int) -> Variables:
@@ -70,12 +82,7 @@ def _check_variables(x: Any, rank: int) -> Variables:
     items = x if isinstance(x, (tuple, list)) else (x,)
     if not items:
         raise ValueError(f"rank {rank}: there is nothing to send: x is empty")
-    variables = tuple(check_variable("x", item, rank) for item in items)
-    for variable in variables:
-        if variable.array is None:
-            raise ValueError(
-                f"rank {rank}: {variable.name or 'a parameter'} is not initialised yet"
-            )
+    variables = tuple([check_variable("x", item, rank) for item in items])
     if not chainer.is_arrays_compatible([variable.array for variable in variables]):
         raise TypeError(
             f"rank {rank}: x mixes arrays of CPU and GPU; move them to one device"
@@ -124,7 +131,9 @@ def recv(
         ValueError: there is no such other rank or tag.
     """
     outputs, _ = recv_variables(communicator, rank, delegate_variable, tag)
-    return outputs[0] if len(outputs) == 1 and not force_tuple else outputs
+    if len(outputs) == 1 and not force_tuple:
+        return outputs[0]
+    return outputs
 
 
 def recv_variables(
@@ -132,13 +141,11 @@ def recv_variables(
     rank: int,
     delegate_variable: Variable | None = None,
     tag: int = 0,
-    not_twice_differentiable: bool = False,
 ) -> tuple[Variables, RecvFunction | None]:
     """Return what :func:`recv` does as a tuple, and the function that sends the gradients.
 
-    That is None where there are none to send, and no delegate to continue to. If the
-    delegate variable is ``not_twice_differentiable``, because it leads to no variable
-    of this rank's own, it is as good as none for a second backward.
+    The function is None where there are no gradients to send, and no delegate to
+    continue to.
     """
     edge = check_edge(communicator, rank, tag)
     if delegate_variable is not None and not isinstance(delegate_variable, Variable):
@@ -149,13 +156,9 @@ def recv_variables(
     send_pending_cancellations(communicator)
     message = receive_message(edge)
     header = message.header
-    is_expected = 1 in header.requires_grad_mask
-    if is_expected and not chainer.config.enable_backprop:
-        send_cancellation(communicator, edge.peer, header.message_id, NO_BACKPROP)
     variables, node = make_outputs(message, edge, delegate_variable)
     if node is not None:
-        node.backward_expected = is_expected
-        node.not_twice_differentiable = (
-            not_twice_differentiable or delegate_variable is None
-        )
+        node.backward_expected = bool(header.needed)
+    elif header.needed:  # the sender waits in vain
+        send_cancellation(communicator, edge.peer, header.message_id, NO_BACKPROP)
     return variables, node

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,24 +13,11 @@ from chainer import Variable, backend
 from chainer.backends import cuda
 
 from chainermn_comm import CommunicatorBase
-from chainermn_comm.errors import raise_together
 
-from .arguments import check_communicator
 from .call_handshake import handshake
 from .collectives import allreduce
-from .control_dependencies import (
-    keep_control_dependencies,
-    pseudo_connect,
-    zeros_for_input,
-)
-from .ordered_function import (
-    SCOPE,
-    Arrays,
-    Gradients,
-    OrderedFunctionNode,
-    empty_on_device_of,
-    requires_grad_mask,
-)
+from .control_dependencies import Arrays, Gradients, pseudo_connect
+from .ordered_function import OrderedFunctionNode
 
 NAME = "MultiNodeBatchNormalization"
 BACKENDS = ("auto", "mpi", "nccl")
@@ -59,35 +45,19 @@ def get_communication_backend(comm: Any, communication_backend: str = "auto") ->
     return "mpi" if communication_backend == "auto" else communication_backend
 
 
-def sync_batch_norm(
-    comm: CommunicatorBase,
-    eps: float,
-    make_inputs: Callable[[], tuple[Variable, Variable, Variable, tuple[int, ...]]],
-) -> tuple[Variable, SyncBatchNormFunction]:
-    """Normalize this rank's part of the batch (collective; so is backward, if an x needs it).
-
-    ``make_inputs`` returns x, gamma, beta and the axes that are averaged over, which
-    ascend; what it raises is raised here, and as PeerError on the other ranks. Parts of
-    the batch may be of different sizes, or empty. gamma and beta, the same on all
-    ranks, have the shape that is left of x's without the axes. Returns y, of x's shape
-    and dtype, and the function, which knows the statistics.
-    """
-    comm = check_communicator(comm)
-    with raise_together(comm.handshake, SCOPE + NAME, meet=False):
-        x, gamma, beta, axis = make_inputs()
-    node = SyncBatchNormFunction(comm, eps, axis, requires_grad_mask((x,)) == b"\1")
-    leaf = Variable(empty_on_device_of(x.array))
-    return node.apply((x, gamma, beta, leaf))[0], node
-
-
 @dataclass(eq=False, repr=False)
 class SyncBatchNormFunction(OrderedFunctionNode):
     """Normalizes this rank's part of the batch (collective, with one exchange).
 
+    So is backward, if an x needs it. Parts of the batch may be of different sizes, or
+    empty. The axes that are averaged over ascend; gamma and beta, the same on all
+    ranks, have the shape that is left of x's without them.
+
     Inputs: x, gamma, beta, and an empty leaf that requires a gradient, since one may be
-    needed elsewhere. Output: y. After ``forward``, the same on all ranks: ``count`` of
-    values in a channel, and the whole batch's ``mean`` and ``var`` (without correction
-    for the count), float32 or wider, of x's shape but for axes of length 1 in ``axis``.
+    needed elsewhere. Output: y, of x's shape and dtype. After ``forward``, the same on
+    all ranks: ``count`` of values in a channel, and the whole batch's ``mean`` and
+    ``var`` (without correction for the count), float32 or wider, of x's shape but for
+    axes of length 1 in ``axis``.
     """
 
     label = NAME
@@ -104,15 +74,17 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         xp = backend.get_array_module(x)
         dtype = np.result_type(x.dtype, gamma.dtype, np.float32)
         self._dtype = dtype
-        # Of what is computed for each channel.
-        self._shape = tuple(1 if i in self.axis else n for i, n in enumerate(x.shape))
-        count = x.size // gamma.size if gamma.size else 0
-        mean = x.sum(axis=self.axis, dtype=dtype, keepdims=True) / max(count, 1)
+        count = 0
+        if x.size:
+            count = x.size // gamma.size
+        mean = x.sum(axis=self.axis, dtype=dtype, keepdims=True)
+        mean /= max(count, 1)
+        self._shape = mean.shape  # of what is computed for each channel
         centred = xp.subtract(x, mean, dtype=dtype)
         squares = xp.square(centred).sum(axis=self.axis, keepdims=True)
-        local = xp.concatenate([mean.ravel(), squares.ravel()])
-        statistics = self._combine_statistics(count, cuda.to_cpu(local))
-        self.mean, self.var = xp.asarray(statistics).reshape(2, *self._shape)
+        local = cuda.to_cpu(xp.stack([mean, squares]))
+        statistics = self._combine_statistics(count, local)
+        self.mean, self.var = xp.asarray(statistics)
         centred += mean - self.mean
         self._inv_std = 1 / xp.sqrt(self.var + dtype.type(self.eps))
         centred *= self._inv_std * gamma.reshape(self._shape)
@@ -124,13 +96,13 @@ class SyncBatchNormFunction(OrderedFunctionNode):
 
         ``local`` holds this rank's means, then its sums of squares about them, so that
         no digits are lost where the mean is large. Sums over ranks are taken in
-        float64. What is returned is of its dtype, with a row for each of the two.
+        float64. What is returned is of its shape and dtype.
         """
-        channels = tuple(n for i, n in enumerate(self._shape) if i not in self.axis)
+        channels = np.delete(self._shape, self.axis).tolist()
         self._call = handshake(
             self.comm,
             NAME,
-            (("dtype and channels", local.dtype, channels),),
+            (("dtype and channels", local.dtype, tuple(channels)),),
             requires_grad=self.x_requires_grad,
             payload=_COUNT.pack(count) + local.tobytes(),
         )
@@ -138,7 +110,8 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         counts = [_COUNT.unpack_from(row)[0] for row in rows]
         self.count = sum(counts)
         means, squares = _stack_ranks([row[_COUNT.size :] for row in rows], local)
-        weights = np.array(counts, np.float64)[:, None]
+        weights = np.array(counts, np.float64)
+        weights = weights.reshape(-1, *[1] * len(self._shape))
         per_value = 1 / max(self.count, 1)
         mean = (means * weights).sum(axis=0) * per_value
         deviations = (means - mean) ** 2 * weights
@@ -148,21 +121,16 @@ class SyncBatchNormFunction(OrderedFunctionNode):
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
         self._call.require_graph(f"backward of {NAME}", self.comm.rank)
         x, gamma = self.get_retained_inputs()
-        gy, hidden = grad_outputs
-        if gy is None:
-            gy = zeros_for_input(self, 0)
+        (gy,) = self.connected_gradients(grad_outputs)
         gradients: Gradients
         if chainer.config.enable_backprop:
-            (control,) = keep_control_dependencies((hidden,), (self.control_output(),))
-            gradients = self._differentiable(x, gamma, pseudo_connect(control, gy))
+            gradients = self._differentiable(x, gamma, gy)
         else:
-            arrays = self._gradients(x.array, gamma.array, gy.array)
-            gradients = tuple(
-                None if each is None else Variable(each) for each in arrays
-            )
-        return tuple(gradients[index] if index < 3 else None for index in indexes)
+            gradients = self._gradients(x.array, gamma.array, gy.array)
+        of_inputs = (*gradients, None)  # none of the leaf
+        return tuple(of_inputs[index] for index in indexes)
 
-    def _gradients(self, x: Any, gamma: Any, gy: Any) -> tuple[Any, Any, Any]:
+    def _gradients(self, x: Any, gamma: Any, gy: Any) -> Gradients:
         """Return the gradients of x, gamma and beta; of x only if some rank needs it."""
         xp = backend.get_array_module(x)
         dtype = self._dtype
@@ -173,8 +141,7 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         ggamma = (gy * x_hat).sum(axis=self.axis, keepdims=True)
         gx = None
         if self._call.requires_grad:
-            sums = [(scale * ggamma).ravel(), (scale * gbeta).ravel()]
-            local = cuda.to_cpu(xp.concatenate(sums))
+            local = cuda.to_cpu(xp.stack([scale * ggamma, scale * gbeta]))
             call = handshake(
                 self.comm,
                 f"backward of {NAME}",
@@ -183,15 +150,17 @@ class SyncBatchNormFunction(OrderedFunctionNode):
             )
             means = _stack_ranks(call.payloads, local).sum(axis=1)
             means *= 1 / max(self.count, 1)
-            of_gamma, of_beta = xp.asarray(means.astype(dtype)).reshape(2, *self._shape)
+            of_gamma, of_beta = xp.asarray(means.astype(dtype))
             x_hat *= -of_gamma
             x_hat += scale * gy
             x_hat -= of_beta
             x_hat *= self._inv_std
-            gx = x_hat.astype(x.dtype, copy=False)
-        return gx, *[
-            each.astype(gamma.dtype).reshape(gamma.shape) for each in (ggamma, gbeta)
+            gx = Variable(x_hat.astype(x.dtype, copy=False))
+        parameters = [
+            Variable(each.astype(gamma.dtype).reshape(gamma.shape))
+            for each in (ggamma, gbeta)
         ]
+        return gx, *parameters
 
     def _differentiable(
         self, x: Variable, gamma: Variable, gy: Variable
@@ -239,6 +208,6 @@ class SyncBatchNormFunction(OrderedFunctionNode):
 
 
 def _stack_ranks(payloads: list[bytes], like: np.ndarray) -> np.ndarray:
-    """Return the halves of ranks' arrays, of this one's dtype, as float64 (2, ranks, ...)."""
+    """Return the ranks' arrays of two rows, like this one, as float64 (2, ranks, ...)."""
     flat = np.frombuffer(b"".join(payloads), like.dtype).astype(np.float64)
-    return flat.reshape(len(payloads), 2, like.size // 2).swapaxes(0, 1)
+    return flat.reshape(len(payloads), *like.shape).swapaxes(0, 1)

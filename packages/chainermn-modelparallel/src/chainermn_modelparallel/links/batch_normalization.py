@@ -6,18 +6,22 @@ from typing import Any
 
 import chainer
 import chainer.links as L
-import numpy as np
 from chainer import Variable, backend
 
 from chainermn_comm import CommunicatorBase
+from chainermn_comm.errors import raise_together
 
 from ..functions import (
+    SCOPE,
     SyncBatchNormFunction,
     check_communicator,
     check_variable,
+    empty_on_device_of,
     get_communication_backend,
-    sync_batch_norm,
+    requires_grad_mask,
 )
+
+_OPERATION = SCOPE + SyncBatchNormFunction.label
 
 
 class MultiNodeBatchNormalization(L.BatchNormalization):
@@ -52,7 +56,6 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
         initial_beta: likewise; 0 by default.
         communication_backend: ``"auto"``, ``"mpi"`` or ``"nccl"``. All go by the
             communicator's ``handshake``, through host memory: statistics are small.
-            ``"nccl"`` demands inputs on a GPU.
         axis: what is averaged over, as for :class:`chainer.links.BatchNormalization`.
         initial_avg_mean: likewise.
         initial_avg_var: likewise.
@@ -80,9 +83,19 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
     ) -> None:
         check_communicator(comm)
         get_communication_backend(comm, communication_backend)
-        scaling = (use_gamma, use_beta, initial_gamma, initial_beta)
-        running = (initial_avg_mean, initial_avg_var)
-        super().__init__(size, decay, eps, dtype, *scaling, axis, *running)
+        super().__init__(
+            size,
+            decay,
+            eps,
+            dtype,
+            use_gamma,
+            use_beta,
+            initial_gamma,
+            initial_beta,
+            axis,
+            initial_avg_mean,
+            initial_avg_var,
+        )
         self.comm = comm
         self.communication_backend = communication_backend
 
@@ -100,51 +113,53 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
 
         Raises:
             TypeError: ``x`` is no variable or array of floats, or on another device.
-            ValueError: its shape doesn't fit, or it is not on a GPU as ``"nccl"``
-                demands.
+            ValueError: its shape doesn't fit.
             PeerError: another rank raised one of these.
             RankMismatchError: on all ranks, when they call something else, or channels
                 differ.
         """
         if not chainer.config.train:
             return super().forward(x, finetune=finetune)
-        y, node = sync_batch_norm(self.comm, self.eps, lambda: self._make_inputs(x))
+        with raise_together(self.comm.handshake, _OPERATION, meet=False):
+            x = self._check_input(x)
+            axis = self._check_channels(x)
+        gamma = self.gamma
+        if gamma is None:
+            (gamma,) = self._get_gamma()
+        beta = self.beta
+        if beta is None:
+            (beta,) = self._get_beta()
+        needs_grad = requires_grad_mask((x,)) == b"\1"
+        node = SyncBatchNormFunction(self.comm, self.eps, axis, needs_grad)
+        leaf = Variable(empty_on_device_of(x.array))
+        y, _ = node.apply((x, gamma, beta, leaf))
         if not chainer.config.in_recomputing:
             self._update_running_statistics(node, finetune)
         return y
 
-    def _make_inputs(
-        self, x: Any
-    ) -> tuple[Variable, Variable, Variable, tuple[int, ...]]:
-        x = self._check_input(x)
-        axis = self.axis
+    def _check_channels(self, x: Variable) -> tuple[int, ...]:
+        """Return the axes that are averaged over; raise unless x has them, and the channels."""
+        axis: tuple[int, ...] = self.axis
         if axis is None:  # channels are from the axis after the first on
             axis = (0, *range(self.avg_mean.ndim + 1, x.ndim))
         shape = tuple(n for i, n in enumerate(x.shape) if i not in axis)
-        if self.avg_mean is None and x.ndim > max(axis):
+        has_axes = x.ndim > max(axis)
+        if self.avg_mean is None and has_axes:
             self._initialize_params(shape)
-        known = self.avg_mean
-        if known is None or x.ndim <= max(axis) or shape != known.shape:
-            channels = "channels" if known is None else f"the channels {known.shape}"
+        if not has_axes or shape != self.avg_mean.shape:
+            known = getattr(self.avg_mean, "shape", "(...)")
             raise ValueError(
-                f"rank {self.comm.rank}: x of shape {x.shape} doesn't have {channels} beside the "
-                f"axes {axis}"
+                f"rank {self.comm.rank}: x of shape {x.shape} doesn't have the channels {known} "
+                f"beside the axes {axis}"
             )
-        gamma = self._get_gamma()[0] if self.gamma is None else self.gamma
-        beta = self._get_beta()[0] if self.beta is None else self.beta
-        return x, chainer.as_variable(gamma), chainer.as_variable(beta), axis
+        return axis
 
     def _check_input(self, x: Any) -> Variable:
         rank = self.comm.rank
         x = check_variable("x", x, rank)
-        if x.array is None or x.dtype.kind != "f":
+        if x.dtype.kind != "f":
             raise TypeError(f"rank {rank}: x must be an array of floats")
         module = backend.get_array_module(x.array)
-        if self.communication_backend == "nccl" and module is np:
-            raise ValueError(
-                f'rank {rank}: communication_backend="nccl" needs inputs on a GPU, got a NumPy '
-                'array; use "auto" or "mpi"'
-            )
         if module is not self.xp:
             raise TypeError(
                 f"rank {rank}: x is an array of {module.__name__}, but the link's are of "
@@ -163,9 +178,12 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
             self.N += 1
             decay = 1.0 - 1.0 / self.N
         unbiased = node.count / max(node.count - 1.0, 1.0)
-        shape = self.avg_mean.shape
         with chainer.using_device(self.device):
-            self.avg_mean *= decay
-            self.avg_mean += (1 - decay) * node.mean.reshape(shape)
-            self.avg_var *= decay
-            self.avg_var += (1 - decay) * (node.var * unbiased).reshape(shape)
+            _move(self.avg_mean, node.mean, decay)
+            _move(self.avg_var, node.var * unbiased, decay)
+
+
+def _move(average: Any, value: Any, decay: float) -> None:
+    """Average a batch's statistics into running ones, in place."""
+    average *= decay
+    average += (1 - decay) * value.reshape(average.shape)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
 from chainer import Variable
@@ -17,9 +16,9 @@ from ..functions import (
     check_communicator,
     check_edge,
     check_integer,
-    connect_outputs,
+    pseudo_connect,
     recv_variables,
-    send,
+    send_variables,
 )
 from ..loss_scaling import refuse_unshared_scale
 from .shardings import ShardedLink
@@ -29,8 +28,7 @@ from .shardings import ShardedLink
 Ranks = tuple[int, ...] | None
 
 
-@dataclass(frozen=True)
-class _Route:
+class _Route(NamedTuple):
     """Where a component's arguments come from, and where what it returns goes."""
 
     rank_in: Ranks
@@ -150,8 +148,7 @@ class MultiNodeChainList(ShardedLink, chainer.ChainList):
             raise ValueError(
                 f"rank {here}: add each component with add_link, and at least one"
             )
-        outputs: Any = None
-        has_outputs = False
+        outputs = []
         messages = _Messages(self._comm)
         for link, route in zip(self, self._routes, strict=True):
             arguments = inputs
@@ -159,8 +156,7 @@ class MultiNodeChainList(ShardedLink, chainer.ChainList):
                 arguments = tuple([messages.receive(rank) for rank in route.rank_in])
             returned = link(*arguments)
             if route.rank_out is None:
-                outputs = returned
-                has_outputs = True
+                outputs.append(returned)
                 continue
             for rank in route.rank_out:
                 messages.send(returned, rank)
@@ -169,8 +165,8 @@ class MultiNodeChainList(ShardedLink, chainer.ChainList):
                 f"rank {here}: a component sends to its own rank {here}, and no later one has "
                 f"rank_in={here}"
             )
-        if has_outputs:
-            return _connect_variables(messages.delegate, outputs)
+        if outputs:  # one at most
+            return _connect_variables(messages.delegate, outputs[0])
         return messages.delegate
 
 
@@ -195,15 +191,13 @@ class _Messages:
                     f"no earlier one has rank_out={here} for it"
                 )
             return self.local.popleft()
-        variables, node = recv_variables(
-            self._comm,
-            rank,
-            self.delegate,
-            not_twice_differentiable=not self._sent_first,
-        )
+        variables, node = recv_variables(self._comm, rank, self.delegate)
         if node is not None:
+            node.not_twice_differentiable |= not self._sent_first
             self.delegate = node.control_output()
-        return variables[0] if len(variables) == 1 else variables
+        if len(variables) == 1:
+            return variables[0]
+        return variables
 
     def send(self, returned: Any, rank: int) -> None:
         """Give to a rank what a component returned."""
@@ -211,7 +205,9 @@ class _Messages:
             self.local.append(returned)
             return
         self._sent_first |= self.delegate is None
-        self.delegate = send(connect_outputs(self.delegate, returned), self._comm, rank)
+        self.delegate = send_variables(
+            returned, self._comm, rank, delegate=self.delegate
+        )
 
 
 def _connect_variables(delegate: Variable | None, outputs: Any) -> Any:
@@ -219,12 +215,11 @@ def _connect_variables(delegate: Variable | None, outputs: Any) -> Any:
     if delegate is None or not delegate.requires_grad:
         return outputs
     if isinstance(outputs, Variable):
-        return connect_outputs(delegate, outputs)
+        return pseudo_connect(delegate, outputs)
     if isinstance(outputs, dict):
         connected = copy.copy(outputs)
-        connected.update(
-            (key, _connect_variables(delegate, x)) for key, x in outputs.items()
-        )
+        for key, x in outputs.items():
+            connected[key] = _connect_variables(delegate, x)
         return connected
     if isinstance(outputs, (tuple, list)):
         items = [_connect_variables(delegate, x) for x in outputs]

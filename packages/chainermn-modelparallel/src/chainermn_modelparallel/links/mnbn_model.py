@@ -78,9 +78,10 @@ def create_mnbn_model(
 
 def _is_convertible(link: Any) -> bool:
     """Return whether it is a batch normalization that has a constructor of its own at most."""
-    kinds = type(link).__mro__
-    if L.BatchNormalization not in kinds:
-        return False
-    subclasses = kinds[: kinds.index(L.BatchNormalization)]
-    own = {name for kind in subclasses for name in vars(kind)} - {"_abc_impl"}
-    return "__call__" not in own and all(name.startswith("__") for name in own)
+    for kind in type(link).__mro__:
+        if kind is L.BatchNormalization:
+            return True
+        own = vars(kind).keys() - {"_abc_impl"}
+        if "__call__" in own or not all(name.startswith("__") for name in own):
+            return False
+    return False

@@ -10,7 +10,7 @@ from chainer.links.rnn.n_step_rnn import NStepRNNBase
 
 from chainermn_comm import CommunicatorBase, Sharding
 
-from ..functions import check_edge, connect_outputs, recv_variables, send
+from ..functions import check_edge, recv_variables, send_variables
 from .shardings import ShardedLink
 
 
@@ -117,5 +117,7 @@ class MultiNodeNStepRNN(ShardedLink, chainer.Chain):
         outputs = self.actual_rnn(*(states or (None,) * cells), xs)
         if self.rank_out is None:
             return *outputs, None
-        last_states = connect_outputs(delegate, outputs[:-1])
-        return *outputs, send(last_states, self.communicator, self.rank_out)
+        sent = send_variables(
+            outputs[:-1], self.communicator, self.rank_out, delegate=delegate
+        )
+        return *outputs, sent

@@ -8,6 +8,7 @@ from typing import Any
 
 import chainer
 import chainer.functions as F
+import chainer.links as L
 from chainer import Variable, backend, initializers
 from chainer.backends import cuda
 
@@ -16,13 +17,10 @@ from chainermn_comm.numbers import as_integer
 
 from ..functions import (
     Inputs,
+    apply_collective,
     array_specs,
     check_communicator,
     check_variable,
-    copy_to_region,
-    gather_from_region,
-    reduce_from_region,
-    split_to_region,
 )
 from .shardings import ShardedLink
 
@@ -50,15 +48,14 @@ class _ShardInitializer(chainer.Initializer):
         self.checksum = zlib.crc32(cuda.to_cpu(whole))
 
 
-class _ParallelLinear(ShardedLink):
+class _ParallelLinear(ShardedLink, L.Linear):
     """A :class:`chainer.links.Linear`; each rank keeps a part of it.
 
-    ``_axis`` is the axis of ``W`` that is divided: 0 for the outputs, 1 for the inputs.
-    ``_axis_of_bias`` is that of ``b``, None if every rank has the whole of it.
+    ``_axis`` is the axis of ``W`` that is divided: 0 for the outputs, whose ``b`` is
+    divided likewise; 1 for the inputs, where every rank has the whole of ``b``.
     """
 
     _axis: int
-    _axis_of_bias: int | None
     W: Any
     b: Any
 
@@ -71,20 +68,30 @@ class _ParallelLinear(ShardedLink):
         initialW: Any,
         initial_bias: Any,
     ) -> None:
-        check_communicator(comm)
-        super().__init__()
-        self.comm = comm
-        self.in_size = self._check_size("in_size", in_size, axis=1)
-        self.out_size = self._check_size("out_size", out_size, axis=0)
-        with self.init_scope():
-            self.W = self._draw(initialW, (self.out_size, self.in_size), self._axis)
-            self.b = None
-            if not nobias:
-                bias = 0 if initial_bias is None else initial_bias
-                self.b = self._draw(bias, (self.out_size,), self._axis_of_bias)
+        self.comm = check_communicator(comm)
+        shape = (
+            self._check_size("out_size", out_size, axis=0),
+            self._check_size("in_size", in_size, axis=1),
+        )
+        self._bounds = self._shard_bounds(shape[self._axis])
+        part = [slice(0, size) for size in shape]
+        part[self._axis] = slice(*self._bounds[comm.rank : comm.rank + 2])
+        own_out, own_in = [each.stop - each.start for each in part]
+        if initial_bias is None:
+            initial_bias = 0
+        super().__init__(
+            own_in,
+            own_out,
+            nobias,
+            _ShardInitializer(initialW, shape, tuple(part)),
+            _ShardInitializer(initial_bias, shape[:1], tuple(part[:1])),
+        )
+        self.out_size, self.in_size = shape
 
     def _check_size(self, name: str, size: Any, axis: int) -> int:
-        least = self.comm.size if axis == self._axis else 1
+        least = 1
+        if axis == self._axis:
+            least = self.comm.size
         number = as_integer(size)
         if number is None or number < least:
             raise ValueError(
@@ -93,38 +100,24 @@ class _ParallelLinear(ShardedLink):
             )
         return number
 
-    def _draw(self, whole: Any, shape: tuple[int, ...], axis: int | None) -> Any:
-        """Return a parameter: this rank's part of an array, along the axis if there is one."""
-        part = [slice(size) for size in shape]
-        if axis is not None:
-            bounds = self._shard_bounds()
-            part[axis] = slice(*bounds[self.comm.rank : self.comm.rank + 2])
-        initializer = _ShardInitializer(whole, shape, tuple(part))
-        sizes = [each.stop - (each.start or 0) for each in part]
-        return chainer.Parameter(initializer, tuple(sizes))
-
-    def _shard_bounds(self) -> list[int]:
+    def _shard_bounds(self, size: int) -> list[int]:
         """Return where shards begin, and the end; the first hold the remainder, one each."""
-        size = self.out_size if self._axis == 0 else self.in_size
         each, more = divmod(size, self.comm.size)
         return [each * rank + min(rank, more) for rank in range(self.comm.size + 1)]
 
     def _sharding(self, param: Any) -> Sharding:
-        is_whole = param is self.b and self._axis_of_bias is None
+        is_whole = self._axis == 1 and param is self.b
         return Sharding("replica" if is_whole else "shard", self.comm)
 
     def _check_input(self, x: Any, columns: int) -> Variable:
         x = check_variable("x", x, self.comm.rank)
-        got = "a parameter that is not initialised"
-        if x.array is not None:
-            got = f"{x.dtype} {x.shape}"
-            fits = x.ndim > 1 and math.prod(x.shape[1:]) == columns
-            if fits and x.dtype == self.W.dtype:
-                return F.reshape(x, (len(x), columns))
-        raise ValueError(
-            f"rank {self.comm.rank}: x must be a matrix of {columns} columns of "
-            f"{self.W.dtype}, got {got}"
-        )
+        fits = x.ndim > 1 and math.prod(x.shape[1:]) == columns
+        if not fits or x.dtype != self.W.dtype:
+            raise ValueError(
+                f"rank {self.comm.rank}: x must be a matrix of {columns} columns of "
+                f"{self.W.dtype}, got {x.dtype} {x.shape}"
+            )
+        return F.reshape(x, (len(x), columns))
 
     def _initializers(self) -> list[_ShardInitializer]:
         """Return those of the parameters that this link has drawn."""
@@ -144,13 +137,13 @@ class _ParallelLinear(ShardedLink):
     def _inputs(self, x: Variable) -> Inputs:
         """Return inputs that let ranks compare what they must have alike in this link."""
         checksums = [initializer.checksum for initializer in self._initializers()]
-        replicas = []
-        if self.b is not None and self._axis_of_bias is None:
-            replicas = [self.b.array]
+        replicas: tuple[Any, ...] = ()
+        if self._axis == 1 and self.b is not None:
+            replicas = (self.b.array,)
         return Inputs(
             (x,),
             signature=(*array_specs((x,)), (_DRAWN, *checksums)),
-            replicas=tuple(replicas),
+            replicas=replicas,
         )
 
 
@@ -187,7 +180,6 @@ class ColumnParallelLinear(_ParallelLinear):
     """
 
     _axis = 0
-    _axis_of_bias = 0
 
     def __init__(
         self,
@@ -220,12 +212,16 @@ class ColumnParallelLinear(_ParallelLinear):
             RankMismatchError: on all ranks, when shapes differ or they call something
                 else.
         """
-        whole = copy_to_region(
-            self.comm,
-            lambda: self._inputs(self._check_input(x, self.in_size)),
-        )
-        y = F.linear(whole, self.W, self.b)
-        return gather_from_region(self.comm, y) if self.gather_output else y
+
+        def make_inputs() -> Inputs:
+            return self._inputs(self._check_input(x, self.in_size))
+
+        (whole,) = apply_collective(self.comm, "copy_to_region", make_inputs)
+        y = super().forward(whole)
+        if not self.gather_output:
+            return y
+        parts = apply_collective(self.comm, "gather_from_region", lambda: Inputs((y,)))
+        return F.concat(parts, axis=1)
 
 
 class RowParallelLinear(_ParallelLinear):
@@ -250,7 +246,6 @@ class RowParallelLinear(_ParallelLinear):
     """
 
     _axis = 1
-    _axis_of_bias = None
 
     def __init__(
         self,
@@ -280,16 +275,20 @@ class RowParallelLinear(_ParallelLinear):
             TypeError, ValueError, PeerError, RankMismatchError: as for
                 :meth:`ColumnParallelLinear.forward`.
         """
-        if not self.input_is_parallel:
-            x = split_to_region(
-                self.comm,
-                lambda: self._check_input(x, self.in_size),
-                self._shard_bounds()[1:],
-            )
+
+        def make_parts() -> Inputs:
+            whole = self._check_input(x, self.in_size)
+            parts = F.split_axis(whole, self._bounds[1:-1], 1, force_tuple=True)
+            return Inputs(parts, signature=array_specs((whole,)))
 
         def make_inputs() -> Inputs:
-            columns = self._check_input(x, self.W.shape[1])
+            columns = self._check_input(own, self.W.shape[1])
             return self._inputs(F.linear(columns, self.W))
 
-        y = reduce_from_region(self.comm, make_inputs)
-        return y if self.b is None else y + F.broadcast_to(self.b, y.shape)
+        own = x
+        if not self.input_is_parallel:
+            (own,) = apply_collective(self.comm, "split_to_region", make_parts)
+        (y,) = apply_collective(self.comm, "reduce_from_region", make_inputs)
+        if self.b is None:
+            return y
+        return y + F.broadcast_to(self.b, y.shape)

@@ -14,21 +14,12 @@ class ShardedLink(chainer.Link):
     """A link that hands out its parameters with their ``shardings``.
 
     Copies of a parameter lose the attribute, so the link sets it whenever it hands them
-    out. What links inside of this one say of a parameter stays.
+    out with their names. What links inside of this one say of a parameter stays.
     """
 
     def _sharding(self, param: Any) -> Sharding | None:
         """Return how ranks hold one of the parameters; None if the link doesn't know."""
         raise NotImplementedError
-
-    def params(self, include_uninit: bool = True) -> Iterator[Any]:
-        """Return an iterator over all parameters, as every link does (not collective).
-
-        Those without values come too if ``include_uninit``. It raises nothing.
-        """
-        for param in super().params(include_uninit):
-            self._mark(param)
-            yield param
 
     def namedparams(self, include_uninit: bool = True) -> Iterator[tuple[str, Any]]:
         """Return an iterator over names and parameters, as every link does (not collective).
@@ -36,11 +27,8 @@ class ShardedLink(chainer.Link):
         Those without values come too if ``include_uninit``. It raises nothing.
         """
         for name, param in super().namedparams(include_uninit):
-            self._mark(param)
+            sharding = self._sharding(param)
+            known = getattr(param, "shardings", ())
+            if sharding is not None and sharding not in known:
+                param.shardings = (*known, sharding)
             yield name, param
-
-    def _mark(self, param: Any) -> None:
-        sharding = self._sharding(param)
-        known = getattr(param, "shardings", ())
-        if sharding is not None and sharding not in known:
-            param.shardings = (*known, sharding)
