@@ -167,9 +167,11 @@ class CollectiveFunction(OrderedFunctionNode):
     def forward(self, inputs: Arrays) -> Arrays:
         run, _ = OPS[self.label]
         results = run(self.comm, inputs[: self.num_inputs], self.root or 0)
-        outputs = tuple(
-            np.asarray(y) if isinstance(y, np.generic) else y for y in results
-        )
+        outputs: Arrays = ()
+        for y in results:
+            if isinstance(y, np.generic):
+                y = np.asarray(y)
+            outputs += (y,)
         return self.with_control_output(outputs, like=(*outputs, *inputs, None)[0])
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
@@ -178,7 +180,9 @@ class CollectiveFunction(OrderedFunctionNode):
         gradients = self.connected_gradients(grad_outputs)
         control = self.control_gradient(grad_outputs)
         _, adjoint = OPS[self.label]
-        inputs = Inputs(gradients, () if control is None else (control,), self.root)
+        inputs = Inputs(gradients, root=self.root)
+        if control is not None:
+            inputs = inputs._replace(control_inputs=(control,))
         results = apply_collective(
             self.comm, adjoint, lambda: inputs, operation, self.call.call_id
         )

@@ -139,6 +139,7 @@ class PseudoConnect(chainer.FunctionNode):
             # Backward starts here, without a gradient as from delegates, and has to go
             # both ways.
             grad_outputs = (zeros_for_input(self, 1),)
-        zeros = keep_control_dependencies(grad_outputs, (zeros_for_input(self, 0),))
+        of_delegate = zeros_for_input(self, 0)
+        zeros = keep_control_dependencies(grad_outputs, (of_delegate,))
         gradients = zeros + grad_outputs
         return tuple(gradients[index] for index in indexes)

@@ -204,7 +204,9 @@ class RecvFunction(EdgeFunction):
         if not differentiable:
             return None
         reply = header._replace(message_id=header.reply_id)
-        return SendFunction(self._gradient_edge, reply).apply(gradients)[0]
+        node = SendFunction(self._gradient_edge, reply)
+        (delegate,) = node.apply(gradients)
+        return delegate
 
 
 def make_outputs(

@@ -39,7 +39,9 @@ def _projection_and_norm(array: Any) -> bytes:
     xp = backend.get_array_module(array)
     wide = np.result_type(array.dtype, np.float32)
     matrix = xp.atleast_2d(array.astype(wide, copy=False))
-    along, across = [xp.cos(xp.arange(size, dtype=wide)) for size in matrix.shape]
+    rows, columns = matrix.shape
+    along = xp.cos(xp.arange(rows, dtype=wide))
+    across = xp.cos(xp.arange(columns, dtype=wide))
     projection = along @ (matrix @ across)
     numbers = xp.stack([projection, xp.linalg.norm(matrix)])
     both: bytes = cuda.to_cpu(numbers).astype(np.float64).tobytes()
@@ -60,7 +62,8 @@ def check_equal(
     for array, (projections, norms) in zip(
         arrays, numbers.transpose(1, 2, 0), strict=True
     ):
-        tolerance = np.finfo(array.dtype).eps ** (2 / 3) * norms.max()
+        digits = np.finfo(array.dtype).eps ** (2 / 3)
+        tolerance = digits * norms.max()
         if not np.allclose(projections, projections[0], 0, tolerance, equal_nan=True):
             raise RankMismatchError(
                 f"{operation} on rank {rank}: values of shape {array.shape} differ between "

@@ -55,7 +55,8 @@ class OrderedFunctionNode(chainer.FunctionNode):
         self.xp = backend.get_array_module(like)
         self._specs = [(array.shape, array.dtype) for array in arrays]
         self.retain_outputs((len(arrays),))
-        return *arrays, empty_on_device_of(like)
+        empty = empty_on_device_of(like)
+        return *arrays, empty
 
     def control_output(self) -> Variable:
         """Return the output without data, to connect gradients to.
@@ -83,8 +84,9 @@ class OrderedFunctionNode(chainer.FunctionNode):
         """Return what the gradients depend on where they can be differentiated again, else None."""
         if not chainer.config.enable_backprop:
             return None
-        last = grad_outputs[-1:]
-        (control,) = keep_control_dependencies(last, (self.control_output(),))
+        hidden = grad_outputs[-1]
+        control = self.control_output()
+        (control,) = keep_control_dependencies((hidden,), (control,))
         return control
 
 

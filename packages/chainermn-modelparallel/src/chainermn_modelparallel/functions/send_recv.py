@@ -69,12 +69,13 @@ def send_variables(
     variables = connect_all(delegate, _check_variables(x, communicator.rank))
     send_pending_cancellations(communicator)
     header = Header(next(message_ids), requires_grad_mask=requires_grad_mask(variables))
-    send_message(header, tuple([variable.array for variable in variables]), edge)
+    arrays = tuple([variable.array for variable in variables])
+    send_message(header, arrays, edge)
     # The graph is built while the other rank works on the message.
     node = SendFunction(edge, header)
-    outputs = node.apply(variables)
+    (delegate_variable,) = node.apply(variables)
     node.backward_expected = bool(header.needed)
-    return outputs[0]
+    return delegate_variable
 
 
 def _check_variables(x: Any, rank: int) -> Variables:

@@ -129,7 +129,7 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
         beta = self.beta
         if beta is None:
             (beta,) = self._get_beta()
-        needs_grad = requires_grad_mask((x,)) == b"\1"
+        needs_grad = 1 in requires_grad_mask((x,))
         node = SyncBatchNormFunction(self.comm, self.eps, axis, needs_grad)
         leaf = Variable(empty_on_device_of(x.array))
         y, _ = node.apply((x, gamma, beta, leaf))
