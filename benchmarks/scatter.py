@@ -53,17 +53,18 @@ def make_calls(comm: Any, whole: Any) -> dict[str, Callable[[], Any]]:
     """What is timed, by name; each returns what holds the memory."""
     os.environ["CHAINERMN_USE_BUNDLED"] = "1"  # `import chainermn` is Chainer's own
     import chainermn  # type: ignore[import-untyped,unused-ignore]
+    import numpy as np
 
     from chainermn_comm import create_communicator
     from chainermn_train import scatter_dataset
-    from chainermn_train.datasets.shared_arrays import SharedArray, make_shared_file
+    from chainermn_train.datasets.shared_arrays import SharedBytes
 
-    def shared() -> SharedArray | None:
+    def shared() -> Any:
         if whole is None:
             return None
-        array = SharedArray(0, whole.shape, whole.dtype)
-        array.file = make_shared_file(whole.nbytes, [whole.reshape(-1).view("u1")])
-        return array
+        content = SharedBytes()
+        content.fill(whole.nbytes, [whole.reshape(-1).view("u1")])
+        return np.frombuffer(content.content, whole.dtype).reshape(whole.shape)
 
     ours = create_communicator("hierarchical", comm)
     bundled = chainermn.create_communicator("naive", comm)

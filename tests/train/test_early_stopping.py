@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from chainer import training
 from chainer.training import extensions
-from chainer.training.triggers import EarlyStoppingTrigger
+from chainer.training.triggers import EarlyStoppingTrigger, ManualScheduleTrigger
 
 from chainermn_train.extensions import MultiNodeEarlyStoppingTrigger
 
@@ -56,45 +56,16 @@ def test_it_stops_where_one_process_that_observes_the_mean_would(
 ):
     """Each rank alone would stop somewhere else, or not at all."""
     values = np.random.RandomState(1).rand(comm.size, 30) * 0.1
-    values += np.abs(np.arange(30) - 8) / 8
+    values += np.abs(np.arange(30) - 8) / 8 + np.arange(comm.size)[:, np.newaxis]
     values[:, ::7] += 3  # a bad iteration now and then
-    values = (values + np.arange(comm.size)[:, np.newaxis]) * (
-        1 if mode == "min" else -1
-    )
-    how = {
-        "monitor": "score",
-        "patience": 2,
-        "mode": mode,
-        "max_trigger": (10, "epoch"),
-    }
+    values *= {"min": 1, "max": -1}[mode]
+    how = dict(monitor="score", patience=2, mode=mode, max_trigger=(10, "epoch"))
     expected = stopped_at(EarlyStoppingTrigger(**how), from_one(values.mean(axis=0)))
     assert 9 <= expected < 30
     trigger = MultiNodeEarlyStoppingTrigger(comm, **how)
     assert stopped_at(trigger, from_one(values[comm.rank])) == expected
     assert isinstance(trigger, EarlyStoppingTrigger)
     assert trigger.get_training_length() == (10, "epoch")
-
-
-def test_the_mean_that_is_compared_is_in_the_observation(comm, trainer_for):
-    how = {"max_trigger": (5, "iteration"), "suffix": "/mean"}
-    trigger = EarlyStopping(comm, (2, "iteration"), **how)
-    seen = []
-
-    def stop(trainer):
-        ends = trigger(trainer)
-        seen.append(
-            {k: v for k, v in trainer.observation.items() if k.startswith("score")}
-        )
-        return ends
-
-    stop.get_training_length = trigger.get_training_length
-    values = {1: float(comm.rank), 2: 2.0, 3: 3.0, 4: 4.0}
-    trainer_for(comm, stop, reporting(values)).run()
-    key = "score/mean"
-    mean = ((comm.size - 1) / 2 + 2.0) / 2
-    own = [{"score": value} for value in values.values()]
-    # The trainer asks before it begins, too.
-    assert seen == [{}, own[0], {**own[1], key: mean}, own[2], {**own[3], key: 3.5}, {}]
 
 
 def test_a_rank_that_observes_nothing_counts_nothing(comm, stopped_at):
@@ -115,25 +86,20 @@ def test_ranks_whose_epochs_end_at_different_iterations_check_together(
     comm, trainer_for
 ):
     trigger = EarlyStopping(comm, patience=1, max_trigger=(30, "iteration"))
-    values = from_one([5.0, 4.0, 3.0, 2.0, 1.0] + [9.0] * 30)
+    report = reporting(from_one([5.0, 4.0, 3.0, 2.0, 1.0] + [9.0] * 30))
     mine = np.arange(2 + 4 * (comm.rank % 2), dtype=np.float32)
+    trainer = trainer_for(comm, trigger, report, examples=mine)
     # Rank 0 has an epoch in each iteration; the first that's no better is the sixth.
-    assert (
-        ended(comm, trainer_for(comm, trigger, reporting(values), examples=mine)) == 6
-    )
+    assert ended(comm, trainer) == 6
 
 
 def test_nothing_observed_anywhere_warns_on_rank_0_and_goes_on(
     comm, stopped_at, recwarn
 ):
-    trigger = MultiNodeEarlyStoppingTrigger(
-        comm, monitor="scoer", max_trigger=(2, "epoch")
-    )
-    assert stopped_at(trigger, from_one([1.0] * 6)) == 6
-    told = [
-        str(warning.message) for warning in recwarn if "scoer" in str(warning.message)
-    ]
-    assert told == (["scoer is not in observation"] if comm.rank == 0 else [])
+    trigger = EarlyStopping(comm, max_trigger=(2, "epoch"))
+    assert stopped_at(trigger, {}) == 6
+    told = [str(warning.message) for warning in recwarn]
+    assert ("score is not in observation" in told) == (comm.rank == 0)
 
 
 @pytest.mark.parametrize("at", [4, 6])
@@ -141,21 +107,18 @@ def test_a_resumed_training_stops_where_an_uninterrupted_one_does(
     comm, trainer_for, tmp_path, at
 ):
     """In the middle of an epoch, and at its end, where the trigger is asked after the snapshot."""
-    values = [3.5, 3.0, 2.5, 2.5, 2.0, 1.5, 1.0, 1.0, 9.0, 2.5, 2.5, 2.5] + [3.5] * 18
+    values = [3.5, 3.0, 2.5, 2.5, 2.0, 1.5, 1.0, 1.0, 9.0, *[2.5] * 3, *[3.5] * 18]
 
     def build():
         trigger = EarlyStopping(comm, patience=2, max_trigger=(10, "epoch"))
-        return trainer_for(
-            comm, trigger, reporting(from_one(np.array(values) + comm.rank))
-        )
+        report = reporting(from_one(np.array(values) + comm.rank))
+        return trainer_for(comm, trigger, report)
 
     whole, resumed = build(), build()
-    whole.extend(
-        extensions.snapshot(filename="at_{.updater.iteration}"),
-        trigger=(at, "iteration"),
-    )
+    snapshot = extensions.snapshot(filename="snapshot")
+    whole.extend(snapshot, trigger=ManualScheduleTrigger(at, "iteration"))
     assert ended(comm, whole) == 12
-    chainer.serializers.load_npz(tmp_path / f"at_{at}", resumed, strict=False)
+    chainer.serializers.load_npz(tmp_path / "snapshot", resumed, strict=False)
     assert resumed.updater.iteration == at
     assert ended(comm, resumed) == 12
     assert (
@@ -163,9 +126,11 @@ def test_a_resumed_training_stops_where_an_uninterrupted_one_does(
     )
 
 
-def test_variables_are_taken_and_rank_0_says_that_it_stops(comm, stopped_at, capsys):
+def test_variables_are_taken_and_rank_0_says_that_it_stops(comm, trainer_for, capsys):
+    """The mean that is compared is in the observation."""
     values = from_one([chainer.Variable(np.array(2.0 + comm.rank, np.float16))] * 9)
-    trigger = EarlyStopping(comm, patience=1, verbose=True, max_trigger=(3, "epoch"))
-    assert stopped_at(trigger, values) == 6
-    assert trigger.best == 2 + (comm.size - 1) / 2
+    trigger = EarlyStopping(comm, patience=1, verbose=True, suffix="/mean")
+    trainer = trainer_for(comm, trigger, reporting(values))
+    assert ended(comm, trainer) == 6
+    assert trainer.observation["score/mean"] == 2 + (comm.size - 1) / 2
     assert ("Epoch 2: early stopping" in capsys.readouterr().out) == (comm.rank == 0)

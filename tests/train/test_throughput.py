@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from chainermn_comm import PeerError
-from chainermn_train import DistributedOrderSampler, create_multi_node_optimizer
+from chainermn_train import DistributedOrderSampler
 from chainermn_train.extensions import ThroughputReport
 from tests.support.doubles.simulated_time import SimulatedCommunicator, SimulatedTime
 from tests.support.training.iterators import serial, threads
 from tests.support.training.linear import ScaledMean
-from tests.support.training.trainers import logged, trainer_over
+from tests.support.training.trainers import logged
 
 pytestmark = pytest.mark.world
 
@@ -58,44 +58,41 @@ def test_all_ranks_observe_the_same_and_one_names_the_slowest(
     comm, time = simulated
     slow, size = comm.size - 1, comm.size
     model = Model(lambda: time.sleep(3 if comm.rank == slow else 1))
-    trainer = trainer_for(comm, (2, "epoch"), ThroughputReport(comm), model=model)
+    trainer = trainer_for(comm, (1, "epoch"), ThroughputReport(comm), model=model)
     trainer.extend(
         lambda _: time.sleep(100), name="evaluation", trigger=(1, "iteration")
     )
     waiting = (size - 1) / size * 2 / 3.5
     expected = [2 * size / 3.5, 3.5, 1 - waiting - 0.5 / 3.5, waiting, 0.5 / 3.5, slow]
-    reports = [report_of(entry) for entry in logged(trainer, (1, "epoch"))]
-    for report in reports:
-        assert list(report.values()) == pytest.approx(expected)
-    assert comm.allgather_obj(reports) == [reports] * size
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == (2 if comm.rank == 0 else 0)
-    for line in lines:
-        assert f"{2 * size / 3.5:.1f} examples/s on {size} ranks; a step takes" in line
-        assert f"3,500.0 ms: {100 * expected[2]:.0f} % computing" in line
-        assert f"{100 * waiting:.0f} % waiting, 14 % on the wire; slowest: rank" in line
-        assert f"rank {slow}, which computes {3 * size / (size + 2):.2f} times" in line
+    (report,) = [report_of(entry) for entry in logged(trainer, (1, "epoch"))]
+    assert list(report.values()) == pytest.approx(expected)
+    assert comm.allgather_obj(report) == [report] * size
+    line = (
+        f"epoch 1, iteration 3: {2 * size / 3.5:.1f} examples/s on {size} ranks; a step takes "
+        f"3,500.0 ms: {100 * expected[2]:.0f} % computing, {100 * waiting:.0f} % waiting, 14 % on "
+        f"the wire; slowest: rank {slow}, which computes {3 * size / (size + 2):.2f} times the "
+        "mean\n"
+    )
+    assert capsys.readouterr().out == (line if comm.rank == 0 else "")
 
 
 @pytest.mark.parametrize("kind", [serial, threads])
 @pytest.mark.parametrize("left_over", [0, 1])
-def test_examples_of_a_shared_order_are_counted_once(simulated, kind, left_over):
+def test_examples_of_a_shared_order_are_counted_once(
+    simulated, trainer_for, kind, left_over
+):
     """Each rank has its part of the epoch, though the data set is everybody's."""
     comm, time = simulated
-    model = Model(lambda: time.sleep(1))
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(model)
-    optimizer.assume_synchronized()
+    report = ThroughputReport(comm)
+    trainer = trainer_for(comm, (7, "iteration"), model=Model(lambda: time.sleep(1)))
+    trainer.extend(report, trigger=(3, "iteration"))
     examples = np.ones(6 * comm.size + left_over, np.float32)
     sampler = DistributedOrderSampler(comm, drop_last=True)
-    updater = chainer.training.StandardUpdater(
-        kind(examples, 2, order_sampler=sampler), optimizer
-    )
-    trainer = chainer.training.Trainer(updater, (7, "iteration"))
-    trainer.extend(ThroughputReport(comm))
-    rates = []
-    record = lambda t: rates.append(t.observation["throughput/examples_per_second"])  # noqa: E731
-    trainer.extend(record, name="rates", trigger=(3, "iteration"))
-    trainer.run()
+    iterator = kind(examples, 2, order_sampler=sampler)
+    optimizer = trainer.updater.get_optimizer("main")
+    trainer.updater = chainer.training.StandardUpdater(iterator, optimizer)
+    log = logged(trainer, (3, "iteration"))
+    rates = [entry["throughput/examples_per_second"] for entry in log]
     assert rates == pytest.approx([2 * comm.size / 1.5] * 2)
 
 
@@ -118,9 +115,9 @@ def test_a_resumed_training_reports_on_what_was_done_since(
     log = logged(second, (2, "iteration"))
     assert [entry["iteration"] for entry in log] == [4, 6]
     for entry in log:  # the first of one step, the second of two
-        report = report_of(entry)
-        assert report["seconds_per_step"] == pytest.approx(1.5)
-        assert report["examples_per_second"] == pytest.approx(2 * comm.size / 1.5)
+        assert entry["throughput/seconds_per_step"] == pytest.approx(1.5)
+        rate = entry["throughput/examples_per_second"]
+        assert rate == pytest.approx(2 * comm.size / 1.5)
 
 
 def test_the_trainer_s_parts_are_forwarded_to_and_given_back(comm, trainer_for):
@@ -151,9 +148,10 @@ def test_a_trainer_that_can_not_be_timed_is_told(comm, trainer_for, tmp_path):
     error = TypeError if comm.rank == 1 else PeerError
     with pytest.raises(error, match="has no data set"):
         trainer.run()
+    trainer = trainer_for(comm, (1, "epoch"), ThroughputReport(comm))
     single = chainer.optimizers.SGD().setup(ScaledMean())
-    trainer = trainer_over(np.ones(6, np.float32), 2, single, (1, "epoch"), tmp_path)
-    trainer.extend(ThroughputReport(comm))
+    iterator = trainer.updater.get_iterator("main")
+    trainer.updater = chainer.training.StandardUpdater(iterator, single)
     with pytest.raises(TypeError, match="needs an updater with a multi-node optimizer"):
         trainer.run()
     reports = [ThroughputReport(comm) for _ in range(2)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,6 @@ from ..collective_errors import (
     require_integer,
 )
 from .transfer import scatter_parts
-
-# MPI counts in a C int.
-_LARGEST_BUFFER = 2**31 - 1
 
 
 def scatter_dataset(
@@ -62,7 +58,7 @@ def scatter_dataset(
         seed: from 0 to 2**32 - 1; the same seed gives the same subsets whenever the
             numbers of examples and ranks are the same. None for another order each
             time. Only used by ``root``, as are the following.
-        max_buf_len: bytes of arrays sent at once at most; at most 2147483647.
+        max_buf_len: accepted for scripts of ChainerMN 1.3; messages have 1 MiB at most.
         force_equal_length: give all ranks the same number of examples, so that they do
             the same number of iterations in an epoch; if the number of examples is not
             divisible by the number of ranks, up to one example a rank then goes to two
@@ -83,9 +79,6 @@ def scatter_dataset(
     """
     with _chainermn_communicator(comm, "scatter_dataset") as communicator:
         with raise_together(communicator.handshake, "scatter_dataset") as call:
-            require_integer("max_buf_len", max_buf_len, 1, _LARGEST_BUFFER)
-            if seed is not None:
-                require_integer("seed", seed, 0, 2**32 - 1)
             index = require_integer("root", root, 0, communicator.size - 1)
             shares = None
             order = None
@@ -100,7 +93,7 @@ def scatter_dataset(
                     for rank in range(size)
                 ]
             call.signature = (("root", index),)
-        return scatter_parts(communicator, index, dataset, shares, order, max_buf_len)
+        return scatter_parts(communicator, index, dataset, shares, order)
 
 
 def scatter_index(
@@ -127,8 +120,12 @@ def scatter_index(
         with raise_together(communicator.handshake, "scatter_index") as call:
             index = require_integer("root", root, 0, communicator.size - 1)
             call.signature = (("root", index),)
-        find_count = partial(require_integer, "n_total_samples", n_total_samples, 0)
-        count = bcast_checked(communicator, "scatter_index", find_count, root)
+        count = bcast_checked(
+            communicator,
+            "scatter_index",
+            lambda: require_integer("n_total_samples", n_total_samples, 0),
+            index,
+        )
         return _share(count, communicator.rank, communicator.size, force_equal_length)
 
 

@@ -45,20 +45,14 @@ def share_dataset(dataset: Any, comm: CommunicatorBase, root: int = 0) -> Any:
         if comm.rank == root:
             count = length_of(dataset, root)
         call.signature = (("root", root),)
-    # One rank of each node gets all examples, on that of the root the root itself.
-    ranks = comm.allgather_obj((comm.inter_rank, comm.intra_rank))
-    leaders = dict.fromkeys(range(comm.inter_size), 0)
-    root_node, root_in_node = ranks[root]
-    leaders[root_node] = root_in_node
+    # The first rank of each node gets all examples.
+    leads = comm.allgather_obj(comm.intra_rank == 0)
     shares = None
     if comm.rank == root:
-        shares = [(0, 0)] * comm.size
-        for rank, (node, rank_in_node) in enumerate(ranks):
-            if leaders[node] == rank_in_node:
-                shares[rank] = (0, count)
+        shares = [(0, count if is_first else 0) for is_first in leads]
     part = scatter_parts(comm, root, dataset, shares)
     with (
         comm.split(comm.inter_rank, comm.rank) as node,
         raise_together(comm.handshake, _OPERATION),
     ):
-        return node.bcast_obj(part._dataset, root=leaders[comm.inter_rank])
+        return node.bcast_obj(part._dataset)

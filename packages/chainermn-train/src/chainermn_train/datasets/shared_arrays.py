@@ -25,70 +25,68 @@ MEMORY_FOLDER = "/dev/shm"
 # free.
 LEFT_FREE_BYTES = 32 << 20
 _LINE_BYTES = 64  # arrays begin at cache lines
-_COMPARED_BYTES = 1 << 20
 
 # Python names this flag from 3.13 on. Pages that are never written to need no memory
 # set aside.
 _MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
-class SharedFile:
-    """A nameless file that is mapped here; what this process writes to ``map`` stays its own.
+class SharedBytes:
+    """The bytes of a data set's arrays: in a nameless file, or in this process until then.
 
     A pickle or a copy maps the same file: the same user's processes on this machine can
-    load it, while this process has the data set. If this process has written to the
-    mapping, the bytes are put into another file first.
+    load it, while this process has the data set. If the bytes are in no file yet, or
+    this process has written to its mapping, they are put into a new file first.
+
+    Attributes:
+        content: a buffer of the bytes, whose length is a multiple of _LINE_BYTES. What
+            this process writes to it stays its own.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        """Own an open file, which isn't empty."""
-        self.descriptor = descriptor
-        # An array in it keeps the memory mapped.
-        self.map = mmap.mmap(descriptor, 0, mmap.MAP_PRIVATE | _MAP_NORESERVE)
-        weakref.finalize(self.map, os.close, descriptor)
+    content: Any = b""
+    _descriptor: Any = None  # of the file, if there is one
+
+    def map(self, descriptor: int) -> None:
+        """Have the bytes of an open file that isn't empty; the descriptor is owned then."""
+        self._descriptor = descriptor
+        # An array in the mapping keeps it.
+        self.content = mmap.mmap(descriptor, 0, mmap.MAP_PRIVATE | _MAP_NORESERVE)
+        weakref.finalize(self.content, os.close, descriptor)
+
+    def fill(self, nbytes: int, blocks: Iterable[np.ndarray]) -> None:
+        """Have so many bytes, at least one, of 1-D uint8 arrays, in a new file."""
+        with open(_reserve(nbytes), "wb") as file:
+            for block in blocks:
+                file.write(block.data)
+            file.flush()
+            self.map(os.dup(file.fileno()))
 
     def __reduce__(self) -> Any:
-        if self._is_written_to():
-            content = np.frombuffer(self.map, np.uint8)
-            vars(self).update(vars(make_shared_file(content.size, [content])))
+        if not len(self.content):
+            return SharedBytes, ()
+        if self._descriptor is None or self._is_written_to():
+            content = np.frombuffer(self.content, np.uint8)
+            self.fill(content.size, [content])
         # As a file of this process: the process that made the file may have ended.
-        identity = _identity(os.fstat(self.descriptor))
-        return _open_file, (
-            socket.gethostname(),
-            os.getpid(),
-            self.descriptor,
-            identity,
-        )
+        process = socket.gethostname(), os.getpid()
+        identity = _identity(os.fstat(self._descriptor))
+        return _open_file, (*process, self._descriptor, identity)
 
     def _is_written_to(self) -> bool:
         """Return whether this process has changed pages of its mapping."""
-        with mmap.mmap(self.descriptor, 0, prot=mmap.PROT_READ) as unchanged:
-            for begin in range(0, len(unchanged), _COMPARED_BYTES):
-                compared = slice(begin, begin + _COMPARED_BYTES)
-                if self.map[compared] != unchanged[compared]:
-                    return True
-        return False
-
-
-def make_shared_file(nbytes: int, blocks: Iterable[np.ndarray]) -> SharedFile:
-    """Return a new file of so many bytes, at least one, which 1-D uint8 arrays give in order."""
-    file = SharedFile(_reserve(nbytes))
-    with open(file.descriptor, "wb", closefd=False) as opened:
-        for block in blocks:
-            opened.write(block.data)
-    return file
+        path = f"/proc/self/fd/{self._descriptor}"
+        unchanged = np.memmap(path, np.int64, "r")
+        return not np.array_equal(np.frombuffer(self.content, np.int64), unchanged)
 
 
 class SharedArray:
-    """A data set: the rows of a NumPy array without objects, which lies in a shared file.
+    """A data set: the rows of a NumPy array without objects, which lies in shared bytes."""
 
-    Whoever makes it sets ``file`` before its rows are used, unless it has no bytes.
-    """
-
-    file: SharedFile | None = None
-
-    def __init__(self, begin: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        """Begin at a byte of the file."""
+    def __init__(
+        self, shared: SharedBytes, begin: int, shape: tuple[int, ...], dtype: np.dtype
+    ) -> None:
+        """Begin at a byte; the bytes need not be there yet."""
+        self._shared = shared
         self._begin = begin
         self._shape = shape
         self._dtype = dtype
@@ -96,13 +94,7 @@ class SharedArray:
     @property
     def array(self) -> np.ndarray:
         """The array where it lies now."""
-        if self.file is None:
-            return self.within(None)
-        return self.within(self.file.map)
-
-    def within(self, content: Any) -> np.ndarray:
-        """Return the array in a buffer of the whole file's bytes."""
-        return np.ndarray(self._shape, self._dtype, content, self._begin)
+        return np.ndarray(self._shape, self._dtype, self._shared.content, self._begin)
 
     @property
     def end(self) -> int:
@@ -117,9 +109,7 @@ class SharedArray:
         return self.array[index]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if copy:
-            return np.array(self.array, dtype)
-        return np.asarray(self.array, dtype)
+        return np.array(self.array, dtype, copy=copy)
 
 
 def _reserve(nbytes: int) -> int:
@@ -151,20 +141,21 @@ def _identity(status: os.stat_result) -> tuple[int, int, int]:
 
 def _open_file(
     host: str, process: int, descriptor: int, identity: tuple[int, int, int]
-) -> SharedFile:
-    """Load a pickle of a shared file, or copy one."""
+) -> SharedBytes:
+    """Load a pickle of shared bytes, or copy them."""
     path = f"/proc/{process}/fd/{descriptor}"
     try:
         # Opening anything else may have effects.
-        if _identity(os.stat(path)) == identity:
-            return SharedFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-        reason = "that number is another file now"
+        if _identity(os.stat(path)) != identity:
+            raise FileNotFoundError(errno.ENOENT, "that number is another file now")
+        shared = SharedBytes()
+        shared.map(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        return shared
     except OSError as error:
-        reason = str(error.strerror)
-    raise OSError(
-        errno.ENOENT,
-        f"the examples lie in memory of process {process} on {host} and can't be reached from "
-        f"process {os.getpid()} on {socket.gethostname()} ({reason}): a data set that "
-        "scatter_dataset made is pickled as a reference to that memory; load it on the same "
-        "machine, by the same user, while that process has the data set",
-    )
+        raise OSError(
+            errno.ENOENT,
+            f"the examples lie in memory of process {process} on {host} and can't be reached "
+            f"from here ({error.strerror}): a data set that scatter_dataset made is pickled as a "
+            "reference to that memory; load it on the same machine, by the same user, while that "
+            "process has the data set",
+        ) from error

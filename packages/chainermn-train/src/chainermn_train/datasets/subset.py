@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import operator
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ _Splitter = Callable[[Any, np.ndarray, TakeRows], Any]
 
 
 def subset(
-    dataset: Any, begin: int, end: int, order: np.ndarray | None, take: TakeRows
+    dataset: Any, begin: int, end: int, order: Any, take: TakeRows
 ) -> SubDataset:
     """Return ``SubDataset(dataset, begin, end, order)``, or one over a part with the same examples.
 
@@ -38,35 +37,50 @@ def subset(
         indices = order[begin:end]
     part = divide(dataset, indices, take)
     if part is None:
-        numbers = None
         if order is not None:
-            numbers = _numbers(order)
-        return SubDataset(dataset, begin, end, numbers)
+            order = _numbers(order)
+        return SubDataset(dataset, begin, end, order)
     if isinstance(dataset, ConcatenatedDataset):
-        return part  # a SubDataset of a concatenation already
+        return part  # a SubDataset already
     return SubDataset(part, 0, len(part))
 
 
 def divide(dataset: Any, indices: np.ndarray, take: TakeRows) -> Any:
     """Return a data set of the examples at ``indices`` (int64, shape (n,)), in that order.
 
-    Data sets of the classes in _SPLITTERS are divided, and of subclasses of Chainer's
-    that find examples as their base does: arrays as arrays, paths as paths. No example
-    is computed or read. The function returns None for any other data set, and for one
-    that is made of such ones alone: they can't be divided.
+    Arrays, lists and tuples are divided, and data sets of the classes in _DATASETS and of
+    subclasses that find examples as their base does: arrays as arrays, paths as paths.
+    No example is computed or read. The function returns None for any other data set,
+    and for one that is made of such ones alone: they can't be divided.
     """
     cls = type(dataset)
-    if cls in _SPLITTERS:
-        return _SPLITTERS[cls](dataset, indices, take)
+    if cls in _SEQUENCES:
+        return _SEQUENCES[cls](dataset, indices, take)
     for base in cls.__mro__:
         # A subclass that overrides how examples are found may mean something else by
         # its indices.
-        if base in _INHERITABLE and all(
+        if base in _DATASETS and all(
             getattr(cls, name, None) is getattr(base, name, None)
-            for name in _FINDS_EXAMPLES
+            for name in ("__getitem__", "get_example", "__len__")
         ):
-            return _SPLITTERS[base](dataset, indices, take)
+            return _DATASETS[base](dataset, indices, take)
     return None
+
+
+def _divide_all(
+    datasets: Sequence[Any], chosen: Sequence[np.ndarray], take: TakeRows
+) -> list[Any] | None:
+    """Return data sets of the chosen examples of each; None if none can be divided."""
+    parts = []
+    is_divided = False
+    for dataset, indices in zip(datasets, chosen, strict=True):
+        part = divide(dataset, indices, take)
+        if part is None:
+            part = view(dataset, indices)
+        else:
+            is_divided = True
+        parts.append(part)
+    return parts if is_divided else None
 
 
 def view(dataset: Any, indices: np.ndarray) -> SubDataset:
@@ -106,16 +120,10 @@ def _split_sequence(dataset: Any, indices: np.ndarray, _take: TakeRows) -> Any:
 def _split_columns(dataset: Any, indices: np.ndarray, take: TakeRows) -> Any:
     columns = dataset._datasets
     if isinstance(dataset, DictDataset):
-        columns = columns.values()
-    found = [divide(column, indices, take) for column in columns]
-    if all(part is None for part in found):
+        columns = list(columns.values())
+    parts: Any = _divide_all(columns, [indices] * len(columns), take)
+    if parts is None:
         return None
-    parts: Any = tuple(
-        [
-            view(column, indices) if part is None else part
-            for column, part in zip(columns, found, strict=True)
-        ]
-    )
     if isinstance(dataset, DictDataset):
         parts = dict(zip(dataset._datasets, parts, strict=True))
     return _with(dataset, _datasets=parts, _length=len(indices))
@@ -136,25 +144,16 @@ def _split_subset(dataset: Any, indices: np.ndarray, take: TakeRows) -> Any:
 
 
 def _split_concatenated(dataset: Any, indices: np.ndarray, take: TakeRows) -> Any:
-    parts = []
-    position = np.empty_like(indices)
-    first = 0
-    begin = 0
-    for base in dataset._datasets:
-        own = (first <= indices) & (indices < first + len(base))
-        inner = indices[own] - first
-        first += len(base)
-        part = divide(base, inner, take)
-        if part is None:
-            part = base
-        else:
-            inner = np.arange(len(part))
-        position[own] = begin + inner
-        begin += len(part)
-        parts.append(part)
-    if all(map(operator.is_, parts, dataset._datasets)):
+    bases = dataset._datasets
+    begins = np.cumsum([0, *map(len, bases)])
+    owners = np.searchsorted(begins, indices, "right") - 1
+    chosen = [indices[owners == i] - begins[i] for i in range(len(bases))]
+    parts = _divide_all(bases, chosen, take)
+    if parts is None:
         return None
-    return view(_with(dataset, _datasets=tuple(parts)), position)
+    # Where the examples of the first data set lie, then those of the second, ...
+    grouped = np.argsort(owners, kind="stable")
+    return view(_with(dataset, _datasets=parts), np.argsort(grouped))
 
 
 def _replacing(attribute: str) -> _Splitter:
@@ -169,12 +168,15 @@ def _replacing(attribute: str) -> _Splitter:
     return split
 
 
-_SPLITTERS: dict[type, _Splitter] = {
+# Subclasses of these are not divided: masked arrays, say, mean something else.
+_SEQUENCES: dict[type, _Splitter] = {
     np.ndarray: _split_array,
     np.memmap: _split_array,
     SharedArray: _split_array,
     list: _split_sequence,
     tuple: _split_sequence,
+}
+_DATASETS: dict[type, _Splitter] = {
     TupleDataset: _split_columns,
     DictDataset: _split_columns,
     SubDataset: _split_subset,
@@ -183,7 +185,3 @@ _SPLITTERS: dict[type, _Splitter] = {
     ImageDataset: _replacing("_paths"),
     LabeledImageDataset: _replacing("_pairs"),
 }
-# Built-in sequences and arrays are subclassed to mean something else: masked arrays,
-# say.
-_INHERITABLE = _SPLITTERS.keys() - {np.ndarray, np.memmap, SharedArray, list, tuple}
-_FINDS_EXAMPLES = ("__getitem__", "get_example", "__len__")

@@ -17,7 +17,7 @@ from chainer.datasets import SubDataset
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import raise_together
-from .shared_arrays import SharedArray, make_shared_file
+from .shared_arrays import SharedArray, SharedBytes
 from .subset import subset
 
 _OPERATION = "scatter_dataset"
@@ -34,7 +34,6 @@ def scatter_parts(
     dataset: Any,
     shares: Sequence[tuple[int, int]] | None,
     order: np.ndarray | None = None,
-    max_buf_len: int = _MESSAGE_BYTES,
 ) -> SubDataset:
     """Return this rank's part of the root's data set (collective).
 
@@ -44,9 +43,10 @@ def scatter_parts(
     with _apart(comm) as messages, raise_together(comm.handshake, _OPERATION):
         if shares is None:
             return _receive(messages, root)
-        _send_all(messages, dataset, shares, order, min(max_buf_len, _MESSAGE_BYTES))
-        part, arrays, content = _divide(dataset, shares[root], order)
-        _place(arrays, content.size, [content])
+        _send_all(messages, dataset, shares, order)
+        rows = _Rows()
+        part = subset(dataset, *shares[root], order, rows.take)
+        rows.copy()
         return part
 
 
@@ -66,19 +66,20 @@ def _send_all(
     dataset: Any,
     shares: Sequence[tuple[int, int]],
     order: np.ndarray | None,
-    limit: int,
 ) -> None:
     """Send the other ranks their parts, one after the other."""
     waiting = [rank for rank in range(comm.size) if rank != comm.rank]
     try:
         while waiting:
-            part, arrays, content = _divide(dataset, shares[waiting[0]], order)
-            pickled = pickle.dumps((part, arrays), protocol=5)
+            rows = _Rows()
+            part = subset(dataset, *shares[waiting[0]], order, rows.take)
+            pickled = pickle.dumps((part, rows.shared), protocol=5)
+            content = rows.copy()
             rank = waiting.pop(0)
-            comm.send_obj((pickled, content.size), rank, _TAG)
-            for begin in range(0, content.size, limit):
-                comm.send(content[begin : begin + limit], rank, _TAG)
-            del part, arrays, content  # before the next ones take memory
+            comm.send_obj((pickled, len(content)), rank, _TAG)
+            for begin in range(0, len(content), _MESSAGE_BYTES):
+                comm.send(content[begin : begin + _MESSAGE_BYTES], rank, _TAG)
+            del part, rows, content  # before the next ones take memory
     except BaseException:
         for rank in waiting:
             comm.send_obj(None, rank, _TAG)  # instead of a part
@@ -93,8 +94,9 @@ def _receive(comm: CommunicatorBase, root: int) -> Any:
     pickled, nbytes = message
     blocks = _received_blocks(comm, root, nbytes)
     try:
-        part, arrays = pickle.loads(pickled)
-        _place(arrays, nbytes, blocks)
+        part, shared = pickle.loads(pickled)
+        if nbytes:
+            shared.fill(nbytes, blocks)
     finally:
         for _ in blocks:  # what is left is received, even if it can't be written
             pass
@@ -110,36 +112,30 @@ def _received_blocks(
         yield block
 
 
-def _place(arrays: list[SharedArray], nbytes: int, blocks: Any) -> None:
-    """Let the arrays of a part lie in a new file, whose bytes are in ``blocks``."""
-    if nbytes:
-        file = make_shared_file(nbytes, blocks)
-        for array in arrays:
-            array.file = file
+class _Rows:
+    """The rows of the root's arrays that a part needs, and their places in shared bytes."""
 
+    def __init__(self) -> None:
+        self.shared = SharedBytes()
+        self._taken: list[tuple[np.ndarray, np.ndarray, SharedArray]] = []
 
-def _divide(
-    dataset: Any, share: tuple[int, int], order: np.ndarray | None
-) -> tuple[SubDataset, list[SharedArray], np.ndarray]:
-    """Return a part of a data set, the arrays in it, and the bytes of the file that they need."""
-    rows: list[tuple[np.ndarray, np.ndarray]] = []
-    arrays: list[SharedArray] = []
-    nbytes = 0
-
-    def take(source: np.ndarray, indices: np.ndarray) -> SharedArray:
-        nonlocal nbytes
-        for array, (known, chosen) in zip(arrays, rows, strict=True):
+    def take(self, source: np.ndarray, indices: np.ndarray) -> SharedArray:
+        """Return the place of rows."""
+        begin = 0
+        for known, chosen, array in self._taken:
             if known is source and chosen is indices:  # input and target, say
                 return array
-        array = SharedArray(nbytes, (len(indices), *source.shape[1:]), source.dtype)
-        nbytes = array.end
-        rows.append((source, indices))
-        arrays.append(array)
+            begin = array.end
+        shape = (len(indices), *source.shape[1:])
+        array = SharedArray(self.shared, begin, shape, source.dtype)
+        self._taken.append((source, indices, array))
         return array
 
-    part = subset(dataset, *share, order, take)
-    content = np.empty(nbytes, np.uint8)
-    for array, (source, indices) in zip(arrays, rows, strict=True):
-        # In the mode "raise", the rows would go through a buffer.
-        np.take(source, indices, 0, array.within(content), "clip")
-    return part, arrays, content
+    def copy(self) -> Any:
+        """Put the rows into their places, in this process's memory; return all bytes there."""
+        if self._taken:
+            self.shared.content = np.empty(self._taken[-1][-1].end, np.uint8)
+        for source, indices, array in self._taken:
+            # In the mode "raise", the rows would go through a buffer.
+            np.take(source, indices, 0, array.array, "clip")
+        return self.shared.content

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
-import chainer
 import numpy as np
-from chainer import training
-from chainer.backends import cuda
+from chainer import backend, training
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
 
@@ -15,12 +13,8 @@ from ..collective_errors import allgather_checked, require_communicator
 from ..host_arrays import to_host
 from ..slots import Slot, persistent_slots
 
-
-class _Form(NamedTuple):
-    """The type of a float, scalar or array."""
-
-    dtype: np.dtype
-    shape: tuple[int, ...]
+# The type of a float, scalar or array: its dtype and shape.
+_Form: TypeAlias = tuple[str, tuple[int, ...]]
 
 
 class AllreducePersistent(training.Extension):
@@ -74,17 +68,16 @@ class AllreducePersistent(training.Extension):
             return {name: _form_of(slot.get()) for name, slot in slots.items()}
 
         views = allgather_checked(self.comm, "AllreducePersistent", forms)
-        floats = _floats_of(views)
-        for name, form in floats.items():
+        for name, (dtype, shape) in _floats_of(views).items():
             value = to_host(slots[name].get())
             if value is None:
-                value = np.zeros(form.shape)
-            wide = np.result_type(np.float32, form.dtype)
+                value = np.zeros(shape)
+            wide = np.result_type(np.float32, dtype)
             mean = self.comm.multi_node_mean(np.asarray(value, wide))
             holders = sum(view[name] is not None for view in views)
             if holders < self.comm.size:  # the others gave zeros
                 mean = mean * (self.comm.size / holders)
-            _set_mean(slots[name], mean.astype(form.dtype))
+            _set_mean(slots[name], mean.astype(dtype))
 
 
 def _form_of(value: Any) -> _Form | str | None:
@@ -93,48 +86,35 @@ def _form_of(value: Any) -> _Form | str | None:
         return None
     if isinstance(value, float):
         value = np.float64(value)
-    kinds: Any = (np.generic, *chainer.get_array_types())
-    if not isinstance(value, kinds):
-        return type(value).__name__
-    if value.dtype.kind != "f":
-        return str(value.dtype)
-    return _Form(value.dtype, value.shape)
+    dtype = getattr(value, "dtype", type(value).__name__)
+    if getattr(dtype, "kind", None) != "f":
+        return str(dtype)
+    return str(dtype), value.shape
 
 
 def _floats_of(views: list[dict[str, Any]]) -> dict[str, _Form]:
     """Return the forms of the floats, by name, which all ranks must have or have as None."""
-    floats: dict[str, _Form] = {}
+    floats = {}
     for name in sorted({name for view in views for name in view}):
         forms = [view.get(name, "missing") for view in views]
-        of_floats = [form for form in forms if isinstance(form, _Form)]
-        if not of_floats:
+        present = set(forms) - {None}
+        if not any(isinstance(form, tuple) for form in present):
             continue
-        floats[name] = of_floats[0]
-        if any(form not in (None, of_floats[0]) for form in forms):
-            views_in_words = [
-                f"{_in_words(form)} on rank {rank}" for rank, form in enumerate(forms)
-            ]
+        if len(present) > 1:
             raise RankMismatchError(
-                f"persistent value {name!r} has no mean, because it differs between ranks: "
-                f"{', '.join(views_in_words)}; build the same model on all ranks"
+                f"persistent value {name!r} has no mean, because it differs between ranks: in "
+                f"rank order, it is {forms}; build the same model on all ranks"
             )
+        floats[name] = present.pop()
     return floats
-
-
-def _in_words(form: Any) -> str:
-    return (
-        f"{form.dtype} of shape {form.shape}" if isinstance(form, _Form) else str(form)
-    )
 
 
 def _set_mean(slot: Slot, mean: np.ndarray) -> None:
     """Make ``mean`` the value: in the same array where there is one that can be written."""
     value = slot.get()
-    if isinstance(value, cuda.ndarray):
-        value[...] = cuda.cupy.asarray(mean)
-    elif isinstance(value, np.ndarray) and value.flags.writeable:
-        value[...] = mean
-    elif isinstance(value, float | np.generic):
+    if isinstance(value, float | np.generic):
         slot.set(type(value)(mean))
-    else:
+    elif value is None or not getattr(value.flags, "writeable", True):
         slot.set(mean)
+    else:
+        value[...] = backend.get_array_module(value).asarray(mean)

@@ -11,7 +11,7 @@ from chainer.training.triggers import EarlyStoppingTrigger
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import allgather_checked, require_communicator
-from ..host_arrays import mean_of, to_host
+from ..host_arrays import to_host
 
 
 class MultiNodeEarlyStoppingTrigger(EarlyStoppingTrigger):
@@ -109,13 +109,13 @@ class MultiNodeEarlyStoppingTrigger(EarlyStoppingTrigger):
         ranks = allgather_checked(
             self.comm, "MultiNodeEarlyStoppingTrigger", self._mean_here
         )
-        found = [each for each in ranks if each is not None]
-        if not found:
+        count = sum(count for _, count in ranks)
+        if not count:
             if self.comm.rank == 0:
                 warnings.warn(f"{self.monitor} is not in observation", stacklevel=3)
             return False
         # All ranks add up the same list in the same order, so they get the same bits.
-        current = mean_of(*zip(*found, strict=True))
+        current = sum(mean * count for mean, count in ranks) / count
         observation[self.monitor + self.suffix] = current
         self._init_summary()
         self._observed = 0
@@ -126,11 +126,9 @@ class MultiNodeEarlyStoppingTrigger(EarlyStoppingTrigger):
             self.count += 1
         return bool(self._stop_condition())
 
-    def _mean_here(self) -> tuple[float, int] | None:
-        """Return this rank's mean since the last check and its number of values; or None."""
-        mean = self._summary.compute_mean().get(self.monitor)
-        if mean is None:
-            return None
+    def _mean_here(self) -> tuple[float, int]:
+        """Return this rank's mean since the last check, and its number of values."""
+        mean = self._summary.compute_mean().get(self.monitor, 0.0)
         return float(to_host(mean)), self._observed
 
     def serialize(self, serializer: Any) -> None:

@@ -6,7 +6,7 @@ import copy
 from collections import defaultdict
 from collections.abc import Mapping
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import chainer
 import numpy as np
@@ -18,13 +18,8 @@ from chainermn_comm import CommunicatorBase
 from ..collective_errors import allgather_checked, mismatch_hint, require_communicator
 from ..host_arrays import as_number, mean_of, to_host
 
-
-class _Result(NamedTuple):
-    """What one rank's evaluation gives."""
-
-    values: dict[str, Any]
-    weights: dict[str, Any]
-    has_dataset: bool = True
+# One rank's results: by name, a value and its weight, or None where nobody knows one.
+_Results: TypeAlias = dict[str, tuple[Any, Any]]
 
 
 def create_multi_node_evaluator(
@@ -106,36 +101,32 @@ def _evaluate(evaluator: Any) -> dict[str, Any]:
         return _mean(results)
 
 
-def _evaluate_here(evaluator: Any) -> _Result:
+def _evaluate_here(evaluator: Any) -> _Results:
     iterators: Any = {}
     if hasattr(evaluator, "get_all_iterators"):
         iterators = evaluator.get_all_iterators()
+    weight = None
     dataset = getattr(iterators.get("main"), "dataset", None)
-    weight = 1
     if dataset is not None:
         weight = len(dataset)
     if weight == 0:
-        return _Result({}, {})
+        return {}
     evaluate = evaluator._mn_evaluate
     if getattr(evaluate, "__func__", None) is Evaluator.evaluate:
         return _means_over_examples(evaluator)
-    values = _checked(evaluate())
-    return _Result(values, dict.fromkeys(values, weight), dataset is not None)
-
-
-def _checked(result: Any) -> dict[str, Any]:
-    """Return the result of one rank's ``evaluate`` as values that have a mean."""
-    if not isinstance(result, Mapping):
+    values = evaluate()
+    if not isinstance(values, Mapping):
         raise TypeError(
             "the evaluator's evaluate() must return a dict of the values to report, not "
-            f"{type(result).__name__}; is there a `return` missing?"
+            f"{type(values).__name__}; is there a `return` missing?"
         )
     return {
-        key: as_number(key, value, "the evaluator") for key, value in result.items()
+        key: (as_number(key, value, "the evaluator"), weight)
+        for key, value in values.items()
     }
 
 
-def _means_over_examples(evaluator: Any) -> _Result:
+def _means_over_examples(evaluator: Any) -> _Results:
     """Do what ``Evaluator.evaluate`` does, but let each batch count by its examples.
 
     Chainer's method runs on a copy, whose converter counts the examples of a batch, and
@@ -172,30 +163,34 @@ def _means_over_examples(evaluator: Any) -> _Result:
     weighing.eval_hook = None
     weighing.converter = convert
     weighing.eval_func = evaluate_batch
-    return _Result(to_host(Evaluator.evaluate(weighing)), weights)
+    means = to_host(Evaluator.evaluate(weighing))
+    return {key: (mean, weights[key]) for key, mean in means.items()}
 
 
-def _mean(results: list[_Result]) -> dict[str, Any]:
+def _mean(ranks: list[_Results]) -> dict[str, Any]:
     """Return the weighted mean of each value.
 
     All ranks have the same list and add it up in the same order, so they get the same
     bits.
     """
-    unknown = [rank for rank, result in enumerate(results) if not result.has_dataset]
-    if unknown and len(unknown) < len(results):
-        raise ValueError(
-            f"the evaluator's main iterator has no data set on ranks {unknown}, but has one on "
-            "the others: results cannot be weighted; give it one on all ranks or on none"
-        )
     means = {}
-    for key in dict.fromkeys(key for result in results for key in result.values):
-        having = [result for result in results if key in result.values]
-        terms = [result.values[key] for result in having]
-        if len(set(map(np.shape, terms))) > 1:
-            shapes = [np.shape(term) for term in terms]
+    for key in dict.fromkeys(key for results in ranks for key in results):
+        having = [results[key] for results in ranks if key in results]
+        values = [value for value, _ in having]
+        weights = [weight for _, weight in having]
+        if None in weights:
+            if any(weights):
+                raise ValueError(
+                    "the evaluator's main iterator has a data set on some ranks only, so results "
+                    "cannot be weighted: give it one on all ranks or on none; numbers of examples "
+                    f"of ranks that report {key!r}, in rank order: {weights}"
+                )
+            weights = [1] * len(values)
+        shapes = [np.shape(value) for value in values]
+        if len(set(shapes)) > 1:
             raise ValueError(
                 f"the evaluator reports {key!r} in shapes that differ between ranks, so it has no "
                 f"mean; in rank order: {shapes}"
             )
-        means[key] = mean_of(terms, [result.weights[key] for result in having])
+        means[key] = mean_of(values, weights)
     return means

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import copy
+import itertools
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from numbers import Number
 from typing import Any
 
 import chainer
 import numpy as np
-from chainer import training
 from chainer.dataset import concat_examples
 from chainer.dataset.convert import _call_converter
+from chainer.training.extensions import Evaluator
 
 from chainermn_comm import CommunicatorBase
 
@@ -25,10 +25,10 @@ from ..collective_errors import (
 from ..host_arrays import to_host
 
 _OPERATION = "GenericMultiNodeEvaluator"
-_HAS_BATCH = b"1"
+_NOTHING = object()  # of a rank that has no more batches
 
 
-class GenericMultiNodeEvaluator(training.Extension):
+class GenericMultiNodeEvaluator(Evaluator):
     """Evaluates a model on all ranks' examples with a metric that needs all outputs at once.
 
     For metrics such as the area under a curve, which can't be averaged over ranks. Override
@@ -43,10 +43,9 @@ class GenericMultiNodeEvaluator(training.Extension):
                 score, truth = map(np.concatenate, zip(*results))
                 return {"auc": roc_auc_score(truth, score)}
 
-    Results are sent batch by batch. A rank other than ``root`` holds no more than one;
-    ``root`` holds those of all batches of all ranks at once, so return no more from
-    ``calc_local`` than ``aggregate`` needs. Ranks may have different numbers of
-    examples, or none.
+    A rank holds the results of all its batches until the last one, and ``root`` then those
+    of all ranks, so return no more from ``calc_local`` than ``aggregate`` needs. Ranks
+    may have different numbers of examples, or none.
 
     If ``aggregate`` returns a dict, each number or array in it is also reported on all
     ranks, as ``<name of the extension>/<key>``. What the model itself reports is not.
@@ -71,10 +70,6 @@ class GenericMultiNodeEvaluator(training.Extension):
         ValueError: there is no rank ``root``, or the iterator repeats without end.
     """
 
-    trigger = (1, "epoch")
-    default_name = "validation"
-    priority = training.PRIORITY_WRITER
-
     def __init__(
         self,
         comm: CommunicatorBase,
@@ -93,20 +88,12 @@ class GenericMultiNodeEvaluator(training.Extension):
             )
         if getattr(iterator, "repeat", getattr(iterator, "_repeat", False)):
             raise ValueError("the iterator never ends; make it with repeat=False")
+        super().__init__({"main": iterator}, {"main": target}, converter, device)
         self.comm = comm
         self.iterator = iterator
         self.target = target
-        self.device = None
-        if device is not None:
-            self.device = chainer.get_device(device)
-        self.converter = converter
         self.root = require_integer("root", root, 0, comm.size - 1)
         self._progress_hook = progress_hook
-
-    @property
-    def _targets(self) -> dict[str, Any]:
-        """Where subclasses that were written for Chainer 7 find the model."""
-        return {"main": self.target}
 
     def calc_local(self, *args: Any, **kwargs: Any) -> Any:
         """Compute this rank's result of one batch; override it. By default what ``target`` returns.
@@ -165,67 +152,49 @@ class GenericMultiNodeEvaluator(training.Extension):
         return bcast_checked(self.comm, _OPERATION, lambda: to_host(result), self.root)
 
     def _aggregate_at_root(self) -> Any:
-        self.comm.handshake(_OPERATION, (("root", self.root),))
-        batches = self._batches()
-        results: list[Any] = []
-        # On root: the pickled results of a batch of each rank.
-        gathered: list[bytes | None] = []
-        while True:
-            with raise_together(self.comm.handshake, _OPERATION) as call:
-                present = [each for each in gathered if each is not None]
-                results += map(pickle.loads, present)
-                content = None
-                batch = next(batches, None)
-                if batch is not None:
-                    content = pickle.dumps(self._result_of(batch), protocol=5)
-                    call.payload = _HAS_BATCH
-            if not any(call.payloads):
-                break
-            gathered = self.comm.gather_obj(content, root=self.root) or []
+        with raise_together(self.comm.handshake, _OPERATION) as call:
+            call.signature = (("root", self.root),)
+            own = self._results_here()
+            content = pickle.dumps(own, protocol=5)
+        gathered = self.comm.gather_obj(content, root=self.root)
         with raise_together(self.comm.handshake, _OPERATION):
-            if self.comm.rank == self.root:
-                return self.aggregate(results)
-            return None
+            if gathered is None:
+                return None
+            ranks = map(pickle.loads, gathered)
+            batches = itertools.zip_longest(*ranks, fillvalue=_NOTHING)
+            results = itertools.chain.from_iterable(batches)
+            return self.aggregate([each for each in results if each is not _NOTHING])
 
-    def _batches(self) -> Iterator[Any]:
-        """Return an iterator over this rank's batches which have examples."""
-        iterator = self.iterator
-        if hasattr(iterator, "reset"):
-            iterator.reset()
-        else:
-            iterator = copy.copy(iterator)
-        dataset = getattr(iterator, "dataset", None)
+    def _results_here(self) -> list[Any]:
+        """Return what ``calc_local`` makes of this rank's batches, which Chainer goes through."""
+        results: list[Any] = []
+        dataset = getattr(self.iterator, "dataset", None)
         if dataset is not None and len(dataset) == 0:
-            return iter(())
-        return filter(len, iterator)
+            return results
+        current: Any = None
 
-    def _result_of(self, batch: Any) -> Any:
-        """Return what ``calc_local`` makes of a batch."""
+        @chainer.dataset.converter()
+        def convert(batch: Any, device: Any) -> Any:
+            nonlocal current
+            current = batch
+            return _call_converter(self.converter, batch, device)
+
+        def calculate(*args: Any, **kwargs: Any) -> None:
+            results.append(self.calc_local(*args, **kwargs))
+            if self._progress_hook is not None and self.comm.rank == self.root:
+                self._progress_hook(current)
+
         # Else the model would report into the training's values.
         reporter = chainer.Reporter()
         if isinstance(self.target, chainer.Link):
             reporter.add_observer("main", self.target)
             reporter.add_observers("main", self.target.namedlinks(skipself=True))
-        arrays = _call_converter(self.converter, batch, self.device)
-        with (
-            reporter,
-            chainer.using_config("train", False),
-            chainer.no_backprop_mode(),
-        ):
-            if isinstance(arrays, tuple):
-                output = self.calc_local(*arrays)
-            elif isinstance(arrays, dict):
-                output = self.calc_local(**arrays)
-            else:
-                output = self.calc_local(arrays)
-        if self._progress_hook is not None and self.comm.rank == self.root:
-            self._progress_hook(batch)
-        return output
-
-    def finalize(self) -> None:
-        """Release what the iterator holds."""
-        if hasattr(self.iterator, "finalize"):
-            self.iterator.finalize()
+        chainers = Evaluator(
+            {"main": self.iterator}, {}, convert, self.device, eval_func=calculate
+        )
+        with reporter, chainer.using_config("train", False):
+            chainers.evaluate()
+        return results
 
 
 def _numbers(result: Any) -> dict[str, Any]:

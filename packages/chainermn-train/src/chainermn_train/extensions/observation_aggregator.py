@@ -45,7 +45,7 @@ class ObservationAggregator(training.Extension):
             array on the host, or a variable, of the same dtype (float64 for integers).
 
     Raises:
-        TypeError: ``comm`` is not a communicator, or ``aggregator`` can't be called.
+        TypeError: ``comm`` is not a communicator.
     """
 
     trigger = (1, "iteration")
@@ -61,10 +61,6 @@ class ObservationAggregator(training.Extension):
         aggregator: Callable[[list[list[Any]]], Any] | None = None,
     ) -> None:
         comm = require_communicator(comm, "ObservationAggregator")
-        if aggregator is not None and not callable(aggregator):
-            raise TypeError(
-                f"aggregator must be a function, not {type(aggregator).__name__}"
-            )
         self.comm = comm
         self.original_key = original_key
         self.aggregated_key = original_key if aggregated_key is None else aggregated_key
@@ -107,7 +103,7 @@ class ObservationAggregator(training.Extension):
 
     def _on_host(self) -> list[Any]:
         if self.aggregator is not None:
-            return [to_host(value) for value in self._values]
+            return list(to_host(self._values))
         return [
             as_number(self.original_key, value, "the training loop")
             for value in self._values

@@ -12,24 +12,25 @@ _ALIGNMENT = 64
 
 
 def pack(value: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the header of a value and the data of all arrays in it, both uint8 and 1-D."""
-    found: list[pickle.PickleBuffer] = []
-    text = pickle.dumps(value, protocol=5, buffer_callback=found.append)
-    arrays = [np.frombuffer(buffer.raw(), np.uint8) for buffer in found]
-    spans: list[tuple[int, int]] = []
+    """Return the header of a value and the data of all arrays in it, both uint8 and 1-D.
+
+    Sent one by one, images take twice as long.
+    """
+    buffers: list[Any] = []
+    text = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    spans = []
     end = 0
-    for array in arrays:
+    for buffer in buffers:
         begin = -(-end // _ALIGNMENT) * _ALIGNMENT
-        end = begin + array.size
-        spans.append((begin, end))
+        end = begin + buffer.raw().nbytes
+        spans.append(slice(begin, end))
     data = np.empty(end, np.uint8)
-    for (begin, end), array in zip(spans, arrays, strict=True):
-        data[begin:end] = array
+    for span, buffer in zip(spans, buffers, strict=True):
+        data[span] = np.frombuffer(buffer, np.uint8)
     return np.frombuffer(pickle.dumps((text, spans)), np.uint8), data
 
 
 def unpack(header: np.ndarray, data: np.ndarray) -> Any:
     """Return the value; its arrays are parts of ``data``, not copies."""
     text, spans = pickle.loads(header.tobytes())
-    view = data.data
-    return pickle.loads(text, buffers=[view[begin:end] for begin, end in spans])
+    return pickle.loads(text, buffers=[data[span].data for span in spans])

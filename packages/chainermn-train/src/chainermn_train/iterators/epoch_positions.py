@@ -47,37 +47,30 @@ def move_iterator(
     The entries begin with ``path``. ``states`` are those that ranks have saved, and
     ``positions`` their :func:`epoch_positions`.
     """
+    length = len(iterator.dataset)
+    count, begin = positions.get(name, (length, None))
     order_key = path + ("order" if path + "order" in state else "_order")
-    count, begin = positions.get(name, (len(iterator.dataset), None))
     orders = [np.asarray(each.get(order_key)) for each in states]
-    if count == len(iterator.dataset) and _is_one_order(iterator, orders):
+    if count == length and _is_one_order(iterator, orders):
         return []
-    first = states[0]
-    epoch = int(np.asarray(first[path + "epoch"]))
-    positions_in_order = [
-        int(np.asarray(each[path + "current_position"])) for each in states
-    ]
+    steps = [int(np.asarray(each[path + "current_position"])) for each in states]
+    epoch = int(np.asarray(states[0][path + "epoch"]))
     anew = []
     dealer = distributed_sampler(iterator)
     if dealer is not None and begin is not None:
         start = EpochPosition(*begin)
         # Ranks may be at several positions, as some had more batches.
-        here = dealer.advanced(start, max(positions_in_order), len(states))
-        order, position = dealer.order_at(here)
-        state[order_key] = order
+        here = dealer.advanced(start, max(steps), len(states))
+        state[order_key], position = dealer.order_at(here)
         epoch += here.epoch - start.epoch
     else:
-        # As much of the epoch as rank 0 had seen of its own.
-        before = count
-        if orders[0].ndim:
-            before = len(orders[0])
-        length = len(iterator.dataset)
         sampler = getattr(iterator, "order_sampler", None)
         if sampler is not None:
             state[order_key] = sampler(np.arange(length), 0)
             length = len(state[order_key])
             anew.append(f"the order of examples of iterator {name!r}")
-        position = round(positions_in_order[0] * length / max(1, before))
+        # As much of the epoch as rank 0 had seen of its own.
+        position = round(steps[0] * length / max(1, count))
     state[path + "epoch"] = np.array(epoch)
     state[path + "current_position"] = np.array(position)
     return anew

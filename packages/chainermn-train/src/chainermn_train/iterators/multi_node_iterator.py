@@ -149,10 +149,7 @@ class MultiNodeIterator(IteratorProxy):
 
         def make() -> Any:
             record = DictionarySerializer()
-            if loading:
-                self.actual.serialize(serializer)
-            else:
-                self.actual.serialize(record)
+            self.actual.serialize(serializer if loading else record)
             return record.target
 
         action = "loading" if loading else "saving"
@@ -174,15 +171,15 @@ class MultiNodeIterator(IteratorProxy):
                 return value
             if communicator.size == 1:
                 return make()
+            message = None
             try:
                 value = make()
                 message = pack((_shared_attributes(self.actual, master), value))
-            except BaseException:  # the other ranks wait for a message
-                message = pack((_shared_attributes(self.actual, master), None))
+                return value
+            finally:
+                if message is None:  # the other ranks wait for one
+                    message = pack((_shared_attributes(self.actual, master), None))
                 communicator.bcast(message, root=master)
-                raise
-            communicator.bcast(message, root=master)
-            return value
 
 
 def _shared_attributes(iterator: Any, master: int) -> dict[str, Any]:

@@ -38,13 +38,11 @@ class ResumableOrderSampler(OrderSampler):
         if seed is None:
             seed = np.random.permutation(SEED_NUMBERS).tolist()
         words = np.atleast_1d(np.asarray(seed))
-        if words.ndim > 1 or not (
-            words.size and np.issubdtype(words.dtype, np.integer)
-        ):
+        if words.dtype.kind not in "iu":
             raise TypeError(
                 f"seed must be an integer, several of them, or None, not {seed!r}"
             )
-        self._seed = [int(word) for word in words]
+        self._seed = words.tolist()
         np.random.RandomState(self._seed)  # raises if it is out of range
         self._resets = 0
 
