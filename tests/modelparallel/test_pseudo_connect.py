@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
@@ -22,14 +21,6 @@ def test_values_and_gradients_pass_as_they_are():
     assert b.grad == 5
     assert delegate.grad.dtype == np.float16
     np.testing.assert_array_equal(delegate.grad, np.zeros((2, 2)))
-
-
-def test_second_derivatives_pass_and_one_variable_gives_no_tuple():
-    delegate, x = Variable(np.zeros(0, "f")), Variable(np.array([1.0, 2.0]))
-    y = F.sum(pseudo_connect(delegate, x) ** 3)
-    (gx,) = chainer.grad([y], [x], enable_double_backprop=True)
-    F.sum(gx).backward()
-    np.testing.assert_array_equal(x.grad, [6.0, 12.0])
 
 
 def test_a_scalar_is_also_a_tuple_of_itself():

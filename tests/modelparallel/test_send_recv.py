@@ -134,21 +134,6 @@ def test_what_needs_no_gradient_at_the_sender_sends_none_back(comm):
     nothing_is_left(comm)
 
 
-def test_no_backprop_mode_sends_no_gradients(comm):
-    data = np.ones(3, "f")
-    if comm.rank == 0:
-        with chainer.no_backprop_mode():
-            send(Variable(data), comm, 1)
-            send(Variable(data), comm, 1).backward()
-    elif comm.rank == 1:
-        assert not recv(comm, 0).requires_grad
-        with chainer.no_backprop_mode():
-            F.sum(
-                recv(comm, 0, delegate_variable=Variable(np.zeros(2, "f")))
-            ).backward()
-    nothing_is_left(comm)
-
-
 def nothing_is_left(comm):
     """No message that nobody received lies between ranks 0 and 1, in either direction."""
     if comm.rank < 2:
