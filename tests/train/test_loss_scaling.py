@@ -15,7 +15,6 @@ from tests.support.training.exchanges import KINDS, exchanging
 from tests.support.training.stale import TanhNet, batch_of
 from tests.support.training.trainers import (
     clear_momenta,
-    float32_parameters,
     load_state,
     parameter_bits,
     same_everywhere,
@@ -56,8 +55,6 @@ def overflow(model, x):
 
 
 def assert_same_everywhere(comm, optimizer):
-    found = float32_parameters(optimizer.target).values()
-    assert all(array.dtype == np.float32 for array in found)
     assert same_everywhere(comm, optimizer.target)
     mine = optimizer._loss_scale, optimizer.t
     assert comm.allgather_obj(mine) == [mine] * comm.size
@@ -70,24 +67,21 @@ def assert_same_everywhere(comm, optimizer):
 def test_overflow_on_one_rank_makes_all_skip_the_step(comm, mixed, kind, steps, where):
     model = half_net(comm.rank)
     optimizer = mixed_precision(comm, model, kind, steps)
-    bad = where % comm.size
     skipped = 0
     for number in range(16):
-        is_spoilt = number in (6, 9) and comm.rank == bad
-        loss = partial(overflow, model) if is_spoilt else model
+        loss = model
+        if number in (6, 9) and comm.rank == where % comm.size:
+            loss = partial(overflow, model)
         before, scale, t = parameter_bits(model), optimizer._loss_scale, optimizer.t
         with np.errstate(all="ignore"):
             optimizer.update(loss, half_batch(comm.rank, number))
-        if optimizer.t > t and optimizer._loss_scale < scale:
-            skipped += 1
-            assert optimizer._loss_scale == scale / 2
-            assert parameter_bits(model) == before
-        elif optimizer.t > t:
-            assert optimizer._loss_scale > scale
-            assert parameter_bits(model) != before
+        if optimizer.t > t:
+            is_skipped = optimizer._loss_scale == scale / 2
+            skipped += is_skipped
+            assert is_skipped or optimizer._loss_scale > scale
+            assert (parameter_bits(model) == before) == is_skipped
         assert_same_everywhere(comm, optimizer)
     assert skipped == 2
-    assert all(np.isfinite(param.array).all() for param in model.params())
 
 
 def test_a_scale_that_has_once_been_too_large_grows_slowly_after_a_snapshot_too(
