@@ -49,9 +49,6 @@ def test_model_with_children_called_as_what_a_trainer_has(naive, folder):
 def test_without_a_trainer_or_a_folder(comm, folder, monkeypatch, capfd):
     monkeypatch.chdir(folder)
     target = link(1, comm.rank)
-    unused = make_checkpointer(comm, folder / "new")
-    assert unused.maybe_load(target) is None
-    unused.finalize()
     checkpointer = make_checkpointer(comm)
     assert checkpointer.maybe_load(target) is None
     assert capfd.readouterr().err == ""

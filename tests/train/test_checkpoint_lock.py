@@ -16,7 +16,6 @@ import warnings
 import pytest
 
 from chainermn_comm import PeerError
-from chainermn_train import create_multi_node_checkpointer
 from tests.support.jobs.processes import soon
 from tests.support.jobs.runner import run_text, variables
 from tests.support.training.checkpoints import (
@@ -72,18 +71,15 @@ def test_a_load_changes_nothing_on_disk(naive, folder, elsewhere):
 
 
 @world
-@pytest.mark.parametrize(("loads", "background"), [(False, False), (True, True)])
-def test_leftovers_go_when_a_save_begins(naive, folder, loads, background):
+def test_leftovers_go_when_a_save_begins(naive, folder):
     saved(naive, folder, 10)
     leave_behind(naive, folder)
     others = ("run2.0.20.tmp", "run.0.20.tmp.tmp", "other.tmp")
     for name in others:
         on_rank_0(naive, (folder / name).touch)
-    checkpointer = make_checkpointer(naive, folder, background=background)
-    if loads:
-        checkpointer.maybe_load(link(0, 0))
+    checkpointer = make_checkpointer(naive, folder)
+    checkpointer.maybe_load(link(0, 0))
     checkpointer.save(link(1, naive.rank), 20)
-    checkpointer.flush()
     left = {"run.lock", *others, *generation(naive, 10, 20)}
     assert contents(naive, folder).keys() == left
     checkpointer.finalize()
@@ -104,14 +100,11 @@ def locked(comm, folder):
 
 
 @world
-@pytest.mark.parametrize("loads", [False, True])
-def test_a_second_job_is_refused_on_all_ranks(naive, folder, loads, monkeypatch):
+def test_a_second_job_is_refused_on_all_ranks(naive, folder, monkeypatch):
     monkeypatch.setenv(GRACE, "0.2")
     saved(naive, folder, 10)
     leave_behind(naive, folder)
     checkpointer = make_checkpointer(naive, folder)
-    if loads:
-        checkpointer.maybe_load(link(0, 0))
     text = (
         r"another job saves under this name: host9, process 7, since noon, says .*run.lock; it "
         r"has not ended within 0.2 s \(CHAINERMN_GRACE\)"
@@ -123,9 +116,6 @@ def test_a_second_job_is_refused_on_all_ranks(naive, folder, loads, monkeypatch)
             with pytest.raises(raised, match=text):
                 checkpointer.save(link(1, naive.rank), 20)
         assert contents(naive, folder) == before
-        other = create_multi_node_checkpointer("run2", naive, path=folder)
-        other.save(link(1, 1), 1)  # under another name
-        other.finalize()
     naive.allgather_obj(None)
     checkpointer.save(link(20, naive.rank), 20)  # the other one has ended
     del checkpointer
@@ -146,13 +136,6 @@ def test_who_has_only_loaded_does_not_remove_what_another_job_saves(
         with pytest.raises(raised, match="another job saves under this name"):
             checkpointer.finalize()
         assert contents(naive, folder) == before
-    naive.allgather_obj(None)
-    saved(naive, folder, 20)
-    checkpointer = make_checkpointer(naive, folder)
-    checkpointer.maybe_load(link(0, 0))
-    naive.allgather_obj(None)
-    checkpointer.finalize()
-    assert contents(naive, folder) == {}
 
 
 @world

@@ -121,16 +121,19 @@ def test_lazy_parameters_and_added_ones_come_from_rank_0(naive):
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize("at", [0, 2])
 def test_a_loss_that_fails_on_one_rank_is_raised_on_all(communicator, at):
-    comm, model = communicator, Model(communicator.rank)
-    optimizer = _MultiNodeOptimizer(chainer.optimizers.SGD(), comm, True).setup(model)
+    comm = communicator
+    optimizer = _MultiNodeOptimizer(chainer.optimizers.SGD(), comm, True)
+    model = Model(comm.rank)
+    optimizer.setup(model)
     for number in range(5):
-        fails = number == at and comm.rank == 1
-        call = bad_batch if fails else model
-        if number == at:
-            with pytest.raises(FloatingPointError if fails else PeerError):
-                optimizer.update(call, batch(comm.rank, number))
+        if number != at:
+            optimizer.update(model, batch(comm.rank, number))
+        elif comm.rank == 1:
+            with pytest.raises(FloatingPointError):
+                optimizer.update(bad_batch)
         else:
-            optimizer.update(call, batch(comm.rank, number))
+            with pytest.raises(PeerError):
+                optimizer.update(model, batch(comm.rank, number))
     assert optimizer.t == 3
     assert same_everywhere(comm, model)
 

@@ -59,47 +59,42 @@ def load(path, thing, strict):
         chainer.serializers.HDF5Deserializer(file, strict=strict).load(thing)
 
 
+KINDS = {
+    "synchronous": {},
+    "double_buffering": {"double_buffering": True},
+    "accumulating": {"accumulate_steps": 2},
+}
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("suffix", [".npz", ".h5"])
 @pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize(
-    "kind", ["plain", "synchronous", "double_buffering", "accumulating"]
-)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_saved_by_chainer", [True, False])
+@pytest.mark.parametrize("whole", ["optimizer", "trainer"])
 def test_snapshots_of_chainers_own_optimizer_are_loaded_and_load_there(
-    naive, tmp_path, suffix, strict, kind
+    naive, tmp_path, suffix, strict, kind, is_saved_by_chainer, whole
 ):
-    """Which are those of older versions, too; also within a trainer's, and out of one."""
+    """Which are those of older versions, too."""
     if suffix == ".h5":
         pytest.importorskip("h5py")
-    kwds = {"double_buffering": kind == "double_buffering"}
-    kwds["accumulate_steps"] = 1 + (kind == "accumulating")
 
-    def trained(kind, updates=3):
-        model = TanhNet(0)
-        optimizer = hooked_adam(model)
-        if kind != "plain":
-            optimizer = create_multi_node_optimizer(optimizer, naive, **kwds)
+    def trained(is_chainers, updates):
+        optimizer = hooked_adam(TanhNet(0))
+        if not is_chainers:
+            optimizer = create_multi_node_optimizer(optimizer, naive, **KINDS[kind])
         examples = np.concatenate([batch_of(0, number) for number in range(3)])
         trainer = trainer_over(
             examples, BATCH, optimizer, (updates, "iteration"), tmp_path
         )
         trainer.run()
-        return model, optimizer, trainer
+        return {"optimizer": optimizer, "trainer": trainer}
 
-    for own, other in ("plain", kind), (kind, "plain"):
-        model, optimizer, trainer = trained(own)
-        save(tmp_path / f"optimizer{suffix}", optimizer)
-        save(tmp_path / f"trainer{suffix}", trainer)
-        moments = model.first.W.update_rule.state["m"].tobytes()
-        for path in "optimizer", "trainer":
-            model, found, trainer = trained(other, 1)
-            thing = found if path == "optimizer" else trainer
-            load(tmp_path / f"{path}{suffix}", thing, strict)
-            assert found.t == optimizer.t > 1 - (kind == "accumulating")
-            assert model.first.W.update_rule.state["m"].tobytes() == moments
-        if suffix == ".npz":
-            model, found, _ = trained(other, 1)
-            file, path = tmp_path / "trainer.npz", "updater/optimizer:main/"
-            chainer.serializers.load_npz(file, found, path=path, strict=strict)
-            assert found.t == optimizer.t
-            assert model.first.W.update_rule.state["m"].tobytes() == moments
+    saved = trained(is_saved_by_chainer, 3)
+    save(tmp_path / f"saved{suffix}", saved[whole])
+    loaded = trained(not is_saved_by_chainer, 1)
+    load(tmp_path / f"saved{suffix}", loaded[whole], strict)
+    expected, found = saved["optimizer"], loaded["optimizer"]
+    assert found.t == expected.t > 1 - (kind == "accumulating")
+    moments = [it.target.first.W.update_rule.state["m"] for it in (expected, found)]
+    assert moments[0].tobytes() == moments[1].tobytes()

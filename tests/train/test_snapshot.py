@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import pickle
 
 import chainer
 import chainer.links as L
@@ -80,17 +78,6 @@ def of_two_sets(comm, *iterations: int) -> set[str]:
     return names(
         *(f"{each}.{s}" for each in iterations for s in range(min(comm.size, 2)))
     )
-
-
-def test_resumed_training_ends_with_the_bits_of_uninterrupted_training(comm, folder):
-    _, expected = run(comm, folder / "whole", 8)
-    run(comm, folder / "run", 4)
-    assert files(comm, folder / "run") == of_two_sets(comm, 2, 4)
-    trainer, model = run(comm, folder / "run", 8)
-    assert bits(model) == bits(expected)
-    if comm.rank == 0:
-        log = trainer.get_extension("LogReport").log
-        assert [each["iteration"] for each in log] == list(range(1, 9))
 
 
 @pytest.mark.sizes(3)
@@ -211,20 +198,15 @@ def test_it_is_told_whose_files_have_other_names_now(naive, folder):
     assert files(naive, folder) == before
 
 
-@pytest.mark.parametrize("how", ["removed", "truncated"])
-def test_newest_that_is_whole_is_loaded(naive, folder, capfd, how):
+def test_newest_that_is_whole_is_loaded(naive, folder, capfd):
     run(naive, folder, 6)
-    last = min(naive.size - 1, 1)
-    path = folder / f"snapshot_iter_6.{last}"
-    if how == "removed":
-        on_rank_0(naive, path.unlink)
-    else:
-        on_rank_0(naive, lambda: path.write_bytes(path.read_bytes()[:-100]))
+    path = folder / f"snapshot_iter_6.{min(naive.size - 1, 1)}"
+    on_rank_0(naive, lambda: path.write_bytes(path.read_bytes()[:-100]))
     trainer, _, snapshot = make(naive, folder)
     snapshot.initialize(trainer)
     assert trainer.updater.iteration == 4
     said = capfd.readouterr().err
-    if naive.rank == 0 and (last or how == "truncated"):
+    if naive.rank == 0:
         assert "snapshot_iter_6.* is incomplete: " in said
         assert said.endswith("; training goes on from snapshot_iter_4\n")
     else:
@@ -308,27 +290,11 @@ def test_sets_that_differ_between_ranks(naive, folder):
         snapshot.initialize(trainer)
 
 
-@pytest.mark.parametrize("sets", [[], [0]])
-@pytest.mark.parametrize("fewer_on", ["all", "last"])
-def test_another_division_of_the_data_is_told_on_all_ranks(
-    naive, folder, sets, fewer_on
-):
+def test_another_division_of_the_data_is_told_on_all_ranks(naive, folder):
     """Without shuffling, an iterator's state would seem to fit any number of examples."""
-    run(naive, folder, 2, sets, examples=8)
-    here = 4 if fewer_on == "all" or naive.rank == naive.size - 1 else 8
+    run(naive, folder, 2, examples=8)
+    here = 4 if naive.rank == naive.size - 1 else 8
     with pytest.raises(
         (ValueError, RuntimeError), match=r"'main' has 4 examples.* had 8 there"
     ):
-        run(naive, folder, 4, sets, examples=here)
-    run(naive, folder, 4, sets, examples=8)
-
-
-def test_copies_share_the_communicator_and_pickling_is_refused(naive, folder):
-    extension = multi_node_snapshot(naive, extensions.snapshot(), [0])
-    for twin in (copy.copy(extension), copy.deepcopy(extension)):
-        trainer, *_ = make(naive, folder, 2, sets=None)
-        trainer.extend(twin, trigger=(2, "iteration"))
-        trainer.run()
-    assert files(naive, folder) == of_two_sets(naive, 2)
-    with pytest.raises(TypeError, match="communicator"):
-        pickle.dumps(extension)
+        run(naive, folder, 4, examples=here)
