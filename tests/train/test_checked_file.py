@@ -17,7 +17,7 @@ def test_no_byte_that_is_flipped_changes_in_silence_what_is_read(tmp_path):
     path = tmp_path / "run.0.1"
     shared = {"w": np.linspace(0, 1, 20), "text": np.array("é")}
     own = {"v": np.arange(20), "own": np.array(3)}
-    with path.open("w+b") as file:
+    with path.open("wb") as file:
         write_npz(file, RankFile(Head("run", "1", "id", 0, 2), shared, own).arrays())
     whole, refused = path.read_bytes(), 0
     expected = f"{read_rank_file(path)}"

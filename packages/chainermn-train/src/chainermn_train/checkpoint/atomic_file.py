@@ -22,7 +22,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
     """
     temporary = path.with_name(path.name + TEMPORARY)
     with advised(temporary):
-        file = open(temporary, "w+b")  # noqa: SIM115
+        file = open(temporary, "wb")  # noqa: SIM115
         try:
             yield file
             file.flush()

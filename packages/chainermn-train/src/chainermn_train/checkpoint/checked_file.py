@@ -66,8 +66,8 @@ class RankFile:
 
 
 def write_npz(file: BinaryIO, arrays: State) -> None:
-    """Add arrays by names to a file, as numpy.savez does, which has no names such as "file"."""
-    with zipfile.ZipFile(file, "a") as archive:
+    """Write arrays by names as numpy.savez does, which has no names such as "file"."""
+    with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             with archive.open(name + ".npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import secrets
@@ -33,10 +34,14 @@ from .loading import (
     restore,
     saved_state,
 )
-from .same_on_all import names_alike, names_of_first, part_of_rank, rank_file
+from .same_on_all import names_alike, names_of_first, rank_file
 from .state_dict import require_serializable
 
 _DEFAULT_FOLDER = "result"  # the trainer's own default
+
+
+class _ChangedError(Exception):
+    """What is the same on all ranks isn't what was so at the last save."""
 
 
 class MultiNodeCheckpointer(Extension):
@@ -76,11 +81,15 @@ class MultiNodeCheckpointer(Extension):
         )
         # A thread that calls no MPI; the interpreter waits for it before it ends.
         self._threads = ThreadPoolExecutor(1, "chainermn-checkpoint")
-        # What it does: it removes old saves, and writes this one, if any.
+        # What it is to do once a save is over, as it would take the core that copies
+        # need, and what it does: it removes old saves, and writes this one, if any.
+        self._tasks: list[Callable[[], None]] = []
         self._futures: list[Future[None]] = []
         self._written: SaveNumber | None = None
         # What is written in the background. Fresh memory would take longer to fill.
         self._copies: State = {}
+        # Names of what was the same on all ranks at the last save.
+        self._alike: set[str] | None = None
         self._folder: CheckpointFolder | None = None  # once known where it saves
         self._last = 0  # the iteration saved or loaded last
         self._saved_target: Any = None  # a trainer or updater
@@ -160,27 +169,43 @@ class MultiNodeCheckpointer(Extension):
         else:
             self._count(number, lambda: self._write(path, head, state))
         self._saved_target = None if updater_of(target) is None else target
+        self._start()
 
     def _write(self, path: Path, head: Head, state: State) -> None:
-        """Write this rank's file, or have a copy written by the thread (collective)."""
+        """Write this rank's file, or have a copy written by the thread (collective).
+
+        Ranks expect that what was the same at the last save is so again, and compare
+        while the disk is busy. Otherwise the file is written anew.
+        """
         comm = self.comm
         names = names_of_first(comm, state)
-        part = part_of_rank(comm, state, names)
+        expected = self._alike
+        if expected is None or self.background:
+            alike = names_alike(comm, state, names)
+        else:
+            with (
+                raise_together(comm.handshake, OPERATION),
+                contextlib.suppress(_ChangedError),
+                new_file(path) as file,
+            ):
+                write_npz(file, rank_file(head, state, names, expected).arrays())
+                file.flush()
+                syncing = self._threads.submit(os.fsync, file.fileno())
+                alike = names_alike(comm, state, names)
+                syncing.result()
+                if alike != expected:
+                    raise _ChangedError
+            if alike == expected:
+                return
+        self._alike = alike
+        with raise_together(comm.handshake, OPERATION):
+            arrays = rank_file(head, state, names, alike).arrays()
+            if self.background:
+                arrays = self._copied(arrays)
+            else:
+                _write_new(path, arrays)
         if self.background:
-            alike = names_alike(comm, state, names)
-            with raise_together(comm.handshake, OPERATION):
-                arrays = self._copied(rank_file(head, state, part, alike).arrays())
-                self._futures.append(self._threads.submit(_write_new, path, arrays))
-            return
-        with raise_together(comm.handshake, OPERATION), new_file(path) as file:
-            write_npz(file, part)
-            file.flush()
-            # Ranks compare while the disk is busy.
-            syncing = self._threads.submit(os.fsync, file.fileno())
-            alike = names_alike(comm, state, names)
-            arrays = rank_file(head, state, part, alike).arrays()
-            write_npz(file, {name: arrays[name] for name in arrays if name not in part})
-            syncing.result()
+            self._tasks.append(lambda: _write_new(path, arrays))
 
     def _copied(self, arrays: State) -> State:
         """Return copies of arrays, in the memory of the last ones where they fit."""
@@ -209,8 +234,9 @@ class MultiNodeCheckpointer(Extension):
             if is_raised_on_all(self.comm.handshake, error):
                 folder.files.file(number, self.comm.rank).unlink(missing_ok=True)
             raise
-        remove = folder.replace_by(number, self.cp_interval, self.gc_interval)
-        self._futures.append(self._threads.submit(remove))
+        self._tasks.append(
+            folder.replace_by(number, self.cp_interval, self.gc_interval)
+        )
 
     def get_stats(self) -> str:
         """Return in words how long saves have held this rank, in seconds (not collective).
@@ -232,8 +258,13 @@ class MultiNodeCheckpointer(Extension):
             OSError: a file could not be written.
             PeerError: it failed on another rank.
         """
-        self._finish()  # what is written
-        self._finish()  # what was removed then
+        self._finish()
+        self._start()  # what is removed then
+        self._finish()
+
+    def _start(self) -> None:
+        self._futures += map(self._threads.submit, self._tasks)
+        self._tasks = []
 
     def _finish(self) -> None:
         """Wait for the thread, and count what it has written (collective)."""
@@ -362,6 +393,7 @@ class MultiNodeCheckpointer(Extension):
                     self._folder.begin()
                 self._folder.clear()
         finally:
+            self._tasks = []
             self._futures = []
             self._written = self._folder = None
             self._saved_target = None

@@ -20,12 +20,6 @@ def names_of_first(comm: CommunicatorBase, state: State) -> list[str]:
     return found
 
 
-def part_of_rank(comm: CommunicatorBase, state: State, names: list[str]) -> State:
-    """Return what this rank saves of what ranks may have alike: they take turns."""
-    dealt = names[comm.rank :: comm.size]
-    return {name: state[name] for name in dealt if name in state}
-
-
 def names_alike(comm: CommunicatorBase, state: State, names: list[str]) -> set[str]:
     """Return the names of what has the same bits on all ranks (collective)."""
     if comm.size == 1:
@@ -45,9 +39,13 @@ def _checksum(array: np.ndarray) -> int:
     return zlib.crc32(data.data, form)
 
 
-def rank_file(head: Head, state: State, part: State, alike: set[str]) -> RankFile:
-    """Return what a rank saves: its own, and its part of what all ranks have ``alike``."""
-    shared = {name: array for name, array in part.items() if name in alike}
+def rank_file(head: Head, state: State, names: list[str], alike: set[str]) -> RankFile:
+    """Return what a rank saves: its own, and its part of what all ranks have ``alike``.
+
+    Ranks take turns at it, in the order of ``names``.
+    """
+    dealt = [name for name in names if name in alike][head.rank :: head.size]
+    shared = {name: state[name] for name in dealt if name in state}
     own = {name: array for name, array in state.items() if name not in alike}
     return RankFile(head, shared, own)
 
