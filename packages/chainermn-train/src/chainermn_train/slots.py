@@ -189,11 +189,9 @@ def broadcast_slots(
             _, form = _first_with(VALUE + name, rows)
             if form is not None and not param.is_initialized:
                 param.initialize(form.shape)
-        communicator.bcast_data(optimizer.target)
         here = {slot.name: slot for slot in slots_of(optimizer)}
-        for name in rows[0]:
-            if name.startswith(VALUE):
-                continue
+
+        def give(name: str) -> None:
             slot = here.get(name)
             root, fact = _first_with(name, rows)
             value = None
@@ -202,6 +200,14 @@ def broadcast_slots(
             value = _broadcast(communicator, fact, value, root)
             if slot is not None and rank != root and value is not None:
                 slot.set(value)
+
+        for name, fact in rows[0].items():
+            if name.startswith(VALUE) and fact is None:
+                give(name)
+        communicator.bcast_data(optimizer.target)
+        for name in rows[0]:
+            if not name.startswith(VALUE):
+                give(name)
 
 
 def _broadcast(communicator: CommunicatorBase, fact: Any, value: Any, root: int) -> Any:

@@ -1,0 +1,413 @@
+"""One rank of a played training: tiny models, their optimizers, and all that may happen to them."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import chainer
+import chainer.functions as F
+import numpy as np
+from chainer.optimizer_hooks import GradientClipping, WeightDecay
+
+from chainermn_comm import PeerError, RankMismatchError, create_communicator
+from chainermn_modelparallel import allreduce
+from chainermn_train import create_multi_node_optimizer, join
+from tests.support.training.exchanges import KINDS
+from tests.support.training.trainers import load_state, state_of
+
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "SGD": lambda: chainer.optimizers.SGD(0.1),
+    "MomentumSGD": lambda: chainer.optimizers.MomentumSGD(0.1),
+    "Adam": lambda: chainer.optimizers.Adam(0.05),
+}
+# Ranks that a command may name.
+NOBODY = range(0)
+ALL = range(8)
+# Where an update may fail: in the loss function, in its backward, or in the step.
+IN_LOSS = ("forward", "backward")
+IN_STEP = ("pre", "rule", "post")
+PLANTED = "planted"
+PEER = "peer"
+MISMATCH = "mismatch"
+# What NumPy and Chainer say of gradients that aren't finite, and ours of an optimizer
+# that another one takes the place of.
+KNOWN_WARNINGS = (
+    *("Non finite number", "invalid value", "overflow", "divide by zero"),
+    "gradients are left that no step has used",
+)
+# What another backward than `update`'s own scales its loss by.
+OWN_SCALE = 32.0
+
+
+class PlantedError(Exception):
+    """What fails as it should."""
+
+
+ERRORS = {PlantedError: PLANTED, PeerError: PEER, RankMismatchError: MISMATCH}
+
+
+@dataclass(frozen=True)
+class Config:
+    """How optimizers, their models and their communicator are made."""
+
+    kind: str = "synchronous"
+    steps: int = 1
+    scaling: float | str | None = None  # "dynamic", or a static scale
+    hooks: bool = False
+    optimizer: str = "SGD"
+    on_drift: str = "raise"
+    zero_fill: bool = True
+    dtype: str = "float32"  # of parameters
+    float32_masters: bool = False
+    wire_dtype: str | None = None
+    is_lazy: bool = False  # whether a parameter has no values before it is used
+    communicates: bool = False  # whether the loss does
+    optimizers: int = 1
+    groups: int = 1  # of ranks, which train apart
+
+    @property
+    def delay(self):
+        return KINDS[self.kind].delay
+
+    @property
+    def is_narrow(self):
+        return "float16" in (self.dtype, self.wire_dtype)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a command on a rank."""
+
+    error: str  # "planted", "peer", "mismatch", "" or another one's class
+    text: str
+    warned: list[str]
+    optimizer: Any  # the actual one, with its model
+
+
+def batch(number, rank):
+    return np.random.RandomState((number, rank)).uniform(-1, 1, 2)
+
+
+class Part(chainer.Link):
+    """Two numbers, which a lazy one gets when it is used, and one that is 0-d."""
+
+    def __init__(self, dtype, is_lazy, *seed):
+        super().__init__()
+        random = np.random.RandomState((*seed, 7))  # others than a batch's numbers
+        w, s = np.split(random.uniform(-1, 1, 3), [2])
+        with self.init_scope():
+            self.w = chainer.Parameter(w.astype(dtype))
+            if is_lazy:
+                self.w = chainer.Parameter(chainer.initializers.Constant(w[0], dtype))
+            self.s = chainer.Parameter(np.array(s[0], dtype))
+
+    def __call__(self, x):
+        if not self.w.is_initialized:
+            self.w.initialize(2)
+        x = x.astype(self.s.dtype)
+        return (F.sum((self.w - x) ** 2) + (self.s - x[0]) ** 2) / 2
+
+
+class Tiny(chainer.Chain):
+    """Some parts, and a persistent array that each rank's own examples change."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_persistent("seen", np.zeros(2, "f"))
+
+    def __call__(self, x, unused):
+        self.seen += x
+        return sum(part(x) for part in self.children() if part.name != unused)
+
+
+class FailingBackward(chainer.FunctionNode):
+    """The identity, whose backward raises."""
+
+    def forward(self, inputs):
+        return inputs
+
+    def backward(self, indexes, gradients):
+        raise PlantedError("in backward")
+
+
+class Communicators:
+    """Communicators of a world, each made at its first use."""
+
+    def __init__(self, world):
+        self.world = world
+        self._made: dict[Any, Any] = {}
+
+    def get(self, config):
+        """Return this rank's (collective)."""
+        key = config.wire_dtype, config.groups
+        if key not in self._made:
+            own = self.world.Split(self.world.rank % config.groups)
+            dtype = config.wire_dtype
+            self._made[key] = create_communicator(
+                "hierarchical", own, allreduce_grad_dtype=dtype
+            )
+        return self._made[key]
+
+    def finalize(self):
+        for each in self._made.values():
+            each.finalize()
+
+
+class Trainee:
+    """One rank's optimizer and model; `execute` calls one of the commands below it."""
+
+    def __init__(self, communicators, config):
+        self._comm = communicators.get(config)
+        self._rank = communicators.world.rank
+        self._config = config
+        self._scale = config.scaling
+        self._saved: list[Any] = []
+        self._optimizer = self._made(["first", "second"], 1)
+
+    def execute(self, name, kwds):
+        """Return what comes of a command."""
+        error = ""
+        text = ""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                getattr(self, name)(**kwds)
+            except Exception as raised:
+                error = ERRORS.get(type(raised), type(raised).__name__)
+                text = str(raised)
+        told = [f"{each.category.__name__}: {each.message}" for each in caught]
+        warned = [
+            each for each in told if not any(known in each for known in KNOWN_WARNINGS)
+        ]
+        return Outcome(error, text, warned, self._optimizer.actual_optimizer)
+
+    def begin(self):
+        pass
+
+    def update(
+        self,
+        number,
+        unused=NOBODY,
+        without_loss=NOBODY,
+        overflowing=NOBODY,
+        failing=NOBODY,
+        where=IN_LOSS[:1],
+    ):
+        """Update, with ranks that do something else.
+
+        Those ``without_loss`` call backward themselves. Each that fails does so
+        ``where`` its number says, modulo the length.
+        """
+        place = self._place(failing, where)
+        skipped = "second" if self._rank in unused else ""
+        overflows = self._rank in overflowing
+        given = [number, skipped, place, overflows]
+        with self._fault(place):
+            if self._rank not in without_loss:
+                self._optimizer.update(self._loss, *given)
+                return
+            loss = self._loss(*given)
+            self._model.cleargrads()
+            loss.backward(loss_scale=OWN_SCALE)
+            self._optimizer.update()
+
+    def join(self, number, counts, failing=NOBODY, at=0):
+        """Make as many updates in a block as this rank's count says.
+
+        The one at this place fails on some ranks; all go on, and raise at the end.
+        """
+        errors = []
+        with join(self._optimizer):
+            for each in range(counts[self._rank % len(counts)]):
+                place = ""
+                if each == at:
+                    place = self._place(failing, IN_LOSS[:1])
+                try:
+                    self._optimizer.update(self._loss, number + each, place=place)
+                except (PlantedError, PeerError) as error:
+                    errors.append(error)
+        for error in errors:
+            raise error
+
+    def flush(self, failing=NOBODY, where=IN_STEP[:1]):
+        with self._fault(self._place(failing, where)):
+            self._optimizer.flush()
+
+    def synchronize(self):
+        self._optimizer.synchronize()
+
+    def replace(self, ranks, name, seed):
+        """Let these ranks have another part of this name, or one that they had not."""
+        if self._rank not in ranks:
+            return
+        if hasattr(self._model, name):
+            delattr(self._model, name)
+        part = Part(self._config.dtype, False, seed, self._rank)
+        self._model.add_link(name, part)
+        for param in part.params():
+            param.update_rule = self._optimizer.create_update_rule()
+            if self._config.float32_masters:
+                param.update_rule.use_fp32_update()
+
+    def setup(self, ranks, seed):
+        """Let these ranks train another model, with the same names."""
+        if self._rank in ranks:
+            self._set_up(self._optimizer, self._names, seed)
+
+    def set_loss_scale(self, ranks, scale):
+        if self._rank in ranks:
+            self._set_scale(self._optimizer, scale)
+
+    def go_on_with_a_copy(self):
+        old = self._optimizer
+        self._optimizer = copy.deepcopy(old)
+        old.finalize()
+
+    def save(self, ranks):
+        if self._rank in ranks:
+            things = self._model, self._optimizer
+            states = [copy.deepcopy(state_of(each)) for each in things]
+            self._saved = [self._scale, *states]
+
+    def renew(self):
+        """Go on with a new model and optimizer."""
+        old = self._optimizer
+        self._optimizer = self._made(self._names, 99)
+        old.finalize()
+
+    def load(self, ranks, assume=False, broken=NOBODY):
+        """Let these ranks load what they saved, some of it ``broken``."""
+        if self._rank not in ranks:
+            return
+        scale, model, optimizer = self._saved
+        if self._rank in broken:
+            del optimizer["second/w/t"]
+        self._set_scale(self._optimizer, scale)
+        load_state(self._model, model)
+        load_state(self._optimizer, optimizer)
+        if assume:
+            self._optimizer.assume_synchronized()
+
+    def disturb(self, ranks, what):
+        """Change a little on these ranks, as a fault of a rank's memory would."""
+        if self._rank in ranks:
+            DISTURB[what](self._optimizer.actual_optimizer, self._model.second)
+
+    def end(self):
+        self._optimizer.finalize()
+
+    # How it is done.
+
+    @property
+    def _model(self):
+        return self._optimizer.target
+
+    @property
+    def _names(self):
+        return sorted(part.name for part in self._model.children())
+
+    def _place(self, failing, where):
+        """Return where this rank fails, if it does."""
+        return where[self._rank % len(where)] if self._rank in failing else ""
+
+    def _loss(self, number, skipped="", place="", overflows=False):
+        if place == "forward":
+            raise PlantedError("in forward")
+        loss = self._model(batch(number, self._rank), skipped)
+        w = self._model.first.w
+        if self._config.communicates:
+            loss += 0 * F.sum(allreduce(self._comm, w))
+        if overflows:
+            loss += F.sum(w) * np.inf
+        if place == "backward":
+            loss += FailingBackward().apply((w,))[0][0]
+        return loss
+
+    def _made(self, names, seed):
+        config = self._config
+        optimizer = create_multi_node_optimizer(
+            OPTIMIZERS[config.optimizer](),
+            self._comm,
+            accumulate_steps=config.steps,
+            on_drift=config.on_drift,
+            zero_fill=config.zero_fill,
+            **KINDS[config.kind].arguments,
+        )
+        self._set_scale(optimizer, self._scale)
+        if config.float32_masters:
+            optimizer.use_fp32_update()
+        self._set_up(optimizer, names, seed)
+        return optimizer
+
+    def _set_scale(self, optimizer, scale):
+        self._scale = scale
+        if scale == "dynamic":
+            optimizer.loss_scaling(interval=2)
+        elif scale is not None:
+            optimizer.set_loss_scale(scale)
+
+    def _set_up(self, optimizer, names, seed):
+        model = Tiny()
+        for number, name in enumerate(names):
+            is_lazy = self._config.is_lazy and name == "second"
+            part = Part(self._config.dtype, is_lazy, seed, self._rank, number)
+            model.add_link(name, part)
+        optimizer.setup(model)
+        if self._config.hooks:
+            optimizer.add_hook(WeightDecay(1e-3))
+            optimizer.add_hook(GradientClipping(0.5))
+
+    @contextmanager
+    def _fault(self, place):
+        """Let the next step fail: in a "pre" or "post" hook, or in an update "rule"."""
+        if place not in IN_STEP:
+            yield
+            return
+        left = [place]
+
+        def fail(*_):
+            if left:
+                raise PlantedError(f"in {left.pop()}")
+
+        hooked = self._optimizer
+        timing = place
+        if place == "rule":  # other rules come before this one, and others after it
+            hooked = self._model.first.s.update_rule
+            timing = "pre"
+        hooked.add_hook(fail, name="planted", timing=timing)
+        try:
+            yield
+        finally:
+            hooked.remove_hook("planted")
+
+
+def _flip(array):
+    """Change the lowest bits of an element."""
+    array.reshape(-1).view(np.uint8)[0] ^= 1
+
+
+def _add_one(thing, name):
+    setattr(thing, name, getattr(thing, name) + 1)
+
+
+def _flip_moments(optimizer, part):
+    for array in (part.w.update_rule.state or {}).values():
+        _flip(array)
+
+
+# What a command `disturb` does to Chainer's optimizer and the second part.
+DISTURB: dict[str, Callable[[Any, Part], None]] = {
+    "parameter": lambda optimizer, part: _flip(part.w.array),
+    "0-d": lambda optimizer, part: _flip(part.s.array),
+    "momentum": _flip_moments,
+    "rule's t": lambda optimizer, part: _add_one(part.w.update_rule, "t"),
+    "t": lambda optimizer, part: _add_one(optimizer, "t"),
+    "epoch": lambda optimizer, part: _add_one(optimizer, "epoch"),
+    "loss scale": lambda optimizer, part: _add_one(optimizer, "_loss_scale"),
+    "persistent": lambda optimizer, part: _add_one(optimizer.target, "seen"),
+}
