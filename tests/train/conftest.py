@@ -84,6 +84,20 @@ def plain_communicator():
     return PlainCommunicator
 
 
+@pytest.fixture(scope="module")
+def play(request):
+    """Lets all ranks execute commands to optimizers, and judges what comes of them."""
+    from mpi4py import MPI
+
+    from tests.train.optimizer_machine.play import Play
+    from tests.train.optimizer_machine.trainee import Communicators
+
+    communicators = Communicators(MPI.COMM_WORLD)
+    plugin = request.config.pluginmanager.getplugin("chainermn-world")
+    yield Play(communicators, plugin.stderr)
+    communicators.finalize()
+
+
 @pytest.fixture
 def trainer_for(tmp_path):
     """Makes a trainer over ranks, with SGD and batches of two in order: three are an epoch."""

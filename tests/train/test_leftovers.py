@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import warnings
@@ -11,6 +12,7 @@ import pytest
 
 from chainermn_train import join
 from tests.support.jobs import runner
+from tests.support.plugins.pairwise import pairwise
 from tests.support.training.exchanges import KINDS, exchanging
 from tests.support.training.linear import Model, X
 from tests.support.training.trainers import same_everywhere, trainer_over
@@ -30,28 +32,18 @@ def training(kind, comm, steps, stop, out):
 
 @pytest.mark.world
 @pytest.mark.parametrize(("kind", "steps"), LEAVING)
-def test_flush_uses_what_a_trainer_has_left(comm, kind, steps, tmp_path):
-    trainer, optimizer = training(kind, comm, steps, 7, tmp_path)
-    trainer.run()
-    assert optimizer.t < -(-7 // steps)
+@pytest.mark.parametrize("joins", [False, True])
+def test_flush_uses_what_trainers_have_left(comm, kind, steps, joins, tmp_path):
+    """Those of other lengths, too."""
+    most = 7 + joins * (comm.size - 1)
+    stop = 7 + joins * comm.rank
+    trainer, optimizer = training(kind, comm, steps, stop, tmp_path)
+    with join(optimizer) if joins else contextlib.nullcontext():
+        trainer.run()
+    assert joins or optimizer.t < -(-most // steps)
     for _ in range(2):  # nothing is left for the second one
         optimizer.flush()
-        assert optimizer.t == -(-7 // steps)
-    assert same_everywhere(comm, optimizer.target)
-    optimizer.finalize()
-
-
-@pytest.mark.world
-@pytest.mark.parametrize(("kind", "steps"), LEAVING)
-def test_flush_after_a_join_uses_what_trainers_of_other_lengths_have_left(
-    comm, kind, steps, tmp_path
-):
-    trainer, optimizer = training(kind, comm, steps, 5 + comm.rank, tmp_path)
-    with join(optimizer):
-        trainer.run()
-    optimizer.flush()
-    made = 5 + comm.size - 1
-    assert optimizer.t == -(-made // steps)
+        assert optimizer.t == -(-most // steps)
     assert same_everywhere(comm, optimizer.target)
     optimizer.finalize()
 
@@ -79,32 +71,17 @@ def test_an_extension_may_change_a_trainers_stop_trigger(comm, is_multi_node, tm
     optimizer.finalize()
 
 
-def end_by_finalize(optimizers):
-    optimizers[0].finalize()
-
-
-def end_by_collection(optimizers):
-    del optimizers[0]
-
-
-def end_as_a_copy(optimizers):
-    """What is left is the same gradients, of one optimizer and its shallow copy."""
-    optimizers.append(copy.copy(optimizers[0]))
+# A shallow copy has the same gradients left.
+ENDS = {
+    "collected": lambda optimizers: optimizers.clear(),
+    "finalized": lambda optimizers: optimizers[0].finalize(),
+    "copied": lambda optimizers: optimizers.append(copy.copy(optimizers[0])),
+}
 
 
 @pytest.mark.world
 @ALL_WARNINGS
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.ci), 3])
-@pytest.mark.parametrize("flushes", [True, False])
-@pytest.mark.parametrize(
-    "end",
-    [
-        end_by_collection,
-        pytest.param(end_by_finalize, marks=pytest.mark.ci),
-        pytest.param(end_as_a_copy, marks=pytest.mark.ci),
-    ],
-)
+@pairwise(kind=KINDS, steps=[1, 3], flushes=[True, False], end=ENDS)
 def test_what_no_step_has_used_is_warned_of_once(comm, kind, steps, flushes, end):
     optimizers = [exchanging(kind, comm, chainer.optimizers.SGD(), Model(0), steps)]
     for _ in range(4):
@@ -114,7 +91,7 @@ def test_what_no_step_has_used_is_warned_of_once(comm, kind, steps, flushes, end
         optimizers[0].flush()
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        end(optimizers)
+        ENDS[end](optimizers)
         optimizers.clear()
         gc.collect()
     told = [str(each.message) for each in found if WARNING in str(each.message)]

@@ -3,40 +3,39 @@
 from __future__ import annotations
 
 import os
+import secrets
+from functools import partial
 
 import pytest
 
-from tests.support.training.exchanges import HIERARCHICAL, KINDS
-from tests.train.optimizer_machine.lockstep import chosen_seed
-from tests.train.optimizer_machine.machine import play
+from tests.support.training.exchanges import KINDS
+from tests.train.optimizer_machine.drawn import lead
 
-pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3), HIERARCHICAL]
+pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3)]
 
-# By number of ranks: sequences of a kind in the first tiers, and of all kinds in the
-# full one.
-SEQUENCES, MANY = {2: 36, 3: 11}, {2: 2000, 3: 1000}
+# By number of ranks: sequences of a kind in the first tiers, and of a test in the full
+# one, which has so many tests of each kind.
+SEQUENCES = {2: 36, 3: 11}
+MANY = {2: 70, 3: 35}
+TESTS = 10
 
 
-@pytest.fixture
-def stderr(request):
-    """Where ranks write what nobody captures."""
-    return request.config.pluginmanager.getplugin("chainermn-world").stderr
+def play_from_seed(play, kind, seed, count):
+    """CHAINERMN_TEST_SEED repeats a failure."""
+    seed = int(os.environ.get("CHAINERMN_TEST_SEED", seed))
+    failure = play.run(partial(lead, kind=kind, seed=seed, count=count))
+    assert not failure, f"CHAINERMN_TEST_SEED={seed}: {failure}"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ranks_stay_alike_whatever_happens(world, comm, stderr, kind):
-    failure = play(
-        world, comm, stderr, kind, chosen_seed(world.size), SEQUENCES[world.size]
-    )
-    assert not failure, failure
+def test_ranks_stay_alike_whatever_happens(world, play, kind):
+    play_from_seed(play, kind, world.size, SEQUENCES[world.size])
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("number", range(TESTS))
 @pytest.mark.parametrize("kind", KINDS)
-def test_ranks_stay_alike_in_many_sequences(world, comm, stderr, kind):
-    """With another seed each time; CHAINERMN_TEST_SEED repeats one."""
-    seed, count = chosen_seed(), -(-MANY[world.size] // len(KINDS))
-    if world.rank == 0:
-        os.write(stderr, f"\n--- {kind}: CHAINERMN_TEST_SEED={seed}\n".encode())
-    failure = play(world, comm, stderr, kind, seed, count)
-    assert not failure, failure
+def test_ranks_stay_alike_in_many_sequences(world, play, kind, number):
+    """With another seed each time."""
+    seed = world.bcast(secrets.randbelow(2**32))
+    play_from_seed(play, kind, seed, MANY[world.size])

@@ -1,184 +1,346 @@
-"""Any sequence of updates, failures, flushes and snapshots does what plain arithmetic says."""
+"""Named sequences of what happens to an optimizer of all ranks; the oracle judges each command."""
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+import contextlib
+from unittest import mock
 
 import chainer
-import chainer.functions as F
-import numpy as np
 import pytest
 
 from chainermn_comm import PeerError
-from chainermn_train import create_multi_node_optimizer
 from tests.support.plugins.pairwise import pairwise
-from tests.support.training.trainers import load_state, state_of
+from tests.support.training.exchanges import KINDS, exchanging
+from tests.support.training.linear import Model, update
+from tests.support.training.trainers import same_everywhere
+from tests.train.optimizer_machine.trainee import ALL, IN_LOSS, IN_STEP, Config
 
-pytestmark = pytest.mark.world
+pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
 
-RATE, WIDTH = 0.05, 3
-
-
-class PlantedError(BaseException):
-    """As an interrupt."""
-
-
-class Model(chainer.Link):
-    def __init__(self, seed):
-        super().__init__()
-        with self.init_scope():
-            self.p = chainer.Parameter(start(seed))
+SEQUENCES = {}
 
 
-def start(seed):
-    return np.random.RandomState(seed).uniform(size=WIDTH)
+def sequence(**config):
+    """A function of `play`, ranks and steps is a row of the table, with this configuration."""
+
+    def add(function):
+        words = [function.__name__, *(f"{key}={it}" for key, it in config.items())]
+        SEQUENCES[" ".join(words).replace("_", " ")] = function, config
+        return function
+
+    return add
 
 
-def coefficients(rank, number):
-    """The gradient of a rank's batch is a * p + b: it tells how old the parameters were."""
-    return np.random.RandomState((rank, number)).uniform(-1, 1, (2, WIDTH))
+# What fails.
 
 
-@dataclass
-class Expected:
-    """What all ranks together should do, in one process and NumPy alone."""
-
-    size: int
-    double_buffering: bool
-    steps: int
-    p: np.ndarray = field(default_factory=lambda: start(0))
-    t: int = 0
-    calls: int = 0
-    terms: int = 0
-    total: np.ndarray = field(default_factory=lambda: np.zeros(WIDTH))
-    in_flight: np.ndarray | None = None
-
-    @property
-    def is_collective(self) -> bool:
-        return self.calls in (0, self.steps - 1)
-
-    def update(self, number, failing, without_gradients):
-        if failing and self.is_collective:
-            return  # on all ranks, which may try another batch
-        for rank in set(range(self.size)) - failing:
-            a, b = coefficients(rank, number)
-            if rank not in without_gradients:
-                self.total = self.total + a * self.p + b
-            self.terms += 1
-        self.calls += 1
-        if self.calls == self.steps:
-            self.exchange()
-
-    def flush(self):
-        if self.in_flight is not None:
-            self.step(self.in_flight)
-            self.in_flight = None
-        if self.terms:
-            self.exchange()
-            if self.double_buffering:
-                self.flush()
-        self.end_group()
-
-    def exchange(self):
-        mean = self.total / max(self.terms, 1)
-        self.end_group()
-        if self.double_buffering:
-            mean, self.in_flight = self.in_flight, mean
-        if mean is not None:
-            self.step(mean)
-
-    def end_group(self):
-        self.total, self.calls, self.terms = np.zeros(WIDTH), 0, 0
-
-    def step(self, mean):
-        self.p = self.p - RATE * mean
-        self.t += 1
+@sequence(optimizer="Adam")
+@sequence(scaling="dynamic")
+def a_hook_fails_on_one_rank(play, rank, steps):
+    for where in IN_STEP:
+        play.update(3 * steps - 1)
+        play.update(failing=rank, where=[where])
+        play.update()
 
 
-def optimizer_of(comm, model, scaling, **kwds):
-    actual = chainer.optimizers.SGD(RATE)
-    if scaling == "dynamic":
-        actual.loss_scaling(interval=2, scale=16.0)
-    elif scaling is not None:
-        actual.set_loss_scale(scaling)
-    return create_multi_node_optimizer(actual, comm, **kwds).setup(model)
+@sequence(optimizer="Adam")
+def hooks_fail_on_all_ranks_each_elsewhere(play, rank, steps):
+    for where in ("pre", "rule"), ("rule", "post"), ("post", "pre"):
+        play.update(3 * steps - 1)
+        play.update(failing=ALL, where=where)
+        play.update()
 
 
-def restored(comm, optimizer, *settings, **kwds):
-    """Another optimizer and model, with the state of these."""
-    twin = optimizer_of(comm, Model(comm.rank + 50), *settings, **kwds)
-    for one, other in (optimizer.target, twin.target), (optimizer, twin):
-        load_state(other, state_of(one))
-    twin.assume_synchronized()
+@sequence(optimizer="Adam")
+def a_hook_fails_in_a_flush(play, rank, steps):
+    for left in 0, 1:
+        play.update(2 * steps + left)
+        play.do("flush", failing=rank)
+        play.update()
+
+
+@sequence(scaling="dynamic")
+def a_hook_fails_in_a_step_that_overflows(play, rank, steps):
+    """With double buffering the failing step is along the group before."""
+    for where in "pre", "post":
+        play.update(3 * steps)
+        before = steps * (1 + play.config.delay) - 1
+        play.update(before, overflowing=ALL)
+        play.update(overflowing=ALL, failing=rank, where=[where])
+        play.update()
+
+
+@sequence(hooks=True)
+@sequence(scaling=8.0)
+def losses_fail(play, rank, steps):
+    for where in IN_LOSS:
+        for failing in rank, ALL:
+            play.update(steps - 1)
+            play.update(2, failing=failing, where=[where])
+    play.do("flush")
+
+
+@sequence(steps=1, communicates=True)
+@sequence(steps=1, communicates=True, scaling="dynamic")
+def it_fails_on_a_rank_beside_losses_that_communicate(play, rank, steps):
+    """The others are in the loss, or in its backward; or in the next loss, if a step fails."""
+    play.update(3)
+    for where in IN_LOSS:
+        play.update(2, failing=rank, where=[where])
+    for where in IN_STEP:
+        play.update(2)
+        play.update(failing=rank, where=[where])
+        play.update()
+
+
+# Gradients that a rank doesn't have, and scales.
+
+
+@sequence(scaling="dynamic")
+def a_flush_undoes_the_scale_where_a_rank_has_no_gradient(play, rank, steps):
+    for before in steps, 0:
+        play.update(before)
+        play.update(unused=rank)
+        play.do("flush")
+
+
+@sequence(scaling=8.0)
+@sequence(scaling=0.5, optimizer="Adam")
+def a_scale_is_set_within_a_group(play, rank, steps):
+    play.update(2 * steps + 1, unused=rank)
+    play.do("set_loss_scale", ranks=ALL, scale=256.0)
+    play.update(2 * steps - 1, unused=rank)
+    play.do("flush")
+
+
+@sequence()
+@sequence(scaling=8.0)
+def a_backward_of_the_users_has_another_scale(play, rank, steps):
+    play.update(2 * steps)
+    play.update(2 * steps, without_loss=rank)
+
+
+@sequence(scaling=8.0, on_drift="raise")
+@sequence(scaling=8.0, on_drift="ignore")
+def a_scale_that_one_rank_has_changed_is_named(play, rank, steps):
+    play.update(2 * steps)
+    play.do("set_loss_scale", ranks=rank, scale=64.0)
+    play.update(2)
+    play.do("set_loss_scale", ranks=ALL, scale=64.0)
+
+
+@sequence(zero_fill=False)
+def ranks_disagree_on_which_gradients_are_missing(play, rank, steps):
+    play.update(2 * steps, unused=ALL)
+    play.update(steps, unused=rank)
+    play.update(steps)
+
+
+# Parameters that change.
+
+
+@sequence(optimizer="Adam")
+@sequence(optimizer="MomentumSGD", is_lazy=True)
+def one_rank_replaces_a_part(play, rank, steps):
+    for left in 0, 1:
+        play.update(2 * steps + left)
+        play.replace(rank)
+        play.update()
+
+
+@sequence(is_lazy=True)
+@sequence(is_lazy=True, scaling=8.0, optimizer="Adam")
+def one_rank_uses_a_part_first(play, rank, steps):
+    play.update(3 * steps, unused=ALL)
+    play.update(3 * steps, unused=rank)
+
+
+@sequence(is_lazy=True)
+def a_part_that_rank_0_has_no_values_of_is_another_ranks(play, rank, steps):
+    play.replace([play.size - 1])
+    play.do("flush")
+    play.update(steps)
+
+
+@sequence(optimizer="Adam")
+def a_flush_follows_a_change(play, rank, steps):
+    for name, who in ("second", rank), ("second", ALL), ("third", ALL):
+        play.update(3 * steps + steps // 2)
+        play.replace(who, name)
+        play.do("flush")
+
+
+@sequence(optimizer="Adam")
+def a_part_that_one_rank_adds_first_is_named(play, rank, steps):
+    play.update(3 * steps)
+    play.replace(rank, "third")
+    play.do("flush")
+    play.update()
+    play.replace(ALL, "third")
+
+
+@sequence(optimizer="Adam")
+@sequence(optimizer="MomentumSGD")
+def one_rank_replaces_a_part_while_all_add_one(play, rank, steps):
+    """Old momenta don't meet new ones."""
+    play.update(3 * steps)
+    play.replace(ALL, "third")
+    play.replace(rank)
+    play.update(steps)
+
+
+@sequence()
+@sequence(scaling="dynamic")
+def another_model_is_set_up(play, rank, steps):
+    """No group nor flight of the one before is left."""
+    for left in 0, steps - 1:
+        play.update(2 * steps + left)
+        play.do("setup", ranks=ALL, seed=20)
+
+
+@sequence(steps=1)
+@sequence(steps=2)
+def one_rank_sets_up_another_model(play, rank, steps):
+    play.update(2 * steps + steps - 1)
+    play.do("setup", ranks=rank, seed=20)
+    play.update(2)
+
+
+# States that are loaded.
+
+
+@sequence()
+@sequence(optimizer="Adam", scaling="dynamic")
+def parts_are_replaced_before_or_after_a_save(play, rank, steps):
+    """Gradients of the old ones move no others, on any rank."""
+    for who in rank, ALL:
+        for saves_first in True, False:
+            play.update(3 * steps - 1)
+            if saves_first:
+                play.do("save", ranks=ALL)
+            play.replace(who)
+            if not saves_first:
+                play.do("save", ranks=ALL)
+            play.do("renew")
+            play.do("load", ranks=ALL)
+            play.update(2 * steps)
+
+
+@sequence()
+@sequence(scaling="dynamic", optimizer="Adam")
+def parts_are_replaced_after_a_load(play, rank, steps):
+    """Loaded gradients are of the old ones."""
+    for who in rank, ALL:
+        play.update(3 * steps - 1)
+        play.do("save", ranks=ALL)
+        play.do("load", ranks=ALL)
+        play.replace(who)
+        play.update(2 * steps)
+
+
+@sequence(scaling="dynamic")
+def ranks_load_what_they_saved_at_different_moments(play, rank, steps):
+    """All have rank 0's state, with its gradients in flight and its scale."""
+    for left in 0, 1:
+        play.update(3 * steps + left)
+        play.do("save", ranks=ALL)
+        play.update(2 * steps)
+        play.do("save", ranks=rank)
+        play.do("renew")
+        play.do("load", ranks=ALL)
+        play.update(2 * steps)
+
+
+@sequence(steps=1)
+@sequence(steps=2)
+def one_rank_loads(play, rank, steps):
+    """The others' next update is collective, too."""
+    play.update(2 * steps)
+    play.do("save", ranks=ALL)
+    play.update()
+    play.do("load", ranks=rank)
+    play.update(2)
+
+
+@sequence(optimizer="Adam", scaling="dynamic")
+def one_rank_cannot_load(play, rank, steps):
+    play.update(3 * steps)
+    play.do("save", ranks=ALL)
+    play.do("load", ranks=ALL, broken=rank)
+    play.update()
+
+
+# Batches that not all ranks have.
+
+
+@sequence(hooks=True)
+@sequence(scaling="dynamic", optimizer="Adam")
+@sequence(zero_fill=False)
+def ranks_have_other_numbers_of_batches(play, rank, steps):
+    play.update(steps + 1)
+    for counts in (0, 2, 1), (3, 0, 1, 2), (0,), (5, 6):
+        play.do("join", counts=counts)
+    play.do("flush")
+
+
+@sequence()
+def a_rank_skips_a_batch_after_others_have_left(play, rank, steps):
+    """The failed update counts on no rank, or between two steps one gradient less."""
+    for at in 1, 2:
+        play.update(2 * steps)
+        play.do("join", counts=(1, 3, 5, 7), failing=rank, at=at)
+
+
+@pairwise(name=SEQUENCES, kind=KINDS, steps=[1, 2, 3], rank=[0, -1])
+def test_sequence(play, name, kind, steps, rank):
+    function, config = SEQUENCES[name]
+
+    def lead(play):
+        play.begin(Config(**{"kind": kind, "steps": steps, **config}))
+        function(play, [rank % play.size], play.config.steps)
+        play.end()
+
+    failure = play.run(lead)
+    assert not failure, failure
+
+
+class Counting:
+    """An optimizer of the user's, which counts nothing, and knows no loss scale."""
+
+    target = None
+
+    def setup(self, link):
+        self.target = link
+        return self
+
+    def update(self, lossfun=None, *args, **kwds):
+        for param in self.target.params():
+            param.array -= 0.1 * param.grad
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_optimizer_of_the_users_needs_no_count_of_steps(comm, kind):
+    optimizer = exchanging(kind, comm, Counting(), Model(comm.rank))
+    update(optimizer, 5)
+    optimizer.synchronize()
+    assert same_everywhere(comm, optimizer.target)
     optimizer.finalize()
-    return twin
 
 
-def update(comm, optimizer, number, failing, without_gradients, is_collective):
-    """An update of this rank, which fails as it should."""
-
-    def loss():
-        if comm.rank in failing:
-            raise PlantedError
-        if comm.rank in without_gradients:
-            return SimpleNamespace(backward=lambda **_: None)  # it meets no parameter
-        a, b = coefficients(comm.rank, number)
-        p = optimizer.target.p
-        return F.sum(p * p * a / 2 + p * b)
-
-    if comm.rank in failing or (failing and is_collective):
-        with pytest.raises(PlantedError if comm.rank in failing else PeerError):
-            optimizer.update(loss)
-    else:
-        optimizer.update(loss)
-
-
-def play(comm, seed, double_buffering, steps, scaling):
-    """A random sequence, the same on all ranks; parameters are compared after each move."""
-    draw = random.Random(f"{seed}, {double_buffering}, {steps}, {scaling}")
-    kwds = {"double_buffering": double_buffering, "accumulate_steps": steps}
-    optimizer = optimizer_of(comm, Model(comm.rank), scaling, **kwds)
-    expected = Expected(comm.size, *kwds.values())
-    kinds = {"update": 5, "fail": 2, "lack": 1, "flush": 1, "save": 1}
-    moves = ["update", *draw.choices(list(kinds), list(kinds.values()), k=13)]
-    for number, move in enumerate(moves):
-        if move == "flush":
-            optimizer.flush()
-            expected.flush()
-        elif move == "save":
-            optimizer = restored(comm, optimizer, scaling, **kwds)
-        else:
-            some = set(draw.sample(range(comm.size), draw.randint(1, comm.size)))
-            failing, lacking = (
-                some if move == each else set() for each in ("fail", "lack")
-            )
-            update(comm, optimizer, number, failing, lacking, expected.is_collective)
-            expected.update(number, failing, lacking)
-        told = f"seed {seed}, {kwds}, loss scale {scaling}: {moves[: number + 1]}"
-        assert optimizer.t == expected.t, told
-        np.testing.assert_allclose(
-            optimizer.target.p.array, expected.p, rtol=1e-9, err_msg=told
-        )
-    optimizer.flush()
-    expected.flush()
-    np.testing.assert_allclose(optimizer.target.p.array, expected.p, rtol=1e-9)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_memory_that_runs_out_on_a_rank_leaves_ranks_in_step(comm, kind, steps):
+    """In an update, where gradients are read; the others may hear of it."""
+    optimizer = exchanging(kind, comm, chainer.optimizers.SGD(), Model(0), steps)
+    update(optimizer, 3 * steps - 1)
+    with pytest.MonkeyPatch.context() as patch:
+        raised = contextlib.suppress(PeerError)
+        if comm.rank == 1:
+            getter = mock.PropertyMock(side_effect=MemoryError)
+            patch.setattr(chainer.Parameter, "grad", getter)
+            raised = pytest.raises(MemoryError)
+        with raised:
+            optimizer.update()
+    update(optimizer, 2 * steps)
+    assert same_everywhere(comm, optimizer.target)
     optimizer.finalize()
-
-
-each_kind = pairwise(
-    double_buffering=[False, True], steps=[1, 2, 3, 4], scaling=[None, 8.0, "dynamic"]
-)
-
-
-@each_kind
-def test_random_sequences(comm, double_buffering, steps, scaling):
-    play(comm, 0, double_buffering, steps, scaling)
-
-
-@pytest.mark.full
-@each_kind
-def test_many_random_sequences(every, double_buffering, steps, scaling):
-    for seed in 100, 101:
-        play(every, seed, double_buffering, steps, scaling)
