@@ -167,10 +167,12 @@ class Drawn:
         self._do("flush")
 
     def _join(self):
-        """Ranks that must agree on missing gradients have examples for one update at least."""
+        """Ranks that must agree on missing gradients make one update at least, which succeeds."""
         fewest = 0 if self._config.zero_fill else 1
         counts = [self._draw.randint(fewest, 3) for _ in range(self._play.size)]
-        failing = self._ranks() if self._happens(0.3) else NOBODY
+        failing = NOBODY
+        if self._config.zero_fill and self._happens(0.3):
+            failing = self._ranks()
         self._do("join", counts=counts, failing=failing, at=self._draw.randrange(2))
 
     # Parameters that change.

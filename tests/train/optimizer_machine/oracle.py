@@ -219,7 +219,7 @@ class Oracle:
                     errors[rank] = errors[rank] or error
 
     def _flush(self, failing=NOBODY, where=IN_STEP[:1]):
-        begins_again = self._meet_before_loss(self._early, can_count=True)
+        begins_again = self._meet_before_loss(self.new, can_count=True)
         if not begins_again:
             begins_again = self._meet(self._pending.terms)
         if begins_again:
@@ -234,9 +234,7 @@ class Oracle:
             self._expected.errors = self._stepped(means, update)
 
     def _synchronize(self):
-        were_compared = self._were_compared
         self._share()
-        self._were_compared = were_compared
 
     def _replace(self, ranks, name, seed):
         self._expected.are_states_known = False
@@ -269,7 +267,6 @@ class Oracle:
         self.new = self._everybody
         self.apart = NONE
         self.drifted: tuple[str, ...] = ()
-        self._were_compared = self._size == 1
 
     def _load(self, ranks, assume=False, broken=NOBODY):
         """Gradients that were saved count if ranks assume that all have the same state."""
@@ -302,11 +299,6 @@ class Oracle:
 
     # An update, step by step.
 
-    @property
-    def _early(self):
-        """Ranks that have something to settle before their loss."""
-        return self.new if self._were_compared else self._everybody
-
     def _errors_of(self, update):
         """Do what an update should do; return the error of each rank."""
         failing = update.failing(IN_LOSS)
@@ -315,7 +307,7 @@ class Oracle:
             self._add(update)
             return self._errors(failing, FINE)
         self._compute_losses(update, self._everybody - update.without_loss)
-        early = self._early
+        early = self.new
         begins_again = self._meet_before_loss(early, not update.without_loss)
         if failing:
             waiting = NONE  # for the others, before their own losses
@@ -359,7 +351,6 @@ class Oracle:
     def _settle(self, can_count):
         """Return whether ranks share a state after their losses; perhaps they do so now."""
         if not (self.new or self.apart):
-            self._were_compared = True
             on_drift = self._config.on_drift
             if self.drifted and (on_drift == "raise" or self.drifted == LOSS_SCALE):
                 raise Mismatch(*self.drifted)
@@ -373,7 +364,6 @@ class Oracle:
     def _share(self):
         """Let all have rank 0's state; what it has no value for is the first one's that has."""
         self._pending = Pending()
-        self._were_compared = True
         self.new = self._everybody
         names = [set(dict(it.target.namedparams())) for it in self._optimizers]
         if others := set.union(*names) - set.intersection(*names):
