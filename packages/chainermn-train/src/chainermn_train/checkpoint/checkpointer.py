@@ -48,8 +48,8 @@ class MultiNodeCheckpointer(Extension):
     """The extension that :func:`create_multi_node_checkpointer` makes.
 
     ``name``, ``comm``, ``cp_interval``, ``gc_interval``, ``path`` and ``background``
-    are as there, where they are checked. Making one is not collective; its methods are,
-    but for :meth:`initialize` and :meth:`get_stats`.
+    are as there, where they are checked, so nothing is raised here. To make one is not
+    collective. Its methods are, but for :meth:`initialize` and :meth:`get_stats`.
     """
 
     trigger = (1, "iteration")
