@@ -84,7 +84,12 @@ def test_messages_and_errors_are_recorded(world, folder):
             name, error = "recv_obj", "TypeError"
         with pytest.raises(TypeError):
             comm.allreduce(np.array(["text"]))
-    message, allreduce, _ = calls(folder, world.rank)
+        try:
+            raise KeyError
+        except KeyError:
+            comm.allreduce(1.0)
+    message, allreduce, in_handler, _ = calls(folder, world.rank)
+    assert "error" not in in_handler["args"]
     assert (message["cat"], message["name"]) == ("message", name)
     args = message["args"]
     assert (args["tag"], args["peer"]) == (7, 1 - world.rank)
@@ -122,6 +127,18 @@ def test_clocks_are_compared_at_the_start_now_and_then_and_at_the_end(world, fol
         # All processes of a machine share the clock.
         assert abs(one["ahead"] - own["zero"]) <= one["round_trip"] / 2 + 1
         assert (one["round_trip"] == 0) == (world.rank == 0)
+
+
+def test_clocks_are_compared_though_sums_have_numbers_too(world, folder):
+    """As in an update: only every other number is one of a call that ranks meet in."""
+    model = with_grads(w=np.ones(9, "f4"))
+    with create_communicator("naive") as comm:
+        for _ in range(150):
+            reducer = comm.make_reducer()
+            reducer.add(model)
+            reducer.agree()
+            reducer.start().wait()
+    assert len(named(folder, world.rank, "chainermn clock")) == 5
 
 
 def test_other_threads_have_rows_of_their_own(world, folder):

@@ -28,8 +28,8 @@ class CallObserver:
     ) -> None:
         """This rank is about to wait for one other rank; ``what`` names the purpose."""
 
-    def leave(self) -> None:
-        """This rank waits no longer."""
+    def leave(self, error: BaseException | None = None) -> None:
+        """This rank waits no longer, perhaps because of an error that the call raises."""
 
     def release(self) -> None:
         """The communicator has been finalized."""

@@ -140,4 +140,4 @@ class InCall:
         finally:
             if self._is_outermost:
                 handshake.under_way = None
-                handshake.leave()
+                handshake.leave(error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from operator import sub
 from typing import Any
 
@@ -12,8 +11,8 @@ from ..observers import NOBODY, CallObserver
 from . import file
 from .file import TraceFile, micros, now
 
-# Clocks drift: they are compared again at this collective call, at twice as many, and
-# so on.
+# Clocks drift: they are compared again after so many collective calls, after twice as
+# many, and so on.
 FIRST_COMPARISON = 64
 # Rounds of each comparison, of which only the shortest count.
 ROUNDS = 10
@@ -60,6 +59,7 @@ class CallTracer(CallObserver):
         self._begun: float | None = None
         self._operation = ""
         self._args: dict[str, Any] = {}
+        self._next_comparison = FIRST_COMPARISON
 
     def collective(
         self, operation: str, number: int, root: int = NOBODY, nbytes: int = 0
@@ -85,21 +85,21 @@ class CallTracer(CallObserver):
     def arrived(self, operation: str, sequence: int) -> None:
         if self._begun is not None and "waited" not in self._args:
             self._args["waited"] = micros(now() - self._begun)
-        is_power_of_two = not sequence & (sequence - 1)
-        is_due = sequence >= FIRST_COMPARISON and is_power_of_two
+        # Numbers are equal on all ranks; those of sums have no arrival.
+        is_due = sequence >= self._next_comparison
         if is_due or operation == "finalize":
+            self._next_comparison = 2 * sequence
             self.compare_clocks()
 
     def release(self) -> None:
         self._other.release()
 
-    def leave(self) -> None:
-        self._other.leave()
+    def leave(self, error: BaseException | None = None) -> None:
+        self._other.leave(error)
         if self._begun is None:
             return
-        raised = sys.exc_info()[0]
-        if raised is not None:
-            self._args["error"] = raised.__name__
+        if error is not None:
+            self._args["error"] = type(error).__name__
         category = "message" if "peer" in self._args else "collective"
         self._file.add_call(self._operation, category, self._begun, self._args)
         self._begun = None

@@ -48,7 +48,7 @@ class CallRecorder(CallObserver):
             MESSAGE, _now(), self.sequence, nbytes, peer, tag, name
         )
 
-    def leave(self) -> None:
+    def leave(self, error: BaseException | None = None) -> None:
         self._memory[self._start] = _state(IDLE, _now())
 
     def detach(self) -> None:
