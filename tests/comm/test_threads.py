@@ -98,6 +98,23 @@ def test_a_second_threads_call_is_refused_and_both_are_named(naive, world, first
     check_mean(naive)
 
 
+def test_no_mean_begins_in_the_memory_of_another_threads_sum(world):
+    with create_communicator("hierarchical") as comm, ThreadPoolExecutor(1) as thread:
+        check_mean(comm)
+        if world.rank == 0:
+            under_way = thread.submit(comm.allreduce, x)
+            while not waits_in():
+                time.sleep(0.001)
+            with pytest.raises(RuntimeError, match="one thread at a time"):
+                comm.make_reducer().add(with_grads(w=np.ones(9, "f4")))
+            world.Barrier()
+            under_way.result()
+        else:
+            world.Barrier()
+            comm.allreduce(x)
+        check_mean(comm)
+
+
 def test_threads_may_take_turns(naive):
     with ThreadPoolExecutor(1) as thread:
         for call in COLLECTIVE.values():

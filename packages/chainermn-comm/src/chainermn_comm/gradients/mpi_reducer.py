@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import share_failure
 from ..gpu import devices, staging
-from ..messaging import ProcessGroup
+from ..messaging import InCall, ProcessGroup
 from ..reducer import Reducer
 from ..work import Earlier, Work, begun_before, wait_until_ended
 from .bucket import Bucket, bucket_of, common_entries
@@ -50,7 +50,9 @@ class MpiReducer(Reducer):
                 if there:  # raises where they aren't on the device of earlier calls
                     self._channel.device.can_stay_on_gpu(there)
                 if not self._buckets and not self._is_apart:
-                    own.begin_means(self._settings, group)
+                    # It raises while another thread sums by the group.
+                    with InCall(group.handshake, DESCRIPTION):
+                        own.begin_means(self._settings, group)
         except BaseException as error:
             with group.call(DESCRIPTION):
                 share_failure(group.handshake, self._operation, error)
