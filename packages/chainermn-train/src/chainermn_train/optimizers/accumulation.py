@@ -59,10 +59,11 @@ class Accumulation:
     def assign_mean(
         self, params: ParameterSet, scale: float | None, and_present: bool
     ) -> None:
-        """Make the sums, divided by the number of updates, the parameters' gradients.
+        """Make the sums, divided by ``steps``, the parameters' gradients.
 
-        The present gradients are the last terms, if ``and_present``. The mean has this
-        loss scale. The sums stay as they are.
+        The present gradients are the last terms, if ``and_present``. Where fewer
+        updates were added up, the caller multiplies the means over ranks. They have
+        this loss scale. The sums stay as they are.
         """
         sums = self.sums or GradientSet.empty(params, None)
         for each in sums.gradients:

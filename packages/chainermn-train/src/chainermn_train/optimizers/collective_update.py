@@ -291,7 +291,7 @@ class CollectiveUpdate:
             self._share()
         elif any([row.terms for row in self._rows]):
             self._step(self._take_means)
-        else:  # every update since the last step has failed
+        else:  # nothing was added up: at a flush, or every update has failed
             exchange.cancel()
             self.accumulation.clear()
 

@@ -117,16 +117,16 @@ class MultiNodeOptimizer(AttributeProxy):
         """Update the parameters with the mean of all ranks' gradients (collective).
 
         Ranks may start from different states, and may initialise, add or replace
-        parameters later. Whenever the set of initialised parameters has changed on any
-        rank since the last call, or a step has raised on some (in a hook, say), all
-        ranks get rank 0's state, as by :meth:`synchronize`, and on every rank gradients
-        in flight or added up are dropped. If the set has changed on every rank, each
-        gave ``lossfun`` and has all its parameters initialised, it happens before
+        parameters later. If the set of initialised parameters has changed on any rank
+        since the last call, or a step has raised on some (in a hook, say), all ranks
+        get rank 0's state, as by :meth:`synchronize`. Gradients in flight or added up
+        are dropped on every rank. If the set has changed on every rank, every rank gave
+        ``lossfun``, and all parameters have values, the state travels before
         ``lossfun`` is called, and the update counts. Otherwise the gradients belong to
-        parameters that ranks didn't share, and the call *does not step* (``t`` stays):
-        so with lazily initialised links, such as ``L.Linear(None, 10)``, the first call
-        does, and so does the first call without a loss function. Ranks that have
-        drifted apart in other ways are noticed: see ``on_drift`` of
+        parameters that ranks didn't share, and the call *does not step* (``t`` stays).
+        So neither the first call with lazily initialised links, such as
+        ``L.Linear(None, 10)``, nor the first call without a loss function steps. Ranks
+        that have drifted apart in other ways are noticed: see ``on_drift`` of
         :func:`create_multi_node_optimizer`.
 
         A rank that has no examples can take part by calling ``target.cleargrads()``
@@ -139,8 +139,8 @@ class MultiNodeOptimizer(AttributeProxy):
         the first and the last of k are collective. :meth:`flush` uses what is left.
 
         Gradients of parameters that are not updated
-        (:meth:`chainer.Link.disable_update`) stay on their rank: hooks see zeros in
-        their place.
+        (:meth:`chainer.Link.disable_update`) are dropped and don't travel: hooks see
+        zeros in their place.
 
         Args:
             lossfun: called with ``args`` and ``kwds``; the gradients of the variable
@@ -152,7 +152,7 @@ class MultiNodeOptimizer(AttributeProxy):
             RuntimeError: :meth:`setup` has not been called on this rank (PeerError on
                 the others).
             RankMismatchError: ranks have different optimizers, scale losses
-                differently, or were given different arguments; some flush; their states
+                differently, were given different arguments, or some flush; their states
                 have drifted apart; or, without ``zero_fill``, not all have the same
                 gradients (with double buffering on another's communicator the next call
                 says so).

@@ -1,6 +1,6 @@
 """Backward that reports each parameter's gradient as soon as it is final.
 
-This is the only file that relies on the insides of Chainer 7: that backward keeps
+This file relies on the insides of Chainer 7's backward: that backward keeps
 gradients in a ``GradTable``, whose lists grow with each function that runs, and takes
 them out of it at the end. A function hook is not given that table, but called by the
 function that has it as its local variable ``grads``. A caller that is given a gradient
