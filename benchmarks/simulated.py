@@ -139,7 +139,7 @@ class NoHandshake:
     def begin(self, _: str) -> None:
         pass
 
-    def leave(self) -> None:
+    def leave(self, _: BaseException | None) -> None:
         pass
 
 
