@@ -54,7 +54,10 @@ def circulant_rounds(
     length = source.size
 
     def parts(array: np.ndarray, first: int, stop: int) -> list[np.ndarray]:
-        """Return where blocks lie, which are counted from this rank's own one."""
+        """Return the array's one or two slices that have these blocks.
+
+        They go from ``first`` to the one before ``stop``, counted from this rank's own.
+        """
         first += rank
         stop += rank
         if first >= size:
