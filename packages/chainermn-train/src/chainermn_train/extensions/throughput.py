@@ -68,7 +68,7 @@ class ThroughputReport(training.Extension):
         self.comm = comm
         self._clock = StepClock()
         self._examples = 0.0  # how many there had been at the last report
-        self._stop: Callable[[], None] | None = None
+        self._stop: Callable[[], None] = lambda: None
 
     def initialize(self, trainer: Any) -> None:
         """Start timing (collective).
@@ -94,9 +94,7 @@ class ThroughputReport(training.Extension):
 
     def finalize(self) -> None:
         """Stop timing, and leave the trainer as it was."""
-        if self._stop is not None:
-            self._stop()
-            self._stop = None
+        self._stop()
 
     def __call__(self, trainer: Any) -> None:
         """Report on the steps since the last call (collective).
@@ -117,46 +115,47 @@ class ThroughputReport(training.Extension):
         ranks = [times for _, times in views]
         if not all(rank.steps and rank.sampled for rank in ranks):
             return
-        summary = _summary(sum(examples for examples, _ in views), ranks)
+        summary, line = _report(sum(examples for examples, _ in views), ranks)
         prefix = self.name or self.default_name
         chainer.report({f"{prefix}/{key}": value for key, value in summary.items()})
         if self.comm.rank == 0:
             updater = trainer.updater
             print(f"epoch {updater.epoch}, iteration {updater.iteration}:", end=" ")
-            print(_line(summary, ranks), flush=True)
+            print(line, flush=True)
 
 
 def _wait_for_kernels() -> None:
     cuda.cupy.cuda.get_current_stream().synchronize()
 
 
-def _summary(examples: float, ranks: list[StepTimes]) -> dict[str, float]:
+def _report(examples: float, ranks: list[StepTimes]) -> tuple[dict[str, float], str]:
+    """Return the observations, and the line that rank 0 prints of them."""
     steps = sum(rank.steps for rank in ranks)
     sampled = sum(rank.sampled for rank in ranks)
     waiting = sum(rank.waiting for rank in ranks) / sampled
     wire = sum(rank.communication for rank in ranks) / sampled
+    computing = 1 - waiting - wire
     seconds = [rank.seconds for rank in ranks]
-    computing = [rank.computing for rank in ranks]
-    return {
-        "examples_per_second": examples / max(seconds),
-        "seconds_per_step": sum(seconds) / steps,
-        "computing": 1 - waiting - wire,
+    rate = examples / max(seconds)
+    step = sum(seconds) / steps
+    times = [rank.computing for rank in ranks]
+    longest = max(times)
+    slowest = times.index(longest)
+    summary = {
+        "examples_per_second": rate,
+        "seconds_per_step": step,
+        "computing": computing,
         "waiting": waiting,
         "wire": wire,
-        "slowest_rank": computing.index(max(computing)),
+        "slowest_rank": slowest,
     }
-
-
-def _line(summary: dict[str, float], ranks: list[StepTimes]) -> str:
-    slowest = int(summary["slowest_rank"])
-    times = [rank.computing for rank in ranks]
-    return (
-        f"{summary['examples_per_second']:,.1f} examples/s on {len(ranks)} ranks; a step takes "
-        f"{1000 * summary['seconds_per_step']:,.1f} ms: {100 * summary['computing']:.0f} % "
-        f"computing, {100 * summary['waiting']:.0f} % waiting, {100 * summary['wire']:.0f} % on "
-        f"the wire; slowest: rank {slowest}, which computes "
-        f"{times[slowest] * len(times) / sum(times):.2f} times the mean"
+    line = (
+        f"{rate:,.1f} examples/s on {len(ranks)} ranks; a step takes {1000 * step:,.1f} ms: "
+        f"{100 * computing:.0f} % computing, {100 * waiting:.0f} % waiting, "
+        f"{100 * wire:.0f} % on the wire; slowest: rank {slowest}, which computes "
+        f"{longest * len(times) / sum(times):.2f} times the mean"
     )
+    return summary, line
 
 
 def _examples(updater: Any) -> Any:
