@@ -102,9 +102,7 @@ def _evaluate(evaluator: Any) -> dict[str, Any]:
 
 
 def _evaluate_here(evaluator: Any) -> _Results:
-    iterators: Any = {}
-    if hasattr(evaluator, "get_all_iterators"):
-        iterators = evaluator.get_all_iterators()
+    iterators = getattr(evaluator, "get_all_iterators", dict)()
     weight = None
     dataset = getattr(iterators.get("main"), "dataset", None)
     if dataset is not None:
@@ -139,9 +137,7 @@ def _means_over_examples(evaluator: Any) -> _Results:
     @chainer.dataset.converter()
     def convert(batch: Any, device: Any) -> Any:
         nonlocal count
-        count = 1
-        if hasattr(batch, "__len__"):  # not all iterators of users give lists
-            count = len(batch)
+        count = len(batch)
         return _call_converter(evaluator.converter, batch, device)
 
     def evaluate_batch(*args: Any, **kwargs: Any) -> None:

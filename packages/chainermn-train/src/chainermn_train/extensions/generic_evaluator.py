@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
 from collections.abc import Callable, Mapping
 from numbers import Number
@@ -25,7 +24,6 @@ from ..collective_errors import (
 from ..host_arrays import to_host
 
 _OPERATION = "GenericMultiNodeEvaluator"
-_NOTHING = object()  # of a rank that has no more batches
 
 
 class GenericMultiNodeEvaluator(Evaluator):
@@ -86,7 +84,7 @@ class GenericMultiNodeEvaluator(Evaluator):
             raise TypeError(
                 f"iterator must be an iterator, not {type(iterator).__name__}"
             )
-        if getattr(iterator, "repeat", getattr(iterator, "_repeat", False)):
+        if getattr(iterator, "repeat", False):
             raise ValueError("the iterator never ends; make it with repeat=False")
         super().__init__({"main": iterator}, {"main": target}, converter, device)
         self.comm = comm
@@ -160,10 +158,14 @@ class GenericMultiNodeEvaluator(Evaluator):
         with raise_together(self.comm.handshake, _OPERATION):
             if gathered is None:
                 return None
-            ranks = map(pickle.loads, gathered)
-            batches = itertools.zip_longest(*ranks, fillvalue=_NOTHING)
-            results = itertools.chain.from_iterable(batches)
-            return self.aggregate([each for each in results if each is not _NOTHING])
+            ranks = list(map(pickle.loads, gathered))
+            results = [
+                rank[batch]
+                for batch in range(max(map(len, ranks)))
+                for rank in ranks
+                if batch < len(rank)
+            ]
+            return self.aggregate(results)
 
     def _results_here(self) -> list[Any]:
         """Return what ``calc_local`` makes of this rank's batches, which Chainer goes through."""
@@ -184,16 +186,15 @@ class GenericMultiNodeEvaluator(Evaluator):
             if self._progress_hook is not None and self.comm.rank == self.root:
                 self._progress_hook(current)
 
-        # Else the model would report into the training's values.
-        reporter = chainer.Reporter()
+        targets = {}
         if isinstance(self.target, chainer.Link):
-            reporter.add_observer("main", self.target)
-            reporter.add_observers("main", self.target.namedlinks(skipself=True))
-        chainers = Evaluator(
-            {"main": self.iterator}, {}, convert, self.device, eval_func=calculate
+            targets["main"] = self.target
+        evaluate = Evaluator(
+            {"main": self.iterator}, targets, convert, self.device, eval_func=calculate
         )
-        with reporter, chainer.using_config("train", False):
-            chainers.evaluate()
+        # Else the model would report into the training's values.
+        with chainer.Reporter():
+            evaluate()
         return results
 
 
