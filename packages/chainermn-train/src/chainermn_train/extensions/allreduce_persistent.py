@@ -61,13 +61,14 @@ class AllreducePersistent(training.Extension):
             RankMismatchError: on all ranks, when a persistent float is missing on some
                 of them, or is no float, or has another shape or dtype there.
         """
-        slots: dict[str, Slot] = {}
-
-        def forms() -> dict[str, Any]:
-            slots.update((slot.name, slot) for slot in persistent_slots(self.model))
-            return {name: _form_of(slot.get()) for name, slot in slots.items()}
-
-        views = allgather_checked(self.comm, "AllreducePersistent", forms)
+        views = allgather_checked(
+            self.comm,
+            "AllreducePersistent",
+            lambda: {
+                slot.name: _form_of(slot.get()) for slot in persistent_slots(self.model)
+            },
+        )
+        slots = {slot.name: slot for slot in persistent_slots(self.model)}
         for name, (dtype, shape) in _floats_of(views).items():
             value = to_host(slots[name].get())
             if value is None:

@@ -45,8 +45,10 @@ def on_rank(extension: Any, comm: CommunicatorBase, rank: int = 0) -> OneRankExt
     comm = require_communicator(comm, "on_rank")
     if not callable(extension):
         raise TypeError(f"on_rank needs an extension, not {type(extension).__name__}")
-    modules = [each.__module__ for each in type(extension).__mro__]
-    is_ours = any(name.startswith("chainermn_train.") for name in modules)
+    is_ours = any(
+        each.__module__.startswith("chainermn_train.")
+        for each in type(extension).__mro__
+    )
     if is_ours or is_multi_node_evaluator(extension):
         raise TypeError(
             f"{type(extension).__name__} communicates, so it has to run on all ranks: give it to "
