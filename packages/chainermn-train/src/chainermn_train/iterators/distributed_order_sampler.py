@@ -137,27 +137,30 @@ class DistributedOrderSampler(OrderSampler):
                 f"{begin.examples} examples for {self._size} ranks: give at least one example a "
                 "rank, or drop_last=False, which gives some examples to several ranks"
             )
-        left = self._share(begin.examples - begin.seen, self._size)
+        start = self._start(begin, self._size)
         permutation = shuffled([self.seed, begin.epoch], begin.examples)
         # What lies before the next example has been seen: an iterator's orders are
         # equally long.
-        first = begin.seen + self._rank - (length - left) * self._size
+        first = begin.seen + self._rank - start * self._size
         indices = first + self._size * np.arange(length)
         chosen = permutation[indices % max(1, begin.examples)]
         order = np.concatenate([chosen, np.array(begin)]).view(DealtOrder)
-        return order, length - left
+        return order, start
 
     def advanced(self, begin: EpochPosition, index: int, size: int) -> EpochPosition:
         """Return how far ``size`` ranks are at this ``index`` of orders from ``begin`` on.
 
         Not collective; raises nothing.
         """
-        length = self._share(begin.examples, size)
-        left = self._share(begin.examples - begin.seen, size)
-        seen = begin.seen + (index - (length - left)) * size
+        seen = begin.seen + (index - self._start(begin, size)) * size
         if seen > 0 and not self._share(begin.examples - seen, self._size):
             return EpochPosition(begin.epoch + 1, 0, begin.examples)
         return begin._replace(seen=seen)
+
+    def _start(self, begin: EpochPosition, size: int) -> int:
+        """Return at which index of the orders of ``size`` ranks the next example stands."""
+        left = self._share(begin.examples - begin.seen, size)
+        return self._share(begin.examples, size) - left
 
     def _share(self, count: int, size: int) -> int:
         """Return how many of ``count`` examples each of ``size`` ranks gets."""

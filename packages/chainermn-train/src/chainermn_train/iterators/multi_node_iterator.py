@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import chainer
@@ -200,12 +201,12 @@ class RemoteIterator:
         """Do nothing: there is nothing to release."""
 
 
+@dataclass(eq=False, repr=False)
 class RemoteDataset:
     """The master's data set on a rank that doesn't have it: nothing but a length."""
 
-    def __init__(self, length: int, rank: int) -> None:
-        self._length = length
-        self._rank = rank
+    _length: int
+    _rank: int
 
     def __len__(self) -> int:
         return self._length
