@@ -182,7 +182,7 @@ NO_ROOT = {"root": 99}
 MISTAKES = [
     (scatter_dataset, range(9), NO_ROOT, ValueError, "root must be from 0"),
     (scatter_dataset, range(9), {"root": None}, TypeError, "must be an integer, not N"),
-    (scatter_dataset, None, {}, ValueError, "so its data set must not be None"),
+    (scatter_dataset, None, {}, TypeError, "a NoneType has not"),
     (scatter_dataset, iter([]), {}, TypeError, "a list_iterator has not: pass a list"),
     (scatter_dataset, {1, 2}, {}, TypeError, "a set has not: pass a list"),
     (scatter_index, -1, {}, ValueError, "n_total_samples must be at least 0"),

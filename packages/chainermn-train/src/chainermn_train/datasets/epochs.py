@@ -31,13 +31,13 @@ def get_n_iterations_for_one_epoch(
     """
     operation = "get_n_iterations_for_one_epoch"
     comm = require_communicator(comm, operation)
-
-    def count() -> int:
-        return -(
-            -len(dataset) // require_integer("local_batch_size", local_batch_size, 1)
-        )
-
-    number: int = bcast_checked(comm, operation, count)
+    number: int = bcast_checked(
+        comm,
+        operation,
+        lambda: (
+            -(-len(dataset) // require_integer("local_batch_size", local_batch_size, 1))
+        ),
+    )
     return number
 
 

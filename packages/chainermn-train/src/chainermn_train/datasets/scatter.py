@@ -83,7 +83,7 @@ def scatter_dataset(
             shares = None
             order = None
             if communicator.rank == index:
-                count = length_of(dataset, index)
+                count = length_of(dataset)
                 size = communicator.size
                 if shuffle:
                     # NumPy has frozen the stream of RandomState.
@@ -157,13 +157,11 @@ def _chainermn_communicator(
     return nullcontext(comm)
 
 
-def length_of(dataset: Any, root: int) -> int:
+def length_of(dataset: Any) -> int:
     """Return the number of examples; raise if the data set has no length or no indices."""
-    if dataset is None:
-        raise ValueError(f"rank {root} is the root, so its data set must not be None")
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise TypeError(
-            "the data set must have a len(), and examples of indices 0, 1, ...; a "
+            "the root's data set must have a len(), and examples of indices 0, 1, ...; a "
             f"{type(dataset).__name__} has not: pass a list of the examples"
         )
     return len(dataset)

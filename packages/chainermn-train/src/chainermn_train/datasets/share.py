@@ -43,7 +43,7 @@ def share_dataset(dataset: Any, comm: CommunicatorBase, root: int = 0) -> Any:
         root = require_integer("root", root, 0, comm.size - 1)
         count = 0
         if comm.rank == root:
-            count = length_of(dataset, root)
+            count = length_of(dataset)
         call.signature = (("root", root),)
     # The first rank of each node gets all examples.
     leads = comm.allgather_obj(comm.intra_rank == 0)

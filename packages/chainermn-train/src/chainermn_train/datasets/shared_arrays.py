@@ -15,6 +15,7 @@ import socket
 import tempfile
 import weakref
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -79,17 +80,14 @@ class SharedBytes:
         return not np.array_equal(np.frombuffer(self.content, np.int64), unchanged)
 
 
+@dataclass(eq=False, repr=False)
 class SharedArray:
     """A data set: the rows of a NumPy array without objects, which lies in shared bytes."""
 
-    def __init__(
-        self, shared: SharedBytes, begin: int, shape: tuple[int, ...], dtype: np.dtype
-    ) -> None:
-        """Begin at a byte; the bytes need not be there yet."""
-        self._shared = shared
-        self._begin = begin
-        self._shape = shape
-        self._dtype = dtype
+    _shared: SharedBytes
+    _begin: int  # the byte; the bytes need not be there yet
+    _shape: tuple[int, ...]
+    _dtype: np.dtype
 
     @property
     def array(self) -> np.ndarray:
