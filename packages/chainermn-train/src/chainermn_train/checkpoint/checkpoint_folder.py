@@ -9,7 +9,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -77,7 +77,7 @@ class RunFiles:
         return [match for match in matches if match is not None]
 
 
-class _IncompleteError(Exception):
+class _IncompleteError(DamagedError):
     """Nothing is wrong with a checkpoint but that files are missing."""
 
 
@@ -91,6 +91,7 @@ class Checkpoint:
     own: int  # the number of the one that this rank loads, which is whole
 
 
+@dataclass(eq=False)
 class CheckpointFolder:
     """A run's checkpoints in the ranks' folders; methods are collective but where they say so.
 
@@ -98,19 +99,15 @@ class CheckpointFolder:
     are fewer, they count again from 0 on.
     """
 
-    def __init__(
-        self, comm: CommunicatorBase, files: RunFiles, wanted: Sequence[int]
-    ) -> None:
-        """Look at nothing yet; not collective."""
-        self._comm = comm
-        self._wanted = wanted
-        self.files = files
-        self.is_begun = False  # whether this job may save
-        self._lock: IO[str] | None = None  # rank 0's
-        # Of each save, for each file, the rank that reads and removes it.
-        self._readers: dict[SaveNumber, dict[int, int]] = {}
-        # Saves that can't be loaded, as far as is known.
-        self._incomplete: set[SaveNumber] = set()
+    _comm: CommunicatorBase
+    files: RunFiles
+    _wanted: Sequence[int]
+    is_begun: bool = False  # whether this job may save
+    _lock: IO[str] | None = None  # rank 0's
+    # Of each save, for each file, the rank that reads and removes it.
+    _readers: dict[SaveNumber, dict[int, int]] = field(default_factory=dict)
+    # Saves that can't be loaded, as far as is known.
+    _incomplete: set[SaveNumber] = field(default_factory=set)
 
     def _scan(self) -> None:
         """Look what there is; change nothing."""
@@ -198,10 +195,10 @@ class CheckpointFolder:
             try:
                 found = self._read(number)
                 break
-            except (DamagedError, _IncompleteError) as error:
+            except DamagedError as error:
                 names = files.file(number, "*").name
                 problems.append(f"{names} is incomplete: {error}")
-                is_lost = is_lost or isinstance(error, DamagedError)
+                is_lost = is_lost or not isinstance(error, _IncompleteError)
             self._incomplete.add(number)
             iterations.add(number.iteration)
         text = "; ".join(problems)
@@ -219,33 +216,38 @@ class CheckpointFolder:
         """Read a checkpoint, each file on one rank, and give all ranks what they need of it."""
         comm = self._comm
         readers = self._readers[number]
-        wanted = [number % len(readers) for number in self._wanted]
-        files: dict[int, RankFile | str] = {}  # or why one can't be read
+        wanted = [rank % len(readers) for rank in self._wanted]
         with raise_together(comm.handshake, OPERATION):
-            for rank, reader in readers.items():
-                if reader == comm.rank:
-                    files[rank] = self._read_file(number, rank)
+            own = {
+                rank: self._read_file(number, rank)
+                for rank, reader in readers.items()
+                if reader == comm.rank
+            }
+        files: dict[int, RankFile] = {}
+        problems = []
         for rank, reader in readers.items():
-            sent = files.get(rank)
+            sent = own.get(rank)
             is_loaded_elsewhere = wanted.count(rank) > (wanted[reader] == rank)
             if isinstance(sent, RankFile) and not is_loaded_elsewhere:
                 sent = sent.for_others()
             received = comm.bcast_obj(sent, root=reader)
-            files.setdefault(rank, received)
-        problems = [file for file in files.values() if isinstance(file, str)]
-        whole = [file for file in files.values() if isinstance(file, RankFile)]
-        if len({file.head.id for file in whole}) > 1:
+            file = own.get(rank, received)
+            if isinstance(file, str):
+                problems.append(file)
+            else:
+                files[rank] = file
+        heads = [file.head for file in files.values()]
+        if len({head.id for head in heads}) > 1:
             problems.append("its files are of several saves")
         if problems:
             raise DamagedError("; ".join(problems))
-        size = whole[0].head.size
+        size = heads[0].size
         missing = [f"{rank}" for rank in range(size) if rank not in files]
         if missing:
             some = ", ".join(missing)
             raise _IncompleteError(f"of {size} files those of ranks {some} are missing")
-        shared = merge(whole)
-        own_states = {file.head.rank: file.own for file in whole}
-        states = [{**shared, **own_states[rank]} for rank in range(size)]
+        shared = merge(files.values())
+        states = [{**shared, **files[rank].own} for rank in range(size)]
         return Checkpoint(number, states, wanted[comm.rank])
 
     def _read_file(self, number: SaveNumber, rank: int) -> RankFile | str:
