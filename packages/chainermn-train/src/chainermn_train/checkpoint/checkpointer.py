@@ -34,7 +34,7 @@ from .loading import (
     restore,
     saved_state,
 )
-from .same_on_all import names_alike, names_of_first, rank_file
+from .same_on_all import names_alike, rank_file
 from .state_dict import require_serializable
 
 _DEFAULT_FOLDER = "result"  # the trainer's own default
@@ -178,7 +178,8 @@ class MultiNodeCheckpointer(Extension):
         while the disk is busy. Otherwise the file is written anew.
         """
         comm = self.comm
-        names = names_of_first(comm, state)
+        # Those of rank 0, the largest array first.
+        names = comm.bcast_obj(sorted(state, key=lambda name: -state[name].nbytes))
         expected = self._alike
         if expected is None or self.background:
             alike = names_alike(comm, state, names)
@@ -193,10 +194,9 @@ class MultiNodeCheckpointer(Extension):
                 syncing = self._threads.submit(os.fsync, file.fileno())
                 alike = names_alike(comm, state, names)
                 syncing.result()
-                if alike != expected:
-                    raise _ChangedError
-            if alike == expected:
-                return
+                if alike == expected:
+                    return
+                raise _ChangedError
         self._alike = alike
         with raise_together(comm.handshake, OPERATION):
             arrays = rank_file(head, state, names, alike).arrays()
@@ -342,12 +342,11 @@ class MultiNodeCheckpointer(Extension):
         if found is None:
             return None
         with raise_together(comm.handshake, OPERATION):
-            loaded = load(trainer, found.states, found.own, comm)
-            self._restorers = loaded.restorers
+            change, self._restorers = load(trainer, found.states, found.own, comm)
             if len(found.states) == comm.size:
                 self._random = str(found.states[found.own][RANDOM])
                 load_random_state(trainer, self._random)
-        say(comm, self.run_name, loaded.change)
+        say(comm, self.run_name, change)
         if not isinstance(trainer, Trainer):
             self._restore(trainer)
         mark_synchronized_if_equal(comm, trainer, optimizer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -24,13 +24,6 @@ _POSITIONS = RESERVED_PREFIX + "positions"
 _ADDED_UP = "chainermn/accumulation/counts"
 
 
-class Loaded(NamedTuple):
-    """What is said and done when a state has been loaded."""
-
-    change: str  # another number of ranks, and what begins anew
-    restorers: list[Restorer]
-
-
 def saved_state(target: Any) -> State:
     """Return the state of ``target`` and where its iterators are; see :func:`state_dict`."""
     state = state_dict(target)
@@ -40,11 +33,12 @@ def saved_state(target: Any) -> State:
 
 def load(
     target: Any, states: Sequence[State], own: int, comm: CommunicatorBase
-) -> Loaded:
+) -> tuple[str, list[Restorer]]:
     """Load the state that a rank had whose number was ``own``.
 
     ``states`` are of all ranks that there were, as far as others need them. StateError,
-    with a part of it loaded, if it doesn't fit.
+    with a part of it loaded, if it doesn't fit. The function returns what to say of
+    another number of ranks, and what sets optimizers' numbers again.
     """
     has_same_size = len(states) == comm.size
     state = dict(states[own])
@@ -54,6 +48,9 @@ def load(
     for name, iterator in iterators_of(target).items():
         path = f"{prefix}iterator:{name}/"
         if has_same_size:
+            if name in positions:
+                count, _ = positions[name]
+                _require_examples(name, iterator, count)
             # Its order of a shared permutation isn't this rank's.
             is_dealt = distributed_sampler(iterator) is not None
             is_adapted = own != comm.rank and is_dealt
@@ -62,15 +59,13 @@ def load(
         if is_adapted:
             anew += move_iterator(iterator, name, path, states, state, positions)
     change = ""
-    if has_same_size:
-        _require_same_examples(target, positions)
-    else:
+    if not has_same_size:
         if state.pop(RANDOM, None) is not None:
             anew.insert(0, "random numbers")
         anew += _drop_added_gradients(state)
         change = f"saved by {len(states)} ranks, goes on with {comm.size}; begun anew: "
         change += ", ".join(anew) or "nothing"
-    return Loaded(change, load_state_dict(target, state))
+    return change, load_state_dict(target, state)
 
 
 def restore(restorers: Sequence[Restorer]) -> str:
@@ -97,18 +92,14 @@ def _drop_added_gradients(state: State) -> list[str]:
     return dropped
 
 
-def _require_same_examples(target: Any, positions: dict[str, Any]) -> None:
-    for name, iterator in iterators_of(target).items():
-        if name not in positions:
-            continue
-        there, _ = positions[name]
-        here = len(iterator.dataset)
-        if here != there:
-            raise StateError(
-                f"iterator {name!r} has {here} examples here and had {there} there: its place in "
-                "them belongs to a rank, and the data are divided differently now. Go on with "
-                "the same data, or save the model and the optimizer alone"
-            )
+def _require_examples(name: str, iterator: Any, there: int) -> None:
+    here = len(iterator.dataset)
+    if here != there:
+        raise StateError(
+            f"iterator {name!r} has {here} examples here and had {there} there: its place in "
+            "them belongs to a rank, and the data are divided differently now. Go on with "
+            "the same data, or save the model and the optimizer alone"
+        )
 
 
 def mark_synchronized_if_equal(

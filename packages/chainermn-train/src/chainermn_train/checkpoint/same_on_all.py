@@ -13,13 +13,6 @@ from ..collective_errors import allgather_checked
 from .checked_file import Head, RankFile, State
 
 
-def names_of_first(comm: CommunicatorBase, state: State) -> list[str]:
-    """Return the names of what rank 0 saves, the largest array first (collective)."""
-    names = sorted(state, key=lambda name: -state[name].nbytes)
-    found: list[str] = comm.bcast_obj(names)
-    return found
-
-
 def names_alike(comm: CommunicatorBase, state: State, names: list[str]) -> set[str]:
     """Return the names of what has the same bits on all ranks (collective)."""
     if comm.size == 1:

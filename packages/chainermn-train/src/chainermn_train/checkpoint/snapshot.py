@@ -233,9 +233,9 @@ class MultiNodeSnapshot(Extension):
                     f"the snapshot was taken of {len(found.states)} replica sets with {named} "
                     f"named, not {len(self._sets)} with {self._named}"
                 )
-            loaded = load(target, [own] * size, 0, comm)
-            replaced = restore(loaded.restorers)
-        for text in loaded.change, replaced:
+            change, restorers = load(target, [own] * size, 0, comm)
+            replaced = restore(restorers)
+        for text in change, replaced:
             say(comm, files.name, text)
         mark_synchronized_if_equal(comm, target)
 
