@@ -102,7 +102,7 @@ def _evaluate(evaluator: Any) -> dict[str, Any]:
 
 
 def _evaluate_here(evaluator: Any) -> _Results:
-    iterators = getattr(evaluator, "get_all_iterators", dict)()
+    iterators: Any = getattr(evaluator, "get_all_iterators", dict)()
     weight = None
     dataset = getattr(iterators.get("main"), "dataset", None)
     if dataset is not None:
