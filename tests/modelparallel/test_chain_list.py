@@ -114,15 +114,15 @@ def test_a_copy_works_beside_the_original(comm, how):
 @pytest.mark.sizes(1, 2, 3, 4)
 def test_wrong_components_are_refused_by_name(comm):
     model, link, mine = MultiNodeChainList(comm), chainer.Chain(), f"rank {comm.rank}: "
-    for route, error, text in (
-        ({"rank_in": comm.size}, ValueError, f"there is no rank {comm.size}"),
-        ({"rank_out": 1.0}, TypeError, "rank must be an integer, got float"),
-        ({"rank_in": []}, ValueError, "rank_in must not be empty"),
+    for route, text in (
+        ({"rank_in": comm.size}, "rank_in must be an integer from 0 to"),
+        ({"rank_out": 1.0}, r"rank_out must be an integer .*got 1\.0"),
+        ({"rank_in": []}, "rank_in must not be empty"),
     ):
-        with pytest.raises(error, match=mine + text):
+        with pytest.raises(ValueError, match=mine + text):
             model.add_link(link, **route)
     with pytest.raises(
-        TypeError, match=f"{mine}a component must be a chainer.Link, not str"
+        TypeError, match=f"{mine}a component must be a chainer.Link, got str"
     ):
         model.add_link("link")
     with pytest.raises(ValueError, match=f"{mine}add each component with add_link"):

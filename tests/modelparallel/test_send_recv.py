@@ -220,12 +220,11 @@ def test_a_variable_of_another_layout_raises_before_anything_is_sent(comm):
 
 
 WRONG = [
-    ("rank", 7, ValueError, "there is no rank 7; ranks go from 0 to"),
-    ("rank", -1, ValueError, "there is no rank -1"),
-    ("rank", "1", TypeError, "rank must be an integer, got str"),
-    ("tag", -1, ValueError, "tag must be 0 or more"),
-    # As a force_tuple too far.
-    ("tag", True, TypeError, "tag must be an integer, got bool"),
+    ("rank", 7),
+    ("rank", -1),
+    ("rank", "1"),
+    ("tag", -1),
+    ("tag", True),  # as a force_tuple too far
 ]
 
 
@@ -236,13 +235,12 @@ def test_wrong_arguments_raise_at_once(comm):
     def raises(error, text):
         return pytest.raises(error, match=f"rank {comm.rank}: .*{text}")
 
-    for name, value, error, text in WRONG:
-        with raises(error, text):
+    for name, value in (*WRONG, ("tag", comm.reserved_tag)):
+        text = f"{name} must be an integer from 0 to .*got {value!r}"
+        with raises(ValueError, text):
             send(x, comm, **{"rank": peer, name: value})
-        with raises(error, text):
+        with raises(ValueError, text):
             recv(comm, **{"rank": peer, name: value})
-    with raises(ValueError, f"not {comm.reserved_tag}, which gradients take"):
-        send(x, comm, peer, tag=comm.reserved_tag)
     with raises(ValueError, "a rank can't send to itself"):
         send(x, comm, comm.rank)
     for sent, error, text in (

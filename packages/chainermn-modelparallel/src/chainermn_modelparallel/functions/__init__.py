@@ -2,7 +2,6 @@
 
 from .arguments import check_communicator as check_communicator
 from .arguments import check_edge as check_edge
-from .arguments import check_integer as check_integer
 from .arguments import check_variable as check_variable
 from .collective_nodes import Inputs as Inputs
 from .collective_nodes import apply_collective as apply_collective

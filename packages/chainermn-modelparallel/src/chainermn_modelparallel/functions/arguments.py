@@ -8,7 +8,7 @@ import chainer
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
-from chainermn_comm.numbers import as_integer
+from chainermn_comm.numbers import integer_between, wrong_kind
 
 from .messages import Edge
 
@@ -28,48 +28,21 @@ def check_communicator(comm: Any, name: str = "comm") -> CommunicatorBase:
 def check_edge(communicator: Any, rank: Any, tag: Any = 0) -> Edge:
     """Return the edge to another rank; raise unless there is such a rank, and such a tag."""
     check_communicator(communicator, "communicator")
-    here = communicator.rank
-    size = communicator.size
-    rank = check_integer("rank", rank, here)
-    tag = check_integer("tag", tag, here)
-    if not 0 <= rank < size:
+    who = f"rank {communicator.rank}:"
+    peer = integer_between(rank, 0, communicator.size - 1, f"{who} rank")
+    if peer == communicator.rank:
         raise ValueError(
-            f"rank {here}: there is no rank {rank}; ranks go from 0 to {size - 1}"
+            f"{who} a rank can't send to itself or receive from itself; use the variable as it is"
         )
-    if rank == here:
-        raise ValueError(
-            f"rank {here}: a rank can't send to itself or receive from itself; use the "
-            "variable as it is"
-        )
-    if tag < 0 or tag == communicator.reserved_tag:
-        raise ValueError(
-            f"rank {here}: tag must be 0 or more and not {communicator.reserved_tag}, which "
-            f"gradients take; got {tag}"
-        )
-    return Edge(communicator, rank, tag)
-
-
-def check_integer(name: str, value: Any, this_rank: int) -> int:
-    """Return the value as an int; raise TypeError, naming rank and argument, if it is none.
-
-    True and False are none: a ``force_tuple`` given as the tag would be waited for in
-    vain.
-    """
-    number = as_integer(value)
-    if number is None:
-        raise TypeError(
-            f"rank {this_rank}: {name} must be an integer, got {type(value).__name__}"
-        )
-    return number
+    # Gradients take the reserved tag.
+    most = communicator.reserved_tag - 1
+    return Edge(communicator, peer, integer_between(tag, 0, most, f"{who} tag"))
 
 
 def check_variable(name: str, x: Any, rank: int) -> Variable:
     """Return the argument as a variable; raise if it is neither variable nor array, or has none."""
     if not isinstance(x, (Variable, *chainer.get_array_types())):
-        kind = type(x).__name__
-        raise TypeError(
-            f"rank {rank}: {name} must be a variable or an array, got {kind}"
-        )
+        raise wrong_kind(f"{name} must be a variable or an array", x, rank)
     variable = chainer.as_variable(x)
     if variable.array is None:
         raise ValueError(

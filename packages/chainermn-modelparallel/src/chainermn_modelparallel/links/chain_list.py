@@ -11,11 +11,10 @@ import chainer
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase, Sharding
+from chainermn_comm.numbers import integer_between, wrong_kind
 
 from ..functions import (
     check_communicator,
-    check_edge,
-    check_integer,
     pseudo_connect,
     recv_variables,
     send_variables,
@@ -92,15 +91,13 @@ class MultiNodeChainList(ShardedLink, chainer.ChainList):
                 model's output. A rank may send to a later component of its own.
 
         Raises:
-            TypeError: ``link`` is no link, or a rank no integer.
+            TypeError: ``link`` is no link.
             ValueError: there is no such rank, a list of them is empty, or another
                 component gives the model's output already.
         """
         here = self._comm.rank
         if not isinstance(link, chainer.Link):
-            raise TypeError(
-                f"rank {here}: a component must be a chainer.Link, not {type(link).__name__}"
-            )
+            raise wrong_kind("a component must be a chainer.Link", link, here)
         route = _Route(
             self._check_ranks("rank_in", rank_in),
             self._check_ranks("rank_out", rank_out),
@@ -117,14 +114,12 @@ class MultiNodeChainList(ShardedLink, chainer.ChainList):
     def _check_ranks(self, name: str, ranks: Any) -> Ranks:
         if ranks is None:
             return None
-        here = self._comm.rank
+        what = f"rank {self._comm.rank}: {name}"
+        last = self._comm.size - 1
         several = ranks if isinstance(ranks, Iterable) else (ranks,)
-        numbers = tuple(check_integer("rank", rank, here) for rank in several)
+        numbers = tuple(integer_between(rank, 0, last, what) for rank in several)
         if not numbers:
-            raise ValueError(f"rank {here}: {name} must not be empty; None means none")
-        for rank in numbers:
-            if rank != here:
-                check_edge(self._comm, rank)
+            raise ValueError(f"{what} must not be empty; None means none")
         return numbers
 
     def _sharding(self, param: Any) -> Sharding:

@@ -10,6 +10,7 @@ import chainer
 import chainer.links as L
 
 from chainermn_comm import CommunicatorBase
+from chainermn_comm.numbers import wrong_kind
 
 from ..functions import check_communicator, get_communication_backend
 from .batch_normalization import MultiNodeBatchNormalization
@@ -44,9 +45,7 @@ def create_mnbn_model(
     check_communicator(comm)
     get_communication_backend(comm, communication_backend)
     if not isinstance(link, chainer.Link):
-        raise TypeError(
-            f"rank {comm.rank}: link must be a chainer.Link, got {type(link).__name__}"
-        )
+        raise wrong_kind("link must be a chainer.Link", link, comm.rank)
     # Objects that the deep copy must share are entered as copies of themselves.
     memo: dict[int, Any] = {}
     sequentials = []
