@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import chainer
@@ -91,14 +91,14 @@ def refuse_unshared_scale(rank: int) -> None:
     """Raise if an update whose optimizer adapts a scale of this rank's own is under way."""
     # A link doesn't know its optimizer, nor the link that contains it. But the
     # optimizer's `update` is among the calls that led here.
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code.co_name == "update":
-            optimizer: Any = frame.f_locals.get("self")
-            if getattr(optimizer, "_loss_scaling_is_dynamic", None) is True:
-                break
-        frame = frame.f_back
-    if frame is not None and _NAME not in optimizer._hookable._pre_update_hooks:
+    for frame, _ in traceback.walk_stack(sys._getframe()):
+        if frame.f_code.co_name != "update":
+            continue
+        optimizer: Any = frame.f_locals.get("self")
+        if getattr(optimizer, "_loss_scaling_is_dynamic", None) is not True:
+            continue
+        if _NAME in optimizer._hookable._pre_update_hooks:
+            return
         raise RuntimeError(
             f"rank {rank}: the optimizer adapts a loss scale of this rank's own, so gradients of "
             "different scales would meet: after its loss_scaling(), call "

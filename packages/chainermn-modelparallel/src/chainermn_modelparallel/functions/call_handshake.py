@@ -87,11 +87,12 @@ def handshake(
         raise
     prefixes = [_PREFIX.unpack_from(row) for row in rows]
     numbers, require_grad, build_graph = zip(*prefixes, strict=True)
-    without_graph: list[int] = []
-    if any(require_grad):
-        without_graph = [rank for rank, builds in enumerate(build_graph) if not builds]
+    is_needed = any(require_grad)
+    without_graph = [
+        rank for rank, builds in enumerate(build_graph) if is_needed and not builds
+    ]
     payloads = [row[_PREFIX.size :] for row in rows]
-    call = Handshake(numbers[0], any(require_grad), payloads, without_graph)
+    call = Handshake(numbers[0], is_needed, payloads, without_graph)
     if forward_id != NO_CALL:
         call.require_graph(operation, comm.rank)
     return call

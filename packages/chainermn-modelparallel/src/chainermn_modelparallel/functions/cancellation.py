@@ -57,43 +57,18 @@ def send_pending_cancellations(communicator: CommunicatorBase) -> None:
             send_cancellation(communicator, peer, message_id, DROPPED)
 
 
-def warn_dropped_send(rank: int, call: str) -> None:
-    """Warn; called by ``__del__``, in the line that drops the last reference."""
-    _warn_dropped(
-        f"rank {rank}: the delegate variable that {call}",
-        "what was sent gets no gradient. Keep it with pseudo_connect or as "
-        "delegate_variable of the next recv, or call its backward",
-    )
-
-
-def warn_dropped_recv(
-    communicator: CommunicatorBase, peer: int, call: str, message_id: int
-) -> None:
-    """Warn likewise; the next call sends the cancellation, as nothing may be sent here."""
+def cancel_later(communicator: CommunicatorBase, peer: int, message_id: int) -> None:
+    """Let the next call tell a rank that what it sent was dropped: ``__del__`` may not send."""
     _pending.setdefault(communicator, []).append((peer, message_id))
-    _warn_dropped(
-        f"rank {communicator.rank}: what {call}",
-        f"backward on rank {peer} gets no gradients. Run backward through it",
-    )
 
 
-def _warn_dropped(what: str, consequence: str) -> None:
+def warn_dropped(what: str, consequence: str) -> None:
+    """Warn; called by ``__del__``, in the line that drops the last reference."""
     if sys.is_finalizing():  # what lives until the end was not dropped
         return
     warnings.warn(
         f"{what} returned was dropped before backward came to it: {consequence}; or send "
         "without gradients, in no_backprop_mode or the variable's array",
         RuntimeWarning,
-        stacklevel=4,
-    )
-
-
-def unknown_gradient_error(rank: int, peer: int) -> RuntimeError:
-    """Return the error of a send that gets gradients for another one, which is gone."""
-    return RuntimeError(
-        f"rank {rank}: rank {peer} ran backward through a variable whose send on rank {rank} "
-        "is gone: its delegate variable was dropped, or backward ran more often on rank "
-        f"{peer} than here. Keep the result of send with pseudo_connect or as "
-        "delegate_variable of the next recv, and run backward equally often on both; or send "
-        "without gradients (the variable's array)"
+        stacklevel=3,
     )

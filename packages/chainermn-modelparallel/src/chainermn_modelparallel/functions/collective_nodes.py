@@ -82,7 +82,7 @@ class Inputs(NamedTuple):
     variables: Variables
     # Not used by the operation; backward is to visit them too, and gives them zeros.
     control_inputs: Variables = ()
-    root: int | None = None  # of operations that have one
+    root: int = 0  # of operations that have one
     signature: Signature = ()  # what else must be equal on all ranks
     # Not used either: arrays whose values must be equal on all ranks.
     replicas: Arrays = ()
@@ -114,14 +114,11 @@ def apply_collective(
         if op in _TAKE_EQUAL_VALUES:
             replicas += tuple([variable.array for variable in inputs.variables])
         projections = project(replicas)
-    signature = inputs.signature
-    if inputs.root is not None:
-        signature = (("root", inputs.root), *signature)
     variables = inputs.variables + inputs.control_inputs
     call = handshake(
         comm,
         operation,
-        signature,
+        (("root", inputs.root), *inputs.signature),
         requires_grad=1 in requires_grad_mask(variables),
         payload=projections,
         forward_id=forward_id,
@@ -158,7 +155,7 @@ class CollectiveFunction(OrderedFunctionNode):
     """
 
     comm: CommunicatorBase
-    root: int | None
+    root: int
     num_inputs: int
     operation: str
     call: Handshake
@@ -166,23 +163,20 @@ class CollectiveFunction(OrderedFunctionNode):
 
     def forward(self, inputs: Arrays) -> Arrays:
         run, _ = OPS[self.label]
-        results = run(self.comm, inputs[: self.num_inputs], self.root or 0)
+        results = run(self.comm, inputs[: self.num_inputs], self.root)
         outputs: Arrays = ()
         for y in results:
             if isinstance(y, np.generic):
                 y = np.asarray(y)
             outputs += (y,)
-        return self.with_control_output(outputs, like=(*outputs, *inputs, None)[0])
+        return self.with_control_output(outputs, like=(*outputs, *inputs)[0])
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
         operation = f"backward of {self.operation}"
         self.call.require_graph(operation, self.comm.rank)
         gradients = self.connected_gradients(grad_outputs)
-        control = self.control_gradient(grad_outputs)
+        inputs = Inputs(gradients, self.control_gradient(grad_outputs), self.root)
         _, adjoint = OPS[self.label]
-        inputs = Inputs(gradients, root=self.root)
-        if control is not None:
-            inputs = inputs._replace(control_inputs=(control,))
         results = apply_collective(
             self.comm, adjoint, lambda: inputs, operation, self.call.call_id
         )
@@ -194,7 +188,6 @@ class CollectiveFunction(OrderedFunctionNode):
             return None
         if index < self.num_inputs:
             return results[index]
-        zeros = (zeros_for_input(self, index),)
+        zeros = zeros_for_input(self, index)
         # A second backward comes to this rank's part through the results.
-        (connected,) = keep_control_dependencies(results[:1], zeros)
-        return connected
+        return keep_control_dependencies(results[:1], (zeros,))[0]

@@ -77,21 +77,16 @@ class ScalarVariable(Variable):
         return super().__getitem__(index)
 
 
-def connect_all(delegate: Variable | None, variables: Arrays) -> Variables:
-    """Return the variables, with a control dependency on the delegate if it leads anywhere."""
-    if delegate is None or not delegate.requires_grad or not variables:
-        return variables
-    return _connect(delegate, variables)
+def keep_control_dependencies(sources: Gradients, results: Variables) -> Variables:
+    """Return the results, depending also on each source that leads anywhere in the graph.
 
-
-def keep_control_dependencies(gradients: Gradients, results: Variables) -> Variables:
-    """Return what backward returns, depending also on gradients that it got but doesn't use.
-
-    They may be what leads a second backward to a communication of the first one.
+    Sources are delegates, and gradients that backward gets but doesn't use: they may
+    lead a second backward to a communication of the first one.
     """
-    if chainer.config.enable_backprop:
-        for gradient in gradients:
-            results = connect_all(gradient, results)
+    if chainer.config.enable_backprop and results:
+        for source in sources:
+            if source is not None and source.requires_grad:
+                results = _connect(source, results)
     return results
 
 

@@ -16,10 +16,9 @@ from chainermn_comm import RankMismatchError
 
 from .cancellation import (
     REASONS,
+    cancel_later,
     send_pending_cancellations,
-    unknown_gradient_error,
-    warn_dropped_recv,
-    warn_dropped_send,
+    warn_dropped,
 )
 from .control_dependencies import (
     Arrays,
@@ -74,7 +73,11 @@ class SendFunction(EdgeFunction):
 
     def __del__(self) -> None:
         if self.backward_expected:
-            warn_dropped_send(self._edge.communicator.rank, self._call)
+            warn_dropped(
+                f"rank {self._edge.communicator.rank}: the delegate variable that {self._call}",
+                "what was sent gets no gradient. Keep it with pseudo_connect or as "
+                "delegate_variable of the next recv, or call its backward",
+            )
 
     def forward(self, inputs: Arrays) -> Arrays:
         return self.with_control_output((), like=inputs[0])
@@ -110,7 +113,14 @@ class SendFunction(EdgeFunction):
             if owner is not None:
                 owner._received.append(message)
             elif not message.header.cancellation:
-                raise unknown_gradient_error(communicator.rank, peer)
+                raise RuntimeError(
+                    f"rank {communicator.rank}: rank {peer} ran backward through a variable "
+                    f"whose send on rank {communicator.rank} is gone: its delegate variable "
+                    "was dropped, or backward ran more often there than here. Keep the "
+                    "result of send with pseudo_connect or as delegate_variable of the next "
+                    "recv, and run backward equally often on both; or send without gradients "
+                    "(the variable's array)"
+                )
         message = self._received.popleft()
         self._check_gradients(message.header)
         return message
@@ -157,7 +167,11 @@ class RecvFunction(EdgeFunction):
     def __del__(self) -> None:
         if self.backward_expected:
             communicator, peer, _ = self._edge
-            warn_dropped_recv(communicator, peer, self._call, self._answered_id)
+            cancel_later(communicator, peer, self._answered_id)
+            warn_dropped(
+                f"rank {communicator.rank}: what {self._call}",
+                f"backward on rank {peer} gets no gradients. Run backward through it",
+            )
 
     def forward(self, inputs: Arrays) -> Arrays:
         arrays = self._arrays
@@ -174,14 +188,13 @@ class RecvFunction(EdgeFunction):
             unsent = [x for i, x in enumerate(grad_outputs) if i not in needed]
             unused = (sent, *unsent)
         elif any(grad_outputs[i] is not None for i in needed):
-            rank = self._edge.communicator.rank
-            peer = self._edge.peer
+            communicator, peer, _ = self._edge
             raise RankMismatchError(
-                f"rank {rank}: gradients that came from rank {peer} can't be differentiated "
-                f"again: rank {peer} received what they belong to without a delegate_variable "
-                "that requires a gradient, as the first component of a MultiNodeChainList does, so "
-                "that a second backward has nothing there to start from. Give recv one, and go on "
-                "from its gradient"
+                f"rank {communicator.rank}: gradients that came from rank {peer} can't be "
+                f"differentiated again: rank {peer} received what they belong to without a "
+                "delegate_variable that requires a gradient, as the first component of a "
+                "MultiNodeChainList does, so that a second backward has nothing there to start "
+                "from. Give recv one, and go on from its gradient"
             )
         return keep_control_dependencies(unused, (zeros_for_input(self, 0),))
 
@@ -190,18 +203,15 @@ class RecvFunction(EdgeFunction):
 
         Returns a delegate variable where they can be differentiated again, else None.
         """
-        header = Header(self._answered_id, requires_grad_mask=bytes(len(gradients)))
-        differentiable = chainer.config.enable_backprop
-        if differentiable:
-            header = Header(
-                self._answered_id,
-                reply_id=next(message_ids),
-                not_twice_differentiable=self.not_twice_differentiable,
-                requires_grad_mask=requires_grad_mask(gradients),
-            )
-        arrays = tuple(gradient.array for gradient in gradients)
-        send_message(header, arrays, self._gradient_edge, BACKWARD + self._call)
-        if not differentiable:
+        header = Header(
+            self._answered_id,
+            not_twice_differentiable=self.not_twice_differentiable,
+            requires_grad_mask=requires_grad_mask(gradients),
+        )
+        if chainer.config.enable_backprop:
+            header = header._replace(reply_id=next(message_ids))
+        send_message(header, gradients, self._gradient_edge, BACKWARD + self._call)
+        if not header.differentiable:
             return None
         reply = header._replace(message_id=header.reply_id)
         node = SendFunction(self._gradient_edge, reply)

@@ -17,7 +17,7 @@ from chainer import backend
 
 from chainermn_comm import CommunicatorBase
 
-from .control_dependencies import Arrays
+from .control_dependencies import Arrays, Variables
 from .ordered_function import SCOPE
 
 # A header begins with it, so that no other metadata is taken for one.
@@ -72,21 +72,13 @@ class Message(NamedTuple):
     arrays: Arrays
 
 
-def _decode_header(metadata: bytes) -> Header:
-    if len(metadata) < _FIXED.size or not metadata.startswith(_MAGIC):
-        raise TypeError(
-            f"got metadata {metadata[:20]!r} (now discarded); receive it with recv_with_metadata"
-        )
-    _, *fields = _FIXED.unpack_from(metadata)
-    return Header._make([*fields, metadata[_FIXED.size :]])
-
-
 def send_message(
-    header: Header, arrays: Arrays, edge: Edge, label: str = SCOPE + "send"
+    header: Header, variables: Variables, edge: Edge, label: str = SCOPE + "send"
 ) -> None:
-    """Send a message to the other rank; reports of the watchdog name the call by the label."""
+    """Send arrays to the other rank; reports of the watchdog name the call by the label."""
     *fields, mask = header
     metadata = _FIXED.pack(_MAGIC, *fields) + mask
+    arrays = tuple([variable.array for variable in variables])
     with chainer.using_device(backend.get_device_from_array(*arrays)):
         edge.communicator.send_with_metadata(
             metadata, arrays, edge.peer, edge.tag, label
@@ -98,10 +90,17 @@ def receive_message(edge: Edge, label: str = SCOPE + "recv") -> Message:
     communicator, peer, tag = edge
     try:
         metadata, arrays = communicator.recv_with_metadata(peer, tag, label)
-        return Message(_decode_header(metadata), arrays)
+        if len(metadata) < _FIXED.size or not metadata.startswith(_MAGIC):
+            raise TypeError(
+                f"got metadata {metadata[:20]!r} (now discarded); receive it with "
+                "recv_with_metadata"
+            )
     except TypeError as error:
         raise TypeError(
             f"rank {communicator.rank}: expected what rank {peer} sends with "
             f"chainermn.functions.send and tag {tag}, but {error}, or use different tags for "
             "different kinds of messages"
         ) from error
+    _, *fields = _FIXED.unpack_from(metadata)
+    header = Header._make([*fields, metadata[_FIXED.size :]])
+    return Message(header, arrays)

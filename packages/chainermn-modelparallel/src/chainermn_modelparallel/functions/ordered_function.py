@@ -11,7 +11,6 @@ from .control_dependencies import (
     Arrays,
     Gradients,
     Variables,
-    connect_all,
     empty_on_device_of,
     keep_control_dependencies,
 )
@@ -78,16 +77,14 @@ class OrderedFunctionNode(chainer.FunctionNode):
             if gradient is None:
                 gradient = Variable(self.xp.zeros(*spec), requires_grad=False)
             gradients += (gradient,)
-        return connect_all(self.control_gradient(grad_outputs), gradients)
+        control = self.control_gradient(grad_outputs)
+        return keep_control_dependencies(control, gradients)
 
-    def control_gradient(self, grad_outputs: Gradients) -> Variable | None:
-        """Return what the gradients depend on where they can be differentiated again, else None."""
+    def control_gradient(self, grad_outputs: Gradients) -> Variables:
+        """Return what gradients that can be differentiated again depend on; nothing for others."""
         if not chainer.config.enable_backprop:
-            return None
-        hidden = grad_outputs[-1]
-        control = self.control_output()
-        (control,) = keep_control_dependencies((hidden,), (control,))
-        return control
+            return ()
+        return keep_control_dependencies(grad_outputs[-1:], (self.control_output(),))
 
 
 def requires_grad_mask(variables: Variables) -> bytes:

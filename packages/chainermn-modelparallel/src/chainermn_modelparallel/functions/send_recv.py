@@ -8,10 +8,11 @@ import chainer
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
+from chainermn_comm.numbers import wrong_kind
 
 from .arguments import check_edge, check_variable
 from .cancellation import NO_BACKPROP, send_cancellation, send_pending_cancellations
-from .control_dependencies import Variables, connect_all
+from .control_dependencies import Variables, keep_control_dependencies
 from .edge_functions import RecvFunction, SendFunction, make_outputs
 from .messages import Header, message_ids, receive_message, send_message
 from .ordered_function import requires_grad_mask
@@ -66,29 +67,25 @@ def send_variables(
 ) -> Variable:
     """Do what :func:`send` does; backward of what is sent continues to the delegate, too."""
     edge = check_edge(communicator, rank, tag)
-    variables = connect_all(delegate, _check_variables(x, communicator.rank))
+    items = x if isinstance(x, (tuple, list)) else (x,)
+    if not items:
+        raise ValueError(
+            f"rank {communicator.rank}: there is nothing to send: x is empty"
+        )
+    variables = tuple([check_variable("x", item, communicator.rank) for item in items])
+    if not chainer.is_arrays_compatible([variable.array for variable in variables]):
+        raise TypeError(
+            f"rank {communicator.rank}: x mixes arrays of CPU and GPU; move them to one device"
+        )
+    variables = keep_control_dependencies((delegate,), variables)
     send_pending_cancellations(communicator)
     header = Header(next(message_ids), requires_grad_mask=requires_grad_mask(variables))
-    arrays = tuple([variable.array for variable in variables])
-    send_message(header, arrays, edge)
+    send_message(header, variables, edge)
     # The graph is built while the other rank works on the message.
     node = SendFunction(edge, header)
     (delegate_variable,) = node.apply(variables)
     node.backward_expected = bool(header.needed)
     return delegate_variable
-
-
-def _check_variables(x: Any, rank: int) -> Variables:
-    """Return what the user wants to send as variables."""
-    items = x if isinstance(x, (tuple, list)) else (x,)
-    if not items:
-        raise ValueError(f"rank {rank}: there is nothing to send: x is empty")
-    variables = tuple([check_variable("x", item, rank) for item in items])
-    if not chainer.is_arrays_compatible([variable.array for variable in variables]):
-        raise TypeError(
-            f"rank {rank}: x mixes arrays of CPU and GPU; move them to one device"
-        )
-    return variables
 
 
 def recv(
@@ -150,10 +147,8 @@ def recv_variables(
     """
     edge = check_edge(communicator, rank, tag)
     if delegate_variable is not None and not isinstance(delegate_variable, Variable):
-        raise TypeError(
-            f"rank {communicator.rank}: delegate_variable must be a chainer.Variable, "
-            f"got {type(delegate_variable).__name__}"
-        )
+        what = "delegate_variable must be a chainer.Variable"
+        raise wrong_kind(what, delegate_variable, communicator.rank)
     send_pending_cancellations(communicator)
     message = receive_message(edge)
     header = message.header

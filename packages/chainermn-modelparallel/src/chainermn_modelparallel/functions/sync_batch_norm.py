@@ -83,7 +83,7 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         centred = xp.subtract(x, mean, dtype=dtype)
         squares = xp.square(centred).sum(axis=self.axis, keepdims=True)
         local = cuda.to_cpu(xp.stack([mean, squares]))
-        statistics = self._combine_statistics(count, local)
+        statistics = self._combine_statistics(count, gamma.shape, local)
         self.mean, self.var = xp.asarray(statistics)
         centred += mean - self.mean
         self._inv_std = 1 / xp.sqrt(self.var + dtype.type(self.eps))
@@ -91,18 +91,19 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         centred += beta.reshape(self._shape)
         return self.with_control_output((centred.astype(x.dtype, copy=False),), like=x)
 
-    def _combine_statistics(self, count: int, local: np.ndarray) -> np.ndarray:
+    def _combine_statistics(
+        self, count: int, channels: tuple[int, ...], local: np.ndarray
+    ) -> np.ndarray:
         """Return means and variances of the whole batch, combining the ranks' in rank order.
 
         ``local`` holds this rank's means, then its sums of squares about them, so that
         no digits are lost where the mean is large. Sums over ranks are taken in
         float64. What is returned is of its shape and dtype.
         """
-        channels = np.delete(self._shape, self.axis).tolist()
         self._call = handshake(
             self.comm,
             NAME,
-            (("dtype and channels", local.dtype, tuple(channels)),),
+            (("dtype and channels", local.dtype, channels),),
             requires_grad=self.x_requires_grad,
             payload=_COUNT.pack(count) + local.tobytes(),
         )
@@ -112,10 +113,10 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         means, squares = _stack_ranks([row[_COUNT.size :] for row in rows], local)
         weights = np.array(counts, np.float64)
         weights = weights.reshape(-1, *[1] * len(self._shape))
-        per_value = 1 / max(self.count, 1)
-        mean = (means * weights).sum(axis=0) * per_value
+        self._per_value = 1 / max(self.count, 1)
+        mean = (means * weights).sum(axis=0) * self._per_value
         deviations = (means - mean) ** 2 * weights
-        var = (deviations + squares).sum(axis=0) * per_value
+        var = (deviations + squares).sum(axis=0) * self._per_value
         return np.array([mean, var], local.dtype)
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
@@ -149,7 +150,7 @@ class SyncBatchNormFunction(OrderedFunctionNode):
                 forward_id=self._call.call_id,
             )
             means = _stack_ranks(call.payloads, local).sum(axis=1)
-            means *= 1 / max(self.count, 1)
+            means *= self._per_value
             of_gamma, of_beta = xp.asarray(means.astype(dtype))
             x_hat *= -of_gamma
             x_hat += scale * gy
@@ -162,12 +163,9 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         ]
         return gx, *parameters
 
-    def _differentiable(
-        self, x: Variable, gamma: Variable, gy: Variable
-    ) -> tuple[Variable | None, Variable, Variable]:
+    def _differentiable(self, x: Variable, gamma: Variable, gy: Variable) -> Gradients:
         """Return the same gradients, made of functions that can be differentiated again."""
         dtype = self._dtype
-        per_value = 1 / max(self.count, 1)
 
         def spread(channels: Any) -> Variable:
             return F.broadcast_to(channels, x.shape)
@@ -176,7 +174,7 @@ class SyncBatchNormFunction(OrderedFunctionNode):
             return F.sum(values, axis=self.axis, keepdims=True)
 
         def mean_over_ranks(sums: Variable) -> Variable:
-            return allreduce(self.comm, sums * per_value)
+            return allreduce(self.comm, sums * self._per_value)
 
         centred = F.cast(x, dtype)
         gy = F.cast(gy, dtype)
@@ -194,7 +192,7 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         if self._call.requires_grad:
             scale = F.reshape(F.cast(gamma, dtype), self._shape)
             sums = allreduce(self.comm, F.stack([scale * ggamma, scale * gbeta]))
-            sums *= per_value
+            sums *= self._per_value
             gx = spread(scale) * gy - (x_hat * spread(sums[0]) + spread(sums[1]))
             gx = F.cast(gx * inv_std, x.dtype)
             # A second backward from any of the three then takes part in the exchanges

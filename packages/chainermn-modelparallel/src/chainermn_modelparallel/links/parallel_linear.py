@@ -73,10 +73,12 @@ class _ParallelLinear(ShardedLink, L.Linear):
             self._check_size("out_size", out_size, axis=0),
             self._check_size("in_size", in_size, axis=1),
         )
-        self._bounds = self._shard_bounds(shape[self._axis])
+        # Where shards begin, and the end; the first hold the remainder, one each.
+        each, more = divmod(shape[self._axis], comm.size)
+        self._bounds = [each * rank + min(rank, more) for rank in range(comm.size + 1)]
         part = [slice(0, size) for size in shape]
         part[self._axis] = slice(*self._bounds[comm.rank : comm.rank + 2])
-        own_out, own_in = [each.stop - each.start for each in part]
+        own_out, own_in = [own.stop - own.start for own in part]
         if initial_bias is None:
             initial_bias = 0
         super().__init__(
@@ -99,11 +101,6 @@ class _ParallelLinear(ShardedLink, L.Linear):
                 f"divided size: one for each rank), got {size!r}"
             )
         return number
-
-    def _shard_bounds(self, size: int) -> list[int]:
-        """Return where shards begin, and the end; the first hold the remainder, one each."""
-        each, more = divmod(size, self.comm.size)
-        return [each * rank + min(rank, more) for rank in range(self.comm.size + 1)]
 
     def _sharding(self, param: Any) -> Sharding:
         is_whole = self._axis == 1 and param is self.b
