@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import share_failure
 from ..gpu import devices, staging
-from ..messaging import InCall, ProcessGroup
+from ..messaging import ProcessGroup
 from ..reducer import Reducer
 from ..work import Earlier, Work, begun_before, wait_until_ended
 from .bucket import Bucket, bucket_of, common_entries
@@ -49,10 +49,6 @@ class MpiReducer(Reducer):
                 there = own.arrays_on_gpu
                 if there:  # raises where they aren't on the device of earlier calls
                     self._channel.device.can_stay_on_gpu(there)
-                if not self._buckets and not self._is_apart:
-                    # It raises while another thread sums by the group.
-                    with InCall(group.handshake, DESCRIPTION):
-                        own.begin_means(self._settings, group)
         except BaseException as error:
             with group.call(DESCRIPTION):
                 share_failure(group.handshake, self._operation, error)
@@ -79,10 +75,13 @@ class MpiReducer(Reducer):
         self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b""
     ) -> list[bytes]:
         group = self._communicator
-        own = payload
-        if isinstance(payload, bytes):  # else the handshake refuses it, on all ranks
-            own = self._head() + payload
         with group.call(DESCRIPTION) as is_outermost:
+            self._begin()
+            own = payload
+            if isinstance(
+                payload, bytes
+            ):  # else the handshake refuses it, on all ranks
+                own = self._head() + payload
             nbytes = 0
             if not is_outermost:  # else a later call moves the gradients
                 nbytes = sum([bucket.description.nbytes for bucket in self._buckets])
@@ -92,6 +91,17 @@ class MpiReducer(Reducer):
                 return [payload] * len(rows)
             self._compare(rows)
             return [row[HEAD_BYTES:] for row in rows]
+
+    def _begin(self) -> None:
+        """Begin with the first bucket's means, unless they move on another thread's channel."""
+        if self._is_apart or not self._buckets:
+            return
+        group = self._communicator
+        try:
+            self._buckets[0].begin_means(self._settings, group)
+        except BaseException as error:
+            share_failure(group.handshake, self._operation, error)
+            raise
 
     def _head(self) -> bytes:
         """Return what this rank says of its gradients."""
