@@ -256,9 +256,9 @@ def scaling_checksum(optimizer: Any) -> int:
     Whether a step is skipped, and with it a dynamic scale, follows from the mean
     gradients, whose bits are equal on all ranks. So equal on all ranks, they stay so.
     """
-    scaling = _attributes_of(optimizer, _SCALING)
-    if scaling["_loss_scale"] is None:
+    if getattr(optimizer, "_loss_scale", None) is None:
         return 0
+    scaling = _attributes_of(optimizer, _SCALING)
     return zlib.crc32(repr(scaling).encode())
 
 

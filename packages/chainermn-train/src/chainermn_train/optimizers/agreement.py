@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
-from chainermn_comm import Reducer
+from chainermn_comm import RankMismatchError, Reducer
 
 from ..collective_errors import mismatch_hint
 from ..profiling import region
@@ -62,8 +62,12 @@ def exchange_rows(
     RankMismatchError if the ``signature`` or gradients differ.
     """
     packed = _FORMAT.pack(*own)
-    with region("waiting"), mismatch_hint("a multi-node optimizer"):
-        rows = reducer.agree(signature, packed)
+    with region("waiting"):
+        try:
+            rows = reducer.agree(signature, packed)
+        except RankMismatchError:
+            with mismatch_hint("a multi-node optimizer"):
+                raise
     if rows.count(packed) == len(rows):
         return [own] * len(rows)
     return [Row(*_FORMAT.unpack(row)) for row in rows]

@@ -60,10 +60,9 @@ def refuse_hooks_by_norm(optimizer: Any, parts: list[tuple[str, Any]]) -> None:
 
     ``parts`` are the parameters, with their names, of which other ranks hold the rest.
     """
-    of_all = _hooks_of(optimizer)
     for name, param in parts:
         is_shard = any(each.kind == "shard" for each in param.shardings)
-        for hook in [*of_all, *_hooks_of(param.update_rule)]:
+        for hook in [*_hooks_of(optimizer), *_hooks_of(param.update_rule)]:
             sees_a_part = is_shard and isinstance(hook, GradientLARS)
             if sees_a_part or isinstance(hook, GradientClipping):
                 raise ValueError(
