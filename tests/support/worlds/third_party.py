@@ -83,13 +83,6 @@ class Inheriting(PlainCommunicator):
         return Inheriting(self.mpi.Split(color, key))
 
 
-class WithoutSplit(PlainCommunicator):
-    """One that can't be divided, as a program's own communicator often can't."""
-
-    def split(self, color, key):
-        raise NotImplementedError
-
-
 class WatchedCommunicator(PlainCommunicator):
     """Calls `on_mean` with the model before each mean of gradients, also where it was split."""
 

@@ -2,7 +2,7 @@
 
 
 class DataSizeError(RuntimeError):
-    """Data are too large to send; nothing raises it any more, since no size is too large.
+    """Data are too large to send: no size is any more, so nothing raises this error.
 
-    It is there for scripts that catch it.
+    The class is there for scripts that catch it.
     """

@@ -46,9 +46,9 @@ def get_epoch_trigger(
 ) -> tuple[float, str]:
     """Return ``n_epochs`` of :func:`get_n_iterations_for_one_epoch` as a trigger (collective).
 
-    That is ``(number, "iteration")``. It fires at the same iterations on all ranks,
-    also where the epochs of their data sets don't end at the same time. ``dataset``,
-    ``local_batch_size`` and ``comm`` are as there, and so is what it raises.
+    The trigger is ``(number, "iteration")``, and fires at the same iterations on all
+    ranks, also where the epochs of their data sets don't end at the same time. The
+    other arguments and the errors are those of that function.
     """
     return n_epochs * get_n_iterations_for_one_epoch(
         dataset, local_batch_size, comm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -10,12 +11,7 @@ from chainer.datasets import SubDataset
 
 from chainermn_comm import CommunicatorBase, create_communicator
 
-from ..collective_errors import (
-    bcast_checked,
-    raise_together,
-    require_communicator,
-    require_integer,
-)
+from ..collective_errors import raise_together, require_communicator, require_integer
 from .transfer import scatter_parts
 
 
@@ -58,7 +54,8 @@ def scatter_dataset(
         seed: from 0 to 2**32 - 1; the same seed gives the same subsets whenever the
             numbers of examples and ranks are the same. None for another order each
             time. Only used by ``root``, as are the following.
-        max_buf_len: accepted for scripts of ChainerMN 1.3; messages have 1 MiB at most.
+        max_buf_len: accepted for scripts of ChainerMN 1.3; messages have 1 MiB at most,
+            and the tag 32001, which no other message may have meanwhile.
         force_equal_length: give all ranks the same number of examples, so that they do
             the same number of iterations in an epoch; if the number of examples is not
             divisible by the number of ranks, up to one example a rank then goes to two
@@ -78,21 +75,19 @@ def scatter_dataset(
         TypeError: ``comm`` is not a communicator; raised at once on this rank only.
     """
     with _chainermn_communicator(comm, "scatter_dataset") as communicator:
-        with raise_together(communicator.handshake, "scatter_dataset") as call:
-            index = require_integer("root", root, 0, communicator.size - 1)
-            shares = None
-            order = None
-            if communicator.rank == index:
-                count = length_of(dataset)
-                size = communicator.size
-                if shuffle:
-                    # NumPy has frozen the stream of RandomState.
-                    order = np.random.RandomState(seed).permutation(count)
-                shares = [
-                    _share(count, rank, size, force_equal_length)
-                    for rank in range(size)
-                ]
-            call.signature = (("root", index),)
+        order = None
+
+        def count_here() -> int:
+            nonlocal order
+            number = length_of(dataset)
+            if shuffle:
+                # NumPy has frozen the stream of RandomState.
+                order = np.random.RandomState(seed).permutation(number)
+            return number
+
+        index, count = ask_root(communicator, "scatter_dataset", root, count_here)
+        size = communicator.size
+        shares = [_share(count, rank, size, force_equal_length) for rank in range(size)]
         return scatter_parts(communicator, index, dataset, shares, order)
 
 
@@ -117,14 +112,11 @@ def scatter_index(
         TypeError, ValueError: as in :func:`scatter_dataset`.
     """
     with _chainermn_communicator(comm, "scatter_index") as communicator:
-        with raise_together(communicator.handshake, "scatter_index") as call:
-            index = require_integer("root", root, 0, communicator.size - 1)
-            call.signature = (("root", index),)
-        count = bcast_checked(
+        _, count = ask_root(
             communicator,
             "scatter_index",
+            root,
             lambda: require_integer("n_total_samples", n_total_samples, 0),
-            index,
         )
         return _share(count, communicator.rank, communicator.size, force_equal_length)
 
@@ -145,9 +137,9 @@ def create_empty_dataset(dataset: Any) -> list[tuple[()]]:
 def _chainermn_communicator(
     comm: Any, caller: str
 ) -> AbstractContextManager[CommunicatorBase, bool | None]:
-    """Return ``comm``, or a communicator over mpi4py's for the time of the call (collective)."""
+    """Return ``comm``, or a communicator over mpi4py's that is freed after use (collective)."""
     if not isinstance(comm, CommunicatorBase):
-        from mpi4py import MPI  # it starts MPI, so not before somebody needs it
+        from mpi4py import MPI  # the import starts MPI, which most calls don't need
 
         if isinstance(comm, MPI.Intracomm):
             return create_communicator("naive", comm)
@@ -155,6 +147,22 @@ def _chainermn_communicator(
         comm, f"{caller}, unless it is given an mpi4py intracommunicator,"
     )
     return nullcontext(comm)
+
+
+def ask_root(
+    comm: CommunicatorBase, operation: str, root: int, count: Callable[[], int]
+) -> tuple[int, int]:
+    """Return the root that all ranks name, and the number that ``count`` gives there (collective).
+
+    All ranks raise what ``count`` raises at the root, and RankMismatchError if they name
+    different roots.
+    """
+    with raise_together(comm.handshake, operation) as call:
+        index = require_integer("root", root, 0, comm.size - 1)
+        call.signature = (("root", index),)
+        if comm.rank == index:
+            call.payload = str(count()).encode()
+    return index, int(call.payloads[index])
 
 
 def length_of(dataset: Any) -> int:
@@ -169,13 +177,12 @@ def length_of(dataset: Any) -> int:
 
 def _share(count: int, rank: int, size: int, equal: bool) -> tuple[int, int]:
     """Return (begin, end) of a rank's share of ``range(count)``."""
-    # Equal shares are all as long as the longest; each runs into the next where it
-    # must. Of others, the first are the longer ones. Seeds give the ranks the same
+    # Equal shares are all as long as the longest one, and overlap if they must. Of unequal
+    # shares, the first ones are longer by an example. A seed gives the ranks the same
     # examples as in Chainer 7.
     if equal:
         begin = count * rank // size
         return begin, begin + -(-count // size)
     shortest, longer = divmod(count, size)
     begin = shortest * rank + min(rank, longer)
-    end = shortest * (rank + 1) + min(rank + 1, longer)
-    return begin, end
+    return begin, begin + shortest + int(rank < longer)

@@ -6,12 +6,8 @@ from typing import Any
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import (
-    raise_together,
-    require_communicator,
-    require_integer,
-)
-from .scatter import length_of
+from ..collective_errors import raise_together, require_communicator
+from .scatter import ask_root, length_of
 from .transfer import scatter_parts
 
 _OPERATION = "share_dataset"
@@ -39,17 +35,10 @@ def share_dataset(dataset: Any, comm: CommunicatorBase, root: int = 0) -> Any:
             raises them.
     """
     comm = require_communicator(comm, _OPERATION)
-    with raise_together(comm.handshake, _OPERATION) as call:
-        root = require_integer("root", root, 0, comm.size - 1)
-        count = 0
-        if comm.rank == root:
-            count = length_of(dataset)
-        call.signature = (("root", root),)
+    root, count = ask_root(comm, _OPERATION, root, lambda: length_of(dataset))
     # The first rank of each node gets all examples.
     leads = comm.allgather_obj(comm.intra_rank == 0)
-    shares = None
-    if comm.rank == root:
-        shares = [(0, count if is_first else 0) for is_first in leads]
+    shares = [(0, count if is_first else 0) for is_first in leads]
     part = scatter_parts(comm, root, dataset, shares)
     with (
         comm.split(comm.inter_rank, comm.rank) as node,

@@ -1,8 +1,8 @@
 """NumPy arrays that processes of one machine share: those of a data set lie in one nameless file.
 
-They are pickled as a handle of the file, so that worker processes map the same memory.
-A process that writes gets its own copy of the pages it writes to, so that none changes
-another's.
+Their pickle refers to the file, so that worker processes map the same memory. A process
+that writes gets its own copies of the pages that it writes to, so that no process
+changes the arrays of another one.
 """
 
 from __future__ import annotations
@@ -68,10 +68,9 @@ class SharedBytes:
         if self._descriptor is None or self._is_written_to():
             content = np.frombuffer(self.content, np.uint8)
             self.fill(content.size, [content])
-        # As a file of this process: the process that made the file may have ended.
-        process = socket.gethostname(), os.getpid()
-        identity = _identity(os.fstat(self._descriptor))
-        return _open_file, (*process, self._descriptor, identity)
+        # By a descriptor of this process: the process that made the file may have ended.
+        path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+        return _open_file, (socket.gethostname(), path, _identity(os.stat(path)))
 
     def _is_written_to(self) -> bool:
         """Return whether this process has changed pages of its mapping."""
@@ -116,7 +115,8 @@ def _reserve(nbytes: int) -> int:
     for folder in dict.fromkeys((MEMORY_FOLDER, tempfile.gettempdir())):
         try:
             with tempfile.TemporaryFile(dir=folder) as file:
-                # Otherwise a page that can't be had is a SIGBUS when it is touched.
+                # Without this, a page that there is no room for would be a SIGBUS when a
+                # process touches it.
                 os.posix_fallocate(file.fileno(), 0, nbytes)
                 free = os.statvfs(folder)
                 left = free.f_bavail * free.f_frsize
@@ -133,17 +133,14 @@ def _reserve(nbytes: int) -> int:
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int]:
-    """Return what tells a file from any other that has had its number."""
+    """Return what tells a file from others that have had the same descriptor."""
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
-def _open_file(
-    host: str, process: int, descriptor: int, identity: tuple[int, int, int]
-) -> SharedBytes:
+def _open_file(host: str, path: str, identity: tuple[int, int, int]) -> SharedBytes:
     """Load a pickle of shared bytes, or copy them."""
-    path = f"/proc/{process}/fd/{descriptor}"
     try:
-        # Opening anything else may have effects.
+        # Opening another file, such as a device, may have effects.
         if _identity(os.stat(path)) != identity:
             raise FileNotFoundError(errno.ENOENT, "that number is another file now")
         shared = SharedBytes()
@@ -152,8 +149,8 @@ def _open_file(
     except OSError as error:
         raise OSError(
             errno.ENOENT,
-            f"the examples lie in memory of process {process} on {host} and can't be reached "
-            f"from here ({error.strerror}): a data set that scatter_dataset made is pickled as a "
-            "reference to that memory; load it on the same machine, by the same user, while that "
-            "process has the data set",
+            f"the examples lie in the file {path} on {host}, which can't be opened here "
+            f"({error.strerror}): a data set that scatter_dataset made is pickled as a reference "
+            "to that memory of a process; load it on the same machine, by the same user, while "
+            "that process has the data set",
         ) from error

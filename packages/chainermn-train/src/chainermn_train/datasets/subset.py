@@ -1,4 +1,4 @@
-"""Subsets of data sets that hold the chosen examples, and nothing of the others if they can."""
+"""Subsets of data sets: the chosen examples, without the other ones where that is possible."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from chainer.datasets import (
 
 from .shared_arrays import SharedArray
 
-# Returns what stands for an array's rows at int64 indices; of any dtype but object.
+# Returns what stands for the rows at int64 indices of an array, whose dtype has no objects.
 TakeRows = Callable[[np.ndarray, np.ndarray], Any]
 _Splitter = Callable[[Any, np.ndarray, TakeRows], Any]
 
@@ -30,7 +30,7 @@ def subset(
 ) -> SubDataset:
     """Return ``SubDataset(dataset, begin, end, order)``, or one over a part with the same examples.
 
-    The data set itself is behind the result only where :func:`divide` can't divide it.
+    The whole data set is behind the result only if :func:`divide` can't divide it.
     """
     indices = np.arange(begin, end)
     if order is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,8 @@ _OPERATION = "scatter_dataset"
 # Longer messages are no faster, and the memory that they are received in would stay
 # with the process.
 _MESSAGE_BYTES = 1 << 20
-# Every MPI has this tag, and few programs use it.
+# The user's own messages may be under way on the same communicator. Every MPI has this
+# tag, and few programs use it.
 _TAG = 32_001
 
 
@@ -32,33 +32,22 @@ def scatter_parts(
     comm: CommunicatorBase,
     root: int,
     dataset: Any,
-    shares: Sequence[tuple[int, int]] | None,
+    shares: Sequence[tuple[int, int]],
     order: np.ndarray | None = None,
 ) -> SubDataset:
     """Return this rank's part of the root's data set (collective).
 
-    Only the root has ``shares``: where each rank's examples begin and end, in an
-    ``order`` of indices (int64) if there is one.
+    ``shares`` says where each rank's examples begin and end, in an ``order`` of indices
+    (int64) if the root has one.
     """
-    with _apart(comm) as messages, raise_together(comm.handshake, _OPERATION):
-        if shares is None:
-            return _receive(messages, root)
-        _send_all(messages, dataset, shares, order)
+    with raise_together(comm.handshake, _OPERATION):
+        if comm.rank != root:
+            return _receive(comm, root)
+        _send_all(comm, dataset, shares, order)
         rows = _Rows()
         part = subset(dataset, *shares[root], order, rows.take)
         rows.copy()
         return part
-
-
-def _apart(comm: CommunicatorBase) -> Any:
-    """Return a new communicator, since the user's messages may be under way, with any tag.
-
-    A user's communicator that can't be split is used as it is.
-    """
-    try:
-        return comm.split(0, comm.rank)
-    except NotImplementedError:
-        return nullcontext(comm)
 
 
 def _send_all(
@@ -98,7 +87,7 @@ def _receive(comm: CommunicatorBase, root: int) -> Any:
         if nbytes:
             shared.fill(nbytes, blocks)
     finally:
-        for _ in blocks:  # what is left is received, even if it can't be written
+        for _ in blocks:  # the rest is received, even if it can't be written
             pass
     return part
 
@@ -113,17 +102,18 @@ def _received_blocks(
 
 
 class _Rows:
-    """The rows of the root's arrays that a part needs, and their places in shared bytes."""
+    """The rows of the root's arrays that a part needs, and the shared bytes for them."""
 
     def __init__(self) -> None:
         self.shared = SharedBytes()
         self._taken: list[tuple[np.ndarray, np.ndarray, SharedArray]] = []
 
     def take(self, source: np.ndarray, indices: np.ndarray) -> SharedArray:
-        """Return the place of rows."""
+        """Return the array that :meth:`copy` copies the rows into."""
         begin = 0
         for known, chosen, array in self._taken:
-            if known is source and chosen is indices:  # input and target, say
+            # The input may be the target, too.
+            if known is source and chosen is indices:
                 return array
             begin = array.end
         shape = (len(indices), *source.shape[1:])
@@ -132,7 +122,7 @@ class _Rows:
         return array
 
     def copy(self) -> Any:
-        """Put the rows into their places, in this process's memory; return all bytes there."""
+        """Copy the rows into memory of this process, and return all bytes of it."""
         if self._taken:
             self.shared.content = np.empty(self._taken[-1][-1].end, np.uint8)
         for source, indices, array in self._taken:
