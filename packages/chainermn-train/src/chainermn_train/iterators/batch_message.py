@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-# Where arrays begin in the data: a multiple of every item size, and of a cache line.
+# Arrays begin at multiples of this in the data: it suits every dtype, and cache lines.
 _ALIGNMENT = 64
 
 
 def pack(value: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the header of a value and the data of all arrays in it, both uint8 and 1-D.
 
-    Sent one by one, images take twice as long.
+    Images that are sent one by one take twice as long.
     """
     buffers: list[Any] = []
     text = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)

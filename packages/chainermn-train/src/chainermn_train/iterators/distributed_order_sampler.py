@@ -16,7 +16,7 @@ _OPERATION = "DistributedOrderSampler"
 
 
 class EpochPosition(NamedTuple):
-    """How far all ranks together have come in an epoch: it says nothing of their number."""
+    """How far all ranks together have come in an epoch, whatever their number."""
 
     epoch: int
     seen: int  # examples, the first of the epoch's permutation
@@ -45,7 +45,7 @@ class DealtOrder(np.ndarray):
     def __getitem__(self, index: Any) -> Any:
         return np.asarray(self)[: len(self)][index]
 
-    # An array's would index what the sequence has not.
+    # An array's own would index the sequence beyond its end.
     __repr__ = __str__ = object.__repr__
 
 
@@ -99,10 +99,10 @@ class DistributedOrderSampler(OrderSampler):
     def __call__(self, current_order: np.ndarray, current_position: int) -> np.ndarray:
         """Return this rank's part of the next epoch's permutation: a sequence of indices.
 
-        They are as many in each epoch, the number of examples divided by that of ranks
-        (rounded down with ``drop_last``, else up). ``current_order`` is what it
-        returned for the epoch that ends, or, as in a reset, that of all indices;
-        ValueError if it is of another data set, seed or number of ranks, or if
+        Each epoch has as many: the number of examples divided by that of ranks (rounded
+        down with ``drop_last``, else up). ``current_order`` is this function's result
+        for the epoch that ends, or for a reset all indices in their order. ValueError
+        is raised if it belongs to another data set, seed or number of ranks, or if
         ``drop_last`` leaves no example. ``current_position`` has no influence.
         """
         count = len(current_order)
@@ -139,8 +139,8 @@ class DistributedOrderSampler(OrderSampler):
             )
         start = self._start(begin, self._size)
         permutation = shuffled([self.seed, begin.epoch], begin.examples)
-        # What lies before the next example has been seen: an iterator's orders are
-        # equally long.
+        # An iterator's orders must be equally long, so this one begins with examples
+        # that have been seen.
         first = begin.seen + self._rank - start * self._size
         indices = first + self._size * np.arange(length)
         chosen = permutation[indices % max(1, begin.examples)]

@@ -9,9 +9,7 @@ import numpy as np
 
 from ..trainer_introspection import iterators_of
 from .distributed_order_sampler import DistributedOrderSampler, EpochPosition
-from .multi_node_iterator import MultiNodeIterator
-from .order_sampler import ResumableOrderSampler
-from .synchronized_iterator import SynchronizedIterator
+from .iterator_proxy import IteratorProxy
 
 
 def distributed_sampler(iterator: Any) -> DistributedOrderSampler | None:
@@ -21,14 +19,17 @@ def distributed_sampler(iterator: Any) -> DistributedOrderSampler | None:
 
 
 def epoch_positions(target: Any) -> dict[str, tuple[int, EpochPosition | None]]:
-    """Return of a trainer's iterators the number of examples, and where a dealt order begins."""
+    """Return the number of examples of each iterator of a trainer, and where its order begins.
+
+    Only an order that is dealt over ranks has such a beginning, others have None.
+    """
     found = {}
     for name, iterator in iterators_of(target).items():
         dataset: Any = getattr(iterator, "dataset", None)
         if hasattr(dataset, "__len__"):
             begin = None
             if distributed_sampler(iterator) is not None:
-                # It has no public name; 7.8.1 is Chainer's last release.
+                # The order has no public name; 7.8.1 is Chainer's last release.
                 begin = iterator._state.order.position
             found[name] = len(dataset), begin
     return found
@@ -49,10 +50,9 @@ def move_iterator(
     """
     length = len(iterator.dataset)
     count, begin = positions.get(name, (length, None))
+    if count == length and isinstance(iterator, IteratorProxy):
+        return []  # all ranks see the same examples in the same order
     order_key = path + ("order" if path + "order" in state else "_order")
-    orders = [np.asarray(each.get(order_key)) for each in states]
-    if count == length and _is_one_order(iterator, orders):
-        return []
     steps = [int(np.asarray(each[path + "current_position"])) for each in states]
     epoch = int(np.asarray(states[0][path + "epoch"]))
     anew = []
@@ -69,19 +69,8 @@ def move_iterator(
             state[order_key] = sampler(np.arange(length), 0)
             length = len(state[order_key])
             anew.append(f"the order of examples of iterator {name!r}")
-        # As much of the epoch as rank 0 had seen of its own.
+        # As far in the epoch as rank 0 was in its own.
         position = round(steps[0] * length / max(1, count))
     state[path + "epoch"] = np.array(epoch)
     state[path + "current_position"] = np.array(position)
     return anew
-
-
-def _is_one_order(iterator: Any, orders: list[np.ndarray]) -> bool:
-    """Return whether all ranks go through the same examples in the same order."""
-    if isinstance(iterator, MultiNodeIterator | SynchronizedIterator):
-        return True
-    # A single rank has one order, too, but several that begin with it may mean to have
-    # their own.
-    if type(getattr(iterator, "order_sampler", None)) is not ResumableOrderSampler:
-        return False
-    return len(orders) > 1 and len({order.tobytes() for order in orders}) == 1

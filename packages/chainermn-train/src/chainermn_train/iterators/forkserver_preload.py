@@ -1,4 +1,4 @@
-"""Imported only by the server that worker processes are forked from: not each imports Chainer."""
+"""What the server that worker processes are forked from imports, so that they need not."""
 
 import os
 
@@ -6,6 +6,6 @@ import numpy as np
 
 from . import worker_processes  # noqa: F401  (it imports Chainer)
 
-# Otherwise all workers would draw the same numbers, those that come next in the
-# server's generator. Python's own generator is seeded anew by Python.
+# Without this, all workers would draw the same numbers, which come next in the server's
+# generator. Python seeds its own generator anew.
 os.register_at_fork(after_in_child=np.random.seed)

@@ -41,7 +41,7 @@ class IteratorProxy(AttributeProxy, Iterator):
 
 
 def refuse_proxy(iterator: Any) -> None:
-    """Raise TypeError if ranks share the iterator already, by either way."""
+    """Raise TypeError if the iterator is one that ranks share already."""
     if isinstance(iterator, IteratorProxy):
         raise TypeError(
             f"the iterator is a {type(iterator).__name__}, which ranks share: use it as it is"

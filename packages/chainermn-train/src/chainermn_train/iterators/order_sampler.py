@@ -16,11 +16,11 @@ class ResumableOrderSampler(OrderSampler):
     """Shuffles; each epoch's order follows from that of the epoch before.
 
     Iterators save the order that they are in, but not the generator that they draw the next one
-    from. A checkpoint holds the generator, which is enough for a ``SerialIterator``. For a
-    ``MultithreadIterator`` it is, too, where the other run saves at the same iterations: each save
-    drops the examples that were fetched ahead, and may draw their order anew. It isn't for a
-    ``MultiprocessIterator``, whose thread may draw at any time. With this sampler each of them sees
-    the same batches after a resume as in a run that was never interrupted, and never saved::
+    from. A checkpoint holds the generator, which is enough for a ``SerialIterator``. It is enough
+    for a ``MultithreadIterator``, too, if the other run saves at the same iterations: each save
+    drops the examples that were fetched ahead, and may draw their order anew. It is not enough for
+    a ``MultiprocessIterator``, whose thread may draw at any time. With this sampler each of them
+    sees the same batches after a resume as in a run that was never interrupted, and never saved::
 
         MultiprocessIterator(dataset, 32, order_sampler=ResumableOrderSampler())
 
@@ -49,8 +49,8 @@ class ResumableOrderSampler(OrderSampler):
     def __call__(self, current_order: np.ndarray, current_position: int) -> np.ndarray:
         """Return the order of the next epoch, int64; ``current_position`` has no influence.
 
-        ``current_order`` is that of the epoch that ends; that of the indices for a
-        reset.
+        ``current_order`` is the order of the epoch that ends, or for a reset all
+        indices in their order.
         """
         seed = current_order
         # Nothing may depend on how many orders have been drawn ahead: only resets are

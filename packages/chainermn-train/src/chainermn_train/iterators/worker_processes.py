@@ -41,8 +41,8 @@ def use_forkserver() -> None:
     method = multiprocessing.get_start_method(allow_none=True)
     if method is None:
         multiprocessing.set_start_method("forkserver")
-        # Python's default, and Chainer: workers start faster, and share its memory,
-        # where they don't import it themselves.
+        # Python's default, and Chainer: workers that don't have to import Chainer start
+        # faster, and share its memory.
         multiprocessing.set_forkserver_preload(
             ["__main__", f"{__package__}.forkserver_preload"]
         )
@@ -65,7 +65,7 @@ def use_forkserver() -> None:
 
 def _before_fork() -> None:
     """Warn, once and on rank 0, if multiprocessing forks a process that has started MPI."""
-    # What else forks, such as subprocess, goes on to another program at once.
+    # Other code that forks, such as subprocess, starts another program at once.
     global _warned
     caller = sys._getframe(1).f_globals.get("__name__")
     if _warned or caller != "multiprocessing.popen_fork":
@@ -89,15 +89,14 @@ os.register_at_fork(before=_before_fork)
 
 def await_workers(iterator: Any) -> None:
     """Wait until a MultiprocessIterator has a batch; do nothing for other iterators."""
-    # An example that raises in a worker ends the thread that fetches batches (a
-    # RuntimeError here), and Chainer's iterator would wait for it without end.
+    # If an example raises in a worker, the thread that fetches batches ends (a
+    # RuntimeError here), and Chainer's iterator would wait without end.
     if not isinstance(iterator, MultiprocessIterator):
         return
     queue = iterator._comm
     loop = iterator._prefetch_loop
-    # Finalized, or it makes its first batch here.
     if queue is None or loop.thread is None:
-        return
+        return  # the iterator is finalized, or makes its first batch here
     with queue._lock:
         while not queue._batch_queue:
             if not loop.thread.is_alive():
