@@ -12,7 +12,9 @@ from chainer.training.extensions import Evaluator
 
 from chainermn_train import (
     create_multi_node_evaluator,
+    create_multi_node_iterator,
     create_multi_node_optimizer,
+    create_synchronized_iterator,
     extensions,
 )
 from tests.support.training.linear import ScaledMean
@@ -20,6 +22,12 @@ from tests.support.training.linear import ScaledMean
 pytestmark = pytest.mark.world
 
 MAKE = {
+    "create_multi_node_iterator": lambda comm: create_multi_node_iterator(
+        SerialIterator([1], 1), comm
+    ),
+    "create_synchronized_iterator": lambda comm: create_synchronized_iterator(
+        SerialIterator([1], 1), comm
+    ),
     "create_multi_node_evaluator": lambda comm: create_multi_node_evaluator(
         Evaluator(SerialIterator([], 1, repeat=False), ScaledMean()), comm
     ),

@@ -61,14 +61,12 @@ class AllreducePersistent(training.Extension):
             RankMismatchError: on all ranks, when a persistent float is missing on some
                 of them, or is no float, or has another shape or dtype there.
         """
+        slots = {slot.name: slot for slot in persistent_slots(self.model)}
         views = allgather_checked(
             self.comm,
             "AllreducePersistent",
-            lambda: {
-                slot.name: _form_of(slot.get()) for slot in persistent_slots(self.model)
-            },
+            lambda: {name: _form_of(slot.get()) for name, slot in slots.items()},
         )
-        slots = {slot.name: slot for slot in persistent_slots(self.model)}
         for name, (dtype, shape) in _floats_of(views).items():
             value = to_host(slots[name].get())
             if value is None:
@@ -94,7 +92,7 @@ def _form_of(value: Any) -> _Form | str | None:
 
 
 def _floats_of(views: list[dict[str, Any]]) -> dict[str, _Form]:
-    """Return the forms of the floats, by name, which all ranks must have or have as None."""
+    """Return the forms of the floats, by name; each must be a float or None on all ranks."""
     floats = {}
     for name in sorted({name for view in views for name in view}):
         forms = [view.get(name, "missing") for view in views]
@@ -111,11 +109,11 @@ def _floats_of(views: list[dict[str, Any]]) -> dict[str, _Form]:
 
 
 def _set_mean(slot: Slot, mean: np.ndarray) -> None:
-    """Make ``mean`` the value: in the same array where there is one that can be written."""
+    """Make ``mean`` the value: in the same array if there is one."""
     value = slot.get()
-    if isinstance(value, float | np.generic):
-        slot.set(type(value)(mean))
-    elif value is None or not getattr(value.flags, "writeable", True):
+    if value is None:
         slot.set(mean)
+    elif isinstance(value, float | np.generic):
+        slot.set(type(value)(mean))
     else:
         value[...] = backend.get_array_module(value).asarray(mean)

@@ -66,7 +66,7 @@ class ObservationAggregator(training.Extension):
         self.aggregated_key = original_key if aggregated_key is None else aggregated_key
         self.comm_trigger = training.get_trigger(comm_trigger)
         self.aggregator = aggregator
-        # Kept as observed: reading a GPU's number would wait for it.
+        # They are kept as observed: reading a number on a GPU would wait for its kernels.
         self._values: list[Any] = []
 
     def __call__(self, trainer: Any) -> None:
@@ -92,7 +92,8 @@ class ObservationAggregator(training.Extension):
         if not any(ranks):
             return
         aggregator = self.aggregator
-        if aggregator is None:  # all ranks add up the same list: they get the same bits
+        if aggregator is None:
+            # All ranks add up the same list, so they get the same bits.
             values = [value for rank in ranks for value in rank]
             result = mean_of(values, [1] * len(values))
         else:

@@ -18,14 +18,20 @@ from ..collective_errors import (
 )
 from ..profiling import StepClock, StepTimes, TimedUpdater
 
+_LINE = (
+    "{examples_per_second:,.1f} examples/s on {ranks} ranks; a step takes "
+    "{milliseconds:,.1f} ms: {computing:.0%} computing, {waiting:.0%} waiting, {wire:.0%} on "
+    "the wire; slowest: rank {slowest_rank}, which computes {ratio:.2f} times the mean"
+)
+
 
 class ThroughputReport(training.Extension):
     """Reports how fast all ranks train, what the time goes to, and which rank is the slowest.
 
     Rank 0 prints a line each time it is triggered, by default once an epoch::
 
-        epoch 1, iteration 300: 5,123.4 examples/s on 4 ranks; a step takes 78.1 ms: 71 %
-        computing, 20 % waiting, 9 % on the wire; slowest: rank 2, which computes 1.31 times
+        epoch 1, iteration 300: 5,123.4 examples/s on 4 ranks; a step takes 78.1 ms: 71%
+        computing, 20% waiting, 9% on the wire; slowest: rank 2, which computes 1.31 times
         the mean
 
     and all ranks report the same observations, so that ``LogReport`` keeps them:
@@ -130,30 +136,26 @@ def _wait_for_kernels() -> None:
 
 def _report(examples: float, ranks: list[StepTimes]) -> tuple[dict[str, float], str]:
     """Return the observations, and the line that rank 0 prints of them."""
-    steps = sum(rank.steps for rank in ranks)
-    sampled = sum(rank.sampled for rank in ranks)
-    waiting = sum(rank.waiting for rank in ranks) / sampled
-    wire = sum(rank.communication for rank in ranks) / sampled
-    computing = 1 - waiting - wire
-    seconds = [rank.seconds for rank in ranks]
-    rate = examples / max(seconds)
-    step = sum(seconds) / steps
-    times = [rank.computing for rank in ranks]
-    longest = max(times)
-    slowest = times.index(longest)
+
+    def total(name: str) -> float:
+        return sum(getattr(rank, name) for rank in ranks)
+
+    waiting = total("waiting") / total("sampled")
+    wire = total("communication") / total("sampled")
+    longest = max(rank.computing for rank in ranks)
     summary = {
-        "examples_per_second": rate,
-        "seconds_per_step": step,
-        "computing": computing,
+        "examples_per_second": examples / max(rank.seconds for rank in ranks),
+        "seconds_per_step": total("seconds") / total("steps"),
+        "computing": 1 - waiting - wire,
         "waiting": waiting,
         "wire": wire,
-        "slowest_rank": slowest,
+        "slowest_rank": [rank.computing for rank in ranks].index(longest),
     }
-    line = (
-        f"{rate:,.1f} examples/s on {len(ranks)} ranks; a step takes {1000 * step:,.1f} ms: "
-        f"{100 * computing:.0f} % computing, {100 * waiting:.0f} % waiting, "
-        f"{100 * wire:.0f} % on the wire; slowest: rank {slowest}, which computes "
-        f"{longest * len(times) / sum(times):.2f} times the mean"
+    line = _LINE.format(
+        ranks=len(ranks),
+        milliseconds=1000 * summary["seconds_per_step"],
+        ratio=longest * len(ranks) / total("computing"),
+        **summary,
     )
     return summary, line
 
@@ -166,8 +168,6 @@ def _examples(updater: Any) -> Any:
         raise TypeError(
             "ThroughputReport can't count examples: the main iterator has no data set"
         )
-    # An order may have less than the data set, as that of a shared permutation.
-    epoch_size = getattr(iterator, "_epoch_size", len(dataset))
-    if not epoch_size:
-        return 0.0
-    return updater.epoch_detail * epoch_size
+    # An order may have fewer examples than the data set: a DistributedOrderSampler's has
+    # a rank's part.
+    return updater.epoch_detail * getattr(iterator, "_epoch_size", len(dataset))
