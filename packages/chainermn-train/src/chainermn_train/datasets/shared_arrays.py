@@ -120,9 +120,9 @@ def _reserve(nbytes: int) -> int:
                 os.posix_fallocate(file.fileno(), 0, nbytes)
                 free = os.statvfs(folder)
                 left = free.f_bavail * free.f_frsize
-                if folder != MEMORY_FOLDER or left >= LEFT_FREE_BYTES:
-                    return os.dup(file.fileno())
-            failures.append(f"{folder}: MPI needs the space that is left")
+                if folder == MEMORY_FOLDER and left < LEFT_FREE_BYTES:
+                    raise OSError("MPI needs the space that is left")
+                return os.dup(file.fileno())
         except OSError as error:
             failures.append(f"{folder}: {error.strerror or error}")
     raise OSError(

@@ -46,13 +46,12 @@ class AllreducePersistent(training.Extension):
     priority = training.PRIORITY_WRITER + 1
 
     def __init__(self, model: Any, comm: CommunicatorBase) -> None:
-        comm = require_communicator(comm, "AllreducePersistent")
+        self.comm = require_communicator(comm, "AllreducePersistent")
         if not hasattr(model, "namedlinks"):
             raise TypeError(
                 f"AllreducePersistent needs a model, a chainer.Link, not {type(model).__name__}"
             )
         self.model = model
-        self.comm = comm
 
     def __call__(self, trainer: Any = None) -> None:
         """Average the persistent values (collective); ``trainer`` is not used.

@@ -60,8 +60,7 @@ class ObservationAggregator(training.Extension):
         comm_trigger: Any = (1, "iteration"),
         aggregator: Callable[[list[list[Any]]], Any] | None = None,
     ) -> None:
-        comm = require_communicator(comm, "ObservationAggregator")
-        self.comm = comm
+        self.comm = require_communicator(comm, "ObservationAggregator")
         self.original_key = original_key
         self.aggregated_key = original_key if aggregated_key is None else aggregated_key
         self.comm_trigger = training.get_trigger(comm_trigger)

@@ -69,11 +69,11 @@ class ThroughputReport(training.Extension):
     default_name = "throughput"
     priority = training.PRIORITY_WRITER
 
+    _clock: StepClock
+    _examples: float  # how many there had been at the last report
+
     def __init__(self, comm: CommunicatorBase) -> None:
-        comm = require_communicator(comm, "ThroughputReport")
-        self.comm = comm
-        self._clock = StepClock()
-        self._examples = 0.0  # how many there had been at the last report
+        self.comm = require_communicator(comm, "ThroughputReport")
         self._stop: Callable[[], None] = lambda: None
 
     def initialize(self, trainer: Any) -> None:
