@@ -137,7 +137,7 @@ def _wait_for_kernels() -> None:
 def _report(examples: float, ranks: list[StepTimes]) -> tuple[dict[str, float], str]:
     """Return the observations, and the line that rank 0 prints of them."""
 
-    def total(name: str) -> float:
+    def total(name: str) -> Any:
         return sum(getattr(rank, name) for rank in ranks)
 
     waiting = total("waiting") / total("sampled")
