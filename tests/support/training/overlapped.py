@@ -99,20 +99,13 @@ class Twins:
             self.models.append(model)
             self.optimizers.append(optimizer.setup(model))
 
-    def update(
-        self, count: int = 1, loss: Any = None, without_loss: bool = False
-    ) -> None:
+    def update(self, count: int = 1, loss: Any = None) -> None:
         """Both do; `loss` is called with a model and its batch."""
         for _ in range(count):
             self.number += 1
             x = batch(self.comm.rank, self.number)
             for model, optimizer in zip(self.models, self.optimizers, strict=True):
                 arguments = (model, x) if loss is None else (loss, model, x)
-                if without_loss:
-                    value = arguments[0](*arguments[1:])
-                    model.cleargrads()
-                    value.backward()
-                    arguments = ()
                 optimizer.update(*arguments)
             self.assert_equal()
 

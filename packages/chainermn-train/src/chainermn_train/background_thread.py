@@ -1,4 +1,4 @@
-"""A function that runs in a thread beside the training, which waits for it sooner or later."""
+"""A function that runs in a thread beside the training, which waits for its end."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import threading
 import warnings
 from collections.abc import Callable
 
-# How long an ending process waits for a thread. All ranks have begun its work, so it
-# ends, unless one of them is gone.
+# How long an ending process waits for a thread. All ranks have begun the thread's work,
+# so the work ends, unless a rank is gone.
 EXIT_TIMEOUT_SECONDS = 20.0
 # Python's own switch interval, 5 ms, is what a thread waits each time it needs the
 # interpreter while another one computes in Python: about ten times for a message of 2
@@ -19,9 +19,9 @@ _NAME = "ChainerMN"
 
 
 class BackgroundThread:
-    """A function that runs in a daemon thread; or in :meth:`wait`, if there is none.
+    """A function that runs in a daemon thread; or in :meth:`wait`, if no thread was started.
 
-    It is called with an event, which is set when somebody waits for its end.
+    The function gets an event, which is set when somebody waits for the function's end.
     """
 
     def __init__(self, work: Callable[[threading.Event], None]) -> None:
@@ -48,7 +48,7 @@ class BackgroundThread:
         except BaseException as error:
             self._error = error
         finally:
-            # They may hold much memory, and the error's traceback this frame.
+            # Both may hold much memory, and the error's traceback holds this frame.
             del self, work
 
     def wait(self) -> BaseException | None:
@@ -70,14 +70,14 @@ def raise_if_any(error: BaseException | None) -> None:
         del error  # else a cycle through its traceback would keep the gradients' memory
 
 
-def threads_may_use_mpi(otherwise: str) -> bool:
-    """Return whether a thread may communicate while another one does; warn where not."""
+def threads_may_use_mpi() -> bool:
+    """Return whether a thread may communicate while another one does; warn if not."""
     MPI = getattr(sys.modules.get("mpi4py"), "MPI", None)
     if MPI is None or MPI.Query_thread() >= MPI.THREAD_MULTIPLE:
         return True
     warnings.warn(
-        f"this MPI was not started with MPI_THREAD_MULTIPLE: {otherwise}, but nothing is computed "
-        "while they travel",
+        "this MPI was not started with MPI_THREAD_MULTIPLE: nothing is computed while gradients "
+        "travel",
         RuntimeWarning,
         stacklevel=2,
     )
@@ -86,7 +86,7 @@ def threads_may_use_mpi(otherwise: str) -> bool:
 
 @atexit.register
 def _wait_for_all() -> None:
-    # MPI is finalized after this, which must not happen while a thread communicates.
+    # MPI is finalized after this function, and no thread may communicate then.
     for thread in threading.enumerate():
         if thread.name == _NAME:
             thread.join(EXIT_TIMEOUT_SECONDS)

@@ -22,9 +22,9 @@ def allgather_checked(
 ) -> list[Any]:
     """Return what ``action`` returns on every rank, in rank order (collective).
 
-    A rank raises its own error, also that in pickling its value; the others a PeerError
-    that names the ranks that failed and says why. If some call another ``operation``,
-    and none has an error, all raise RankMismatchError.
+    A rank that fails, also in pickling its value, raises its own error; the others
+    raise a PeerError that names the ranks that failed and says why. If no rank has
+    failed but some call another ``operation``, all raise RankMismatchError.
     """
     with raise_together(communicator.handshake, operation) as call:
         content = pickle.dumps(action(), protocol=5)
@@ -54,7 +54,7 @@ def bcast_checked(
 
 @contextmanager
 def mismatch_hint(where: str) -> Iterator[None]:
-    """Add to a RankMismatchError where this rank was, and the most frequent reason for it."""
+    """Add to a RankMismatchError where this rank was, and the most frequent reason."""
     try:
         yield
     except RankMismatchError as error:
@@ -70,7 +70,7 @@ def mismatch_hint(where: str) -> Iterator[None]:
 
 
 def require_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Return ``value`` as an int; raise TypeError or ValueError unless it is one in that range."""
+    """Return ``value`` as an int; raise TypeError or ValueError if it is none in this range."""
     number = as_integer(value)
     if number is None:
         raise TypeError(f"{name} must be an integer, not {value!r}")
@@ -83,9 +83,8 @@ def require_integer(name: str, value: Any, least: int, most: int | None = None) 
 
 
 class NoCommunicator:
-    """Stands for None, with which an optimizer can be made, saved and loaded, but not used."""
+    """Stands in for None: its optimizer can be made, saved and loaded, but not used."""
 
-    communicator_name = None
     rank = 0
     size = 1
     inter_size = 1
@@ -110,7 +109,7 @@ def require_communicator(communicator: Any, caller: str) -> CommunicatorBase:
 
 
 def require_communicator_or_none(communicator: Any, caller: str) -> Any:
-    """Return ``communicator``, and for None what raises RuntimeError where it is used."""
+    """Return ``communicator``, and for None a :class:`NoCommunicator`."""
     if communicator is None:
         return NoCommunicator()
     return require_communicator(communicator, caller)

@@ -9,7 +9,8 @@ import numpy as np
 from chainer import Variable
 from chainer.backends import cuda
 
-_PLAIN = (bool, int, float, complex)  # exactly: NumPy's float64 is a Python float, too
+# Python's own types of numbers; NumPy's float64 is a subclass of float.
+_PLAIN = (bool, int, float, complex)
 
 
 def to_host(value: Any) -> Any:
@@ -28,9 +29,9 @@ def to_host(value: Any) -> Any:
 
 
 def as_number(key: str, value: Any, reporter: str) -> Any:
-    """Return a number or array on the host, in the type it has; TypeError for anything else.
+    """Return a number or array on the host, in its own type; TypeError for anything else.
 
-    A variable becomes one on the host, without its graph.
+    A variable becomes a variable on the host, without its graph.
     """
     host = to_host(value)
     if np.asarray(host).dtype.kind not in "biufc":
@@ -43,11 +44,11 @@ def as_number(key: str, value: Any, reporter: str) -> Any:
 
 
 def mean_of(values: Sequence[Any], weights: Sequence[float]) -> Any:
-    """Return the weighted mean of what :func:`as_number` returned, in the type that it has.
+    """Return the weighted mean of values that :func:`as_number` returned, in their type.
 
-    Python's numbers give a float (or complex), NumPy's a scalar or an array of their
-    dtype, or of float64 where that is none of floats, and variables a variable. All is
-    added in float64 or wider.
+    Python's numbers give a float or complex. NumPy's give a scalar or an array of their
+    dtype, or of float64 if their dtype has integers. Variables give a variable. Sums are
+    taken in float64 or wider.
     """
     arrays = [np.asarray(to_host(value)) for value in values]
     common = np.result_type(*[array.dtype for array in arrays])

@@ -1,7 +1,7 @@
-"""Signals by which a scheduler says that a job is about to end: noted, for all ranks to agree on.
+"""Signals by which a scheduler warns that a job is about to end: this process takes note of them.
 
-A trainer with a checkpointer saves and leaves then; the multi-node optimizer carries
-the word to the other ranks.
+A trainer with a checkpointer saves and leaves then. The multi-node optimizer passes
+the warning on to the other ranks.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from chainermn_comm import CommunicatorBase
 from chainermn_comm.environment import seconds
 from chainermn_comm.faults import leave
 
-# What handles each of them when nobody acts on a warning any more: SIGTERM ends this
-# process again. SIGUSR1 doesn't, up to its last moment: it only warns, and what is left
-# is to end.
+# What handles each signal when nobody acts on a warning any more: SIGTERM ends this
+# process again. SIGUSR1 is ignored up to the process's last moment: the signal only
+# warns of the end, and the process is ending.
 SIGNALS = {signal.SIGTERM: signal.SIG_DFL, signal.SIGUSR1: signal.SIG_IGN}
-# A scheduler and a launcher may both send one; only a later one is a second one.
+# A scheduler and a launcher may both send a signal: two so close together are one.
 ECHO_SECONDS = 0.5
 
 _warned_at: float | None = None
-_timer: threading.Timer | None = None  # which ends this process after a warning
-_process: int | None = None  # that listens; processes that it forks don't
+_timer: threading.Timer | None = None  # it ends this process after a warning
+_process: int | None = None  # the one that listens; its forks don't
 
 
 def listen() -> None:
     """Note SIGTERM and SIGUSR1 from now on, unless the user handles them (main thread only).
 
-    A second signal ends this process at once, and so does a time: CHAINERMN_GRACE in
-    seconds, by default 30.
+    A second signal ends this process at once. Without one the process is ended after
+    CHAINERMN_GRACE seconds, by default 30.
     """
     global _process
     has_listened = _process is not None
@@ -76,8 +76,8 @@ def leave_when_warned(
 ) -> None:
     """Let a trainer ``save`` and end with all ranks, after an iteration in which one was warned.
 
-    ``priority`` is that of the extension, which is collective; this isn't. It begins to
-    :func:`listen`; when the trainer has run it stops that.
+    This function isn't collective; the extension that it adds, with this ``priority``,
+    is. The process begins to :func:`listen`, and stops when the trainer has run.
     """
     listen()
     agreements_before = 0
@@ -92,7 +92,7 @@ def leave_when_warned(
         own = [each for each in told if each.communicator is comm]
         agreements = sum([each.agreements for each in own])
         if agreements != agreements_before:
-            # In this iteration an update has told all ranks.
+            # An update of this iteration has told all ranks.
             leaves = any([each.leaves for each in own])
         else:
             knows = is_warned()
@@ -128,19 +128,19 @@ def grace_seconds() -> float:
 def _handle(number: int, _: FrameType | None) -> None:
     global _warned_at, _timer
     now = time.monotonic()
-    if os.getpid() != _process or (
-        _warned_at is not None and now - _warned_at > ECHO_SECONDS
-    ):
+    if os.getpid() != _process:
         _end(number)
     elif _warned_at is None:
         _warned_at = now
         _timer = threading.Timer(grace_seconds(), _end, [number])
         _timer.daemon = True
         _timer.start()
+    elif now - _warned_at > ECHO_SECONDS:
+        _end(number)
 
 
 def _end(number: int) -> None:
-    """End this process as the signal does that nobody handles, whichever thread this is."""
+    """End this process, in its main thread as by this signal that nobody handles."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

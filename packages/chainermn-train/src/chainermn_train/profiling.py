@@ -11,13 +11,12 @@ from typing import Any
 
 from .wrappers import AttributeProxy
 
-# Kernels run asynchronously. A step whose shares are measured has to wait for them,
-# which costs a little overlap, so on GPUs only one step in STEPS_PER_SAMPLE_ON_GPU is
-# measured.
+# Kernels run asynchronously. A step whose shares are measured has to wait for its
+# kernels, which costs a little overlap: on GPUs one step of so many is measured.
 STEPS_PER_SAMPLE_ON_GPU = 16
 
 _UNTIMED = nullcontext()
-# .clock: that of the step which this thread is in; None in a region.
+# .clock: the clock of the step that this thread is in; None within a region.
 _thread = threading.local()
 
 
@@ -27,10 +26,10 @@ class StepTimes:
 
     steps: int = 0
     seconds: float = 0.0
-    # Of those steps whose shares were measured: all of them on CPUs.
+    # The seconds of the steps whose shares were measured; on CPUs, of all steps.
     sampled: float = 0.0
-    waiting: float = 0.0  # of `sampled`, the time in which ranks wait for one another
-    # Of `sampled`, that in the exchange of gradients and parameters.
+    waiting: float = 0.0  # the part of `sampled` in which ranks wait for one another
+    # The part of `sampled` in which gradients and parameters are exchanged.
     communication: float = 0.0
 
     @property
@@ -75,9 +74,9 @@ class StepClock:
 def region(kind: str) -> AbstractContextManager[None]:
     """Count the time within as ``'waiting'`` or ``'communication'``, in this thread's timed step.
 
-    The exchange of gradients and parameters is communication. Just before it ranks
-    agree on a few numbers, where they wait for one another. A region within a region
-    belongs to the outer one.
+    The exchange of gradients and parameters is communication. Ranks wait for one
+    another just before the exchange, when they agree on a few numbers. A region within
+    a region belongs to the outer one.
     """
     clock = getattr(_thread, "clock", None)
     if clock is None:

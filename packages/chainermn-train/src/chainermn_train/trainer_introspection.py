@@ -11,21 +11,21 @@ from chainer.training import Trainer, Updater
 
 def updater_of(target: Any) -> Any:
     """Return the updater of a trainer, or ``target`` if it is an updater; otherwise None."""
-    # Links, for one, have children of any name, `updater` and `out` too.
+    # An attribute proves nothing: links have children of any name.
     if isinstance(target, Trainer):
         return target.updater
     return target if isinstance(target, Updater) else None
 
 
 def iterators_of(target: Any) -> dict[str, Any]:
-    """Return the iterators of a trainer or updater by name, which Chainer has no list of."""
+    """Return the iterators of a trainer or updater by name; Chainer has no public list."""
     return dict(getattr(updater_of(target), "_iterators", {}))
 
 
 def warn_of_lost_order(target: Any) -> None:
-    """Warn where a resumed run would see other batches than one that was not interrupted."""
+    """Warn if a resumed run would see other batches than a run that was not interrupted."""
     for name, iterator in iterators_of(target).items():
-        actual = getattr(iterator, "actual", iterator)  # of one that ranks share
+        actual = getattr(iterator, "actual", iterator)  # in a synchronized one
         shuffles = isinstance(
             getattr(actual, "order_sampler", None), ShuffleOrderSampler
         )

@@ -32,7 +32,6 @@ class Row(NamedTuple):
     # Before the loss: its gradients will be those of parameters that it has by then.
     can_count: bool = False
     in_flight: bool = False  # it has gradients that the next step uses
-    must_resend: bool = False  # what it has sent is not what its parameters have now
     can_plan: bool = False  # it knows in which order backward gives its gradients
     is_warned: bool = False  # a signal says that it has to end soon
     calls: int = 0  # updates since the last step, with `accumulate_steps`
@@ -41,7 +40,7 @@ class Row(NamedTuple):
     checksum: int = 0  # of a slice of the state
 
 
-_FORMAT = struct.Struct("<B6?4I")
+_FORMAT = struct.Struct("<B5?4I")
 
 
 class Action(Enum):
@@ -51,7 +50,7 @@ class Action(Enum):
     SHARE = "give rank 0's state to all; the update counts all the same"
     START_AGAIN = "compute what is left to compute, give rank 0's state to all; no step"
     COMPARE = "gather facts, and raise what differs or settle it by them"
-    RESEND = "drop what was sent, and hand in all gradients after backward"
+    RESEND = "send nothing during backward, and exchange all gradients after it"
 
 
 def exchange_rows(
@@ -85,7 +84,7 @@ def settle(rows: Sequence[Row]) -> Action:
         return Action.START_AGAIN
     if len({(row.calls, row.scaling, row.checksum) for row in different}) > 1:
         return Action.COMPARE
-    if len(phases) > 1 or any([row.must_resend for row in different]):
+    if len(phases) > 1:
         return Action.RESEND
     return Action.GO_ON
 

@@ -110,7 +110,7 @@ class CollectiveUpdate:
         self._finish(action)
         if action is Action.GO_ON:
             # No rank waits for another one: a hook may fail on some.
-            self._step(self.exchange.apply_pending)
+            self._step(self.exchange.assign_pending)
 
     def synchronize(self) -> None:
         """Do what :meth:`MultiNodeOptimizer.synchronize` does (collective)."""
@@ -121,8 +121,7 @@ class CollectiveUpdate:
         """Drop all gradients and what is known of the other ranks: there is another state."""
         self.state.forget()
         self.accumulation.clear()
-        self.exchange.set_pending(None)
-        self.exchange.drop_plan()
+        self.exchange.drop()
 
     # An update, step by step.
 
@@ -153,7 +152,6 @@ class CollectiveUpdate:
                 action = self._agree_on_gradients(call, own)
             if action is Action.RESEND:
                 self.exchange.cancel()
-                self.exchange.drop_plan()
                 action = self._agree_on_gradients(call, own)
         except BaseException:
             self.exchange.cancel()
@@ -226,7 +224,7 @@ class CollectiveUpdate:
                     accumulation.assign_mean(params, scale, call == UPDATE)
                 else:
                     rescale(params, scale)
-            reducer = self.exchange.ready(params, scale)
+            reducer = self.exchange.reducer_of(params, scale)
         terms = accumulation.num_accumulated + own
         return self._agree(call, Phase.READY, is_new, reducer, terms=terms)
 
@@ -255,7 +253,6 @@ class CollectiveUpdate:
                 is_new=is_new,
                 can_count=can_count and not params.uninitialized,
                 in_flight=exchange.pending is not None,
-                must_resend=exchange.must_resend,
                 can_plan=exchange.can_plan,
                 is_warned=is_warned(),
                 calls=num_calls,
@@ -326,8 +323,7 @@ class CollectiveUpdate:
     def _share(self) -> None:
         """Drop gradients, and give rank 0's state to all (collective)."""
         self.accumulation.clear()
-        self.exchange.set_pending(None)
-        self.exchange.drop_plan()
+        self.exchange.drop()
         self.state.share(self._optimizer)
 
     def _zero_gradients(self) -> None:

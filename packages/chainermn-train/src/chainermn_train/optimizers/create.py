@@ -105,7 +105,7 @@ def create_multi_node_optimizer(
         "overlap": overlap,
         "on_drift": on_drift,
     }
-    if getattr(group, "communicator_name", None) == "dummy":
+    if getattr(communicator, "communicator_name", None) == "dummy":
         settings["on_drift"] = "ignore"  # its ranks do drift apart
     only_on_gpus = overlap is None and group.inter_size == 1
     if double_buffering:

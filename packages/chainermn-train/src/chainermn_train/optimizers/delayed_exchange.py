@@ -15,13 +15,9 @@ from .gradient_exchange import GradientExchange, make_channel
 from .gradient_set import GradientSet, multiply_gradients
 from .parameter_set import ParameterSet
 
-_ALONE = "with double_buffering gradients are as old as ever"
-
 
 class DelayedExchange(GradientExchange):
     """Each update steps along the means of the update before it."""
-
-    is_delayed = True
 
     def __init__(self, communicator: CommunicatorBase, zero_fill: bool) -> None:
         super().__init__(communicator, zero_fill)
@@ -29,12 +25,11 @@ class DelayedExchange(GradientExchange):
         self._stream: Any = None  # the thread's `ThreadStream`
         self._computed: Any = None  # the event after which gradients on a GPU are there
 
-    def ready(self, params: ParameterSet, scale: float | None) -> Reducer:
+    def reducer_of(self, params: ParameterSet, scale: float | None) -> Reducer:
         reducer = self._communicator.make_reducer(
             self._zero_fill, OPERATION, self.channel
         )
-        # All that can fail on one rank alone, before ranks agree; the thread finds it
-        # done.
+        # Whatever can fail on one rank alone is done here, before ranks agree.
         with raise_together(self._communicator.handshake, OPERATION, meet=False):
             gradients = GradientSet.detach_from(params, scale)
             self._reducer = reducer
@@ -50,9 +45,7 @@ class DelayedExchange(GradientExchange):
         reducer.add(gradients)
         return reducer
 
-    def finish(
-        self, params: ParameterSet, scale: float | None, factor: float = 1.0
-    ) -> bool:
+    def finish(self, params: ParameterSet, scale: float | None, factor: float) -> bool:
         work = self._reducer.start()
         self._reducer = None
         gradients = self._gradients
@@ -68,17 +61,20 @@ class DelayedExchange(GradientExchange):
 
         thread = BackgroundThread(exchange)
         try:
-            return self.apply_pending()  # of the update before
+            return self.assign_pending()  # of the update before
         finally:  # also where that fails: the other ranks exchange these
             self.pending = gradients
             self._thread = thread
             if self.channel is None:  # the first mean is taken at once
                 thread.wait()
                 self.channel = make_channel(self._communicator, self._stream.device)
-            elif threads_may_use_mpi(_ALONE):
+            elif threads_may_use_mpi():
                 thread.start()
             else:
                 thread.wait()
+
+    def load_pending(self, serializer: Any, target: Any) -> None:
+        self.pending = GradientSet.load(serializer, target)
 
     def cancel(self) -> None:
         super().cancel()

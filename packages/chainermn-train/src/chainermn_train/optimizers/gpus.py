@@ -1,4 +1,4 @@
-"""What exchanges need of a GPU: which it is, and a stream for a thread."""
+"""What exchanges need of a GPU: which one it is, and a stream for a thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chainermn_comm.gpu import devices, staging
 
 
 def device_of(arrays: Iterable[Any]) -> Any:
-    """Return the GPU that holds the arrays, some of which may be None; None without one."""
+    """Return the GPU that holds the arrays, some of which may be None; None if no GPU does."""
     device = chainer.backend.get_device_from_array(*arrays)
     return device if isinstance(device, cuda.GpuDevice) else None
 
@@ -24,7 +24,7 @@ class ThreadStream:
     """A stream of a GPU, for a thread beside the training; without a GPU it does nothing."""
 
     def __init__(self, device: Any) -> None:
-        """Make one of the ``device``, which may be None; CommunicationError where CUDA fails."""
+        """Make a stream of the ``device``, or of None; CommunicationError if CUDA fails."""
         self.device = device
         self._stream = self._call("making a stream", devices.new_stream)
 
@@ -33,7 +33,7 @@ class ThreadStream:
         return self._call("recording an event", devices.recorded_event)
 
     def join(self) -> None:
-        """Let this thread's current stream wait for what this one was given; the host doesn't."""
+        """Let this thread's current stream wait for this one's work; the host doesn't wait."""
 
         def wait() -> None:
             event = devices.recorded_event(self._stream)
@@ -43,21 +43,19 @@ class ThreadStream:
 
     @contextlib.contextmanager
     def using(self, after: Any = None, wait: bool = True) -> Iterator[None]:
-        """Use the stream, which comes after an event; ``wait`` for the stream at the end.
+        """Use the stream, which waits for an event; ``wait`` for the stream at the end.
 
-        Where CUDA fails at the beginning, that is raised at the end: the other ranks
-        wait for what this one does with them inside.
+        If CUDA fails at the beginning, the error is raised at the end: the other ranks
+        wait for what this rank does within.
         """
         if self.device is None:
             yield
             return
         failure = None
-        with contextlib.ExitStack() as stack:
+        with chainer.using_device(self.device), self._stream:
             try:
-                with _translated_errors("using a stream"):
-                    stack.enter_context(chainer.using_device(self.device))
-                    stack.enter_context(self._stream)
-                    if after is not None:
+                if after is not None:
+                    with _translated_errors("using a stream"):
                         self._stream.wait_event(after)
             except CommunicationError as error:
                 failure = error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from typing import Any
 
@@ -14,9 +13,9 @@ from .agreement import OPERATION
 from .gradient_set import GradientSet, multiply_gradients, set_scale
 from .parameter_set import ParameterSet
 
-# Four times as much is under way: a link of 1 Gbit/s stays busy between two looks of a
-# thread that seldom has the interpreter, and other small messages wait 4 ms behind it at
-# most. See docs/decisions/double_buffering.md.
+# Four pieces are under way at a time: a link of 1 Gbit/s stays busy between two looks of
+# a thread that seldom has the interpreter, and the training's small messages wait 4 ms
+# at most behind these pieces. See docs/decisions/double_buffering.md.
 PIECE_BYTES = 125 << 10
 
 
@@ -24,50 +23,44 @@ class GradientExchange:
     """The exchange of one optimizer, which an update waits for; other kinds are subclasses.
 
     An update computes gradients (:meth:`backward`) and gets a reducer for them
-    (:meth:`ready`), by which ranks agree. Then :meth:`finish` gives means to the
+    (:meth:`reducer_of`), by which ranks agree. Then :meth:`finish` gives means to the
     parameters; if nobody steps, :meth:`cancel` ends the exchange.
     """
 
-    #: Whether what was sent during backward is not what parameters have now.
-    must_resend = False
-    #: Whether this update's backward showed what ranks need to plan what they send in the next.
+    #: Whether backward has shown this rank in which order gradients become final.
     can_plan = False
-    #: Whether a step may use gradients of an update before.
-    is_delayed = False
 
     def __init__(self, communicator: CommunicatorBase, zero_fill: bool) -> None:
         """Exchange on ``communicator``; not collective."""
         self._communicator = communicator
         self._zero_fill = zero_fill
-        # For another thread, while the training uses the communicator; all ranks have
-        # it, or none.
+        # The thread's communicator, while the training uses the other one. All ranks
+        # have a channel, or none.
         self.channel: CommunicatorBase | None = None
-        self._reducer: Any = None  # the `Reducer` that `ready` has returned
-        # Gradients that no step has used yet: under way by the thread, or means already.
+        self._reducer: Any = None  # the `Reducer` that `reducer_of` has returned
+        # Gradients that no step has used yet. They are means once the thread has ended.
         self.pending: GradientSet | None = None
         self._thread: BackgroundThread | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        error = self.failure()
+        self.failure()  # pending gradients are means then, or dropped
         twin = copy.copy(self)
         twin.channel = None
-        twin.pending = None
+        twin.pending = copy.deepcopy(self.pending, memo)
         twin._thread = None
-        if error is None:
-            twin.pending = copy.deepcopy(self.pending, memo)
         return twin
 
     def can_send(self, params: ParameterSet, loss: Any) -> bool:
-        """Return whether the gradients of this loss can leave during backward, as planned."""
+        """Return whether there is a plan by which this loss's gradients leave during backward."""
         return False
 
     def backward(
         self, params: ParameterSet, loss: Any, scale: float | None, sends: bool = False
     ) -> None:
-        """Compute gradients, which leave meanwhile if it ``sends``: all ranks do then."""
+        """Compute gradients; if all ranks say ``sends``, gradients leave during backward."""
         loss.backward(loss_scale=scale)
 
-    def ready(self, params: ParameterSet, scale: float | None) -> Reducer:
+    def reducer_of(self, params: ParameterSet, scale: float | None) -> Reducer:
         """Return a reducer of the present gradients, which are final and have this loss scale."""
         reducer = self._communicator.make_reducer(self._zero_fill, OPERATION)
         # A communicator with its own method for the mean gets the model, and may look
@@ -79,12 +72,10 @@ class GradientExchange:
         self._reducer = reducer
         return reducer
 
-    def finish(
-        self, params: ParameterSet, scale: float | None, factor: float = 1.0
-    ) -> bool:
-        """Take the means of what was ready (collective, after ranks have agreed by the reducer).
+    def finish(self, params: ParameterSet, scale: float | None, factor: float) -> bool:
+        """Take the means of these gradients (collective, after ranks have agreed by the reducer).
 
-        They are multiplied by ``factor``, the same on all ranks. Return whether the
+        Means are multiplied by ``factor``, the same on all ranks. Return whether the
         parameters' gradients are means to step along, perhaps of an update before.
         """
         with region("communication"):
@@ -99,42 +90,43 @@ class GradientExchange:
         return True
 
     def cancel(self) -> None:
-        """End what an update has begun, as nobody steps; all ranks do."""
+        """End the exchange that an update has begun, on all ranks: nobody steps."""
         self._reducer = None
 
     def plan(self, params: ParameterSet) -> None:
-        """Plan what ranks send during backward, after ``finish`` (collective): all can."""
-
-    def drop_plan(self) -> None:
-        """Send nothing during backward until there is another plan; all ranks do."""
+        """Plan the sending during backward (collective, after ``finish``, if all ranks can)."""
 
     def failure(self) -> BaseException | None:
-        """Wait until pending gradients are means; return what failed, if anything."""
+        """Wait until pending gradients are means; if that fails, drop them and return the error."""
         if self._thread is None:
             return None
         with region("communication"):
-            return self._thread.wait()
-
-    def wait(self) -> None:
-        """Wait until pending gradients are means; drop them and raise what failed, if anything."""
-        error = self.failure()
-        self._thread = None
+            error = self._thread.wait()
         if error is not None:
             self.pending = None
-        raise_if_any(error)
+        return error
 
-    def set_pending(self, means: GradientSet | None) -> None:
-        """Let these means be pending instead; ValueError if they are of no use here."""
-        if means is not None and not self.is_delayed:
-            raise ValueError(
-                "the snapshot holds gradients in flight: use double_buffering=True"
-            )
-        self.failure()  # which makes no difference any more
-        self.pending = means
+    def wait(self) -> None:
+        """Wait until pending gradients are means; raise once what made their exchange fail."""
+        try:
+            raise_if_any(self.failure())
+        finally:
+            self._thread = None
+
+    def drop(self) -> None:
+        """Drop pending gradients, and how they travel: parameters have another state."""
+        self.failure()  # a failed exchange makes no difference any more
+        self.pending = None
         self._thread = None
 
-    def apply_pending(self) -> bool:
-        """Give parameters the pending means, after :meth:`wait`; return whether there were any."""
+    def load_pending(self, serializer: Any, target: Any) -> None:
+        """Let saved means be pending; raise ValueError if no step would use them."""
+        raise ValueError(
+            "the snapshot holds gradients in flight: use double_buffering=True"
+        )
+
+    def assign_pending(self) -> bool:
+        """Wait, and give parameters the pending means; return whether there were any."""
         self.wait()
         means = self.pending
         self.pending = None
@@ -144,13 +136,12 @@ class GradientExchange:
         return True
 
     def close(self, signature: tuple[tuple[str, str], ...]) -> None:
-        """Wait for what is under way, and free the channel (collective).
+        """Wait for the thread, and free the channel (collective).
 
         RankMismatchError if the ``signature`` differs between ranks.
         """
         self.failure()
         self._communicator.handshake("finalize", signature)
-        self.drop_plan()
         channel = self.channel
         self.channel = None
         if channel is not None:
@@ -160,14 +151,11 @@ class GradientExchange:
 def make_channel(communicator: CommunicatorBase, device: Any) -> CommunicatorBase:
     """Return a communicator of the same ranks, for gradients in pieces (collective).
 
-    A thread exchanges gradients on it, beside the training. Those on a GPU, the
-    ``device``, travel in the pieces that GPUs want.
+    A thread exchanges gradients on this channel, beside the training. Gradients on a
+    GPU, the ``device``, travel in the pieces that GPUs want.
     """
     channel = communicator.split(0, communicator.rank)
-    if device is not None:
-        return channel
-    # A class of the user's may lack this setting.
-    with contextlib.suppress(KeyError, ValueError):
-        if channel.get_config("chunk_bytes") is None:
-            channel.set_config("chunk_bytes", PIECE_BYTES)
+    settings = channel.get_config()  # a class of the user's own may have none
+    if device is None and settings.get("chunk_bytes", PIECE_BYTES) is None:
+        channel.set_config("chunk_bytes", PIECE_BYTES)
     return channel

@@ -1,4 +1,4 @@
-"""Gradients apart from a model's parameters: on their way to other ranks, and in a snapshot."""
+"""Gradients beside a model's parameters: on their way to other ranks, and in a snapshot."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Gradient:
 
 
 class GradientSet:
-    """Gradients of parameters, the objects, with one loss scale; a model for a communicator.
+    """Gradients of certain parameters, with one loss scale; a model for a communicator.
 
-    The set of parameters never changes: where a model's does, its gradients are
-    dropped.
+    The parameters stay the same objects: when a model gets others, gradients of the
+    model are dropped.
 
     Attributes:
         gradients: one for each parameter, in an order that is equal on all ranks.
-        scale: the loss scale that all are multiplied by; None for none.
+        scale: the loss scale that gradients are multiplied by; None for none.
     """
 
     def __init__(self, gradients: Iterable[Gradient], scale: float | None) -> None:
@@ -45,7 +45,7 @@ class GradientSet:
 
     @classmethod
     def empty(cls, params: ParameterSet, scale: float | None) -> GradientSet:
-        """Return a set without gradients, which each parameter may be given."""
+        """Return a set in which each parameter has no gradient yet."""
         return cls([Gradient(*each) for each in params.namedparams()], scale)
 
     def namedparams(self) -> list[tuple[str, Gradient]]:
@@ -61,8 +61,8 @@ class GradientSet:
     def detach_from(cls, params: ParameterSet, scale: float | None) -> GradientSet:
         """Move the gradients out of parameters, whose gradients are None then.
 
-        Arrays with other owners (parameters, views, the user) or read-only ones are
-        copied, not moved: somebody might write into them meanwhile.
+        Arrays with other owners (parameters, views, the user) are copied, not moved:
+        somebody might write into them meanwhile.
         """
         detached = cls.empty(params, scale)
         for each in detached.gradients:
@@ -72,26 +72,26 @@ class GradientSet:
                 continue
             # The attribute is one reference, and the function's argument another.
             is_shared = sys.getrefcount(each.grad) > 2
-            if is_shared or not _owns_memory(each.grad):
+            if is_shared or not each.grad.flags.owndata:
                 each.grad = _copy_of(each.param, each.grad)
         return detached
 
     def give_copies(self) -> None:
-        """Give the parameters copies of these, for what looks at them."""
+        """Give the parameters copies of these gradients, for extensions that look at them."""
         for each in self.gradients:
             if each.grad is not None:
                 each.param.grad = _copy_of(each.param, each.grad)
 
     def assign(self) -> None:
-        """Make these the parameters' gradients."""
+        """Give these gradients to the parameters."""
         for each in self.gradients:
             each.param.cleargrad()
             if each.grad is not None:
-                each.param.grad = each.param.device.send(each.grad)
+                each.param.grad = each.grad
         set_scale([each.param for each in self.gradients], self.scale)
 
     def save(self, serializer: Any) -> None:
-        """Save these."""
+        """Save the gradients and their loss scale."""
         arrays = serializer["arrays"]
         for each in self.gradients:
             if each.grad is not None:
@@ -101,7 +101,7 @@ class GradientSet:
 
     @classmethod
     def load(cls, serializer: Any, target: Any) -> GradientSet:
-        """Return those that were saved, of a model's parameters that have their names."""
+        """Return saved gradients, for a model's parameters by their names."""
         scale = saved_value(serializer, "scale")
         if scale is not None:
             scale = float(scale)
@@ -120,7 +120,7 @@ def present_gradient(param: Any) -> Any:
 
 
 def form_of(array: Any) -> tuple[type, Any, tuple[int, ...]]:
-    """Return what gradients and parameters have alike that are sent in one plan."""
+    """Return what a gradient and its parameter must have alike to be sent as planned."""
     return type(array), array.dtype, array.shape
 
 
@@ -132,8 +132,8 @@ def is_updated(param: Any) -> bool:
 def rescale(params: ParameterSet, scale: float | None) -> None:
     """Let all present gradients be as if they had been computed with this loss scale.
 
-    They were computed with others where the user's own code calls backward. Chainer
-    keeps the scale in each parameter that backward meets.
+    They may have another scale if the user's own code calls backward. Chainer keeps the
+    scale in each parameter that backward meets.
     """
     for param in params.params:
         if param._loss_scale != scale:
@@ -145,15 +145,15 @@ def rescale(params: ParameterSet, scale: float | None) -> None:
 def set_scale(params: Iterable[Any], scale: float | None) -> None:
     """Let the step undo the loss scale wherever there is a gradient, and nowhere else.
 
-    Backward may have met a parameter on other ranks only. Hooks treat one that no rank
-    has a gradient of as one process does.
+    Backward may have met a parameter on other ranks only. A parameter without a
+    gradient on any rank must look to hooks as in one process.
     """
     for param in params:
         param._loss_scale = None if present_gradient(param) is None else scale
 
 
 def multiply_gradients(params: Iterable[Any], factor: float) -> None:
-    """Multiply the gradients of parameters, or those of a set."""
+    """Multiply the gradients of these parameters, or of these :class:`Gradient` objects."""
     for each in params:
         if each.grad is not None:
             product = each.grad * each.grad.dtype.type(factor)
@@ -164,11 +164,3 @@ def _copy_of(param: Any, array: Any) -> Any:
     """Return a contiguous copy on the parameter's device."""
     with chainer.using_device(param.device):
         return param.device.xp.array(array, order="C")
-
-
-def _owns_memory(array: Any) -> bool:
-    flags = array.flags
-    # CuPy's arrays are always writeable, and have no such flag.
-    return bool(
-        flags.owndata and flags.c_contiguous and getattr(flags, "writeable", True)
-    )

@@ -23,7 +23,6 @@ from ..wrappers import AttributeProxy
 from .collective_update import CollectiveUpdate
 from .divided_model import refuse_divided
 from .gradient_exchange import GradientExchange
-from .gradient_set import GradientSet
 
 _ARGUMENTS = frozenset(
     {
@@ -257,7 +256,7 @@ class MultiNodeOptimizer(AttributeProxy):
             pending = None  # of a link that was replaced
         has_pending = bool(own("in_flight", int(pending is not None)))
         if has_pending and is_loaded:
-            exchange.set_pending(GradientSet.load(own["means"], target))
+            exchange.load_pending(own["means"], target)
         elif pending is not None:
             pending.save(own["means"])
         serialize_masters(optimizer, own["masters"])

@@ -1,9 +1,9 @@
 """Gradients that travel while backward computes the others; no step is along old ones.
 
-Ranks plan after a synchronous update: rank 0's order, in which gradients became final,
-is cut into buckets. From then on they agree before backward that all send; a thread
-sends each bucket as soon as it is final, on a communicator of its own; and they agree
-after backward that all went well.
+Ranks plan after a synchronous update: the order in which rank 0's gradients became
+final is cut into buckets. From then on ranks agree before backward that all send. A
+thread sends each bucket as soon as its gradients are final, on a communicator of its
+own. Ranks agree after backward that none has failed.
 """
 
 from __future__ import annotations
@@ -31,13 +31,18 @@ from . import tracked_backward
 from .agreement import OPERATION
 from .gpus import ThreadStream, device_of
 from .gradient_exchange import GradientExchange, make_channel
-from .gradient_set import GradientSet, form_of, is_updated, present_gradient
+from .gradient_set import (
+    Gradient,
+    GradientSet,
+    form_of,
+    is_updated,
+    present_gradient,
+)
 from .parameter_set import ParameterSet
 
-# Long enough that a bucket's costs don't count, short enough that the first one leaves
-# early.
+# A bucket is large enough that its fixed costs don't count, and small enough that the
+# first one leaves early.
 BUCKET_BYTES = 1 << 20
-_ALONE = "gradients are exchanged after backward"
 
 
 @dataclass(frozen=True)
@@ -45,10 +50,10 @@ class _Plan:
     """What all ranks send in an update.
 
     Attributes:
-        facts: what the plan was made for, see :func:`_facts_of`.
+        facts: what the plan was made for; see ``_facts_of``.
         order: the numbers of parameters in the set, as their gradients leave.
         bounds: where buckets begin in that order, and where the last one ends.
-        stream: the thread's.
+        stream: the thread's stream.
     """
 
     facts: list[Any]
@@ -60,15 +65,16 @@ class _Plan:
 class _Sending:
     """One update's buckets on their way."""
 
-    def __init__(self, plan: _Plan, reducer: Reducer, gradients: GradientSet) -> None:
+    def __init__(self, plan: _Plan, reducer: Reducer, params: ParameterSet) -> None:
         self.reducer = reducer
         self.stream = plan.stream
-        self.gradients = gradients  # that have left, or will
-        self.ordered = [gradients.gradients[number] for number in plan.order]
+        named = params.namedparams()
+        # In the order in which they leave.
+        self.gradients = [Gradient(*named[number]) for number in plan.order]
         self._bounds = plan.bounds
-        # How many of those in order are there before the first one that is missing.
+        # How many gradients, in order, come before the first one that is missing.
         self._num_final = 0
-        self.works: list[Work] = []  # of the buckets that were handed to the reducer
+        self.works: list[Work] = []  # of the buckets that were sent
         self._queue: SimpleQueue[Work] = SimpleQueue()
         self.thread = BackgroundThread(self._reduce)
 
@@ -78,30 +84,31 @@ class _Sending:
                 self._queue.get().wait()
 
     def add(self, position: int, grad: Any) -> None:
-        """Add the final gradient of this position, and send the buckets that are complete."""
-        self.ordered[position].grad = grad
-        for own in self.ordered[self._num_final :]:
+        """Add the final gradient of this position in the order; send buckets that are complete."""
+        self.gradients[position].grad = grad
+        for own in self.gradients[self._num_final :]:
             if own.grad is None:
                 break
             self._num_final += 1
             if self._num_final == self._bounds[len(self.works) + 1]:
                 self._send_next()
 
-    def add_rest(self) -> bool:
-        """Send all that is left; return whether what has left is not what parameters have now."""
-        must_resend = False
-        for own in self.gradients.gradients:
+    def add_rest(self) -> None:
+        """Send the gradients that are left; RuntimeError if one that has left was replaced."""
+        for own in self.gradients:
             grad = present_gradient(own.param)
             if own.grad is None:
                 own.grad = grad
             elif own.grad is not grad:
-                must_resend = True
+                raise RuntimeError(
+                    f"the gradient of {own.name} was replaced after it had been sent: "
+                    "where backward is not Chainer's own, use overlap=False"
+                )
         self._send_rest()
-        return must_resend
 
     def end(self) -> None:
-        """Send zeros for all that is left, as nobody steps: other ranks wait for it."""
-        for own in self.ordered[self._bounds[len(self.works)] :]:
+        """Send zeros for the gradients that are left: nobody steps, but other ranks wait."""
+        for own in self.gradients[self._bounds[len(self.works)] :]:
             own.grad = None
         self._send_rest()
         self.thread.wait()
@@ -111,8 +118,10 @@ class _Sending:
             self._send_next()
 
     def _send_next(self) -> None:
-        start, stop = self._bounds[len(self.works) :][:2]
-        bucket = GradientSet(self.ordered[start:stop], None)
+        number = len(self.works)
+        start = self._bounds[number]
+        stop = self._bounds[number + 1]
+        bucket = GradientSet(self.gradients[start:stop], None)
         work = self.reducer.add_planned(bucket)
         self.works.append(work)
         self._queue.put(work)
@@ -122,8 +131,8 @@ class OverlappedExchange(GradientExchange):
     """Each update steps along the means of its own gradients, which leave during backward.
 
     Until there is a plan, and where none can be made, gradients are sent after
-    backward. All ranks have the same plan. Once they have agreed to send, each sends
-    all its buckets, without gradients where it fails meanwhile.
+    backward. All ranks have the same plan. Once ranks have agreed to send, each sends
+    all its buckets; a rank that fails meanwhile sends zeros.
     """
 
     def __init__(
@@ -142,7 +151,6 @@ class OverlappedExchange(GradientExchange):
         self._sending: _Sending | None = None
         # Numbers of parameters, as this update's gradients became final.
         self._order: list[int] = []
-        self._is_given_up = False
 
     @property
     def can_plan(self) -> bool:  # type: ignore[override]
@@ -152,9 +160,7 @@ class OverlappedExchange(GradientExchange):
         plan = self._plan
         if plan is None or type(loss) is not chainer.Variable:
             return False
-        if plan.facts != _facts_of(params, self._communicator):
-            self._plan = None  # it is outdated; all make another one
-        return self._plan is not None
+        return plan.facts == self._facts_of(params)
 
     def backward(
         self, params: ParameterSet, loss: Any, scale: float | None, sends: bool = False
@@ -165,30 +171,25 @@ class OverlappedExchange(GradientExchange):
             reducer = self._communicator.make_reducer(
                 self._zero_fill, OPERATION, self.channel
             )
-            gradients = GradientSet.empty(params, scale)
-            sending = _Sending(self._plan, reducer, gradients)
+            sending = _Sending(self._plan, reducer, params)
             self._sending = sending
             sending.thread.start()
-            ordered = [own.param for own in sending.ordered]
+            ordered = [own.param for own in sending.gradients]
             tracked_backward.backward(loss, ordered, sending.add, scale)
-        elif self._plan is None and self._can_track(params, loss):
+        elif self._can_track(params, loss):
             note = lambda number, _: self._order.append(number)  # noqa: E731
             tracked_backward.backward(loss, params.params, note, scale)
         else:
             super().backward(params, loss, scale)
 
-    def ready(self, params: ParameterSet, scale: float | None) -> Reducer:
+    def reducer_of(self, params: ParameterSet, scale: float | None) -> Reducer:
         if self._sending is None:
-            return super().ready(params, scale)
+            return super().reducer_of(params, scale)
         with raise_together(self._communicator.handshake, OPERATION, meet=False):
-            self.must_resend = self._sending.add_rest()
-        if self.must_resend:
-            self._is_given_up = True
+            self._sending.add_rest()
         return self._sending.reducer
 
-    def finish(
-        self, params: ParameterSet, scale: float | None, factor: float = 1.0
-    ) -> bool:
+    def finish(self, params: ParameterSet, scale: float | None, factor: float) -> bool:
         sending = self._sending
         if sending is None:
             return super().finish(params, scale, factor)
@@ -198,12 +199,11 @@ class OverlappedExchange(GradientExchange):
         sending.stream.join()
         for work in sending.works:
             work.assign()
-        sending.gradients.assign()
+        GradientSet(sending.gradients, scale).assign()
         return True
 
     def cancel(self) -> None:
         super().cancel()
-        self.must_resend = False
         sending = self._sending
         self._sending = None
         if sending is not None:
@@ -216,22 +216,22 @@ class OverlappedExchange(GradientExchange):
 
         They can be known for plain losses, and parameters that are real floats.
         """
-        if self._is_given_up or type(loss) is not chainer.Variable:
+        if type(loss) is not chainer.Variable:
             return False
-        arrays = _arrays_of(params)
+        arrays = [param.array for param in params.params]
         if any([array is None or array.dtype.kind != "f" for array in arrays]):
             return False
         if self._only_on_gpus and device_of(arrays) is None:
             return False
-        # Another's communicator has no settings to ask for.
+        # A communicator of the user's own has no settings to ask for.
         if not self._communicator.make_reducer().takes_plans:
             return False
         if _rounds_by_message(arrays, self._communicator):
             return False
-        return threads_may_use_mpi(_ALONE)
+        return threads_may_use_mpi()
 
     def plan(self, params: ParameterSet) -> None:
-        arrays = _arrays_of(params)
+        arrays = [param.array for param in params.params]
         with raise_together(self._communicator.handshake, OPERATION, meet=False):
             stream = ThreadStream(device_of(arrays))
         order = [
@@ -240,16 +240,22 @@ class OverlappedExchange(GradientExchange):
             if is_updated(params.params[number])
         ]
         self._order = []
-        order = self._communicator.bcast_obj(order)  # rank 0's, as all plan alike
+        order = self._communicator.bcast_obj(order)  # rank 0's: all plan alike
         if self.channel is None:
             self.channel = make_channel(self._communicator, stream.device)
-        facts = _facts_of(params, self._communicator)
         bounds = _bounds_of([arrays[number] for number in order])
-        self._plan = _Plan(facts, order, bounds, stream)
+        self._plan = _Plan(self._facts_of(params), order, bounds, stream)
 
-    def drop_plan(self) -> None:
+    def drop(self) -> None:
+        super().drop()
         self._plan = None
         self._order = []
+
+    def _facts_of(self, params: ParameterSet) -> list[Any]:
+        """Return what decides how gradients travel: a plan holds until some of this changes."""
+        forms = [(form_of(param.array), is_updated(param)) for param in params.params]
+        wire_dtype = self._communicator.get_config("allreduce_grad_dtype")
+        return [params, self.channel, wire_dtype, *forms]
 
 
 def _bounds_of(arrays: list[Any]) -> list[int]:
@@ -264,21 +270,11 @@ def _bounds_of(arrays: list[Any]) -> list[int]:
     return [*bounds, len(arrays)]
 
 
-def _arrays_of(params: ParameterSet) -> list[Any]:
-    return [param.array for param in params.params]
-
-
-def _facts_of(params: ParameterSet, communicator: CommunicatorBase) -> list[Any]:
-    """Return what decides how gradients travel: a plan holds until some of this changes."""
-    forms = [(form_of(param.array), is_updated(param)) for param in params.params]
-    return [params, communicator.get_config("allreduce_grad_dtype"), *forms]
-
-
 def _rounds_by_message(arrays: list[Any], communicator: CommunicatorBase) -> bool:
-    """Return whether numbers may be rounded as those that travel in the same message ask.
+    """Return whether the rounding of a number may depend on the others in its message.
 
-    They are where they become narrower for the wire; a node's sum of 16-bit numbers
-    does. What is reproducible is rounded alike in any message.
+    It may where numbers become narrower for the wire; a node's sum of 16-bit numbers
+    becomes so. With ``reproducible`` numbers are rounded alike in any message.
     """
     if communicator.get_config("reproducible"):
         return False

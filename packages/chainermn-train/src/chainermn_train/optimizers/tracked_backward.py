@@ -1,10 +1,10 @@
 """Backward that reports each parameter's gradient as soon as it is final.
 
-This file relies on the insides of Chainer 7's backward: that backward keeps
-gradients in a ``GradTable``, whose lists grow with each function that runs, and takes
-them out of it at the end. A function hook is not given that table, but called by the
-function that has it as its local variable ``grads``. A caller that is given a gradient
-has to check whether the parameter gets that one.
+This file relies on the insides of Chainer 7's backward. Backward keeps gradients in a
+``GradTable``, whose lists grow with each function that runs, and takes the gradients
+out of the table at the end. A function hook is not given the table, but its caller has
+the table as the local variable ``grads``. Who is given a gradient has to check whether
+the parameter gets the same one in the end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def backward(
     """Do what ``loss.backward(loss_scale=loss_scale)`` does, and report final gradients.
 
     A gradient is final when every function that uses the parameter has run. It isn't
-    reported where only some have run, or where the gradient is no array like the
+    reported if some of them don't run, nor if the gradient is no array like the
     parameter's. ``on_final`` is called in this thread, before the parameter has the
     gradient; on a GPU, once its kernels are enqueued.
     """
@@ -39,19 +39,19 @@ def backward(
 class _Tracker(chainer.FunctionHook):
     """Counts for each parameter the functions that use it and have not run."""
 
+    name = "ChainerMN's final gradients"  # no other hook may have the same
+
     def __init__(self, loss: Any, params: list[Any], on_final: OnFinal) -> None:
-        # No two hooks may have the same.
-        self.name = f"{type(self).__qualname__} {id(self)}"
         self._params = params
         self._on_final = on_final
         numbers = {id(param.node): number for number, param in enumerate(params)}
         self._used = _used_by_function(loss, numbers)
-        # Of the functions that use a parameter, by its number.
+        # How many functions use a parameter and have not run, by its number.
         self._num_left = Counter(it for used in self._used.values() for it in used)
 
     def backward_postprocess(self, function: Any, _: Any, __: Any) -> None:
         used = self._used.get(id(function))
-        if not used:  # a backward within this one has other functions
+        if not used:  # a function of a backward within this one, say
             return
         table = sys._getframe(1).f_locals["grads"].grads
         for number, node in used.items():
