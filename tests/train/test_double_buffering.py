@@ -32,27 +32,18 @@ def plain_sgd(model):
 # The sequence of parameters.
 
 
-@pytest.mark.parametrize(
-    ("dtype", "with_loss"), [("float64", True), ("float32", False)]
-)
-def test_it_equals_a_loop_that_is_one_step_stale_bit_for_bit(every, dtype, with_loss):
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_it_equals_a_loop_that_is_one_step_stale_bit_for_bit(every, dtype):
     """And the training thread may communicate meanwhile."""
     with chainer.using_config("dtype", np.dtype(dtype)):
         model = TanhNet(every.rank)
         optimizer = buffered(every, model)
         batches = [batch_of(every.rank, number) for number in range(6)]
-        if not with_loss:
-            optimizer.update()  # broadcasts
         for number, x in enumerate(batches):
-            if with_loss:
-                optimizer.update(model, x)
-            else:
-                model.cleargrads()
-                model(x).backward()
-                optimizer.update()
+            optimizer.update(model, x)
             assert optimizer.t == number
-            total = every.allreduce(np.full(1000, every.rank + number))
-            assert (total == sum(rank + number for rank in range(every.size))).all()
+            total = every.allreduce(np.full(1000, number))
+            assert (total == number * every.size).all()
         expected = TanhNet(0)
         stale_loop(every, expected, hooked_adam(expected), batches)
         assert parameter_bits(model) == parameter_bits(expected)
@@ -62,33 +53,33 @@ def test_it_equals_a_loop_that_is_one_step_stale_bit_for_bit(every, dtype, with_
 # What belongs to whom.
 
 
-def addresses(model):
-    """Where the gradients lie, by the names of parameters."""
-    grads = {name: param.grad for name, param in model.namedparams()}
-    return {name: it.ctypes.data for name, it in grads.items() if it is not None}
+def gradient_of(model):
+    return dict(model.namedparams())["/first/W"].grad
 
 
 def test_gradients_are_moved_not_copied(world):
-    in_flight = []
-    comm = WatchedCommunicator(world, lambda grads: in_flight.append(addresses(grads)))
+    addresses = []
+
+    def note(model):
+        addresses.append(gradient_of(model).ctypes.data)
+
     model = TanhNet(0)
-    optimizer = buffered(comm, model)
+    optimizer = buffered(WatchedCommunicator(world, note), model)
     optimizer.assume_synchronized()
     model.cleargrads()
     model(batch_of(0)).backward()
-    made = addresses(model)
+    note(model)
     optimizer.update()
     optimizer.finalize()
-    for name in "/first/W", "/first/b", "/second/W":
-        assert in_flight[0][name] == made[name]
+    assert addresses[0] == addresses[1]
 
 
 def test_what_the_user_does_with_a_gradient_does_not_reach_those_in_flight(comm):
     """Gradients may be views, and belong to two parameters and the user."""
     model = TanhNet(0)
+    model.second.W.array[...] = 0
     optimizer = buffered(comm, model, plain_sgd)
     optimizer.assume_synchronized()
-    before = model.second.W.array.copy()
     kept = np.full((4, WIDTH), comm.rank + 1, np.float32)
     model.cleargrads()
     model.first.b.grad = kept[0]
@@ -97,8 +88,8 @@ def test_what_the_user_does_with_a_gradient_does_not_reach_those_in_flight(comm)
     kept[...] = np.nan
     optimizer.flush()
     mean = (comm.size + 1) / 2
-    np.testing.assert_allclose(model.first.b.array, -mean, rtol=1e-6)
-    np.testing.assert_allclose(before - model.second.W.array, mean, rtol=1e-5)
+    for param in model.first.b, model.second.W:
+        np.testing.assert_allclose(param.array, -mean, rtol=1e-6)
 
 
 def test_nothing_is_left_behind(world):
@@ -107,18 +98,15 @@ def test_nothing_is_left_behind(world):
     sent = []
 
     def watch(grads):
-        sent.append(weakref.ref(dict(grads.namedparams())["/first/W"].grad))
+        sent.append(weakref.ref(gradient_of(grads)))
 
-    comm = WatchedCommunicator(world, watch)
     model = TanhNet(0)
-    optimizer = buffered(comm, model)
-    for number in range(3):
-        optimizer.update(model, batch_of(comm.rank, number))
-    optimizer.finalize()
-    optimizer.finalize()
-    assert threading.active_count() == threads
-    optimizer.update(model, batch_of(0, 0))  # it can go on
-    assert optimizer.t == 3
+    optimizer = buffered(WatchedCommunicator(world, watch), model)
+    for number in range(4):
+        optimizer.update(model, batch_of(number))
+        assert optimizer.t == number
+        optimizer.finalize()  # it can go on
+        assert threading.active_count() == threads
     optimizer.flush()
     optimizer.finalize()
     model.cleargrads()
@@ -148,8 +136,6 @@ def test_an_error_in_flight_is_raised_by_serialize_and_then_by_all_ranks(world):
     with pytest.raises(RankMismatchError, match="planted"):
         optimizer.flush()
     comm.on_mean = lambda _: None
-    optimizer.flush()
-    assert optimizer.t == 1
     optimizer.update(model, batch_of(0, 2))
     optimizer.flush()
     assert optimizer.t == 2  # training goes on

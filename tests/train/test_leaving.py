@@ -8,11 +8,11 @@ import re
 import signal
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from chainermn_train import leaving
+from tests.support.doubles.simulated_time import SimulatedTime
 from tests.support.jobs import runner
 
 TRAIN = """
@@ -132,26 +132,23 @@ def test_who_can_not_save_is_ended_and_does_not_leave_as_if_it_had(
 
 
 def test_a_second_signal_at_once_is_the_same_one(monkeypatch):
-    now = [100.0]
+    simulated = SimulatedTime()
     ended = []
-    monkeypatch.setattr(leaving, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("time.monotonic", simulated)
     monkeypatch.setattr(leaving, "_end", ended.append)
+    for _ in range(2):  # another training listens again
+        leaving.listen()
+        signal.raise_signal(signal.SIGUSR1)
+        assert leaving.is_warned()
+        leaving.stop_listening()
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        signal.raise_signal(signal.SIGUSR1)  # it can only warn, and comes too late
+        assert not leaving.is_warned()
     leaving.listen()
-    signal.raise_signal(signal.SIGTERM)
-    assert leaving.is_warned()
-    now[0] += leaving.ECHO_SECONDS
-    signal.raise_signal(signal.SIGUSR1)
-    assert not ended
-    now[0] += 0.01
-    signal.raise_signal(signal.SIGUSR1)
-    assert ended == [signal.SIGUSR1]
-    leaving.stop_listening()
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    signal.raise_signal(signal.SIGUSR1)  # it can only warn, and comes too late
-    assert not leaving.is_warned()
-    leaving.listen()  # another training
-    signal.raise_signal(signal.SIGUSR1)
-    assert leaving.is_warned()
+    for seconds, signals in (0, 0), (leaving.ECHO_SECONDS, 0), (0.01, 1):
+        simulated.sleep(seconds)
+        signal.raise_signal(signal.SIGTERM)
+        assert ended == [signal.SIGTERM] * signals
     leaving.stop_listening()
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 

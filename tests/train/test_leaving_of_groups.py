@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from tests.support.jobs import runner
@@ -51,41 +53,35 @@ create_multi_node_checkpointer(name, groups[saves]).maybe_load(trainer)
 trainer.run()
 """
 
-# Rows and columns of a grid, the ranks that train together, those that save together,
-# the one that is warned, and when updates agree.
+# Rows and columns of a grid, the rank that is warned, the ranks that train together and
+# those that save together, and when updates agree.
 FIRST = [
-    (2, 1, "row", "world", 1, "always"),
-    (2, 2, "column", "world", 0, "always"),
-    (2, 1, "world", "world", 1, "frozen"),
-    (2, 1, "world", "world", 1, "accumulating"),
-    pytest.param(2, 2, "row", "column", 3, "always", marks=pytest.mark.ci),
-    pytest.param(2, 1, "world row", "world", 1, "frozen", marks=pytest.mark.ci),
+    (2, 1, 1, "row", "world", "always"),
+    (2, 2, 0, "column", "world", "always"),
+    (2, 1, 1, "world", "world", "frozen"),
+    (2, 1, 1, "world", "world", "accumulating"),
+    pytest.param(2, 2, 3, "row", "column", "always", marks=pytest.mark.ci),
+    pytest.param(2, 1, 1, "world row", "world", "frozen", marks=pytest.mark.ci),
 ]
-# A row of ranks that trains alone and saves alone hears of no other row.
-GROUPS = [
-    ("column", "world"),
-    ("column", "row"),
-    ("row", "world"),
-    ("row", "column"),
-    ("world", "row"),
-    ("plain", "world"),
+WARNED = [(2, 1, 0), (2, 1, 1), *[(2, 2, rank) for rank in range(4)], (3, 2, 0)]
+TRAIN_AND_SAVE = [
+    *[(trains, "world") for trains in ("column", "row", "plain", "world column")],
     ("plain column", "world"),
-    ("world column", "world"),
-    ("column world", "row"),
+    # A row of ranks that trains alone and saves alone hears of no other row.
+    *[(trains, "row") for trains in ("column", "world", "column world")],
+    ("row", "column"),
 ]
-WARNED = [(2, 1, 0), (2, 1, 1), *((2, 2, rank) for rank in range(4)), (3, 2, 0)]
 GRIDS = [
-    (rows, columns, *groups, warned, "always")
-    for rows, columns, warned in [*WARNED, (3, 2, 5)]
-    for groups in GROUPS
+    (*warned, *groups, "always")
+    for warned, groups in product([*WARNED, (3, 2, 5)], TRAIN_AND_SAVE)
 ]
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "trains", "saves", "warned", "how"), [*FIRST, *in_full(*GRIDS)]
+    ("rows", "columns", "warned", "trains", "saves", "how"), [*FIRST, *in_full(*GRIDS)]
 )
 def test_all_ranks_of_a_grid_save_the_same_iteration_and_leave(
-    tmp_path, rows, columns, trains, saves, warned, how
+    tmp_path, rows, columns, warned, trains, saves, how
 ):
     ranks = rows * columns
     done = runner.run_text(ranks, TRAIN, tmp_path, columns, warned, trains, saves, how)

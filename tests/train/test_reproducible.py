@@ -11,6 +11,7 @@ from chainer.optimizer_hooks import GradientClipping, WeightDecay
 
 from chainermn_modelparallel import MultiNodeBatchNormalization, allreduce
 from chainermn_train.extensions import AllreducePersistent
+from tests.support.plugins.pairwise import in_full
 from tests.support.training.exchanges import exchanging, states
 from tests.support.training.trainers import state_of
 from tests.support.worlds.topologies import on_nodes
@@ -75,32 +76,31 @@ def trained(comm, kind, steps):
     return states(optimizer) | persistent
 
 
-def trainings(names, kinds, steps=1, **how):
-    found = {}
+SOME = list(TOPOLOGIES)[:3]
+
+
+@pytest.mark.parametrize("wire", [None, "float16"])
+@pytest.mark.parametrize(
+    ("names", "kinds", "steps", "reproducible"),
+    [
+        (TOPOLOGIES, ["synchronous", "overlap"], 1, True),
+        (TOPOLOGIES, ["double buffering"], 1, True),
+        *in_full(
+            (TOPOLOGIES, ["synchronous", "overlap"], 2, True),
+            (TOPOLOGIES, ["double buffering"], 2, True),
+        ),
+        # Else the other cases would tell nothing.
+        (SOME, ["synchronous"], 1, False),
+    ],
+)
+def test_training_ends_with_the_same_bits_over_all_topologies(
+    world, names, kinds, steps, reproducible, wire
+):
+    settings = {"allreduce_grad_dtype": wire, "reproducible": reproducible}
+    found = []
     for name in names:
         for kind in kinds:
-            with on_nodes(TOPOLOGIES[name], name, **how) as comm:
-                found[name, kind] = trained(comm, kind, steps)
-    return found
-
-
-@pytest.mark.parametrize("wire", [None, "float16"])
-@pytest.mark.parametrize("steps", [1, pytest.param(2, marks=pytest.mark.full)])
-@pytest.mark.parametrize("kinds", [["synchronous", "overlap"], ["double buffering"]])
-def test_training_ends_with_the_same_bits_over_all_topologies(
-    world, wire, steps, kinds
-):
-    how = {"allreduce_grad_dtype": wire, "reproducible": True}
-    found = trainings(TOPOLOGIES, kinds, steps, **how)
-    first = next(iter(found.values()))
-    for case, bits in found.items():
-        assert [name for name in first if bits[name] != first[name]] == [], case
-    assert world.allgather(first) == [first] * world.size
-
-
-@pytest.mark.parametrize("wire", [None, "float16"])
-def test_without_it_training_ends_with_other_bits(world, wire):
-    """Else the test above would tell nothing."""
-    names = list(TOPOLOGIES)[:3]
-    found = trainings(names, ["synchronous"], allreduce_grad_dtype=wire)
-    assert len({str(bits) for bits in found.values()}) > 1
+            with on_nodes(TOPOLOGIES[name], name, **settings) as comm:
+                found.append(trained(comm, kind, steps))
+    assert all(bits == found[0] for bits in found) == reproducible
+    assert world.allgather(found) == [found] * world.size
