@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+
 import pytest
 
 from tests.support.training.checkpoints import (
     files,
-    generation,
+    files_of,
     link,
     make_checkpointer,
-    on_rank_0,
+    save_and_flush,
 )
 from tests.train.crashes import State, crashes
 
@@ -21,15 +24,12 @@ pytestmark = [
 ]
 
 
-def complete(state: State, size: int) -> list[int]:
-    """The iterations of which all ranks' files are there."""
-    ranks: dict[str, set[str]] = {}
-    for name, _ in state:
-        if not name.endswith((".tmp", ".lock")):
-            _, rank, save = name.split(".")
-            ranks.setdefault(save, set()).add(rank)
-    found = (save for save, those in ranks.items() if len(those) == size)
-    return sorted(int(save.split("-")[0]) for save in found)
+def newest_complete(state: State, size: int) -> int | None:
+    """The last iteration of which all ranks' files are there."""
+    files = [re.fullmatch(r"run\.\d+\.((\d+)(-\d)?)", name) for name, _ in state]
+    saves = Counter(found.groups()[:2] for found in files if found)
+    complete = [int(number) for (_, number), ranks in saves.items() if ranks == size]
+    return max(complete, default=None)
 
 
 @pytest.mark.parametrize(
@@ -45,11 +45,9 @@ def complete(state: State, size: int) -> list[int]:
 def test_goes_on_after_a_crash_at_any_change_of_the_files(
     naive, folder, background, values, kept
 ):
-    options = {"cp_interval": 1, "gc_interval": 1, "background": background}
+    options = {"cp_interval": kept, "gc_interval": 1, "background": background}
     with crashes(folder / "run") as found:
-        checkpointer = make_checkpointer(
-            naive, folder / "run", **options | {"cp_interval": kept}
-        )
+        checkpointer = make_checkpointer(naive, folder / "run", **options)
         for iteration in (3, 6):
             for value in values:
                 checkpointer.save(link(iteration + value, naive.rank), iteration)
@@ -58,27 +56,23 @@ def test_goes_on_after_a_crash_at_any_change_of_the_files(
     begins = set()
     for number, state in enumerate(states):
         place = folder / str(number)
-        on_rank_0(naive, place.mkdir)
-        for name, contents in state if naive.rank == 0 else ():
-            (place / name).write_bytes(contents)
+        if naive.rank == 0:
+            place.mkdir()
+            for name, content in state:
+                (place / name).write_bytes(content)
         naive.allgather_obj(None)
-        target, resumed = link(0, -1), make_checkpointer(naive, place, **options)
+        target = link(0, -1)
+        resumed = make_checkpointer(naive, place, cp_interval=1, gc_interval=1)
         begin = resumed.maybe_load(target)
-        assert begin == max(complete(state, naive.size), default=None)
-        loaded = naive.allgather_obj(target.values.tolist())
-        if begin is None:
-            assert loaded == [[0, -1]] * naive.size
-        else:
-            allowed = [
-                [[begin + v, rank] for rank in range(naive.size)] for v in values
-            ]
-            assert loaded in allowed
-        resumed.save(target, 9)
-        resumed.flush()
-        resumed.save(target, 10)
-        resumed.flush()
-        assert files(naive, place) == generation(naive, 10), state
+        begins.add(begin)
+        assert begin == newest_complete(state, naive.size)
+        allowed = [(begin + value, naive.rank) for value in values if begin]
+        loaded = naive.allgather_obj(tuple(target.values))
+        assert loaded[naive.rank] in (allowed if begin else [(0, -1)])
+        assert len({value for value, _ in loaded}) == 1
+        for iteration in 9, 10:
+            save_and_flush(resumed, iteration)
+        assert files(naive, place) == files_of(naive, 10), state
         resumed.finalize()
         assert files(naive, place) == set()
-        begins.add(begin)
     assert begins == {None, 3, 6}

@@ -15,7 +15,14 @@ from chainer.training import extensions
 
 from chainermn_comm import PeerError
 from chainermn_train import multi_node_snapshot
-from tests.support.training.checkpoints import link, make_checkpointer
+from tests.support.training.checkpoints import (
+    files,
+    files_of,
+    link,
+    loaded,
+    make_checkpointer,
+    save_and_flush,
+)
 
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("unsynced")]
 
@@ -24,22 +31,16 @@ LARGE = np.random.default_rng(0).random(60_000)
 
 
 def checkpoints(comm, folder, background=False):
-    """A function that saves a checkpoint at an iteration."""
-    checkpointer = make_checkpointer(comm, folder, background=background)
+    """A function that saves a checkpoint at an iteration, in place of the one before."""
+    checkpointer = make_checkpointer(
+        comm, folder, cp_interval=1, gc_interval=1, background=background
+    )
 
     def save(iteration):
         checkpointer.save(link(iteration, comm.rank, *LARGE), iteration)
         checkpointer.flush()
 
     return save
-
-
-def loaded(comm, folder):
-    """The iteration that a resume goes on from."""
-    target = link(0, 0, *LARGE)
-    iteration = make_checkpointer(comm, folder).maybe_load(target)
-    assert target.values[:2].tolist() == [iteration, comm.rank]
-    return iteration
 
 
 def snapshots(comm, folder):
@@ -57,13 +58,13 @@ KINDS = {
 }
 
 
-def fail(patch, name, code):
-    """Let a function fail where it is about a file of a run; only `open` names the file."""
+def fail(patch, name, code, text="run"):
+    """Let a function fail where it is about such a file; only `open` names the file."""
     module = builtins if name == "open" else os
     real = getattr(module, name)
 
     def failing(*args, **kwargs):
-        if name == "fsync" or "run" in str(args[0]):
+        if name == "fsync" or text in str(args[0]):
             path = [os.fspath(args[0])] if name == "open" else []
             raise OSError(code, os.strerror(code), *path)
         return real(*args, **kwargs)
@@ -87,22 +88,46 @@ def assert_told(comm, folder, save, text):
 
 
 @pytest.mark.parametrize("kind", ["checkpoints", "in the background"])
-@pytest.mark.parametrize("name", ["open", "fsync", "replace"])
 @pytest.mark.parametrize(
-    "code", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS]
+    ("name", "code"),
+    [
+        ("open", errno.EACCES),
+        ("fsync", errno.ENOSPC),
+        ("fsync", errno.EDQUOT),
+        ("replace", errno.EROFS),
+    ],
 )
 def test_a_file_that_cannot_be_written_is_named(
-    naive, tmp_path, monkeypatch, kind, name, code
+    naive, folder, monkeypatch, kind, name, code
 ):
-    save = KINDS[kind](naive, tmp_path)
+    """And the only checkpoint that there is stays, until a save succeeds."""
+    save = KINDS[kind](naive, folder)
     save(1)
     with monkeypatch.context() as patch:
         if naive.rank == naive.size - 1:
             fail(patch, name, code)
-        assert_told(naive, tmp_path, save, os.strerror(code))
-    assert loaded(naive, tmp_path) == 1
-    save(3)
-    assert loaded(naive, tmp_path) == 3
+        assert_told(naive, folder, save, os.strerror(code))
+    for iteration in 1, 3:
+        assert files(naive, folder) == files_of(naive, iteration)
+        target = link(0, 0, *LARGE)
+        assert make_checkpointer(naive, folder).maybe_load(target) == iteration
+        assert target.values[:2].tolist() == [iteration, naive.rank]
+        save(3)
+
+
+def test_a_save_after_one_that_failed_in_the_background_is_complete(
+    naive, folder, monkeypatch
+):
+    checkpointer = make_checkpointer(naive, folder, background=True)
+    save_and_flush(checkpointer, 1)
+    if naive.rank == naive.size - 1:
+        fail(monkeypatch, "replace", errno.ENOSPC, ".2.tmp")
+    checkpointer.save(link(2, 2), 2)
+    with pytest.raises((OSError, PeerError), match="No space left"):
+        checkpointer.save(link(3, 3), 3)
+    checkpointer.flush()
+    assert files(naive, folder) == files_of(naive, 1, 3)
+    assert loaded(naive, folder) == [3, 3]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -128,4 +153,3 @@ def test_a_folder_that_cannot_be_made_is_named(naive, tmp_path, monkeypatch):
             fail(patch, "mkdir", errno.EROFS)
         assert_told(naive, tmp_path / "run.folder", save, "Read-only file system")
     save(3)
-    assert loaded(naive, tmp_path / "run.folder" / "run.own") == 3

@@ -49,6 +49,17 @@ def files(comm, folder: Path) -> set[str]:
     return found
 
 
+def contents(comm, folder: Path) -> dict[str, Any]:
+    """All that is in a folder, by name, seen by all ranks before any goes on (collective)."""
+    comm.allgather_obj(None)
+    found = {
+        path.name: (path.is_file() and path.read_bytes(), path.stat().st_mtime_ns)
+        for path in folder.iterdir()
+    }
+    comm.allgather_obj(None)
+    return found
+
+
 def on_rank_0(comm, change: Callable[[], Any]) -> None:
     """Change files while no other rank does anything (collective)."""
     comm.allgather_obj(None)
@@ -57,7 +68,7 @@ def on_rank_0(comm, change: Callable[[], Any]) -> None:
     comm.allgather_obj(None)
 
 
-def generation(comm, *iterations: Any) -> set[str]:
+def files_of(comm, *iterations: Any) -> set[str]:
     return {f"run.{rank}.{each}" for rank in range(comm.size) for each in iterations}
 
 
@@ -85,14 +96,14 @@ def link(*values: float) -> chainer.Link:
 
 
 def saved(comm, folder: Path, *iterations: int) -> None:
-    """Generations whose link holds the number of the iteration and the rank."""
+    """Save checkpoints whose link holds the number of the iteration and the rank."""
     checkpointer = make_checkpointer(comm, folder)
     for iteration in iterations:
         checkpointer.save(link(iteration, comm.rank), iteration)
 
 
 def loaded(comm, folder: Path) -> list[float]:
-    """The values of the link in the newest generation; [0, 0] without one."""
+    """The values of the link in the newest checkpoint; [0, 0] without one."""
     target = link(0, 0)
     make_checkpointer(comm, folder).maybe_load(target)
     return target.values.tolist()

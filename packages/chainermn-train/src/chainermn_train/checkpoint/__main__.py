@@ -11,9 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from .atomic_file import new_file
-from .checked_file import DamagedError, read_rank_file, write_npz
-from .same_on_all import merge
+from .checked_file import DamagedError, merge, read_rank_file, write_file
 
 
 def main() -> None:
@@ -22,18 +20,14 @@ def main() -> None:
         sys.exit(__doc__)
     source, target = map(Path, sys.argv[1:])
     try:
-        head = read_rank_file(source).head
-        save = source.name.rpartition(".")[2]
+        first = read_rank_file(source)
         files = [
-            read_rank_file(source.with_name(f"{head.name}.{rank}.{save}"))
-            for rank in range(head.size)
+            read_rank_file(source.with_name(f"{first.run}.{rank}.{first.save}"))
+            for rank in range(first.size)
         ]
-        if len({file.head.id for file in files}) > 1:
-            sys.exit(f"the files of {head.name!r}, {save}, are of several saves")
-        with new_file(target) as file:
-            write_npz(file, merge(files))
+        write_file(target, merge(files))
     except (OSError, DamagedError) as error:
-        sys.exit(f"{error}")
+        sys.exit(f"{source}: {error}")
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ TEMPORARY = ".tmp"
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Give a file of another name, for the block to fill; on the disk it gets its own.
+    """Give a file of another name for the block to fill; rename it once it is on the disk.
 
-    If anything is raised, nothing stays of it. An error in closing it doesn't replace
-    the one that the block raised, which other ranks may know.
+    If anything is raised, the file is removed. An error in closing the file doesn't
+    replace the error that the block raised, which other ranks may know.
     """
     temporary = path.with_name(path.name + TEMPORARY)
     with advised(temporary):
@@ -38,7 +38,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def advised(path: Path) -> Iterator[None]:
-    """Let errors name the file, which those of ``write`` and ``fsync`` don't, and a remedy."""
+    """Let errors name the file and a remedy; those of ``write`` and ``fsync`` name no file."""
     try:
         yield
     except OSError as error:

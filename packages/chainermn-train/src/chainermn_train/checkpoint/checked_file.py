@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import zipfile
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 import numpy as np
 
+from .atomic_file import new_file
+
 # Prefix of names that aren't Chainer's. Those of a multi-node optimizer begin with
 # "chainermn/".
 RESERVED_PREFIX = "chainermn-file/"
 _HEADER = RESERVED_PREFIX + "header"
-_FORMAT = 4
+_FORMAT = 5
 State: TypeAlias = dict[str, np.ndarray]
 
 
@@ -22,27 +25,20 @@ class DamagedError(ValueError):
     """A file isn't what a rank wrote for a checkpoint."""
 
 
-@dataclass(frozen=True)
-class Head:
-    """Which file of which checkpoint a file is."""
-
-    name: str  # of the run
-    iteration: str  # or the name of a snapshot
-    id: str  # another one for each checkpoint that was ever written
-    rank: int
-    size: int  # number of files of the checkpoint
-
-
 @dataclass
 class RankFile:
     """The contents of a file: which one it is, and what a rank saves."""
 
-    head: Head
-    shared: State  # the rank's part of what all have alike
-    own: State  # what differs between ranks
+    run: str  # the name of the run
+    save: str  # the number of the save, or the name of a snapshot
+    id: str  # another one for each checkpoint that was ever written
+    rank: int
+    size: int  # number of files of the checkpoint
+    shared: State  # the rank's part of the arrays that all ranks have alike
+    own: State  # arrays that differ between ranks
 
     def for_others(self) -> RankFile:
-        """Return this without what no other rank needs."""
+        """Return this file without the arrays that no other rank needs."""
         needed = {
             name: array
             for name, array in self.own.items()
@@ -51,13 +47,13 @@ class RankFile:
         return replace(self, own=needed)
 
     def arrays(self) -> State:
-        """Return what the file has by name, the header first; arrays aren't copied.
+        """Return all arrays of the file by name, the header first; they aren't copied.
 
         Chainer's :func:`chainer.serializers.load_npz` finds them under their own names.
         """
         header = {
+            **vars(self),
             "format": _FORMAT,
-            "head": asdict(self.head),
             "shared": list(self.shared),
             "own": list(self.own),
         }
@@ -65,8 +61,26 @@ class RankFile:
         return {_HEADER: np.frombuffer(text, np.uint8), **self.shared, **self.own}
 
 
+def merge(files: Iterable[RankFile]) -> State:
+    """Return the arrays that all ranks have alike; DamagedError if files don't belong together."""
+    merged: State = {}
+    ids = set()
+    for file in files:
+        ids.add(file.id)
+        merged.update(file.shared)
+    if len(ids) > 1:
+        raise DamagedError("its files are of several saves")
+    return merged
+
+
+def write_file(path: Path, arrays: State) -> None:
+    """Write arrays by names into a file, which gets its name once it is on the disk."""
+    with new_file(path) as file:
+        write_npz(file, arrays)
+
+
 def write_npz(file: BinaryIO, arrays: State) -> None:
-    """Write arrays by names as numpy.savez does, which has no names such as "file"."""
+    """Write arrays by names as numpy.savez does, but under any name (it refuses "file")."""
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             with archive.open(name + ".npy", "w", force_zip64=True) as member:
@@ -79,13 +93,12 @@ def read_rank_file(path: Path) -> RankFile:
         try:
             archive = zipfile.ZipFile(file)
             header = json.loads(_read(archive, _HEADER).tobytes())
-            if header["format"] != _FORMAT:
-                raise ValueError(f"format {header['format']}, read is {_FORMAT}")
-            return RankFile(
-                head=Head(**header["head"]),
-                shared={name: _read(archive, name) for name in header["shared"]},
-                own={name: _read(archive, name) for name in header["own"]},
-            )
+            number = header.pop("format")
+            if number != _FORMAT:
+                raise ValueError(f"format {number}, read is {_FORMAT}")
+            for kind in "shared", "own":
+                header[kind] = {name: _read(archive, name) for name in header[kind]}
+            return RankFile(**header)
         except MemoryError:
             raise
         except Exception as error:  # a damaged file may lead zipfile to raise anything

@@ -21,42 +21,44 @@ def create_multi_node_checkpointer(
 ) -> MultiNodeCheckpointer:
     """Make an extension that saves the state of all ranks, for the job to go on from.
 
-    Making it is no collective call; saving and ``maybe_load`` are (all ranks must call
-    them). What is the same on all ranks (the model, the optimizer, counters) is saved
-    once, each rank writing a part of it into its file ``<name>.<rank>.<iteration>``.
-    Beside that there is what is a rank's own, such as its place among its examples, and
-    the state of NumPy's and Python's random generators. A checkpoint is complete when
-    all files are there and whole, so a job may be killed at any time; an incomplete one
-    is never loaded. ``maybe_load`` takes one on any number of ranks. Ranks may share
-    the folder or each have their own, on their node, to which they must come back.
+    Making the extension is no collective call; saving and ``maybe_load`` are (all ranks
+    must call them). State that is the same on all ranks (the model, the optimizer,
+    counters) is saved once: each rank writes a part of this state into its file
+    ``<name>.<rank>.<iteration>``. The file also has the state that is the rank's own,
+    such as how far the rank is in its examples, and the random generators of NumPy and
+    Python. A checkpoint is complete when all files are there and whole, so a job may be
+    killed at any time; an incomplete one is never loaded. ``maybe_load`` loads a
+    checkpoint on any number of ranks. Ranks may share the folder, or each have their
+    own on their node, to which they must come back.
 
         checkpointer = create_multi_node_checkpointer("run", comm)
         trainer.extend(checkpointer, trigger=(25, "iteration"))
         checkpointer.maybe_load(trainer, optimizer)  # after all other extensions are there
         trainer.run()
 
-    Without a ``trigger`` it saves at every iteration. In the trainer it is an extension
-    of the run's name.
+    Without a ``trigger`` the extension saves at every iteration. Its name in the
+    trainer is the run's.
 
     When training has finished without an error on this rank, all checkpoints are
     removed.
 
     Args:
-        name: of the run: part of the files' names; the same on all ranks.
+        name: of the run, the same on all ranks; the names of files begin with it.
         comm: the ranks that train together.
         cp_interval: how many checkpoints are kept at least.
-        gc_interval: older ones are removed as soon as there are as many of them.
-        path: the folder; made if need be. None for the ``out`` of the first trainer that
-            is saved or loaded; of another target, if that is a path, or else ``result``.
+        gc_interval: older checkpoints are removed as soon as there are this many.
+        path: the folder, which is made if need be. None for the ``out`` of the first
+            target that is saved or loaded, if it has a path of this name (a trainer
+            has), or else for ``result``.
         background: hold training only while ranks compare checksums of the state and
-            copy what they write, which takes as much memory; write the copy meanwhile.
+            copy their parts, which takes as much memory; a thread writes the copies.
             Errors in writing are raised at the next save or
             :meth:`~MultiNodeCheckpointer.flush`.
 
     Warns:
         RuntimeWarning: on rank 0, when a trainer is first saved with a
-            ``MultiprocessIterator`` that shuffles. It draws orders ahead of time, and no checkpoint
-            knows them: give it a :class:`ResumableOrderSampler`.
+            ``MultiprocessIterator`` that shuffles. This iterator draws orders ahead of time, and no
+            checkpoint knows them: give it a :class:`ResumableOrderSampler`.
 
     Raises:
         TypeError: an argument is of the wrong type.

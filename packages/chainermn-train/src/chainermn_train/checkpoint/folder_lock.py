@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import os
 import socket
 import time
@@ -11,6 +12,9 @@ import warnings
 from pathlib import Path
 from typing import IO
 
+from ..leaving import grace_seconds
+
+RETRY_SECONDS = 0.1  # a server of files hardly notices
 # What is raised where a file system has no locks.
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -18,26 +22,40 @@ _WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 def take_lock(path: Path) -> IO[str] | None:
     """Return the file of a lock, which is held while the file is open.
 
-    BlockingIOError if the lock is held already. Where the file system has no locks, a
-    RuntimeWarning says so, and there is none.
+    ValueError if another job holds the lock for longer than CHAINERMN_GRACE says. Where
+    the file system has no locks, a RuntimeWarning says so, and there is none.
     """
-    file = path.open("a+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        if error.errno not in _WITHOUT_LOCKS:
-            raise
-        warnings.warn(
-            f"the file system of {path.parent} has no locks: nobody notices if two jobs save "
-            "there under one name, and what a killed job was writing stays",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return None
-    if os.fstat(file.fileno()).st_nlink == 0:
-        file.close()  # its last holder has removed the file meanwhile
-        return take_lock(path)
+    until = time.monotonic() + grace_seconds()
+    while True:
+        file = path.open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file.fileno()).st_nlink > 0:
+                break
+            file.close()  # the last holder has removed the file meanwhile
+        except BlockingIOError:
+            file.close()
+            # Nothing may refer to its checkpointer but an exception that was handled.
+            gc.collect()
+            if time.monotonic() > until:
+                raise ValueError(
+                    f"another job saves under this name: {path.read_text()}, says {path}; it has "
+                    f"not ended within {grace_seconds():g} s (CHAINERMN_GRACE). End it (finalize "
+                    "it, if it is a checkpointer of this process), or give this run another name "
+                    "or folder"
+                ) from None
+            time.sleep(RETRY_SECONDS)
+        except OSError as error:
+            file.close()
+            if error.errno not in _WITHOUT_LOCKS:
+                raise
+            warnings.warn(
+                f"the file system of {path.parent} has no locks: nobody notices if two jobs save "
+                "there under one name",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return None
     file.truncate(0)
     since = time.strftime("%Y-%m-%d %H:%M:%S")
     file.write(f"{socket.gethostname()}, process {os.getpid()}, since {since}")

@@ -10,11 +10,14 @@ import numpy as np
 
 from chainermn_comm import CommunicatorBase
 
+from ..collective_errors import raise_together
 from ..iterators import distributed_sampler, epoch_positions, move_iterator
 from ..optimizer_state import Restorer
 from ..optimizers import MultiNodeOptimizer, is_same_on_all
+from ..random_states import load_random_state
 from ..trainer_introspection import iterators_of, updater_of
 from .checked_file import RESERVED_PREFIX, State
+from .checkpoint_folder import OPERATION, say
 from .state_dict import StateError, load_state_dict, state_dict
 
 RANDOM = RESERVED_PREFIX + "random"
@@ -32,58 +35,91 @@ def saved_state(target: Any) -> State:
 
 
 def load(
-    target: Any, states: Sequence[State], own: int, comm: CommunicatorBase
-) -> tuple[str, list[Restorer]]:
-    """Load the state that a rank had whose number was ``own``.
+    comm: CommunicatorBase,
+    run: str,
+    target: Any,
+    states: Sequence[State],
+    own: int,
+    optimizer: Any = None,
+) -> list[Restorer]:
+    """Load the state that a rank had whose number was ``own`` (collective).
 
-    ``states`` are of all ranks that there were, as far as others need them. StateError,
-    with a part of it loaded, if it doesn't fit. The function returns what to say of
-    another number of ranks, and what sets optimizers' numbers again.
+    ``states`` are those of all ranks that there were, as far as others need them.
+    StateError, with a part of the state loaded, if it doesn't fit. Rank 0 says what
+    begins anew with another number of ranks. Optimizers of the target, and
+    ``optimizer``, needn't broadcast if ranks have the same now. :func:`restore` takes
+    the returned functions when training begins.
     """
-    has_same_size = len(states) == comm.size
     state = dict(states[own])
+    has_same_size = len(states) == comm.size
+    with raise_together(comm.handshake, OPERATION):
+        anew = _move_iterators(comm, target, states, own, state)
+        if not has_same_size:
+            anew = ["random numbers", *anew, *_drop_added_gradients(state)]
+            sizes = f"saved by {len(states)} ranks, goes on with {comm.size}"
+            say(comm, run, f"{sizes}; begun anew: {', '.join(anew)}")
+        restorers = load_state_dict(target, state)
+    if has_same_size and RANDOM in state:
+
+        def restore_random() -> list[str]:
+            load_random_state(target, str(state[RANDOM]))
+            return []
+
+        restorers.append(restore_random)
+    candidates = [target, optimizer]
+    updater = updater_of(target)
+    if updater is not None:
+        candidates += updater.get_all_optimizers().values()
+    found = [each for each in candidates if isinstance(each, MultiNodeOptimizer)]
+    for each in dict.fromkeys(found):
+        if each.target and is_same_on_all(comm, each):
+            each.assume_synchronized()
+    return restorers
+
+
+def _move_iterators(
+    comm: CommunicatorBase,
+    target: Any,
+    states: Sequence[State],
+    own: int,
+    state: State,
+) -> list[str]:
+    """Adapt the state of iterators to this rank; return in words which of it begins anew."""
     positions = json.loads(str(state[_POSITIONS]))
     prefix = "" if target is updater_of(target) else "updater/"
     anew: list[str] = []
     for name, iterator in iterators_of(target).items():
         path = f"{prefix}iterator:{name}/"
-        if has_same_size:
-            if name in positions:
-                count, _ = positions[name]
-                _require_examples(name, iterator, count)
-            # Its order of a shared permutation isn't this rank's.
-            is_dealt = distributed_sampler(iterator) is not None
-            is_adapted = own != comm.rank and is_dealt
+        if len(states) != comm.size:
+            is_moved = path + "current_position" in state
         else:
-            is_adapted = path + "current_position" in state
-        if is_adapted:
+            if name in positions:
+                _require_examples(name, iterator, positions[name][0])
+            # Its order of a shared permutation isn't this rank's.
+            is_moved = own != comm.rank and distributed_sampler(iterator) is not None
+        if is_moved:
             anew += move_iterator(iterator, name, path, states, state, positions)
-    change = ""
-    if not has_same_size:
-        if state.pop(RANDOM, None) is not None:
-            anew.insert(0, "random numbers")
-        anew += _drop_added_gradients(state)
-        change = f"saved by {len(states)} ranks, goes on with {comm.size}; begun anew: "
-        change += ", ".join(anew) or "nothing"
-    return change, load_state_dict(target, state)
+    return anew
 
 
-def restore(restorers: Sequence[Restorer]) -> str:
-    """Set optimizers' numbers as they were saved; return in words which the script had not.
+def restore(comm: CommunicatorBase, run: str, restorers: Sequence[Restorer]) -> None:
+    """Set saved numbers that may have been set since; say which ones the script had otherwise.
 
-    Extensions may set them when they are initialised, so it is called after that.
+    Extensions may set optimizers' numbers when they are initialised, so this function is
+    called after that.
     """
     replaced = [words for restorer in restorers for words in restorer()]
-    if not replaced:
-        return ""
-    return (
-        f"as saved: {', '.join(replaced)}; to go on with another value, set it in an "
-        "extension"
-    )
+    if replaced:
+        say(
+            comm,
+            run,
+            f"as saved: {', '.join(replaced)}; to go on with another value, set it in an "
+            "extension",
+        )
 
 
 def _drop_added_gradients(state: State) -> list[str]:
-    """Let optimizers begin a step anew; return in words that some do."""
+    """Let optimizers begin a step anew; return in words which state is dropped."""
     dropped = []
     for name, counts in state.items():
         if name.endswith(_ADDED_UP) and counts[0] > 0:
@@ -100,17 +136,3 @@ def _require_examples(name: str, iterator: Any, there: int) -> None:
             "them belongs to a rank, and the data are divided differently now. Go on with "
             "the same data, or save the model and the optimizer alone"
         )
-
-
-def mark_synchronized_if_equal(
-    comm: CommunicatorBase, target: Any, optimizer: Any = None
-) -> None:
-    """Spare optimizers their broadcast, if ranks have the same (collective)."""
-    candidates = [target, optimizer]
-    updater = updater_of(target)
-    if updater is not None:
-        candidates += updater.get_all_optimizers().values()
-    found = [each for each in candidates if isinstance(each, MultiNodeOptimizer)]
-    for each in dict.fromkeys(found):
-        if each.target and is_same_on_all(comm, each):
-            each.assume_synchronized()

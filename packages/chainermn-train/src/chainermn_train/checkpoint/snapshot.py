@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from string import Formatter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from chainer.training import Extension
@@ -26,14 +26,14 @@ from ..collective_errors import (
     require_communicator,
 )
 from .atomic_file import advised
-from .checked_file import RESERVED_PREFIX, Head, RankFile, State
-from .checkpoint_folder import OPERATION, CheckpointFolder, RunFiles, SaveNumber, say
+from .checked_file import RESERVED_PREFIX, RankFile, State
+from .checkpoint_folder import OPERATION, CheckpointFolder, RunFiles, SaveNumber
 from .checkpointer import MultiNodeCheckpointer
-from .loading import load, mark_synchronized_if_equal, restore, saved_state
+from .loading import load, restore, saved_state
 from .state_dict import StateError
 
-# An int64 array of shape (2,): the sets that were named, and ranks.
-_TAKEN_BY = RESERVED_PREFIX + "taken_by"
+# An int64 array of shape (): how many ranks took the snapshot.
+_RANKS = RESERVED_PREFIX + "ranks"
 # As Python writes what isn't negative.
 _NUMBER = r"\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 
@@ -44,24 +44,24 @@ def multi_node_snapshot(
     """Make a snapshot extension write one file for each set of ranks that have the same state.
 
     For trainers that are the same on all ranks but, say, for reports on rank 0. With
-    ``autoload`` all load their set's file, also where the number of ranks has changed
-    since. That only works for state that belongs to no rank, unlike iterators of
-    different examples. Use :func:`create_multi_node_checkpointer` to go on exactly as
-    before.
+    ``autoload`` all ranks load their set's file, also if the number of ranks has changed
+    since. So the state must belong to no rank, unlike that of iterators over different
+    examples. Use :func:`create_multi_node_checkpointer` to go on exactly as before.
 
         snapshot = multi_node_snapshot(comm, extensions.snapshot(autoload=True), [0])
         trainer.extend(snapshot, trigger=(1, "epoch"))  # files of rank 0, and of all others
 
-    Files are called as the snapshot says, and ``.<number of the set>``. With
-    ``autoload`` the file name is a string, and what differs in it are numbers, such as
-    ``{.updater.iteration}``, by which the newest is found. Nothing is pickled, nor
-    unpickled. Unlike a checkpointer, nothing notices if two jobs save under one name.
+    A file's name is that of the snapshot, followed by ``.<number of the set>``. With
+    ``autoload`` the file name is a string in which nothing but numbers differ, such as
+    ``{.updater.iteration}``. The largest numbers are those of the newest snapshot.
+    Nothing is pickled, nor unpickled. Unlike with a checkpointer, nothing notices if two
+    jobs save under one name.
 
     Args:
         comm: the ranks that train together.
-        snapshot: what :func:`chainer.training.extensions.snapshot` returned.
-        replica_sets: each a rank or several ranks; those not named are one more set.
-            The same on all ranks. So ``[]`` means that all have the same state.
+        snapshot: made by :func:`chainer.training.extensions.snapshot`.
+        replica_sets: each a rank or several ranks; all ranks that are not named are one
+            more set. The same on all ranks. ``[]`` means that all have the same state.
 
     Returns:
         The extension, to be used on all ranks (collective when it is called and
@@ -73,8 +73,8 @@ def multi_node_snapshot(
             ``autoload`` and a function for its file name.
 
     Warns:
-        RuntimeWarning: on rank 0, if ``snapshot`` is to be taken on errors, too: none is then, as
-            the other ranks, which may have no error, can't take part.
+        RuntimeWarning: on rank 0, if ``snapshot`` is to be taken on errors, too. None is taken
+            then, because other ranks, which may have no error, can't take part.
     """
     comm = require_communicator(comm, "multi_node_snapshot")
     if not isinstance(snapshot, _Snapshot):
@@ -104,9 +104,9 @@ def multi_node_snapshot(
 class MultiNodeSnapshot(Extension):
     """The extension that :func:`multi_node_snapshot` makes; a copy has the same communicator.
 
-    ``comm`` and ``snapshot`` are as there; ``named`` are the ranks of each replica set
-    but that of all others (ValueError if one is named twice). Making one is not
-    collective; calling and initializing it is. Pickling it raises TypeError.
+    ``named`` are the ranks of each replica set but that of all others (ValueError if a
+    rank is named twice). Making the extension is not collective; calling and
+    initializing it is. Pickling it raises TypeError.
     """
 
     default_name = "multi_node_snapshot"
@@ -114,33 +114,39 @@ class MultiNodeSnapshot(Extension):
     def __init__(
         self, comm: CommunicatorBase, snapshot: Any, named: Sequence[Sequence[int]]
     ) -> None:
-        rest = set(range(comm.size)).difference(*named)
-        sets = [*named, sorted(rest)] if rest else [*named]
+        sets = [*named]
+        rest = sorted(set(range(comm.size)).difference(*named))
+        if rest:
+            sets.append(rest)
         if not all(sets) or sorted(chain(*sets)) != list(range(comm.size)):
             raise ValueError(
                 f"the replica sets {named} must name ranks from 0 to {comm.size - 1}, each in one "
                 "set at most"
             )
         self.trigger = snapshot.trigger
-        # After all other extensions, as a checkpointer, so that their state is saved, and
-        # what they set when they are initialised is replaced.
+        # After all other extensions, like a checkpointer: their state is saved, and the
+        # numbers that they set when they are initialised are replaced.
         self.priority = min(snapshot.priority, MultiNodeCheckpointer.priority)
         self._comm = comm
         self._sets = sets
-        set_of = {rank: number for number, ranks in enumerate(sets) for rank in ranks}
-        self._set_of = [set_of[rank] for rank in range(comm.size)]
-        self._set = set_of[comm.rank]
-        self._leads = sets[self._set][0] == comm.rank
         self._named = len(named)
+        self._set_of = [
+            number
+            for rank in range(comm.size)
+            for number, ranks in enumerate(sets)
+            if rank in ranks
+        ]
+        self._set = self._set_of[comm.rank]
+        self._leads = sets[self._set][0] == comm.rank
         self._autoload = bool(snapshot.autoload)
         self._snapshot = copy.copy(snapshot)
         self._snapshot.autoload = False
         self._filename = snapshot.filename
-        if not callable(self._filename):  # it removes stale ones by that
+        if not callable(self._filename):  # stale files are found by this name
             self._snapshot.filename = f"{self._filename}.{self._set}"
 
     def __call__(self, trainer: Any) -> None:
-        """Take a snapshot, where the condition of each set's first rank holds (collective).
+        """Take a snapshot of each set for whose first rank the condition holds (collective).
 
         All ranks serialize, since some objects can only do so together.
         """
@@ -153,7 +159,7 @@ class MultiNodeSnapshot(Extension):
             return
         with raise_together(self._comm.handshake, OPERATION):
             state = saved_state(self._target(trainer))
-            state[_TAKEN_BY] = np.array([self._named, self._comm.size])
+            state[_RANKS] = np.array(self._comm.size)
         writes, _ = views[self._comm.rank]
         _, token = views[0]
         with raise_together(self._comm.handshake, OPERATION):
@@ -163,9 +169,9 @@ class MultiNodeSnapshot(Extension):
     def initialize(self, trainer: Any) -> None:
         """Load the newest snapshot, if ``autoload`` says so (collective).
 
-        One that is incomplete, as not all sets have it or it can't be read, is passed
-        over; rank 0 says so. Where another number of ranks took it, it is as with a
-        checkpointer.
+        A snapshot is incomplete if a set's file is missing or can't be read. Incomplete
+        ones are passed over, and rank 0 says so. Another number of ranks loads a
+        snapshot as it loads a checkpoint.
 
         Raises:
             RuntimeError: on all ranks: there are snapshots, but none is complete.
@@ -182,7 +188,7 @@ class MultiNodeSnapshot(Extension):
             self._snapshot.initialize(trainer)
 
     def finalize(self) -> None:
-        """Wait for a writer in the background, and raise what it raises (not collective)."""
+        """Wait for a writer in the background, and raise its error (not collective)."""
         self._snapshot.finalize()
 
     def _target(self, trainer: Any) -> Any:
@@ -192,7 +198,7 @@ class MultiNodeSnapshot(Extension):
         return _SnapshotFiles(Path(trainer.out), f"{self._filename}")
 
     def _stem(self, trainer: Any) -> str:
-        """Return what files are called now, but for the numbers of their sets."""
+        """Return the name of files now, without the numbers of their sets."""
         if callable(self._filename):
             return f"{self._filename(trainer)}"
         stem: str = self._filename.format(trainer)
@@ -210,8 +216,16 @@ class MultiNodeSnapshot(Extension):
         writer = self._snapshot.writer
         stem = self._stem(trainer)
         name = f"{stem}.{self._set}"
-        head = Head(f"{self._filename}", stem, token, self._set, len(self._sets))
-        arrays = RankFile(head, {}, state).arrays()
+        file = RankFile(
+            run=f"{self._filename}",
+            save=stem,
+            id=token,
+            rank=self._set,
+            size=len(self._sets),
+            shared={},
+            own=state,
+        )
+        arrays = file.arrays()
         if not isinstance(writer, SimpleWriter):  # it writes while training goes on
             arrays = {key: array.copy() for key, array in arrays.items()}
         with advised(Path(trainer.out) / name):
@@ -223,31 +237,17 @@ class MultiNodeSnapshot(Extension):
         found = CheckpointFolder(comm, files, self._set_of).newest()
         if found is None:
             return
-        target = self._target(trainer)
+        # All ranks but those that are named are one more set, if there are any.
+        count = len(found.states)
         with raise_together(comm.handshake, OPERATION):
-            own = found.states[found.own]
-            named, size = own[_TAKEN_BY].tolist()
-            # All but those that are named are one more set, if there are any.
-            if named != self._named or self._set >= len(found.states):
+            if not self._set < count <= self._named + 1:
                 raise StateError(
-                    f"the snapshot was taken of {len(found.states)} replica sets with {named} "
-                    f"named, not {len(self._sets)} with {self._named}"
+                    f"the snapshot was taken of {count} replica sets, not {len(self._sets)}"
                 )
-            change, restorers = load(target, [own] * size, 0, comm)
-            replaced = restore(restorers)
-        for text in change, replaced:
-            say(comm, files.name, text)
-        mark_synchronized_if_equal(comm, target)
-
-
-class _Stem(NamedTuple):
-    """The name of snapshots but for the number of a set; the newest is that of the most."""
-
-    numbers: tuple[float, ...]
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
+        own = found.states[found.own]
+        states = [own] * int(own[_RANKS])
+        restorers = load(comm, files.name, self._target(trainer), states, 0)
+        restore(comm, files.name, restorers)
 
 
 class _SnapshotFiles(RunFiles):
@@ -260,12 +260,11 @@ class _SnapshotFiles(RunFiles):
             pattern += re.escape(literal)
             if field is not None:
                 pattern += f" *({_NUMBER})"
-        return rf"{pattern}\.(?P<rank>\d+)"
+        return rf"(?P<text>{pattern})\.(?P<rank>\d+)"
 
     def file(self, number: SaveNumber, rank: int | str) -> Path:
-        return self.path / f"{number}.{rank}"
+        return self.path / f"{number.text}.{rank}"
 
     def number_of(self, match: re.Match[str]) -> SaveNumber:
-        *numbers, _ = match.groups()
-        stem, _, _ = match[0].rpartition(".")
-        return SaveNumber(_Stem(tuple(map(float, numbers)), stem))
+        text, *numbers, _ = match.groups()
+        return SaveNumber(tuple(map(float, numbers)), 1, text)

@@ -16,10 +16,10 @@ from ..optimizers import MultiNodeOptimizer
 from ..trainer_introspection import updater_of
 from .checked_file import RESERVED_PREFIX, State
 
-# Names of what a trainer may have had beside models and optimizers, and of what is read
-# where it is needed.
+# Names of the state that a trainer may have had beside models and optimizers, and of
+# entries that are read where they are needed.
 _MAY_BE_LEFT = re.compile("(updater/)?iterator:|extension|stop_trigger|.*chainermn")
-# The names of what is None, which NumPy stores only by pickling.
+# The names of values that are None, which NumPy stores only by pickling.
 _NONE = RESERVED_PREFIX + "none"
 
 
@@ -58,13 +58,8 @@ def state_dict(target: Any) -> State:
                     "`serialize` store numbers, strings, None or arrays of them"
                 )
             without_value.append(name)
-            continue
-        descr = np.lib.format.dtype_to_descr(array.dtype)
-        if np.lib.format.descr_to_dtype(descr) != array.dtype:
-            raise TypeError(
-                f"{name!r} can't be stored: NumPy's files have no dtype {array.dtype}"
-            )
-        state[name] = array
+        else:
+            state[name] = array
     state[_NONE] = np.array(json.dumps(without_value))
     return state
 
@@ -72,9 +67,9 @@ def state_dict(target: Any) -> State:
 def load_state_dict(target: Any, state: State) -> list[Restorer]:
     """Load a state into ``target``; return what sets its optimizers' numbers again.
 
-    StateError, with a part of it loaded, if it doesn't fit. All that the state has of a
-    model or an optimizer must be read. Of a trainer's iterators and extensions, there
-    may be fewer than were saved.
+    StateError, with a part of the state loaded, if it doesn't fit. Every entry of a
+    model or an optimizer must be read. Iterators and extensions of a trainer may be
+    fewer than were saved.
     """
     stored = dict(state)
     for name in json.loads(str(stored.get(_NONE, "[]"))):
@@ -119,8 +114,8 @@ def _plain_optimizers(target: Any) -> dict[str, Any]:
 class _CheckedDeserializer(NpzDeserializer):
     """Refuses arrays that NumPy would broadcast to the shape that is there, or round."""
 
-    # Shared with those of children: the names that were asked for, and what optimizers
-    # add for who begins training.
+    # Children share these: the names that were asked for, and the restorers that
+    # optimizers add.
     read: set[str]
     restorers: list[Restorer]
 
