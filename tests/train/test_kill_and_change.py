@@ -24,10 +24,15 @@ def run(ranks, out, background, victim=-1, seconds=0.0):
     )
 
 
-def end_of(done):
+def assert_ended(done, expected=None):
+    """Return the weights at the end, and the accuracy; they are as expected."""
     assert done.returncode == 0, done
     weights, accuracy = json.loads(re.search(r"^END (.*)$", done.out, re.M)[1])
-    return np.array(weights), accuracy
+    assert accuracy > 0.9
+    if expected is not None:
+        np.testing.assert_allclose(weights, expected[0], rtol=0, atol=1e-10)
+        assert accuracy == expected[1]
+    return weights, accuracy
 
 
 FULL = pytest.mark.full
@@ -41,23 +46,21 @@ def test_killed_at_random_moments_and_resumed_by_other_ranks(
     tmp_path, background, moments
 ):
     draw = random.Random(f"{background} {moments}")
-    weights, accuracy = end_of(run(1, tmp_path / "whole", background))
-    out, reached, again = tmp_path / "run", 0, 0
+    expected = assert_ended(run(1, tmp_path / "whole", background))
+    out = tmp_path / "run"
+    reached = 0
     for number in range(moments):
         size = draw.choice(SIZES)
         seconds = draw.uniform(0, 0.05 if number % 2 else 0.4)
         killed = run(size, out, background, draw.randrange(size), seconds)
         (begin,) = re.findall(r"^BEGIN (\d+)", killed.out, re.M)
         assert int(begin) >= reached, (number, size, killed)
-        saved = [int(each) for each in re.findall(r"^SAVED (\d+)", killed.out, re.M)]
-        reached = max([int(begin), *saved])
+        saved = re.findall(r"^SAVED (\d+)", killed.out, re.M)
+        reached = max(map(int, [begin, *saved]))
         # It was done before: another run, with other moments.
         if killed.returncode == 0:
-            out, reached, again = tmp_path / f"run {number}", 0, again + 1
-            found = end_of(killed)
-            np.testing.assert_allclose(found[0], weights, rtol=0, atol=1e-10)
-            assert found[1] == accuracy
-    found = end_of(run(draw.choice(SIZES), out, background))
-    np.testing.assert_allclose(found[0], weights, rtol=0, atol=1e-10)
-    assert found[1] == accuracy > 0.9
+            assert_ended(killed, expected)
+            out = tmp_path / f"run {number}"
+            reached = 0
+    assert_ended(run(draw.choice(SIZES), out, background), expected)
     assert {path.name for path in out.iterdir()} <= {"log"}

@@ -27,16 +27,15 @@ def test_snapshots_of_other_kinds_are_loaded_or_refused(naive):
     # No pickles.
     assert all(np.asarray(value).dtype != object for value in snapshot.values())
     plain = hooked_adam(TanhNet(0))
+    synchronous = create_multi_node_optimizer(hooked_adam(TanhNet(0)), naive)
     load_state(plain, snapshot)
     assert plain.t == 2
-    load_state(optimizer, state_of(plain))  # Chainer's own: nothing is in flight
-    optimizer.update(model, batch_of(0, 3))
-    assert optimizer.t == 2
-    synchronous = create_multi_node_optimizer(hooked_adam(TanhNet(0)), naive)
     with pytest.raises(ValueError, match="double_buffering=True"):
         load_state(synchronous, snapshot)
-    load_state(optimizer, state_of(synchronous))
-    optimizer.update(model, batch_of(0, 3))
+    for other in plain, synchronous:  # which has loaded the number of steps
+        load_state(optimizer, state_of(other))  # nothing is in flight
+        optimizer.update(model, batch_of(0, 3))
+        assert optimizer.t == 2
     optimizer.flush()
     assert optimizer.t == 3
 

@@ -17,34 +17,29 @@ from tests.support.training.trainers import same_everywhere
 pytestmark = pytest.mark.world
 
 
-FLOATS = [float, np.float16, np.float32, np.float64, np.longdouble]
-INTEGERS = [int, np.int8, np.int32, np.uint64, bool, np.bool_]
 NUMBERS = [
-    *[kind(0.125) for kind in FLOATS],
-    *[kind(1) for kind in INTEGERS],
-    np.array(0.125, "f4"),
-]
-ANOTHER = [
-    *[(kind(0.125), kind(0.5)) for kind in FLOATS],
-    *[(kind(1), kind(0)) for kind in INTEGERS],
-    (np.array(0.125), np.array(0.5)),
+    *[
+        (kind(0.125), kind(0.5))
+        for kind in (float, np.float16, np.float32, np.float64, np.longdouble, np.array)
+    ],
+    *[
+        (kind(1), kind(0))
+        for kind in (int, np.int8, np.int32, np.uint64, bool, np.bool_)
+    ],
 ]
 
 
 @pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("number", NUMBERS, ids=repr)
-def test_a_number_is_the_same_of_whatever_type(naive, number):
-    actual = chainer.optimizers.SGD(number if naive.rank else float(number))
-    optimizer = create_multi_node_optimizer(actual, naive).setup(Model(0))
+@pytest.mark.parametrize(("number", "other"), NUMBERS, ids=repr)
+def test_numbers_are_compared_whatever_their_type(naive, number, other):
+    def make(mine):
+        actual = chainer.optimizers.SGD(mine)
+        return create_multi_node_optimizer(actual, naive).setup(Model(0))
+
+    optimizer = make(number if naive.rank else float(number))
     update(optimizer, 2)
     assert optimizer.t == 2
-
-
-@pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize(("number", "other"), ANOTHER, ids=repr)
-def test_two_numbers_of_one_type_are_compared(naive, number, other):
-    actual = chainer.optimizers.SGD(other if naive.rank == 1 else number)
-    optimizer = create_multi_node_optimizer(actual, naive).setup(Model(0))
+    optimizer = make(other if naive.rank == 1 else number)
     text = f"lr of hyperparameters: {number:g} on .*; {other:g} on rank 1"
     with pytest.raises(RankMismatchError, match=text):
         update(optimizer)
