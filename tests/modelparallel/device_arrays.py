@@ -14,7 +14,6 @@ from chainer.backends import cuda
 
 from chainermn_modelparallel.functions import (
     control_dependencies,
-    messages,
     ordered_function,
 )
 
@@ -54,7 +53,7 @@ def received_on_devices(comm: Any) -> Iterator[None]:
         patch.setattr(cuda, "ndarray", Device)
         patch.setattr(cuda.GpuDevice, "from_array", staticmethod(lambda array: None))
         patch.setattr(chainer, "is_arrays_compatible", compatible)
-        for module in (ordered_function, control_dependencies, messages):
+        for module in (ordered_function, control_dependencies):
             patch.setattr(module, "backend", ours)
         patch.setattr(comm, "recv_with_metadata", on_device)
         yield

@@ -26,9 +26,7 @@ def device(*shape):
 
 
 def test_arrays_of_cpu_and_gpu_are_not_sent_together(comm):
-    with pytest.raises(
-        TypeError, match=f"rank {comm.rank}: x mixes arrays of CPU and GPU"
-    ):
+    with pytest.raises(TypeError, match="incompatible array types are mixed"):
         send((device(2), Variable(np.ones(2, "f"))), comm, 1 - comm.rank)
 
 

@@ -96,24 +96,6 @@ def test_of_any_graph(comm, examples):
     graphs.check_drawn(lambda graph: check(comm, graph), comm.size, examples)
 
 
-def test_of_weights_needs_no_delegate(comm):
-    """What goes back for the second time are gradients of the gradient of w, y^3."""
-    data = np.array([0.5, 2.0])
-    if comm.rank == 0:
-        x = Variable(data)
-        delegate = send(x, comm, 1)
-        delegate.backward(enable_double_backprop=True)
-        x.cleargrad()
-        delegate.backward()
-        np.testing.assert_allclose(x.grad, 6 * data**5, rtol=1e-12)
-    elif comm.rank == 1:
-        w = Variable(np.array([3.0, 5.0]))
-        F.sum(w * recv(comm, 0) ** 3).backward(enable_double_backprop=True)
-        gw = w.grad_var
-        w.cleargrad()
-        F.sum(gw**2).backward()
-
-
 @pytest.mark.sizes(1, 2, 3, 4)
 def test_third_derivatives_of_a_sum_over_ranks(comm):
     """Chainer makes the node of an output that nobody kept anew, without its data: only once."""

@@ -14,7 +14,7 @@ from .messages import Edge
 
 
 def check_communicator(comm: Any, name: str = "comm") -> CommunicatorBase:
-    """Return what is to communicate; raise TypeError unless it is a communicator (not collective).
+    """Return the communicator; raise TypeError if the argument is none (not collective).
 
     An object of any class is one if it wraps one, as by ``__getattr__``: its
     ``handshake`` is that of a communicator.
@@ -26,7 +26,7 @@ def check_communicator(comm: Any, name: str = "comm") -> CommunicatorBase:
 
 
 def check_edge(communicator: Any, rank: Any, tag: Any = 0) -> Edge:
-    """Return the edge to another rank; raise unless there is such a rank, and such a tag."""
+    """Return the edge to another rank; raise if there is no such rank, or no such tag."""
     check_communicator(communicator, "communicator")
     who = f"rank {communicator.rank}:"
     peer = integer_between(rank, 0, communicator.size - 1, f"{who} rank")
@@ -40,7 +40,7 @@ def check_edge(communicator: Any, rank: Any, tag: Any = 0) -> Edge:
 
 
 def check_variable(name: str, x: Any, rank: int) -> Variable:
-    """Return the argument as a variable; raise if it is neither variable nor array, or has none."""
+    """Return the argument as a variable; raise if it is no variable or array, or has no values."""
     if not isinstance(x, (Variable, *chainer.get_array_types())):
         raise wrong_kind(f"{name} must be a variable or an array", x, rank)
     variable = chainer.as_variable(x)

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from chainermn_comm import CommunicatorBase
 
-from .messages import Edge, Header, send_message
+from .messages import Edge, Header, message_ids, send_message
 
 # Why there will be no gradients, and what to do, as the rank that waits for them
 # reports it.
@@ -27,7 +27,8 @@ REASONS = {
         "it to the loss with pseudo_connect, or send without gradients"
     ),
 }
-# Most that are sent: a user who drops more evaluates a model, and was warned.
+# The most cancellations that a process sends. A user who drops more messages evaluates
+# a model, and was warned.
 MAX_CANCELLATIONS = 1000
 
 # Messages whose receiver was dropped, so that their senders must be told: the sender
@@ -47,18 +48,18 @@ def send_cancellation(
         return
     _num_sent += 1
     edge = Edge(communicator, peer, communicator.reserved_tag)
-    send_message(Header(message_id, cancellation=reason), (), edge)
+    send_message(Header(next(message_ids), message_id, reason), (), edge)
 
 
 def send_pending_cancellations(communicator: CommunicatorBase) -> None:
-    """Send to other ranks what was dropped here; called before each call that may wait for them."""
+    """Tell senders whose messages were dropped here; call it before all that may wait for them."""
     if _pending:
         for peer, message_id in _pending.pop(communicator, ()):
             send_cancellation(communicator, peer, message_id, DROPPED)
 
 
 def cancel_later(communicator: CommunicatorBase, peer: int, message_id: int) -> None:
-    """Let the next call tell a rank that what it sent was dropped: ``__del__`` may not send."""
+    """Let the next call tell a rank that its message was dropped: ``__del__`` may not send."""
     _pending.setdefault(communicator, []).append((peer, message_id))
 
 

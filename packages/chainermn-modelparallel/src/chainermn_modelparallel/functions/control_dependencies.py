@@ -49,10 +49,6 @@ def pseudo_connect(delegate_variable: Variable | None, *actual_variables: Any) -
         )
     if not actual_variables:
         raise TypeError("pseudo_connect needs at least one actual variable")
-    if any(isinstance(variable, (tuple, list)) for variable in actual_variables):
-        raise TypeError(
-            "actual variables must be given one by one: write * before a tuple or list"
-        )
     outputs = _connect(delegate_variable, actual_variables)
     if len(outputs) > 1:
         return outputs

@@ -48,7 +48,7 @@ class EdgeFunction(OrderedFunctionNode):
     """A function at one end of an edge."""
 
     _function: str  # what the user called
-    # Whether backward has to come here, so that it is an error to drop this before.
+    # Whether backward has to come here; a function that is dropped before is reported.
     backward_expected = False
 
     def __init__(self, edge: Edge, header: Header) -> None:
@@ -66,8 +66,9 @@ class SendFunction(EdgeFunction):
 
     _function = "send"
 
-    def __init__(self, edge: Edge, header: Header) -> None:
+    def __init__(self, edge: Edge, header: Header, reported_as: str) -> None:
         super().__init__(edge, header)
+        self._reported_as = reported_as  # in reports of the watchdog
         self._received: deque[Message] = deque()
         _pending_sends[header.message_id] = self
 
@@ -80,6 +81,8 @@ class SendFunction(EdgeFunction):
             )
 
     def forward(self, inputs: Arrays) -> Arrays:
+        send_message(self._header, inputs, self._edge, self._reported_as)
+        # The graph is built while the other rank works on the message.
         return self.with_control_output((), like=inputs[0])
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
@@ -109,7 +112,7 @@ class SendFunction(EdgeFunction):
         send_pending_cancellations(communicator)
         while not self._received:
             message = receive_message(self._gradient_edge, BACKWARD + self._call)
-            owner = _pending_sends.get(message.header.message_id)
+            owner = _pending_sends.get(message.header.answered_id)
             if owner is not None:
                 owner._received.append(message)
             elif not message.header.cancellation:
@@ -126,7 +129,7 @@ class SendFunction(EdgeFunction):
         return message
 
     def _check_gradients(self, header: Header) -> None:
-        """Raise if there are none, or if one of the two ranks alone makes a graph of them."""
+        """Raise if no gradients come, or if only one of the two ranks makes a graph of them."""
         rank = self._edge.communicator.rank
         peer = self._edge.peer
         call = f"rank {rank}: backward of {self._call}"
@@ -159,15 +162,11 @@ class RecvFunction(EdgeFunction):
     def __init__(self, edge: Edge, message: Message) -> None:
         super().__init__(edge, message.header)
         self._arrays = message.arrays
-        # The id by which the message is answered.
-        self._answered_id = message.header.message_id
-        if message.header.differentiable:
-            self._answered_id = message.header.reply_id
 
     def __del__(self) -> None:
         if self.backward_expected:
             communicator, peer, _ = self._edge
-            cancel_later(communicator, peer, self._answered_id)
+            cancel_later(communicator, peer, self._header.message_id)
             warn_dropped(
                 f"rank {communicator.rank}: what {self._call}",
                 f"backward on rank {peer} gets no gradients. Run backward through it",
@@ -181,12 +180,11 @@ class RecvFunction(EdgeFunction):
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
         self.backward_expected = False
         needed = self._header.needed
-        unused: Gradients = grad_outputs
+        sources: Gradients = grad_outputs
         if needed and not self._header.not_twice_differentiable:
             gradients = self.connected_gradients(grad_outputs)
             sent = self._send_gradients(tuple(gradients[i] for i in needed))
-            unsent = [x for i, x in enumerate(grad_outputs) if i not in needed]
-            unused = (sent, *unsent)
+            sources = (sent, *grad_outputs)
         elif any(grad_outputs[i] is not None for i in needed):
             communicator, peer, _ = self._edge
             raise RankMismatchError(
@@ -196,7 +194,7 @@ class RecvFunction(EdgeFunction):
                 "MultiNodeChainList does, so that a second backward has nothing there to start "
                 "from. Give recv one, and go on from its gradient"
             )
-        return keep_control_dependencies(unused, (zeros_for_input(self, 0),))
+        return keep_control_dependencies(sources, (zeros_for_input(self, 0),))
 
     def _send_gradients(self, gradients: Variables) -> Variable | None:
         """Send the gradients of the outputs that need one.
@@ -204,19 +202,19 @@ class RecvFunction(EdgeFunction):
         Returns a delegate variable where they can be differentiated again, else None.
         """
         header = Header(
-            self._answered_id,
+            next(message_ids),
+            self._header.message_id,
+            differentiable=chainer.config.enable_backprop,
             not_twice_differentiable=self.not_twice_differentiable,
             requires_grad_mask=requires_grad_mask(gradients),
         )
-        if chainer.config.enable_backprop:
-            header = header._replace(reply_id=next(message_ids))
-        send_message(header, gradients, self._gradient_edge, BACKWARD + self._call)
-        if not header.differentiable:
-            return None
-        reply = header._replace(message_id=header.reply_id)
-        node = SendFunction(self._gradient_edge, reply)
-        (delegate,) = node.apply(gradients)
-        return delegate
+        edge = self._gradient_edge
+        reported_as = BACKWARD + self._call
+        if header.differentiable:
+            return SendFunction(edge, header, reported_as).apply(gradients)[0]
+        arrays = tuple([gradient.array for gradient in gradients])
+        send_message(header, arrays, edge, reported_as)
+        return None
 
 
 def make_outputs(
@@ -224,7 +222,7 @@ def make_outputs(
 ) -> tuple[Variables, RecvFunction | None]:
     """Return the message's arrays as variables, and the function that sends their gradients.
 
-    That function, which continues to the delegate, is None if backward has nothing to
+    The function, which continues to the delegate, is None if backward has nothing to
     do.
     """
     header, arrays = message

@@ -12,22 +12,17 @@ import itertools
 import struct
 from typing import NamedTuple
 
-import chainer
-from chainer import backend
-
 from chainermn_comm import CommunicatorBase
 
-from .control_dependencies import Arrays, Variables
+from .control_dependencies import Arrays
 from .ordered_function import SCOPE
 
-# A header begins with it, so that no other metadata is taken for one.
+# Each header begins with these bytes, so that other metadata are not taken for one.
 _MAGIC = b"CMNMSG"
 # Magic and the fields of `Header` but for the mask, which follows.
-_FIXED = struct.Struct("<6sqqB?")
-# Stands for an id where there is none.
-NO_REPLY = -1
+_FIXED = struct.Struct("<6sqqB??")
 # Messages of this process are numbered.
-message_ids = itertools.count()
+message_ids = itertools.count(1)
 
 
 class Edge(NamedTuple):
@@ -39,25 +34,20 @@ class Edge(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What the metadata of a message say."""
+    """The metadata of a message."""
 
-    # Of the message; of gradients, that of the message that they answer.
     message_id: int
-    # The next three are of gradients: the id by which they may themselves be answered,
-    # if backward made a graph of them,
-    reply_id: int = NO_REPLY
+    # The next four are of gradients: the id of the message that they answer,
+    answered_id: int = 0
     # if there will be none, why: a key of `cancellation.REASONS`,
     cancellation: int = 0
+    # whether backward made a graph of them,
+    differentiable: bool = False
     # and whether a second backward must not reach their sender, which has no variable
     # to start from.
     not_twice_differentiable: bool = False
     # A byte for each array: 1 where the sender's backward will wait for its gradient.
     requires_grad_mask: bytes = b""
-
-    @property
-    def differentiable(self) -> bool:
-        """Whether backward made a graph of these gradients."""
-        return self.reply_id != NO_REPLY
 
     @property
     def needed(self) -> list[int]:
@@ -66,23 +56,19 @@ class Header(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What is received: new arrays of any shape, memory order and dtype."""
+    """A received message; its arrays are new, of any shape, memory order and dtype."""
 
     header: Header
     arrays: Arrays
 
 
 def send_message(
-    header: Header, variables: Variables, edge: Edge, label: str = SCOPE + "send"
+    header: Header, arrays: Arrays, edge: Edge, label: str = SCOPE + "send"
 ) -> None:
     """Send arrays to the other rank; reports of the watchdog name the call by the label."""
     *fields, mask = header
     metadata = _FIXED.pack(_MAGIC, *fields) + mask
-    arrays = tuple([variable.array for variable in variables])
-    with chainer.using_device(backend.get_device_from_array(*arrays)):
-        edge.communicator.send_with_metadata(
-            metadata, arrays, edge.peer, edge.tag, label
-        )
+    edge.communicator.send_with_metadata(metadata, arrays, edge.peer, edge.tag, label)
 
 
 def receive_message(edge: Edge, label: str = SCOPE + "recv") -> Message:

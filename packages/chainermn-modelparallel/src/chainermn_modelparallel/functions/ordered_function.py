@@ -25,13 +25,14 @@ _last_rank = 0
 class OrderedFunctionNode(chainer.FunctionNode):
     """A function that talks to other ranks, forward and backward.
 
-    Of the functions that it has reached, Chainer's backward visits the one of the
-    highest `rank` first: a depth in the graph, that need only be higher than those of
-    the functions before. Ours are also higher than that of every communication that ran
-    earlier in this process. So ranks whose calls met in forward meet in backward too,
-    however deep the rest of their graphs is.
+    Among the functions that it has reached, Chainer's backward visits the one of the
+    highest `rank` next. This number is a depth in the graph, and need only be higher
+    than those of the functions before. Our functions have one that is also higher than
+    that of every earlier communication of this process. So calls that met in forward
+    meet in backward, too, however deep the rest of each rank's graph is.
 
-    The last output of each is empty: what :meth:`with_control_output` returns.
+    The last output of each function is the empty one that :meth:`with_control_output`
+    adds.
     """
 
     rank: int
@@ -61,7 +62,7 @@ class OrderedFunctionNode(chainer.FunctionNode):
         """Return the output without data, to connect gradients to.
 
         Through it a second backward comes back here, whether or not the gradients
-        depend on this function: it will on other ranks.
+        depend on this function, because it comes to the function on other ranks.
         """
         (output,) = self.get_retained_outputs()
         output.retain_data()  # its node may be a new one, which outlives the variable
@@ -81,7 +82,7 @@ class OrderedFunctionNode(chainer.FunctionNode):
         return keep_control_dependencies(control, gradients)
 
     def control_gradient(self, grad_outputs: Gradients) -> Variables:
-        """Return what gradients that can be differentiated again depend on; nothing for others."""
+        """Return a variable on which gradients that can be differentiated again depend, if any."""
         if not chainer.config.enable_backprop:
             return ()
         return keep_control_dependencies(grad_outputs[-1:], (self.control_output(),))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import chainer
 from chainer import Variable
 
 from chainermn_comm import CommunicatorBase
@@ -14,8 +13,8 @@ from .arguments import check_edge, check_variable
 from .cancellation import NO_BACKPROP, send_cancellation, send_pending_cancellations
 from .control_dependencies import Variables, keep_control_dependencies
 from .edge_functions import RecvFunction, SendFunction, make_outputs
-from .messages import Header, message_ids, receive_message, send_message
-from .ordered_function import requires_grad_mask
+from .messages import Header, message_ids, receive_message
+from .ordered_function import SCOPE, requires_grad_mask
 
 
 def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Variable:
@@ -73,16 +72,10 @@ def send_variables(
             f"rank {communicator.rank}: there is nothing to send: x is empty"
         )
     variables = tuple([check_variable("x", item, communicator.rank) for item in items])
-    if not chainer.is_arrays_compatible([variable.array for variable in variables]):
-        raise TypeError(
-            f"rank {communicator.rank}: x mixes arrays of CPU and GPU; move them to one device"
-        )
     variables = keep_control_dependencies((delegate,), variables)
     send_pending_cancellations(communicator)
     header = Header(next(message_ids), requires_grad_mask=requires_grad_mask(variables))
-    send_message(header, variables, edge)
-    # The graph is built while the other rank works on the message.
-    node = SendFunction(edge, header)
+    node = SendFunction(edge, header, SCOPE + "send")
     (delegate_variable,) = node.apply(variables)
     node.backward_expected = bool(header.needed)
     return delegate_variable
@@ -147,8 +140,11 @@ def recv_variables(
     """
     edge = check_edge(communicator, rank, tag)
     if delegate_variable is not None and not isinstance(delegate_variable, Variable):
-        what = "delegate_variable must be a chainer.Variable"
-        raise wrong_kind(what, delegate_variable, communicator.rank)
+        raise wrong_kind(
+            "delegate_variable must be a chainer.Variable",
+            delegate_variable,
+            communicator.rank,
+        )
     send_pending_cancellations(communicator)
     message = receive_message(edge)
     header = message.header
