@@ -23,7 +23,6 @@ Signature = tuple[tuple[Any, ...], ...]
 
 # This call's number, and whether this rank needs a gradient and builds a graph.
 _PREFIX = struct.Struct("<Q??")
-NO_CALL = -1
 _ADVICE = (
     ". Call the same functions in the same order on all ranks; where backward comes to them in "
     "different orders, connect one's result to the next one's input with pseudo_connect"
@@ -32,7 +31,7 @@ _call_numbers = itertools.count()
 
 
 class Handshake(NamedTuple):
-    """What all ranks know of a call after it."""
+    """The facts about a call that all ranks know after its handshake."""
 
     call_id: int  # rank 0's count of calls, by which backward refers to this one
     # Whether some rank needs a gradient; backward is then collective.
@@ -59,24 +58,24 @@ def handshake(
     *,
     requires_grad: bool = False,
     payload: bytes = b"",
-    forward_id: int = NO_CALL,
+    forward: Handshake | None = None,
 ) -> Handshake:
     """Do the communicator's ``handshake``, and learn whether some rank needs a gradient.
 
     Collective. ``requires_grad`` says whether this rank does. Backward gives the
-    ``call_id`` of the call whose gradients travel as ``forward_id``: calls that are
-    alike then don't swap them. The operation is the function's name, without
+    handshake of the call whose gradients travel as ``forward``: calls that are alike
+    then don't swap them. The operation is the function's name, without
     ``chainermn.functions``.
 
     Raises:
-        RankMismatchError: on all ranks, when operations, signatures or those ids
-            differ, or when not all ranks make a graph of the gradients, though some
-            could be differentiated.
+        RankMismatchError: on all ranks, when operations, signatures or the ids of those
+            calls differ, or when not all ranks make a graph of the gradients, though
+            some could be differentiated.
         PeerError: another rank has an error, as of a ``raise_together``.
     """
     send_pending_cancellations(comm)
-    if forward_id != NO_CALL:
-        signature = (("the call", forward_id), *signature)
+    if forward is not None:
+        signature = (("the call", forward.call_id), *signature)
     builds_graph = chainer.config.enable_backprop
     prefix = _PREFIX.pack(next(_call_numbers), requires_grad, builds_graph)
     try:
@@ -93,6 +92,6 @@ def handshake(
     ]
     payloads = [row[_PREFIX.size :] for row in rows]
     call = Handshake(numbers[0], is_needed, payloads, without_graph)
-    if forward_id != NO_CALL:
+    if forward is not None:
         call.require_graph(operation, comm.rank)
     return call

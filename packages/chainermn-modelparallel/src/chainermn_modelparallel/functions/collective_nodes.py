@@ -1,8 +1,8 @@
 """Collective operations as functions of Chainer, each with the operation for its gradients.
 
-What moves arrays between ranks is linear, so backward is the adjoint operation, and so
-on for higher derivatives. The loss that is differentiated is the sum of all ranks'
-losses.
+Operations that move arrays between ranks are linear, so backward is the adjoint
+operation, and so on for higher derivatives. The loss that is differentiated is the sum
+of all ranks' losses.
 
 The operations of a region are for ranks that divide one model's arithmetic rather than
 its data. All of them compute the same loss from the same values, so the loss counts
@@ -17,14 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-from chainer import Variable
+from chainer import Variable, backend
 
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.errors import raise_together
 
 from .arguments import check_communicator
-from .call_handshake import NO_CALL, Handshake, Signature, handshake
+from .call_handshake import Handshake, Signature, handshake
 from .control_dependencies import (
     Arrays,
     Gradients,
@@ -80,11 +79,11 @@ class Inputs(NamedTuple):
     """What this rank gives to a collective operation."""
 
     variables: Variables
-    # Not used by the operation; backward is to visit them too, and gives them zeros.
+    # The operation doesn't use these; backward visits them, too, and gives them zeros.
     control_inputs: Variables = ()
     root: int = 0  # of operations that have one
     signature: Signature = ()  # what else must be equal on all ranks
-    # Not used either: arrays whose values must be equal on all ranks.
+    # Nor these arrays, whose values must be equal on all ranks.
     replicas: Arrays = ()
 
 
@@ -93,18 +92,18 @@ def apply_collective(
     op: str,
     make_inputs: Callable[[], Inputs],
     operation: str = "",
-    forward_id: int = NO_CALL,
+    forward: Handshake | None = None,
 ) -> Variables:
     """Apply one of ``OPS`` to variables, and return this rank's results (collective).
 
-    What ``make_inputs`` raises is raised here, and makes the other ranks raise. Reports
+    An error of ``make_inputs`` is raised here, and makes the other ranks raise. Reports
     and errors name the call ``operation``, by default ``op``. A rank that gets no
     result has an empty delegate variable instead if backward has to run, else nothing.
 
     Raises:
         TypeError: ``comm`` is no communicator.
-        PeerError, RankMismatchError: as for :func:`handshake`, also for ``forward_id``,
-            and if values differ that must be equal.
+        PeerError, RankMismatchError: as for :func:`handshake`, also for ``forward``, and
+            if values differ that must be equal.
     """
     comm = check_communicator(comm)
     operation = operation or op
@@ -121,7 +120,7 @@ def apply_collective(
         (("root", inputs.root), *inputs.signature),
         requires_grad=1 in requires_grad_mask(variables),
         payload=projections,
-        forward_id=forward_id,
+        forward=forward,
     )
     check_equal(operation, call.payloads, replicas, comm.rank)
     node = CollectiveFunction(
@@ -164,11 +163,8 @@ class CollectiveFunction(OrderedFunctionNode):
     def forward(self, inputs: Arrays) -> Arrays:
         run, _ = OPS[self.label]
         results = run(self.comm, inputs[: self.num_inputs], self.root)
-        outputs: Arrays = ()
-        for y in results:
-            if isinstance(y, np.generic):
-                y = np.asarray(y)
-            outputs += (y,)
+        xp = backend.get_array_module(*results)
+        outputs = tuple([xp.asarray(y) for y in results])
         return self.with_control_output(outputs, like=(*outputs, *inputs)[0])
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
@@ -178,7 +174,7 @@ class CollectiveFunction(OrderedFunctionNode):
         inputs = Inputs(gradients, self.control_gradient(grad_outputs), self.root)
         _, adjoint = OPS[self.label]
         results = apply_collective(
-            self.comm, adjoint, lambda: inputs, operation, self.call.call_id
+            self.comm, adjoint, lambda: inputs, operation, self.call
         )
         return tuple(self._input_gradient(index, results) for index in indexes)
 

@@ -16,7 +16,12 @@ from chainermn_comm import CommunicatorBase
 
 from .call_handshake import handshake
 from .collectives import allreduce
-from .control_dependencies import Arrays, Gradients, pseudo_connect
+from .control_dependencies import (
+    Arrays,
+    Gradients,
+    empty_on_device_of,
+    pseudo_connect,
+)
 from .ordered_function import OrderedFunctionNode
 
 NAME = "MultiNodeBatchNormalization"
@@ -51,10 +56,10 @@ class SyncBatchNormFunction(OrderedFunctionNode):
 
     So is backward, if an x needs it. Parts of the batch may be of different sizes, or
     empty. The axes that are averaged over ascend; gamma and beta, the same on all
-    ranks, have the shape that is left of x's without them.
+    ranks, have x's shape without these axes.
 
-    Inputs: x, gamma, beta, and an empty leaf that requires a gradient, since one may be
-    needed elsewhere. Output: y, of x's shape and dtype. After ``forward``, the same on
+    Inputs: x, gamma, beta, and an empty leaf that requires a gradient, since another
+    rank may need one. Output: y, of x's shape and dtype. After ``forward``, the same on
     all ranks: ``count`` of values in a channel, and the whole batch's ``mean`` and
     ``var`` (without correction for the count), float32 or wider, of x's shape but for
     axes of length 1 in ``axis``.
@@ -74,9 +79,7 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         xp = backend.get_array_module(x)
         dtype = np.result_type(x.dtype, gamma.dtype, np.float32)
         self._dtype = dtype
-        count = 0
-        if x.size:
-            count = x.size // gamma.size
+        count = x.size // max(gamma.size, 1)
         mean = x.sum(axis=self.axis, dtype=dtype, keepdims=True)
         mean /= max(count, 1)
         self._shape = mean.shape  # of what is computed for each channel
@@ -98,7 +101,7 @@ class SyncBatchNormFunction(OrderedFunctionNode):
 
         ``local`` holds this rank's means, then its sums of squares about them, so that
         no digits are lost where the mean is large. Sums over ranks are taken in
-        float64. What is returned is of its shape and dtype.
+        float64. The result has its shape and dtype.
         """
         self._call = handshake(
             self.comm,
@@ -147,7 +150,7 @@ class SyncBatchNormFunction(OrderedFunctionNode):
                 self.comm,
                 f"backward of {NAME}",
                 payload=local.tobytes(),
-                forward_id=self._call.call_id,
+                forward=self._call,
             )
             means = _stack_ranks(call.payloads, local).sum(axis=1)
             means *= self._per_value
@@ -164,45 +167,38 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         return gx, *parameters
 
     def _differentiable(self, x: Variable, gamma: Variable, gy: Variable) -> Gradients:
-        """Return the same gradients, made of functions that can be differentiated again."""
+        """Return the same gradients by Chainer's functions, so that they have gradients, too."""
         dtype = self._dtype
 
         def spread(channels: Any) -> Variable:
-            return F.broadcast_to(channels, x.shape)
+            return F.broadcast_to(F.cast(channels, dtype), x.shape)
 
-        def channel_sum(values: Variable) -> Variable:
-            return F.sum(values, axis=self.axis, keepdims=True)
-
-        def mean_over_ranks(sums: Variable) -> Variable:
+        def batch_mean(values: Variable) -> Variable:
+            sums = F.sum(values, axis=self.axis, keepdims=True)
             return allreduce(self.comm, sums * self._per_value)
 
+        # This rank takes part in all exchanges, whether or not it needs these gradients.
+        leaf = Variable(empty_on_device_of(x.array))
+        x, gamma, beta = pseudo_connect(leaf, x, gamma, self.xp.zeros_like(gamma.array))
         centred = F.cast(x, dtype)
-        gy = F.cast(gy, dtype)
         if self._call.requires_grad:
-            centred -= spread(mean_over_ranks(channel_sum(centred)))
-            var = mean_over_ranks(channel_sum(centred * centred))
-            inv_std = spread((var + self.eps) ** -0.5)
+            centred -= spread(batch_mean(centred))
+            inv_std = (batch_mean(centred * centred) + self.eps) ** -0.5
         else:  # x is data on all ranks
             centred -= spread(self.mean)
-            inv_std = spread(self._inv_std)
-        x_hat = centred * inv_std
-        gbeta = channel_sum(gy)
-        ggamma = channel_sum(gy * x_hat)
-        gx = None
-        if self._call.requires_grad:
-            scale = F.reshape(F.cast(gamma, dtype), self._shape)
-            sums = allreduce(self.comm, F.stack([scale * ggamma, scale * gbeta]))
-            sums *= self._per_value
-            gx = spread(scale) * gy - (x_hat * spread(sums[0]) + spread(sums[1]))
-            gx = F.cast(gx * inv_std, x.dtype)
-            # A second backward from any of the three then takes part in the exchanges
-            # above.
-            ggamma, gbeta = pseudo_connect(sums, ggamma, gbeta)
-        ggamma, gbeta = [
-            F.reshape(F.cast(each, gamma.dtype), gamma.shape)
-            for each in (ggamma, gbeta)
-        ]
-        return gx, ggamma, gbeta
+            inv_std = self._inv_std
+        y = centred * spread(inv_std) * spread(F.reshape(gamma, self._shape))
+        y += spread(F.reshape(beta, self._shape))
+        gx, ggamma, gbeta = chainer.grad(
+            [F.cast(y, x.dtype)],
+            [x, gamma, beta],
+            [gy],
+            enable_double_backprop=True,
+        )
+        if not self._call.requires_grad:
+            return None, ggamma, gbeta
+        # A second backward from any of the three then takes part in all exchanges.
+        return gx, *pseudo_connect(gx, ggamma, gbeta)
 
 
 def _stack_ranks(payloads: list[bytes], like: np.ndarray) -> np.ndarray:

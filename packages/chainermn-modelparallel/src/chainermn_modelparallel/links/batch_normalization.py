@@ -56,7 +56,7 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
         initial_beta: likewise; 0 by default.
         communication_backend: ``"auto"``, ``"mpi"`` or ``"nccl"``. All go by the
             communicator's ``handshake``, through host memory: statistics are small.
-        axis: what is averaged over, as for :class:`chainer.links.BatchNormalization`.
+        axis: the axes that are averaged over, as for :class:`chainer.links.BatchNormalization`.
         initial_avg_mean: likewise.
         initial_avg_var: likewise.
 
@@ -159,11 +159,9 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
         x = check_variable("x", x, rank)
         if x.dtype.kind != "f":
             raise TypeError(f"rank {rank}: x must be an array of floats")
-        module = backend.get_array_module(x.array)
-        if module is not self.xp:
+        if backend.get_array_module(x.array) is not self.xp:
             raise TypeError(
-                f"rank {rank}: x is an array of {module.__name__}, but the link's are of "
-                f"{self.xp.__name__}; move one of them with to_device"
+                f"rank {rank}: x is on another device than the link; move one with to_device"
             )
         return x
 
