@@ -1,7 +1,7 @@
 """A check that ranks which divide one model have equal values where they must.
 
 All of them compute the same from the same inputs and parameters, but for those that are
-divided. Values that differ never meet in a sum that would show it. So each operation of
+divided. Values that differ never meet in a sum that would show the difference. So each operation of
 a region compares a projection of the values that go into it.
 """
 
@@ -26,24 +26,24 @@ _ADVICE = (
 
 
 def project(arrays: Arrays) -> bytes:
-    """Return two float64 numbers of each array, 1-D or 2-D: a projection, and the norm.
+    """Return two float64 numbers of each array: a projection, and the norm.
 
     The projection depends on each element and its place. Where values differ, it
     differs by about as much as they do.
     """
-    with np.errstate(all="ignore"):  # values that overflow have been warned of
-        return b"".join([_projection_and_norm(array) for array in arrays])
+    return b"".join([_projection_and_norm(array) for array in arrays])
 
 
 def _projection_and_norm(array: Any) -> bytes:
     xp = backend.get_array_module(array)
     wide = np.result_type(array.dtype, np.float32)
-    matrix = xp.atleast_2d(array.astype(wide, copy=False))
+    matrix = array.astype(wide, copy=False).reshape(-1, array.shape[-1])
     rows, columns = matrix.shape
     along = xp.cos(xp.arange(rows, dtype=wide))
     across = xp.cos(xp.arange(columns, dtype=wide))
-    projection = along @ (matrix @ across)
-    numbers = xp.stack([projection, xp.linalg.norm(matrix)])
+    with np.errstate(all="ignore"):  # values that overflow have been warned of
+        projection = along @ (matrix @ across)
+        numbers = xp.stack([projection, xp.linalg.norm(matrix)])
     both: bytes = cuda.to_cpu(numbers).astype(np.float64).tobytes()
     return both
 
@@ -51,7 +51,7 @@ def _projection_and_norm(array: Any) -> bytes:
 def check_equal(
     operation: str, payloads: list[bytes], arrays: Arrays, rank: int
 ) -> None:
-    """Raise RankMismatchError, on all ranks alike, if what they projected differs.
+    """Raise RankMismatchError, on all ranks alike, if their projections differ.
 
     Values may differ by rounding, since not every device adds in a fixed order: two
     thirds of the digits must be the same.

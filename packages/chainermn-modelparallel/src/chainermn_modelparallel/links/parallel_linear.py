@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import math
+import sys
 import zlib
 from typing import Any
 
 import chainer
 import chainer.functions as F
 import chainer.links as L
+import numpy as np
 from chainer import Variable, backend, initializers
 from chainer.backends import cuda
 
 from chainermn_comm import CommunicatorBase, Sharding
-from chainermn_comm.numbers import as_integer
+from chainermn_comm.numbers import integer_between
 
 from ..functions import (
     Inputs,
@@ -28,23 +29,24 @@ _DRAWN = "the matrix that was drawn for all ranks (seed them alike)"
 
 
 class _ShardInitializer(chainer.Initializer):
-    """Draws a whole array and keeps a part of it: that of what one process would draw."""
+    """Draws a whole array and keeps a shard of it: that of what one process would draw."""
 
     def __init__(
-        self, whole: Any, shape: tuple[int, ...], part: tuple[slice, ...]
+        self, whole: Any, shape: list[int], axis: int, own: np.ndarray
     ) -> None:
         self._initializer = initializers._get_initializer(whole)
         super().__init__(getattr(self._initializer, "dtype", None))
         self._shape = shape
-        self._part = part
+        self._axis = axis  # which is divided
+        self._own = own  # indexes along this axis
         self.checksum = 0  # of the whole array that was drawn
 
     def __call__(self, array: Any) -> None:
-        """Fill a rank's part."""
+        """Fill a rank's shard."""
         xp = backend.get_array_module(array)
         whole = xp.empty(self._shape, array.dtype)
         self._initializer(whole)
-        array[...] = whole[self._part]
+        array[...] = whole.take(xp.asarray(self._own), self._axis)
         self.checksum = zlib.crc32(cuda.to_cpu(whole))
 
 
@@ -69,77 +71,53 @@ class _ParallelLinear(ShardedLink, L.Linear):
         initial_bias: Any,
     ) -> None:
         self.comm = check_communicator(comm)
-        shape = (
-            self._check_size("out_size", out_size, axis=0),
-            self._check_size("in_size", in_size, axis=1),
-        )
-        # Where shards begin, and the end; the first hold the remainder, one each.
-        each, more = divmod(shape[self._axis], comm.size)
-        self._bounds = [each * rank + min(rank, more) for rank in range(comm.size + 1)]
-        part = [slice(0, size) for size in shape]
-        part[self._axis] = slice(*self._bounds[comm.rank : comm.rank + 2])
-        own_out, own_in = [own.stop - own.start for own in part]
-        if initial_bias is None:
-            initial_bias = 0
+        least = [1, 1]
+        least[self._axis] = comm.size  # one for each rank
+        here = f"rank {comm.rank}:"
+        shape = [
+            integer_between(out_size, least[0], sys.maxsize, f"{here} out_size"),
+            integer_between(in_size, least[1], sys.maxsize, f"{here} in_size"),
+        ]
+        shards = np.array_split(np.arange(shape[self._axis]), comm.size)
+        own = shards[comm.rank]
+        self._starts = [shard[0] for shard in shards]
+        own_shape = list(shape)
+        own_shape[self._axis] = len(own)
+        own_out, own_in = own_shape
+        if self._axis == 0 and initial_bias is not None:
+            initial_bias = _ShardInitializer(initial_bias, shape[:1], 0, own)
         super().__init__(
             own_in,
             own_out,
             nobias,
-            _ShardInitializer(initialW, shape, tuple(part)),
-            _ShardInitializer(initial_bias, shape[:1], tuple(part[:1])),
+            _ShardInitializer(initialW, shape, self._axis, own),
+            initial_bias,
         )
         self.out_size, self.in_size = shape
-
-    def _check_size(self, name: str, size: Any, axis: int) -> int:
-        least = 1
-        if axis == self._axis:
-            least = self.comm.size
-        number = as_integer(size)
-        if number is None or number < least:
-            raise ValueError(
-                f"rank {self.comm.rank}: {name} must be an integer of at least {least} (the "
-                f"divided size: one for each rank), got {size!r}"
-            )
-        return number
 
     def _sharding(self, param: Any) -> Sharding:
         is_whole = self._axis == 1 and param is self.b
         return Sharding("replica" if is_whole else "shard", self.comm)
 
-    def _check_input(self, x: Any, columns: int) -> Variable:
-        x = check_variable("x", x, self.comm.rank)
-        fits = x.ndim > 1 and math.prod(x.shape[1:]) == columns
-        if not fits or x.dtype != self.W.dtype:
-            raise ValueError(
-                f"rank {self.comm.rank}: x must be a matrix of {columns} columns of "
-                f"{self.W.dtype}, got {x.dtype} {x.shape}"
-            )
-        return F.reshape(x, (len(x), columns))
-
-    def _initializers(self) -> list[_ShardInitializer]:
-        """Return those of the parameters that this link has drawn."""
-        made = [param.initializer for param in self.params()]
-        return [each for each in made if isinstance(each, _ShardInitializer)]
-
     def serialize(self, serializer: Any) -> None:
         """Save or load this rank's parameters, and raise what any link does (not collective).
 
-        Values that were drawn before a load are no longer compared between ranks.
+        The matrix that was drawn before a load is no longer compared between ranks.
         """
         super().serialize(serializer)
         if isinstance(serializer, chainer.Deserializer):
-            for initializer in self._initializers():
-                initializer.checksum = 0
+            self.W.initializer.checksum = 0
 
     def _inputs(self, x: Variable) -> Inputs:
         """Return inputs that let ranks compare what they must have alike in this link."""
-        checksums = [initializer.checksum for initializer in self._initializers()]
         replicas: tuple[Any, ...] = ()
         if self._axis == 1 and self.b is not None:
             replicas = (self.b.array,)
+        # A parameter that a user has put there has another initializer.
+        checksum = getattr(self.W.initializer, "checksum", 0)
         return Inputs(
             (x,),
-            signature=(*array_specs((x,)), (_DRAWN, *checksums)),
+            signature=(*array_specs((x,)), (_DRAWN, checksum)),
             replicas=replicas,
         )
 
@@ -195,23 +173,24 @@ class ColumnParallelLinear(_ParallelLinear):
         """Return the linear map of x (collective).
 
         Args:
-            x: a variable or an array of shape ``(N, in_size)``, of the parameters'
-                dtype, the same on all ranks. Further axes are flattened into the
-                second.
+            x: a variable or an array of shape ``(N, in_size)``, the same on all ranks.
+                Further axes are flattened into the second.
 
         Returns:
             A variable of shape ``(N, out_size)``, or with this rank's columns only.
 
         Raises:
             TypeError: ``x`` is no variable or array.
-            ValueError: its shape or dtype is another.
+            ValueError: it is a parameter that is not initialised.
             PeerError: another rank raised one of these.
-            RankMismatchError: on all ranks, when shapes differ or they call something
-                else.
+            RankMismatchError: on all ranks, when shapes or dtypes differ or they call
+                something else.
+            chainer.utils.type_check.InvalidType: of :class:`chainer.links.Linear`, for
+                a shape that doesn't fit.
         """
 
         def make_inputs() -> Inputs:
-            return self._inputs(self._check_input(x, self.in_size))
+            return self._inputs(check_variable("x", x, self.comm.rank))
 
         (whole,) = apply_collective(self.comm, "copy_to_region", make_inputs)
         y = super().forward(whole)
@@ -261,25 +240,26 @@ class RowParallelLinear(_ParallelLinear):
         """Return the linear map of x (collective).
 
         Args:
-            x: a variable or an array of the parameters' dtype: of shape ``(N,
-                in_size)`` and the same on all ranks, or with this rank's columns if
-                ``input_is_parallel``. Further axes are flattened into the second.
+            x: a variable or an array of shape ``(N, in_size)`` and the same on all
+                ranks, or with this rank's columns if ``input_is_parallel``. Further
+                axes are flattened into the second.
 
         Returns:
             A variable of shape ``(N, out_size)``, the same on all ranks.
 
         Raises:
-            TypeError, ValueError, PeerError, RankMismatchError: as for
+            TypeError, ValueError, PeerError, RankMismatchError, InvalidType: as for
                 :meth:`ColumnParallelLinear.forward`.
         """
 
         def make_parts() -> Inputs:
-            whole = self._check_input(x, self.in_size)
-            parts = F.split_axis(whole, self._bounds[1:-1], 1, force_tuple=True)
+            whole = check_variable("x", x, self.comm.rank)
+            matrix = F.reshape(whole, (len(whole), self.in_size))
+            parts = F.split_axis(matrix, self._starts[1:], 1, force_tuple=True)
             return Inputs(parts, signature=array_specs((whole,)))
 
         def make_inputs() -> Inputs:
-            columns = self._check_input(own, self.W.shape[1])
+            columns = check_variable("x", own, self.comm.rank)
             return self._inputs(F.linear(columns, self.W))
 
         own = x
@@ -288,4 +268,4 @@ class RowParallelLinear(_ParallelLinear):
         (y,) = apply_collective(self.comm, "reduce_from_region", make_inputs)
         if self.b is None:
             return y
-        return y + F.broadcast_to(self.b, y.shape)
+        return F.bias(y, self.b)
