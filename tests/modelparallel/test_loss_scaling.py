@@ -61,28 +61,24 @@ class Case(NamedTuple):
     part: Any
 
 
-def chain(comm: Any, parts: int) -> tuple[MultiNodeChainList, Any, list[Scale]]:
-    """One component a rank; the last one's gradients are 64 times larger than the others'."""
-    model, here = MultiNodeChainList(comm), comm.rank
-    links = [Scale(1) for _ in range(parts - 1)] + [Scale(1 / 64)]
-    rank_in, rank_out = (
-        here - 1 if here else None,
-        here + 1 if here + 1 < parts else None,
-    )
-    model.add_link(copy.deepcopy(links[here]), rank_in, rank_out)
-    x = np.full((2, 3), 64, np.float16)
-    return model, lambda: loss_of(model(x)), links
-
-
 def loss_of(y: Any) -> Any:
     return F.sum(y) if y.size else y  # a delegate variable has no data
 
 
 def placed(comm: Any, copies: int = 1, wrapped: bool = False) -> Case:
-    """A list of components; each of its `copies` trains on the same batches."""
+    """One component a rank; the last one's gradients are 64 times larger than the others'.
+
+    Each of the `copies` trains on the same batches.
+    """
     parts = comm.size // copies
     here = comm.rank % parts
-    model, lossfun, links = chain(comm.split(comm.rank // parts, comm.rank), parts)
+    links = [Scale(1) for _ in range(parts - 1)] + [Scale(1 / 64)]
+    model = MultiNodeChainList(comm.split(comm.rank // parts, comm.rank))
+    model.add_link(
+        copy.deepcopy(links[here]),
+        here - 1 if here else None,
+        here + 1 if here + 1 < parts else None,
+    )
     optimizer = SGD(LR)
     if wrapped:
         optimizer = create_multi_node_optimizer(optimizer, comm.split(here, comm.rank))
@@ -90,7 +86,7 @@ def placed(comm: Any, copies: int = 1, wrapped: bool = False) -> Case:
     x = np.full((2, 3), 64, np.float16)
     return Case(
         optimizer.setup(model),
-        lossfun,
+        lambda: loss_of(model(x)),
         whole,
         lambda: F.sum(whole(x)),
         lambda: links[here].w.array,
@@ -133,10 +129,7 @@ def test_updates_are_those_of_one_process(comm, kind):
     alone = SGD(LR).setup(whole)
     alone.loss_scaling(INTERVAL)
     optimizer.loss_scaling(INTERVAL + comm.rank)  # rank 0's is for all
-    own: list[bool] = []
     share_loss_scale(optimizer, comm)
-    (param,) = optimizer.target.params()
-    optimizer.add_hook(lambda _: own.append(bool(np.isfinite(param.grad).all())), "own")
     seen, expected = [], []
     for _ in range(UPDATES):
         for each, rows, loss in (
@@ -146,12 +139,9 @@ def test_updates_are_those_of_one_process(comm, kind):
             each.update(loss)
             rows.append((each.t, each._loss_scale, each.is_safe_to_update()))
     assert comm.allgather_obj(seen) == [expected] * comm.size
+    (param,) = optimizer.target.params()
     np.testing.assert_allclose(param.array, part(), rtol=1e-3)
     assert 2 <= sum(not is_safe for *_, is_safe in seen) < UPDATES // 2
-    overflows = {
-        row for row in zip(*comm.allgather_obj(own), strict=True) if not all(row)
-    }
-    assert any(any(row) for row in overflows)  # on some ranks, and not on others
 
 
 @WITH_THIRD_PARTY
@@ -205,24 +195,17 @@ def test_a_chain_list_refuses_scales_of_each_rank(comm, wrapped, in_a_chain):
     optimizer, model = case.optimizer, case.optimizer.target
     if in_a_chain:
         optimizer.setup(chainer.Sequential(model, loss_of))
+    optimizer.set_loss_scale(8.0)  # which stays as it is
+    optimizer.update(case.lossfun)
     optimizer.loss_scaling()
     text = rf"rank {comm.rank}: .*share_loss_scale\(optimizer, communicator\)"
     for _ in range(2):
         with pytest.raises(RuntimeError, match=text):
             optimizer.update(case.lossfun)
-    y = case.lossfun()  # not in an update
-    model.cleargrads()
-    y.backward()
+    case.lossfun().backward()  # not in an update
     share_loss_scale(optimizer, comm)
     optimizer.update(case.lossfun)
-    assert optimizer.t == 1
-
-
-def test_a_scale_that_stays_as_it_is_is_not_refused(comm):
-    case = placed(comm)
-    case.optimizer.set_loss_scale(8.0)
-    case.optimizer.update(case.lossfun)
-    assert case.optimizer.t == 1
+    assert optimizer.t == 2
 
 
 def not_dynamic(optimizer):

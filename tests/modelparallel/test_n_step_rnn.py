@@ -49,11 +49,6 @@ def sequences(seed: int) -> list[np.ndarray]:
     return [random.normal(size=(length, UNITS)) for length in LENGTHS]
 
 
-def first_states(link: Any) -> list[np.ndarray]:
-    directions = 1 + link.use_bi_direction
-    return [np.zeros((LAYERS * directions, len(LENGTHS), UNITS))] * link.n_cells
-
-
 def loss_of(outputs: Any) -> Any:
     *states, ys = outputs
     return sum(F.sum(y * y) for y in [*states, *ys])
@@ -69,7 +64,7 @@ def test_states_and_their_gradients_cross_ranks(comm, kind, own):
     The last has a loss; where each has its `own`, they are connected to the delegates.
     """
     links = [rnn_of(kind, rank) for rank in range(comm.size)]
-    states: Any = first_states(links[0])
+    states: Any = [None] * links[0].n_cells
     losses = []
     for rank, link in enumerate(links):
         *states, ys = link(*states, sequences(rank))
@@ -77,21 +72,20 @@ def test_states_and_their_gradients_cross_ranks(comm, kind, own):
     (loss_of([*states, ys]) + (sum(losses[:-1]) if own else 0)).backward()
 
     last = comm.rank == comm.size - 1
-    rank_in, rank_out = (
-        comm.rank - 1 if comm.rank else None,
-        None if last else comm.rank + 1,
-    )
+    rank_in = comm.rank - 1 if comm.rank else None
+    rank_out = None if last else comm.rank + 1
     mine = rnn_of(kind, comm.rank)
     link = create_multi_node_n_step_rnn(mine, comm, rank_in=rank_in, rank_out=rank_out)
-    given = [] if comm.rank else first_states(mine)
+    given = [] if comm.rank else [None] * mine.n_cells
     *found, delegate = link(*given, sequences(comm.rank))
     if last:
         assert delegate is None
         for y, x in zip([*found[:-1], *found[-1]], [*states, *ys], strict=True):
             np.testing.assert_allclose(y.array, x.array, rtol=1e-12, atol=1e-12)
-        loss_of(found).backward()
-    else:
-        (pseudo_connect(delegate, loss_of(found[-1:])) if own else delegate).backward()
+        delegate = loss_of(found)
+    elif own:
+        delegate = pseudo_connect(delegate, loss_of(found[-1:]))
+    delegate.backward()
     for param, expected in zip(mine.params(), links[comm.rank].params(), strict=True):
         np.testing.assert_allclose(param.grad, expected.grad, rtol=1e-12, atol=1e-12)
 
@@ -101,7 +95,7 @@ def test_other_kinds_of_states_are_refused_by_name(comm):
     if comm.rank == 0:
         link = create_multi_node_n_step_rnn(rnn_of(L.NStepGRU, 0), comm, rank_out=1)
         with chainer.no_backprop_mode():
-            link(*first_states(link.actual_rnn), sequences(0))
+            link(sequences(0))
     else:
         link = create_multi_node_n_step_rnn(rnn_of(L.NStepLSTM, 0), comm, rank_in=0)
         with pytest.raises(TypeError, match="rank 1: the states come from rank 0"):
@@ -123,3 +117,5 @@ def test_wrong_arguments_and_copies(comm):
     link = create_multi_node_n_step_rnn(gru, comm)
     assert copy.deepcopy(link).communicator is comm
     assert link(sequences(0))[-1] is None
+    names = [name for name, _ in link.namedparams()]
+    assert set(names) == {"/actual_rnn" + name for name, _ in gru.namedparams()}

@@ -80,7 +80,7 @@ def _check_scaling(optimizer: Any, rank: int) -> list[Any]:
 
 
 def _share_overflow(communicator: CommunicatorBase, optimizer: Any) -> None:
-    """Let no rank step if a gradient of some rank isn't finite: Chainer has just looked here."""
+    """Let no rank step if a gradient of some rank isn't finite; Chainer has checked this rank's."""
     scale = ("the loss scale (call share_loss_scale again)", optimizer._loss_scale)
     overflowed = bytes([optimizer._loss_scaling_isnan])
     if b"\1" in communicator.handshake(_NAME, (scale,), payload=overflowed):

@@ -28,7 +28,7 @@ Ranks = tuple[int, ...] | None
 
 
 class _Route(NamedTuple):
-    """Where a component's arguments come from, and where what it returns goes."""
+    """Where a component's arguments come from, and where its result goes."""
 
     rank_in: Ranks
     rank_out: Ranks
@@ -37,13 +37,13 @@ class _Route(NamedTuple):
 class MultiNodeChainList(ShardedLink, chainer.ChainList):
     """This rank's components of a model that spans ranks.
 
-    Each rank makes one, adds its components with :meth:`add_link` and calls it; what a
-    component returns goes to other ranks' components. Components run in the order in
+    Each rank makes a list, adds its components with :meth:`add_link` and calls it; a
+    component's result goes to other ranks' components. Components run in the order in
     which they were added, and backward visits them the other way round, on each rank,
     so backward meets no deadlock that forward did not.
 
     Calling it runs forward. Its arguments go to each component with ``rank_in=None``;
-    it returns what the component with ``rank_out=None`` returned, whatever that is;
+    it returns the result of the component with ``rank_out=None``, of whatever type;
     backward through the variables in it, also within tuples, lists and dicts, goes on
     to the other ranks. A rank without such a component gets a delegate variable without
     data (float32 of shape ``(0,)``); call its ``backward``, which takes part in the
@@ -86,8 +86,8 @@ class MultiNodeChainList(ShardedLink, chainer.ChainList):
                 returned several.
             rank_in: the rank, or an iterable of ranks, from which it receives, in this
                 order; None for the arguments of the model.
-            rank_out: the rank, or ranks likewise, to which what it returns is sent;
-                None to make that the model's output. Only one component can give the
+            rank_out: the rank, or ranks likewise, to which its result is sent; None to
+                make that the model's output. Only one component can give the
                 model's output. A rank may send to a later component of its own.
 
         Raises:
@@ -166,7 +166,7 @@ class MultiNodeChainList(ShardedLink, chainer.ChainList):
 
 
 class _Messages:
-    """What the components of this rank send and receive in one forward."""
+    """The messages that this rank's components exchange in one forward."""
 
     def __init__(self, comm: CommunicatorBase) -> None:
         self._comm = comm
@@ -195,7 +195,7 @@ class _Messages:
         return variables
 
     def send(self, returned: Any, rank: int) -> None:
-        """Give to a rank what a component returned."""
+        """Give a component's result to a rank."""
         if rank == self._comm.rank:
             self.local.append(returned)
             return
