@@ -18,7 +18,6 @@ from chainer.datasets import (
     ConcatenatedDataset,
     DictDataset,
     SubDataset,
-    TransformDataset,
     TupleDataset,
 )
 
@@ -44,9 +43,6 @@ KINDS = {
     "all the same": lambda n: np.broadcast_to(np.float32(7), (n, 3)),
     "an empty column": lambda n: TupleDataset(np.zeros((n, 0)), rows(n)),
     "names": lambda n: DictDataset(x=rows(n, "f2"), t=np.arange(n), n=list(range(n))),
-    "nested": lambda n: SubDataset(
-        TransformDataset(ConcatenatedDataset(rows(3), rows(n)), abs), 2, n + 2
-    ),
 }
 
 

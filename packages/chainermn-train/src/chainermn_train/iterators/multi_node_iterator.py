@@ -153,8 +153,7 @@ class MultiNodeIterator(IteratorProxy):
             self.actual.serialize(serializer if loading else record)
             return record.target
 
-        action = "loading" if loading else "saving"
-        saved = self._broadcast_from_master(f"serialize, {action}", make)
+        saved = self._broadcast_from_master(f"serialize (loading: {loading})", make)
         with raise_together(self.communicator.handshake, _OPERATION):
             for key, value in saved.items():
                 # None comes as an array of objects, which not all serializers take.
