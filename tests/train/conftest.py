@@ -90,12 +90,9 @@ def play(request):
     from mpi4py import MPI
 
     from tests.train.optimizer_machine.play import Play
-    from tests.train.optimizer_machine.trainee import Communicators
 
-    communicators = Communicators(MPI.COMM_WORLD)
     plugin = request.config.pluginmanager.getplugin("chainermn-world")
-    yield Play(communicators, plugin.stderr)
-    communicators.finalize()
+    return Play(MPI.COMM_WORLD, plugin.stderr)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from chainermn_comm import PeerError, RankMismatchError
-from chainermn_train import create_multi_node_optimizer, join
+from chainermn_train import join
 from tests.support.plugins.pairwise import pairwise
 from tests.support.training.exchanges import KINDS, exchanging
 from tests.support.training.linear import Model, bad_batch, update
@@ -34,41 +34,34 @@ def assert_goes_on(comm, optimizer, updates=1):
     optimizer.finalize()
 
 
-# What the last rank does that leaves the block, and the others meanwhile.
+# What the last rank raises, that leaves the block.
 LEAVING = {"a batch": OSError("no such batch"), "its update": FloatingPointError()}
-OTHERS = ["update", "have left", "catch one and update", "catch all"]
 
 
-@pairwise(kind=KINDS, steps=[1, 3], leaving=LEAVING, others=OTHERS)
+@pairwise(kind=KINDS, steps=[1, 3], leaving=LEAVING, updates=[0, 5], caught=[0, 1, 99])
 def test_an_error_that_leaves_the_block_is_told_to_all(
-    comm, kind, steps, leaving, others
+    comm, kind, steps, leaving, updates, caught
 ):
+    """The others have left, or make updates and catch some errors of these."""
     optimizer = make(kind, comm, steps)
-    is_last = comm.rank == comm.size - 1
+    last = comm.size - 1
 
     def train():
-        with join(optimizer):
-            update(optimizer, 2 * steps)
-            if is_last and leaving == "its update":
+        update(optimizer, 2 * steps)
+        if comm.rank == last:
+            if leaving == "its update":
                 optimizer.update(bad_batch)
-            if is_last:
-                raise LEAVING[leaving]
-            if others == "have left":
-                return
-            if others == "catch one and update":
-                with contextlib.suppress(PeerError):
-                    update(optimizer, 2 * steps)
-            for _ in range(3 * steps):
-                with contextlib.suppress(*[PeerError] * (others == "catch all")):
-                    update(optimizer)
+            raise LEAVING[leaving]
+        for number in range(updates * steps):
+            with contextlib.suppress(*[PeerError] * (number < caught)):
+                update(optimizer)
 
-    error = type(LEAVING[leaving])
-    with pytest.raises(error if is_last else PeerError) as raised:
+    cause = type(LEAVING[leaving])
+    error = cause if comm.rank == last else PeerError
+    with pytest.raises(error) as raised, join(optimizer):
         train()
-    if leaving == "a batch" or others == "catch all":
-        assert is_last or f"rank {comm.size - 1} left it by {error.__name__}" in str(
-            raised.value
-        )
+    if comm.rank != last and (leaving == "a batch" or caught or not updates):
+        assert f"rank {last} left it by {cause.__name__}" in str(raised.value)
     assert comm.allreduce_obj(1) == comm.size  # nobody is one call ahead
     assert_goes_on(comm, optimizer, 2 * steps)
 
@@ -88,46 +81,30 @@ def test_two_threads_have_a_block_each(comm):
     assert_goes_on(comm, first)
 
 
-REFUSED = {
-    "twice at once": (lambda a, b, elsewhere: join(a, a), ValueError, "twice"),
-    "elsewhere": (
-        lambda a, b, elsewhere: join(a, elsewhere),
-        ValueError,
-        "one communicator",
-    ),
-    "Chainer's": (
-        lambda a, b, elsewhere: join(a, b.actual_optimizer),
-        TypeError,
-        "not SGD",
-    ),
-    "within its own": (
-        lambda a, b, elsewhere: join(b),
-        RuntimeError,
-        "already: leave the inner one out",
-    ),
-    "within another's": (
-        lambda a, b, elsewhere: join(a),
-        RuntimeError,
-        r"with join\(a, b\):",
-    ),
-}
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_a_block_that_cannot_be_is_refused(comm, what):
-    first = make("synchronous", comm)
-    second = make("synchronous", comm)
+@pytest.mark.parametrize(
+    ("outer", "inner", "error", "words"),
+    [
+        ("", "aa", ValueError, "twice"),
+        ("", "ac", ValueError, "one communicator"),
+        ("", "ad", TypeError, "not SGD"),
+        ("b", "b", RuntimeError, "already: leave the inner one out"),
+        ("b", "a", RuntimeError, r"with join\(a, b\):"),
+    ],
+)
+def test_a_block_that_cannot_be_is_refused(comm, outer, inner, error, words):
     with comm.split(0, comm.rank) as group:
-        elsewhere = create_multi_node_optimizer(chainer.optimizers.SGD(), group)
-        make_block, error, words = REFUSED[what]
-        outer = join(second) if "within" in what else contextlib.nullcontext()
+        a = make("synchronous", comm)
+        b = make("synchronous", comm)
+        c = make("synchronous", group)
+        named = {"a": a, "b": b, "c": c, "d": a.actual_optimizer}
+        outer_block = join(named[outer]) if outer else contextlib.nullcontext()
         with (
             pytest.raises(error, match=words),
-            outer,
-            make_block(first, second, elsewhere),
+            outer_block,
+            join(*[named[name] for name in inner]),
         ):
             pass
-    with join(first, second):
+    with join(a, b):
         pass
 
 
@@ -135,8 +112,6 @@ def test_a_block_that_cannot_be_is_refused(comm, what):
 @pairwise(kind=KINDS, steps=[(1, 1), (1, 3)], seed=[0, 1, 2])
 def test_several_optimizers_are_updated_in_any_order_and_ratio(comm, kind, steps, seed):
     optimizers = [make(kind, comm, count) for count in steps]
-    expected = [Model(0), Model(0)]
-    singles = [chainer.optimizers.SGD(0.3).setup(each) for each in expected]
     draw = np.random.RandomState(seed)
     order = draw.randint(0, 2, 12)
     lengths = draw.randint(0, 13, comm.size)
@@ -144,8 +119,10 @@ def test_several_optimizers_are_updated_in_any_order_and_ratio(comm, kind, steps
         for number in range(lengths[comm.rank]):
             optimizer = optimizers[order[number]]
             optimizer.update(optimizer.target, batch(comm.rank, number))
-    for which, (model, single) in enumerate(zip(expected, singles, strict=True)):
-        numbers = [number for number in range(max(lengths)) if order[number] == which]
+    for which, optimizer in enumerate(optimizers):
+        model = Model(0)
+        single = chainer.optimizers.SGD(0.3).setup(model)
+        numbers = np.flatnonzero(order[: max(lengths)] == which)
         for start in range(0, len(numbers), steps[which]):
             losses = [
                 model(batch(rank, number))
@@ -153,45 +130,47 @@ def test_several_optimizers_are_updated_in_any_order_and_ratio(comm, kind, steps
                 for rank in range(comm.size)
                 if number < lengths[rank]
             ]
-            model.cleargrads()
-            (sum(losses) / len(losses)).backward()
-            single.update()
-    for optimizer, single in zip(optimizers, singles, strict=True):
+            mean = sum(losses) / len(losses)
+            single.update(lambda mean=mean: mean)
         optimizer.flush()
         assert same_everywhere(comm, optimizer.target)
         assert optimizer.t == single.t
         if kind != "double buffering":  # whose gradients are of the parameters before
-            assert_near(optimizer.target, single.target, 1e-10)
+            assert_near(optimizer.target, model, 1e-10)
         optimizer.finalize()
 
 
-# What a rank that has no more examples, and others do, that isn't an update of all.
-DIFFERENT = {
-    "a flush": (lambda pair: pair[0].flush(), "update"),
-    "no optimizer of the block": (lambda pair: update(pair[1]), "update"),
-    "another one of the block": (
-        lambda pair: update(pair[1]),
-        r"arguments of join\(\): 1 on rank 0; 0 on ranks? 1",
-    ),
-}
+def update_first(first, second):
+    update(first)
 
 
-@pytest.mark.parametrize("what", DIFFERENT)
-def test_something_else_within_is_told(comm, what):
+def update_second(first, second):
+    update(second)
+
+
+def flush_first(first, second):
+    first.flush()
+
+
+def leave(first, second):
+    pass
+
+
+# How many optimizers are in the block; what rank 0 does there, and the others.
+DIFFERENT = [
+    (1, flush_first, leave, "update"),
+    (1, update_second, leave, "update"),
+    (2, update_second, update_first, r"of join\(\): 1 on rank 0; 0 on ranks? 1"),
+]
+
+
+@pytest.mark.parametrize(("count", "do", "others_do", "words"), DIFFERENT)
+def test_something_else_within_is_told(comm, count, do, others_do, words):
     pair = [make("synchronous", comm), make("synchronous", comm)]
     for each in pair:
         update(each)
-    do, words = DIFFERENT[what]
-    has_both = what == "another one of the block"
-
-    def train():
-        with join(*pair) if has_both else join(pair[0]):
-            if comm.rank == 0:
-                do(pair)
-            elif has_both:
-                update(pair[0])
-
-    with pytest.raises(RankMismatchError, match=words):
-        train()
+    own = others_do if comm.rank else do
+    with pytest.raises(RankMismatchError, match=words), join(*pair[:count]):
+        own(*pair)
     for each in pair:
         assert_goes_on(comm, each)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from tests.train.optimizer_machine.oracle import DRIFTS
 from tests.train.optimizer_machine.trainee import (
@@ -11,6 +14,7 @@ from tests.train.optimizer_machine.trainee import (
     IN_LOSS,
     IN_STEP,
     NOBODY,
+    NOWHERE,
     OPTIMIZERS,
     Config,
 )
@@ -18,6 +22,20 @@ from tests.train.optimizer_machine.trainee import (
 MOVES = 12  # at most, in a sequence
 MOST_PARTS = 4
 SCALES = [0.5, 8.0, 64.0, 1024.0]
+SETTINGS: dict[str, list[Any]] = {
+    "steps": [1, 2, 3],
+    "scaling": [None, 8.0, "dynamic"],
+    "hooks": [True, False],
+    "optimizer": list(OPTIMIZERS),
+    "on_drift": ["raise", "raise", "synchronize", "ignore"],
+    "zero_fill": [True, True, True, False],
+    "dtype": ["float32"] * 5 + ["float16"],
+    "float32_masters": [True, False],
+    "wire_dtype": [None] * 5 + ["float16", "float32"],
+    "is_lazy": [True] + [False] * 4,
+    "optimizers": [1, 1, 1, 2],
+    "groups": [1, 1, 1, 2],
+}
 
 
 def lead(play, kind, seed, count):
@@ -32,32 +50,16 @@ def lead(play, kind, seed, count):
 
 
 def draw_config(draw, kind):
-    settings = {
-        "scaling": draw.choice([None, 8.0, "dynamic"]),
-        "hooks": draw.random() < 0.5,
-        "optimizer": draw.choice(list(OPTIMIZERS)),
-    }
-    if draw.random() < 0.3:  # Adam needs more digits, a dynamic scale larger numbers
-        settings["scaling"] = draw.choice([None, 8.0])
-        settings["optimizer"] = "MomentumSGD"
-        settings["dtype"] = draw.choice(["float16", "float32"])
-        settings["wire_dtype"] = draw.choice(["float16", "float32", None])
-        is_half = settings["dtype"] == "float16"
-        settings["float32_masters"] = is_half and draw.random() < 0.5
-    if draw.random() < 0.2:  # Chainer's hooks and its check for overflows need values
-        settings["is_lazy"] = True
-        settings["float32_masters"] = False  # one without values can't be pickled
-        settings["hooks"] = False
-        settings["scaling"] = draw.choice([None, 8.0])
-    return Config(
-        kind=kind,
-        steps=draw.choice([1, 2, 3]),
-        on_drift=draw.choice(["raise", "raise", "synchronize", "ignore"]),
-        zero_fill=draw.random() < 0.8,
-        optimizers=draw.choice([1, 1, 1, 2]),
-        groups=draw.choice([1, 1, 1, 2]),
-        **settings,
-    )
+    drawn = {name: draw.choice(values) for name, values in SETTINGS.items()}
+    config = Config(kind, **drawn)
+    static = {"scaling": draw.choice([None, 8.0])}
+    if config.is_narrow:  # Adam needs more digits, a dynamic scale larger numbers
+        config = replace(config, optimizer="MomentumSGD", **static)
+    if config.is_lazy:
+        # Chainer's hooks and its check for overflows need values, and pickles of
+        # float32 values do.
+        config = replace(config, hooks=False, float32_masters=False, **static)
+    return config
 
 
 class Drawn:
@@ -70,29 +72,26 @@ class Drawn:
         self._parts = [2] * play.config.optimizers
         self._which = 0
         self._unused = NOBODY
-        self._moves = {
-            self._train: 4,
-            self._fail_in_loss: 2,
-            self._fail_in_step: 2,
-            self._save_and_load: 2,
-            self._replace: 2,
-            self._join: 2,
-            self._overflow: 1,
-            self._flush: 1,
-            self._add: 1,
-            self._set_up: 1,
-            self._set_scale: 1,
-            self._set_scale_on_one: 1,
-            self._drift: 1,
-            self._disturb: 1,
-            self._synchronize: 1,
-            self._copy: 1,
-        }
+        self._moves = [
+            *[self._train] * 3,
+            self._overflow,
+            self._fail_in_loss,
+            self._fail_in_step,
+            partial(self._do, "flush"),
+            self._join,
+            self._replace,
+            self._add,
+            self._set_up,
+            self._set_scale,
+            self._disturb,
+            partial(self._do, "synchronize"),
+            partial(self._do, "go_on_with_a_copy"),
+            self._save_and_load,
+        ]
 
     def move(self):
         self._which = self._draw.randrange(self._config.optimizers)
-        [move] = self._draw.choices([*self._moves], [*self._moves.values()])
-        move()
+        self._draw.choice(self._moves)()
 
     # What can be asked.
 
@@ -127,12 +126,6 @@ class Drawn:
             if not self._is_local:
                 self._update()
 
-    def _update_until_collective(self):
-        for _ in range(self._config.steps):
-            if self._is_local:
-                self._update()
-        self._update()
-
     # Updates.
 
     def _train(self):
@@ -147,33 +140,29 @@ class Drawn:
 
     def _fail_in_loss(self):
         self._update_within_group()
-        self._update(failing=self._ranks(), where=[self._draw.choice(IN_LOSS)])
+        self._update(fails=dict.fromkeys(self._ranks(), self._draw.choice(IN_LOSS)))
 
     def _fail_in_step(self):
         """Fail in the next update that steps, and perhaps overflow there; or in a flush."""
-        where = self._draw.sample(IN_STEP, self._draw.randint(1, 2))
-        failing = self._ranks()
+        fails = {rank: self._draw.choice(IN_STEP) for rank in self._ranks()}
         if self._is_quiet and self._happens(0.3):
-            self._do("flush", failing=failing, where=where)
+            self._do("flush", fails=fails)
             return
         overflowing = NOBODY
         if self._config.scaling == "dynamic" and self._happens():
             overflowing = self._ranks()
         for _ in range(2 * self._config.steps):
             if self._is_quiet:
-                self._update(failing=failing, where=where, overflowing=overflowing)
-
-    def _flush(self):
-        self._do("flush")
+                self._update(fails=fails, overflowing=overflowing)
 
     def _join(self):
         """Ranks that must agree on missing gradients make one update at least, which succeeds."""
         fewest = 0 if self._config.zero_fill else 1
         counts = [self._draw.randint(fewest, 3) for _ in range(self._play.size)]
-        failing = NOBODY
+        fails = NOWHERE
         if self._config.zero_fill and self._happens(0.3):
-            failing = self._ranks()
-        self._do("join", counts=counts, failing=failing, at=self._draw.randrange(2))
+            fails = dict.fromkeys(self._ranks(), "forward")
+        self._do("join", counts=counts, fails=fails, at=self._draw.randrange(2))
 
     # Parameters that change.
 
@@ -191,7 +180,7 @@ class Drawn:
         if self._happens():
             self._play.replace(self._one(), name, self._which)
             for _ in range(self._draw.randrange(3)):
-                self._draw.choice([self._update, self._flush])()
+                self._do(self._draw.choice(["update", "flush"]))
         self._play.replace(ALL, name, self._which)
         if self._happens():
             self._play.replace(self._ranks(), "first", self._which)
@@ -205,51 +194,31 @@ class Drawn:
     def _set_scale(self):
         if self._is_quiet and self._config.scaling == 8.0:
             self._update_within_group()
-            self._do("set_loss_scale", ranks=ALL, scale=self._draw.choice(SCALES))
-
-    def _set_scale_on_one(self):
-        """All are told until it is on all."""
-        # Else gradients that a rank lacks may be named first.
-        can_be_told = self._is_quiet and self._config.zero_fill
-        if can_be_told and self._config.scaling == 8.0:
-            self._do("set_loss_scale", ranks=self._one(), scale=16.0)
-            self._update_until_collective()
-            self._do("set_loss_scale", ranks=ALL, scale=32.0)
-
-    def _drift(self):
-        what = self._draw.choice([*DRIFTS])
-        has_it = what != "loss scale" or self._config.scaling == "dynamic"
-        # Else gradients that a rank lacks may be named first.
-        if has_it and self._is_quiet and self._config.zero_fill:
-            self._do("disturb", ranks=self._one(), what=what)
-            self._update_until_collective()
-            self._synchronize()
+            self._do("set_loss_scale", scale=self._draw.choice(SCALES))
 
     def _disturb(self):
+        """Perhaps all are told, until ranks synchronize."""
         what = self._draw.choice([*DISTURB])
-        if self._is_quiet and (what != "loss scale" or self._config.scaling):
-            self._do("disturb", ranks=self._one(), what=what)
-            self._synchronize()
-
-    def _synchronize(self):
+        if not self._is_quiet or (what == "loss scale" and not self._config.scaling):
+            return
+        self._do("disturb", ranks=self._one(), what=what)
+        # Else gradients that a rank lacks may be named first.
+        if what in DRIFTS and self._config.zero_fill and self._happens():
+            self._update(self._config.steps)
         self._do("synchronize")
-
-    # Other optimizers with the same state.
-
-    def _copy(self):
-        self._do("go_on_with_a_copy")
 
     def _save_and_load(self):
         """On all ranks, perhaps after other updates or into a new optimizer; or on one alone."""
         is_quiet = self._is_quiet
-        self._do("save", ranks=ALL)
-        if is_quiet and self._happens():
+        self._do("save")
+        # A load doesn't take away values that a lazy parameter has got since.
+        if not self._config.is_lazy and self._happens():
             self._update(self._draw.randint(1, 3))
         if self._happens():
             self._do("renew")
-        if self._happens(0.3):
-            self._do("load", ranks=self._one())
-            if self._config.steps > 1:  # ranks may be at different updates of a group
-                self._synchronize()
+        if self._happens(0.7):
+            self._do("load", assume=is_quiet and self._happens())
             return
-        self._do("load", ranks=ALL, assume=is_quiet and self._happens())
+        self._do("load", ranks=self._one())
+        if self._config.steps > 1:  # ranks may be at different updates of a group
+            self._do("synchronize")

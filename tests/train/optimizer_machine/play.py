@@ -16,10 +16,6 @@ STUCK_SECONDS = 60.0
 BUCKET_BYTES = 8  # of overlap: each parameter goes by itself
 
 
-class WrongOutcomeError(Exception):
-    """A command did what it should not; the text has the sequence."""
-
-
 class Play:
     """A training of all ranks, led by rank 0.
 
@@ -29,11 +25,10 @@ class Play:
         oracles: of each optimizer, those of its groups of ranks.
     """
 
-    def __init__(self, communicators, stderr):
+    def __init__(self, world, stderr):
         """A sequence that hangs is told on ``stderr``."""
-        self._communicators = communicators
-        self._world = communicators.world
-        self.size = self._world.size
+        self._world = world
+        self.size = world.size
         self._stderr = stderr
         self._trainees = []
         self._alarm = None
@@ -58,8 +53,6 @@ class Play:
     def _failure_of(self, lead):
         try:
             lead(self)
-        except WrongOutcomeError as wrong:
-            return f"{self._told}\n{wrong}"
         except Exception:
             return f"{self._told}\n{traceback.format_exc()}"
         finally:
@@ -85,14 +78,14 @@ class Play:
             self.oracles.append([Oracle(config, each, outcomes) for each in groups])
 
     def do(self, name, /, which=0, **kwds):
-        """Let all ranks execute a command; raise WrongOutcomeError if they do it wrongly."""
-        if name in ("update", "join"):
+        """Let all ranks execute a command; raise AssertionError if they do it wrongly."""
+        if name in ("update", "join", "replace"):
             kwds = {**kwds, "number": self._number}
             self._number += max(kwds.get("counts", [1]))
         outcomes = self._command(which, name, kwds)
         for oracle in self.oracles[which]:
             if wrong := oracle.judge(name, kwds, outcomes):
-                raise WrongOutcomeError(wrong)
+                raise AssertionError(wrong)
 
     def update(self, count=1, **kwds):
         for _ in range(count):
@@ -100,8 +93,7 @@ class Play:
 
     def replace(self, ranks, name="second", which=0):
         """Let these ranks have another part of this name, or one that they had not."""
-        self._number += 1
-        self.do("replace", which, ranks=ranks, name=name, seed=self._number)
+        self.do("replace", which, ranks=ranks, name=name)
 
     def end(self):
         """Whatever has happened, all goes on as ever."""
@@ -126,6 +118,6 @@ class Play:
 
     def _execute(self, which, name, kwds):
         if name == "begin":
-            self._trainees[which:] = [Trainee(self._communicators, **kwds)]
+            self._trainees[which:] = [Trainee(self._world.rank, **kwds)]
             kwds = {}
-        return self._trainees[which].execute(name, kwds)
+        return self._trainees[which].execute(name, **kwds)

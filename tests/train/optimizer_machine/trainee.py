@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import chainer
@@ -14,7 +15,7 @@ import chainer.functions as F
 import numpy as np
 from chainer.optimizer_hooks import GradientClipping, WeightDecay
 
-from chainermn_comm import PeerError, RankMismatchError, create_communicator
+from chainermn_comm import PeerError, create_communicator
 from chainermn_modelparallel import allreduce
 from chainermn_train import create_multi_node_optimizer, join
 from tests.support.training.exchanges import KINDS
@@ -31,13 +32,18 @@ ALL = range(8)
 # Where an update may fail: in the loss function, in its backward, or in the step.
 IN_LOSS = ("forward", "backward")
 IN_STEP = ("pre", "rule", "post")
-PLANTED = "planted"
-PEER = "peer"
-MISMATCH = "mismatch"
+NOWHERE: dict[int, str] = {}  # ranks that fail, and where
+# Names of errors.
+PLANTED = "PlantedError"
+PEER = "PeerError"
+MISMATCH = "RankMismatchError"
 # What NumPy and Chainer say of gradients that aren't finite, and ours of an optimizer
 # that another one takes the place of.
 KNOWN_WARNINGS = (
-    *("Non finite number", "invalid value", "overflow", "divide by zero"),
+    "Non finite number",
+    "invalid value",
+    "overflow",
+    "divide by zero",
     "gradients are left that no step has used",
 )
 # What another backward than `update`'s own scales its loss by.
@@ -46,9 +52,6 @@ OWN_SCALE = 32.0
 
 class PlantedError(Exception):
     """What fails as it should."""
-
-
-ERRORS = {PlantedError: PLANTED, PeerError: PEER, RankMismatchError: MISMATCH}
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class Config:
 class Outcome:
     """What came of a command on a rank."""
 
-    error: str  # "planted", "peer", "mismatch", "" or another one's class
+    error: str  # its class; "" for none
     text: str
     warned: list[str]
     optimizer: Any  # the actual one, with its model
@@ -100,10 +103,11 @@ class Part(chainer.Link):
         super().__init__()
         random = np.random.RandomState((*seed, 7))  # others than a batch's numbers
         w, s = np.split(random.uniform(-1, 1, 3), [2])
+        initial = w.astype(dtype)
+        if is_lazy:
+            initial = chainer.initializers.Constant(w[0], dtype)
         with self.init_scope():
-            self.w = chainer.Parameter(w.astype(dtype))
-            if is_lazy:
-                self.w = chainer.Parameter(chainer.initializers.Constant(w[0], dtype))
+            self.w = chainer.Parameter(initial)
             self.s = chainer.Parameter(np.array(s[0], dtype))
 
     def __call__(self, x):
@@ -135,55 +139,44 @@ class FailingBackward(chainer.FunctionNode):
         raise PlantedError("in backward")
 
 
-class Communicators:
-    """Communicators of a world, each made at its first use."""
+@cache
+def communicator(wire_dtype, groups):
+    """Return this rank's, which is made at its first use (collective)."""
+    from mpi4py import MPI
 
-    def __init__(self, world):
-        self.world = world
-        self._made: dict[Any, Any] = {}
-
-    def get(self, config):
-        """Return this rank's (collective)."""
-        key = config.wire_dtype, config.groups
-        if key not in self._made:
-            own = self.world.Split(self.world.rank % config.groups)
-            dtype = config.wire_dtype
-            self._made[key] = create_communicator(
-                "hierarchical", own, allreduce_grad_dtype=dtype
-            )
-        return self._made[key]
-
-    def finalize(self):
-        for each in self._made.values():
-            each.finalize()
+    world = MPI.COMM_WORLD
+    return create_communicator(
+        "hierarchical",
+        world.Split(world.rank % groups),
+        allreduce_grad_dtype=wire_dtype,
+    )
 
 
 class Trainee:
-    """One rank's optimizer and model; `execute` calls one of the commands below it."""
+    """A rank's optimizer and model; `execute` calls one of the commands below it."""
 
-    def __init__(self, communicators, config):
-        self._comm = communicators.get(config)
-        self._rank = communicators.world.rank
+    def __init__(self, rank, config):
+        """Train on a ``rank`` of the world."""
+        self._comm = communicator(config.wire_dtype, config.groups)
+        self._rank = rank
         self._config = config
-        self._scale = config.scaling
         self._saved: list[Any] = []
-        self._optimizer = self._made(["first", "second"], 1)
+        self._optimizer = self._made(["first", "second"], 1, config.scaling)
 
-    def execute(self, name, kwds):
-        """Return what comes of a command."""
+    def execute(self, name, /, ranks=ALL, **kwds):
+        """Return what comes of a command that some ranks are given."""
         error = ""
         text = ""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                getattr(self, name)(**kwds)
+                if self._rank in ranks:
+                    getattr(self, name)(**kwds)
             except Exception as raised:
-                error = ERRORS.get(type(raised), type(raised).__name__)
+                error = type(raised).__name__
                 text = str(raised)
-        told = [f"{each.category.__name__}: {each.message}" for each in caught]
-        warned = [
-            each for each in told if not any(known in each for known in KNOWN_WARNINGS)
-        ]
+        told = [str(each.message) for each in caught]
+        warned = [it for it in told if not any(known in it for known in KNOWN_WARNINGS)]
         return Outcome(error, text, warned, self._optimizer.actual_optimizer)
 
     def begin(self):
@@ -195,15 +188,13 @@ class Trainee:
         unused=NOBODY,
         without_loss=NOBODY,
         overflowing=NOBODY,
-        failing=NOBODY,
-        where=IN_LOSS[:1],
+        fails=NOWHERE,
     ):
         """Update, with ranks that do something else.
 
-        Those ``without_loss`` call backward themselves. Each that fails does so
-        ``where`` its number says, modulo the length.
+        Those ``without_loss`` call backward themselves.
         """
-        place = self._place(failing, where)
+        place = fails.get(self._rank, "")
         skipped = "second" if self._rank in unused else ""
         overflows = self._rank in overflowing
         given = [number, skipped, place, overflows]
@@ -216,7 +207,7 @@ class Trainee:
             loss.backward(loss_scale=OWN_SCALE)
             self._optimizer.update()
 
-    def join(self, number, counts, failing=NOBODY, at=0):
+    def join(self, number, counts, fails=NOWHERE, at=0):
         """Make as many updates in a block as this rank's count says.
 
         The one at this place fails on some ranks; all go on, and raise at the end.
@@ -224,66 +215,56 @@ class Trainee:
         errors = []
         with join(self._optimizer):
             for each in range(counts[self._rank % len(counts)]):
-                place = ""
-                if each == at:
-                    place = self._place(failing, IN_LOSS[:1])
                 try:
-                    self._optimizer.update(self._loss, number + each, place=place)
+                    self.update(number + each, fails=fails if each == at else NOWHERE)
                 except (PlantedError, PeerError) as error:
                     errors.append(error)
-        for error in errors:
-            raise error
+        if errors:
+            raise errors[0]
 
-    def flush(self, failing=NOBODY, where=IN_STEP[:1]):
-        with self._fault(self._place(failing, where)):
+    def flush(self, fails=NOWHERE):
+        with self._fault(fails.get(self._rank)):
             self._optimizer.flush()
 
     def synchronize(self):
         self._optimizer.synchronize()
 
-    def replace(self, ranks, name, seed):
-        """Let these ranks have another part of this name, or one that they had not."""
-        if self._rank not in ranks:
-            return
+    def replace(self, number, name):
+        """Have another part of this name, or one that was not there."""
         if hasattr(self._model, name):
             delattr(self._model, name)
-        part = Part(self._config.dtype, False, seed, self._rank)
+        part = Part(self._config.dtype, False, number, self._rank)
         self._model.add_link(name, part)
         for param in part.params():
             param.update_rule = self._optimizer.create_update_rule()
             if self._config.float32_masters:
                 param.update_rule.use_fp32_update()
 
-    def setup(self, ranks, seed):
-        """Let these ranks train another model, with the same names."""
-        if self._rank in ranks:
-            self._set_up(self._optimizer, self._names, seed)
+    def setup(self, seed):
+        """Train another model, with the same names."""
+        self._set_up(self._optimizer, self._names, seed)
 
-    def set_loss_scale(self, ranks, scale):
-        if self._rank in ranks:
-            self._set_scale(self._optimizer, scale)
+    def set_loss_scale(self, scale):
+        self._optimizer.set_loss_scale(scale)
 
     def go_on_with_a_copy(self):
         old = self._optimizer
         self._optimizer = copy.deepcopy(old)
         old.finalize()
 
-    def save(self, ranks):
-        if self._rank in ranks:
-            things = self._model, self._optimizer
-            states = [copy.deepcopy(state_of(each)) for each in things]
-            self._saved = [self._scale, *states]
+    def save(self):
+        things = self._model, self._optimizer
+        states = [copy.deepcopy(state_of(each)) for each in things]
+        self._saved = [self._optimizer._loss_scale, *states]
 
     def renew(self):
         """Go on with a new model and optimizer."""
         old = self._optimizer
-        self._optimizer = self._made(self._names, 99)
+        self._optimizer = self._made(self._names, 99, old._loss_scale)
         old.finalize()
 
-    def load(self, ranks, assume=False, broken=NOBODY):
-        """Let these ranks load what they saved, some of it ``broken``."""
-        if self._rank not in ranks:
-            return
+    def load(self, assume=False, broken=NOBODY):
+        """Load what was saved, which is ``broken`` on some ranks."""
         scale, model, optimizer = self._saved
         if self._rank in broken:
             del optimizer["second/w/t"]
@@ -293,10 +274,9 @@ class Trainee:
         if assume:
             self._optimizer.assume_synchronized()
 
-    def disturb(self, ranks, what):
-        """Change a little on these ranks, as a fault of a rank's memory would."""
-        if self._rank in ranks:
-            DISTURB[what](self._optimizer.actual_optimizer, self._model.second)
+    def disturb(self, what):
+        """Change a little, as a fault of a rank's memory would."""
+        DISTURB[what](self._optimizer.actual_optimizer, self._model.second)
 
     def end(self):
         self._optimizer.finalize()
@@ -311,10 +291,6 @@ class Trainee:
     def _names(self):
         return sorted(part.name for part in self._model.children())
 
-    def _place(self, failing, where):
-        """Return where this rank fails, if it does."""
-        return where[self._rank % len(where)] if self._rank in failing else ""
-
     def _loss(self, number, skipped="", place="", overflows=False):
         if place == "forward":
             raise PlantedError("in forward")
@@ -328,7 +304,7 @@ class Trainee:
             loss += FailingBackward().apply((w,))[0][0]
         return loss
 
-    def _made(self, names, seed):
+    def _made(self, names, seed, scale):
         config = self._config
         optimizer = create_multi_node_optimizer(
             OPTIMIZERS[config.optimizer](),
@@ -338,15 +314,14 @@ class Trainee:
             zero_fill=config.zero_fill,
             **KINDS[config.kind].arguments,
         )
-        self._set_scale(optimizer, self._scale)
+        self._set_scale(optimizer, scale)
         if config.float32_masters:
             optimizer.use_fp32_update()
         self._set_up(optimizer, names, seed)
         return optimizer
 
     def _set_scale(self, optimizer, scale):
-        self._scale = scale
-        if scale == "dynamic":
+        if self._config.scaling == "dynamic":
             optimizer.loss_scaling(interval=2)
         elif scale is not None:
             optimizer.set_loss_scale(scale)
@@ -395,6 +370,12 @@ def _add_one(thing, name):
     setattr(thing, name, getattr(thing, name) + 1)
 
 
+def _count_step(optimizer, part):
+    rule = part.w.update_rule
+    if rule.t > 0:  # a rule without steps has no state, which the count would promise
+        rule.t += 1
+
+
 def _flip_moments(optimizer, part):
     for array in (part.w.update_rule.state or {}).values():
         _flip(array)
@@ -405,7 +386,7 @@ DISTURB: dict[str, Callable[[Any, Part], None]] = {
     "parameter": lambda optimizer, part: _flip(part.w.array),
     "0-d": lambda optimizer, part: _flip(part.s.array),
     "momentum": _flip_moments,
-    "rule's t": lambda optimizer, part: _add_one(part.w.update_rule, "t"),
+    "rule's t": _count_step,
     "t": lambda optimizer, part: _add_one(optimizer, "t"),
     "epoch": lambda optimizer, part: _add_one(optimizer, "epoch"),
     "loss scale": lambda optimizer, part: _add_one(optimizer, "_loss_scale"),
