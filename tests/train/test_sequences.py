@@ -226,6 +226,15 @@ def parts_are_replaced_before_a_save_or_later(play, rank, steps):
             play.update(2 * steps - 1)
 
 
+@sequence()
+def a_part_is_replaced_before_a_save_between_two_steps(play, rank, steps):
+    """The rank's next update is collective when the others' is."""
+    play.update(2 * steps + 1)
+    play.replace(rank)
+    play.do("save")
+    play.update(steps)
+
+
 @sequence(scaling="dynamic")
 def ranks_load_what_they_saved_at_different_moments(play, rank, steps):
     """All have rank 0's state, with its gradients in flight and its scale."""

@@ -88,7 +88,10 @@ class Accumulation:
     def serialize(self, serializer: Any, target: Any, rank: int, size: int) -> None:
         """Save or load the sums; ValueError if they are too many, another rank's or job's."""
         if self.sums is not None and not self.sums.is_of(target):
-            self.clear()  # a link was replaced
+            # A link was replaced. The calls still count: other ranks, whose links may
+            # be as before, communicate at the same ones.
+            self.sums = None
+            self.num_accumulated = 0
         own = np.array([self.num_calls, self.num_accumulated, rank, size])
         counts = serializer("counts", own).tolist()
         num_calls, num_accumulated, saved_rank, saved_size = counts
