@@ -28,6 +28,7 @@ class Gradient:
         return self.param.array
 
 
+@dataclass(eq=False)
 class GradientSet:
     """Gradients of certain parameters, with one loss scale; a model for a communicator.
 
@@ -39,9 +40,8 @@ class GradientSet:
         scale: the loss scale that gradients are multiplied by; None for none.
     """
 
-    def __init__(self, gradients: Iterable[Gradient], scale: float | None) -> None:
-        self.gradients = list(gradients)
-        self.scale = scale
+    gradients: list[Gradient]
+    scale: float | None
 
     @classmethod
     def empty(cls, params: ParameterSet, scale: float | None) -> GradientSet:
