@@ -20,32 +20,29 @@ THRESHOLD = 0.01  # less than the norm of each update
 UPDATES = 20
 
 
-class InParts(chainer.Chain):
-    """Two layers of which each rank of a group has a part."""
-
-    def __init__(self, group):
+class Net(chainer.Chain):
+    def __init__(self, hidden, output):
         super().__init__()
-        np.random.seed(0)
         with self.init_scope():
-            self.hidden = ColumnParallelLinear(WIDTH, WIDTH, group, gather_output=False)
-            self.output = RowParallelLinear(WIDTH, 2, group, input_is_parallel=True)
-        for param in (self.hidden.W, self.hidden.b, self.output.W):
-            param.shardings = (Sharding("shard", group),)
+            self.hidden = hidden
+            self.output = output
 
     def forward(self, x):
         return F.mean(self.output(F.tanh(self.hidden(x))) ** 2)
 
 
-class Whole(chainer.Chain):
-    def __init__(self):
-        super().__init__()
-        np.random.seed(0)
-        with self.init_scope():
-            self.hidden = L.Linear(WIDTH, WIDTH)
-            self.output = L.Linear(WIDTH, 2)
+def whole():
+    np.random.seed(0)
+    return Net(L.Linear(WIDTH, WIDTH), L.Linear(WIDTH, 2))
 
-    def forward(self, x):
-        return F.mean(self.output(F.tanh(self.hidden(x))) ** 2)
+
+def in_parts(group):
+    """The same, and each rank of a group has a part of both layers."""
+    np.random.seed(0)
+    return Net(
+        ColumnParallelLinear(WIDTH, WIDTH, group, gather_output=False),
+        RowParallelLinear(WIDTH, 2, group, input_is_parallel=True),
+    )
 
 
 def batch(copy, number):
@@ -57,7 +54,7 @@ def test_parameters_follow_one_process(naive, double_precision, is_multi_node):
     """Two ranks have a model; on four ranks, two pairs train with examples of their own."""
     copy = naive.rank // 2
     group = naive.split(copy, naive.rank)
-    model = InParts(group)
+    model = in_parts(group)
     optimizer = chainer.optimizers.MomentumSGD(0.5)
     copies = [copy]
     comm = group
@@ -67,19 +64,19 @@ def test_parameters_follow_one_process(naive, double_precision, is_multi_node):
         copies = range(naive.size // 2)
         comm = naive
     optimizer.setup(model).add_hook(MultiNodeGradientClipping(THRESHOLD, comm))
-    whole = Whole()
-    expected = chainer.optimizers.MomentumSGD(0.5).setup(whole)
-    expected.add_hook(GradientClipping(THRESHOLD))
+    expected = whole()
+    single = chainer.optimizers.MomentumSGD(0.5).setup(expected)
+    single.add_hook(GradientClipping(THRESHOLD))
     for number in range(UPDATES):
         optimizer.update(model, batch(copy, number))
         examples = [batch(each, number) for each in copies]
-        expected.update(whole, np.concatenate(examples))
+        single.update(expected, np.concatenate(examples))
     rows = np.array_split(np.arange(WIDTH), 2)[group.rank]
     for part, array in (
-        (model.hidden.W, whole.hidden.W.array[rows]),
-        (model.hidden.b, whole.hidden.b.array[rows]),
-        (model.output.W, whole.output.W.array[:, rows]),
-        (model.output.b, whole.output.b.array),
+        (model.hidden.W, expected.hidden.W.array[rows]),
+        (model.hidden.b, expected.hidden.b.array[rows]),
+        (model.output.W, expected.output.W.array[:, rows]),
+        (model.output.b, expected.output.b.array),
     ):
         np.testing.assert_allclose(part.array, array, rtol=0, atol=1e-10)
 
@@ -110,18 +107,15 @@ def test_hooks_by_the_norm_of_a_part_are_refused(naive, hook, of_rule):
     """Added on one rank, the hook is an error on all ranks."""
     group = naive.split(naive.rank // 2, naive.rank)
     same_part = naive.split(naive.rank % 2, naive.rank)
-    model = InParts(group)
+    model = in_parts(group)
     optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), same_part)
     optimizer.setup(model)
     owner = model.hidden.W.update_rule if of_rule else optimizer
     if same_part.rank == 0:
         owner.add_hook(hook)
-    error, text = ValueError, "chainermn.MultiNodeGradientClipping"
-    if same_part.rank > 0:
-        error = PeerError
-    for _ in range(2):
-        with pytest.raises(error, match=text):
-            optimizer.update(model, batch(0, 0).astype("f4"))
+    error = ValueError if same_part.rank == 0 else PeerError
+    with pytest.raises(error, match=r"chainermn\.MultiNodeGradientClipping"):
+        optimizer.update(model, batch(0, 0).astype("f4"))
     if same_part.rank == 0:
         owner.remove_hook(hook.name)
     optimizer.update(model, batch(0, 0).astype("f4"))
